@@ -1,0 +1,37 @@
+"""Masked reductions. Values off the mask may be anything, inf and nan included: they are selected away first."""
+
+import jax
+import jax.numpy as jnp
+
+
+def masked_sum(x: jax.Array, mask: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Sum of x where mask; 0 where nothing is selected."""
+    return jnp.sum(jnp.where(mask, x, 0.0), axis=axis)
+
+
+def masked_mean(x: jax.Array, mask: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+    """Mean of x over mask; 0 where nothing is selected."""
+    return masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask, axis=axis), 1)
+
+
+def masked_var(x: jax.Array, mask: jax.Array, axis: int | None = None, ddof: int = 0) -> jax.Array:
+    """Variance of x over mask with `ddof` lost degrees of freedom; 0 where fewer than ddof + 1 are selected."""
+    mean = masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask, axis=axis), 1)
+    centred = jnp.where(mask, x - (mean if axis is None else jnp.expand_dims(mean, axis)), 0.0)
+    return jnp.sum(centred**2, axis=axis) / jnp.maximum(jnp.sum(mask, axis=axis) - ddof, 1)
+
+
+def masked_max(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Array:
+    """Largest x where mask; -inf where nothing is selected."""
+    return jnp.max(jnp.where(mask, x, -jnp.inf), axis=axis)
+
+
+def masked_min(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Array:
+    """Smallest x where mask; inf where nothing is selected."""
+    return jnp.min(jnp.where(mask, x, jnp.inf), axis=axis)
+
+
+def masked_whiten(x: jax.Array, mask: jax.Array, eps: float = 1e-8) -> jax.Array:
+    """(x - mean) / sqrt(var + eps) over mask, var with Bessel's correction; 0 off the mask."""
+    white = (jnp.where(mask, x, 0.0) - masked_mean(x, mask)) * jax.lax.rsqrt(masked_var(x, mask, ddof=1) + eps)
+    return jnp.where(mask, white, 0.0)

@@ -1,0 +1,104 @@
+"""The four nouns of the library: Rollout, Scores, Batch, TrainState.
+
+Shape letters, fixed for the whole repository:
+  B episodes (group-major: row b belongs to group b // group_size)   T token positions, right-padded
+  K turns of an episode   A actions of a turn   G members of a group   V vocabulary   D hidden size
+x[b, t] is always about tokens[b, t]; the one-position shift happens in losses.token_logprobs and
+losses.token_values and nowhere else.
+"""
+
+import enum
+from typing import Any
+
+import jax
+from flax import struct
+
+Params = Any  # nested dict of arrays whose paths mirror HuggingFace parameter names
+
+
+class TurnStop(enum.IntEnum):
+    """Why a turn ended; NONE marks turns that were never played."""
+
+    NONE = 0
+    EOS = 1  # the policy sampled the end-of-turn token
+    LENGTH = 2  # max_response_tokens was reached; the program appended the end-of-turn token
+    ANSWER = 3  # </answer> was completed and cfg.rollout.stop_at_answer is set
+
+
+class EpisodeStop(enum.IntEnum):
+    """Why an episode ended."""
+
+    NONE = 0
+    TERMINATED = 1  # the environment reached a terminal state (goal, hole, arm pulled, step limit)
+    ACTION_BUDGET = 2  # max_actions_per_episode executed actions
+    TURN_BUDGET = 3  # max_turns turns
+    TOKEN_BUDGET = 4  # the next turn would not fit into max_tokens
+    ENV_ERROR = 5  # the environment failed; the episode leaves loss, baselines and metrics
+
+
+@struct.dataclass
+class Rollout:
+    """Episodes as the sampler wrote them. Built only by rollout.collect and rollout_host.collect."""
+
+    tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad id behind the end
+    logprobs: jax.Array  # float32 [B, T] log-probability under the sampling distribution; 0 off action_mask
+    attention_mask: jax.Array  # bool [B, T]    real tokens (a prefix of every row)
+    action_mask: jax.Array  # bool [B, T]    tokens the policy sampled (these are trained)
+    turn: jax.Array  # int32 [B, T]   turn a token belongs to (its prompt part included); -1 = padding
+    rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
+    penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0); kept apart from rewards
+    turn_stop: jax.Array  # int32 [B, K]   TurnStop
+    valid: jax.Array  # bool [B, K]    the answer parsed and every action was legal
+    num_actions: jax.Array  # int32 [B, K]   environment actions executed in the turn
+    actions: jax.Array  # int32 [B, K, A] executed actions, -1 = none
+    num_turns: jax.Array  # int32 [B]
+    episode_stop: jax.Array  # int32 [B]      EpisodeStop
+    success: jax.Array  # bool [B]
+    level: jax.Array  # int32 [B]      index into the environment's level pool
+
+    @property
+    def healthy(self) -> jax.Array:
+        """bool [B]: episodes that may enter losses, baselines and metrics (no environment fault)."""
+        return self.episode_stop != EpisodeStop.ENV_ERROR
+
+    @property
+    def returns(self) -> jax.Array:
+        """float32 [B]: undiscounted sum of rewards and format penalties."""
+        return (self.rewards + self.penalties).sum(1)
+
+
+@struct.dataclass
+class Scores:
+    """What other models say of a rollout, aligned with its tokens; zeros where not computed."""
+
+    old_logprobs: jax.Array  # float32 [B, T] policy before the update (the sampler's own by default)
+    ref_logprobs: jax.Array  # float32 [B, T] reference policy
+    values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
+
+
+@struct.dataclass
+class Batch:
+    """What a loss needs; every field has rows in front, so it can be split and sharded by rows."""
+
+    tokens: jax.Array  # int32 [B, T]
+    attention_mask: jax.Array  # bool [B, T]
+    mask: jax.Array  # bool [B, T]    trained tokens: sampled, in a healthy and kept episode
+    turn: jax.Array  # int32 [B, T]
+    old_logprobs: jax.Array  # float32 [B, T]
+    ref_logprobs: jax.Array  # float32 [B, T]
+    advantages: jax.Array  # float32 [B, T] 0 off the mask
+    returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
+    old_values: jax.Array  # float32 [B, T]
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that training changes. `step` counts update_step calls (one per rollout)."""
+
+    step: jax.Array  # int32 []
+    params: Params  # policy, float32 masters
+    opt_state: Any
+    critic_params: Params | None  # float32 masters; None without a critic
+    critic_opt_state: Any
+    kl_coef: jax.Array  # float32 []  current coefficient of the adaptive KL controller
+    skipped: jax.Array  # int32 []    optimiser steps skipped because loss or gradient was not finite
