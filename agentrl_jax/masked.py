@@ -4,12 +4,16 @@ import jax
 import jax.numpy as jnp
 
 
-def masked_sum(x: jax.Array, mask: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+def masked_sum(
+    x: jax.Array, mask: jax.Array, axis: int | tuple[int, ...] | None = None
+) -> jax.Array:
     """Sum of x where mask; 0 where nothing is selected."""
     return jnp.sum(jnp.where(mask, x, 0.0), axis=axis)
 
 
-def masked_mean(x: jax.Array, mask: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
+def masked_mean(
+    x: jax.Array, mask: jax.Array, axis: int | tuple[int, ...] | None = None
+) -> jax.Array:
     """Mean of x over mask; 0 where nothing is selected."""
     return masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask, axis=axis), 1)
 
@@ -33,5 +37,7 @@ def masked_min(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Ar
 
 def masked_whiten(x: jax.Array, mask: jax.Array, eps: float = 1e-8) -> jax.Array:
     """(x - mean) / sqrt(var + eps) over mask, var with Bessel's correction; 0 off the mask."""
-    white = (jnp.where(mask, x, 0.0) - masked_mean(x, mask)) * jax.lax.rsqrt(masked_var(x, mask, ddof=1) + eps)
+    white = (jnp.where(mask, x, 0.0) - masked_mean(x, mask)) * jax.lax.rsqrt(
+        masked_var(x, mask, ddof=1) + eps
+    )
     return jnp.where(mask, white, 0.0)

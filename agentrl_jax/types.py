@@ -41,12 +41,18 @@ class Rollout:
     """Episodes as the sampler wrote them. Built only by rollout.collect and rollout_host.collect."""
 
     tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad id behind the end
-    logprobs: jax.Array  # float32 [B, T] log-probability under the sampling distribution; 0 off action_mask
+    logprobs: (
+        jax.Array
+    )  # float32 [B, T] log-probability under the sampling distribution; 0 off action_mask
     attention_mask: jax.Array  # bool [B, T]    real tokens (a prefix of every row)
     action_mask: jax.Array  # bool [B, T]    tokens the policy sampled (these are trained)
-    turn: jax.Array  # int32 [B, T]   turn a token belongs to (its prompt part included); -1 = padding
+    turn: (
+        jax.Array
+    )  # int32 [B, T]   turn a token belongs to (its prompt part included); -1 = padding
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
-    penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0); kept apart from rewards
+    penalties: (
+        jax.Array
+    )  # float32 [B, K] format penalty of each turn (<= 0); kept apart from rewards
     turn_stop: jax.Array  # int32 [B, K]   TurnStop
     valid: jax.Array  # bool [B, K]    the answer parsed and every action was legal
     num_actions: jax.Array  # int32 [B, K]   environment actions executed in the turn
@@ -71,7 +77,9 @@ class Rollout:
 class Scores:
     """What other models say of a rollout, aligned with its tokens; zeros where not computed."""
 
-    old_logprobs: jax.Array  # float32 [B, T] policy before the update (the sampler's own by default)
+    old_logprobs: (
+        jax.Array
+    )  # float32 [B, T] policy before the update (the sampler's own by default)
     ref_logprobs: jax.Array  # float32 [B, T] reference policy
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
 
@@ -101,4 +109,6 @@ class TrainState:
     critic_params: Params | None  # float32 masters; None without a critic
     critic_opt_state: Any
     kl_coef: jax.Array  # float32 []  current coefficient of the adaptive KL controller
-    skipped: jax.Array  # int32 []    optimiser steps skipped because loss or gradient was not finite
+    skipped: (
+        jax.Array
+    )  # int32 []    optimiser steps skipped because loss or gradient was not finite
