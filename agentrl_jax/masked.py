@@ -1,4 +1,4 @@
-"""Masked reductions. Values off the mask may be anything, inf and nan included: they are selected away first."""
+"""Masked reductions. Off the mask values may be anything, inf and nan too: they are selected away."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def masked_mean(
 
 
 def masked_var(x: jax.Array, mask: jax.Array, axis: int | None = None, ddof: int = 0) -> jax.Array:
-    """Variance of x over mask with `ddof` lost degrees of freedom; 0 where fewer than ddof + 1 are selected."""
+    """Variance of x over mask, `ddof` degrees of freedom lost; 0 where at most one is selected."""
     mean = masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask, axis=axis), 1)
     centred = jnp.where(mask, x - (mean if axis is None else jnp.expand_dims(mean, axis)), 0.0)
     return jnp.sum(centred**2, axis=axis) / jnp.maximum(jnp.sum(mask, axis=axis) - ddof, 1)

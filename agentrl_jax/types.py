@@ -38,21 +38,15 @@ class EpisodeStop(enum.IntEnum):
 
 @struct.dataclass
 class Rollout:
-    """Episodes as the sampler wrote them. Built only by rollout.collect and rollout_host.collect."""
+    """Episodes as the sampler wrote them; built only by rollout.collect and rollout_host.collect."""
 
     tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad id behind the end
-    logprobs: (
-        jax.Array
-    )  # float32 [B, T] log-probability under the sampling distribution; 0 off action_mask
+    logprobs: jax.Array  # float32 [B, T] under the sampling distribution; 0 off action_mask
     attention_mask: jax.Array  # bool [B, T]    real tokens (a prefix of every row)
     action_mask: jax.Array  # bool [B, T]    tokens the policy sampled (these are trained)
-    turn: (
-        jax.Array
-    )  # int32 [B, T]   turn a token belongs to (its prompt part included); -1 = padding
+    turn: jax.Array  # int32 [B, T]   turn of a token, its prompt part included; -1 = padding
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
-    penalties: (
-        jax.Array
-    )  # float32 [B, K] format penalty of each turn (<= 0); kept apart from rewards
+    penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0), not in rewards
     turn_stop: jax.Array  # int32 [B, K]   TurnStop
     valid: jax.Array  # bool [B, K]    the answer parsed and every action was legal
     num_actions: jax.Array  # int32 [B, K]   environment actions executed in the turn
@@ -64,7 +58,7 @@ class Rollout:
 
     @property
     def healthy(self) -> jax.Array:
-        """bool [B]: episodes that may enter losses, baselines and metrics (no environment fault)."""
+        """bool [B]: episodes without an environment fault; only these enter losses and metrics."""
         return self.episode_stop != EpisodeStop.ENV_ERROR
 
     @property
