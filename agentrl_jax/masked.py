@@ -1,4 +1,4 @@
-"""Masked reductions. Off the mask values may be anything, inf and nan too: they are selected away."""
+"""Masked reductions: values off the mask may be inf or nan, they are selected away first."""
 
 import jax
 import jax.numpy as jnp

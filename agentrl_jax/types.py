@@ -38,7 +38,7 @@ class EpisodeStop(enum.IntEnum):
 
 @struct.dataclass
 class Rollout:
-    """Episodes as the sampler wrote them; built only by rollout.collect and rollout_host.collect."""
+    """Episodes as the sampler wrote them; built only by rollout and rollout_host."""
 
     tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad id behind the end
     logprobs: jax.Array  # float32 [B, T] under the sampling distribution; 0 off action_mask

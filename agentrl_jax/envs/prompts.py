@@ -1,0 +1,60 @@
+"""Prompt styles as data: what the system message says and how a turn is worded.
+
+A user message is the concatenation, in this order, of
+  reward (from the second turn on), header, observation, warning (after an invalid answer), tail.
+The observation comes from the environment; the other parts are templates over one integer each, so
+that every possible text is known before training and turned into tokens once.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptStyle:
+    """Templates of one way to word an episode; {reward}, {turn}, {left} are filled in."""
+
+    system: str  # {instruction} {actions} {max_actions} {separator}
+    lead: str  # opens the first user message, in front of the first header
+    reward: str  # {reward}; '' leaves rewards out
+    header: str  # {turn} counts from 1
+    warning: str  # shown when the previous answer was invalid
+    tail: str  # {left} actions left, {max_words}
+
+    def rewards_shown(self) -> bool:
+        return bool(self.reward)
+
+
+# Wording of RAGEN (mll-lab-nu/RAGEN, main). Its per-turn reward is a bare Python float there; here
+# it always has one decimal ("-0.3", never "-0.30000000000000004").
+RAGEN = PromptStyle(
+    system=(
+        "You're a helpful assistant. {instruction}\nYour available actions are:\n{actions}\n"
+        'You can make up to {max_actions} actions, separated by the action separator '
+        '" {separator} "\n'
+    ),
+    lead='\n',
+    reward='Reward:\n{reward}\n\n',
+    header='Turn {turn}:\nState:\n',
+    warning=(
+        'No valid action provided previously. Environment state remains the same. '
+        'Please try again.\n'
+    ),
+    tail=(
+        'You have {left} actions left. Always output: <think> [Your thoughts] </think> <answer> '
+        '[your answer] </answer> with no extra text. Strictly follow this format. '
+        'Max response length: {max_words} words (tokens).\n'
+    ),
+)
+
+# The shortest wording that still names the task, for small policies trained from scratch.
+BRIEF = PromptStyle(
+    system='{instruction}\n',
+    lead='',
+    reward='',
+    header='',
+    warning='Invalid.\n',
+    tail='{left} left\n',
+)
+
+STYLES = {'ragen': RAGEN, 'brief': BRIEF}
+SEPARATOR = '||'

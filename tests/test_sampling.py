@@ -1,0 +1,67 @@
+"""Sampling: exact thresholds, unbiased draws, log-probabilities of the distribution drawn from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax import sampling
+
+
+def sorted_nucleus(p, top_p):
+    order = np.argsort(-p, kind='stable')
+    keep = order[: int(np.searchsorted(np.cumsum(p[order]), top_p * p.sum() * (1 - 1e-7)) + 1)]
+    mask = np.zeros(p.size, bool)
+    mask[keep] = True
+    return mask
+
+
+@pytest.mark.parametrize('top_p', [0.1, 0.5, 0.9, 0.999])
+def test_top_p_by_bisection_equals_sorting(top_p):
+    rng = np.random.default_rng(0)
+    weights = np.exp(rng.normal(size=(20, 1000)) * 3).astype(np.float32)
+    kept = np.asarray(sampling.truncate(jnp.asarray(weights), top_k=0, top_p=top_p)) > 0
+    for row, mask in zip(weights.astype(np.float64), kept, strict=True):
+        np.testing.assert_array_equal(mask, sorted_nucleus(row, top_p))
+
+
+def test_top_k_keeps_the_k_largest():
+    weights = jnp.asarray(np.random.default_rng(1).permutation(300)[None].astype(np.float32) + 1)
+    kept = np.asarray(sampling.truncate(weights, top_k=7, top_p=1.0))[0]
+    assert sorted(kept[kept > 0]) == [294.0, 295.0, 296.0, 297.0, 298.0, 299.0, 300.0]
+
+
+@pytest.mark.parametrize('vocab', [5, 128, 300])
+def test_draws_follow_the_distribution(vocab):
+    logits = jnp.asarray(np.random.default_rng(2).normal(size=vocab) * 1.5, jnp.float32)
+    n = 40_000
+    uniform = (jnp.arange(n) + 0.5) / n  # stratified: the histogram must match to about 1/n
+    rows = jnp.broadcast_to(logits, (n, vocab))
+    token, logprob = sampling.sample(rows, uniform, temperature=0.7)
+    p = np.asarray(jax.nn.softmax(logits / 0.7))
+    counts = np.bincount(np.asarray(token), minlength=vocab) / n
+    assert np.abs(counts - p).max() < 3 / n + 1e-6 * vocab
+    np.testing.assert_allclose(logprob, np.log(p)[np.asarray(token)], atol=1e-5)
+
+
+def test_tokens_of_probability_zero_are_never_drawn():
+    logits = jnp.full((3, 200), -jnp.inf).at[:, jnp.array([3, 150])].set(0.0)
+    edge = jnp.array([0.0, 0.5, 1 - 2**-24])
+    token, logprob = sampling.sample(logits, edge)
+    assert token.tolist() == [3, 150, 150]
+    np.testing.assert_allclose(logprob, np.log(0.5), atol=1e-6)
+
+
+def test_truncated_logprobs_are_renormalised():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]]))
+    token, logprob = sampling.sample(logits, jnp.array([0.0]), top_p=0.7)
+    # kept set {0.5, 0.3}: 0.5 / 0.8
+    assert token[0] == 0
+    np.testing.assert_allclose(logprob[0], np.log(0.5 / 0.8), atol=1e-6)
+
+
+def test_greedy_takes_the_largest():
+    logits = jnp.array([[0.0, 2.0, 1.0]])
+    token, logprob = sampling.sample(logits, jnp.array([0.99]), temperature=0.0)
+    assert token[0] == 1
+    np.testing.assert_allclose(logprob[0], jax.nn.log_softmax(logits)[0, 1], atol=1e-6)
