@@ -1,0 +1,192 @@
+"""Where a loss is: arrays in, arrays out, per token; one place for the shift, one for the weights.
+
+Every per-token function selects before it computes, so values off the mask may be inf or nan. A
+loss is sum(weights * per_token) with weights from token_weights: their denominators are counted on
+the whole optimiser batch, so any split into micro-batches or devices adds up to the same number.
+"""
+
+import jax
+import jax.numpy as jnp
+
+AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum', 'token_sum_norm')
+KL_ESTIMATORS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
+MAX_LOG_RATIO = 20.0  # exp of more would overflow in a product; verl 0.6.1 clamps at the same value
+
+
+@jax.custom_vjp
+def _logits(hidden: jax.Array, head: jax.Array) -> jax.Array:
+    """hidden [B, C, D] @ head [D, V] -> float32 [B, C, V], accumulated in float32."""
+    return jnp.einsum('bcd,dv->bcv', hidden, head, preferred_element_type=jnp.float32)
+
+
+def _logits_forward(hidden, head):
+    return _logits(hidden, head), (hidden, head)
+
+
+def _logits_backward(saved, grad):
+    # JAX would multiply the float32 cotangent by bf16 operands, i.e. run both backward products of
+    # the largest matrix in float32; rounding the cotangent first keeps them at the compute dtype.
+    hidden, head = saved
+    grad = grad.astype(hidden.dtype)
+    to_hidden = jnp.einsum('bcv,dv->bcd', grad, head, preferred_element_type=jnp.float32)
+    to_head = jnp.einsum('bcd,bcv->dv', hidden, grad, preferred_element_type=jnp.float32)
+    return to_hidden.astype(hidden.dtype), to_head.astype(head.dtype)
+
+
+_logits.defvjp(_logits_forward, _logits_backward)
+
+
+def _chunk_logprobs(hidden, targets, head, inverse_temperature, with_entropy):
+    """Log-probability of targets [B, C] and entropy [B, C] from hidden [B, C, D]."""
+    logits = _logits(hidden, head) * inverse_temperature
+    top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    exp = jnp.exp(logits - top)
+    normaliser = exp.sum(-1)
+    logsumexp = jnp.log(normaliser) + top[..., 0]
+    # A comparison and a sum, not take_along_axis: it fuses, and it works on a vocabulary shard.
+    chosen = jnp.arange(logits.shape[-1])[None, None] == targets[..., None]
+    logprobs = jnp.where(chosen, logits, 0.0).sum(-1) - logsumexp
+    if not with_entropy:
+        return logprobs, jnp.zeros_like(logprobs)
+    return logprobs, logsumexp - (exp * logits).sum(-1) / normaliser
+
+
+def token_logprobs(
+    hidden: jax.Array,
+    head: jax.Array,
+    tokens: jax.Array,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    with_entropy: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
+
+    hidden [B, T, D], head [D, V]. This is the one shift: position t reads hidden[b, t - 1]; t = 0
+    gets 0. At most about chunk_size tokens have their logits alive at a time, forward and backward
+    (each chunk is rematerialised); None computes all at once. Chunks are cut along T, so rows keep
+    their sharding. Without with_entropy the second result is zeros.
+    """
+    rows, length = tokens.shape
+    chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
+    width = -(-length // chunks)
+    chunks = -(-length // width)
+    targets = jnp.pad(tokens[:, 1:], ((0, 0), (0, chunks * width - length + 1)))
+    hidden = jnp.pad(hidden, ((0, 0), (0, chunks * width - length), (0, 0)))
+    head = head.astype(hidden.dtype)
+
+    def one_chunk(xs):
+        return _chunk_logprobs(*xs, head, 1.0 / temperature, with_entropy)
+
+    if chunks == 1:
+        logprobs, entropy = one_chunk((hidden, targets))
+    else:
+        by_chunk = (
+            hidden.reshape(rows, chunks, width, -1).swapaxes(0, 1),
+            targets.reshape(rows, chunks, width).swapaxes(0, 1),
+        )
+        stacked = jax.lax.map(jax.checkpoint(one_chunk), by_chunk)
+        logprobs, entropy = (x.swapaxes(0, 1).reshape(rows, -1) for x in stacked)
+    return token_values(logprobs[:, :length]), token_values(entropy[:, :length])
+
+
+def token_values(raw: jax.Array) -> jax.Array:
+    """What was computed at position t - 1 moved to t, 0 at t = 0; raw [B, T].
+
+    For a critic: the value of the state before tokens[b, t] was chosen.
+    """
+    return jnp.pad(raw[:, :-1], ((0, 0), (1, 0)))
+
+
+def log_ratio(logprobs: jax.Array, old_logprobs: jax.Array, mask: jax.Array) -> jax.Array:
+    """log pi - log pi_old, clamped to +-20; 0 off the mask. All [B, T]."""
+    difference = jnp.where(mask, logprobs - old_logprobs, 0.0)
+    return jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def clipped_policy_loss(
+    logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> jax.Array:
+    """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)); at most -A dual_clip where A < 0.
+
+    rho = exp(log_ratio). All [B, T]; 0 off the mask. PPO (arXiv:1707.06347 eq. 7), clip-higher
+    (arXiv:2503.14476), dual clip (arXiv:1912.09729 eq. 5).
+    """
+    ratio = jnp.exp(log_ratio(logprobs, old_logprobs, mask))
+    advantages = jnp.where(mask, advantages, 0.0)
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
+    if dual_clip is not None:
+        loss = jnp.where(advantages < 0, jnp.minimum(loss, -advantages * dual_clip), loss)
+    return loss
+
+
+def clipped_value_loss(
+    values: jax.Array,
+    old_values: jax.Array,
+    returns: jax.Array,
+    mask: jax.Array,
+    *,
+    clip_value: float | None = 0.5,
+) -> jax.Array:
+    """0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2). All [B, T]; 0 off the mask."""
+    error = jnp.where(mask, values - returns, 0.0)
+    if clip_value is None:
+        return 0.5 * error**2
+    old_values = jnp.where(mask, old_values, 0.0)
+    near = jnp.clip(jnp.where(mask, values, 0.0), old_values - clip_value, old_values + clip_value)
+    return 0.5 * jnp.maximum(error**2, (near - jnp.where(mask, returns, 0.0)) ** 2)
+
+
+def kl_penalty(
+    logprobs: jax.Array, ref_logprobs: jax.Array, mask: jax.Array, *, estimator: str
+) -> jax.Array:
+    """Per-token estimate of KL(pi || ref) from samples of pi; [B, T], 0 off the mask.
+
+    With d = log pi - log ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (Schulman's note of 2020).
+    As a *loss* k1 has gradient zero in expectation, k3 the gradient of KL(ref || pi), and only k2
+    that of KL(pi || ref). 'k1+' and 'k3+' have the value of k1, k3 and the gradient of k2.
+    """
+    d = log_ratio(logprobs, ref_logprobs, mask)
+    values = {'k1': d, 'k2': 0.5 * d**2, 'k3': jnp.exp(-d) + d - 1.0}
+    if not estimator.endswith('+'):
+        return values[estimator]
+    value = jax.lax.stop_gradient(values[estimator[:-1]] - values['k2'])
+    return values['k2'] + value
+
+
+def token_weights(
+    mask: jax.Array, aggregation: str, *, norm_length: int | None = None
+) -> jax.Array:
+    """float32 [B, T] such that a loss is sum(weights * per_token); 0 off the mask.
+
+    With n = trained tokens, S = rows that have any, L_b = trained tokens of row b:
+      token_mean 1 / n | seq_mean_token_mean 1 / (S L_b) | seq_mean_token_sum 1 / S
+      token_sum_norm 1 / (S norm_length), a constant per row (Dr.GRPO, arXiv:2503.20783); T if None.
+    Call it on the whole optimiser batch, then split: the denominators are global.
+    """
+    lengths = mask.sum(1, keepdims=True)
+    sequences = jnp.maximum((lengths > 0).sum(), 1)
+    if aggregation == 'token_mean':
+        denominator = jnp.maximum(lengths.sum(), 1)
+    elif aggregation == 'seq_mean_token_mean':
+        denominator = sequences * jnp.maximum(lengths, 1)
+    elif aggregation == 'seq_mean_token_sum':
+        denominator = sequences
+    elif aggregation == 'token_sum_norm':
+        denominator = sequences * (mask.shape[1] if norm_length is None else norm_length)
+    else:
+        raise ValueError(f'aggregation={aggregation!r} is not one of {", ".join(AGGREGATIONS)}')
+    return mask / denominator.astype(jnp.float32)
+
+
+def weighted_sum(weights: jax.Array, per_token: jax.Array) -> jax.Array:
+    """sum(weights * per_token) over tokens with a weight; [B, T] -> []."""
+    return jnp.sum(jnp.where(weights > 0, weights * per_token, 0.0))

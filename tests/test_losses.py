@@ -1,0 +1,255 @@
+"""Losses against hand arithmetic, float64 loops and exact distributions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import losses
+
+SETTINGS = settings(max_examples=25, deadline=None)
+
+
+def head_case(seed, rows=3, length=7, width=5, vocab=11):
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(rows, length, width)).astype(np.float32)
+    head = rng.normal(size=(width, vocab)).astype(np.float32)
+    tokens = rng.integers(0, vocab, (rows, length)).astype(np.int32)
+    return hidden, head, tokens
+
+
+def reference_logprobs(hidden, head, tokens, temperature):
+    """Double loop in float64."""
+    logprobs, entropy = np.zeros(tokens.shape), np.zeros(tokens.shape)
+    for b in range(tokens.shape[0]):
+        for t in range(1, tokens.shape[1]):
+            logits = hidden[b, t - 1].astype(np.float64) @ head.astype(np.float64) / temperature
+            p = np.exp(logits - logits.max())
+            p /= p.sum()
+            logprobs[b, t] = np.log(p[tokens[b, t]])
+            entropy[b, t] = -(p * np.log(p)).sum()
+    return logprobs, entropy
+
+
+@pytest.mark.parametrize('chunk_size', [None, 1, 6, 9, 1000])
+def test_token_logprobs_equal_the_loop_at_any_chunk_size(chunk_size):
+    hidden, head, tokens = head_case(0)
+    out = losses.token_logprobs(
+        hidden, head, tokens, temperature=0.7, chunk_size=chunk_size, with_entropy=True
+    )
+    for got, want in zip(out, reference_logprobs(hidden, head, tokens, 0.7), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def test_token_logprobs_shift_by_hand():
+    # logits of position 0 are [0, ln 3]: p = [1/4, 3/4]; tokens[0, 1] = 1 has log 3/4.
+    hidden = jnp.array([[[np.log(3.0)], [5.0]]], jnp.float32)
+    head = jnp.array([[0.0, 1.0]])
+    logprobs, entropy = losses.token_logprobs(
+        hidden, head, jnp.array([[0, 1]]), chunk_size=None, with_entropy=True
+    )
+    np.testing.assert_allclose(logprobs, [[0.0, np.log(0.75)]], rtol=1e-6)
+    want = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    np.testing.assert_allclose(entropy, [[0.0, want]], rtol=1e-6)
+
+
+def test_without_entropy_the_second_result_is_zero():
+    hidden, head, tokens = head_case(1)
+    assert not losses.token_logprobs(hidden, head, tokens, chunk_size=4)[1].any()
+
+
+@pytest.mark.parametrize('with_entropy', [False, True])
+def test_chunked_gradient_equals_autodiff_of_log_softmax(with_entropy):
+    hidden, head, tokens = head_case(2)
+    rng = np.random.default_rng(3)
+    weight = rng.normal(size=(2, *tokens.shape)).astype(np.float32)
+    weight[:, :, 0] = 0
+
+    def ours(hidden, head, chunk_size):
+        out = losses.token_logprobs(
+            hidden, head, tokens, temperature=1.3, chunk_size=chunk_size, with_entropy=with_entropy
+        )
+        return sum((w * x).sum() for w, x in zip(weight, out, strict=True))
+
+    def plain(hidden, head):
+        logp = jax.nn.log_softmax((hidden @ head) / 1.3)
+        entropy = -(jnp.exp(logp) * logp).sum(-1)[:, :-1]
+        chosen = jnp.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+        return (weight[0, :, 1:] * chosen).sum() + with_entropy * (weight[1, :, 1:] * entropy).sum()
+
+    want = jax.grad(plain, (0, 1))(hidden, head)
+    for chunk_size in (None, 5):
+        got = jax.grad(ours, (0, 1))(hidden, head, chunk_size)
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_allclose(g, w, atol=5e-6)
+
+
+def test_full_logits_never_exist_when_chunked():
+    """With 8 chunks neither the forward nor the backward program holds an array of T x V."""
+    hidden, head, tokens = head_case(4, rows=1, length=64, width=8, vocab=512)
+
+    def loss(hidden, head):
+        return losses.token_logprobs(hidden, head, tokens, chunk_size=8, with_entropy=True)[0].sum()
+
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, head).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 64 * 512 * 4
+
+
+def test_bfloat16_hidden_keeps_float32_logits():
+    hidden, head, tokens = head_case(5)
+    hidden = jnp.asarray(hidden, jnp.bfloat16)
+    logprobs, _ = losses.token_logprobs(hidden, head, tokens, chunk_size=4)
+    assert logprobs.dtype == jnp.float32
+    rounded = jnp.asarray(head, jnp.bfloat16)
+    want, _ = reference_logprobs(np.float64(hidden), np.float64(rounded), tokens, 1.0)
+    np.testing.assert_allclose(logprobs, want, atol=2e-5)
+    grads = jax.grad(
+        lambda h, w: losses.token_logprobs(h, w, tokens, chunk_size=4)[0].sum(), (0, 1)
+    )(hidden, jnp.asarray(head))
+    assert grads[0].dtype == jnp.bfloat16 and grads[1].dtype == jnp.float32
+
+
+def test_token_values_are_of_the_state_before_the_token():
+    np.testing.assert_array_equal(losses.token_values(jnp.array([[1.0, 2.0, 3.0]])), [[0, 1, 2]])
+
+
+def test_clipped_policy_loss_by_hand():
+    # clip to [0.8, 1.28]; ratio 1.5, A 2: -2 * 1.28 = -2.56.  ratio 0.5, A 2: not clipped, -1.
+    # ratio 0.5, A -2: max(1, 1.6) = 1.6.  ratio 1.5, A -2: 3.  ratio 5, A -2: 10, dual clip 3: 6.
+    ratio = jnp.array([[1.5, 0.5, 0.5, 1.5, 5.0, 5.0]])
+    advantages = jnp.array([[2.0, 2.0, -2.0, -2.0, -2.0, 2.0]])
+    mask = jnp.ones_like(ratio, bool)
+    kwargs = dict(clip_low=0.2, clip_high=0.28)
+    loss = losses.clipped_policy_loss(jnp.log(ratio), 0 * ratio, advantages, mask, **kwargs)
+    np.testing.assert_allclose(loss, [[-2.56, -1.0, 1.6, 3.0, 10.0, -2.56]], rtol=1e-6)
+    loss = losses.clipped_policy_loss(
+        jnp.log(ratio), 0 * ratio, advantages, mask, dual_clip=3.0, **kwargs
+    )
+    np.testing.assert_allclose(loss, [[-2.56, -1.0, 1.6, 3.0, 6.0, -2.56]], rtol=1e-6)
+
+
+def test_log_ratio_is_clamped_at_twenty():
+    mask = jnp.ones((1, 2), bool)
+    ratio = losses.log_ratio(jnp.array([[0.0, -90.0]]), jnp.array([[-30.0, 0.0]]), mask)
+    np.testing.assert_array_equal(ratio, [[20.0, -20.0]])
+
+
+def test_clipped_value_loss_by_hand():
+    # v 2, v_old 1, R 0, clip .5: clip(v) = 1.5; max(4, 2.25) / 2 = 2.
+    # v 0, v_old 1, R 0: clip(v) = .5; max(0, .25) / 2 = .125
+    ones = jnp.ones((1, 2))
+    mask = jnp.ones((1, 2), bool)
+    values = jnp.array([[2.0, 0.0]])
+    loss = losses.clipped_value_loss(values, ones, 0 * ones, mask, clip_value=0.5)
+    np.testing.assert_allclose(loss, [[2.0, 0.125]])
+    loss = losses.clipped_value_loss(values, ones, 0 * ones, mask, clip_value=None)
+    np.testing.assert_allclose(loss, [[2.0, 0.0]])
+
+
+def test_kl_estimators_have_the_expected_values_and_gradients_on_five_tokens():
+    """Expectation over pi, exact: E k1 = E k3 = KL; gradients are those of the docstring."""
+    rng = np.random.default_rng(0)
+    logits, ref_logits = rng.normal(size=(2, 5)).astype(np.float32)
+    ref = jax.nn.log_softmax(ref_logits)
+
+    def exact(logits):
+        logp = jax.nn.log_softmax(logits)
+        return (jnp.exp(logp) * (logp - ref)).sum()
+
+    def reverse(logits):
+        return (jnp.exp(ref) * (ref - jax.nn.log_softmax(logits))).sum()
+
+    def expected(logits, estimator):
+        logp = jax.nn.log_softmax(logits)[None]
+        p = jax.lax.stop_gradient(jnp.exp(logp))
+        kl = losses.kl_penalty(logp, ref[None], jnp.ones((1, 5), bool), estimator=estimator)
+        return (p * kl).sum()
+
+    kl = float(exact(logits))
+    for estimator in ('k1', 'k3', 'k1+', 'k3+'):
+        np.testing.assert_allclose(expected(logits, estimator), kl, rtol=1e-5)
+    want = jax.grad(exact)(logits)
+    for estimator in ('k2', 'k1+', 'k3+'):
+        np.testing.assert_allclose(jax.grad(expected)(logits, estimator), want, atol=1e-6)
+    np.testing.assert_allclose(jax.grad(expected)(logits, 'k1'), np.zeros(5), atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(expected)(logits, 'k3'), jax.grad(reverse)(logits), atol=1e-6
+    )
+
+
+def test_token_weights_by_hand():
+    # rows with 3, 1 and 0 trained tokens: n = 4, S = 2
+    mask = jnp.array([[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]], bool)
+    x = jnp.array([[9, 1, 2, 3], [9, 9, 10, 9], [9, 9, 9, 9]], jnp.float32)
+
+    def total(aggregation, **kwargs):
+        return float(losses.weighted_sum(losses.token_weights(mask, aggregation, **kwargs), x))
+
+    assert total('token_mean') == pytest.approx(16 / 4)
+    assert total('seq_mean_token_mean') == pytest.approx((6 / 3 + 10) / 2)
+    assert total('seq_mean_token_sum') == pytest.approx(16 / 2)
+    assert total('token_sum_norm', norm_length=8) == pytest.approx(16 / 2 / 8)
+    assert total('token_sum_norm') == pytest.approx(16 / 2 / 4)
+    with pytest.raises(ValueError, match='micro_mean'):
+        losses.token_weights(mask, 'micro_mean')
+
+
+@pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
+def test_weights_of_an_all_masked_batch_are_zero(aggregation):
+    weights = losses.token_weights(jnp.zeros((2, 3), bool), aggregation)
+    assert not weights.any()
+    assert losses.weighted_sum(weights, jnp.full((2, 3), jnp.nan)) == 0
+
+
+def reference_policy_loss(logp, old, adv, mask, low, high, dual):
+    out = np.zeros(logp.shape)
+    for b, t in np.argwhere(mask):
+        ratio = np.exp(np.clip(logp[b, t] - old[b, t], -20, 20))
+        a = adv[b, t]
+        loss = max(-a * ratio, -a * min(max(ratio, 1 - low), 1 + high))
+        out[b, t] = min(loss, -a * dual) if a < 0 else loss
+    return out
+
+
+@SETTINGS
+@given(seed=st.integers(0, 2**31), low=st.floats(0.05, 0.5), high=st.floats(0.05, 0.5))
+def test_policy_and_value_loss_equal_float64_loops(seed, low, high):
+    rng = np.random.default_rng(seed)
+    logp, old, adv, returns = rng.normal(size=(4, 3, 5)) * 0.7
+    mask = rng.random((3, 5)) < 0.6
+    with jax.enable_x64(True):
+        loss = losses.clipped_policy_loss(
+            logp, old, adv, mask, clip_low=low, clip_high=high, dual_clip=3.0
+        )
+        value = losses.clipped_value_loss(logp, old, returns, mask, clip_value=low)
+    np.testing.assert_allclose(
+        loss, reference_policy_loss(logp, old, adv, mask, low, high, 3.0), atol=1e-6
+    )
+    near = np.clip(logp, old - low, old + low)
+    want = 0.5 * np.maximum((logp - returns) ** 2, (near - returns) ** 2)
+    np.testing.assert_allclose(value, np.where(mask, want, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize('poison', [np.nan, np.inf, -np.inf])
+def test_poisoned_padding_changes_neither_value_nor_gradient(poison):
+    rng = np.random.default_rng(7)
+    arrays = rng.normal(size=(4, 3, 6)).astype(np.float32)
+    mask = rng.random((3, 6)) < 0.5
+    weights = losses.token_weights(mask, 'token_mean')
+
+    def total(logp, others):
+        old, adv, ref = others
+        per_token = losses.clipped_policy_loss(logp, old, adv, mask, dual_clip=3.0)
+        for estimator in losses.KL_ESTIMATORS:
+            per_token += losses.kl_penalty(logp, ref, mask, estimator=estimator)
+        per_token += losses.clipped_value_loss(logp, old, ref, mask)
+        return losses.weighted_sum(weights, per_token)
+
+    poisoned = np.where(mask, arrays, poison)
+    clean = jax.value_and_grad(total)(arrays[0], arrays[1:])
+    dirty = jax.value_and_grad(total)(poisoned[0], poisoned[1:])
+    np.testing.assert_array_equal(clean[0], dirty[0])
+    np.testing.assert_array_equal(clean[1], dirty[1])
+    assert np.isfinite(dirty[1]).all()
