@@ -53,6 +53,7 @@ class TextTask:
     max_actions_per_turn: int = struct.field(pytree_node=False)
     max_actions_per_episode: int = struct.field(pytree_node=False)
     format_penalty: float = struct.field(pytree_node=False)
+    with_think: bool = struct.field(pytree_node=False)  # answers open with <think>
 
 
 @struct.dataclass
@@ -259,13 +260,14 @@ def build_task(
         max_actions_per_turn=max_actions_per_turn,
         max_actions_per_episode=max_actions_per_episode,
         format_penalty=format_penalty,
+        with_think=generation_prefix == '<think>',
     )  # fmt: skip
 
 
 def _width(env, env_params, length, at, sizes) -> int:
-    """Upper bound on the tokens of a turn prompt: the longest line of each family."""
-    state = jax.eval_shape(lambda p: env.reset_level(jnp.int32(0), p), env_params)
-    slots = jax.eval_shape(env.line_ids, state, env_params).shape[0]
-    longest = {name: int(length[at[name] : at[name] + n].max()) for name, n in sizes.items()}
-    fixed = int(length[at['end_turn']] + length[at['close']])
-    return fixed + longest['observation'] * (slots - 1) + sum(longest.values())
+    """Tokens of the longest possible turn prompt: the longest line at each of its places."""
+    rows = [range(at[name], at[name] + n) for name, n in sizes.items() if name != 'observation']
+    rows += [range(at[name], at[name] + 1) for name in ('end_turn', 'close')]
+    first = at['observation']
+    rows += [range(first + r.start, first + r.stop) for r in env.line_slots(env_params)]
+    return sum(int(length[r.start : r.stop].max()) for r in rows)

@@ -1,0 +1,136 @@
+"""Every field of a run, with its default: RAGEN's StarPO sizes on FrozenLake (ragen.md, "main").
+
+Other configs start from get_config() here and change fields. A field that is not here does not
+exist: a mistyped name is an error before anything runs.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    cfg = ml_collections.ConfigDict()
+    cfg.seed = 0
+    cfg.steps = 200  # rollout-update cycles
+    cfg.algorithm = 'ppo'  # a name in agentrl_jax.algorithms.ALGORITHMS
+
+    cfg.env = ml_collections.ConfigDict()
+    cfg.env.name = 'frozen_lake'  # frozen_lake, sokoban, bandit
+    cfg.env.prompt = 'ragen'  # wording: a name in agentrl_jax.envs.prompts.STYLES
+    cfg.env.think = True  # answers open with <think>; False: with <answer>
+    cfg.env.max_turns = 5
+    cfg.env.max_actions_per_turn = 5  # further actions of an answer are cut
+    cfg.env.max_actions_per_episode = 10
+    cfg.env.format_penalty = -0.1  # for a turn whose answer is not well formed
+    cfg.env.max_words = 100  # named in the prompt only
+    cfg.env.train_levels = 4096  # size of the training pool
+    cfg.env.eval_levels = 256  # size of the validation and test pools
+    cfg.env.pool_seed = 0  # pools of different splits never share a map
+
+    cfg.frozen_lake = ml_collections.ConfigDict()
+    cfg.frozen_lake.size = 4
+    cfg.frozen_lake.observation_format = 'grid'  # grid, coord, grid_coord
+    cfg.frozen_lake.frozen = 0.8  # probability that a cell is ice
+    cfg.frozen_lake.success_rate = 1.0 / 3.0  # probability that a move goes where it should
+
+    cfg.sokoban = ml_collections.ConfigDict()
+    cfg.sokoban.dim = 6  # side of the room, walls included
+    cfg.sokoban.num_boxes = 1
+    cfg.sokoban.search_depth = 300
+    cfg.sokoban.observation_format = 'grid'  # grid, coord, grid_coord
+    cfg.sokoban.symbols = '#_O√XPS'  # wall, floor, target, box on target, box, player, on target
+
+    cfg.bandit = ml_collections.ConfigDict()
+    cfg.bandit.pairs = 'main'  # which arm names: main (many pairs) or v0423 (one)
+
+    cfg.model = ml_collections.ConfigDict()
+    cfg.model.path = ''  # HuggingFace folder or .gguf; '' = random weights of the sizes below
+    cfg.model.tokenizer = ''  # folder, .gguf or .model; '' = that of path, or the bundled one
+    cfg.model.dtype = 'float32'  # compute dtype; parameters and optimiser stay float32
+    cfg.model.remat = False  # recompute activations in the backward pass, layer by layer
+    cfg.model.hidden_size = 128
+    cfg.model.intermediate_size = 256
+    cfg.model.num_layers = 4
+    cfg.model.num_heads = 4
+    cfg.model.num_kv_heads = 2
+
+    cfg.rollout = ml_collections.ConfigDict()
+    cfg.rollout.num_groups = 8  # different levels (prompts) per step
+    cfg.rollout.group_size = 16  # episodes per level
+    cfg.rollout.max_tokens = 3072  # tokens of an episode, prompts included
+    cfg.rollout.max_response = 400  # sampled tokens of a turn
+    cfg.rollout.temperature = 1.0
+    cfg.rollout.slots = 0  # episodes played at once; 0 = all
+    cfg.rollout.serve_rows = 8  # waiting slots that are served together
+    cfg.rollout.stop_at_answer = False  # end a turn at </answer>; else at the end-of-turn token
+    cfg.rollout.common_random_numbers = False  # members of a group share the world's luck
+
+    cfg.filter = ml_collections.ConfigDict()
+    cfg.filter.keep = 1.0  # share of groups kept, those with the largest spread of returns
+
+    cfg.loss = ml_collections.ConfigDict()
+    cfg.loss.clip_low = 0.2  # the ratio is clipped to 1 - clip_low
+    cfg.loss.clip_high = 0.2  # ... and 1 + clip_high (0.28: clip-higher of DAPO, StarPO-S)
+    cfg.loss.dual_clip = 0.0  # bound of the loss at negative advantages; 0 = none
+    cfg.loss.entropy_coef = 0.001
+    cfg.loss.kl_coef = 0.0  # weight of the KL to the start policy; 0 = no reference model
+    cfg.loss.kl_in = 'loss'  # loss or reward
+    cfg.loss.kl_estimator = 'k3'  # k1, k2, k3
+    cfg.loss.kl_target = 0.0  # adaptive coefficient: KL to steer to; 0 = fixed
+    cfg.loss.kl_horizon = 10000.0  # tokens over which the adaptive coefficient reacts
+    cfg.loss.aggregation = 'token_mean'  # token_mean, seq_mean_token_mean, seq_mean_token_sum, ...
+    cfg.loss.gamma = 1.0  # discount, per action token
+    cfg.loss.lam = 1.0  # lambda of GAE, per action token
+    cfg.loss.reward_on = 'turn'  # turn: each reward at its turn's end; episode: all at the last
+    cfg.loss.whiten = True  # advantages to mean 0, variance 1 over the batch's action tokens
+    cfg.loss.value_clip = 0.5
+    cfg.loss.value_coef = 1.0  # weight of the value loss with critic.share_backbone
+
+    cfg.critic = ml_collections.ConfigDict()
+    cfg.critic.share_backbone = False  # a value head on the policy instead of a model of its own
+
+    cfg.optim = ml_collections.ConfigDict()
+    cfg.optim.lr = 1e-6
+    cfg.optim.critic_lr = 1e-5
+    cfg.optim.beta1 = 0.9
+    cfg.optim.beta2 = 0.999
+    cfg.optim.weight_decay = 0.01
+    cfg.optim.max_grad_norm = 1.0  # global norm
+    cfg.optim.warmup_steps = 0  # optimiser steps of linear warm-up
+
+    cfg.update = ml_collections.ConfigDict()
+    cfg.update.minibatch_rows = 32  # episodes per optimiser step
+    cfg.update.microbatch_rows = 8  # episodes per forward and backward pass
+    cfg.update.epochs = 1  # passes over a rollout
+    cfg.update.head_chunk = 1024  # tokens per chunk of the output head
+
+    cfg.mesh = ml_collections.ConfigDict()
+    cfg.mesh.data = -1  # rows; -1 = all devices that remain
+    cfg.mesh.fsdp = 1  # rows and parameters
+    cfg.mesh.tensor = 1  # heads and hidden units
+
+    cfg.clone = ml_collections.ConfigDict()
+    cfg.clone.episodes = 0  # demonstrations cloned before step 0; 0 = none
+    cfg.clone.oracle = 0.5  # share of turns played by the oracle, the rest at random
+    cfg.clone.steps = 300  # optimiser steps
+    cfg.clone.batch = 64  # episodes per step
+    cfg.clone.lr = 1e-3
+
+    cfg.eval = ml_collections.ConfigDict()
+    cfg.eval.every = 10  # steps; 0 = only at the start and the end
+    cfg.eval.split = 'validation'  # validation or test
+    cfg.eval.temperature = 0.5  # RAGEN; 0 = greedy
+    cfg.eval.top_k = 0  # 0 = all
+    cfg.eval.top_p = 1.0
+
+    cfg.checkpoint = ml_collections.ConfigDict()
+    cfg.checkpoint.every = 50  # steps
+    cfg.checkpoint.keep = 2  # newest ones kept
+
+    cfg.stop = ml_collections.ConfigDict()
+    cfg.stop.echo_trap = 'warn'  # what the echo-trap alarm does: off, warn, stop
+
+    cfg.log = ml_collections.ConfigDict()
+    cfg.log.tensorboard = False
+    cfg.log.wandb_project = ''  # '' = off
+    cfg.log.rollouts_every = 50  # steps between saved rollout pages; 0 = only the last
+    return cfg
