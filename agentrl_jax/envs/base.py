@@ -1,0 +1,155 @@
+"""What an environment must offer: gymnax's interface, and hooks that show it as text.
+
+A subclass is a frozen dataclass of static settings (so that equal environments share compilations)
+and implements, for one episode without batch axes,
+  reset_level, advance, is_terminated, success, observe, line_ids      pure, traced
+  num_levels, make_params, lines, line_slots, observation_text, cells  host
+and gets reset_env, step_env and gymnax's jitted six-value step and reset from here.
+"""
+
+import itertools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import environment, spaces
+
+SPLITS = ('train', 'validation', 'test')
+
+
+class TextEnvironment(environment.Environment[Any, Any]):
+    """A gymnax environment over a pool of levels whose observations are lists of known lines."""
+
+    ACTION_NAMES: ClassVar[tuple[str, ...]]  # index = what env_action takes
+    REWARD_QUANTUM: ClassVar[float]  # every step reward is a multiple of it
+    REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
+    name: ClassVar[str]
+
+    @property
+    def instruction(self) -> str:
+        """What the task is and what the symbols mean."""
+        raise NotImplementedError
+
+    def make_params(self, split: str = 'train', *, num_levels: int = 1024, seed: int = 0) -> Any:
+        """EnvParams holding a pool of `num_levels` levels of `split`, the same for the same seed.
+
+        Pools of different splits never share a level.
+        """
+        raise NotImplementedError
+
+    def num_levels(self, params: Any) -> int:
+        """Size of the pool."""
+        raise NotImplementedError
+
+    def reset_level(self, level: jax.Array, params: Any) -> Any:
+        """First state of the given level (int32 [])."""
+        raise NotImplementedError
+
+    def advance(
+        self, key: jax.Array, state: Any, action: jax.Array, params: Any
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """(next state, reward float32 [], effective bool []) from a state that is not terminal.
+
+        `time` is counted by step_env.
+        """
+        raise NotImplementedError
+
+    def success(self, state: Any, params: Any) -> jax.Array:
+        """bool []: the episode would count as solved if it ended here."""
+        raise NotImplementedError
+
+    def env_action(self, state: Any, name_index: jax.Array) -> jax.Array:
+        """Action that ACTION_NAMES[name_index] stands for in this state; -1 = not on offer."""
+        del state
+        return jnp.asarray(name_index, jnp.int32)
+
+    def lines(self, params: Any) -> list[str]:
+        """Every line an observation can hold, each ending in a newline; not bound to one pool."""
+        raise NotImplementedError
+
+    def line_slots(self, params: Any) -> list[range]:
+        """For each place r of line_ids: the ids that may stand there (besides -1)."""
+        raise NotImplementedError
+
+    def line_ids(self, state: Any, params: Any) -> jax.Array:
+        """int32 [R]: the observation as indices into lines; -1 = no line at this place."""
+        raise NotImplementedError
+
+    def observation_text(self, state: Any) -> str:
+        """The observation, written without line tables (host; what tests compare with)."""
+        raise NotImplementedError
+
+    def cells(self, state: Any) -> list[list[str]]:
+        """What stands where, row by row, in words (host; for pages that draw the world)."""
+        raise NotImplementedError
+
+    @property
+    def default_params(self) -> Any:
+        """A small training pool."""
+        return self.make_params('train', num_levels=256)
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.ACTION_NAMES)
+
+    def action_space(self, params: Any = None) -> spaces.Discrete:
+        del params
+        return spaces.Discrete(self.num_actions)
+
+    def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
+        """A level of the pool, drawn uniformly."""
+        k_level, k_observe = jax.random.split(key)
+        level = jax.random.randint(k_level, (), 0, self.num_levels(params))
+        state = self.reset_level(level, params)
+        return self.observe(k_observe, state, None, params), state
+
+    def step_env(
+        self, key: jax.Array, state: Any, action: jax.Array, params: Any
+    ) -> tuple[jax.Array, Any, jax.Array, jax.Array, dict[str, jax.Array]]:
+        """(observation, state, reward, terminated, info); the action counts from 0.
+
+        A terminal state is absorbing, and an action outside the action space changes nothing: both
+        give reward 0 and leave even `time` as it is.
+        """
+        action = jnp.asarray(action, jnp.int32)
+        legal = (action >= 0) & (action < self.num_actions)
+        live = legal & ~self.is_terminated(state, params)
+        index = jnp.clip(action, 0, self.num_actions - 1)
+        after, reward, effective = self.advance(key, state, index, params)
+        after = after.replace(time=state.time + 1)
+        after = jax.tree.map(lambda new, old: jnp.where(live, new, old), after, state)
+        reward = jnp.where(live, reward, 0.0)
+        info = {'success': self.success(after, params), 'effective': live & effective}
+        terminated = self.is_terminated(after, params)
+        return self.observe(key, after, action, params), after, reward, terminated, info
+
+
+def check_split(split: str | None) -> None:
+    """None stands for all levels whatever their split; only reference tables use it."""
+    if split is not None and split not in SPLITS:
+        raise ValueError(f'split={split!r} is not one of {SPLITS}')
+
+
+class Lines:
+    """Families of lines laid out one after another in one list; built once per environment."""
+
+    def __init__(self, **families: list[str]):
+        sizes = [len(family) for family in families.values()]
+        starts = [0, *itertools.accumulate(sizes)]
+        self.slots = {
+            name: range(start, start + size)
+            for name, start, size in zip(families, starts, sizes, strict=False)
+        }
+        self.texts = [line for family in families.values() for line in family]
+
+    def ids(self, name: str, index: Any, present: Any = True) -> jax.Array:
+        """Ids of the lines `index` of a family, as int32 [n]; -1 where not present."""
+        start = self.slots[name].start
+        ids = jnp.where(present, start + jnp.asarray(index, jnp.int32), -1)
+        return jnp.atleast_1d(ids.astype(jnp.int32))
+
+
+def coordinates(cells: Any) -> str:
+    """'(r, c), (r, c)' of an [n, 2] array."""
+    return ', '.join(f'({int(r)}, {int(c)})' for r, c in np.asarray(cells))

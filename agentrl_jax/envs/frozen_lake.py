@@ -1,0 +1,309 @@
+"""FrozenLake with a map of its own in every level, after RAGEN and gymnasium's FrozenLake-v1."""
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from agentrl_jax.envs.base import SPLITS, Lines, TextEnvironment, check_split, coordinates
+
+FROZEN, HOLE, GOAL, START = range(4)
+LEFT, DOWN, RIGHT, UP = range(4)
+MOVES = np.array([(0, -1), (1, 0), (0, 1), (-1, 0)])
+SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
+PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
+CELL_NAMES = ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
+FORMATS = ('grid', 'coord', 'grid_coord')
+
+# Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml), its misprint included.
+INSTRUCTION = (
+    'You are solving the FrozenLake puzzle. Forbid the whole and go to the target. You may move to '
+    'the unintended direction due to the slippery ice. Example answer format: <think>To forbid the '
+    'hole and go to the target, I should go left then go up.</think><answer>Left || Up</answer>'
+)
+# RAGEN names (5, 5) as the last corner on its 4x4 maps; here the corner is the true one.
+COORD_INSTRUCTION = (
+    'You are solving the FrozenLake puzzle. The observation includes both a symbol grid and '
+    'zero-indexed coordinates for the start, goal, player, and any holes.\n'
+    'Coordinates range from the top-left corner (0, 0) to the bottom-right corner ({last}, {last})'
+    '.\nBeware that the ice is slippery, so the agent might slide and end up in an unintended '
+    'tile.\nRespond with a sequence of actions such as <answer>Left || Up || Up</answer>.\n'
+)
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """One lake. time: int32 []."""
+
+    board: jax.Array  # int8 [n, n]  FROZEN, HOLE, GOAL or START
+    position: jax.Array  # int32 []    row * n + column of the player
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """The pool of maps and how slippery the ice is."""
+
+    boards: jax.Array = None  # int8 [levels, n, n]
+    success_rate: jax.Array = 1.0 / 3.0  # float32 [] probability of moving where one wants to
+    max_steps_in_episode: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenLake(TextEnvironment):
+    """Reach the goal; a hole ends the episode. Reward 1 at the goal, else 0.
+
+    A move goes where it should with probability success_rate and to either side with half the rest
+    each (gymnasium). `size` is the side n of the map.
+    """
+
+    size: int = 4
+    observation_format: str = 'grid'
+
+    ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Down', 'Right', 'Up')
+    REWARD_QUANTUM: ClassVar[float] = 1.0
+    REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    name: ClassVar[str] = 'frozen_lake'
+
+    def __post_init__(self):
+        if self.observation_format not in FORMATS:
+            raise ValueError(f'observation_format={self.observation_format!r} is not in {FORMATS}')
+        if not 2 <= self.size <= 8:
+            raise ValueError(f'size={self.size} must be from 2 to 8')
+        if self.observation_format != 'grid' and self.size > 4:
+            # One line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5.
+            raise ValueError(f'observation_format={self.observation_format!r} needs size <= 4')
+
+    @property
+    def instruction(self) -> str:
+        if self.observation_format != 'grid':
+            return COORD_INSTRUCTION.format(last=self.size - 1)
+        legend = ', '.join(f'{s}: {name}' for s, name in zip(SYMBOLS, CELL_NAMES, strict=True))
+        return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
+
+    def make_params(
+        self,
+        split: str = 'train',
+        *,
+        num_levels: int = 1024,
+        seed: int = 0,
+        frozen: float = 0.8,
+        success_rate: float = 1.0 / 3.0,
+    ) -> EnvParams:
+        """Random maps whose cells are ice with probability `frozen` (RAGEN: 0.8, later 0.9)."""
+        if not 0.0 <= success_rate <= 1.0:
+            raise ValueError(f'success_rate={success_rate} must be from 0 to 1')
+        boards = make_maps(split, num_levels, size=self.size, frozen=frozen, seed=seed)
+        return EnvParams(boards=jnp.asarray(boards), success_rate=jnp.float32(success_rate))
+
+    def num_levels(self, params: EnvParams) -> int:
+        return params.boards.shape[0]
+
+    def reset_level(self, level: jax.Array, params: EnvParams) -> EnvState:
+        board = params.boards[level]
+        position = jnp.argmax(board.reshape(-1) == START).astype(jnp.int32)
+        return EnvState(time=jnp.int32(0), board=board, position=position)
+
+    def advance(
+        self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
+    ) -> tuple[EnvState, jax.Array, jax.Array]:
+        """One uniform number picks (action - 1, action, action + 1) mod 4, as in gymnasium."""
+        slip = (1.0 - params.success_rate) / 2.0
+        u = jax.random.uniform(key)
+        turned = (u >= slip).astype(jnp.int32) + (u >= slip + params.success_rate) - 1
+        step = jnp.asarray(MOVES, jnp.int32)[(action + turned) % 4]
+        row, column = jnp.divmod(state.position, self.size)
+        row = jnp.clip(row + step[0], 0, self.size - 1)
+        column = jnp.clip(column + step[1], 0, self.size - 1)
+        after = state.replace(position=row * self.size + column)
+        reward = self.success(after, params).astype(jnp.float32)
+        return after, reward, after.position != state.position
+
+    def _tile(self, state: EnvState) -> jax.Array:
+        return state.board.reshape(-1)[state.position]
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        tile = self._tile(state)
+        return (tile == GOAL) | (tile == HOLE)
+
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """The player stands on the goal."""
+        return self._tile(state) == GOAL
+
+    def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
+        """int8 [n, n]: index into SYMBOLS of what each cell shows."""
+        shown = jnp.asarray(np.array([EMPTY, OPEN_HOLE, OPEN_GOAL, EMPTY]), jnp.int8)[state.board]
+        tile = self._tile(state)
+        player = jnp.where(tile == HOLE, IN_HOLE, jnp.where(tile == GOAL, ON_GOAL, PLAYER))
+        here = jnp.arange(self.size**2).reshape(self.size, self.size) == state.position
+        return jnp.where(here, player.astype(jnp.int8), shown)
+
+    def observation_space(self, params: Any = None) -> spaces.Box:
+        return spaces.Box(0, len(SYMBOLS) - 1, (self.size, self.size), jnp.int8)
+
+    def lines(self, params: Any = None) -> list[str]:
+        return _line_families(self).texts
+
+    def line_slots(self, params: Any = None) -> list[range]:
+        slots = _line_families(self).slots
+        rows = [slots['row']] * self.size
+        if self.observation_format == 'grid':
+            return rows
+        entities = [slots[name] for name in ('head', 'start', 'goal', 'player', 'holes')]
+        return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
+
+    def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
+        families = _line_families(self)
+        rows = self._row_ids(state)
+        if self.observation_format == 'grid':
+            return families.ids('row', rows)
+        flat = state.board.reshape(-1)
+        tile = self._tile(state)
+        kind = jnp.where(tile == GOAL, 1, jnp.where(tile == HOLE, 2, 0))
+        holes = (flat == HOLE).astype(jnp.int32) @ (1 << np.arange(self.size**2))
+        entities = [
+            families.ids('head', 0),
+            families.ids('start', jnp.argmax(flat == START)),
+            families.ids('goal', jnp.argmax(flat == GOAL)),
+            families.ids('player', kind * self.size**2 + state.position),
+            families.ids('holes', holes - 1, holes > 0),
+        ]
+        if self.observation_format == 'grid_coord':
+            entities += [families.ids('map', 0), families.ids('row', rows)]
+        return jnp.concatenate(entities)
+
+    def _row_ids(self, state: EnvState) -> jax.Array:
+        """(holes of the row, goal column or n, player column or n) as one number. int32 [n]."""
+        n = self.size
+        holes = (state.board == HOLE).astype(jnp.int32) @ (1 << np.arange(n))
+        is_goal = state.board == GOAL
+        goal = jnp.where(is_goal.any(1), jnp.argmax(is_goal, 1), n)
+        row, column = jnp.divmod(state.position, n)
+        player = jnp.where(jnp.arange(n) == row, column, n)
+        return (holes * (n + 1) + goal) * (n + 1) + player
+
+    def observation_text(self, state: EnvState) -> str:
+        grid = ''.join(''.join(row) + '\n' for row in np.array(list(SYMBOLS))[self._shown(state)])
+        if self.observation_format == 'grid':
+            return grid
+        board, where = np.asarray(state.board), divmod(int(state.position), self.size)
+        player = {GOAL: 'Player on goal', HOLE: 'Player in hole'}
+        text = f'Board size: {self.size} rows x {self.size} cols (zero-indexed).\n'
+        text += f'Start: {coordinates(np.argwhere(board == START))}\n'
+        text += f'Goal: {coordinates(np.argwhere(board == GOAL))}\n'
+        text += f'{player[board[where]] if board[where] in player else "Player"}: {where}\n'
+        if (board == HOLE).any():
+            text += f'Holes: {coordinates(np.argwhere(board == HOLE))}\n'
+        return (
+            text
+            if self.observation_format == 'coord'
+            else f'Coordinates: \n{text}Grid Map: \n{grid}'
+        )
+
+    def cells(self, state: EnvState) -> list[list[str]]:
+        return [[CELL_NAMES[code] for code in row] for row in self._shown(state)]
+
+    def _shown(self, state: EnvState) -> np.ndarray:
+        """int [n, n] index into SYMBOLS, on the host."""
+        board, where = np.asarray(state.board), divmod(int(state.position), self.size)
+        shown = np.select([board == HOLE, board == GOAL], [OPEN_HOLE, OPEN_GOAL], EMPTY)
+        shown[where] = {HOLE: IN_HOLE, GOAL: ON_GOAL, FROZEN: PLAYER, START: PLAYER}[
+            int(board[where])
+        ]
+        return shown
+
+
+@functools.cache
+def _line_families(env: FrozenLake) -> Lines:
+    """All lines of an environment; the order of a family is the one its index counts in."""
+    n, entity = env.size, [(r, c) for r in range(env.size) for c in range(env.size)]
+    rows = []
+    for holes in range(2**n):
+        for goal in range(n + 1):
+            for player in range(n + 1):
+                rows.append(_row_text(n, holes, goal, player))
+    if env.observation_format == 'grid':
+        return Lines(row=rows)
+    size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
+    holes = [[cell for k, cell in enumerate(entity) if bits >> k & 1] for bits in range(2**n**2)]
+    players = ('Player', 'Player on goal', 'Player in hole')
+    return Lines(
+        head=[size if env.observation_format == 'coord' else f'Coordinates: \n{size}'],
+        start=[f'Start: {cell}\n' for cell in entity],
+        goal=[f'Goal: {cell}\n' for cell in entity],
+        player=[f'{player}: {cell}\n' for player in players for cell in entity],
+        holes=[f'Holes: {coordinates(cells)}\n' for cells in holes[1:]],
+        map=['Grid Map: \n'],
+        row=rows,
+    )
+
+
+def _row_text(n: int, holes: int, goal: int, player: int) -> str:
+    row = ['O' if holes >> k & 1 else '_' for k in range(n)]
+    if goal < n:
+        row[goal] = 'G'
+    if player < n:
+        row[player] = {'_': 'P', 'O': 'X', 'G': '√'}[row[player]]
+    return ''.join(row) + '\n'
+
+
+def make_maps(
+    split: str | None, num: int, *, size: int, frozen: float, seed: int, unique: bool = True
+) -> np.ndarray:
+    """`num` random solvable maps, int8 [num, n, n]: iid ice, start and goal anywhere (RAGEN).
+
+    A map belongs to the split that a hash of its bytes names (eight tenths train, one validation,
+    one test), so no two splits share a map whatever the seeds; `unique` drops repetitions.
+    """
+    check_split(split)
+    if not 0.0 <= frozen <= 1.0:
+        raise ValueError(f'frozen={frozen} is a probability')
+    rng = np.random.default_rng([seed, size])
+    found: dict[Any, np.ndarray] = {}
+    for _ in range(64):
+        boards = _random_maps(rng, 2 * num + 64, size, frozen)
+        for board in boards[_solvable(boards)]:
+            key = board.tobytes()
+            if split is None or map_split(key) == split:
+                found.setdefault(key if unique else len(found), board)
+            if len(found) == num:
+                return np.stack(list(found.values()))
+    raise ValueError(
+        f'only {len(found)} different {split} maps of size {size} with frozen={frozen} were found; '
+        f'num_levels={num} asks for more'
+    )
+
+
+def map_split(key: bytes) -> str:
+    """Split of a level, from a hash of its bytes alone."""
+    digit = int.from_bytes(hashlib.sha256(key).digest()[:8], 'big') % 10
+    return SPLITS[max(0, digit - 7)]
+
+
+def _random_maps(rng: np.random.Generator, num: int, size: int, frozen: float) -> np.ndarray:
+    boards = np.where(rng.random((num, size**2)) < frozen, FROZEN, HOLE).astype(np.int8)
+    start = rng.integers(size**2, size=num)
+    goal = (start + rng.integers(1, size**2, size=num)) % size**2  # uniform over the other cells
+    rows = np.arange(num)
+    boards[rows, start], boards[rows, goal] = START, GOAL
+    return boards.reshape(num, size, size)
+
+
+def _solvable(boards: np.ndarray) -> np.ndarray:
+    """bool [num]: the goal can be walked to from the start."""
+    reached, passable = boards == START, boards != HOLE
+    while True:
+        wider = reached.copy()
+        wider[:, 1:] |= reached[:, :-1]
+        wider[:, :-1] |= reached[:, 1:]
+        wider[:, :, 1:] |= reached[:, :, :-1]
+        wider[:, :, :-1] |= reached[:, :, 1:]
+        wider &= passable
+        if (wider == reached).all():
+            return (reached & (boards == GOAL)).any((1, 2))
+        reached = wider
