@@ -1,0 +1,53 @@
+# make demo   trains the default agent from nothing; the same command resumes it
+# make test   runs every test        make lint   ruff        make clean   removes .venv and runs
+# Needs Python 3.11+ and make. Choose another interpreter with `make demo PYTHON=/path/to/python`.
+
+PYTHON ?= python3
+VENV := .venv
+WORKERS ?= 2
+RUN := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint tables clean python-version
+
+help:
+	@sed -n 's/^# //p' Makefile | head -3
+
+demo: $(VENV)/run.stamp
+	$(RUN) -m agentrl_jax.demo
+
+# Workers of one thread each: on 2 cores this is faster than one worker whose XLA uses both, since
+# compiling, which is most of the time, is serial. A file stays in one worker and compiles once.
+test: $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_FLAGS" \
+	  $(RUN) -m pytest -n $(WORKERS) --dist loadfile --durations 15 $(ARGS)
+
+lint: $(VENV)/test.stamp
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+tables: $(VENV)/run.stamp
+	$(RUN) -m agentrl_jax.tables
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# The stamps are newer than the files they were made from once an installation has finished.
+$(VENV)/run.stamp: requirements.txt | python-version
+	@echo 'Installing requirements.txt into $(VENV) (about 2 minutes, once)'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/test.stamp: requirements-test.txt requirements.txt | python-version
+	@echo 'Installing requirements-test.txt into $(VENV) (about 3 minutes, once)'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --disable-pip-version-check -r requirements-test.txt
+	@touch $(VENV)/run.stamp $@
+
+python-version:
+	@command -v $(PYTHON) >/dev/null || { echo 'agentrl_jax needs Python 3.11 or newer; $(PYTHON)' \
+	  'was not found. Install it, or name one: make demo PYTHON=/path/to/python3.11'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'agentrl_jax needs' \
+	  'Python 3.11 or newer; $(PYTHON) is' "$$($(PYTHON) -V 2>&1)." \
+	  'Name a newer one: make demo PYTHON=/path/to/python3.11'; exit 1; }
