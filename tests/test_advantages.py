@@ -1,0 +1,407 @@
+"""Advantages against hand arithmetic, published golden vectors and float64 double loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import advantages as adv
+
+SETTINGS = settings(max_examples=25, deadline=None)
+NORMALISERS = (adv.group_normalize, adv.group_center, adv.leave_one_out)
+
+
+def row(*numbers, dtype=jnp.float32):
+    return jnp.asarray([numbers], dtype)
+
+
+def episode_layout(rng, rows, length, turns):
+    """Random (mask, turn): turns in order, each with observation tokens, then action tokens."""
+    mask, turn = np.zeros((rows, length), bool), np.full((rows, length), -1, np.int32)
+    for b in range(rows):
+        t = 0
+        for k in range(rng.integers(0, turns + 1)):
+            observed, acted = rng.integers(0, 4), rng.integers(1, 4)
+            turn[b, t : t + observed + acted] = k
+            mask[b, t + observed : t + observed + acted] = True
+            t += observed + acted
+    return mask, turn
+
+
+# ---- references: one token after the other, in float64 ---------------------------------------
+
+
+def reference_gae(rewards, values, mask, gamma, lam):
+    out = np.zeros(rewards.shape)
+    for b in range(rewards.shape[0]):
+        next_value = next_advantage = 0.0
+        for t in reversed(np.flatnonzero(mask[b])):
+            delta = rewards[b, t] + gamma * next_value - values[b, t]
+            next_advantage = delta + gamma * lam * next_advantage
+            next_value = values[b, t]
+            out[b, t] = next_advantage
+    return out
+
+
+def reference_ends(mask, turn):
+    out = np.zeros(mask.shape, bool)
+    for b in range(mask.shape[0]):
+        for k in set(turn[b][mask[b]]):
+            out[b, np.flatnonzero(mask[b] & (turn[b] == k))[-1]] = True
+    return out
+
+
+def reference_bi_level(rewards, values, mask, turn, gamma, turn_gamma, lam):
+    ends = reference_ends(mask, turn)
+    high = reference_gae(rewards, values, ends, turn_gamma, lam)
+    out = np.zeros(rewards.shape)
+    for b in range(rewards.shape[0]):
+        next_value = next_advantage = 0.0
+        for t in reversed(np.flatnonzero(mask[b])):
+            if ends[b, t]:
+                out[b, t] = high[b, t]
+            else:
+                delta = rewards[b, t] + gamma * next_value - values[b, t]
+                out[b, t] = delta + gamma * lam * next_advantage
+            next_value, next_advantage = values[b, t], out[b, t]
+    return out
+
+
+def reference_turn_wise(rewards, values, mask, turn, turn_gamma, lam):
+    high = reference_gae(rewards, values, reference_ends(mask, turn), turn_gamma, lam)
+    out = np.zeros(rewards.shape)
+    for b, t in np.argwhere(mask):
+        end = np.flatnonzero(mask[b] & (turn[b] == turn[b, t]))[-1]
+        out[b, t] = high[b, end]
+    return out
+
+
+def reference_group(returns, healthy, group_size, name):
+    out = np.zeros(returns.shape)
+    for first in range(0, len(returns), group_size):
+        members = [b for b in range(first, first + group_size) if healthy[b]]
+        for b in members:
+            r = returns[members]
+            if group_size == 1:
+                out[b] = returns[b]
+            elif len(members) > 1:
+                out[b] = returns[b] - r.mean()
+                if name == 'group_normalize':
+                    std = r.std(ddof=1)
+                    out[b] = out[b] / (std + 1e-6) if std > adv.MIN_STD else 0
+                if name == 'leave_one_out':
+                    out[b] = returns[b] - (r.sum() - returns[b]) / (len(r) - 1)
+    return out
+
+
+# ---- placement -------------------------------------------------------------------------------
+
+
+def test_rewards_land_on_the_last_action_token_of_their_turn_by_hand():
+    # turns 0 0 0 0 | 1 1 1 | pad; the program, not the policy, wrote the last token of turn 0
+    turn = row(0, 0, 0, 0, 1, 1, 1, -1, dtype=jnp.int32)
+    mask = row(0, 1, 1, 0, 0, 1, 1, 0, dtype=bool)
+    ends = adv.turn_ends(mask, turn)
+    np.testing.assert_array_equal(ends, [[0, 0, 1, 0, 0, 0, 1, 0]])
+    placed = adv.place_on_turn_ends(row(0.5, -2.0, 0.0), mask, turn)
+    np.testing.assert_array_equal(placed, [[0, 0, 0.5, 0, 0, 0, -2, 0]])
+    placed = adv.place_on_episode_end(jnp.array([-1.5]), mask)
+    np.testing.assert_array_equal(placed, [[0, 0, 0, 0, 0, 0, -1.5, 0]])
+    np.testing.assert_array_equal(
+        adv.to_tokens(row(3.0, 4.0), turn, mask), [[0, 3, 3, 0, 0, 4, 4, 0]]
+    )
+
+
+def test_an_episode_without_action_tokens_has_no_turn_end():
+    turn = row(0, 0, -1, dtype=jnp.int32)
+    assert not adv.turn_ends(jnp.zeros((1, 3), bool), turn).any()
+    assert not adv.place_on_turn_ends(row(1.0, 1.0), jnp.zeros((1, 3), bool), turn).any()
+
+
+def test_a_turn_with_zero_reward_is_a_boundary():
+    """RAGEN takes non-zero rewards as turn ends, so a turn without reward vanishes there."""
+    turn = row(0, 0, 1, 1, dtype=jnp.int32)
+    mask = jnp.ones((1, 4), bool)
+    np.testing.assert_array_equal(adv.turn_ends(mask, turn), [[0, 1, 0, 1]])
+    rewards = adv.place_on_turn_ends(row(0.0, 1.0), mask, turn)
+    kwargs = dict(gamma=1.0, turn_gamma=0.5, lam=1.0)
+    two = adv.bi_level_gae(rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
+    # turn 1: A = 1; turn 0: 0 + .5 * 1
+    np.testing.assert_allclose(two, [[0.5, 0.5, 1, 1]])
+    all_zero = adv.bi_level_gae(0 * rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
+    np.testing.assert_array_equal(all_zero, np.zeros((1, 4)))
+
+
+def test_kl_in_the_reward_by_hand():
+    # r - .1 (old - ref) on the mask; infinities off it do not count
+    out = adv.subtract_kl(
+        row(1.0, 0.0), row(-1.0, jnp.inf), row(-3.0, 0.0), row(1, 0, dtype=bool), kl_coef=0.1
+    )
+    np.testing.assert_allclose(out, [[0.8, 0.0]], rtol=1e-6)
+
+
+# ---- golden vectors of the references -----------------------------------------------------------
+
+TENTHS = row(*(0.1 * i for i in range(1, 11)))
+TWO_TURNS = row(0, 0, 0, 0, 0, 1, 1, 1, 1, 1, dtype=jnp.int32)
+REWARD_AT_4_AND_9 = row(0, 0, 0, 0, 1, 0, 0, 0, 0, 1)
+ALL = jnp.ones((1, 10), bool)
+GAP = ALL.at[0, 5:7].set(False)
+
+
+def bi_level(lam, mask=ALL):
+    return adv.bi_level_gae(
+        REWARD_AT_4_AND_9, TENTHS, mask, TWO_TURNS, gamma=1.0, turn_gamma=0.95, lam=lam
+    )
+
+
+def test_bi_level_gae_golden_vectors():
+    want = row(1.85, 1.75, 1.65, 1.55, 1.45, 0.4, 0.3, 0.2, 0.1, 0)
+    np.testing.assert_allclose(bi_level(1.0), want, atol=1e-6)
+    np.testing.assert_allclose(bi_level(1.0) + TENTHS, [[1.95] * 5 + [1.0] * 5], atol=1e-6)
+    white = [1.188, 1.0596, 0.9311, 0.8027, 0.6743, -0.6743, -0.8027, -0.9311, -1.0596, -1.188]
+    np.testing.assert_allclose(adv.whiten(bi_level(1.0), ALL), [white], atol=5e-5)
+    want = [1.552, 1.5284, 1.5036, 1.4775, 1.45, 0.371, 0.2852, 0.195, 0.1, 0]
+    np.testing.assert_allclose(bi_level(0.95), [want], atol=5e-5)
+    want = [1.552, 1.5284, 1.5036, 1.4775, 1.45, 0, 0, 0.195, 0.1, 0]
+    np.testing.assert_allclose(bi_level(0.95, GAP), [want], atol=5e-5)
+
+
+def test_gae_over_observations_golden_vector():
+    rewards = row(0, 0, 0, 0, 0, 0, 0, 0, 0, 2)
+    out = adv.gae(rewards, TENTHS, GAP, gamma=1.0, lam=0.95)
+    want = [1.4646, 1.4364, 1.4067, 1.3755, 1.3426, 0, 0, 1.0975, 1.05, 1.0]
+    np.testing.assert_allclose(out, [want], atol=5e-5)
+
+
+def test_gae_multi_turn_golden_vector():
+    mask = row(1, 1, 0, 0, 1, 1, dtype=bool)
+    out = adv.gae(row(0, 0.3, 0, 0, 0, 1), row(0.1, 0.2, 9, 9, 0.5, 0.6), mask, gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(out, [[1.2, 1.1, 0, 0, 0.5, 0.4]], atol=1e-6)
+
+
+def test_reward_to_go_crosses_observations():
+    """verl zeroed everything before an observation span; mask 110011, reward at the end."""
+    mask = row(1, 1, 0, 0, 1, 1, dtype=bool)
+    out = adv.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=1.0)
+    np.testing.assert_array_equal(out, [[1, 1, 0, 0, 1, 1]])
+    out = adv.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=0.5)
+    np.testing.assert_array_equal(out, [[0.125, 0.25, 0, 0, 0.5, 1]])
+
+
+# ---- by hand -----------------------------------------------------------------------------------
+
+
+def test_gae_by_hand():
+    # gamma .5, lambda .5; V 1 1 1 | 2;  t=3 of row 0 masked
+    # row 0: A2 = 4 - 1 = 3; A1 = (0 + .5 - 1) + .25 * 3 = .25; A0 = -.5 + .25 * .25 = -.4375
+    # row 1: masked at t=1: A3 = 2 - 2 = 0; A2 = 0 + 1 - 1 + 0 = 0; A0 = 0 + .5 - 1 + 0 = -.5
+    rewards = jnp.array([[0, 0, 4, 0], [0, 7, 0, 2]], jnp.float32)
+    values = jnp.array([[1, 1, 1, 2], [1, 1, 1, 2]], jnp.float32)
+    mask = jnp.array([[1, 1, 1, 0], [1, 0, 1, 1]], bool)
+    out = adv.gae(rewards, values, mask, gamma=0.5, lam=0.5)
+    np.testing.assert_allclose(out, [[-0.4375, 0.25, 3, 0], [-0.5, 0, 0, 0]])
+
+
+def test_turn_wise_gae_by_hand():
+    # ends at 1 and 4; V there .5 and .25; turn_gamma .5, lambda 1
+    # A1 = 1 - .25 = .75; A0 = 0 + .5 * .25 - .5 + .5 * .75 = 0
+    mask = row(1, 1, 0, 1, 1, dtype=bool)
+    turn = row(0, 0, 1, 1, 1, dtype=jnp.int32)
+    rewards, values = row(0, 0, 0, 0, 1), row(9, 0.5, 9, 9, 0.25)
+    out = adv.turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.5, lam=1.0)
+    np.testing.assert_allclose(out, [[0, 0, 0, 0.75, 0.75]], atol=1e-7)
+
+
+def test_group_comparisons_by_hand():
+    # (1, 2, 6): mean 3, squares 4 + 1 + 9 = 14, std sqrt(7); others' means 4, 3.5, 1.5
+    returns, healthy = jnp.array([1.0, 2.0, 6.0]), jnp.ones(3, bool)
+    np.testing.assert_allclose(adv.group_center(returns, healthy, group_size=3), [-2, -1, 3])
+    np.testing.assert_allclose(adv.leave_one_out(returns, healthy, group_size=3), [-3, -1.5, 4.5])
+    np.testing.assert_allclose(
+        adv.group_normalize(returns, healthy, group_size=3),
+        np.array([-2, -1, 3]) / 7**0.5,
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(adv.group_std(returns, healthy, group_size=3), [7**0.5])
+
+
+def test_a_faulty_episode_leaves_the_baseline():
+    # (1, faulty, 6): mean 3.5, std 5 / sqrt(2)
+    returns, healthy = jnp.array([1.0, jnp.nan, 6.0]), jnp.array([True, False, True])
+    np.testing.assert_allclose(adv.group_center(returns, healthy, group_size=3), [-2.5, 0, 2.5])
+    np.testing.assert_allclose(adv.leave_one_out(returns, healthy, group_size=3), [-5, 0, 5])
+    np.testing.assert_allclose(
+        adv.group_normalize(returns, healthy, group_size=3),
+        np.array([-1, 0, 1]) / 2**0.5,
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize('function', NORMALISERS)
+def test_groups_without_a_comparison_are_defined(function):
+    returns = jnp.array([0.1, 0.1, 0.1, 5.0, 3.0, 4.0])
+    healthy = jnp.array([True, True, True, False, True, False])
+    # all equal: 0, exactly, although the float32 mean of three 0.1 is not 0.1; one healthy: 0
+    np.testing.assert_array_equal(function(returns, healthy, group_size=3), np.zeros(6))
+    np.testing.assert_array_equal(  # groups of one: mean 0, std 1
+        function(returns, healthy, group_size=1), jnp.where(healthy, returns, 0)
+    )
+    np.testing.assert_array_equal(function(returns, jnp.zeros(6, bool), group_size=3), np.zeros(6))
+
+
+def test_rounding_of_equal_returns_is_not_a_signal():
+    """Two ways of adding up one return differ by 1e-6; without the floor advantages become 1."""
+    returns = jnp.array([10.9, 10.900001, 10.9, 10.900001])
+    out = adv.group_normalize(returns, jnp.ones(4, bool), group_size=4)
+    np.testing.assert_array_equal(out, np.zeros(4))
+
+
+def test_reward_normalisations_by_hand():
+    # (0, 0, 0, 0, 5): mean 1, squares 4 * 1 + 16 = 20, std sqrt(5); highest 4 / sqrt(5) = 1.79
+    returns, healthy = jnp.array([0.0, 0, 0, 0, 5]), jnp.ones(5, bool)
+
+    def run(method, r=returns, size=5):
+        return adv.normalize_returns(r, jnp.ones(len(r), bool), method=method, group_size=size)
+
+    np.testing.assert_array_equal(run('identity'), returns)
+    np.testing.assert_allclose(run('mean'), [-1, -1, -1, -1, 4])
+    np.testing.assert_allclose(run('mean_std'), np.array([-1, -1, -1, -1, 4]) / 5**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(run('mean', size=1), returns)
+    # nineteen 0 and one 20: mean 1, std sqrt(380 / 19) = 4.472; highest 19 / 4.472 = 4.25 -> 3
+    lone = jnp.zeros(20).at[0].set(20.0)
+    assert run('asym_clip', lone, 20)[0] == 3 and run('mean_std', lone, 20)[0] > 4.2
+    np.testing.assert_allclose(run('asym_clip', -lone, 20)[0], -1)
+    with pytest.raises(ValueError, match='median'):
+        adv.normalize_returns(returns, healthy, method='median', group_size=5)
+
+
+def test_whitening_uses_the_statistics_of_its_second_mask():
+    # over {1, 3}: mean 2, var 2
+    x, mask, over = (
+        row(1.0, 3.0, 7.0, 9.0),
+        row(1, 1, 1, 0, dtype=bool),
+        row(1, 1, 0, 0, dtype=bool),
+    )
+    np.testing.assert_allclose(
+        adv.whiten(x, mask, over), np.array([[-1, 1, 5, 0]]) / 2**0.5, rtol=1e-6
+    )
+    np.testing.assert_array_equal(adv.whiten(x, jnp.zeros((1, 4), bool)), np.zeros((1, 4)))
+
+
+# ---- against the loops, and properties ----------------------------------------------------------
+
+
+@SETTINGS
+@given(seed=st.integers(0, 2**31), gamma=st.floats(0.5, 1), lam=st.floats(0, 1))
+def test_recursions_equal_float64_loops(seed, gamma, lam):
+    rng = np.random.default_rng(seed)
+    mask, turn = episode_layout(rng, 4, 20, 3)
+    rewards, values = rng.normal(size=(2, 4, 20))
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(adv.turn_ends(mask, turn), reference_ends(mask, turn))
+        out = adv.gae(rewards, values, mask, gamma=gamma, lam=lam)
+        np.testing.assert_allclose(out, reference_gae(rewards, values, mask, gamma, lam), atol=1e-9)
+        out = adv.bi_level_gae(rewards, values, mask, turn, gamma=gamma, turn_gamma=0.95, lam=lam)
+        want = reference_bi_level(rewards, values, mask, turn, gamma, 0.95, lam)
+        np.testing.assert_allclose(out, want, atol=1e-9)
+        out = adv.turn_wise_gae(rewards, values, mask, turn, turn_gamma=gamma, lam=lam)
+        want = reference_turn_wise(rewards, values, mask, turn, gamma, lam)
+        np.testing.assert_allclose(out, want, atol=1e-9)
+
+
+@pytest.mark.parametrize('group_size', [1, 2, 4])
+@pytest.mark.parametrize('function', NORMALISERS)
+@SETTINGS
+@given(seed=st.integers(0, 2**31))
+def test_group_comparisons_equal_float64_loops(function, group_size, seed):
+    rng = np.random.default_rng(seed)
+    returns = rng.choice([0.0, 1.0, -0.3, 10.9, rng.normal()], 8)
+    healthy = rng.random(8) < 0.7
+    want = reference_group(returns, healthy, group_size, function.__name__)
+    with jax.enable_x64(True):
+        out = function(jnp.asarray(returns), healthy, group_size=group_size)
+    np.testing.assert_allclose(out, want, atol=1e-6)
+    out = function(jnp.asarray(returns, jnp.float32), healthy, group_size=group_size)
+    np.testing.assert_allclose(out, want, atol=1e-4)
+
+
+@pytest.mark.parametrize('function', NORMALISERS)
+def test_permuting_groups_permutes_the_advantages(function):
+    rng = np.random.default_rng(0)
+    returns, healthy = rng.normal(size=12).astype(np.float32), rng.random(12) < 0.8
+    order = np.array([2, 0, 1])
+    rows = (order[:, None] * 4 + np.arange(4)).reshape(-1)
+    out = function(returns, healthy, group_size=4)
+    permuted = function(returns[rows], healthy[rows], group_size=4)
+    np.testing.assert_array_equal(permuted, out[rows])
+
+
+def test_gae_with_lambda_one_and_zero_values_is_the_discounted_return():
+    rng = np.random.default_rng(1)
+    mask, turn = episode_layout(rng, 5, 24, 4)
+    rewards = np.where(mask, rng.normal(size=(5, 24)), 0).astype(np.float32)
+    out = adv.gae(rewards, np.zeros_like(rewards), mask, gamma=0.9, lam=1.0)
+    np.testing.assert_allclose(out, adv.rewards_to_go(rewards, mask, gamma=0.9), atol=1e-6)
+    np.testing.assert_allclose(
+        adv.rewards_to_go(rewards, mask, gamma=1.0)[mask],
+        (np.cumsum(rewards[:, ::-1], 1)[:, ::-1])[mask],
+        atol=1e-5,
+    )
+
+
+def test_bi_level_gae_with_both_levels_merged_is_gae():
+    rng = np.random.default_rng(2)
+    mask, turn = episode_layout(rng, 5, 24, 4)
+    placed = adv.place_on_turn_ends(rng.normal(size=(5, 4)).astype(np.float32), mask, turn)
+    values = rng.normal(size=(5, 24)).astype(np.float32)
+    both = adv.bi_level_gae(placed, values, mask, turn, gamma=1.0, turn_gamma=1.0, lam=1.0)
+    plain = adv.gae(placed, values, mask, gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(both, plain, atol=1e-5)
+    each = np.broadcast_to(np.arange(24, dtype=np.int32), (5, 24))  # each token is its own turn
+    both = adv.bi_level_gae(placed, values, mask, each, gamma=0.3, turn_gamma=0.9, lam=0.8)
+    np.testing.assert_allclose(both, adv.gae(placed, values, mask, gamma=0.9, lam=0.8), atol=1e-5)
+
+
+def test_inserting_observation_tokens_changes_no_advantage():
+    rng = np.random.default_rng(3)
+    mask, turn = episode_layout(rng, 4, 20, 3)
+    rewards = rng.normal(size=(4, 3)).astype(np.float32)
+    values = rng.normal(size=(4, 20)).astype(np.float32)
+
+    def every(mask, turn, values):
+        placed = adv.place_on_turn_ends(rewards, mask, turn)
+        return (
+            adv.gae(placed, values, mask, gamma=0.9, lam=0.8),
+            adv.turn_wise_gae(placed, values, mask, turn, turn_gamma=0.9, lam=0.8),
+            adv.bi_level_gae(placed, values, mask, turn, gamma=0.9, turn_gamma=0.8, lam=0.7),
+        )
+
+    at = rng.integers(0, 20, 9)  # nine positions, new tokens belong to the turn that follows them
+    wide = [np.insert(x, at, fill, 1) for x, fill in ((mask, False), (values, np.nan))]
+    wide_turn = np.insert(turn, at, turn[:, at], 1)
+    for before, after in zip(
+        every(mask, turn, values), every(wide[0], wide_turn, wide[1]), strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(after)[wide[0]], before[mask], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('poison', [np.nan, np.inf])
+def test_poison_off_the_mask_changes_no_advantage(poison):
+    rng = np.random.default_rng(4)
+    mask, turn = episode_layout(rng, 4, 20, 3)
+    rewards, values = rng.normal(size=(2, 4, 20)).astype(np.float32)
+
+    def every(rewards, values):
+        return (
+            adv.gae(rewards, values, mask, gamma=0.9, lam=0.8),
+            adv.turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.9, lam=0.8),
+            adv.bi_level_gae(rewards, values, mask, turn, gamma=0.9, turn_gamma=0.8, lam=0.7),
+            adv.whiten(rewards, mask),
+        )
+
+    dirty = every(np.where(mask, rewards, poison), np.where(mask, values, poison))
+    for clean, out in zip(every(rewards, values), dirty, strict=True):
+        np.testing.assert_array_equal(clean, out)
