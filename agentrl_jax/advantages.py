@@ -2,8 +2,9 @@
 
 Pure functions of arrays; [B] episodes, group-major; [B, K] turns; [B, T] tokens. Recursions run
 over the tokens of a mask and step over everything else, so observation tokens of any number or
-content change no advantage. Groups see only the members given as healthy: an episode with an environment
-fault leaves the baselines of the others. Returned values are 0 for unhealthy rows and off the mask.
+content change no advantage. Groups see only the members given as healthy: an episode with an
+environment fault leaves the baselines of the others. Returned values are 0 for unhealthy rows and
+off the mask.
 
 Groups without a comparison are defined so: with group_size 1 a return is its own advantage (mean 0,
 std 1); a lone healthy member of a larger group gets 0; equal returns give exactly 0.
