@@ -1,0 +1,366 @@
+"""Qwen2.5 (and, without QKV bias, Llama): Flax Linen modules behind pure functions.
+
+Source: Qwen2.5 technical report (arXiv:2412.15115) and transformers' modeling_qwen2. Parameters are
+a nested dict of float32 masters whose paths mirror HuggingFace's names; kernels are [in, out]. They
+are cast to config.dtype where they are used; norms, rotary angles and softmax stay in float32.
+
+Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh key-value heads,
+G = H / Kh query heads per key-value head, Dh head width.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.types import Params
+
+NEVER = -1e30  # score of a key that may not be seen; finite, so that rows without keys stay finite
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a model and how it computes; hashable, so it can be a static argument."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tie_embeddings: bool
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    qkv_bias: bool = True  # False: Llama
+    rope_scaling: tuple[float, float, float, float] | None = None  # Llama 3: see rope_frequencies
+    dtype: str = 'float32'  # compute dtype
+    remat: bool = False  # recompute each layer in the backward pass of forward()
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f'num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}'
+            )
+        if self.head_dim % 2:
+            raise ValueError(f'head_dim={self.head_dim} must be even for rotary positions')
+
+
+@struct.dataclass
+class KVCache:
+    """Keys and values of S rows; index t of a row holds the token at position t."""
+
+    k: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh], rotated
+    v: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh]
+
+
+def config_from_hf(hf: dict[str, Any], *, dtype: str = 'float32') -> ModelConfig:
+    """ModelConfig of a config.json whose model_type is qwen2 or llama; refuses what is not built."""
+    kind = hf.get('model_type')
+    if kind not in ('qwen2', 'llama'):
+        raise ValueError(f'config.json: model_type {kind!r} is not supported (qwen2, llama)')
+    if hf.get('use_sliding_window'):
+        raise ValueError('config.json: use_sliding_window is not supported')
+    if hf.get('hidden_act', 'silu') != 'silu':
+        raise ValueError(f'config.json: hidden_act {hf["hidden_act"]!r} is not supported (silu)')
+    if kind == 'llama' and (hf.get('attention_bias') or hf.get('mlp_bias')):
+        raise ValueError('config.json: Llama with attention_bias or mlp_bias is not supported')
+    absent = [name for name in _HF_SIZES if name not in hf]
+    if absent:
+        raise ValueError(f'config.json: {", ".join(absent)} missing')
+    theta, scaling = _rope_from_hf(hf)
+    # HuggingFace writes null (or, in older files, nothing) where the size follows from the others.
+    kv_heads = hf.get('num_key_value_heads') or hf['num_attention_heads']
+    head_dim = hf.get('head_dim') or hf['hidden_size'] // hf['num_attention_heads']
+    return ModelConfig(
+        vocab_size=hf['vocab_size'],
+        hidden_size=hf['hidden_size'],
+        intermediate_size=hf['intermediate_size'],
+        num_layers=hf['num_hidden_layers'],
+        num_heads=hf['num_attention_heads'],
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        tie_embeddings=bool(hf.get('tie_word_embeddings', False)),
+        rope_theta=theta,
+        rms_norm_eps=hf['rms_norm_eps'],
+        qkv_bias=kind == 'qwen2',
+        rope_scaling=scaling,
+        dtype=dtype,
+    )
+
+
+_HF_SIZES = (
+    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+    'rms_norm_eps',
+)  # fmt: skip
+_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
+
+
+def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
+    """(theta, Llama 3 scaling or None); transformers 5 nests both in rope_parameters."""
+    nested = hf.get('rope_parameters')
+    rope = dict(nested or hf.get('rope_scaling') or {})
+    theta = rope['rope_theta'] if 'rope_theta' in rope else hf.get('rope_theta')
+    if theta is None:
+        raise ValueError('config.json: rope_theta missing')
+    kind = rope.get('rope_type', rope.get('type', 'default'))
+    if kind == 'default':
+        return float(theta), None
+    if kind != 'llama3':
+        raise ValueError(f'config.json: rope type {kind!r} is not supported (default, llama3)')
+    return float(theta), tuple(float(rope[name]) for name in _LLAMA3)
+
+
+def rope_frequencies(config: ModelConfig) -> jax.Array:
+    """Angle per position of each pair of channels, float32 [Dh / 2].
+
+    theta ** (-2i / Dh). rope_scaling (factor, low, high, original_length) stretches them as Llama
+    3.1 does: waves longer than original_length / low are slowed by factor, shorter than
+    original_length / high kept, linear in between.
+    """
+    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    frequency = 1.0 / config.rope_theta**exponent
+    if config.rope_scaling is None:
+        return frequency
+    factor, low, high, length = config.rope_scaling
+    waves = length * frequency / (2 * math.pi)  # periods that fit into the original length
+    keep = jnp.clip((waves - low) / (high - low), 0.0, 1.0)
+    return frequency * (keep + (1 - keep) / factor)
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates the pairs (i, i + Dh / 2) of x [R, O, N, Dh] by angles float32 [R, O, Dh / 2]."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """softmax(q k^T / sqrt(Dh)) v with grouped heads.
+
+    q [R, O, Kh, G, Dh], k and v [R, T, Kh, Dh], mask bool [R, O, T]; returns [R, O, Kh * G * Dh].
+    Keys and values are not repeated over G.
+    """
+    rows, length = q.shape[:2]
+    scores = jnp.einsum('rokgd,rtkd->rkgot', q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores * q.shape[-1] ** -0.5, NEVER)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum('rkgot,rtkd->rokgd', weights, v, preferred_element_type=jnp.float32)
+    return out.astype(v.dtype).reshape(rows, length, -1)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * scale, computed in float32 (arXiv:1910.07467)."""
+
+    eps: float
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        # transformers rounds here, before the scale; so do we, to agree in bfloat16 as well
+        x, scale = x.astype(self.dtype), scale.astype(self.dtype)
+        return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def _dense(features: int, name: str, config: ModelConfig, *, bias: bool = False, gain=1.0):
+    init = nn.initializers.variance_scaling(gain, 'fan_in', 'truncated_normal')
+    return nn.Dense(features, use_bias=bias, dtype=config.dtype, kernel_init=init, name=name)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; with a cache, its keys and values are those of the cache rows."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x, angles, mask, cached=None, where=None):
+        """x [R, O, D]; cached (k, v) [S, T, Kh, Dh]; returns (out [R, O, D], cached)."""
+        c = self.config
+        heads = x.shape[:2] + (-1, c.head_dim)
+        q = _dense(c.num_heads * c.head_dim, 'q_proj', c, bias=c.qkv_bias)(x).reshape(heads)
+        k = _dense(c.num_kv_heads * c.head_dim, 'k_proj', c, bias=c.qkv_bias)(x).reshape(heads)
+        v = _dense(c.num_kv_heads * c.head_dim, 'v_proj', c, bias=c.qkv_bias)(x).reshape(heads)
+        q, k = rotate(q, angles), rotate(k, angles)
+        q = q.reshape(x.shape[:2] + (c.num_kv_heads, -1, c.head_dim))
+        if cached is not None:
+            cached = (where.write(cached[0], k), where.write(cached[1], v))
+            k, v = where.read(cached[0], k.dtype), where.read(cached[1], v.dtype)
+        out = attend(q, k, v, mask)
+        out = _dense(c.hidden_size, 'o_proj', c, gain=0.5 / c.num_layers)(out)
+        return out, cached
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x) (arXiv:2002.05202)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x):
+        c = self.config
+        gate = _dense(c.intermediate_size, 'gate_proj', c)(x)
+        up = _dense(c.intermediate_size, 'up_proj', c)(x)
+        return _dense(c.hidden_size, 'down_proj', c, gain=0.5 / c.num_layers)(nn.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    """Pre-norm residual block."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x, angles, mask, cached=None, where=None):
+        norm = dict(eps=self.config.rms_norm_eps, dtype=self.config.dtype)
+        mixed, cached = Attention(self.config, name='self_attn')(
+            RMSNorm(**norm, name='input_layernorm')(x), angles, mask, cached, where
+        )
+        x = x + mixed
+        x = x + MLP(self.config, name='mlp')(RMSNorm(**norm, name='post_attention_layernorm')(x))
+        return x, cached
+
+
+class Backbone(nn.Module):
+    """Embedding, layers and final norm; everything but the head."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, tokens, positions, mask, cache=None, where=None):
+        """tokens, positions int32 [R, O], mask bool [R, O, T]; returns (hidden [R, O, D], cache)."""
+        c = self.config
+        embedding = self.param(
+            'embedding', nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size), jnp.float32
+        )
+        x = embedding[tokens].astype(c.dtype)
+        angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
+        layer = nn.remat(Layer) if c.remat and cache is None else Layer
+        keys, values = [], []
+        for i in range(c.num_layers):
+            cached = None if cache is None else (cache.k[i], cache.v[i])
+            x, cached = layer(c, name=f'layers_{i}')(x, angles, mask, cached, where)
+            if cached is not None:
+                keys.append(cached[0])
+                values.append(cached[1])
+        x = RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x)
+        return x, None if cache is None else KVCache(tuple(keys), tuple(values))
+
+
+@struct.dataclass
+class _Where:
+    """Where a block of tokens lives in the cache."""
+
+    rows: jax.Array | None  # int32 [R], None = all rows in order
+    positions: jax.Array  # int32 [R, O]
+    kv_length: int = struct.field(pytree_node=False)
+
+    def write(self, cache: jax.Array, new: jax.Array) -> jax.Array:
+        """cache [S, T, Kh, Dh] with new [R, O, Kh, Dh] at (rows, positions)."""
+        rows = jnp.arange(new.shape[0]) if self.rows is None else self.rows
+        # No (row, position) comes twice, except those that are dropped.
+        return cache.at[rows[:, None], self.positions].set(
+            new.astype(cache.dtype), mode='drop', unique_indices=True
+        )
+
+    def read(self, cache: jax.Array, dtype) -> jax.Array:
+        """The first kv_length entries of the rows, [R, kv_length, Kh, Dh]."""
+        cache = cache[:, : self.kv_length]
+        return (cache if self.rows is None else cache[self.rows]).astype(dtype)
+
+
+def _variables(params: Params) -> dict:
+    model = dict(params['model'])
+    return {'params': {**model, 'embedding': model.pop('embed_tokens')['embedding']}}
+
+
+def init(key: jax.Array, config: ModelConfig) -> Params:
+    """Random float32 parameters: fan-in scaled kernels, residual outputs damped by 1 / sqrt(2 L)."""
+    k_model, k_head = jax.random.split(key)
+    one = jnp.zeros((1, 1), jnp.int32)
+    model = Backbone(config).init(k_model, one, one, jnp.ones((1, 1, 1), bool))['params']
+    params = {'model': {**model, 'embed_tokens': {'embedding': model['embedding']}}}
+    del params['model']['embedding']
+    if not config.tie_embeddings:
+        shape = (config.hidden_size, config.vocab_size)
+        params['lm_head'] = {'kernel': 0.02 * jax.random.normal(k_head, shape, jnp.float32)}
+    return params
+
+
+def forward(
+    params: Params,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attention_mask: jax.Array,
+) -> jax.Array:
+    """Final hidden states [B, T, D] of whole rows, in the compute dtype.
+
+    tokens, positions int32 [B, T]; attention_mask bool [B, T] marks real tokens. Token t attends to
+    the real tokens at indices <= t; results at padding are finite and mean nothing.
+    """
+    index = jnp.arange(tokens.shape[1])
+    causal = index[:, None] >= index[None, :]
+    mask = causal[None] & attention_mask[:, None, :]
+    hidden, _ = Backbone(config).apply(_variables(params), tokens, positions, mask)
+    return hidden
+
+
+def init_cache(config: ModelConfig, rows: int, length: int, dtype: str | None = None) -> KVCache:
+    """An empty cache of `rows` rows and `length` positions; dtype None = compute dtype."""
+    shape = (rows, length, config.num_kv_heads, config.head_dim)
+    dtype = config.dtype if dtype is None else dtype
+    layers = range(config.num_layers)
+    return KVCache(
+        k=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        v=tuple(jnp.zeros(shape, dtype) for _ in layers),
+    )
+
+
+def forward_cached(
+    params: Params,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    cache: KVCache,
+    rows: jax.Array | None,
+    *,
+    kv_length: int | None = None,
+) -> tuple[jax.Array, KVCache]:
+    """Runs a block of tokens behind what the cache holds; returns (hidden [R, O, D], cache).
+
+    tokens, positions int32 [R, O]. Keys and values are written at (rows, positions); positions >= T
+    and rows >= S are padding and dropped. A token attends to the entries at indices <= its position,
+    so rows must be contiguous: index = position. rows int32 [R], or None for all rows in order.
+    kv_length (static) promises that all positions in use are below it: only that prefix is read.
+    """
+    length = cache.k[0].shape[1]
+    length = length if kv_length is None else min(kv_length, length)
+    mask = jnp.arange(length)[None, None, :] <= positions[:, :, None]
+    where = _Where(rows=rows, positions=positions, kv_length=length)
+    return Backbone(config).apply(_variables(params), tokens, positions, mask, cache, where)
+
+
+def head_kernel(params: Params, config: ModelConfig) -> jax.Array:
+    """The output head [D, V]: lm_head, or the embedding transposed."""
+    if config.tie_embeddings:
+        return params['model']['embed_tokens']['embedding'].T
+    return params['lm_head']['kernel']
+
+
+def logits(params: Params, config: ModelConfig, hidden: jax.Array) -> jax.Array:
+    """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype."""
+    head = head_kernel(params, config).astype(config.dtype)
+    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+
+
+def param_count(config: ModelConfig) -> int:
+    """Number of parameters, without allocating them."""
+    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
