@@ -1,0 +1,228 @@
+"""From a config to the parts of a run: checks, tokenizer, model, environment, rollout, update.
+
+Only this file and the programs a person starts (train, evaluate, ...) see the config object.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from agentrl_jax import rollout, sharding
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs.bandit import Bandit
+from agentrl_jax.envs.frozen_lake import FrozenLake
+from agentrl_jax.envs.sokoban import Sokoban
+from agentrl_jax.envs.text import TextTask, build_task
+from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
+
+BUNDLED_TOKENIZER = Path(__file__).parent / 'tokens' / 'demo.model'
+ENVIRONMENTS = ('frozen_lake', 'sokoban', 'bandit')
+
+
+def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
+    """(environment, its parameters with the pool of the split)."""
+    levels = cfg.env.train_levels if split == 'train' else cfg.env.eval_levels
+    pool = dict(num_levels=levels, seed=cfg.env.pool_seed)
+    if cfg.env.name == 'frozen_lake':
+        lake = cfg.frozen_lake
+        env = FrozenLake(size=lake.size, observation_format=lake.observation_format)
+        return env, env.make_params(
+            split, frozen=lake.frozen, success_rate=lake.success_rate, **pool
+        )
+    if cfg.env.name == 'sokoban':
+        room = cfg.sokoban
+        env = Sokoban(
+            dim=room.dim, num_boxes=room.num_boxes, symbols=room.symbols,
+            observation_format=room.observation_format,
+        )  # fmt: skip
+        return env, env.make_params(split, search_depth=room.search_depth, **pool)
+    if cfg.env.name == 'bandit':
+        env = Bandit(pairs=cfg.bandit.pairs)
+        return env, env.make_params(split, **pool)
+    raise ValueError(f'env.name={cfg.env.name!r} is not one of {", ".join(ENVIRONMENTS)}')
+
+
+def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask:
+    """The environment as text, replicated over the mesh."""
+    env, env_params = build_environment(cfg, split)
+    task = build_task(
+        env, env_params, tokenizer,
+        style=cfg.env.prompt,
+        generation_prefix='<think>' if cfg.env.think else '<answer>',
+        max_turns=cfg.env.max_turns,
+        max_actions_per_turn=cfg.env.max_actions_per_turn,
+        max_actions_per_episode=cfg.env.max_actions_per_episode,
+        format_penalty=cfg.env.format_penalty,
+        max_words=cfg.env.max_words,
+    )  # fmt: skip
+    rollout.check_budget(
+        task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
+    )
+    return sharding.replicate(jax.tree.map(np.asarray, task), mesh)
+
+
+def build_mesh(cfg: Any) -> jax.sharding.Mesh:
+    """The mesh of cfg.mesh; data = -1 takes the devices that fsdp and tensor leave."""
+    devices = jax.device_count()
+    data, rest = cfg.mesh.data, cfg.mesh.fsdp * cfg.mesh.tensor
+    if data == -1:
+        data = max(devices // rest, 1)
+    return sharding.make_mesh(data, cfg.mesh.fsdp, cfg.mesh.tensor)
+
+
+def build_tokenizer(cfg: Any) -> Any:
+    return load_tokenizer(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
+
+
+def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
+    """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
+    if cfg.model.path:
+        config, params = weights.load_model(
+            cfg.model.path, dtype=cfg.model.dtype, remat=cfg.model.remat, mesh=mesh
+        )
+        check_fits(tokenizer, config.vocab_size)
+        return config, params
+    size = cfg.model
+    config = qwen2.ModelConfig(
+        vocab_size=-(-tokenizer.vocab_size // 64) * 64,
+        hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
+        num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
+        head_dim=size.hidden_size // size.num_heads, dtype=size.dtype, remat=size.remat,
+    )  # fmt: skip
+    init = functools.partial(qwen2.init, config=config)
+    key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
+    return config, sharding.init_sharded(init, key, sharding.TRAIN_RULES, mesh)
+
+
+@struct.dataclass
+class ModelFns:
+    """The model as the pure functions that losses and rollouts take."""
+
+    hidden: Any = struct.field(pytree_node=False)
+    head: Any = struct.field(pytree_node=False)
+    values: Any = struct.field(pytree_node=False)  # None without a critic
+
+
+def model_functions(cfg: Any, config: qwen2.ModelConfig) -> ModelFns:
+    """hidden(params, tokens, positions, attention_mask), head(params), and
+    values(params, critic_params, tokens, positions, attention_mask)."""
+
+    def hidden(params, tokens, positions, attention_mask):
+        return qwen2.forward(params, config, tokens, positions, attention_mask)
+
+    def head(params):
+        return qwen2.head_kernel(params, config)
+
+    def own_values(params, critic_params, tokens, positions, attention_mask):
+        del params
+        return critic.values(critic_params, config, tokens, positions, attention_mask)
+
+    def shared_values(params, critic_params, tokens, positions, attention_mask):
+        del critic_params
+        states = hidden(params, tokens, positions, attention_mask)
+        return critic.value_from_hidden(params['value_head'], states)
+
+    values = None
+    if needs_critic(cfg):
+        values = shared_values if cfg.critic.share_backbone else own_values
+    return ModelFns(hidden=hidden, head=head, values=values)
+
+
+def needs_critic(cfg: Any) -> bool:
+    return bool(ALGORITHMS[cfg.algorithm].USES_CRITIC)
+
+
+def needs_reference(cfg: Any) -> bool:
+    """A reference model is kept only when some KL term needs it."""
+    return cfg.loss.kl_coef > 0
+
+
+def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str):
+    """Jitted (params, task, episodes, key) -> (rollout, counters) over the mesh."""
+    training = split == 'train'
+    rows = cfg.rollout.num_groups * cfg.rollout.group_size if training else cfg.env.eval_levels
+    shards = mesh.shape['data'] * mesh.shape['fsdp']
+    rows = -(-rows // shards) * shards
+    sample = cfg.rollout if training else cfg.eval
+    play = rollout.collect_on_mesh(
+        mesh, config=config, slots=min(cfg.rollout.slots or rows, rows),
+        serve_rows=cfg.rollout.serve_rows, max_tokens=cfg.rollout.max_tokens,
+        max_response=cfg.rollout.max_response, temperature=sample.temperature,
+        top_k=0 if training else sample.top_k, top_p=1.0 if training else sample.top_p,
+        stop_at_answer=cfg.rollout.stop_at_answer,
+    )  # fmt: skip
+
+    def collect(params, task, episodes, key):
+        layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
+        params = jax.lax.with_sharding_constraint(params, layout)
+        return play(params, task, episodes, key)
+
+    return jax.jit(collect)
+
+
+def draw_episodes(
+    key: jax.Array, step: jax.Array, *, levels: int, groups: int, group_size: int, common: bool
+) -> rollout.Episodes:
+    """Levels of a step, without repetition where the pool allows; own random streams for all."""
+    chosen = jax.random.choice(
+        jax.random.fold_in(key, step), levels, (groups,), replace=groups > levels
+    )
+    stream = jnp.arange(groups * group_size, dtype=jnp.int32)
+    return rollout.Episodes(
+        level=jnp.repeat(chosen.astype(jnp.int32), group_size),
+        token_stream=stream,
+        world_stream=stream // group_size if common else stream,
+    )
+
+
+def every_level(levels: int, shards: int) -> rollout.Episodes:
+    """One episode for each level of a pool, repeated from the start up to a multiple of shards."""
+    rows = np.arange(-(-levels // shards) * shards, dtype=np.int32)
+    return rollout.Episodes(level=rows % levels, token_stream=rows, world_stream=rows)
+
+
+def check(cfg: Any, mesh_shards: int = 1) -> None:
+    """Refuses impossible combinations before any time is spent."""
+    rows = cfg.rollout.num_groups * cfg.rollout.group_size
+    kept = kept_groups(cfg) * cfg.rollout.group_size
+    small, micro = cfg.update.minibatch_rows, cfg.update.microbatch_rows
+    problems = {
+        f'algorithm={cfg.algorithm!r} is not one of {", ".join(ALGORITHMS)}':
+            cfg.algorithm not in ALGORITHMS,
+        f'filter.keep={cfg.filter.keep} must be in (0, 1]': not 0 < cfg.filter.keep <= 1,
+        f'rollout.temperature={cfg.rollout.temperature} must be positive: a greedy policy gives '
+        'no gradient': cfg.rollout.temperature <= 0,
+        f'loss.kl_in={cfg.loss.kl_in!r} must be loss or reward':
+            cfg.loss.kl_in not in ('loss', 'reward'),
+        f'stop.echo_trap={cfg.stop.echo_trap!r} must be off, warn or stop':
+            cfg.stop.echo_trap not in ('off', 'warn', 'stop'),
+        f'{kept} episodes are kept of each rollout ({rows} played), which is no multiple of '
+        f'update.minibatch_rows={small}': small < 1 or kept % max(small, 1) != 0,
+        f'update.minibatch_rows={small} must be a multiple of '
+        f'update.microbatch_rows={micro}': micro < 1 or small % max(micro, 1) != 0,
+        f'{rows} episodes (rollout.num_groups x rollout.group_size) must be a multiple of the '
+        f'{mesh_shards} data shards of the mesh': rows % mesh_shards != 0,
+        f'update.microbatch_rows={micro} must be a multiple of the {mesh_shards} data shards of '
+        'the mesh': micro % mesh_shards != 0,
+        f'model.dtype={cfg.model.dtype!r} must be float32 or bfloat16':
+            cfg.model.dtype not in ('float32', 'bfloat16'),
+        f'model.hidden_size={cfg.model.hidden_size} must be a multiple of '
+        f'2 x model.num_heads={cfg.model.num_heads}':
+            not cfg.model.path and cfg.model.hidden_size % (2 * cfg.model.num_heads) != 0,
+        'steps must not be negative': cfg.steps < 0,
+        'update.epochs must be at least 1': cfg.update.epochs < 1,
+    }  # fmt: skip
+    found = [problem for problem, wrong in problems.items() if wrong]
+    if found:
+        raise ValueError('impossible configuration: ' + '; '.join(found))
+
+
+def kept_groups(cfg: Any) -> int:
+    """Groups that the filter lets through: RAGEN's int(ratio * groups), at least one."""
+    return max(int(cfg.filter.keep * cfg.rollout.num_groups + 1e-9), 1)

@@ -1,0 +1,35 @@
+"""The critic: a backbone of its own with a value head (RAGEN), or a head on the policy's states."""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.models import qwen2
+from agentrl_jax.types import Params
+
+
+def init_head(config: qwen2.ModelConfig) -> Params:
+    """A value head that says 0: the first advantages are then plain returns."""
+    return {'kernel': jnp.zeros((config.hidden_size, 1)), 'bias': jnp.zeros(1)}
+
+
+def init(policy_params: Params, config: qwen2.ModelConfig) -> Params:
+    """A copy of the policy's backbone and a fresh head."""
+    backbone = {'model': jax.tree.map(jnp.copy, policy_params['model'])}
+    return {'backbone': backbone, 'value_head': init_head(config)}
+
+
+def value_from_hidden(head: Params, hidden: jax.Array) -> jax.Array:
+    """hidden [B, T, D] -> float32 [B, T]."""
+    return hidden.astype(jnp.float32) @ head['kernel'][:, 0] + head['bias'][None]
+
+
+def values(
+    params: Params,
+    config: qwen2.ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attention_mask: jax.Array,
+) -> jax.Array:
+    """V at each position, of the prefix up to and including it (not shifted). float32 [B, T]."""
+    hidden = qwen2.forward(params['backbone'], config, tokens, positions, attention_mask)
+    return value_from_hidden(params['value_head'], hidden)

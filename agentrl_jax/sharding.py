@@ -1,0 +1,109 @@
+"""The mesh and who holds what: partition rules are data, (regex, PartitionSpec), first match wins.
+
+Rows of a batch are split over ('data', 'fsdp'). For training parameters are split over 'fsdp' and
+'tensor'; for rollouts over 'tensor' only, so that a shard decodes without waiting for the others.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ('data', 'fsdp', 'tensor')
+Rules = tuple[tuple[str, P], ...]
+
+TRAIN_RULES: Rules = (
+    (r'embed_tokens/embedding$', P('tensor', 'fsdp')),
+    (r'lm_head/kernel$', P('fsdp', 'tensor')),
+    (r'(q_proj|k_proj|v_proj|gate_proj|up_proj)/kernel$', P('fsdp', 'tensor')),
+    (r'(q_proj|k_proj|v_proj)/bias$', P('tensor')),
+    (r'(o_proj|down_proj)/kernel$', P('tensor', 'fsdp')),
+    (r'(norm|layernorm)/scale$', P()),
+    (r'value_head/(kernel|bias)$', P()),
+)
+
+
+def without(rules: Rules, axis: str) -> Rules:
+    """The rules with one mesh axis left out: parameters are replicated over it."""
+    return tuple(
+        (pattern, P(*(None if part == axis else part for part in spec))) for pattern, spec in rules
+    )
+
+
+ROLLOUT_RULES = without(TRAIN_RULES, 'fsdp')
+
+
+def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
+    """Mesh of all devices; the only place that makes one (axes are Auto: GSPMD places the rest)."""
+    shape, devices = (data, fsdp, tensor), jax.device_count()
+    if min(shape) < 1 or math.prod(shape) != devices:
+        raise ValueError(
+            f'mesh data={data} x fsdp={fsdp} x tensor={tensor} does not use exactly the '
+            f'{devices} devices there are'
+        )
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def path_name(path: tuple) -> str:
+    """'model/layers_0/mlp/up_proj/kernel' of a tree path."""
+    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
+
+
+def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """The spec without axes that do not divide their dimension."""
+    parts = [
+        axis if axis is not None and size % mesh.shape[axis] == 0 else None
+        for axis, size in zip(spec, shape, strict=False)
+    ]
+    return P(*parts)
+
+
+def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
+    """NamedSharding of every array of a parameter tree (arrays or ShapeDtypeStructs)."""
+
+    def one(path, leaf):
+        name = path_name(path)
+        for pattern, spec in rules:
+            if re.search(pattern, name):
+                return NamedSharding(mesh, _fit(spec, leaf.shape, mesh))
+        raise ValueError(f'no partition rule matches the parameter {name}')
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def state_specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
+    """Like specs for a whole TrainState: optimiser moments lie as their parameters, scalars whole."""
+
+    def one(path, leaf):
+        name = path_name(path)
+        for pattern, spec in rules:
+            if leaf.ndim and re.search(pattern, name):
+                return NamedSharding(mesh, _fit(spec, leaf.shape, mesh))
+        return NamedSharding(mesh, P())
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def shard_rows(mesh: Mesh) -> NamedSharding:
+    """Layout of arrays whose first axis are rows of a batch."""
+    return NamedSharding(mesh, P(('data', 'fsdp')))
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Number of parts that rows are split into."""
+    return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """Host arrays (equal on every process) onto all devices."""
+    return jax.device_put(tree, NamedSharding(mesh, P()))
+
+
+def init_sharded(init: Callable, key: jax.Array, rules: Rules, mesh: Mesh) -> Any:
+    """init(key) computed where its results belong: no device ever holds the whole."""
+    layout = specs(jax.eval_shape(init, key), rules, mesh)
+    return jax.jit(init, out_shardings=layout)(key)
