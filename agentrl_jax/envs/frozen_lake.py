@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from agentrl_jax.envs.base import SPLITS, Lines, TextEnvironment, check_split, coordinates
+from agentrl_jax.envs.base import Lines, TextEnvironment, check_split, coordinates, level_split
 
 FROZEN, HOLE, GOAL, START = range(4)
 LEFT, DOWN, RIGHT, UP = range(4)
@@ -50,6 +49,7 @@ class EnvParams(environment.EnvParams):
     """The pool of maps and how slippery the ice is."""
 
     boards: jax.Array = None  # int8 [levels, n, n]
+    optimal_length: jax.Array = None  # int32 [levels]  fewest moves to the goal without slips
     success_rate: jax.Array = 1.0 / 3.0  # float32 [] probability of moving where one wants to
     max_steps_in_episode: int = 100
 
@@ -99,7 +99,11 @@ class FrozenLake(TextEnvironment):
         if not 0.0 <= success_rate <= 1.0:
             raise ValueError(f'success_rate={success_rate} must be from 0 to 1')
         boards = make_maps(split, num_levels, size=self.size, frozen=frozen, seed=seed)
-        return EnvParams(boards=jnp.asarray(boards), success_rate=jnp.float32(success_rate))
+        return EnvParams(
+            boards=jnp.asarray(boards),
+            optimal_length=jnp.asarray(distance_to_goal(boards)),
+            success_rate=jnp.float32(success_rate),
+        )
 
     def num_levels(self, params: EnvParams) -> int:
         return params.boards.shape[0]
@@ -257,8 +261,7 @@ def make_maps(
 ) -> np.ndarray:
     """`num` random solvable maps, int8 [num, n, n]: iid ice, start and goal anywhere (RAGEN).
 
-    A map belongs to the split that a hash of its bytes names (eight tenths train, one validation,
-    one test), so no two splits share a map whatever the seeds; `unique` drops repetitions.
+    `unique` drops repetitions; split None takes the maps of all splits.
     """
     check_split(split)
     if not 0.0 <= frozen <= 1.0:
@@ -267,9 +270,9 @@ def make_maps(
     found: dict[Any, np.ndarray] = {}
     for _ in range(64):
         boards = _random_maps(rng, 2 * num + 64, size, frozen)
-        for board in boards[_solvable(boards)]:
+        for board in boards[distance_to_goal(boards) > 0]:
             key = board.tobytes()
-            if split is None or map_split(key) == split:
+            if split is None or level_split(key) == split:
                 found.setdefault(key if unique else len(found), board)
             if len(found) == num:
                 return np.stack(list(found.values()))
@@ -277,12 +280,6 @@ def make_maps(
         f'only {len(found)} different {split} maps of size {size} with frozen={frozen} were found; '
         f'num_levels={num} asks for more'
     )
-
-
-def map_split(key: bytes) -> str:
-    """Split of a level, from a hash of its bytes alone."""
-    digit = int.from_bytes(hashlib.sha256(key).digest()[:8], 'big') % 10
-    return SPLITS[max(0, digit - 7)]
 
 
 def _random_maps(rng: np.random.Generator, num: int, size: int, frozen: float) -> np.ndarray:
@@ -294,10 +291,11 @@ def _random_maps(rng: np.random.Generator, num: int, size: int, frozen: float) -
     return boards.reshape(num, size, size)
 
 
-def _solvable(boards: np.ndarray) -> np.ndarray:
-    """bool [num]: the goal can be walked to from the start."""
+def distance_to_goal(boards: np.ndarray) -> np.ndarray:
+    """int32 [num]: fewest moves from start to goal around the holes; -1 = no way."""
     reached, passable = boards == START, boards != HOLE
-    while True:
+    distance = np.full(len(boards), -1, np.int32)
+    for moves in range(1, boards[0].size):
         wider = reached.copy()
         wider[:, 1:] |= reached[:, :-1]
         wider[:, :-1] |= reached[:, 1:]
@@ -305,5 +303,7 @@ def _solvable(boards: np.ndarray) -> np.ndarray:
         wider[:, :, :-1] |= reached[:, :, 1:]
         wider &= passable
         if (wider == reached).all():
-            return (reached & (boards == GOAL)).any((1, 2))
+            break
         reached = wider
+        distance[(distance < 0) & (reached & (boards == GOAL)).any((1, 2))] = moves
+    return distance
