@@ -277,7 +277,8 @@ class _Where:
 
 def _variables(params: Params) -> dict:
     model = dict(params['model'])
-    return {'params': {**model, 'embedding': model.pop('embed_tokens')['embedding']}}
+    model['embedding'] = model.pop('embed_tokens')['embedding']
+    return {'params': model}
 
 
 def init(key: jax.Array, config: ModelConfig) -> Params:
@@ -285,8 +286,9 @@ def init(key: jax.Array, config: ModelConfig) -> Params:
     k_model, k_head = jax.random.split(key)
     one = jnp.zeros((1, 1), jnp.int32)
     model = Backbone(config).init(k_model, one, one, jnp.ones((1, 1, 1), bool))['params']
-    params = {'model': {**model, 'embed_tokens': {'embedding': model['embedding']}}}
-    del params['model']['embedding']
+    model = dict(model)
+    model['embed_tokens'] = {'embedding': model.pop('embedding')}
+    params = {'model': model}
     if not config.tie_embeddings:
         shape = (config.hidden_size, config.vocab_size)
         params['lm_head'] = {'kernel': 0.02 * jax.random.normal(k_head, shape, jnp.float32)}
