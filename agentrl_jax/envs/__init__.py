@@ -1,0 +1,10 @@
+"""Worlds on the device: gymnax environments that can also show themselves as text."""
+
+from agentrl_jax.envs.bandit import Bandit
+from agentrl_jax.envs.base import SPLITS, TextEnvironment
+from agentrl_jax.envs.frozen_lake import FrozenLake
+from agentrl_jax.envs.sokoban import Sokoban
+
+ENVIRONMENTS = {'frozen_lake': FrozenLake, 'sokoban': Sokoban, 'bandit': Bandit}
+
+__all__ = ['ENVIRONMENTS', 'SPLITS', 'Bandit', 'FrozenLake', 'Sokoban', 'TextEnvironment']

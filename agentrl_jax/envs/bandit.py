@@ -1,0 +1,214 @@
+"""RAGEN's two-armed bandit: the names of the arms are all there is to reason about."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from agentrl_jax.envs.base import SPLITS, Lines, TextEnvironment
+
+# (low arm, high arm) by set and split. Train and test pairs are RAGEN's: 'main' of its main branch,
+# the others of branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has
+# no third split; the validation pairs were made up for this library in the same spirit.
+PAIRS = {
+    'main': {
+        'train': (
+            ('Teacher', 'Trader'),
+            ('Nurse', 'StartupFounder'),
+            ('Librarian', 'Investor'),
+            ('Accountant', 'StockBroker'),
+            ('Engineer', 'RealEstateAgent'),
+            ('Pharmacist', 'Musician'),
+            ('Clerk', 'Freelancer'),
+            ('Technician', 'Youtuber'),
+            ('Planner', 'Artist'),
+            ('Postman', 'Pilot'),
+            ('Banker', 'VentureCapitalist'),
+            ('Gardener', 'Cryptominer'),
+        ),
+        'validation': (
+            ('Dentist', 'Inventor'),
+            ('Plumber', 'Gambler'),
+            ('Tailor', 'Stuntman'),
+            ('Electrician', 'Astronaut'),
+        ),
+        'test': (
+            ('Receptionist', 'Explorer'),
+            ('Archivist', 'Filmmaker'),
+            ('Bookkeeper', 'Consultant'),
+            ('SocialWorker', 'Photographer'),
+            ('Mechanic', 'GameDesigner'),
+            ('Secretary', 'Entrepreneur'),
+            ('Cashier', 'DataScientist'),
+            ('CivilServant', 'StartupAccelerator'),
+        ),
+    },
+    'v0423': {
+        'train': (('Phoenix', 'Dragon'),),
+        'validation': (('Dentist', 'Inventor'),),
+        'test': (('Trader', 'Librarian'),),
+    },
+    'generalization': {
+        'train': (('Engineer', 'Teacher'),),
+        'validation': (('Inventor', 'Dentist'),),
+        'test': (('Trader', 'Librarian'),),
+    },
+    'generalization_reversed': {
+        'train': (('Teacher', 'Engineer'),),
+        'validation': (('Dentist', 'Inventor'),),
+        'test': (('Librarian', 'Trader'),),
+    },
+}
+
+# Wording of RAGEN (mll-lab-nu/RAGEN, ragen/env/bandit/env.py).
+QUESTION = (
+    'You are playing a bandit game. Goal: Maximize your total reward by choosing which arm to '
+    'pull. \nGame Rules: \n1. There are 2 arms, named {a} and {b}\n'
+    '2. Each arm has its own reward distribution, related to their names. \n'
+    "3. Analyze the symbolic meaning of each arm's name to guess how their reward distribution "
+    'might behave.\n4. Based on the symbolic meaning of their names, which arm do you think is '
+    'more likely to give higher rewards on average? Choose between {a} and {b}, and output like '
+    '<answer> {a} </answer> or <answer> {b} </answer>.\n'
+)
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """One choice. time: int32 []."""
+
+    pair: jax.Array  # int32 []   index into the pairs of the set, all splits one after another
+    high: jax.Array  # int32 []   which of the two arms, in the order shown, is the high one
+    pulled: jax.Array  # int32 []   the arm that was pulled, -1 = none yet
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """The pool: every pair in both orders."""
+
+    pair: jax.Array = None  # int32 [levels]
+    high: jax.Array = None  # int32 [levels]
+    low_reward: jax.Array = (
+        0.1  # float32 [] what the low arm always pays (code; the paper says .15)
+    )
+    high_probability: jax.Array = 0.25  # float32 [] with which the high arm pays 1, else 0
+    max_steps_in_episode: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Bandit(TextEnvironment):
+    """Pull one of two named arms, once. Action 0 or 1 is the arm's place in the question.
+
+    `pairs` names a set in PAIRS. ACTION_NAMES holds the arms of all its splits, so that pools of
+    different splits share their tables; env_action maps a name to an arm of the question at hand.
+    """
+
+    pairs: str = 'main'
+
+    REWARD_QUANTUM: ClassVar[float] = 0.1
+    REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    name: ClassVar[str] = 'bandit'
+    instruction: ClassVar[str] = ''  # it stands in the observation
+    num_actions: ClassVar[int] = 2
+
+    def __post_init__(self):
+        if self.pairs not in PAIRS:
+            raise ValueError(f'pairs={self.pairs!r} is not one of {tuple(PAIRS)}')
+
+    @property
+    def ACTION_NAMES(self) -> tuple[str, ...]:
+        return tuple(sorted({name for pair in self._all_pairs for name in pair}))
+
+    @property
+    def _all_pairs(self) -> tuple[tuple[str, str], ...]:
+        return sum((PAIRS[self.pairs][split] for split in SPLITS), ())
+
+    def make_params(
+        self, split: str = 'train', *, num_levels: int | None = None, seed: int = 0
+    ) -> EnvParams:
+        """Both orders of all pairs of the split; the pool is that small whatever is asked for."""
+        del num_levels, seed
+        if split not in SPLITS:
+            raise ValueError(f'split={split!r} is not one of {SPLITS}')
+        sizes = [len(PAIRS[self.pairs][name]) for name in SPLITS]
+        first = sum(sizes[: SPLITS.index(split)])
+        pair = np.repeat(np.arange(first, first + sizes[SPLITS.index(split)]), 2)
+        return EnvParams(
+            pair=jnp.asarray(pair, jnp.int32),
+            high=jnp.asarray(np.arange(len(pair)) % 2, jnp.int32),
+            low_reward=jnp.float32(0.1),
+            high_probability=jnp.float32(0.25),
+        )
+
+    def num_levels(self, params: EnvParams) -> int:
+        return params.pair.shape[0]
+
+    def reset_level(self, level: jax.Array, params: EnvParams) -> EnvState:
+        return EnvState(
+            time=jnp.int32(0),
+            pair=params.pair[level],
+            high=params.high[level],
+            pulled=jnp.int32(-1),
+        )
+
+    def advance(
+        self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
+    ) -> tuple[EnvState, jax.Array, jax.Array]:
+        lucky = jax.random.uniform(key) < params.high_probability
+        reward = jnp.where(action == state.high, lucky.astype(jnp.float32), params.low_reward)
+        return state.replace(pulled=action), reward, jnp.bool_(True)
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return state.pulled >= 0
+
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """The high arm was pulled, whatever it paid."""
+        return state.pulled == state.high
+
+    def env_action(self, state: EnvState, name_index: jax.Array) -> jax.Array:
+        low, high = jnp.asarray(self._pair_names())[state.pair]
+        shown = jnp.where(state.high == 0, jnp.stack([high, low]), jnp.stack([low, high]))
+        return jnp.where(name_index == shown[0], 0, jnp.where(name_index == shown[1], 1, -1))
+
+    def _pair_names(self) -> np.ndarray:
+        """int32 [pairs, 2]: (low, high) as indices into ACTION_NAMES."""
+        names = self.ACTION_NAMES
+        return np.array([[names.index(name) for name in p] for p in self._all_pairs], np.int32)
+
+    def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
+        """int32 []: which question it is (the pair and its order)."""
+        return 2 * state.pair + state.high
+
+    def observation_space(self, params: Any = None) -> spaces.Discrete:
+        return spaces.Discrete(2 * len(self._all_pairs))
+
+    def lines(self, params: Any = None) -> list[str]:
+        return _line_families(self).texts
+
+    def line_slots(self, params: Any = None) -> list[range]:
+        return [_line_families(self).slots['question']]
+
+    def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
+        return _line_families(self).ids('question', 2 * state.pair + state.high)
+
+    def observation_text(self, state: EnvState) -> str:
+        a, b = self.cells(state)[0]
+        return QUESTION.format(a=a, b=b)
+
+    def cells(self, state: EnvState) -> list[list[str]]:
+        """The two arms in the order shown."""
+        low, high = self._all_pairs[int(state.pair)]
+        return [[low, high] if int(state.high) else [high, low]]
+
+
+@functools.cache
+def _line_families(env: Bandit) -> Lines:
+    """One question for each pair and order; the high arm comes first in the even ones."""
+    orders = [
+        (high, low) if first else (low, high) for low, high in env._all_pairs for first in (1, 0)
+    ]
+    return Lines(question=[QUESTION.format(a=a, b=b) for a, b in orders])
