@@ -1,0 +1,156 @@
+"""What a run needs around the program: processes, preemption, compile counts, a usable workdir."""
+
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
+COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+
+
+def initialize_distributed(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout_s: int = 300,
+) -> None:
+    """Join the processes of a run; call it before anything else touches jax.
+
+    Arguments left out are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID. With none of them a run is one process. coordinator='auto' lets jax ask the
+    cluster (TPU slices, SLURM). Collectives on CPU go over gloo.
+    """
+    coordinator = coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS')
+    if coordinator == 'auto':
+        jax.distributed.initialize(initialization_timeout=timeout_s)
+        return
+    num_processes = _from_environment(num_processes, 'JAX_NUM_PROCESSES')
+    process_id = _from_environment(process_id, 'JAX_PROCESS_ID')
+    given = {'coordinator': coordinator, 'num_processes': num_processes, 'process_id': process_id}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    if missing:
+        raise ValueError(
+            f'a run of several processes needs {", ".join(given)}; not given: {", ".join(missing)}'
+        )
+    if not 0 <= process_id < num_processes:
+        raise ValueError(f'process_id={process_id} must be in 0..{num_processes - 1}')
+    jax.distributed.initialize(
+        coordinator, num_processes, process_id, initialization_timeout=timeout_s
+    )
+
+
+def _from_environment(value: int | None, name: str) -> int | None:
+    if value is not None or name not in os.environ:
+        return value
+    text = os.environ[name]
+    if not text.isdigit():
+        raise ValueError(f'{name}={text!r} must be a whole number')
+    return int(text)
+
+
+class Preemption:
+    """SIGTERM means: finish the step, save, leave with EXIT_PREEMPTED.
+
+    with Preemption() as preemption:
+        for step in ...:
+            state, metrics = update(state)
+            if preemption.agreed():
+                save and return EXIT_PREEMPTED
+    """
+
+    def __init__(self, signals: tuple[int, ...] = (signal.SIGTERM,)):
+        self._signals = signals
+        self._previous: dict[int, Any] = {}
+        self.requested = False  # of this process; agreed() speaks for all
+
+    def __enter__(self) -> 'Preemption':
+        for number in self._signals:
+            self._previous[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: types.FrameType | None) -> None:
+        # Launchers repeat the signal; a second one must not interrupt the save.
+        self.requested = True
+
+    def agreed(self) -> bool:
+        """Whether any process was asked to stop: the same answer in all, once per step in all.
+
+        One byte per process is gathered, so nobody leaves while another waits in a collective.
+        jax's own sync point needs its own SIGTERM handler and stops one step later.
+        """
+        if jax.process_count() == 1:
+            return self.requested
+        flags = multihost_utils.process_allgather(np.array([self.requested]))
+        return bool(np.any(flags))
+
+
+class CompileCounter:
+    """Counts the programs that XLA compiled, or fetched from the persistent cache, since enter.
+
+    A jitted call with known shapes adds nothing, so `count` standing still after warm-up shows
+    that no step recompiles. Operations outside jit count too: each is a small program.
+    """
+
+    def __init__(self):
+        self.count = 0
+        self.seconds = 0.0
+
+    def __enter__(self) -> 'CompileCounter':
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_) -> None:
+        if event == COMPILE_EVENT:
+            self.count += 1
+            self.seconds += duration
+
+
+def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathlib.Path:
+    """Create the directory, write a file in it, look at the free space; returns it absolute."""
+    workdir = pathlib.Path(path).expanduser().absolute()
+    probe = workdir / f'.write-test-{os.getpid()}'
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b'x')
+        probe.unlink()
+    except OSError as error:
+        advice = 'free space there' if error.errno == errno.ENOSPC else 'name one that is'
+        raise OSError(
+            error.errno, f'workdir is not writable ({error.strerror}): {advice}', str(workdir)
+        ) from error
+    free = shutil.disk_usage(workdir).free
+    if free < min_free_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f'{free / 1e9:.2f} GB are free and this run needs {min_free_bytes / 1e9:.2f} GB: '
+            'free space, keep fewer checkpoints, or name another workdir',
+            str(workdir),
+        )
+    return workdir
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """sha256 of the config as JSON with sorted keys: the same for the same fields and values."""
+    text = json.dumps(config, sort_keys=True, separators=(',', ':'), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
