@@ -1,0 +1,46 @@
+"""Echo-trap monitors that look at what the policy says: repetition and loss of variety."""
+
+import jax
+import jax.numpy as jnp
+
+
+def repeated_ngrams(
+    tokens: jax.Array, action_mask: jax.Array, turn: jax.Array, *, n: int = 4
+) -> tuple[jax.Array, jax.Array]:
+    """1 - distinct / all n-grams of the sampled tokens of each row, and how many n-grams it has.
+
+    tokens, action_mask, turn: [B, T]; returns (float32 [B], int32 [B]); 0 for rows without any.
+    An n-gram lies within one answer: observations are never part of it. Exact, not hashed.
+    """
+    width = tokens.shape[1] - n + 1
+    if width < 1:
+        nothing = jnp.zeros(tokens.shape[0])
+        return nothing, nothing.astype(jnp.int32)
+    shifted = [slice(i, i + width) for i in range(n)]
+    inside = jnp.stack([action_mask[:, s] for s in shifted]).all(0)
+    inside &= jnp.stack([turn[:, s] == turn[:, :width] for s in shifted]).all(0)
+    # Sorting puts equal n-grams side by side, and -1, which is no token, in front.
+    keys = [jnp.where(inside, tokens[:, s], -1) for s in shifted]
+    ordered = jnp.stack(jax.lax.sort(keys, dimension=1, num_keys=n))
+    differs = jnp.any(ordered[:, :, 1:] != ordered[:, :, :-1], axis=0)
+    first = jnp.pad(differs, ((0, 0), (1, 0)), constant_values=True)
+    distinct = jnp.sum(first & (ordered[0] >= 0), axis=1)
+    count = jnp.sum(inside, axis=1)
+    return 1.0 - (distinct / jnp.maximum(count, 1) + (count == 0)), count.astype(jnp.int32)
+
+
+def distinct_action_rate(
+    actions: jax.Array, healthy: jax.Array, *, group_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Different action sequences of a group's healthy members / their number, and that number.
+
+    actions: int32 [B, K, A] (-1 = none); healthy: bool [B]; returns (float32 [P], int32 [P]).
+    """
+    plays = actions.reshape(-1, group_size, actions.shape[1] * actions.shape[2])
+    healthy = healthy.reshape(-1, group_size)
+    same = jnp.all(plays[:, :, None] == plays[:, None, :], axis=-1) & healthy[:, None, :]
+    earlier = jnp.tril(jnp.ones((group_size, group_size), bool), -1)
+    seen_before = jnp.any(same & earlier[None], axis=-1)
+    members = healthy.sum(1)
+    distinct = jnp.sum(healthy & ~seen_before, axis=1)
+    return distinct / jnp.maximum(members, 1), members

@@ -1,0 +1,271 @@
+"""The record of a run: metrics.jsonl, optional TensorBoard and W&B, config.json, alarms."""
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+METRICS_FILE = 'metrics.jsonl'
+CONFIG_FILE = 'config.json'
+REDACTED = '***'
+NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
+
+
+class RunLog:
+    """Writes the metrics of a run; does nothing on processes other than 0.
+
+    Rows of steps >= resume_step are dropped when it opens, so a resumed run continues the file as
+    if it had never stopped; `time_s` goes on from the last row that is kept.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        *,
+        resume_step: int = 0,
+        tensorboard: bool = False,
+        wandb_project: str = '',
+        config: Any = None,
+        process_index: int = 0,
+    ):
+        self._enabled = process_index == 0
+        if not self._enabled:
+            return
+        workdir = Path(workdir)
+        # Imported before anything is written: a missing package is known before time is spent.
+        tensorboardx = _import('tensorboardX', 'TensorBoard logging') if tensorboard else None
+        wandb = _import('wandb', 'Weights & Biases logging') if wandb_project else None
+        workdir.mkdir(parents=True, exist_ok=True)
+        path = workdir / METRICS_FILE
+        kept = [row for row in read_metrics(path) if row['step'] < resume_step]
+        write_atomic(path, ''.join(_json_line(row) for row in kept))
+        self._file = path.open('a', encoding='utf-8')
+        self._start = time.monotonic() - max((row['time_s'] for row in kept), default=0.0)
+        self._tensorboard = self._wandb = None
+        if tensorboardx:
+            self._tensorboard = tensorboardx.SummaryWriter(
+                str(workdir / 'tensorboard'), purge_step=resume_step or None
+            )
+        if wandb:
+            self._wandb = wandb.init(
+                project=wandb_project,
+                name=workdir.name,
+                id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
+                resume='allow',
+                dir=str(workdir),
+                config=redact(config),
+            )
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Appends one row: step, time_s, then the metrics by name."""
+        if not self._enabled:
+            return
+        row = {'step': int(step), 'time_s': round(time.monotonic() - self._start, 3)}
+        row |= {name: plain_number(value) for name, value in sorted(metrics.items())}
+        self._file.write(_json_line(row))
+        self._file.flush()
+        if self._tensorboard:
+            for name, value in row.items():
+                if name != 'step':
+                    self._tensorboard.add_scalar(name, value, row['step'])
+            self._tensorboard.flush()
+        if self._wandb:
+            values = {name: value for name, value in row.items() if name != 'step'}
+            self._wandb.log(values, step=row['step'])
+
+    def close(self) -> None:
+        """Closes the file and ends the other writers."""
+        if not self._enabled:
+            return
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._wandb:
+            self._wandb.finish()
+
+    def __enter__(self) -> 'RunLog':
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+def _import(package: str, purpose: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'{purpose} needs the package {package}: pip install {package}'
+        ) from error
+
+
+def plain_number(value: Any) -> int | float:
+    """A Python number for a scalar; a float32 gets its shortest decimal form (0.1, not 0.100...01).
+
+    Shortest forms are unique, so equal runs write equal bytes.
+    """
+    scalar = np.asarray(value)
+    if scalar.size != 1 or scalar.dtype == object:
+        raise TypeError(f'a metric must be one number, not {value!r}')
+    scalar = scalar.reshape(())
+    if scalar.dtype.kind in 'iub':
+        return int(scalar)
+    return float(str(scalar)) if scalar.dtype.itemsize <= 4 else float(scalar)
+
+
+def _json_line(row: dict[str, int | float]) -> str:
+    """JSON has no nan and inf: they are written as the strings 'nan', 'inf' and '-inf'."""
+    safe = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
+    return json.dumps(safe, allow_nan=False) + '\n'
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
+    """Rows of a metrics.jsonl, [] if there is none; a half-written last line is left out."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b'\n')
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() and number == len(lines):
+            break
+        try:
+            row = json.loads(line)
+            rows.append({name: NOT_FINITE.get(str(v), v) for name, v in row.items()})
+        except (ValueError, AttributeError) as error:
+            if number == len(lines):  # no newline behind it: the process died while writing
+                break
+            raise ValueError(f'{path}, line {number}: not a JSON object') from error
+        if not {'step', 'time_s'} <= row.keys():
+            raise ValueError(f'{path}, line {number}: step or time_s is missing')
+    return rows
+
+
+def write_atomic(path: str | os.PathLike, text: str) -> None:
+    """The file has the old or the new contents at any moment, never a part."""
+    path = Path(path)
+    partial = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        partial.write_text(text, encoding='utf-8')
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+SECRET_WORD = re.compile(r'(secret|passw|credential|passphrase|(key|token)s?$)', re.IGNORECASE)
+WORDS = re.compile(r'[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])')
+USER_INFO = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]+@')
+NUMBER = re.compile(r'[-+]?[\d.]+(e[-+]?\d+)?', re.IGNORECASE)
+ASSIGNMENT = re.compile(r'([\w.-]+)=([^&\s]+)')
+
+
+def is_secret_name(name: str) -> bool:
+    """api_key, HF_TOKEN, accessToken, db.password; not tokenizer or max_tokenizer_length."""
+    return any(SECRET_WORD.search(word) for word in WORDS.findall(name))
+
+
+def redact(tree: Any, name: str = '') -> Any:
+    """Copy of a config as plain JSON values, without secrets.
+
+    Strings whose field name sounds secret, user-info of URLs, name=secret pairs inside strings and
+    the values of secret-sounding environment variables become '***'. Numbers stay: max_tokens.
+    """
+    if hasattr(tree, 'items'):
+        return {
+            str(key): redact(value, str(key) if not is_secret_name(name) else name)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, (list, tuple)):
+        return [redact(value, name) for value in tree]
+    if isinstance(tree, (str, bytes, os.PathLike)):
+        text = tree.decode(errors='replace') if isinstance(tree, bytes) else str(tree)
+        return _redact_text(name, text)
+    if tree is None or isinstance(tree, (bool, int, float)):
+        return tree
+    return plain_number(tree)
+
+
+def _redact_text(name: str, text: str) -> str:
+    text = _mask(name, text)
+    for variable, value in os.environ.items():
+        if is_secret_name(variable) and len(value) >= 8:
+            text = text.replace(value, REDACTED)
+    text = USER_INFO.sub(rf'\1{REDACTED}@', text)
+    return ASSIGNMENT.sub(lambda found: f'{found[1]}={_mask(found[1], found[2])}', text)
+
+
+def _mask(name: str, text: str) -> str:
+    return REDACTED if is_secret_name(name) and not NUMBER.fullmatch(text) and text else text
+
+
+def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = ()) -> None:
+    """config.json: the resolved config and the command line, secrets redacted."""
+    document = {'argv': _redact_argv(argv), 'config': redact(config)}
+    text = json.dumps(document, indent=2, sort_keys=True) + '\n'
+    write_atomic(Path(workdir) / CONFIG_FILE, text)
+
+
+def _redact_argv(argv: Sequence[str]) -> list[str]:
+    """The value may stand behind '=' or be the next argument: --api_key=x, --api_key x."""
+    redacted, flag = [], ''
+    for arg in argv:
+        name, equals, value = arg.partition('=')
+        redacted.append(f'{name}={redact(value, name)}' if equals else redact(arg, flag))
+        flag = arg if arg.startswith('-') and not equals else ''
+    return redacted
+
+
+class Alarm(NamedTuple):
+    """level: 'ok', 'warn' or 'stop'; reason: a sentence, '' when ok."""
+
+    level: str
+    reason: str
+
+
+def echo_trap(
+    history: Sequence[dict[str, float]],
+    *,
+    std_fraction: float = 0.1,
+    std_patience: int = 10,
+    baseline_steps: int = 10,
+    success_floor: float = 0.01,
+    success_patience: int = 5,
+) -> Alarm:
+    """RAGEN's two stop rules, on all rows so far (oldest first; rows may lack either metric).
+
+    stop: the last `std_patience` in-group stds all lie below std_fraction x the mean of the first
+    `baseline_steps`, or the last `success_patience` validations all lie below success_floor.
+    warn: half of either streak (rounded up).
+    """
+    stds = [row['group/return_std'] for row in history if 'group/return_std' in row]
+    successes = [row['eval/success'] for row in history if 'eval/success' in row]
+    alarms = []
+    if len(stds) > baseline_steps:
+        floor = std_fraction * sum(stds[:baseline_steps]) / baseline_steps
+        streak = _streak_below(stds[baseline_steps:], floor)
+        reason = f'in-group return std below {floor:.3g} for {streak} steps (echo trap)'
+        alarms.append(_judge(streak, std_patience, reason))
+    streak = _streak_below(successes, success_floor)
+    reason = f'validation success below {success_floor:.3g} at {streak} validations in a row'
+    alarms.append(_judge(streak, success_patience, reason))
+    return max(alarms, key=lambda alarm: ('ok', 'warn', 'stop').index(alarm.level))
+
+
+def _streak_below(values: Sequence[float], floor: float) -> int:
+    """Number of values at the end that all lie below floor."""
+    above = [i for i, value in enumerate(values) if not value < floor]
+    return len(values) - 1 - (above[-1] if above else -1)
+
+
+def _judge(streak: int, patience: int, reason: str) -> Alarm:
+    if streak >= patience:
+        return Alarm('stop', reason)
+    return Alarm('warn', reason) if streak >= (patience + 1) // 2 else Alarm('ok', '')

@@ -1,0 +1,83 @@
+"""Statistics of a few runs: intervals and robust means (NumPy, on the host)."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+
+def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a success rate from `successes` of n episodes (Wilson 1927).
+
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n); (0, 1) for n = 0.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f'successes={successes} must lie between 0 and n={n}')
+    if n == 0:
+        return 0.0, 1.0
+    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+    p = successes / n
+    centre = p + z * z / (2 * n)
+    margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    # The ends are exactly 0 and 1 at p = 0 and p = 1; rounding must not push them outside.
+    return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
+
+
+def mean_se(x: np.ndarray) -> tuple[float, float]:
+    """Mean and its standard error (unbiased variance); the error of one value is nan."""
+    x = np.asarray(x, np.float64)
+    if x.size == 0:
+        raise ValueError('mean_se needs at least one value')
+    error = float(x.std(ddof=1) / math.sqrt(x.size)) if x.size > 1 else math.nan
+    return float(x.mean()), error
+
+
+def mean(x: np.ndarray) -> np.ndarray:
+    """Mean over the last axis."""
+    return np.mean(x, axis=-1)
+
+
+def iqm(x: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the last axis: int(n / 4) values dropped at either end.
+
+    The definition of Agarwal et al. 2021 (arXiv:2108.13264); up to three values it is the mean.
+    """
+    x = np.sort(np.asarray(x, np.float64), axis=-1)
+    cut = x.shape[-1] // 4
+    return x[..., cut : x.shape[-1] - cut].mean(axis=-1)
+
+
+def stratified_bootstrap(
+    strata: Sequence[np.ndarray],
+    statistic: Callable[[np.ndarray], np.ndarray] = iqm,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval of statistic(all runs), runs redrawn within each stratum (task).
+
+    `statistic` reduces the last axis. The same arguments give the same interval.
+    """
+    arrays = [np.asarray(runs, np.float64) for runs in strata]
+    if not arrays or any(runs.size == 0 for runs in arrays):
+        raise ValueError('stratified_bootstrap needs at least one run in each stratum')
+    rng = np.random.default_rng(seed)
+    redrawn = [runs[rng.integers(0, runs.size, (resamples, runs.size))] for runs in arrays]
+    values = statistic(np.concatenate(redrawn, axis=1))
+    low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return float(low), float(high)
+
+
+def probability_of_improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
+    """P(a run of ours beats a run of theirs), ties half, mean over tasks (arXiv:2108.13264)."""
+    if len(ours) != len(theirs) or not ours:
+        raise ValueError(f'{len(ours)} and {len(theirs)} tasks: both need the same, at least one')
+
+    def of_task(x, y):
+        difference = np.asarray(x, np.float64)[:, None] - np.asarray(y, np.float64)[None, :]
+        return np.mean((difference > 0) + 0.5 * (difference == 0))
+
+    return float(np.mean([of_task(x, y) for x, y in zip(ours, theirs, strict=True)]))
