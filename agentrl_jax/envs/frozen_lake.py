@@ -94,11 +94,14 @@ class FrozenLake(TextEnvironment):
         seed: int = 0,
         frozen: float = 0.8,
         success_rate: float = 1.0 / 3.0,
+        unique: bool = True,
     ) -> EnvParams:
         """Random maps whose cells are ice with probability `frozen` (RAGEN: 0.8, later 0.9)."""
         if not 0.0 <= success_rate <= 1.0:
             raise ValueError(f'success_rate={success_rate} must be from 0 to 1')
-        boards = make_maps(split, num_levels, size=self.size, frozen=frozen, seed=seed)
+        boards = make_maps(
+            split, num_levels, size=self.size, frozen=frozen, seed=seed, unique=unique
+        )
         return EnvParams(
             boards=jnp.asarray(boards),
             optimal_length=jnp.asarray(distance_to_goal(boards)),

@@ -105,6 +105,7 @@ class Sokoban(TextEnvironment):
         num_levels: int = 1024,
         seed: int = 0,
         search_depth: int = 300,
+        unique: bool = True,
     ) -> EnvParams:
         """Rooms of RAGEN's generator; search_depth (300, 30, 10 there) bounds reverse play."""
         pool = sokoban_levels.make_pool(
@@ -114,6 +115,7 @@ class Sokoban(TextEnvironment):
             num_boxes=self.num_boxes,
             search_depth=search_depth,
             seed=seed,
+            unique=unique,
         )
         return EnvParams(**{name: jnp.asarray(x) for name, x in pool._asdict().items()})
 

@@ -2,8 +2,14 @@
 
 import functools
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from agentrl_jax.envs.frozen_lake import GOAL, HOLE, MOVES
 
 _WALL, _TARGET = 0, 2  # codes of sokoban.EnvState.fixed
 
@@ -57,3 +63,100 @@ def _path(parents: dict, state: tuple) -> tuple[int, ...]:
         state, action = parents[state]
         actions.append(action)
     return tuple(reversed(actions))
+
+
+def lake_values(
+    boards: np.ndarray, success_rate: float, horizon: int, *, play: str = 'best'
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finite-horizon dynamic programming over many maps at once (int [maps, n, n]).
+
+    Returns the probability float [horizon + 1, maps, cells] of being on the goal when h moves are
+    left, and the best action int [horizon + 1, maps, cells] then (row 0 is empty: all 0).
+    V_h(s) = max_a [rate V_{h-1}(s a) + (1 - rate) / 2 (V_{h-1}(s a-1) + V_{h-1}(s a+1))], or the
+    mean over a with play='random'.
+    """
+    tiles = np.asarray(boards).reshape(len(boards), -1)
+    n = np.asarray(boards).shape[1]
+    row, column = np.divmod(np.arange(n * n), n)
+    after = np.stack(
+        [np.clip(row + dr, 0, n - 1) * n + np.clip(column + dc, 0, n - 1) for dr, dc in MOVES], 1
+    )  # [cells, 4]
+    values = np.zeros((horizon + 1, *tiles.shape))
+    values[:] = tiles == GOAL
+    actions = np.zeros((horizon + 1, *tiles.shape), np.int8)
+    ends = (tiles == GOAL) | (tiles == HOLE)
+    for left in range(1, horizon + 1):
+        reached = values[left - 1][:, after]  # [maps, cells, 4]
+        turned = np.roll(reached, 1, axis=2) + np.roll(reached, -1, axis=2)
+        quality = success_rate * reached + (1.0 - success_rate) / 2.0 * turned
+        value = quality.max(2) if play == 'best' else quality.mean(2)
+        values[left] = np.where(ends, values[left], value)
+        actions[left] = quality.argmax(2)
+    return values, actions
+
+
+def reference_curves(
+    env: Any, params: Any, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Success of uniform random actions and of the best player within each budget of actions.
+
+    Keys random, random_se, oracle, oracle_se, each float [budgets]; the errors are over levels.
+    Exact for FrozenLake and Bandit; Sokoban's random play is simulated `rollouts` times a level.
+    """
+    curves = {'bandit': _bandit_curves, 'frozen_lake': _lake_curves, 'sokoban': _sokoban_curves}
+    by_level = curves[env.name](env, params, np.asarray(budgets), rollouts, seed)
+    result = {}
+    for player, success in zip(('random', 'oracle'), by_level, strict=True):
+        result[player] = success.mean(1)
+        result[f'{player}_se'] = success.std(1) / np.sqrt(success.shape[1])
+    return result
+
+
+def reference_success(
+    env: Any, params: Any, budget: int, *, rollouts: int = 20, seed: int = 0
+) -> dict[str, float]:
+    """reference_curves for one budget (max_actions_per_episode), as floats."""
+    curves = reference_curves(env, params, [budget], rollouts=rollouts, seed=seed)
+    return {name: float(curve[0]) for name, curve in curves.items()}
+
+
+def _bandit_curves(env, params, budgets, rollouts, seed):
+    """Half the random choices are right; the oracle knows the arms. [budgets, levels] each."""
+    shape = (len(budgets), env.num_levels(params))
+    return np.full(shape, 0.5), np.ones(shape)
+
+
+def _lake_curves(env, params, budgets, rollouts, seed):
+    boards, levels = np.asarray(params.boards), env.num_levels(params)
+    states = jax.vmap(env.reset_level, in_axes=(0, None))(jnp.arange(levels), params)
+    start = np.asarray(states.position)
+    horizon, rate = int(budgets.max()), float(params.success_rate)
+    for play in ('random', 'best'):
+        values = lake_values(boards, rate, horizon, play=play)[0]
+        yield values[budgets][:, np.arange(levels), start]
+
+
+def _sokoban_curves(env, params, budgets, rollouts, seed):
+    won = simulate_random(env, params, int(budgets.max()), rollouts=rollouts, seed=seed)
+    yield won[budgets].mean(2)
+    yield np.asarray(params.optimal_length)[None] <= budgets[:, None]
+
+
+def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed: int) -> np.ndarray:
+    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... uniformly random actions."""
+    levels = env.num_levels(params)
+    level = jnp.repeat(jnp.arange(levels), rollouts)
+    states = jax.vmap(env.reset_level, in_axes=(0, None))(level, params)
+    success = jax.vmap(env.success, in_axes=(0, None))
+
+    def act(states, key):
+        k_action, k_world = jax.random.split(key)
+        action = jax.random.randint(k_action, level.shape, 0, env.num_actions)
+        keys = jax.random.split(k_world, len(level))
+        states = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(keys, states, action, params)[1]
+        return states, success(states, params)
+
+    keys = jax.random.split(jax.random.key(seed), horizon)
+    won = jax.jit(lambda states: jax.lax.scan(act, states, keys)[1])(states)
+    won = np.concatenate([np.asarray(success(states, params))[None], np.asarray(won)])
+    return won.reshape(horizon + 1, levels, rollouts)

@@ -1,0 +1,99 @@
+"""Random play and the oracle on every environment, beside the figures of the specification.
+
+  python -m agentrl_jax.envs.reference [--levels=2048]
+
+The published boards were 256 (227 of the larger rooms) drawn with RAGEN's own seeds; ours are drawn
+from the same distribution, repetitions included, so both sides carry a sampling error.
+"""
+
+import argparse
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.bandit import Bandit
+from agentrl_jax.envs.frozen_lake import FrozenLake
+from agentrl_jax.envs.sokoban import Sokoban
+from agentrl_jax.envs.solvers import reference_curves
+
+BUDGETS = (5, 10, 15, 20, 25, 30, 35)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: success in per cent by budget, as measured on RAGEN's own code."""
+
+    label: str
+    player: str  # random or oracle
+    env: Any
+    pool: dict[str, float]
+    published: tuple[float, ...]  # at `budgets`
+    boards: int = 256  # behind the published figures
+    budgets: tuple[int, ...] = BUDGETS
+
+
+SIMPLE = dict(search_depth=300)
+LAKE = dict(frozen=0.8, success_rate=1 / 3)
+ROWS = (
+    Row('Sokoban 6x6, 1 box', 'random', Sokoban(), SIMPLE,
+        (12.3, 19.0, 23.2, 26.6, 29.4, 31.5, 33.5)),
+    Row('Sokoban 6x6, search depth 30', 'random', Sokoban(), dict(search_depth=30),
+        (11.4, 18.3, 23.2, 26.5, 29.3, 31.5, 33.1)),
+    Row('Sokoban 8x8, 2 boxes', 'random', Sokoban(dim=8, num_boxes=2), dict(search_depth=10),
+        (0.8, 3.0, 4.4, 5.7, 7.1, 8.3, 9.4), boards=227),
+    Row('FrozenLake p .8', 'random', FrozenLake(), LAKE,
+        (15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5)),
+    Row('FrozenLake p .9', 'random', FrozenLake(), dict(frozen=0.9, success_rate=0.8),
+        (16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5)),
+    Row('FrozenLake p .8, rate 1/3', 'oracle', FrozenLake(), LAKE,
+        (29.0, 48.3, 61.3, 69.8, 75.4, 79.3, 81.9)),
+    Row('FrozenLake p .8, rate .8', 'oracle', FrozenLake(), dict(frozen=0.8, success_rate=0.8),
+        (89.0,), budgets=(10,)),
+    Row('FrozenLake p .9, rate 1/3', 'oracle', FrozenLake(), dict(frozen=0.9, success_rate=1 / 3),
+        (55.1,), budgets=(10,)),
+    Row('FrozenLake p .9, rate .8', 'oracle', FrozenLake(), dict(frozen=0.9, success_rate=0.8),
+        (94.4,), budgets=(10,)),
+    Row('FrozenLake p .9, rate 1', 'oracle', FrozenLake(), dict(frozen=0.9, success_rate=1.0),
+        (100.0,), budgets=(10,)),
+    Row('Sokoban 6x6, 1 box', 'oracle', Sokoban(), SIMPLE, (78.0, 100.0), budgets=(5, 10)),
+    Row('Bandit', 'random', Bandit(), {}, (50.0,), budgets=(1,)),
+    Row('Bandit', 'oracle', Bandit(), {}, (100.0,), budgets=(1,)),
+)  # fmt: skip
+
+
+def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Ours in per cent, its standard error, and how many standard errors the two sides differ.
+
+    The published side's error is taken as the spread of our levels over its number of boards.
+    """
+    if isinstance(row.env, Bandit):
+        params = row.env.make_params('train')
+    else:
+        params = row.env.make_params(None, num_levels=levels, seed=seed, unique=False, **row.pool)
+    curves = reference_curves(row.env, params, row.budgets)
+    ours, error = 100 * curves[row.player], 100 * curves[f'{row.player}_se']
+    both = error * np.sqrt(1 + row.env.num_levels(params) / row.boards)
+    # Published figures are rounded to 0.1.
+    apart = np.maximum(np.abs(ours - np.array(row.published)) - 0.05, 0) / np.maximum(both, 1e-9)
+    return {'ours': ours, 'error': error, 'apart': apart}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--levels', type=int, default=2048)
+    levels = parser.parse_args().levels
+    for row in ROWS:
+        got = measure(row, levels)
+        print(f'{row.player:6} {row.label}')
+        print('    actions  ' + ''.join(f'{budget:>12}' for budget in row.budgets))
+        print('    published' + ''.join(f'{value:>12.1f}' for value in row.published))
+        pairs = zip(got['ours'], got['error'], strict=True)
+        print(
+            '    ours     ' + ''.join(f'{value:>6.1f} ± {se:.1f}'.rjust(12) for value, se in pairs)
+        )
+        print('    s.e. off ' + ''.join(f'{value:>12.1f}' for value in got['apart']))
+
+
+if __name__ == '__main__':
+    main()
