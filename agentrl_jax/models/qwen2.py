@@ -33,7 +33,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    tie_embeddings: bool
+    tie_embeddings: bool = True  # the output head is the embedding transposed
     rope_theta: float = 1e6
     rms_norm_eps: float = 1e-6
     qkv_bias: bool = True  # False: Llama
@@ -59,7 +59,7 @@ class KVCache:
 
 
 def config_from_hf(hf: dict[str, Any], *, dtype: str = 'float32') -> ModelConfig:
-    """ModelConfig of a config.json whose model_type is qwen2 or llama; refuses what is not built."""
+    """ModelConfig of a config.json of type qwen2 or llama; refuses what is not built."""
     kind = hf.get('model_type')
     if kind not in ('qwen2', 'llama'):
         raise ValueError(f'config.json: model_type {kind!r} is not supported (qwen2, llama)')
@@ -234,7 +234,7 @@ class Backbone(nn.Module):
 
     @nn.compact
     def __call__(self, tokens, positions, mask, cache=None, where=None):
-        """tokens, positions int32 [R, O], mask bool [R, O, T]; returns (hidden [R, O, D], cache)."""
+        """tokens, positions int32 [R, O], mask bool [R, O, T] -> (hidden [R, O, D], cache)."""
         c = self.config
         embedding = self.param(
             'embedding', nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size), jnp.float32
@@ -282,7 +282,7 @@ def _variables(params: Params) -> dict:
 
 
 def init(key: jax.Array, config: ModelConfig) -> Params:
-    """Random float32 parameters: fan-in scaled kernels, residual outputs damped by 1 / sqrt(2 L)."""
+    """Random float32 parameters: fan-in scaled kernels, residual outputs over sqrt(2 L)."""
     k_model, k_head = jax.random.split(key)
     one = jnp.zeros((1, 1), jnp.int32)
     model = Backbone(config).init(k_model, one, one, jnp.ones((1, 1, 1), bool))['params']
@@ -337,10 +337,11 @@ def forward_cached(
 ) -> tuple[jax.Array, KVCache]:
     """Runs a block of tokens behind what the cache holds; returns (hidden [R, O, D], cache).
 
-    tokens, positions int32 [R, O]. Keys and values are written at (rows, positions); positions >= T
-    and rows >= S are padding and dropped. A token attends to the entries at indices <= its position,
-    so rows must be contiguous: index = position. rows int32 [R], or None for all rows in order.
-    kv_length (static) promises that all positions in use are below it: only that prefix is read.
+    tokens, positions int32 [R, O]. Keys and values are written at (rows, positions), each pair at
+    most once; positions >= T and rows >= S are padding and dropped. A token attends to the entries
+    at indices <= its position, so rows must be contiguous: index = position. rows int32 [R], or
+    None for all rows in order. kv_length (static) promises that all positions in use are below it:
+    only that prefix is read.
     """
     length = cache.k[0].shape[1]
     length = length if kv_length is None else min(kv_length, length)
