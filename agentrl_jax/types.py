@@ -85,6 +85,7 @@ class Batch:
     tokens: jax.Array  # int32 [B, T]
     attention_mask: jax.Array  # bool [B, T]
     mask: jax.Array  # bool [B, T]    trained tokens: sampled, in a healthy and kept episode
+    value_mask: jax.Array  # bool [B, T] tokens whose value is trained (turn-wise GAE: turn ends)
     turn: jax.Array  # int32 [B, T]
     old_logprobs: jax.Array  # float32 [B, T]
     ref_logprobs: jax.Array  # float32 [B, T]

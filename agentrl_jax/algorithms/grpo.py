@@ -1,0 +1,32 @@
+"""GRPO: the group-normalised return of an episode on all of its action tokens (arXiv:2402.03300).
+
+  A[b, t] = (R_b - mean) / (std + 1e-6) over the healthy members of the group, std unbiased
+R is the return with format penalties (and, with KL in the reward, less kl_coef * sum of k1).
+RAGEN: KL loss of 0.001 and seq_mean_token_mean; MT-GRPO's GRPO-MR is this with its turn rewards.
+"""
+
+import jax
+
+from agentrl_jax import advantages as adv
+from agentrl_jax.algorithms import common
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = False
+SETTINGS = ()
+loss = common.clipped_loss
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+) -> Batch:
+    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
+    rows, mask = common.trained(rollout, keep)
+    returns = rollout.returns - common.token_kl(scores, mask, kl_coef, kl_in_reward).sum(1)
+    per_episode = adv.group_normalize(returns, rows, group_size=group_size)
+    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -1,0 +1,82 @@
+"""PPO with a critic: StarPO and, with group filtering and clip-higher, StarPO-S (arXiv:2504.20073).
+
+  A = GAE over action tokens of the turn rewards (environment reward + format penalty), whitened
+  over the trained tokens of the batch;  critic target = A before whitening + V.
+`estimator` chooses the recursion: 'token' (observations are stepped over), 'turn' (turn ends only,
+one advantage per turn), 'bi_level' (turns with turn_gamma, then tokens inside a turn).
+RAGEN: gamma = lam = 1, reward_on 'episode'. MT-PPO (arXiv:2505.11821 v2): reward_on 'turn'.
+"""
+
+import jax
+
+from agentrl_jax import advantages as adv
+from agentrl_jax.algorithms import common
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = True
+SETTINGS = ('gamma', 'lam', 'reward_on', 'whiten')
+loss = common.clipped_loss
+
+
+def token_rewards(
+    rollout: Rollout, rows: jax.Array, mask: jax.Array, *, reward_on: str, normalization: str,
+    group_size: int,
+) -> jax.Array:  # fmt: skip
+    """[B, T]: each turn's reward and penalty at its end, or the whole return at the last token."""
+    if reward_on == 'turn':
+        if normalization != 'identity':
+            raise ValueError(
+                f'reward normalisation {normalization!r} is of episode returns: it needs '
+                "reward_on='episode'"
+            )
+        return adv.place_on_turn_ends(rollout.rewards + rollout.penalties, mask, rollout.turn)
+    if reward_on != 'episode':
+        raise ValueError(f'reward_on={reward_on!r} must be turn or episode')
+    returns = adv.normalize_returns(
+        rollout.returns, rows, method=normalization, group_size=group_size
+    )
+    return adv.place_on_episode_end(returns, mask)
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    reward_on: str = 'turn',
+    whiten: bool = True,
+    reward_normalization: str = 'identity',
+    estimator: str = 'token',
+    turn_gamma: float = 1.0,
+) -> Batch:
+    """Advantages and critic targets of a rollout; keep bool [B] marks the rows a filter kept."""
+    rows, mask = common.trained(rollout, keep)
+    rewards = token_rewards(
+        rollout, rows, mask,
+        reward_on=reward_on, normalization=reward_normalization, group_size=group_size,
+    ) - common.token_kl(scores, mask, kl_coef, kl_in_reward)  # fmt: skip
+    turn, value_mask = rollout.turn, mask
+    if estimator == 'token':
+        advantages = adv.gae(rewards, scores.values, mask, gamma=gamma, lam=lam)
+    elif estimator == 'turn':
+        value_mask = adv.turn_ends(mask, turn)
+        advantages = adv.turn_wise_gae(
+            rewards, scores.values, mask, turn, turn_gamma=turn_gamma, lam=lam
+        )
+    elif estimator == 'bi_level':
+        advantages = adv.bi_level_gae(
+            rewards, scores.values, mask, turn, gamma=gamma, turn_gamma=turn_gamma, lam=lam
+        )
+    else:
+        raise ValueError(f'estimator={estimator!r} must be token, turn or bi_level')
+    returns = advantages + scores.values
+    if whiten:
+        advantages = adv.whiten(advantages, mask, over=value_mask)
+    return common.build_batch(
+        rollout, scores, mask, advantages, returns=returns, value_mask=value_mask
+    )

@@ -1,0 +1,264 @@
+"""make_batch and the losses of each algorithm: by hand, and what must not matter."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax import advantages as adv
+from agentrl_jax import losses
+from agentrl_jax.algorithms import ALGORITHMS, common, grpo, ppo
+
+
+def two_episodes(**kwargs):
+    """Group of two: turns (1 obs, 2 act), (2 obs, 1 act) with rewards .5, 1; and one turn, -1."""
+    return toy.rollout_of(
+        [[(1, 2), (2, 1)], [(1, 2)]], [[0.5, 1.0], [-1.0, 0.0]], length=7, **kwargs
+    )
+
+
+def zero_scores(rollout):
+    return jax.tree.map(jnp.zeros_like, toy.scores_of(rollout))
+
+
+# ---- PPO -----------------------------------------------------------------------------------------
+
+
+def test_ppo_turn_rewards_by_hand():
+    # tokens: o a a o o a .  row 0: reward .5 at t=2, 1 at t=5; V = 0, gamma = lam = 1
+    rollout = two_episodes(penalties=[[0, -0.1], [0, 0]])
+    batch = ppo.make_batch(rollout, zero_scores(rollout), group_size=2, whiten=False)
+    want = [[0, 1.4, 1.4, 0, 0, 0.9, 0], [0, -1, -1, 0, 0, 0, 0]]
+    np.testing.assert_allclose(batch.advantages, want, rtol=1e-6)
+    np.testing.assert_allclose(batch.returns, want, rtol=1e-6)
+    np.testing.assert_array_equal(batch.mask, rollout.action_mask)
+    np.testing.assert_array_equal(batch.value_mask, batch.mask)
+
+
+def test_ppo_episode_placement_and_values_by_hand():
+    # return 1.5 at t=5; V .2 .3 .5 at t=1, 2, 5; lam .5:
+    # A5 = 1; A2 = .5 - .3 + .5 * 1 = .7; A1 = .3 - .2 + .5 * .7 = .45; targets A + V
+    rollout = two_episodes()
+    values = jnp.zeros((2, 7)).at[0, jnp.array([1, 2, 5])].set(jnp.array([0.2, 0.3, 0.5]))
+    scores = zero_scores(rollout).replace(values=values)
+    batch = ppo.make_batch(
+        rollout, scores, group_size=2, whiten=False, reward_on='episode', lam=0.5
+    )
+    np.testing.assert_allclose(batch.advantages[0], [0, 0.45, 0.7, 0, 0, 1.0, 0], rtol=1e-6)
+    np.testing.assert_allclose(batch.returns[0], [0, 0.65, 1.0, 0, 0, 1.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(batch.old_values[0], values[0])
+
+
+def test_ppo_whitens_over_trained_tokens_of_healthy_kept_episodes():
+    rollout = toy.random_rollout(0, faulty=(2,))
+    keep = jnp.arange(8) != 5
+    batch = ppo.make_batch(rollout, toy.scores_of(rollout), group_size=4, keep=keep)
+    values = np.asarray(batch.advantages)[np.asarray(batch.mask)]
+    np.testing.assert_allclose([values.mean(), values.std(ddof=1)], [0, 1], atol=1e-5)
+    assert not batch.mask[jnp.array([2, 5])].any()
+    assert not np.asarray(batch.advantages)[~np.asarray(batch.mask)].any()
+    assert not np.asarray(batch.returns)[~np.asarray(batch.mask)].any()
+
+
+def test_ppo_normalises_returns_only_when_they_are_placed_at_the_end():
+    rollout = two_episodes()
+    make = functools.partial(
+        ppo.make_batch, rollout, zero_scores(rollout), group_size=2, whiten=False
+    )
+    # returns 1.5 and -1: mean .25
+    batch = make(reward_on='episode', reward_normalization='mean')
+    np.testing.assert_allclose(batch.advantages[:, 1], [1.25, -1.25])
+    with pytest.raises(ValueError, match='episode'):
+        make(reward_normalization='mean')
+    with pytest.raises(ValueError, match='reward_on'):
+        make(reward_on='token')
+    with pytest.raises(ValueError, match='estimator'):
+        make(estimator='archer')
+
+
+def test_ppo_turn_estimator_trains_values_at_turn_ends_only():
+    rollout = toy.random_rollout(1)
+    scores = toy.scores_of(rollout)
+    batch = ppo.make_batch(rollout, scores, group_size=4, estimator='turn', turn_gamma=0.9)
+    ends = adv.turn_ends(rollout.action_mask, rollout.turn)
+    np.testing.assert_array_equal(batch.value_mask, ends)
+    assert not np.asarray(batch.returns)[~np.asarray(ends)].any()
+    values = np.asarray(batch.advantages)[np.asarray(ends)]
+    np.testing.assert_allclose([values.mean(), values.std(ddof=1)], [0, 1], atol=1e-5)
+
+
+def test_ppo_bi_level_equals_its_function():
+    rollout = toy.random_rollout(2)
+    scores = toy.scores_of(rollout)
+    batch = ppo.make_batch(
+        rollout, scores, group_size=4, estimator='bi_level',
+        gamma=0.9, turn_gamma=0.95, lam=0.8, whiten=False,
+    )  # fmt: skip
+    placed = adv.place_on_turn_ends(rollout.rewards, rollout.action_mask, rollout.turn)
+    want = adv.bi_level_gae(
+        placed, scores.values, rollout.action_mask, rollout.turn,
+        gamma=0.9, turn_gamma=0.95, lam=0.8,
+    )  # fmt: skip
+    np.testing.assert_allclose(batch.advantages, want)
+
+
+# ---- GRPO ----------------------------------------------------------------------------------------
+
+
+def test_grpo_by_hand():
+    # returns 1.5 and -1: mean .25, std 1.25 * sqrt(2); A = +-1 / sqrt(2) on every action token
+    rollout = two_episodes()
+    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=2)
+    a = 0.5**0.5
+    want = [[0, a, a, 0, 0, a, 0], [0, -a, -a, 0, 0, 0, 0]]
+    np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
+    assert not batch.value_mask.any() and not batch.returns.any()
+
+
+def test_grpo_counts_format_penalties_and_leaves_faulty_episodes_out():
+    layouts, rewards = [[(1, 1)]] * 3, [[1.0], [1.0], [50.0]]
+    rollout = toy.rollout_of(layouts, rewards, length=3, penalties=[[-1], [0], [0]], faulty=(2,))
+    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=3)
+    # healthy returns 0 and 1
+    np.testing.assert_allclose(batch.advantages[:, 1], [-(0.5**0.5), 0.5**0.5, 0], rtol=1e-5)
+
+
+def test_kl_in_the_reward_by_hand():
+    # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
+    rollout = two_episodes()
+    scores = zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
+    kl = dict(group_size=2, kl_coef=jnp.float32(0.2), kl_in_reward=True)
+    batch = ppo.make_batch(rollout, scores, whiten=False, **kl)
+    np.testing.assert_allclose(
+        batch.advantages[0], [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0], rtol=1e-6
+    )
+    batch = grpo.make_batch(rollout, scores, **kl)  # returns 1.5 - .3 and -1 - .2
+    np.testing.assert_allclose(batch.advantages[:, 1], [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
+
+
+# ---- all -----------------------------------------------------------------------------------------
+
+EVERY = pytest.mark.parametrize('name', sorted(ALGORITHMS))
+
+
+@EVERY
+def test_module_says_what_it_needs(name):
+    module = ALGORITHMS[name]
+    assert isinstance(module.USES_CRITIC, bool) and isinstance(module.SETTINGS, tuple)
+    assert module.__doc__ and callable(module.loss)
+
+
+@EVERY
+def test_a_reward_on_the_last_turn_reaches_its_action_tokens(name):
+    """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
+    layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
+    rollout = toy.rollout_of(layouts, [[0, 0], [0, 1], [0, 0], [0, 1]], length=9)
+    batch = ALGORITHMS[name].make_batch(rollout, zero_scores(rollout), group_size=4)
+    last = (rollout.turn == 1) & rollout.action_mask
+    better = np.asarray(batch.advantages)[1][np.asarray(last)[1]]
+    worse = np.asarray(batch.advantages)[0][np.asarray(last)[0]]
+    assert (better > worse).all() and (better > 0).all()
+
+
+@EVERY
+def test_permuting_groups_permutes_the_batch(name):
+    rollout = toy.random_rollout(3, rows=12, faulty=(1,))
+    scores = toy.scores_of(rollout)
+    rows = (np.array([2, 0, 1])[:, None] * 4 + np.arange(4)).reshape(-1)
+    make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
+    batch = make(rollout, scores)
+    moved = make(*jax.tree.map(lambda x: x[rows], (rollout, scores)))
+    for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
+        np.testing.assert_allclose(a[rows], b, atol=1e-5)
+
+
+@EVERY
+def test_dropping_rows_equals_weighing_them_zero(name):
+    rollout = toy.random_rollout(4, rows=12)
+    scores = toy.scores_of(rollout)
+    rows = np.arange(4, 12)
+    make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
+    weighed = make(rollout, scores, keep=jnp.arange(12) >= 4)
+    compact = make(*jax.tree.map(lambda x: x[rows], (rollout, scores)))
+    for field in ('mask', 'value_mask', 'advantages', 'returns'):
+        a, b = np.asarray(getattr(weighed, field)), np.asarray(getattr(compact, field))
+        np.testing.assert_allclose(a[rows], b, atol=1e-6)
+        assert not a[:4].any()
+
+
+@EVERY
+def test_unhealthy_and_poisoned_rows_change_nothing(name):
+    rollout = toy.random_rollout(5, faulty=(3,))
+    scores = toy.scores_of(rollout)
+    make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
+    clean = make(rollout, scores)
+    bad = rollout.replace(rewards=rollout.rewards.at[3].set(jnp.nan))
+    mask = rollout.action_mask & rollout.healthy[:, None]
+    dirty = make(bad, jax.tree.map(lambda x: jnp.where(mask, x, jnp.inf), scores))
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(dirty), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@EVERY
+def test_nothing_to_train_on_gives_zeros(name):
+    rollout = toy.random_rollout(6, faulty=range(8))
+    batch = ALGORITHMS[name].make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    assert not batch.mask.any() and not batch.advantages.any() and not batch.returns.any()
+    loss = ALGORITHMS[name].loss(
+        rollout.logprobs, batch, clip_low=0.2, clip_high=0.2, dual_clip=None
+    )
+    assert not np.asarray(loss).any()
+
+
+@EVERY
+def test_first_gradient_is_the_policy_gradient(name):
+    """At pi = pi_old every surrogate has the gradient -A of its token."""
+    rollout = toy.random_rollout(7)
+    batch = ALGORITHMS[name].make_batch(rollout, toy.scores_of(rollout), group_size=4)
+
+    def total(logprobs):
+        loss = ALGORITHMS[name].loss(logprobs, batch, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+        return losses.weighted_sum(batch.mask.astype(jnp.float32), loss)
+
+    got = jax.grad(total)(batch.old_logprobs)
+    np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
+
+
+def test_policy_loss_adds_entropy_and_kl_by_hand():
+    """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere."""
+    rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
+    rollout = rollout.replace(tokens=jnp.array([[0, 0, 1]]))
+    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)  # A = 1 (group of one)
+    logp = np.log([0.25, 0.75])
+    batch = batch.replace(
+        old_logprobs=jnp.array([[0.0, *logp]], jnp.float32),
+        ref_logprobs=jnp.array([[0.0, *(logp - 0.5)]], jnp.float32),
+    )
+    loss, (sums, _) = common.policy_loss(
+        {}, batch, losses.token_weights(batch.mask, 'token_mean'), 0.2,
+        hidden_fn=lambda *_: jnp.ones((1, 3, 1)), head_fn=lambda _: jnp.log(jnp.array([[1.0, 3]])),
+        entropy_coef=0.1, kl_estimator='k1', clip_high=0.28,
+    )  # fmt: skip
+    entropy = -(np.exp(logp) * logp).sum()
+    # ratio 1: -1 per token; entropy the same for both; k1 = .5
+    np.testing.assert_allclose(loss, -1 - 0.1 * entropy + 0.2 * 0.5, rtol=1e-5)
+    np.testing.assert_allclose(sums['policy/entropy'], 2 * entropy, rtol=1e-5)
+    np.testing.assert_allclose(sums['policy/kl_ref'], 1.0, rtol=1e-5)
+    assert sums['policy/clip_frac_low'] == sums['policy/clip_frac_high'] == 0
+
+
+def test_ratio_metrics_by_hand():
+    # ratios 2 (A > 0: clipped high), .5 (A < 0: clipped low), 2 (A < 0: not clipped), 1
+    rollout = toy.rollout_of([[(1, 4)]], [[1.0]], length=5)
+    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)
+    batch = batch.replace(advantages=jnp.array([[0.0, 1, -1, -1, 1]]))
+    ratio = jnp.array([[9.0, 2, 0.5, 2, 1]])
+    sums = common.ratio_sums(jnp.log(ratio), batch, 0.2, 0.28)
+    assert sums['policy/clip_frac_high'] == 1 and sums['policy/clip_frac_low'] == 1
+    assert sums['policy/ratio_max'] == pytest.approx(2.0)
+    np.testing.assert_allclose(sums['policy/kl_old'], -np.log(2), rtol=1e-5)  # of 2 .5 2 1
+    # r - 1 - ln r: 1 - ln 2 (twice), -1/2 + ln 2, 0
+    np.testing.assert_allclose(sums['policy/kl_old_k3'], 1.5 - np.log(2), rtol=1e-4)

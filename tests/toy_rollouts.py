@@ -1,0 +1,101 @@
+"""Small rollouts and a toy model for tests of algorithms and updates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.types import EpisodeStop, Rollout, Scores
+
+VOCAB, WIDTH = 7, 4
+
+
+def lay_out(turns, length):
+    """(action_mask, turn, attention) of one row; turns: (observation, action) token counts."""
+    action, turn = np.zeros(length, bool), np.full(length, -1, np.int32)
+    t = 0
+    for k, (observed, acted) in enumerate(turns):
+        turn[t : t + observed + acted] = k
+        action[t + observed : t + observed + acted] = True
+        t += observed + acted
+    return action, turn, np.arange(length) < t
+
+
+def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
+    """Rollout with the given turns per row and rewards [B, K]; tokens and log-probs are random."""
+    rng = np.random.default_rng(seed)
+    rows, turns = np.shape(rewards)
+    action, turn, attention = map(
+        np.stack, zip(*(lay_out(layout, length) for layout in layouts), strict=True)
+    )
+    stop = np.full(rows, EpisodeStop.TERMINATED, np.int32)
+    stop[list(faulty)] = EpisodeStop.ENV_ERROR
+    zeros = np.zeros((rows, turns), np.int32)
+    fields = dict(
+        tokens=rng.integers(0, VOCAB, (rows, length)).astype(np.int32),
+        logprobs=np.where(action, -rng.random((rows, length)), 0).astype(np.float32),
+        attention_mask=attention,
+        action_mask=action,
+        turn=turn,
+        rewards=np.asarray(rewards, np.float32),
+        penalties=np.asarray(zeros if penalties is None else penalties, np.float32),
+        turn_stop=zeros,
+        valid=np.ones((rows, turns), bool),
+        num_actions=zeros,
+        actions=np.full((rows, turns, 1), -1, np.int32),
+        num_turns=np.array([len(layout) for layout in layouts], np.int32),
+        episode_stop=stop,
+        success=np.zeros(rows, bool),
+        level=np.zeros(rows, np.int32),
+    )
+    return Rollout(**jax.tree.map(jnp.asarray, fields))
+
+
+def random_rollout(seed, *, rows=8, length=14, turns=2, faulty=()):
+    """Random turns (1 to 3 observation, 1 to 3 action tokens each) and rewards."""
+    rng = np.random.default_rng(seed)
+    layouts = [rng.integers(1, 4, (rng.integers(1, turns + 1), 2)).tolist() for _ in range(rows)]
+    rewards = rng.normal(size=(rows, turns))
+    for row, layout in zip(rewards, layouts, strict=True):
+        row[len(layout) :] = 0
+    return rollout_of(layouts, rewards, length=length, faulty=faulty, seed=seed)
+
+
+def scores_of(rollout, seed=0):
+    rng = np.random.default_rng(seed)
+    ref = rollout.logprobs + rng.normal(size=rollout.logprobs.shape).astype(np.float32) * 0.3
+    values = jnp.asarray(rng.normal(size=rollout.logprobs.shape), jnp.float32)
+    mask = rollout.action_mask
+    return Scores(
+        old_logprobs=rollout.logprobs,
+        ref_logprobs=jnp.where(mask, ref, 0),
+        values=jnp.where(mask, values, 0),
+    )
+
+
+def toy_params(seed):
+    """A causal model: running mean of embeddings, one hidden layer, a head and a value head."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+    shapes = dict(embed=(VOCAB, WIDTH), mix=(WIDTH, WIDTH), head=(WIDTH, VOCAB), value=(WIDTH, 1))
+    return {
+        name: 0.7 * jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def toy_hidden(params, tokens, positions, attention_mask):
+    embedded = jnp.where(attention_mask[:, :, None], params['embed'][tokens], 0.0)
+    mean = jnp.cumsum(embedded, axis=1) / (positions[:, :, None] + 1.0)
+    return jnp.tanh(mean @ params['mix'])
+
+
+def toy_head(params):
+    return params['head']
+
+
+def toy_value_head(params, hidden):
+    return (hidden @ params['value'])[:, :, 0]
+
+
+def toy_values(params, critic_params, tokens, positions, attention_mask):
+    model = params if critic_params is None else critic_params
+    return toy_value_head(model, toy_hidden(model, tokens, positions, attention_mask))
