@@ -1,0 +1,103 @@
+"""The tokenizer inside a .gguf file: byte-level BPE rebuilt from its metadata, without torch."""
+
+from pathlib import Path
+
+import gguf
+import tokenizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+
+from agentrl_jax.tokens.tokenizer import BytePairTokenizer, mark_specials
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
+
+# How text is split before merging, as in the models' own tokenizer.json. Qwen2 takes digits one by
+# one, Llama 3 by up to three; SmolLM splits digits, then like GPT-2.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+def _split_by(pattern: str) -> list:
+    return [
+        pre_tokenizers.Split(Regex(pattern), behavior='isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+
+
+def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
+    """(steps, NFC first, whole words before merges) of a tokenizer.ggml.pre name."""
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if kind == 'qwen2':
+        return _split_by(_WORDS % ''), True, False
+    if kind == 'smollm':
+        return [pre_tokenizers.Digits(individual_digits=True), gpt2], False, False
+    if kind == 'gpt-2':
+        return [gpt2], False, False
+    if kind == 'llama-bpe':
+        return _split_by(_WORDS % '{1,3}'), False, True
+    raise ValueError(
+        f'{source}: pre-tokenizer {kind!r} is not supported (qwen2, smollm, gpt-2, llama-bpe)'
+    )
+
+
+def build_byte_pair(
+    tokens: list[str], merges: list[tuple[str, str]], added: list[dict], kind: str, source: str
+) -> tokenizers.Tokenizer:
+    """Byte-level BPE from its vocabulary (by id, '' = unused), merges and added tokens.
+
+    added: {'content': str, 'special': bool} in ascending order of their ids.
+    """
+    steps, nfc, whole_words = _pre_tokenizer(kind, source)
+    vocab = {text: i for i, text in enumerate(tokens) if text}
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words)
+    )
+    if nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    for token in mark_specials(added):
+        text, special = token['content'], token['special']
+        backend.add_tokens([AddedToken(text, normalized=False, special=special)])
+    return backend
+
+
+def load(path: Path) -> BytePairTokenizer:
+    """Tokenizer of a .gguf file (tokenizer.ggml.* and tokenizer.chat_template)."""
+    try:
+        fields = gguf.GGUFReader(path).fields
+    except (ValueError, IndexError) as error:
+        raise ValueError(f'{path}: not a readable GGUF file ({error})') from error
+
+    def read(name: str, default=None):
+        return fields[name].contents() if name in fields else default
+
+    model = read('tokenizer.ggml.model')
+    if model != 'gpt2':
+        raise ValueError(f'{path}: only byte-level BPE (gpt2) is supported, this is {model!r}')
+    texts, merges = read('tokenizer.ggml.tokens'), read('tokenizer.ggml.merges')
+    kinds = read('tokenizer.ggml.token_type', [NORMAL] * len(texts or []))
+    if not texts or not merges or len(kinds) != len(texts):
+        raise ValueError(f'{path}: tokenizer.ggml tokens, merges or token_type are missing')
+    rows = list(zip(texts, kinds, strict=True))
+    added = [
+        {'content': text, 'special': kind == CONTROL}
+        for text, kind in rows
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    backend = build_byte_pair(
+        [text if kind != UNUSED else '' for text, kind in rows],
+        [tuple(merge.split(' ', 1)) for merge in merges],
+        added,
+        read('tokenizer.ggml.pre', 'gpt-2'),
+        str(path),
+    )
+    eos = read('tokenizer.ggml.eos_token_id')
+    return BytePairTokenizer(
+        backend,
+        pad=read('tokenizer.ggml.padding_token_id'),
+        eos=[] if eos is None else [eos],
+        chat_template=read('tokenizer.chat_template'),
+        source=str(path),
+    )

@@ -1,0 +1,243 @@
+"""Tokenizers: a HuggingFace folder, a .gguf file or a SentencePiece .model behind one class.
+
+Text is data: encode() never yields a special token, whatever the text spells. Special tokens are
+placed by id only (special('<|im_end|>')), so no observation can forge a chat turn.
+"""
+
+import json
+import re
+from pathlib import Path
+
+IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
+CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
+
+
+class Tokenizer:
+    """What every kind shares; the subclasses know how text becomes ids."""
+
+    def __init__(
+        self,
+        pieces: list[bytes],
+        specials: dict[str, int],
+        *,
+        pad: int | str | None,
+        eos: list[int | str],
+        chat_template: str | None,
+        source: str,
+    ):
+        """pieces: bytes of every id, b'' for special and unused ids; pad, eos: as declared."""
+        self._pieces = pieces
+        self._specials = specials
+        self._special_names = {i: name for name, i in specials.items()}
+        self._source = source
+        self.vocab_size = len(pieces)
+        self.chat_template = chat_template
+        # In a chat a turn ends with <|im_end|>, also where a base model declares <|endoftext|>.
+        chat_ends = [name for name in (IM_END, END_OF_TEXT) if name in specials]
+        ends = [self._id(e) for e in [*chat_ends[:1], *eos, *chat_ends[1:]]]
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+        pad = chat_ends[-1] if pad is None and chat_ends else pad
+        if pad is None or not self.eos_ids:
+            raise ValueError(f'{source}: the tokenizer declares no padding or no end token')
+        self.pad_id: int = self._id(pad)
+
+    def _id(self, token: int | str) -> int:
+        return token if isinstance(token, int) else self.special(token)
+
+    def special(self, name: str) -> int:
+        """Id of a special token such as '<|im_end|>'."""
+        if name not in self._specials:
+            raise ValueError(f'{self._source}: the tokenizer has no special token {name}')
+        return self._specials[name]
+
+    def token_bytes(self) -> list[bytes]:
+        """Bytes of every id; b'' for special, control and unused ids."""
+        return list(self._pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text; special tokens spelled in it are plain text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """encode() of each text."""
+        raise NotImplementedError
+
+    def decode_bytes(self, ids) -> bytes:
+        """Bytes of the ids; special, unused and out-of-range ids have none."""
+        return b''.join(self._pieces[i] for i in map(int, ids) if 0 <= i < self.vocab_size)
+
+    def decode(self, ids, *, show_special: bool = False) -> str:
+        """Text of the ids, broken UTF-8 replaced; show_special spells special tokens out."""
+        if not show_special:
+            return self.decode_bytes(ids).decode('utf-8', errors='replace')
+        names = {i: name.encode() for i, name in self._special_names.items()}
+        parts = [names[i] if i in names else self.decode_bytes([i]) for i in map(int, ids)]
+        return b''.join(parts).decode('utf-8', errors='replace')
+
+
+class BytePairTokenizer(Tokenizer):
+    """Byte-level BPE (GPT-2 kind: Qwen, Llama 3, SmolLM) run by the `tokenizers` library."""
+
+    def __init__(self, backend, **declared):
+        """backend: a tokenizers.Tokenizer whose special added tokens are marked as special."""
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # split special tokens in text like any other text
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        specials = {token.content: i for i, token in added.items() if token.special}
+        vocab = backend.get_vocab(with_added_tokens=True)
+        pieces = [b''] * (max(vocab.values()) + 1)
+        byte_of = {char: value for value, char in enumerate(gpt2_byte_characters())}
+        for text, i in vocab.items():
+            if i not in added:
+                pieces[i] = _piece_bytes(text, byte_of)
+            elif not added[i].special:
+                pieces[i] = text.encode()
+        super().__init__(pieces, specials, **declared)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+
+class PieceTokenizer(Tokenizer):
+    """SentencePiece model with byte fallback; its control symbols are the special tokens."""
+
+    def __init__(self, model: bytes, source: str):
+        import sentencepiece
+
+        self._backend = sentencepiece.SentencePieceProcessor()
+        try:
+            self._backend.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise ValueError(f'{source}: not a SentencePiece model ({error})') from error
+        size = self._backend.GetPieceSize()
+        control = [i for i in range(size) if self._backend.IsControl(i)]
+        specials = {self._backend.IdToPiece(i): i for i in control}
+        missing = [name for name in CHAT_SPECIALS if name not in specials]
+        if missing:
+            raise ValueError(f'{source}: control symbols {", ".join(missing)} are missing')
+        pieces = [self._bytes(i) for i in range(size)]
+        super().__init__(
+            pieces, specials, pad=END_OF_TEXT, eos=[], chat_template=None, source=source
+        )
+
+    def _bytes(self, i: int) -> bytes:
+        if self._backend.IsControl(i) or self._backend.IsUnknown(i) or self._backend.IsUnused(i):
+            return b''
+        piece = self._backend.IdToPiece(i)
+        if self._backend.IsByte(i):
+            return bytes([int(piece[3:5], 16)])  # '<0x0A>'
+        return piece.replace('\u2581', ' ').encode()
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return self._backend.EncodeAsIds(list(texts)) if texts else []
+
+
+def gpt2_byte_characters() -> list[str]:
+    """Printable stand-in character of every byte (GPT-2, encoder.py: bytes_to_unicode)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in printable]
+    code = {b: b for b in printable} | {b: 256 + n for n, b in enumerate(rest)}
+    return [chr(code[b]) for b in range(256)]
+
+
+def _piece_bytes(text: str, byte_of: dict[str, int]) -> bytes:
+    try:
+        return bytes(byte_of[char] for char in text)
+    except KeyError:
+        return text.encode()  # never produced by ByteLevel, but a checkpoint may carry such ids
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Tokenizer of a HuggingFace folder, a .gguf file or a SentencePiece .model file."""
+    path = Path(path)
+    if path.is_dir():
+        if (path / 'tokenizer.json').exists():
+            return _load_folder(path)
+        if (path / 'tokenizer.model').exists():
+            return PieceTokenizer((path / 'tokenizer.model').read_bytes(), str(path))
+        raise ValueError(f'{path}: no tokenizer.json (or SentencePiece tokenizer.model) in it')
+    if not path.exists():
+        raise ValueError(f'{path}: no such tokenizer')
+    if path.suffix == '.gguf':
+        from agentrl_jax.tokens import gguf_tokenizer
+
+        return gguf_tokenizer.load(path)
+    if path.suffix == '.model':
+        return PieceTokenizer(path.read_bytes(), str(path))
+    raise ValueError(f'{path}: not a folder, a .gguf or a SentencePiece .model file')
+
+
+def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """The model must have a row for every token; it may have more (padding rows)."""
+    used = 1 + max(i for i, piece in enumerate(tokenizer.token_bytes()) if piece)
+    used = max(used, 1 + tokenizer.pad_id, 1 + max(tokenizer.eos_ids))
+    if used > vocab_size:
+        raise ValueError(
+            f'the tokenizer has {used} tokens but the model only {vocab_size} embedding rows'
+        )
+
+
+def mark_specials(added_tokens: list[dict]) -> list[dict]:
+    """Added tokens with every '<|...|>' marked special, so that text can never yield one."""
+    marker = re.compile(r'<\|.*\|>', re.DOTALL)
+    return [
+        token | {'special': token['special'] or bool(marker.fullmatch(token['content']))}
+        for token in added_tokens
+    ]
+
+
+def _read_json(path: Path) -> dict:
+    """Content of a JSON file; {} where the folder has none."""
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except json.JSONDecodeError as error:
+        raise ValueError(f'{path}: broken JSON ({error})') from error
+
+
+def _entry(fields: dict, name: str):
+    """An optional field of a checkpoint's JSON; None where it is absent."""
+    return fields[name] if name in fields else None
+
+
+def _load_folder(folder: Path) -> Tokenizer:
+    import tokenizers
+
+    spec = _read_json(folder / 'tokenizer.json')
+    if not {'model', 'added_tokens', 'decoder'} <= spec.keys():
+        raise ValueError(f'{folder / "tokenizer.json"}: not a tokenizer')
+    if 'ByteLevel' not in json.dumps([spec['decoder'], _entry(spec, 'pre_tokenizer')]):
+        raise ValueError(f'{folder}: only tokenizers with byte-level BPE are supported')
+    spec['added_tokens'] = mark_specials(spec['added_tokens'])
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    settings = _read_json(folder / 'tokenizer_config.json')
+    eos = _entry(_read_json(folder / 'generation_config.json'), 'eos_token_id')
+    eos = _token_name(_entry(settings, 'eos_token')) if eos is None else eos
+    eos = eos if isinstance(eos, list) else [eos]
+    return BytePairTokenizer(
+        backend,
+        pad=_token_name(_entry(settings, 'pad_token')),
+        eos=[token for token in eos if token is not None],
+        chat_template=_chat_template(folder, settings),
+        source=str(folder),
+    )
+
+
+def _token_name(entry: str | dict | None) -> str | None:
+    """'<|im_end|>' of a plain string or of {'content': '<|im_end|>', ...}."""
+    return entry['content'] if isinstance(entry, dict) else entry
+
+
+def _chat_template(folder: Path, settings: dict) -> str | None:
+    """chat_template.jinja, else the (default) template of tokenizer_config.json."""
+    if (folder / 'chat_template.jinja').exists():
+        return (folder / 'chat_template.jinja').read_text(encoding='utf-8')
+    template = _entry(settings, 'chat_template')
+    if isinstance(template, list):
+        named = {entry['name']: entry['template'] for entry in template}
+        template = _entry(named, 'default')
+    return template

