@@ -1,4 +1,4 @@
-"""Checkpoints: a TrainState and a JSON dict per step, written behind the training by Orbax (v1 API).
+"""Checkpoints by Orbax (v1 API): a TrainState and a JSON dict per step, written in the background.
 
 A step becomes visible by one rename when all of it is on disk, so whatever kills a run, the newest
 step found is whole. A checkpoint does not depend on the mesh: the shardings of the abstract state
@@ -146,7 +146,7 @@ def read_extra(path: str | os.PathLike, *, step: int | None = None) -> dict[str,
 def load_params_only(
     path: str | os.PathLike, abstract_params: Any, *, step: int | None = None, field: str = 'params'
 ) -> Any:
-    """One field of the state, for evaluation and export; nothing else is read. Path as find_step."""
+    """One field of the state; no other array is read. Path as find_step."""
     path = find_step(path, step=step)
     saved = _metadata(path).metadata[STATE]
     if field not in saved:

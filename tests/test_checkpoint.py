@@ -1,0 +1,346 @@
+"""Checkpoints come back bit for bit, on any mesh, and what is wrong with one is said by name."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import checkpoint, runtime
+from agentrl_jax.types import TrainState
+
+
+def make_state(seed: int = 0, width: int = 16) -> TrainState:
+    keys = jax.random.split(jax.random.key(seed), 3)
+    params = {
+        'embed': {'weight': jax.random.normal(keys[0], (8, width))},
+        'norm': {'weight': jax.random.normal(keys[1], (width,)).astype(jnp.bfloat16)},
+    }
+    tx = optax.adamw(1e-3)
+    critic = {'value_head': {'kernel': jax.random.normal(keys[2], (width, 1))}}
+    return TrainState(
+        step=jnp.int32(seed),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=critic,
+        critic_opt_state=tx.init(critic),
+        kl_coef=jnp.float32(0.1),
+        skipped=jnp.int32(0),
+    )
+
+
+def abstract(state, sharding=None):
+    def like(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding)
+
+    return jax.tree.map(like, state)
+
+
+def bits(x) -> bytes:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x).tobytes()
+
+
+def assert_same_bits(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.dtype == w.dtype and g.shape == w.shape
+        assert bits(g) == bits(w)
+
+
+@pytest.fixture
+def ckpts(tmp_path):
+    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
+    yield opened
+    checkpoint.close(opened)
+
+
+def test_state_and_extra_come_back_bit_for_bit(ckpts):
+    state = make_state(3)
+    extra = {'config': {'lr': 1e-6, 'name': 'x'}, 'cursor': [1, None], 'mesh': {}}
+    assert checkpoint.latest_step(ckpts) is None
+    assert checkpoint.save(ckpts, 3, state, extra)
+    got, got_extra = checkpoint.restore(ckpts, abstract(state))
+    assert_same_bits(got, state)
+    assert got_extra == extra
+    assert checkpoint.latest_step(ckpts) == 3
+
+
+def test_typed_keys_nans_and_negative_zeros_come_back(ckpts):
+    state = {
+        'key': jax.random.key(7),
+        'keys': jax.random.split(jax.random.key(8, impl='rbg'), 2),
+        'odd': jnp.array([jnp.nan, -0.0, jnp.inf, 1e-45], jnp.float32),
+        'bf16': jnp.array([1 / 3, -0.0], jnp.bfloat16),
+        'flags': jnp.array([True, False]),
+        'bytes': jnp.array([0, 255], jnp.uint8),
+    }
+    checkpoint.save(ckpts, 0, state, {})
+    got, _ = checkpoint.restore(ckpts, abstract(state))
+    assert_same_bits(got, state)
+
+
+def test_donating_the_state_right_after_save_does_not_reach_the_checkpoint(ckpts):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(8), ('fsdp',))
+    placed = NamedSharding(mesh, P('fsdp'))
+    state = {'w': jax.device_put(jnp.zeros((512, 2048)), placed)}
+    add = jax.jit(lambda s: {'w': s['w'] + 1}, donate_argnums=0)
+    checkpoint.save(ckpts, 0, state, {})
+    for _ in range(20):
+        state = add(state)
+    got, _ = checkpoint.restore(ckpts, abstract(state))
+    assert float(jnp.abs(got['w']).max()) == 0.0
+
+
+def test_another_mesh_restores_exactly(ckpts):
+    devices = np.array(jax.devices())
+    wide = jax.sharding.Mesh(devices.reshape(4, 2), ('fsdp', 'tensor'))
+    tall = jax.sharding.Mesh(devices.reshape(2, 4), ('fsdp', 'tensor'))
+    w = jax.random.normal(jax.random.key(0), (16, 8))
+    state = {'w': jax.device_put(w, NamedSharding(wide, P('fsdp', 'tensor')))}
+    checkpoint.save(ckpts, 0, state, {})
+    for sharding in (
+        NamedSharding(tall, P('tensor', 'fsdp')),
+        NamedSharding(tall, P(None, 'fsdp')),
+        SingleDeviceSharding(devices[0]),
+    ):
+        got, _ = checkpoint.restore(ckpts, abstract(state, sharding))
+        assert got['w'].sharding == sharding
+        assert bits(got['w']) == bits(w)
+
+
+def test_the_last_steps_and_the_best_one_are_kept(tmp_path):
+    opened = checkpoint.open_checkpoints(tmp_path, keep=2, best='success')
+    success = {1: 0.1, 2: 0.9, 3: 0.2, 4: 0.3, 5: 0.4}
+    for step, value in success.items():
+        checkpoint.save(opened, step, {'w': jnp.full((2,), step)}, {}, metrics={'success': value})
+    checkpoint.close(opened)
+    assert checkpoint.steps(opened.directory) == [2, 4, 5]
+
+
+def test_saving_a_step_again_changes_nothing(ckpts):
+    assert checkpoint.save(ckpts, 1, {'w': jnp.ones(2)}, {'n': 1})
+    assert not checkpoint.save(ckpts, 1, {'w': jnp.zeros(2)}, {'n': 2})
+    got, extra = checkpoint.restore(ckpts, {'w': jax.ShapeDtypeStruct((2,), jnp.float32)})
+    assert extra == {'n': 1} and got['w'][0] == 1
+
+
+def test_evaluation_reads_only_the_parameters(ckpts):
+    state = make_state(1)
+    checkpoint.save(ckpts, 1, state, {'config': {'a': 1}})
+    checkpoint.wait(ckpts)
+    workdir = ckpts.directory.parent
+    for path in (workdir, ckpts.directory, ckpts.directory / '1'):
+        assert_same_bits(checkpoint.load_params_only(path, abstract(state.params)), state.params)
+        assert checkpoint.read_extra(path) == {'config': {'a': 1}}
+    critic = checkpoint.load_params_only(
+        workdir, abstract(state.critic_params), field='critic_params'
+    )
+    assert_same_bits(critic, state.critic_params)
+    with pytest.raises(ValueError, match="has no 'reference', only: critic_opt_state"):
+        checkpoint.load_params_only(workdir, {}, field='reference')
+
+
+def test_wrong_leaves_are_named(ckpts):
+    checkpoint.save(ckpts, 0, {'a': {'b': jnp.ones((2, 3))}, 'c': jnp.ones(4)}, {})
+    f32 = jnp.float32
+    wanted = {'a': {'b': jax.ShapeDtypeStruct((3, 2), f32)}, 'c': jax.ShapeDtypeStruct((4,), f32)}
+    with pytest.raises(ValueError, match=r'a\.b is float32\[2, 3\] in .* must be float32\[3, 2\]'):
+        checkpoint.restore(ckpts, wanted)
+    wanted['a']['b'] = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)  # Orbax would cast silently
+    with pytest.raises(ValueError, match=r'a\.b is float32\[2, 3\] .* bfloat16\[2, 3\]'):
+        checkpoint.restore(ckpts, wanted)
+    wanted = {'a': {'d': jax.ShapeDtypeStruct((), f32)}, 'c': jax.ShapeDtypeStruct((4,), f32)}
+    with pytest.raises(ValueError, match=r'a\.b is only in the checkpoint; a\.d is missing'):
+        checkpoint.restore(ckpts, wanted)
+
+
+def test_missing_checkpoints_are_said(ckpts):
+    wanted = {'w': jax.ShapeDtypeStruct((2,), jnp.float32)}
+    with pytest.raises(FileNotFoundError, match='no finished checkpoint'):
+        checkpoint.restore(ckpts, wanted)
+    checkpoint.save(ckpts, 4, {'w': jnp.ones(2)}, {})
+    with pytest.raises(FileNotFoundError, match='no checkpoint of step 5; there are 4'):
+        checkpoint.restore(ckpts, wanted, step=5)
+    with pytest.raises(FileNotFoundError, match='no finished checkpoint'):
+        checkpoint.load_params_only(ckpts.directory / 'nowhere', wanted)
+
+
+def test_a_damaged_checkpoint_names_the_step_to_go_back_to(ckpts):
+    state = {'w': jnp.arange(4096.0)}
+    checkpoint.save(ckpts, 1, state, {})
+    checkpoint.save(ckpts, 2, state, {})
+    checkpoint.wait(ckpts)
+    for part in (ckpts.directory / '2' / 'state').rglob('*'):
+        if part.is_file() and '/d/' in str(part):
+            part.write_bytes(part.read_bytes()[:-7])
+    with pytest.raises(ValueError, match='move it away and step 1 is used'):
+        checkpoint.restore(ckpts, abstract(state))
+    assert_same_bits(checkpoint.restore(ckpts, abstract(state), step=1)[0], state)
+
+
+def test_half_written_steps_are_ignored_and_written_again(tmp_path):
+    folder = tmp_path / checkpoint.FOLDER
+    (folder / '7.orbax-checkpoint-tmp' / 'state').mkdir(parents=True)
+    (folder / '8').mkdir()  # by hand: Orbax renames whole steps only
+    opened = checkpoint.open_checkpoints(tmp_path, keep=3)
+    assert checkpoint.latest_step(opened) is None
+    for step in (7, 8):
+        assert checkpoint.save(opened, step, {'w': jnp.full((2,), step)}, {})
+    checkpoint.close(opened)
+    assert checkpoint.steps(folder) == [7, 8]
+
+
+KILLED = """
+import sys, jax.numpy as jnp
+from agentrl_jax import checkpoint
+ckpts = checkpoint.open_checkpoints(sys.argv[1], keep=2)
+for step in range(1, 1000):
+    checkpoint.save(ckpts, step, {'w': jnp.full((1000, 1000), step, jnp.float32)}, {'step': step})
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
+    wanted = {'w': jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
+    reached = 0
+    for delay_s in (0.0, 0.013, 0.031):  # after the third save began
+        child = subprocess.Popen(
+            [sys.executable, '-c', KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        for line in child.stdout:
+            if int(line) >= reached + 3:
+                break
+        time.sleep(delay_s)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        opened = checkpoint.open_checkpoints(tmp_path, keep=2)
+        state, extra = checkpoint.restore(opened, wanted)
+        latest = checkpoint.latest_step(opened)
+        assert latest >= reached + 2 and extra == {'step': latest}
+        assert bool((state['w'] == latest).all())
+        assert [p.name for p in opened.directory.iterdir() if not p.name.isdigit()] == []
+        reached = latest
+        checkpoint.close(opened)
+
+
+def test_a_full_disk_is_noticed_before_writing(ckpts, monkeypatch):
+    usage = checkpoint.shutil.disk_usage(ckpts.directory)
+    monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=100))
+    with pytest.raises(OSError, match='step 1 needs 4,000 bytes, 100 are free') as caught:
+        checkpoint.save(ckpts, 1, {'w': jnp.ones(1000)}, {})
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Three megabytes, where the tests may mount."""
+    mount = ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'none', str(tmp_path)]
+    if sys.platform != 'linux' or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip('mounting is not permitted here')
+    yield tmp_path
+    subprocess.run(['umount', '-l', str(tmp_path)], check=True)
+
+
+def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch):
+    usage = checkpoint.shutil.disk_usage(small_disk)
+    monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=1 << 40))
+    opened = checkpoint.open_checkpoints(small_disk, keep=2)
+    noise = jax.random.normal(jax.random.key(0), (1000, 1000))  # four megabytes
+    assert checkpoint.save(opened, 1, {'w': noise[:200]}, {})
+    assert checkpoint.save(opened, 2, {'w': noise}, {})
+    with pytest.raises(OSError, match='disk full.*resumes from the last finished') as caught:
+        checkpoint.wait(opened)
+    assert caught.value.errno == errno.ENOSPC
+    assert checkpoint.latest_step(opened) == 1
+
+
+def test_an_unwritable_workdir_is_refused(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(OSError, match='workdir is not writable') as caught:
+        checkpoint.open_checkpoints(tmp_path / 'file' / 'run', keep=1)
+    assert str(tmp_path / 'file' / 'run') in str(caught.value)
+    if os.geteuid() != 0:  # root may write everywhere
+        (tmp_path / 'locked').mkdir(mode=0o500)
+        with pytest.raises(OSError, match='workdir is not writable'):
+            runtime.check_workdir(tmp_path / 'locked')
+
+
+def test_a_workdir_without_space_is_refused(tmp_path):
+    with pytest.raises(OSError, match='this run needs 1000000000.00 GB'):
+        runtime.check_workdir(tmp_path, min_free_bytes=10**18)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_config_is_refused_field_by_field():
+    saved = {'steps': 10, 'loss': {'clip': 0.2, 'kl': 0.0}, 'mesh': {'shape': [1, 2]}}
+    checkpoint.check_config(saved, {**saved, 'mesh': {'shape': (1, 2)}})
+    now = {'steps': 20, 'loss': {'clip': 0.28}, 'mesh': {'shape': [1, 2]}}
+    with pytest.raises(ValueError) as caught:
+        checkpoint.check_config(saved, now, may_differ=('steps',))
+    assert str(caught.value).endswith(
+        'loss.clip: 0.2 in the checkpoint, 0.28 now; loss.kl: 0.0 in the checkpoint, absent now'
+    )
+    checkpoint.check_config(saved, now, may_differ=('steps', 'loss'))
+
+
+def test_config_hash_ignores_the_order_of_fields():
+    assert runtime.config_hash({'a': 1, 'b': {'c': 2, 'd': 3}}) == runtime.config_hash(
+        {'b': {'d': 3, 'c': 2}, 'a': 1}
+    )
+    assert runtime.config_hash({'a': 1}) != runtime.config_hash({'a': 2})
+
+
+def test_state_bytes_by_hand():
+    # 3 * 4 bytes + 2 * 5 * 2 bytes + 4 bytes
+    state = {'a': jnp.ones(3), 'b': jnp.ones((2, 5), jnp.bfloat16), 'c': jnp.int32(1)}
+    assert checkpoint.state_bytes(state) == checkpoint.state_bytes(abstract(state)) == 36
+
+
+def test_compiles_are_counted_and_known_shapes_add_none(ckpts):
+    double = jax.jit(lambda x: x * 2)
+    small, large = jnp.ones(5), jnp.ones(6)
+    with runtime.CompileCounter() as compiles:
+        double(small)
+        assert compiles.count == 1
+        double(small)
+        checkpoint.save(ckpts, 0, {'x': small}, {})
+        checkpoint.wait(ckpts)
+        assert compiles.count == 1
+        double(large)
+        assert compiles.count == 2
+    jax.jit(lambda x: x * 3)(small)
+    assert compiles.count == 2 and compiles.seconds > 0
+
+
+def test_sigterm_asks_once_and_handlers_are_given_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with runtime.Preemption() as preemption:
+        assert not preemption.agreed()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.agreed()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_incomplete_process_flags_are_refused(monkeypatch):
+    for name in ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'):
+        monkeypatch.delenv(name, raising=False)
+    runtime.initialize_distributed()  # one process: nothing to do
+    with pytest.raises(ValueError, match='not given: num_processes, process_id'):
+        runtime.initialize_distributed('localhost:1')
+    with pytest.raises(ValueError, match=r'process_id=2 must be in 0\.\.1'):
+        runtime.initialize_distributed('localhost:1', 2, 2)
+    monkeypatch.setenv('JAX_NUM_PROCESSES', 'two')
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES='two' must be a whole number"):
+        runtime.initialize_distributed('localhost:1', process_id=0)
