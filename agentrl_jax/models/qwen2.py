@@ -58,8 +58,11 @@ class KVCache:
     v: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh]
 
 
-def config_from_hf(hf: dict[str, Any], *, dtype: str = 'float32') -> ModelConfig:
-    """ModelConfig of a config.json of type qwen2 or llama; refuses what is not built."""
+def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
+    """ModelConfig of a config.json of type qwen2 or llama; compute: dtype, remat.
+
+    What is not built is refused.
+    """
     kind = hf.get('model_type')
     if kind not in ('qwen2', 'llama'):
         raise ValueError(f'config.json: model_type {kind!r} is not supported (qwen2, llama)')
@@ -89,7 +92,7 @@ def config_from_hf(hf: dict[str, Any], *, dtype: str = 'float32') -> ModelConfig
         rms_norm_eps=hf['rms_norm_eps'],
         qkv_bias=kind == 'qwen2',
         rope_scaling=scaling,
-        dtype=dtype,
+        **compute,
     )
 
 

@@ -1,0 +1,184 @@
+"""Parameters as a HuggingFace folder: config.json, safetensors, tokenizer files.
+
+The folder appears by one rename when it is complete. Loading a folder and exporting it in its own
+dtype gives the same bytes in every tensor.
+"""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.experimental import multihost_utils
+from safetensors.numpy import save_file
+
+from agentrl_jax import sharding
+from agentrl_jax.models import qwen2, weights
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.types import Params
+
+DTYPES = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16, 'float32': np.float32}
+MAX_SHARD_BYTES = 5 * 10**9
+TOKENIZER_FILES = (
+    'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
+    'vocab.json', 'merges.txt', 'tokenizer.model', 'chat_template.jinja', 'chat_template.json',
+    'generation_config.json',
+)  # fmt: skip
+
+
+def config_to_hf(config: qwen2.ModelConfig, *, dtype: str) -> dict[str, Any]:
+    """config.json of the model; qwen2 with QKV bias, llama without."""
+    hf = {
+        'architectures': ['Qwen2ForCausalLM' if config.qkv_bias else 'LlamaForCausalLM'],
+        'model_type': 'qwen2' if config.qkv_bias else 'llama',
+        'vocab_size': config.vocab_size,
+        'hidden_size': config.hidden_size,
+        'intermediate_size': config.intermediate_size,
+        'num_hidden_layers': config.num_layers,
+        'num_attention_heads': config.num_heads,
+        'num_key_value_heads': config.num_kv_heads,
+        'head_dim': config.head_dim,
+        'hidden_act': 'silu',
+        'rms_norm_eps': config.rms_norm_eps,
+        'rope_theta': config.rope_theta,
+        'tie_word_embeddings': config.tie_embeddings,
+        'torch_dtype': dtype,
+    }
+    if config.rope_scaling is not None:
+        names = ('factor', 'low_freq_factor', 'high_freq_factor')
+        hf['rope_scaling'] = {
+            'rope_type': 'llama3',
+            **dict(zip(names, config.rope_scaling[:3], strict=True)),
+            'original_max_position_embeddings': int(config.rope_scaling[3]),
+        }
+    return hf
+
+
+def export_hf(
+    params: Params,
+    config: qwen2.ModelConfig,
+    out_dir: str | Path,
+    *,
+    dtype: str = 'bfloat16',
+    tokenizer_source: str | Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Path:
+    """Writes the policy's parameters to out_dir, which must not exist yet or be empty.
+
+    tokenizer_source: the folder, .gguf or .model that the tokenizer came from; of a folder of the
+    same architecture config.json keeps the fields this library does not know. dtype float32 keeps
+    the masters exactly. Heads that HuggingFace does not know (value_head) are left out. On several
+    processes all must call; the first one writes.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f'dtype={dtype!r} is not one of {", ".join(DTYPES)}')
+    out_dir = Path(out_dir).absolute()
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise FileExistsError(f'{out_dir} exists and is not an empty folder; choose another')
+    shards = _plan(config, np.dtype(DTYPES[dtype]).itemsize, max_shard_bytes)
+    if jax.process_index():
+        for names in shards:
+            for _ in _tensors(params, names, dtype):
+                pass
+        return out_dir
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
+    try:
+        _write_weights(temporary, params, shards, dtype)
+        _write_config(temporary, config, dtype, tokenizer_source)
+        if tokenizer_source is not None:
+            _write_tokenizer(temporary, Path(tokenizer_source))
+        temporary.chmod(0o755)  # mkdtemp's folders are private
+        os.replace(temporary, out_dir)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out_dir
+
+
+def _plan(config: qwen2.ModelConfig, itemsize: int, max_bytes: int) -> list[list[str]]:
+    """Parameter paths of each file, in order, at most max_bytes (or one tensor) in each."""
+    files, size = [[]], 0
+    leaves = jax.tree_util.tree_flatten_with_path(weights.abstract_params(config))[0]
+    for where, leaf in leaves:
+        need = math.prod(leaf.shape) * itemsize
+        if files[-1] and size + need > max_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(sharding.path_name(where))
+        size += need
+    return files
+
+
+def _tensors(params: Params, paths: list[str], dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    """(HuggingFace name, tensor in its layout and dtype); gathers from all processes."""
+    for path in paths:
+        leaf = params
+        for part in path.split('/'):
+            leaf = leaf[part]
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        array = np.asarray(leaf).astype(DTYPES[dtype])
+        array = array.T if weights.is_transposed(path) else array
+        yield weights.hf_name(path), np.ascontiguousarray(array)
+
+
+def _write_weights(folder: Path, params: Params, shards: list[list[str]], dtype: str) -> None:
+    weight_map, total = {}, 0
+    for i, paths in enumerate(shards):
+        name = weights.SINGLE
+        if len(shards) > 1:
+            name = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
+        tensors = dict(_tensors(params, paths, dtype))
+        save_file(tensors, folder / name, metadata={'format': 'pt'})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(array.nbytes for array in tensors.values())
+    if len(shards) > 1:
+        index = {'metadata': {'total_size': total}, 'weight_map': weight_map}
+        _write_json(folder / weights.INDEX, index)
+
+
+def _write_config(folder: Path, config: qwen2.ModelConfig, dtype: str, source) -> None:
+    hf = config_to_hf(config, dtype=dtype)
+    original = None if source is None else Path(source) / 'config.json'
+    if original is not None and original.is_file():
+        known = weights.read_json(original)
+        if known.get('model_type') == hf['model_type']:
+            # the newer names of fields that are written under their older ones
+            renamed = ('dtype', 'rope_parameters')
+            hf = {k: v for k, v in known.items() if k not in renamed} | hf
+    _write_json(folder / 'config.json', hf)
+
+
+def _write_tokenizer(folder: Path, source: Path) -> None:
+    if source.is_dir():
+        for name in TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+    elif source.suffix == '.gguf':
+        _write_gguf_tokenizer(folder, source)
+    else:
+        shutil.copyfile(source, folder / 'tokenizer.model')
+
+
+def _write_gguf_tokenizer(folder: Path, source: Path) -> None:
+    """tokenizer.json and its settings, rebuilt from the metadata of a .gguf file."""
+    tokenizer = load_tokenizer(source)
+    tokenizer._backend.save(str(folder / 'tokenizer.json'))
+    settings = {
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'eos_token': tokenizer.decode([tokenizer.eos_ids[0]], show_special=True),
+        'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
+        'chat_template': tokenizer.chat_template,
+    }
+    _write_json(folder / 'tokenizer_config.json', settings)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

@@ -1,0 +1,203 @@
+"""Weights of a HuggingFace folder or a .gguf file, read tensor by tensor to where they belong.
+
+Each device gets only its own slice of each tensor; the host never holds more than one tensor.
+Parameters come as float32 masters: bfloat16 and float16 tensors are widened, which loses nothing.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+
+from agentrl_jax import sharding
+from agentrl_jax.models import qwen2
+from agentrl_jax.models.gguf import GGUFSource
+from agentrl_jax.types import Params
+
+DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}  # safetensors' names
+INDEX = 'model.safetensors.index.json'
+SINGLE = 'model.safetensors'
+IGNORED = re.compile(r'rotary_emb\.inv_freq$')  # a constant that old Llama folders carry
+LISTED = 5  # names spelled out in an error
+
+
+def hf_name(path: str) -> str:
+    """'model/layers_0/mlp/up_proj/kernel' -> 'model.layers.0.mlp.up_proj.weight'."""
+    module, _, kind = path.rpartition('/')
+    name = re.sub(r'layers_(\d+)', r'layers.\1', module).replace('/', '.')
+    return f'{name}.bias' if kind == 'bias' else f'{name}.weight'
+
+
+def is_transposed(path: str) -> bool:
+    """Kernels are [in, out] here and [out, in] in the files."""
+    return path.endswith('/kernel')
+
+
+def abstract_params(config: qwen2.ModelConfig) -> Params:
+    """The parameter tree as shapes."""
+    return jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str = 'float32',
+    remat: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: sharding.Rules = sharding.TRAIN_RULES,
+) -> tuple[qwen2.ModelConfig, Params]:
+    """(sizes, float32 parameters) of a HuggingFace folder or .gguf file.
+
+    With a mesh, parameters are laid out by the rules; without, they go to the default device.
+    dtype and remat are those of the returned config. Whatever does not fit is one error that names
+    the file or tensor.
+    """
+    path = Path(path)
+    source = GGUFSource(path) if path.suffix == '.gguf' else SafetensorsSource(path)
+    config = source.config(dtype=dtype, remat=remat)
+    abstract = abstract_params(config)
+    check_tensors(source, abstract, config.tie_embeddings)
+    if mesh is None:
+        layout = jax.tree.map(
+            lambda _: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), abstract
+        )
+    else:
+        layout = sharding.specs(abstract, rules, mesh)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    layouts = jax.tree.leaves(layout)
+    arrays = [
+        _place(source, sharding.path_name(where), leaf.shape, at)
+        for (where, leaf), at in zip(leaves, layouts, strict=True)
+    ]
+    return config, jax.tree.unflatten(tree, arrays)
+
+
+def _place(source: Any, path: str, shape: tuple[int, ...], at: jax.sharding.Sharding) -> jax.Array:
+    """One parameter, each device's slice read on its own; equal slices are read once."""
+    name, flip = hf_name(path), is_transposed(path)
+    read = {}
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        key = str(index)
+        if key not in read:
+            stored = source.read(name, index[::-1] if flip else index)
+            read[key] = np.ascontiguousarray(stored.T if flip else stored, np.float32)
+        return read[key]
+
+    return jax.make_array_from_callback(shape, at, part)
+
+
+def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
+    """The source holds exactly the tensors of the model, in their shapes and in a known type."""
+    expected = {}
+    for where, leaf in jax.tree_util.tree_flatten_with_path(abstract)[0]:
+        path = sharding.path_name(where)
+        expected[hf_name(path)] = leaf.shape[::-1] if is_transposed(path) else leaf.shape
+    found = {name: shape for name, shape in source.shapes.items() if not IGNORED.search(name)}
+    if tied and 'lm_head.weight' in found:
+        raise ValueError(
+            f'{source.path}: {source.config_name} says that the output head is tied to the '
+            'embedding (tie_word_embeddings), but there is a tensor lm_head.weight; set '
+            'tie_word_embeddings to false to use it'
+        )
+    missing = [name for name in expected if name not in found]
+    if not tied and missing == ['lm_head.weight']:
+        raise ValueError(
+            f'{source.path}: tensor lm_head.weight missing, and {source.config_name} says that the '
+            'output head is not tied to the embedding (tie_word_embeddings)'
+        )
+    if missing:
+        raise ValueError(f'{source.path}: tensors missing: {_listed(missing)}')
+    extra = [name for name in found if name not in expected]
+    if extra:
+        raise ValueError(f'{source.path}: tensors that the model does not have: {_listed(extra)}')
+    for name, shape in expected.items():
+        if tuple(found[name]) != tuple(shape):
+            raise ValueError(
+                f'{source.path}: tensor {name} has shape {tuple(found[name])}, '
+                f'{source.config_name} asks for {tuple(shape)}'
+            )
+        source.check_dtype(name)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f' and {len(names) - LISTED} more' if len(names) > LISTED else ''
+    return ', '.join(names[:LISTED]) + more
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; anything else is an error that names the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f'{path}: no such file')
+    try:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f'{path}: not valid JSON ({error})') from error
+    if not isinstance(value, dict):
+        raise ValueError(f'{path}: not a JSON object')
+    return value
+
+
+class SafetensorsSource:
+    """The tensors of a HuggingFace folder: model.safetensors, or several with their index."""
+
+    config_name = 'config.json'
+
+    def __init__(self, path: Path):
+        self.path = path
+        if not path.is_dir():
+            raise FileNotFoundError(f'{path}: neither a folder nor a .gguf file')
+        self._hf = read_json(path / 'config.json')
+        self._files = {}  # tensor name -> open file
+        self.shapes = {}
+        for file in self._weight_files():
+            handle = _open(file)
+            for name in handle.keys():  # noqa: SIM118  (the handle is not a dict)
+                self._files[name] = handle
+                self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+
+    def _weight_files(self) -> list[Path]:
+        if (self.path / INDEX).is_file():
+            index = read_json(self.path / INDEX)
+            if not isinstance(index.get('weight_map'), dict):
+                raise ValueError(f'{self.path / INDEX}: no weight_map')
+            return [self.path / name for name in sorted(set(index['weight_map'].values()))]
+        if (self.path / SINGLE).is_file():
+            return [self.path / SINGLE]
+        raise FileNotFoundError(f'{self.path}: neither {SINGLE} nor {INDEX}')
+
+    def config(self, **compute: Any) -> qwen2.ModelConfig:
+        """Sizes from config.json; compute: dtype, remat."""
+        if 'quantization_config' in self._hf:
+            raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')
+        try:
+            return qwen2.config_from_hf(self._hf, **compute)
+        except ValueError as error:
+            raise ValueError(f'{self.path}: {error}') from error
+
+    def check_dtype(self, name: str) -> None:
+        """Refuses tensors that are not plain floats."""
+        kind = self._files[name].get_slice(name).get_dtype()
+        if kind not in DTYPES:
+            raise ValueError(
+                f'{self.path}: tensor {name} has type {kind}, not one of {", ".join(DTYPES)}'
+            )
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Part of a tensor, in its own dtype."""
+        return self._files[name].get_slice(name)[index]
+
+
+def _open(file: Path) -> Any:
+    if not file.is_file():
+        raise FileNotFoundError(f'{file}: no such file, but {INDEX} names it')
+    try:
+        return safetensors.safe_open(file, framework='numpy')
+    except safetensors.SafetensorError as error:
+        raise ValueError(f'{file}: damaged or half-written ({error})') from error
