@@ -123,7 +123,7 @@ def accumulate(
 
 def apply_if_finite(tx, grads, opt_state, params, loss, allowed):
     """(params, opt_state, gradient norm, finite): unchanged if not finite or not allowed."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)

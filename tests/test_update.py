@@ -1,0 +1,371 @@
+"""update_step: what must not matter (splits, devices, poison) and what must happen."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy_rollouts as toy
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import losses, update
+from agentrl_jax.algorithms import common, grpo, ppo
+from agentrl_jax.models import qwen2
+from agentrl_jax.types import TrainState
+
+TX = optax.sgd(0.1)
+
+
+def state_of(params, critic_params=None, tx=TX, kl_coef=0.0):
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=critic_params,
+        critic_opt_state=None if critic_params is None else tx.init(critic_params),
+        kl_coef=jnp.float32(kl_coef),
+        skipped=jnp.int32(0),
+    )
+
+
+@functools.cache
+def own_critic_state(tx=TX, **kwargs):
+    return state_of(toy.toy_params(0), toy.toy_params(1), tx, **kwargs)
+
+
+MAKE_BATCH = jax.jit(functools.partial(ppo.make_batch, group_size=4))
+
+
+@functools.cache
+def toy_batch(seed=0, **kwargs):
+    rollout = toy.random_rollout(seed, **kwargs)
+    return MAKE_BATCH(rollout, toy.scores_of(rollout))
+
+
+@functools.cache  # compiling is most of the time of this file
+def toy_update(tx=TX, **kwargs):
+    kwargs = dict(values_fn=toy.toy_values, critic_tx=tx) | kwargs
+    return jax.jit(
+        functools.partial(
+            update.update_step, hidden_fn=toy.toy_hidden, head_fn=toy.toy_head, tx=tx, **kwargs
+        )
+    )
+
+
+def assert_close(a, b, atol=1e-6):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, atol=atol)
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+EVERYTHING = dict(
+    entropy_coef=0.01, kl_estimator='k3', dual_clip=3.0, clip_high=0.28, temperature=0.9
+)
+
+
+# ---- splits, devices, order ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_every_split_into_microbatches_gives_the_same_step(shared):
+    """With sgd of rate 0.1 parameters to 1e-7 mean gradients to 1e-6."""
+    state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
+    batch = toy_batch()
+    head = toy.toy_value_head if shared else None
+    results = [
+        toy_update(num_microbatches=parts, value_head_fn=head, **EVERYTHING)(state, batch)
+        for parts in ((1, 2, 8) if shared else (1, 4))
+    ]
+    for result in results[1:]:
+        assert_close(results[0][0], result[0], atol=1e-7)
+        assert_close(results[0][1], result[1], atol=1e-5)
+
+
+@pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
+def test_every_aggregation_is_the_same_in_four_microbatches(aggregation):
+    state, batch = state_of(toy.toy_params(0)), toy_batch()
+    run = functools.partial(toy_update, values_fn=None, aggregation=aggregation, norm_length=5)
+    assert_close(run()(state, batch)[0], run(num_microbatches=4)(state, batch)[0], atol=1e-7)
+
+
+def test_rows_on_four_devices_give_the_step_of_one():
+    mesh = jax.make_mesh((4,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    rows = NamedSharding(mesh, P('data'))
+    tx = optax.adam(1e-2)
+    state, batch = own_critic_state(tx=tx, kl_coef=0.1), toy_batch(rows=16)
+    kwargs = dict(tx=tx, num_minibatches=2, num_microbatches=2, **EVERYTHING)
+    one, metrics = toy_update(**kwargs)(state, batch)
+    spread = jax.device_put((state, batch), (NamedSharding(mesh, P()), rows))
+    four, metrics_four = toy_update(row_sharding=rows, **kwargs)(*spread)
+    assert_close(one, four)
+    assert_close(metrics, metrics_four, atol=1e-5)
+
+
+def test_the_chunked_head_gives_the_same_step():
+    state, batch = own_critic_state(), toy_batch()
+    whole, chunked = (
+        toy_update(chunk_size=size, **EVERYTHING)(state, batch)[0] for size in (None, 16)
+    )
+    assert_close(whole, chunked, atol=1e-7)
+
+
+def test_two_minibatches_are_two_updates_in_row_order():
+    state, batch = own_critic_state(), toy_batch()
+    both, _ = toy_update(num_minibatches=2)(state, batch)
+    one = toy_update()
+    for rows in (slice(0, 4), slice(4, 8)):
+        state, _ = one(state, jax.tree.map(lambda x, r=rows: x[r], batch))
+    assert_close(both.params, state.params)
+    assert_close(both.critic_params, state.critic_params)
+    assert both.step == 1 and state.step == 2
+
+
+def test_epochs_repeat_the_minibatches():
+    state, batch = own_critic_state(), toy_batch()
+    twice, _ = toy_update(epochs=2)(state, batch)
+    one = toy_update()
+    state = one(one(state, batch)[0], batch)[0]
+    assert_close(twice.params, state.params)
+
+
+def test_a_key_permutes_whole_rows_and_each_epoch_anew():
+    plain = update.minibatch_rows(None, rows=12, num_minibatches=3, epochs=2)
+    np.testing.assert_array_equal(plain, np.tile(np.arange(12).reshape(3, 4), (2, 1)))
+    mixed = np.asarray(
+        update.minibatch_rows(jax.random.key(0), rows=12, num_minibatches=3, epochs=2)
+    ).reshape(2, 12)
+    for epoch in mixed:
+        assert sorted(epoch) == list(range(12))
+    assert (mixed[0] != mixed[1]).any() and (mixed[0] != np.arange(12)).any()
+
+
+# ---- against plain autodiff ----------------------------------------------------------------------
+
+
+def test_the_step_is_sgd_on_the_written_loss():
+    """The same loss in five lines, whole batch, full logits."""
+    state, batch = own_critic_state(), toy_batch()
+
+    @jax.jit
+    def plain(params):
+        positions = jnp.cumsum(batch.attention_mask, 1) - 1
+        hidden = toy.toy_hidden(params, batch.tokens, positions, batch.attention_mask)
+        logp = jax.nn.log_softmax(hidden @ params['head'])[:, :-1]
+        logp = jnp.take_along_axis(logp, batch.tokens[:, 1:, None], 2)[:, :, 0]
+        ratio = jnp.exp(logp - batch.old_logprobs[:, 1:])
+        a = batch.advantages[:, 1:]
+        loss = -jnp.minimum(ratio * a, jnp.clip(ratio, 0.8, 1.2) * a)
+        return jnp.where(batch.mask[:, 1:], loss, 0).sum() / batch.mask.sum()
+
+    new, metrics = toy_update()(state, batch)
+    gradient = jax.grad(plain)(state.params)
+    want = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
+    assert_close(new.params, want)
+    np.testing.assert_allclose(metrics['policy/loss'], plain(state.params), atol=1e-6)
+    np.testing.assert_allclose(metrics['policy/grad_norm'], optax.tree.norm(gradient), rtol=1e-5)
+
+
+def test_a_shared_backbone_learns_from_both_losses():
+    state, batch = state_of(toy.toy_params(0)), toy_batch()
+    separate = toy_update(values_fn=None)(state, batch)[0]
+    with_head, metrics = toy_update(value_head_fn=toy.toy_value_head, value_coef=0.5)(state, batch)
+    without_head, _ = toy_update(value_coef=0.5)(state, batch)
+    assert_close(with_head, without_head)  # a forward pass saved, the same step
+    np.testing.assert_array_equal(separate.params['value'], state.params['value'])
+    assert (with_head.params['value'] != state.params['value']).any()
+    assert metrics['value/loss'] > 0
+
+    @jax.jit
+    def value(params):
+        raw = toy.toy_values(
+            params, None, batch.tokens, jnp.cumsum(batch.attention_mask, 1) - 1,
+            batch.attention_mask,
+        )  # fmt: skip
+        weights = losses.token_weights(batch.value_mask, 'token_mean')
+        return common.value_loss(raw, batch, weights, clip_value=0.5)[0]
+
+    # the change of the joint step is that of the policy's step and half of the value's
+    gradient = jax.grad(value)(state.params)
+    want = jax.tree.map(lambda p, g: p - 0.1 * 0.5 * g, separate.params, gradient)
+    assert_close(with_head.params, want)
+
+
+def test_the_critic_moves_before_the_policy_and_apart_from_it():
+    state, batch = own_critic_state(), toy_batch()
+    both, metrics = toy_update()(state, batch)
+    alone, _ = toy_update(values_fn=None)(state_of(state.params), batch)
+    assert_close(both.params, alone.params)
+    assert (both.critic_params['value'] != state.critic_params['value']).any()
+    assert metrics['value/grad_norm'] > 0
+
+
+def test_critic_warmup_holds_the_policy():
+    state, batch = own_critic_state(), toy_batch()
+    run = toy_update(critic_warmup=1)
+    first, _ = run(state, batch)
+    assert_same(first.params, state.params)
+    assert (first.critic_params['value'] != state.critic_params['value']).any()
+    second, _ = run(first, batch)
+    assert (second.params['head'] != first.params['head']).any()
+
+
+# ---- what must not get in ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('poison', [np.nan, np.inf])
+def test_poisoned_padding_changes_neither_parameters_nor_metrics(poison):
+    state, batch = own_critic_state(kl_coef=0.1), toy_batch(faulty=(1,))
+    fields = ('old_logprobs', 'ref_logprobs', 'advantages', 'returns', 'old_values')
+    bad = batch.replace(
+        **{name: jnp.where(batch.mask, getattr(batch, name), poison) for name in fields}
+    )
+    run = toy_update(num_microbatches=2, **EVERYTHING)
+    assert_same(run(state, batch), run(state, bad))
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
+    tx = optax.adam(1e-2)
+    state, batch = own_critic_state(tx), toy_batch()
+    first = int(jnp.argmax(batch.mask[0]))
+    wrong = batch.replace(advantages=batch.advantages.at[0, first].set(bad))
+    new, metrics = toy_update(tx, num_minibatches=2)(state, wrong)
+    # the policy's first mini-batch is lost; its second and both of the critic's are not
+    assert new.skipped == 1 and metrics['update/skipped'] == 1 and new.step == 1
+    assert np.isfinite(metrics['policy/loss']) and np.isfinite(metrics['policy/grad_norm'])
+    second = jax.tree.map(lambda x: x[4:], batch)
+    want, _ = toy_update(tx, values_fn=None)(state_of(state.params, tx=tx), second)
+    assert_close(new.params, want.params)
+    assert_close(new.opt_state, want.opt_state)
+
+
+def test_a_batch_without_trained_tokens_changes_nothing():
+    """Adam with momentum and weight decay would move parameters on a gradient of zero."""
+    tx = update.make_optimizer(1e-2)
+    state = own_critic_state(tx)
+    state, _ = toy_update(tx)(state, toy_batch())
+    empty = toy_batch(faulty=range(8))
+    new, metrics = toy_update(tx)(state, empty)
+    assert_same(new.replace(step=state.step), state)
+    assert metrics['batch/trained_tokens'] == 0 and metrics['update/skipped'] == 0
+    assert all(np.isfinite(x) for x in metrics.values())
+
+
+# ---- pieces -----------------------------------------------------------------------------------
+
+
+def test_adaptive_kl_coefficient_by_hand():
+    # 10 episodes, horizon 100; KL 1.1 of target 1: error .1; KL 5: clipped to .2; KL 0: to -.2
+    adapt = functools.partial(update.adapt_kl_coef, 0.5, target=1.0, horizon=100.0, episodes=10)
+    assert adapt(1.1) == pytest.approx(0.5 * 1.01)
+    assert adapt(5.0) == pytest.approx(0.5 * 1.02)
+    assert adapt(0.0) == pytest.approx(0.5 * 0.98)
+
+
+def test_the_kl_coefficient_follows_the_target_in_an_update():
+    state, batch = own_critic_state(kl_coef=0.1), toy_batch()
+    far = batch.replace(ref_logprobs=batch.old_logprobs - 2.0 * batch.mask)
+    up, metrics = toy_update(kl_estimator='k3', kl_target=0.1, kl_horizon=80.0)(state, far)
+    # KL 2 of target .1: error .2; 8 episodes of horizon 80
+    assert up.kl_coef == pytest.approx(0.1 * 1.02) and metrics['policy/kl_coef'] == 0.1
+    assert toy_update(kl_estimator='k3')(state, far)[0].kl_coef == jnp.float32(0.1)
+
+
+def test_the_optimizer_clips_the_global_norm_and_warms_up():
+    params = {'w': jnp.array([3.0])}
+    tx = update.make_optimizer(0.1, weight_decay=0.0, warmup_steps=4, betas=(0.0, 0.0))
+    opt_state = tx.init(params)
+    steps = []
+    for _ in range(6):
+        updates, opt_state = tx.update({'w': jnp.array([50.0])}, opt_state, params)
+        steps.append(-float(updates['w'][0]))
+    # Adam without memory steps by the rate: .1 / 4 * 1, 2, 3, 4, then .1
+    np.testing.assert_allclose(steps, [0.025, 0.05, 0.075, 0.1, 0.1, 0.1], rtol=1e-5)
+    clipped, _ = optax.clip_by_global_norm(1.0).update({'w': jnp.array([50.0])}, optax.EmptyState())
+    assert clipped['w'][0] == 1.0
+    decayed = update.make_optimizer(0.1, weight_decay=0.5)
+    updates, _ = decayed.update({'w': jnp.zeros(1)}, decayed.init(params), params)
+    np.testing.assert_allclose(updates['w'], [-0.1 * 0.5 * 3.0], rtol=1e-6)
+
+
+def test_explained_variance_by_hand():
+    # returns 1 3 (var 1), values 1 2: residuals 0 1 (var .25) -> .75
+    rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
+    batch = ppo.make_batch(rollout, toy.scores_of(rollout), group_size=1, whiten=False)
+    batch = batch.replace(returns=jnp.array([[0.0, 1, 3]]), old_values=jnp.array([[0.0, 1, 2]]))
+    metrics = update.batch_metrics(batch, True)
+    assert metrics['value/explained_variance'] == pytest.approx(0.75)
+    assert 'value/explained_variance' not in update.batch_metrics(batch, False)
+
+
+def test_metrics_have_the_promised_names_and_are_scalars():
+    state, batch = own_critic_state(kl_coef=0.1), toy_batch()
+    _, metrics = toy_update(num_minibatches=2, num_microbatches=2, **EVERYTHING)(state, batch)
+    names = 'loss surrogate grad_norm clip_frac_low clip_frac_high kl_old kl_old_k3 ratio_max'
+    names = [f'policy/{name}' for name in f'{names} entropy kl_ref kl_coef'.split()]
+    names += [f'value/{n}' for n in ('loss', 'grad_norm', 'clip_frac', 'explained_variance')]
+    assert set(names) <= set(metrics)
+    for name, x in metrics.items():
+        assert x.shape == () and x.dtype == jnp.float32, name
+    assert metrics['policy/ratio_max'] >= 1 - 1e-5
+
+
+def test_repeated_updates_raise_the_likelihood_of_rewarded_tokens():
+    rollout = toy.random_rollout(3)
+    good = rollout.tokens == 2  # rows with more of token 2 are rewarded
+    reward = jnp.where(rollout.action_mask, good, 0).sum(1).astype(jnp.float32)
+    rollout = rollout.replace(rewards=jnp.zeros_like(rollout.rewards).at[:, 0].set(reward))
+    state = state_of(toy.toy_params(0))
+    run = toy_update(values_fn=None, epochs=20, clip_high=10.0, clip_low=1.0)
+
+    @jax.jit
+    def likelihood(params):
+        positions = jnp.cumsum(rollout.attention_mask, 1) - 1
+        hidden = toy.toy_hidden(params, rollout.tokens, positions, rollout.attention_mask)
+        logp = jax.nn.log_softmax(hidden @ params['head'])[:, :-1, 2]
+        return jnp.where(rollout.action_mask[:, 1:], logp, 0).sum()
+
+    new, _ = run(state, grpo.make_batch(rollout, toy.scores_of(rollout), group_size=8))
+    assert likelihood(new.params) > likelihood(state.params) + 1
+
+
+# ---- with the real model -------------------------------------------------------------------------
+
+TINY = qwen2.ModelConfig(
+    vocab_size=toy.VOCAB, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=2,
+    num_kv_heads=1, head_dim=8, tie_embeddings=True,
+)  # fmt: skip
+
+
+def test_a_bf16_qwen_keeps_float32_masters_and_donates_its_state():
+    config = dataclasses.replace(TINY, dtype='bfloat16', remat=True)
+    params = jax.jit(functools.partial(qwen2.init, config=config))(jax.random.key(0))
+    tx = update.make_optimizer(1e-6)
+    run = jax.jit(
+        functools.partial(
+            update.update_step,
+            hidden_fn=lambda p, *x: qwen2.forward(p, config, *x),
+            head_fn=lambda p: qwen2.head_kernel(p, config),
+            tx=tx,
+            num_microbatches=2,
+            chunk_size=32,
+        ),
+        donate_argnums=0,
+    )
+    state = state_of(params, tx=tx)
+    before = jax.device_get(state.params)
+    rollout = toy.random_rollout(0)
+    new, metrics = run(state, grpo.make_batch(rollout, toy.scores_of(rollout), group_size=4))
+    for old, leaf in zip(jax.tree.leaves(before), jax.tree.leaves(new.params), strict=True):
+        assert leaf.dtype == jnp.float32
+        # a step of 1e-6 would be lost in bfloat16
+        assert (np.asarray(leaf) != old).mean() > 0.5
+    assert np.isfinite(metrics['policy/loss']) and metrics['policy/entropy'] > 0
