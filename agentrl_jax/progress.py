@@ -26,7 +26,7 @@ class Progress:
         self._bar = None
         if console.is_terminal and not console.is_dumb_terminal:
             columns = (
-                TextColumn('{task.description}'),
+                TextColumn('{task.description}', markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),

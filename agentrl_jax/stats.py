@@ -21,8 +21,10 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     centre = p + z * z / (2 * n)
     margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    # The ends are exactly 0 and 1 at p = 0 and p = 1; rounding must not push them outside.
-    return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
+    # Exactly 0 and 1 where no episode or every episode succeeded, whatever rounding says.
+    low = 0.0 if successes == 0 else (centre - margin) / scale
+    high = 1.0 if successes == n else (centre + margin) / scale
+    return low, high
 
 
 def mean_se(x: np.ndarray) -> tuple[float, float]:

@@ -87,7 +87,8 @@ def render_page(document: dict[str, Any], *, max_episodes: int = MAX_EPISODES) -
         subtitle += f'; {left_out} more are left out of this page'
     template = importlib.resources.files('agentrl_jax').joinpath('view_template.html')
     return string.Template(template.read_text(encoding='utf-8')).substitute(
-        title=_text(document['title'] or document['env']),
+        title=_plain(document['title'] or document['env']),  # no elements inside <title>
+        heading=_text(document['title'] or document['env']),
         subtitle=subtitle,
         tiles=_tiles(episodes),
         heat_choices=_heat_choices(known),
@@ -109,7 +110,7 @@ def _text(text: Any) -> str:
 
 
 def _spelled(character: str) -> str:
-    return ascii(character)[1:-1] if ord(character) < 0xD800 else f'\\u{ord(character):04x}'
+    return ascii(character)[1:-1]
 
 
 def _float(value: Any) -> float:
@@ -291,7 +292,7 @@ def _board(grid: Sequence[Sequence[Any]]) -> str:
     columns = max(len(row) for row in grid)
     cells = []
     for row in grid:
-        for name in row:
+        for name in map(str, row):
             glyph, css = CELLS[name] if name in CELLS else (_text(name), '')
             cells.append(f'<span class="{css}" title="{_plain(name)}">{glyph}</span>')
         cells += ['<span></span>'] * (columns - len(row))

@@ -1,0 +1,276 @@
+import io
+import json
+import struct
+import sys
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.progress import Progress
+from agentrl_jax.run_log import (
+    RunLog,
+    echo_trap,
+    is_secret_name,
+    plain_number,
+    read_metrics,
+    redact,
+    write_atomic,
+    write_config,
+)
+
+CANARY = 'canary-8f2b1c'
+
+
+def without_time(path):
+    return [{k: v for k, v in row.items() if k != 'time_s'} for row in read_metrics(path)]
+
+
+def test_a_row_is_one_json_object_on_a_line_that_is_there_at_once(tmp_path):
+    log = RunLog(tmp_path)
+    log.write(3, {'policy/loss': jnp.float32(0.1), 'rollout/turns': np.int32(2), 'a/b': 1 / 3})
+    line = (tmp_path / 'metrics.jsonl').read_text()
+    row = json.loads(line)
+    assert line.endswith('}\n') and list(row) == [
+        'step', 'time_s', 'a/b', 'policy/loss', 'rollout/turns',
+    ]  # fmt: skip
+    assert row['policy/loss'] == 0.1 and row['a/b'] == 1 / 3 and row['rollout/turns'] == 2
+
+
+def test_numbers_take_their_shortest_form_and_come_back_exactly():
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, 2000, dtype=np.uint32).view(np.float32)
+    for value in bits[np.isfinite(bits)]:
+        assert np.float32(plain_number(value)) == value
+    assert repr(plain_number(jnp.float32(1e-6))) == '1e-06'
+    assert jnp.bfloat16(plain_number(jnp.bfloat16(0.1))) == jnp.bfloat16(0.1)
+    assert plain_number(np.bool_(True)) == 1
+    for wrong in ('text', None, np.zeros(2)):
+        with pytest.raises((TypeError, ValueError)):
+            plain_number(wrong)
+
+
+def test_values_that_are_not_finite_stay_valid_json_and_come_back(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.write(0, {'a/nan': np.float32('nan'), 'a/inf': -np.inf})
+    line = (tmp_path / 'metrics.jsonl').read_text()
+    json.loads(line, parse_constant=lambda name: pytest.fail(f'{name} is not JSON'))
+    row = read_metrics(tmp_path / 'metrics.jsonl')[0]
+    assert np.isnan(row['a/nan']) and row['a/inf'] == -np.inf
+
+
+def test_a_resumed_run_drops_later_rows_and_a_half_written_line(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    with RunLog(tmp_path) as log:
+        for step in range(5):
+            log.write(step, {'a/x': step})
+    path.write_bytes(path.read_bytes() + b'{"step": 5, "time_s": 1')
+    assert len(read_metrics(path)) == 5
+    with RunLog(tmp_path, resume_step=3) as log:
+        log.write(3, {'a/x': 30})
+    assert without_time(path) == [
+        {'step': s, 'a/x': x} for s, x in [(0, 0), (1, 1), (2, 2), (3, 30)]
+    ]
+    assert path.read_bytes().endswith(b'\n')
+
+
+def test_a_last_line_without_newline_that_is_whole_is_kept(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text('{"step": 0, "time_s": 2.5}')
+    with RunLog(tmp_path, resume_step=1) as log:
+        log.write(1, {})
+    rows = read_metrics(path)
+    assert [row['step'] for row in rows] == [0, 1]
+    assert rows[1]['time_s'] >= 2.5  # time goes on where the kept rows ended
+
+
+def test_a_new_run_starts_with_an_empty_file(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "time_s": 1.0}\n')
+    RunLog(tmp_path).close()
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == b''
+
+
+def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    for broken in ('{"step": 1', '[1]', '{"a": 1}', ''):
+        path.write_text('{"step": 0, "time_s": 1}\n' + broken + '\n{"step": 2, "time_s": 1}\n')
+        with pytest.raises(ValueError, match='metrics.jsonl, line 2'):
+            read_metrics(path)
+
+
+def test_only_process_0_writes(tmp_path):
+    with RunLog(tmp_path / 'other', process_index=1, tensorboard=True) as log:
+        log.write(0, {'a/x': 1})
+    assert not (tmp_path / 'other').exists()
+
+
+def test_two_equal_runs_write_equal_bytes_but_for_time(tmp_path):
+    for name in ('one', 'two'):
+        with RunLog(tmp_path / name) as log:
+            for step in range(20):
+                log.write(step, {'b/x': jnp.sin(jnp.float32(step)), 'a/y': step / 7})
+    one, two = (without_time(tmp_path / name / 'metrics.jsonl') for name in ('one', 'two'))
+    assert json.dumps(one) == json.dumps(two)
+
+
+def tensorboard_scalars(folder):
+    """(tag, step, value) of every scalar: records are length, crc, bytes, crc."""
+    event_pb2 = pytest.importorskip('tensorboardX.proto.event_pb2')
+    scalars = []
+    for path in sorted(folder.iterdir()):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (size,) = struct.unpack_from('<Q', data, at)
+            event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+            scalars += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+            at += 16 + size
+    return scalars
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    with RunLog(tmp_path, tensorboard=True) as log:
+        log.write(7, {'eval/success': np.float32(0.25)})
+    assert ('eval/success', 7, 0.25) in tensorboard_scalars(tmp_path / 'tensorboard')
+
+
+@pytest.mark.parametrize('package', ['tensorboardX', 'wandb'])
+def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    asked = {'tensorboardX': {'tensorboard': True}, 'wandb': {'wandb_project': 'p'}}[package]
+    with pytest.raises(ModuleNotFoundError, match=f'pip install {package}'):
+        RunLog(tmp_path / 'run', **asked)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_wandb_continues_the_same_run_and_never_sees_a_secret(tmp_path, monkeypatch):
+    calls = []
+    run = types.SimpleNamespace(
+        log=lambda values, step: calls.append((values, step)), finish=lambda: None
+    )
+    wandb = types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs) or run)
+    monkeypatch.setitem(sys.modules, 'wandb', wandb)
+    for _ in range(2):
+        config = {'lr': 0.1, 'api_key': CANARY}
+        with RunLog(tmp_path, wandb_project='p', config=config) as log:
+            log.write(1, {'a/x': 2})
+    assert calls[0]['id'] == calls[2]['id'] and calls[0]['resume'] == 'allow'
+    assert calls[1][0]['a/x'] == 2 and calls[1][1] == 1
+    assert calls[0]['config'] == {'lr': 0.1, 'api_key': '***'}
+
+
+def test_names_that_sound_secret():
+    for name in (
+        'api_key',
+        'HF_TOKEN',
+        'accessToken',
+        'db.password',
+        'wandb.apikey',
+        'clientSecret',
+    ):
+        assert is_secret_name(name), name
+    for name in ('tokenizer', 'tokenizer_path', 'max_len', 'keyboard', 'workdir', 'model.path'):
+        assert not is_secret_name(name), name
+
+
+def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setenv('SERVICE_TOKEN', 'canary-from-environment')
+    config = {
+        'rollout': {'max_tokens': 3072, 'tokenizer': 'x.model', 'sizes': (1, 2.5, None, True)},
+        'env': {'password': CANARY, 'tokens': [CANARY], 'secret': {'inner': {'a': CANARY}}},
+        'url': f'https://user:{CANARY}@host/path?api_key={CANARY}&page=2',
+        'note': 'runs with canary-from-environment',
+        'count': np.int64(3),
+    }
+    argv = [
+        'train.py', '--config.rollout.max_tokens=3072', f'--config.wandb.api_key={CANARY} {CANARY}',
+        '--hf-token', CANARY, '--workdir', 'runs/a', f'https://:{CANARY}@host',
+    ]  # fmt: skip
+    write_config(tmp_path, config, argv)
+    text = (tmp_path / 'config.json').read_text()
+    assert 'canary' not in text
+    document = json.loads(text)
+    assert document['config']['rollout'] == {
+        'max_tokens': 3072, 'tokenizer': 'x.model', 'sizes': [1, 2.5, None, True],
+    }  # fmt: skip
+    assert document['config']['url'] == 'https://***@host/path?api_key=***&page=2'
+    assert document['config']['count'] == 3
+    assert document['argv'][1] == '--config.rollout.max_tokens=3072'
+    assert document['argv'][5:7] == ['--workdir', 'runs/a']
+
+
+def test_the_config_itself_is_not_changed():
+    config = {'token': CANARY}
+    assert redact(config) == {'token': '***'} and config == {'token': CANARY}
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / 'page.html'
+    write_atomic(path, 'old')
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, 'new \ud800')
+    assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
+
+
+def interpolated(points, steps):
+    return [{'group/return_std': v} for v in np.interp(range(steps), *zip(*points, strict=True))]
+
+
+def test_the_alarm_stops_the_collapsing_runs_of_the_ragen_paper():
+    # In-group std of RAGEN's Fig. 6 as (step, value), flat before the first point.
+    frozen_lake = [(10, 0.36), (40, 0.24), (100, 0.19), (120, 0.055), (140, 0.003)]
+    # Floor 0.036; 0.055 - 0.0026 (t - 120) < 0.036 from t = 128 on; ten steps: row 137, 138 rows.
+    history = interpolated(frozen_lake, 150)
+    levels = [echo_trap(history[:n]).level for n in range(1, 151)]
+    assert levels.index('warn') + 1 == 133 and levels.index('stop') + 1 == 138
+    assert set(levels[:132]) == {'ok'} and set(levels[137:]) == {'stop'}
+    sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
+    assert echo_trap(interpolated(sokoban, 150)).level == 'stop'
+    assert 'echo trap' in echo_trap(interpolated(sokoban, 150)).reason
+
+
+def test_the_alarm_leaves_the_run_alone_whose_std_only_shrinks():
+    # Bandit of the same figure: 0.179 to 0.060 while success still rises.
+    bandit = [(0, 0.179), (30, 0.108), (200, 0.060)]
+    assert echo_trap(interpolated(bandit, 200)) == ('ok', '')
+
+
+def test_the_alarm_on_validation_success_by_hand():
+    rows = [{'eval/success': s} for s in (0.2, 0.0, 0.0, 0.005, 0.0, 0.0)]
+    levels = [echo_trap(rows[:n]).level for n in range(1, 7)]
+    assert levels == ['ok', 'ok', 'ok', 'warn', 'warn', 'stop']
+    assert echo_trap([*rows, {'eval/success': 0.01}]).level == 'ok'
+    assert 'validation success' in echo_trap(rows).reason
+
+
+def test_the_alarm_is_quiet_without_rows_without_spread_and_with_nan():
+    assert echo_trap([]).level == 'ok'
+    assert echo_trap([{'group/return_std': 0.0}] * 50).level == 'ok'
+    assert echo_trap([{'group/return_std': float('nan')}] * 50).level == 'ok'
+
+
+def test_progress_without_a_terminal_is_a_few_plain_lines():
+    stream = io.StringIO()
+    with Progress(1000, 'train', stream=stream) as progress:
+        for step in range(1000):
+            progress.advance(1, success=step / 1000)
+        progress.say('done [bold]')
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 22 and '\x1b' not in stream.getvalue()
+    assert lines[0].startswith('train 1/1000') and lines[-2].startswith('train 1000/1000')
+    assert lines[-2].endswith('success 0.999') and lines[-1] == 'done [bold]'
+
+
+def test_progress_on_a_terminal_draws_a_bar_and_continues_a_resumed_run(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv('TERM', 'xterm')
+    monkeypatch.delenv('NO_COLOR', raising=False)
+    stream = Terminal()
+    with Progress(10, 'train [x]', done=4, stream=stream) as progress:
+        progress.advance(2, note='[red]raw')
+        progress.say('saved')
+    text = stream.getvalue()
+    assert '6/10' in text and 'train [x]' in text and '[red]raw' in text and 'saved' in text

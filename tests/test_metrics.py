@@ -1,0 +1,205 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.diversity import distinct_action_rate, repeated_ngrams
+from agentrl_jax.metrics import METRICS, metrics_table, rollout_metrics
+from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+
+GROUP_SIZE = 2
+
+
+def make_rollout(**changes):
+    """4 episodes (2 groups of 2), 8 positions, 2 turns, 1 action a turn.
+
+    group 0: rewards (1, 0), (0, -0.5 with a penalty of -0.1); group 1: solved, and a faulty one.
+    """
+    fields = {
+        'tokens': np.array(
+            [
+                [9, 5, 5, 5, 5, 5, 0, 0],
+                [9, 1, 2, 9, 3, 4, 5, 6],
+                [9, 1, 2, 3, 0, 0, 0, 0],
+                [9, 7, 7, 7, 7, 7, 7, 7],
+            ]
+        ),
+        'logprobs': np.zeros((4, 8), np.float32),
+        'attention_mask': np.array([[1] * 6 + [0] * 2, [1] * 8, [1] * 4 + [0] * 4, [1] * 8], bool),
+        'action_mask': np.array(
+            [
+                [0, 1, 1, 1, 1, 1, 0, 0],
+                [0, 1, 1, 0, 1, 1, 1, 1],
+                [0, 1, 1, 1, 0, 0, 0, 0],
+                [0, 1, 1, 1, 1, 1, 1, 1],
+            ],
+            bool,
+        ),
+        'turn': np.array(
+            [
+                [0, 0, 0, 0, 0, 0, -1, -1],
+                [0, 0, 0, 1, 1, 1, 1, 1],
+                [0, 0, 0, 0, -1, -1, -1, -1],
+                [0] * 8,
+            ]
+        ),
+        'rewards': np.array([[1, 0], [0, -0.5], [2, 0], [50, 0]], np.float32),
+        'penalties': np.array([[0, 0], [-0.1, 0], [0, 0], [0, 0]], np.float32),
+        'turn_stop': np.array(
+            [
+                [TurnStop.EOS, 0],
+                [TurnStop.LENGTH, TurnStop.EOS],
+                [TurnStop.EOS, 0],
+                [TurnStop.LENGTH, 0],
+            ]
+        ),
+        'valid': np.array([[1, 0], [0, 1], [1, 0], [0, 0]], bool),
+        'num_actions': np.array([[1, 0], [0, 1], [1, 0], [1, 0]]),
+        'actions': np.array([[[2], [-1]], [[-1], [3]], [[2], [-1]], [[0], [-1]]]),
+        'num_turns': np.array([1, 2, 1, 1]),
+        'episode_stop': np.array(
+            [
+                EpisodeStop.TERMINATED,
+                EpisodeStop.TOKEN_BUDGET,
+                EpisodeStop.TERMINATED,
+                EpisodeStop.ENV_ERROR,
+            ]
+        ),
+        'success': np.array([1, 0, 1, 1], bool),
+        'level': np.array([0, 0, 1, 1]),
+    }
+    return Rollout(**jax.tree.map(jnp.asarray, fields | changes))
+
+
+@pytest.fixture(scope='module')
+def metrics():
+    return jax.jit(rollout_metrics, static_argnums=1)(make_rollout(), GROUP_SIZE)
+
+
+def test_metrics_of_a_rollout_by_hand(metrics):
+    expected = {
+        'rollout/success': 2 / 3,
+        'rollout/return': (1 - 0.6 + 2) / 3,
+        'rollout/turns': (1 + 2 + 1) / 3,
+        'rollout/actions': 1.0,
+        'rollout/tokens': (6 + 8 + 4) / 3,
+        'rollout/response_length': (5 + 6 + 3) / 3,
+        'rollout/valid_format': 3 / 4,  # of the turns (0,0), (1,0), (1,1), (2,0) only (1,0) fails
+        'rollout/turn_length_stop': 1 / 4,
+        'rollout/token_budget_stop': 1 / 3,
+        'rollout/env_error': 1 / 4,
+        'rollout/pass_at_n': 1.0,
+        # Returns (1, -0.6): mean 0.2, std = sqrt(0.8^2 + 0.8^2); the other group has one healthy.
+        'group/return_std': np.sqrt(1.28),
+        'group/zero_std_frac': 0.0,
+        'group/all_fail_frac': 0.0,
+        'group/all_pass_frac': 1 / 2,
+        # Episode 0: 5 5 5 5 5 has two 4-grams, one of them new; episode 1 has one within turn 1,
+        # episode 2 none: (1/2 + 0) / 2.
+        'echo/repeated_ngrams': 1 / 4,
+        'echo/distinct_actions': 1.0,
+    }
+    assert metrics.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
+        assert metrics[name].dtype == jnp.float32 and metrics[name].shape == ()
+
+
+def test_a_faulty_episode_changes_only_its_own_count(metrics):
+    poisoned = make_rollout(
+        rewards=np.array([[1, 0], [0, -0.5], [2, 0], [np.nan, np.inf]], np.float32),
+        success=np.array([1, 0, 1, 0], bool),
+        actions=np.array([[[2], [-1]], [[-1], [3]], [[2], [-1]], [[2], [-1]]]),
+    )
+    for name, value in rollout_metrics(poisoned, GROUP_SIZE).items():
+        np.testing.assert_array_equal(value, metrics[name], err_msg=name)
+
+
+def test_without_any_healthy_episode_everything_is_finite():
+    rollout = make_rollout(episode_stop=np.full(4, EpisodeStop.ENV_ERROR))
+    metrics = rollout_metrics(rollout, GROUP_SIZE)
+    assert metrics.pop('rollout/env_error') == 1
+    assert all(value == 0 for value in metrics.values())
+
+
+def test_equal_returns_of_a_group_count_as_zero_std_despite_rounding():
+    # 0.1 + 0.2 and 0.3 + 0 are the same outcome with different last bits.
+    rollout = make_rollout(
+        rewards=np.array([[0.1, 0.2], [0.3, 0], [2, 0], [1, 0]], np.float32),
+        penalties=np.zeros((4, 2), np.float32),
+        episode_stop=np.full(4, EpisodeStop.TERMINATED),
+    )
+    assert rollout_metrics(rollout, GROUP_SIZE)['group/zero_std_frac'] == 0.5
+
+
+def test_group_shares_by_hand():
+    # Successes by group: (1, 0) (1, 1): one of two groups passes whole, none fails whole.
+    rollout = make_rollout(episode_stop=np.full(4, EpisodeStop.TERMINATED))
+    metrics = rollout_metrics(rollout, GROUP_SIZE)
+    assert metrics['group/all_pass_frac'] == 0.5 and metrics['group/all_fail_frac'] == 0
+    # As one group of four: neither, and passed at 4.
+    metrics = rollout_metrics(rollout, 4)
+    assert metrics['group/all_pass_frac'] == 0 and metrics['rollout/pass_at_n'] == 1
+    # Actions (2), (3), (2), (0): three different sequences of four.
+    assert metrics['echo/distinct_actions'] == 0.75
+
+
+def reference_repeated_ngrams(tokens, mask, turn, n):
+    grams = [
+        tuple(tokens[t : t + n])
+        for t in range(len(tokens) - n + 1)
+        if mask[t : t + n].all() and len(set(turn[t : t + n])) == 1
+    ]
+    return (1 - len(set(grams)) / len(grams) if grams else 0.0), len(grams)
+
+
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_repeated_ngrams_equal_a_double_loop(n):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 3, (20, 60))
+    mask = rng.random((20, 60)) < 0.9
+    turn = np.sort(rng.integers(0, 4, (20, 60)), axis=1)
+    repeated, count = jax.jit(lambda *x: repeated_ngrams(*x, n=n))(tokens, mask, turn)
+    rows = zip(tokens, mask, turn, strict=True)
+    expected = np.array([reference_repeated_ngrams(*row, n) for row in rows])
+    np.testing.assert_allclose(repeated, expected[:, 0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(count, expected[:, 1])
+
+
+def test_repeated_ngrams_do_not_see_what_was_not_sampled():
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, 3, (8, 40))
+    mask = rng.random((8, 40)) < 0.8
+    turn = np.zeros((8, 40), int)
+    edited = np.where(mask, tokens, rng.integers(0, 1000, (8, 40)))
+    np.testing.assert_array_equal(
+        repeated_ngrams(tokens, mask, turn)[0], repeated_ngrams(edited, mask, turn)[0]
+    )
+
+
+def test_rows_shorter_than_an_ngram_repeat_nothing():
+    repeated, count = repeated_ngrams(
+        jnp.ones((2, 3), int), jnp.ones((2, 3), bool), jnp.zeros((2, 3))
+    )
+    assert (repeated == 0).all() and (count == 0).all()
+
+
+def test_distinct_action_rate_by_hand():
+    # Group 0: sequences 1, 1, 2 with the last one faulty: 1 of 2. Group 1: 1, 2, 3: 3 of 3.
+    actions = jnp.array([1, 1, 2, 1, 2, 3])[:, None, None]
+    healthy = jnp.array([1, 1, 0, 1, 1, 1], bool)
+    rate, members = distinct_action_rate(actions, healthy, group_size=3)
+    np.testing.assert_array_equal(rate, [0.5, 1.0])
+    np.testing.assert_array_equal(members, [2, 3])
+
+
+def test_every_metric_is_named_once_and_explained_in_one_sentence(metrics):
+    assert metrics.keys() <= METRICS.keys()
+    for name, meaning in METRICS.items():
+        assert re.fullmatch(r'[a-z]+/[a-z0-9_]+', name)
+        assert meaning[0].isupper() or meaning[0].isdigit()
+        assert meaning.endswith(('.', ').')) and '\n' not in meaning and '|' not in name
+    table = metrics_table()
+    assert len(table.splitlines()) == len(METRICS) + 2

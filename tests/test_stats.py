@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl_jax.stats import (
+    iqm,
+    mean,
+    mean_se,
+    probability_of_improvement,
+    stratified_bootstrap,
+    wilson_interval,
+)
+
+
+def test_wilson_interval_by_hand():
+    # p = 0.5, n = 10, z = 1.959964: z^2 = 3.841459. Centre (0.5 + 0.192073) / 1.384146 = 0.5;
+    # margin 1.959964 sqrt(0.025 + 0.009604) / 1.384146 = 0.263406.
+    np.testing.assert_allclose(wilson_interval(5, 10), (0.236594, 0.763406), atol=1e-5)
+    # Wilson intervals known from textbooks: 81 of 263 gives 0.2553 to 0.3662 (Newcombe 1998).
+    np.testing.assert_allclose(wilson_interval(81, 263), (0.2553, 0.3662), atol=5e-5)
+    # 0 of n: the upper end is z^2 / (n + z^2).
+    np.testing.assert_allclose(wilson_interval(0, 20), (0, 3.841459 / 23.841459), atol=1e-6)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_interval_holds_the_rate_and_mirrors(case):
+    successes, n = case
+    low, high = wilson_interval(successes, n)
+    assert 0 <= low <= successes / n <= high <= 1
+    np.testing.assert_allclose(wilson_interval(n - successes, n), (1 - high, 1 - low), atol=1e-12)
+
+
+def test_wilson_interval_refuses_impossible_counts():
+    with pytest.raises(ValueError, match='successes=3'):
+        wilson_interval(3, 2)
+
+
+def test_mean_and_standard_error_by_hand():
+    # (1, 2, 6): mean 3, variance (4 + 1 + 9) / 2 = 7, error sqrt(7 / 3).
+    np.testing.assert_allclose(mean_se(np.array([1, 2, 6])), (3, np.sqrt(7 / 3)))
+    assert mean_se(np.array([2.0]))[0] == 2 and np.isnan(mean_se(np.array([2.0]))[1])
+
+
+def test_iqm_by_hand():
+    # Eight values: two dropped at either end, (3 + 4 + 5 + 6) / 4. Five: one at either end.
+    assert iqm(np.array([8, 1, 7, 2, 3, 4, 5, 6])) == 4.5
+    assert iqm(np.array([100, 1, 2, 3, -100])) == 2
+    assert iqm(np.array([1, 2, 6])) == 3
+
+
+def test_iqm_equals_the_trimmed_mean_of_scipy():
+    trim_mean = pytest.importorskip('scipy.stats').trim_mean
+    rng = np.random.default_rng(0)
+    for n in range(1, 30):
+        x = rng.normal(size=(3, n))
+        np.testing.assert_allclose(iqm(x), trim_mean(x, 0.25, axis=1))
+
+
+def test_bootstrap_of_equal_runs_is_a_point_and_is_repeatable():
+    assert stratified_bootstrap([np.full(5, 0.25)]) == (0.25, 0.25)
+    runs = [np.random.default_rng(0).normal(size=10)]
+    assert stratified_bootstrap(runs) == stratified_bootstrap(runs)
+    assert stratified_bootstrap(runs) != stratified_bootstrap(runs, seed=1)
+
+
+def test_bootstrap_interval_of_the_mean_is_the_normal_one_for_many_runs():
+    x = np.random.default_rng(0).normal(size=400)
+    centre, error = mean_se(x)
+    low, high = stratified_bootstrap([x], mean, resamples=4000)
+    np.testing.assert_allclose(
+        (low, high), (centre - 1.96 * error, centre + 1.96 * error), atol=0.01
+    )
+
+
+def test_strata_are_never_mixed():
+    # Runs redrawn across tasks would mix the 0s and 1s; within them the mean is always 0.5.
+    assert stratified_bootstrap([np.zeros(3), np.ones(3)], mean) == (0.5, 0.5)
+
+
+def test_bootstrap_needs_runs():
+    with pytest.raises(ValueError, match='at least one run'):
+        stratified_bootstrap([np.array([])])
+
+
+def test_probability_of_improvement_by_hand():
+    # Pairs (1,1) tie, (1,0) win, (3,1) win, (3,0) win: 3.5 / 4. Second task: always worse.
+    ours, theirs = [np.array([1, 3]), np.array([0])], [np.array([1, 0]), np.array([2, 3])]
+    assert probability_of_improvement(ours[:1], theirs[:1]) == 0.875
+    assert probability_of_improvement(ours, theirs) == 0.4375
+    assert probability_of_improvement(theirs, ours) == 1 - 0.4375
+    with pytest.raises(ValueError, match='2 and 1 tasks'):
+        probability_of_improvement(ours, theirs[:1])
