@@ -1,0 +1,438 @@
+"""The model against transformers, its own cached form, other meshes, and by hand."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax import sharding
+from agentrl_jax.models import critic, qwen2, weights
+
+TINY = qwen2.ModelConfig(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8,
+)  # fmt: skip
+forward = jax.jit(qwen2.forward, static_argnums=1)
+cached = jax.jit(qwen2.forward_cached, static_argnums=1, static_argnames='kv_length')
+values = jax.jit(critic.values, static_argnums=1)
+LLAMA3 = (8.0, 1.0, 4.0, 32.0)  # factor, low, high, original length
+
+
+def random_params(config, seed=0):
+    """Weights of a size at which every part of the model shows in the logits; norms not all one."""
+    shapes = weights.abstract_params(config)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    rng = np.random.default_rng(seed)
+    out = []
+    for path, leaf in leaves:
+        value = rng.normal(0, 0.2, leaf.shape)
+        if sharding.path_name(path).endswith('scale'):
+            value = 1 + value
+        out.append(jnp.asarray(value, jnp.float32))
+    return jax.tree.unflatten(tree, out)
+
+
+def rows(config, batch=3, length=12, seed=1):
+    tokens = np.random.default_rng(seed).integers(config.vocab_size, size=(batch, length))
+    positions = np.broadcast_to(np.arange(length), tokens.shape)
+    return jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32)
+
+
+def torch_model(config, params):
+    """The same weights in transformers, float32, plain attention."""
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    shared = dict(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
+        tie_word_embeddings=config.tie_embeddings, attn_implementation='eager',
+    )  # fmt: skip
+    rope = {'rope_type': 'default', 'rope_theta': config.rope_theta}
+    if config.rope_scaling is not None:
+        names = ('factor', 'low_freq_factor', 'high_freq_factor')
+        rope |= {'rope_type': 'llama3', **dict(zip(names, config.rope_scaling[:3], strict=True))}
+        rope['original_max_position_embeddings'] = int(config.rope_scaling[3])
+    kind = 'Qwen2' if config.qkv_bias else 'Llama'
+    hf_config = getattr(transformers, f'{kind}Config')(rope_parameters=rope, **shared)
+    model = getattr(transformers, f'{kind}ForCausalLM')(hf_config).eval()
+    state = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        path = sharding.path_name(path)
+        array = np.asarray(leaf).T if weights.is_transposed(path) else np.asarray(leaf)
+        state[weights.hf_name(path)] = torch.tensor(array.copy())
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    tied = {'lm_head.weight'} if config.tie_embeddings else set()
+    assert set(missing) <= tied and not unexpected
+    return model
+
+
+def torch_logits(model, tokens, positions, attention_mask):
+    import torch
+
+    with torch.no_grad():
+        out = model(
+            input_ids=torch.tensor(np.asarray(tokens), dtype=torch.long),
+            position_ids=torch.tensor(np.asarray(positions), dtype=torch.long),
+            attention_mask=torch.tensor(np.asarray(attention_mask), dtype=torch.long),
+        )
+    return out.logits.numpy()
+
+
+def padded(lengths, width, left):
+    """(attention mask bool [B, T], positions int32 [B, T]) of rows padded left or right."""
+    column = np.arange(width)[None]
+    lengths = np.asarray(lengths)[:, None]
+    mask = column >= width - lengths if left else column < lengths
+    return jnp.asarray(mask), jnp.asarray(np.maximum(np.cumsum(mask, 1) - 1, 0), jnp.int32)
+
+
+@pytest.mark.parametrize('left', [False, True], ids=['right', 'left'])
+@pytest.mark.parametrize(
+    'change',
+    [
+        {},
+        {'num_kv_heads': 1},
+        {'num_kv_heads': 4, 'tie_embeddings': False},
+        {'head_dim': 16, 'rope_theta': 1e4, 'rms_norm_eps': 1e-5, 'num_layers': 3},
+        {'qkv_bias': False},
+        {'qkv_bias': False, 'tie_embeddings': False, 'rope_theta': 5e5, 'rope_scaling': LLAMA3},
+    ],
+    ids=['qwen', 'mqa', 'mha-untied', 'wide-heads', 'llama', 'llama3.1'],
+)
+def test_logits_equal_transformers_to_2e_5(change, left):
+    config = dataclasses.replace(TINY, **change)
+    params = random_params(config)
+    model = torch_model(config, params)
+    for lengths, width in (((1, 4, 9), 9), ((40, 64, 17), 64)):
+        tokens, _ = rows(config, len(lengths), width)
+        mask, positions = padded(lengths, width, left)
+        hidden = forward(params, config, tokens, positions, mask)
+        ours = np.asarray(qwen2.logits(params, config, hidden))
+        theirs = torch_logits(model, tokens, positions, mask)
+        keep = np.asarray(mask)
+        assert np.abs(theirs[keep]).max() > 1  # the comparison is about something
+        np.testing.assert_allclose(ours[keep], theirs[keep], rtol=0, atol=2e-5)
+        assert np.isfinite(ours).all()
+
+
+def test_rotation_by_hand():
+    # Dh = 4, theta = 100: frequencies 100^0 = 1 and 100^(-2/4) = 0.1; pairs are (0, 2) and (1, 3).
+    config = dataclasses.replace(TINY, head_dim=4, rope_theta=100.0)
+    frequencies = qwen2.rope_frequencies(config)
+    np.testing.assert_allclose(frequencies, [1.0, 0.1], rtol=1e-6)
+    x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
+    turned = qwen2.rotate(x, (3.0 * frequencies).reshape(1, 1, 2))
+    # pair (1, 0) by 3 -> (cos 3, sin 3); pair (0, 2) by 0.3 -> (-2 sin 0.3, 2 cos 0.3)
+    expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
+    np.testing.assert_allclose(turned.reshape(-1), expected, rtol=1e-5)
+
+
+def test_attention_by_hand():
+    # One query head of width 1, keys log 1 and log 3: weights 1/4 and 3/4 of values 8 and 4 -> 5.
+    q = jnp.ones((1, 2, 1, 1, 1))
+    k = jnp.log(jnp.array([1.0, 3.0])).reshape(1, 2, 1, 1)
+    v = jnp.array([8.0, 4.0]).reshape(1, 2, 1, 1)
+    mask = jnp.array([[[True, False], [True, True]]])
+    np.testing.assert_allclose(qwen2.attend(q, k, v, mask).reshape(-1), [8.0, 5.0], rtol=1e-6)
+
+
+def test_grouped_heads_share_keys_in_order():
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(2, 5, 2, 3, 4)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 5, 2, 4)).astype(np.float32)
+    mask = np.tril(np.ones((5, 5), bool))
+    out = np.asarray(qwen2.attend(q, k, v, jnp.asarray(mask)[None])).reshape(2, 5, 2, 3, 4)
+    for b, t, head, member in np.ndindex(2, 5, 2, 3):
+        scores = k[b, : t + 1, head] @ q[b, t, head, member] / 2.0
+        weight = np.exp(scores) / np.exp(scores).sum()
+        np.testing.assert_allclose(out[b, t, head, member], weight @ v[b, : t + 1, head], atol=1e-5)
+
+
+def test_a_token_does_not_see_later_tokens_or_padding():
+    params = random_params(TINY)
+    tokens, positions = rows(TINY)
+    mask = jnp.ones(tokens.shape, bool).at[1, 8:].set(False)
+    before = forward(params, TINY, tokens, positions, mask)
+    changed = tokens.at[:, 8:].set((tokens[:, 8:] + 1) % TINY.vocab_size)
+    after = forward(params, TINY, changed, positions, mask)
+    np.testing.assert_array_equal(before[:, :8], after[:, :8])
+    assert np.abs(before[0, 8:] - after[0, 8:]).max() > 1e-3
+
+
+def test_padding_changes_neither_values_nor_gradient():
+    params = random_params(TINY)
+    tokens, positions = rows(TINY, length=6)
+
+    def loss(params, tokens, positions, mask):
+        hidden = forward(params, TINY, tokens, positions, mask)
+        return jnp.sum(jnp.where(mask[..., None], jnp.sin(hidden), 0.0))
+
+    plain = jax.jit(jax.value_and_grad(loss))(
+        params, tokens, positions, jnp.ones(tokens.shape, bool)
+    )
+    pad = ((0, 0), (3, 2))
+    mask = jnp.pad(jnp.ones(tokens.shape, bool), pad)
+    wide = jax.jit(jax.value_and_grad(loss))(
+        params, jnp.pad(tokens, pad, constant_values=5), jnp.pad(positions, pad), mask
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, wide)
+
+
+def ragged_decode(params, config, tokens, lengths, cache_rows, kv_length):
+    """Prefills rows in two chunks into scattered cache rows, then decodes row by row to the end.
+
+    Returns hidden [B, T, D] as collected step by step.
+    """
+    batch, width = tokens.shape
+    slots = 5
+    cache = qwen2.init_cache(config, slots, width)
+    collected = np.zeros((batch, width, config.hidden_size), np.float32)
+
+    @jax.jit
+    def block(cache, tokens, positions):
+        return cached(params, config, tokens, positions, cache, cache_rows)
+
+    for low, high in ((0, 3), (3, 7)):  # prompt chunks; rows shorter than that pad with T
+        column = np.arange(low, high)[None]
+        positions = np.where(column < lengths[:, None], column, width)
+        hidden, cache = block(cache, tokens[:, low:high], jnp.asarray(positions))
+        collected[:, low:high] = hidden
+
+    @jax.jit
+    def decode(cache, tokens, positions):  # all slots at once, as a rollout does
+        return cached(params, config, tokens, positions, cache, None, kv_length=kv_length)
+
+    at = np.minimum(lengths, 7)
+    while (at < width).any():
+        live = at < width
+        token, position = np.zeros((slots, 1), np.int32), np.full((slots, 1), width, np.int32)
+        token[cache_rows, 0] = np.where(
+            live, tokens[np.arange(batch), np.minimum(at, width - 1)], 0
+        )
+        position[cache_rows, 0] = at
+        hidden, cache = decode(cache, jnp.asarray(token), jnp.asarray(position))
+        collected[live, at[live]] = np.asarray(hidden)[cache_rows[live], 0]
+        at = at + live
+    return collected
+
+
+@pytest.mark.parametrize('kv_length', [None, 12])
+def test_cached_blocks_and_ragged_decoding_equal_the_whole_forward(kv_length):
+    params = random_params(TINY)
+    tokens, positions = rows(TINY)
+    lengths, cache_rows = np.array([2, 5, 7]), np.array([4, 0, 2])
+    whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    steps = ragged_decode(params, TINY, np.asarray(tokens), lengths, cache_rows, kv_length)
+    ours, expected = (qwen2.logits(params, TINY, jnp.asarray(h)) for h in (steps, whole))
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
+def test_padding_positions_and_rows_write_nothing():
+    params = random_params(TINY)
+    tokens, positions = rows(TINY, batch=2, length=4)
+    cache = jax.tree.map(lambda x: x + 7.0, qwen2.init_cache(TINY, 3, 6))
+    outside = jnp.full_like(positions, 6)
+    _, after = cached(params, TINY, tokens, outside, cache, jnp.array([0, 2]))
+    jax.tree.map(np.testing.assert_array_equal, cache, after)
+    _, after = cached(params, TINY, tokens, positions, cache, jnp.array([3, 1]))
+    for before, now in zip(cache.k, after.k, strict=True):
+        np.testing.assert_array_equal(before[jnp.array([0, 2])], now[jnp.array([0, 2])])
+        assert np.abs(now[1, :4] - 7.0).min() > 0 and (now[1, 4:] == 7.0).all()
+
+
+def test_a_decode_loop_updates_its_cache_in_place():
+    config = dataclasses.replace(TINY, num_layers=1)
+    params = random_params(config)
+    slots, length, steps = 4, 512, 8
+
+    def loop(cache):
+        def step(t, cache):
+            position = jnp.full((slots, 1), t)
+            token = jnp.zeros((slots, 1), jnp.int32)
+            return cached(params, config, token, position, cache, None)[1]
+
+        return jax.lax.fori_loop(0, steps, step, cache)
+
+    cache = qwen2.init_cache(config, slots, length)
+    text = jax.jit(loop, donate_argnums=0).lower(cache).compile().as_text()
+    shape = f'f32[{slots},{length},{config.num_kv_heads},{config.head_dim}]'
+    copies = [line for line in text.splitlines() if f'= {shape}' in line and ' copy(' in line]
+    assert not copies
+
+
+def test_recomputing_layers_changes_no_gradient():
+    params = random_params(TINY)
+    tokens, positions = rows(TINY)
+    mask = jnp.ones(tokens.shape, bool)
+
+    def gradient(config):
+        return jax.jit(jax.grad(lambda p: forward(p, config, tokens, positions, mask).sum()))(
+            params
+        )
+
+    remat = dataclasses.replace(TINY, remat=True)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        gradient(TINY), gradient(remat),
+    )  # fmt: skip
+    text = str(jax.make_jaxpr(lambda p: forward(p, remat, tokens, positions, mask))(params))
+    assert 'remat' in text or 'checkpoint' in text
+
+
+def test_bfloat16_compute_keeps_float32_masters_and_logits():
+    config = dataclasses.replace(TINY, dtype='bfloat16')
+    params = random_params(config)
+    tokens, positions = rows(config)
+    mask = jnp.ones(tokens.shape, bool)
+    hidden = forward(params, config, tokens, positions, mask)
+    assert hidden.dtype == jnp.bfloat16
+    assert qwen2.init_cache(config, 2, 4).k[0].dtype == jnp.bfloat16
+    ours = qwen2.logits(params, config, hidden)
+    assert ours.dtype == jnp.float32
+    exact = qwen2.logits(params, TINY, forward(params, TINY, tokens, positions, mask))
+    # bfloat16 keeps 8 bits: a few hundredths of the logits' spread
+    assert np.abs(ours - exact).mean() < 0.03 * np.asarray(exact).std()
+    grads = jax.jit(jax.grad(lambda p: forward(p, config, tokens, positions, mask).sum()))(params)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('shape', [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_one_device_equals_a_mesh_forward_and_backward(shape):
+    params = random_params(TINY)
+    tokens, positions = rows(TINY, batch=8)
+    mask = jnp.asarray(np.arange(12)[None] < np.arange(5, 13)[:, None])
+
+    def loss(params, tokens, positions, mask):
+        hidden = forward(params, TINY, tokens, positions, mask)
+        logits = qwen2.logits(params, TINY, hidden)
+        taken = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
+        return -jnp.sum(jnp.where(mask, taken[..., 0], 0.0)) / mask.sum()
+
+    one = jax.jit(jax.value_and_grad(loss))(params, tokens, positions, mask)
+    mesh = sharding.make_mesh(*shape)
+    layout = sharding.specs(params, sharding.TRAIN_RULES, mesh)
+    data = jax.device_put((tokens, positions, mask), sharding.shard_rows(mesh))
+    many = jax.jit(jax.value_and_grad(loss), out_shardings=(None, layout))(
+        jax.device_put(params, layout), *data
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), one, many)
+
+
+def test_decoding_inside_shard_map_equals_one_device():
+    params = random_params(TINY)
+    tokens, _ = rows(TINY, batch=8, length=6)
+
+    def play(params, tokens):
+        cache = qwen2.init_cache(TINY, tokens.shape[0], 6)
+
+        def step(t, carry):
+            cache, out = carry
+            token = jax.lax.dynamic_slice_in_dim(tokens, t, 1, axis=1)
+            hidden, cache = cached(params, TINY, token, jnp.full_like(token, t), cache, None)
+            return cache, out.at[:, t].set(hidden[:, 0])
+
+        out = jnp.zeros((tokens.shape[0], 6, TINY.hidden_size))
+        return jax.lax.fori_loop(0, 6, step, (cache, out))[1]
+
+    one = jax.jit(play)(params, tokens)
+    mesh = sharding.make_mesh(2, 2, 2)
+    layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
+    split = jax.sharding.PartitionSpec(('data', 'fsdp'))
+    whole = jax.sharding.PartitionSpec()
+    many = jax.jit(
+        jax.shard_map(
+            play, mesh=mesh, in_specs=(whole, split), out_specs=split,
+            axis_names={'data', 'fsdp'}, check_vma=False,
+        )
+    )(jax.device_put(params, layout), tokens)  # fmt: skip
+    np.testing.assert_allclose(one, many, rtol=0, atol=1e-5)
+
+
+def test_parameter_counts_are_those_of_the_published_models():
+    # Qwen2.5-0.5B: V D = 151936 x 896 = 136134656. A layer: q 896 x 896 + 896, k and v 896 x 128
+    # + 128 each, o 896 x 896, SwiGLU 3 x 896 x 4864, two norms 896; 24 layers; the last norm.
+    layer = 896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896 + 3 * 896 * 4864 + 2 * 896
+    config = qwen2.ModelConfig(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
+        num_kv_heads=2, head_dim=64,
+    )  # fmt: skip
+    assert qwen2.param_count(config) == 136134656 + 24 * layer + 896 == 494032768
+
+
+def test_a_fresh_model_predicts_nearly_nothing():
+    params = jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), TINY)
+    tokens, positions = rows(TINY)
+    hidden = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    logprobs = jax.nn.log_softmax(qwen2.logits(params, TINY, hidden))
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1)
+    assert float(entropy.min()) > 0.97 * math.log(TINY.vocab_size)
+
+
+HF = {
+    'model_type': 'qwen2', 'vocab_size': 97, 'hidden_size': 32, 'intermediate_size': 48,
+    'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2,
+    'rms_norm_eps': 1e-6, 'rope_theta': 1e6, 'tie_word_embeddings': True, 'hidden_act': 'silu',
+}  # fmt: skip
+
+
+def test_config_json_of_both_kinds_and_both_spellings_of_rope():
+    assert qwen2.config_from_hf(HF) == TINY
+    nested = {k: v for k, v in HF.items() if k != 'rope_theta'}
+    nested['rope_parameters'] = {'rope_type': 'default', 'rope_theta': 1e6}
+    assert qwen2.config_from_hf(nested) == TINY
+    scaling = dict(
+        rope_type='llama3', factor=8, low_freq_factor=1, high_freq_factor=4,
+        original_max_position_embeddings=32,
+    )  # fmt: skip
+    llama = qwen2.config_from_hf(HF | {'model_type': 'llama', 'rope_scaling': scaling})
+    assert llama == dataclasses.replace(TINY, qkv_bias=False, rope_scaling=LLAMA3)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'model_type': 'gemma3'}, 'gemma3'),
+        ({'use_sliding_window': True}, 'use_sliding_window'),
+        ({'hidden_act': 'gelu'}, 'gelu'),
+        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, 'yarn'),
+        ({'model_type': 'llama', 'attention_bias': True}, 'attention_bias'),
+        ({'num_key_value_heads': 3}, 'num_kv_heads=3'),
+    ],
+)
+def test_config_json_that_cannot_be_run_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        qwen2.config_from_hf(HF | change)
+
+
+def test_config_json_without_a_size_is_refused_by_name():
+    with pytest.raises(ValueError, match='intermediate_size missing'):
+        qwen2.config_from_hf({k: v for k, v in HF.items() if k != 'intermediate_size'})
+
+
+def test_a_fresh_critic_copies_the_backbone_and_says_zero():
+    policy = random_params(dataclasses.replace(TINY, tie_embeddings=False))
+    params = critic.init(policy, TINY)
+    assert set(params) == {'backbone', 'value_head'} and set(params['backbone']) == {'model'}
+    jax.tree.map(np.testing.assert_array_equal, params['backbone']['model'], policy['model'])
+    tokens, positions = rows(TINY)
+    out = values(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    assert out.shape == tokens.shape and out.dtype == jnp.float32
+    assert not out.any()
+
+
+def test_values_by_hand_and_their_first_gradient_reaches_the_head():
+    # hidden (1, 2) with kernel (3, -1) and bias 0.5: 3 - 2 + 0.5 = 1.5
+    head = {'kernel': jnp.array([[3.0], [-1.0]]), 'bias': jnp.array([0.5])}
+    hidden = jnp.array([[[1.0, 2.0]]])
+    np.testing.assert_allclose(critic.value_from_hidden(head, hidden), [[1.5]])
+    params = critic.init(random_params(TINY), TINY)
+    tokens, positions = rows(TINY)
+    mask = jnp.ones(tokens.shape, bool)
+    grads = jax.jit(jax.grad(lambda p: values(p, TINY, tokens, positions, mask).sum()))(params)
+    assert np.abs(grads['value_head']['kernel']).max() > 0.1
+    np.testing.assert_allclose(grads['value_head']['bias'], [tokens.size])
