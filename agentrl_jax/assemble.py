@@ -10,13 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import struct
 
-from agentrl_jax import rollout, sharding
+from agentrl_jax import rollout, sharding, update
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.frozen_lake import FrozenLake
-from agentrl_jax.envs.sokoban import Sokoban
+from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.envs.text import TextTask, build_task
 from agentrl_jax.models import critic, qwen2, weights
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
@@ -191,7 +190,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     """Refuses impossible combinations before any time is spent."""
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     kept = kept_groups(cfg) * cfg.rollout.group_size
-    small, micro = cfg.update.minibatch_rows, cfg.update.microbatch_rows
+    small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
     problems = {
         f'algorithm={cfg.algorithm!r} is not one of {", ".join(ALGORITHMS)}':
             cfg.algorithm not in ALGORITHMS,
@@ -203,12 +202,12 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         f'stop.echo_trap={cfg.stop.echo_trap!r} must be off, warn or stop':
             cfg.stop.echo_trap not in ('off', 'warn', 'stop'),
         f'{kept} episodes are kept of each rollout ({rows} played), which is no multiple of '
-        f'update.minibatch_rows={small}': small < 1 or kept % max(small, 1) != 0,
-        f'update.minibatch_rows={small} must be a multiple of '
-        f'update.microbatch_rows={micro}': micro < 1 or small % max(micro, 1) != 0,
+        f'batch.minibatch_rows={small}': small < 1 or kept % max(small, 1) != 0,
+        f'batch.minibatch_rows={small} must be a multiple of '
+        f'batch.microbatch_rows={micro}': micro < 1 or small % max(micro, 1) != 0,
         f'{rows} episodes (rollout.num_groups x rollout.group_size) must be a multiple of the '
         f'{mesh_shards} data shards of the mesh': rows % mesh_shards != 0,
-        f'update.microbatch_rows={micro} must be a multiple of the {mesh_shards} data shards of '
+        f'batch.microbatch_rows={micro} must be a multiple of the {mesh_shards} data shards of '
         'the mesh': micro % mesh_shards != 0,
         f'model.dtype={cfg.model.dtype!r} must be float32 or bfloat16':
             cfg.model.dtype not in ('float32', 'bfloat16'),
@@ -216,7 +215,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         f'2 x model.num_heads={cfg.model.num_heads}':
             not cfg.model.path and cfg.model.hidden_size % (2 * cfg.model.num_heads) != 0,
         'steps must not be negative': cfg.steps < 0,
-        'update.epochs must be at least 1': cfg.update.epochs < 1,
+        'batch.epochs must be at least 1': cfg.batch.epochs < 1,
     }  # fmt: skip
     found = [problem for problem, wrong in problems.items() if wrong]
     if found:
@@ -226,3 +225,45 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
 def kept_groups(cfg: Any) -> int:
     """Groups that the filter lets through: RAGEN's int(ratio * groups), at least one."""
     return max(int(cfg.filter.keep * cfg.rollout.num_groups + 1e-9), 1)
+
+
+def build_optimisers(cfg: Any) -> tuple:
+    """Optimisers of policy and critic (the latter None without a critic)."""
+    make = functools.partial(
+        update.make_optimizer, betas=(cfg.optim.beta1, cfg.optim.beta2),
+        weight_decay=cfg.optim.weight_decay, max_grad_norm=cfg.optim.max_grad_norm,
+        warmup_steps=cfg.optim.warmup_steps,
+    )  # fmt: skip
+    return make(cfg.optim.lr), make(cfg.optim.critic_lr) if needs_critic(cfg) else None
+
+
+def clone_optimiser(cfg: Any):
+    """AdamW with a linear decay to zero over the cloning steps."""
+    schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+
+
+def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
+    """Keywords of score, make_batch and update_step."""
+    algorithm, loss, size = ALGORITHMS[cfg.algorithm], cfg.loss, cfg.batch
+    kept = kept_groups(cfg) * cfg.rollout.group_size
+    in_reward = loss.kl_in == 'reward'
+    return {
+        'score': dict(
+            microbatch_rows=size.microbatch_rows, temperature=cfg.rollout.temperature,
+            chunk_size=size.head_chunk, recompute=False,
+        ),
+        'batch': dict(kl_in_reward=needs_reference(cfg) and in_reward)
+        | {name: loss[name] for name in algorithm.SETTINGS},
+        'update': dict(
+            loss=algorithm.loss, clip_low=loss.clip_low, clip_high=loss.clip_high,
+            dual_clip=loss.dual_clip or None, entropy_coef=loss.entropy_coef,
+            kl_estimator=loss.kl_estimator if needs_reference(cfg) and not in_reward else None,
+            temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
+            aggregation=loss.aggregation, value_clip=loss.value_clip or None,
+            value_coef=loss.value_coef, num_minibatches=kept // size.minibatch_rows,
+            num_microbatches=size.minibatch_rows // size.microbatch_rows, epochs=size.epochs,
+            kl_target=loss.kl_target or None, kl_horizon=loss.kl_horizon,
+            row_sharding=sharding.shard_rows(mesh),
+        ),
+    }  # fmt: skip

@@ -97,11 +97,11 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.optim.max_grad_norm = 1.0  # global norm
     cfg.optim.warmup_steps = 0  # optimiser steps of linear warm-up
 
-    cfg.update = ml_collections.ConfigDict()
-    cfg.update.minibatch_rows = 32  # episodes per optimiser step
-    cfg.update.microbatch_rows = 8  # episodes per forward and backward pass
-    cfg.update.epochs = 1  # passes over a rollout
-    cfg.update.head_chunk = 1024  # tokens per chunk of the output head
+    cfg.batch = ml_collections.ConfigDict()
+    cfg.batch.minibatch_rows = 32  # episodes per optimiser step
+    cfg.batch.microbatch_rows = 8  # episodes per forward and backward pass
+    cfg.batch.epochs = 1  # passes over a rollout
+    cfg.batch.head_chunk = 1024  # tokens per chunk of the output head
 
     cfg.mesh = ml_collections.ConfigDict()
     cfg.mesh.data = -1  # rows; -1 = all devices that remain

@@ -13,7 +13,7 @@ import dataclasses
 class PromptStyle:
     """Templates of one way to word an episode; {reward}, {turn}, {left} are filled in."""
 
-    system: str  # {instruction} {actions} {max_actions} {separator}
+    system: str  # {name} {instruction} {actions} {max_actions} {separator}
     lead: str  # opens the first user message, in front of the first header
     reward: str  # {reward}; '' leaves rewards out
     header: str  # {turn} counts from 1
@@ -48,7 +48,7 @@ RAGEN = PromptStyle(
 
 # The shortest wording that still names the task, for small policies trained from scratch.
 BRIEF = PromptStyle(
-    system='{instruction}\n',
+    system='{name}\n',
     lead='',
     reward='',
     header='',

@@ -177,6 +177,7 @@ def turn_tokens(
 def system_text(env: Any, style: PromptStyle, max_actions: int) -> str:
     """System message of every episode."""
     return style.system.format(
+        name=env.name,
         instruction=env.instruction,
         actions=', '.join(env.ACTION_NAMES),
         max_actions=max_actions,

@@ -68,6 +68,7 @@ def corpus() -> list[str]:
     for env, style in itertools.product(environments(), STYLES.values()):
         texts.append(
             style.system.format(
+                name=env.name,
                 instruction=env.instruction,
                 actions=', '.join(env.ACTION_NAMES),
                 max_actions=ACTIONS,

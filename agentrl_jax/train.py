@@ -1,0 +1,389 @@
+"""Training: collect -> keep groups -> score -> make_batch -> update. Read this first.
+
+  python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo [--config.field=value]
+
+The same command resumes from the newest checkpoint. Everything random is a function of (seed,
+step), so a run that was killed and resumed ends with the same bits as one that was not.
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import config_flags
+
+from agentrl_jax import (
+    assemble,
+    checkpoint,
+    evaluate,
+    filtering,
+    metrics,
+    pages,
+    run_log,
+    runtime,
+    score,
+    sft,
+    sharding,
+    update,
+)
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs import experts
+from agentrl_jax.models import critic
+from agentrl_jax.progress import Progress
+from agentrl_jax.types import TrainState
+
+WARM_UP_STEPS = 2  # steps in which programs may compile
+PAGE_EPISODES = 32  # episodes on a rollout page
+LEVELS, COLLECT, EVALUATE, CLONE = range(4)  # random streams of a run
+MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'stop')  # what a resumed run may change
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run that do not change: what `build` makes of a config."""
+
+    cfg: Any
+    mesh: jax.sharding.Mesh
+    tokenizer: Any
+    config: Any  # sizes of the model
+    params: Any  # parameters as loaded or drawn, before cloning
+    task: Any  # the training environment as text
+    eval_task: Any
+    collect: Any  # jitted (params, task, episodes, key) -> (rollout, counters)
+    collect_eval: Any
+    draw: Any  # jitted (key, step) -> episodes
+    eval_episodes: Any
+    count: Any  # jitted rollout -> sums over its first eval_levels rows
+    rollout_metrics: Any  # jitted rollout -> metrics
+    rescore: Any  # jitted (params, rollout) -> log-probabilities [B, T]
+    learn: Any  # jitted (state, ref_params, rollout) -> (state, metrics, rows, advantages)
+    txs: tuple  # optimisers of policy and critic
+
+
+def learn(state, ref_params, rollout, *, algorithm, fns, txs, keep, group_size, settings):
+    """One update from one rollout: keep groups, score, make the batch, optimise.
+
+    Returns (state, metrics, kept rows int32 [b], their advantages float32 [b, T]).
+    """
+    rows = jnp.arange(rollout.tokens.shape[0], dtype=jnp.int32)
+    if keep * group_size < rollout.tokens.shape[0]:
+        rows = filtering.select_top_groups(
+            rollout.returns, rollout.healthy, group_size=group_size, keep=keep
+        )
+        rollout = jax.tree.map(lambda x: x[rows], rollout)
+    scores = score.score(
+        state.params, state.critic_params, ref_params, rollout,
+        hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values, **settings['score'],
+    )  # fmt: skip
+    batch = algorithm.make_batch(
+        rollout, scores, group_size=group_size, kl_coef=state.kl_coef, **settings['batch']
+    )
+    state, measured = update.update_step(
+        state, batch, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
+        tx=txs[0], critic_tx=txs[1], **settings['update'],
+    )  # fmt: skip
+    return state, measured, rows, batch.advantages
+
+
+def rescore(params, rollout, *, fns, cfg):
+    """Log-probabilities of a rollout's tokens under other parameters."""
+    return score.score(
+        params, None, None, rollout, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=None,
+        microbatch_rows=cfg.batch.microbatch_rows, temperature=cfg.rollout.temperature,
+        chunk_size=cfg.batch.head_chunk, recompute=True,
+    ).old_logprobs  # fmt: skip
+
+
+def build(cfg: Any) -> Run:
+    """Checks the config and assembles its parts; nothing is trained yet."""
+    mesh = assemble.build_mesh(cfg)
+    assemble.check(cfg, sharding.row_shards(mesh))
+    tokenizer = assemble.build_tokenizer(cfg)
+    task = assemble.build_text_task(cfg, tokenizer, 'train', mesh)
+    eval_task = assemble.build_text_task(cfg, tokenizer, cfg.eval.split, mesh)
+    config, params = assemble.build_model(cfg, tokenizer, mesh)
+    fns = assemble.model_functions(cfg, config)
+    txs = assemble.build_optimisers(cfg)
+    draw = functools.partial(
+        assemble.draw_episodes, levels=task.env.num_levels(task.env_params),
+        groups=cfg.rollout.num_groups, group_size=cfg.rollout.group_size,
+        common=cfg.rollout.common_random_numbers,
+    )  # fmt: skip
+    learner = functools.partial(
+        learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
+        keep=assemble.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        settings=assemble.update_settings(cfg, mesh),
+    )  # fmt: skip
+    rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
+    return Run(
+        cfg=cfg, mesh=mesh, tokenizer=tokenizer, config=config, params=params,
+        task=task, eval_task=eval_task,
+        collect=assemble.build_collect(cfg, config, mesh, split='train'),
+        collect_eval=assemble.build_collect(cfg, config, mesh, split=cfg.eval.split),
+        draw=jax.jit(draw, out_shardings=rows),
+        eval_episodes=jax.device_put(
+            assemble.every_level(cfg.env.eval_levels, sharding.row_shards(mesh)), rows
+        ),
+        count=jax.jit(
+            functools.partial(evaluate.count, episodes=cfg.env.eval_levels),
+            out_shardings=whole,
+        ),
+        rollout_metrics=jax.jit(
+            functools.partial(metrics.rollout_metrics, group_size=cfg.rollout.group_size),
+            out_shardings=whole,
+        ),
+        rescore=jax.jit(functools.partial(rescore, fns=fns, cfg=cfg), out_shardings=rows),
+        learn=jax.jit(learner, donate_argnums=0),
+        txs=txs,
+    )  # fmt: skip
+
+
+def start_state(run: Run, params: Any) -> TrainState:
+    """State of step 0 around the given policy parameters, laid out over the mesh."""
+    cfg = run.cfg
+
+    def make(params):
+        params, critic_params, critic_opt_state = dict(params), None, None
+        if assemble.needs_critic(cfg):
+            if cfg.critic.share_backbone:
+                params['value_head'] = critic.init_head(run.config)
+            else:
+                critic_params = critic.init(params, run.config)
+                critic_opt_state = run.txs[1].init(critic_params)
+        return TrainState(
+            step=jnp.int32(0), params=params, opt_state=run.txs[0].init(params),
+            critic_params=critic_params, critic_opt_state=critic_opt_state,
+            kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
+        )  # fmt: skip
+
+    layout = sharding.state_specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
+    return jax.jit(make, out_shardings=layout)(params)
+
+
+def clone_demonstrations(run: Run) -> Any:
+    """Behaviour-cloned policy parameters: demonstrations of oracle and random play, then SFT."""
+    cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config)
+
+    def expert(states, used):
+        return experts.plans(
+            run.task.env, run.task.env_params, states, used, cfg.env.max_actions_per_episode
+        )
+
+    demonstrations = sft.demonstrate(
+        run.task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
+        oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens,
+    )  # fmt: skip
+    with Progress(cfg.clone.steps, 'cloning') as progress:
+        return sft.clone(
+            run.params, demonstrations, stream_key(run, CLONE),
+            hidden_fn=fns.hidden, head_fn=fns.head, tx=assemble.clone_optimiser(cfg),
+            steps=cfg.clone.steps, batch_size=cfg.clone.batch,
+            chunk_size=cfg.batch.head_chunk,
+            report=lambda step, loss: progress.advance(1, loss=loss),
+        )  # fmt: skip
+
+
+def policy_of(params: Any) -> Any:
+    """The parameters a rollout needs: without a value head on a shared backbone."""
+    return {name: part for name, part in params.items() if name != 'value_head'}
+
+
+def open_state(run: Run, checkpoints: Any) -> tuple[TrainState, Any]:
+    """(state, reference policy or None): of the newest checkpoint, or a fresh step 0."""
+    fresh = checkpoint.latest_step(checkpoints) is None
+    params = run.params
+    if fresh and run.cfg.clone.episodes:
+        params = clone_demonstrations(run)
+    state = start_state(run, params)
+    if fresh:
+        checkpoint.save(checkpoints, 0, state, {'config': config_dict(run.cfg)})
+    else:
+        saved = checkpoint.read_extra(checkpoints.directory)
+        checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
+        state, _ = checkpoint.restore(checkpoints, abstract_of(state))
+    if not assemble.needs_reference(run.cfg):
+        return state, None
+    return state, open_reference(run, checkpoints.directory.parent, policy_of(state.params), fresh)
+
+
+def open_reference(run: Run, workdir: Path, start: Any, fresh: bool) -> Any:
+    """The policy that KL terms hold on to: that of step 0, kept beside the checkpoints."""
+    kept = checkpoint.open_checkpoints(workdir / 'reference', keep=1, async_=False)
+    if fresh or checkpoint.latest_step(kept) is None:
+        checkpoint.save(kept, 0, {'params': start}, {})
+    reference, _ = checkpoint.restore(kept, {'params': abstract_of(start)})
+    checkpoint.close(kept)
+    return reference['params']
+
+
+def abstract_of(tree: Any) -> Any:
+    """Shapes, dtypes and layouts of a tree of arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def config_dict(cfg: Any) -> dict:
+    return json.loads(cfg.to_json_best_effort())
+
+
+def stream_key(run: Run, stream: int, step: int = 0) -> jax.Array:
+    """The random stream of one purpose at one step; nothing else in a run is random."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(run.cfg.seed), stream), step)
+
+
+def measure(run: Run, state: TrainState) -> dict[str, float]:
+    """Validation: one episode on each level of the held-out pool, the same luck every time."""
+    rollout, counters = run.collect_eval(
+        policy_of(state.params), run.eval_task, run.eval_episodes, stream_key(run, EVALUATE)
+    )
+    check_counters(counters)
+    return evaluate.summarise(run.count(rollout))
+
+
+def check_counters(counters: dict) -> None:
+    lost = int(jnp.max(counters['overflow']))
+    if lost:
+        raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
+
+
+def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
+    """One cycle; (state, metrics on the device, what a rollout page needs)."""
+    began = time.monotonic()
+    key = stream_key(run, COLLECT, step)
+    episodes = run.draw(stream_key(run, LEVELS), step)
+    rollout, counters = run.collect(policy_of(state.params), run.task, episodes, key)
+    check_counters(counters)  # waits for the rollout: the host's only look at it
+    collected = time.monotonic()
+    measured = run.rollout_metrics(rollout)
+    state, more, rows, advantages = run.learn(state, reference, rollout)
+    measured |= more | {'time/collect_s': collected - began}
+    measured['rollout/sampled'] = counters['generated'].sum()
+    return state, measured, (rollout, episodes, key, rows, advantages)
+
+
+def save_page(run: Run, workdir: Path, step: int, state: TrainState, seen: tuple) -> None:
+    """The rollout of a step as a page, with the ratios its update led to."""
+    rollout, episodes, key, rows, advantages = jax.tree.map(evaluate.fetch, seen[:2]) + seen[2:]
+    after = evaluate.fetch(run.rescore(state.params, seen[0]))
+    spread = np.full(rollout.tokens.shape, np.nan, np.float32)
+    spread[evaluate.fetch(rows)] = evaluate.fetch(advantages)
+    if jax.process_index() == 0:
+        pages.write(
+            workdir, f'step_{step:06d}', rollout, task=jax.device_get(run.task),
+            tokenizer=run.tokenizer, streams=episodes.world_stream, key=key,
+            group_size=run.cfg.rollout.group_size, title=f'training rollout of step {step}',
+            extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
+            limit=PAGE_EPISODES,
+        )  # fmt: skip
+
+
+def train(cfg: Any, workdir: str) -> int:
+    """Runs or resumes a run; returns the exit code (0, or 75 when asked to stop early)."""
+    run = build(cfg)
+    workdir = runtime.check_workdir(workdir, min_free_bytes=space_needed(run))
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
+    state, reference = open_state(run, checkpoints)
+    first = int(state.step)
+    if jax.process_index() == 0:
+        run_log.write_config(workdir, cfg, sys.argv)
+    with (
+        run_log.RunLog(
+            workdir, resume_step=first, tensorboard=cfg.log.tensorboard,
+            wandb_project=cfg.log.wandb_project, config=cfg, process_index=jax.process_index(),
+        ) as log,
+        runtime.Preemption() as preemption,
+        Progress(cfg.steps, 'training', done=first) as progress,
+    ):  # fmt: skip
+        code, state = loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
+    checkpoint.save(checkpoints, int(state.step), state, {'config': config_dict(cfg)})
+    checkpoint.close(checkpoints)
+    return code
+
+
+def loop(run, state, reference, workdir, checkpoints, log, preemption, progress) -> tuple:
+    """The steps from state.step on; (exit code, state)."""
+    cfg, counter, warm = run.cfg, runtime.CompileCounter(), None
+    first = int(state.step)
+    history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    for step in range(first, cfg.steps + 1):
+        began, row = time.monotonic(), {}
+        with counter:
+            if step == cfg.steps or (cfg.eval.every and step % cfg.eval.every == 0) or step == 0:
+                row |= measure(run, state)
+            if step < cfg.steps:
+                state, measured, seen = train_step(run, state, reference, step)
+                row |= jax.device_get(measured)
+        if warm is None and step - first + 1 == WARM_UP_STEPS:
+            warm = counter.count
+        row['time/step_s'] = time.monotonic() - began
+        row['perf/recompiles'] = 0 if warm is None else counter.count - warm
+        if step < cfg.steps:
+            row['time/update_s'] = row['time/step_s'] - row['time/collect_s']
+            row['perf/tokens_per_s'] = row.pop('rollout/sampled') / row['time/step_s']
+        log.write(step, row)
+        history.append({'step': step, **row})
+        if step == cfg.steps:
+            break
+        progress.advance(1, **shown(row, history))
+        if page_due(cfg, step):
+            save_page(run, workdir, step, state, seen)
+        if preemption.agreed():
+            progress.say(f'asked to stop: step {step + 1} is being saved')
+            return runtime.EXIT_PREEMPTED, state
+        if (step + 1) % cfg.checkpoint.every == 0:
+            checkpoint.save(checkpoints, step + 1, state, {'config': config_dict(cfg)})
+        alarm = run_log.echo_trap(history)
+        if alarm.level != 'ok' and cfg.stop.echo_trap != 'off':
+            progress.say(f'step {step}: {alarm.reason}')
+            if alarm.level == 'stop' and cfg.stop.echo_trap == 'stop':
+                return 1, state
+    return 0, state
+
+
+def page_due(cfg: Any, step: int) -> bool:
+    every = cfg.log.rollouts_every
+    return step == cfg.steps - 1 or bool(every and step % every == 0)
+
+
+def shown(row: dict, history: list[dict]) -> dict[str, float]:
+    """What the progress bar says."""
+    evaluated = [r['eval/success'] for r in history if 'eval/success' in r]
+    return {
+        'success': row['rollout/success'],
+        'held-out': evaluated[-1] if evaluated else float('nan'),
+        'return': row['rollout/return'],
+        'entropy': row['policy/entropy'],
+    }
+
+
+def space_needed(run: Run) -> int:
+    """Bytes of the checkpoints that are on disk at once."""
+    parameters = sum(x.size * 4 for x in jax.tree.leaves(run.params))
+    states = 6 if assemble.needs_critic(run.cfg) and not run.cfg.critic.share_backbone else 3
+    return parameters * states * (run.cfg.checkpoint.keep + 1)
+
+
+_CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+
+
+def main(_) -> None:
+    runtime.initialize_distributed()
+    try:
+        code = train(_CONFIG.value, _WORKDIR.value)
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+    sys.exit(code)
+
+
+if __name__ == '__main__':
+    flags.mark_flag_as_required('config')
+    app.run(main)
