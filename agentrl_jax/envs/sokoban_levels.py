@@ -59,8 +59,10 @@ def make_pool(
     check_split(split)
     rng = np.random.default_rng([seed, dim, num_boxes])
     levels: dict[Any, tuple] = {}
-    for _ in range(200):
-        for fixed, start in _random_rooms(rng, 256, dim, num_boxes):
+    barren = 0  # batches in a row without a new level
+    while barren < 8:
+        before = len(levels)
+        for fixed, start in _random_rooms(rng, 1024, dim, num_boxes):
             if split is not None and level_split(fixed.tobytes()) != split:
                 continue
             level = _play_reverse(rng, fixed, start, search_depth)
@@ -69,6 +71,7 @@ def make_pool(
             levels.setdefault((fixed.tobytes(), *level) if unique else len(levels), (fixed, *level))
             if len(levels) == num:
                 return _solved_pool(list(levels.values()), dim)
+        barren = 0 if len(levels) > before else barren + 1
     raise ValueError(
         f'only {len(levels)} different {split} levels of dim={dim}, num_boxes={num_boxes} were '
         f'found; num_levels={num} asks for more'
@@ -123,7 +126,7 @@ def _play_reverse(
         return None
     if rng.random() < (0.8 if distance == 1 else 0.5):
         player = _walk(rng, search, player, boxes)
-    return player, boxes
+    return player, tuple(sorted(boxes))
 
 
 def _walk(rng: np.random.Generator, search: '_ReversePlay', player: int, boxes: tuple) -> int:

@@ -1,0 +1,165 @@
+"""FrozenLake against gymnasium and by hand."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.envs import frozen_lake
+from agentrl_jax.envs.frozen_lake import GOAL, HOLE, START, EnvParams, FrozenLake, make_maps
+
+LEFT, DOWN, RIGHT, UP = range(4)
+
+
+def lake(*rows, success_rate=1.0):
+    """(environment, parameters) of one map: S start, G goal, H hole."""
+    board = np.array([['FHGS'.index(tile) for tile in row] for row in rows], np.int8)
+    params = EnvParams(boards=jnp.asarray(board[None]), success_rate=jnp.float32(success_rate))
+    return FrozenLake(size=len(rows)), params
+
+
+def letters(board):
+    return [''.join('FHGS'[tile] for tile in row) for row in board]
+
+
+@pytest.mark.parametrize('success_rate', [1 / 3, 0.8, 1.0])
+@pytest.mark.parametrize('size', [4, 6])
+def test_transition_probabilities_equal_gymnasiums(monkeypatch, success_rate, size):
+    """The one uniform number of a step is swept over a fine grid, so frequencies are exact."""
+    gym_lake = pytest.importorskip('gymnasium.envs.toy_text.frozen_lake')
+    grid = (jnp.arange(3000) + 0.5) / 3000
+    monkeypatch.setattr(jax.random, 'uniform', lambda key: key)
+    env = FrozenLake(size=size)
+    cells = jnp.arange(size * size)
+
+    def transitions(params, position, action):
+        state = env.reset_level(0, params).replace(position=position)
+        _, after, reward, over, _ = jax.vmap(lambda u: env.step_env(u, state, action, params))(grid)
+        share = jnp.mean(jax.nn.one_hot(after.position, size * size), axis=0)
+        # Reward and end depend on the cell that is reached; keep one witness for each.
+        witness = jnp.zeros(size * size).at[after.position]
+        return share, witness.max(reward), witness.max(over.astype(float))
+
+    sweep = jax.jit(jax.vmap(jax.vmap(transitions, (None, None, 0)), (None, 0, None)))
+    for board in make_maps('train', 4, size=size, frozen=0.7, seed=3):
+        params = EnvParams(boards=jnp.asarray(board[None]), success_rate=jnp.float32(success_rate))
+        share, reward, over = (np.asarray(x) for x in sweep(params, cells, jnp.arange(4)))
+        theirs = gym_lake.FrozenLakeEnv(desc=letters(board), success_rate=success_rate).P
+        for cell in range(size * size):
+            for action in range(4):
+                expected = np.zeros(size * size)
+                for probability, after, gain, ends in theirs[cell][action]:
+                    expected[after] += probability
+                    if probability > 0:
+                        assert reward[cell, action, after] == gain
+                        assert over[cell, action, after] == ends
+                np.testing.assert_allclose(share[cell, action], expected, atol=1.1e-3)
+
+
+def test_slips_of_real_keys_have_the_right_frequencies():
+    # From the middle, Up with rate 0.8: up 0.8, left 0.1, right 0.1, never down.
+    env, params = lake('SFF', 'FFF', 'FFG', success_rate=0.8)
+    state = env.reset_level(0, params).replace(position=jnp.int32(4))
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    step = jax.jit(jax.vmap(lambda k: env.step_env(k, state, UP, params)[1].position))
+    after = step(keys)
+    share = np.bincount(np.asarray(after), minlength=9) / 20_000
+    # s.e. of 0.8 is sqrt(0.8 x 0.2 / 20000) = 0.0028; four of them
+    np.testing.assert_allclose(share[[1, 3, 5, 7]], [0.8, 0.1, 0.1, 0.0], atol=0.0113)
+
+
+def test_an_episode_by_hand():
+    env, params = lake('SHF', 'FFF', 'FFG')
+    state = env.reset_level(0, params)
+    key = jax.random.key(0)
+    assert env.observation_text(state) == 'PO_\n___\n__G\n'
+    _, state, reward, over, info = env.step_env(key, state, LEFT, params)  # into the edge
+    assert (int(state.position), float(reward), bool(over)) == (0, 0.0, False)
+    assert not bool(info['effective']) and int(state.time) == 1
+    _, state, *_ = env.step_env(key, state, DOWN, params)
+    assert env.observation_text(state) == '_O_\nP__\n__G\n'  # the start is not shown
+    assert env.cells(state)[1] == ['player', 'empty', 'empty']
+    for action, cell in ((RIGHT, 4), (RIGHT, 5), (DOWN, 8)):
+        _, state, reward, over, info = env.step_env(key, state, action, params)
+        assert int(state.position) == cell
+    assert float(reward) == 1.0 and bool(over) and bool(info['success'])
+    assert env.observation_text(state) == '_O_\n___\n__√\n'
+
+
+def test_a_hole_ends_the_episode_without_reward():
+    env, params = lake('SHF', 'FFF', 'FFG')
+    _, state, reward, over, info = env.step_env(
+        jax.random.key(0), env.reset_level(0, params), RIGHT, params
+    )
+    assert float(reward) == 0.0 and bool(over) and not bool(info['success'])
+    assert env.observation_text(state) == '_X_\n___\n__G\n'
+
+
+def test_coordinates_by_hand():
+    _, params = lake('SHF', 'FFH', 'FFG')
+    env = FrozenLake(size=3, observation_format='grid_coord')
+    state = env.reset_level(0, params)
+    assert env.observation_text(state) == (
+        'Coordinates: \nBoard size: 3 rows x 3 cols (zero-indexed).\nStart: (0, 0)\nGoal: (2, 2)\n'
+        'Player: (0, 0)\nHoles: (0, 1), (1, 2)\nGrid Map: \nPO_\n__O\n__G\n'
+    )
+    _, state, *_ = env.step_env(jax.random.key(0), state, RIGHT, params)
+    assert 'Player in hole: (0, 1)\n' in env.observation_text(state)
+
+
+def test_the_instruction_keeps_the_reference_s_wording():
+    text = FrozenLake().instruction
+    assert 'Forbid the whole' in text
+    assert text.endswith(
+        'P: player, _: empty, O: hole, G: goal, X: player in hole, √: player on goal'
+    )
+
+
+def test_maps_are_solvable_and_their_distance_is_right():
+    boards = make_maps('train', 200, size=5, frozen=0.65, seed=2)
+    for board, distance in zip(boards, frozen_lake.distance_to_goal(boards), strict=True):
+        assert (board == START).sum() == 1 == (board == GOAL).sum()
+        assert distance == walk_length(board) > 0
+
+
+def walk_length(board):
+    """Plain breadth-first search; None without a way."""
+    size = len(board)
+    frontier = {tuple(np.argwhere(board == START)[0])}
+    seen, moves = set(frontier), 0
+    while frontier:
+        if any(board[cell] == GOAL for cell in frontier):
+            return moves
+        near = {(r + a, c + b) for r, c in frontier for a, b in ((0, 1), (1, 0), (0, -1), (-1, 0))}
+        near = {(r, c) for r, c in near if 0 <= r < size and 0 <= c < size}
+        frontier = {cell for cell in near - seen if board[cell] != HOLE}
+        seen |= frontier
+        moves += 1
+    return None
+
+
+def test_pools_of_different_splits_and_seeds_share_no_map():
+    pools = {
+        (split, seed): make_maps(split, 600, size=4, frozen=0.8, seed=seed)
+        for split in ('train', 'validation', 'test')
+        for seed in (0, 1)
+    }
+    maps = {name: {board.tobytes() for board in pool} for name, pool in pools.items()}
+    assert all(len(found) == 600 for found in maps.values())  # no repetition inside a pool
+    for (split, _), found in maps.items():
+        for (other, _), theirs in maps.items():
+            assert split == other or not found & theirs
+
+
+def test_cells_freeze_with_the_stated_probability():
+    # Rejecting unsolvable maps favours ice a little; with frozen = 0.9 by less than 0.02.
+    boards = make_maps(None, 2000, size=8, frozen=0.9, seed=0, unique=False)
+    assert 0.895 < 1 - (boards == HOLE).mean() * 64 / 62 < 0.92
+
+
+def test_four_thousand_maps_take_less_than_a_second():
+    start = time.process_time()
+    make_maps('train', 4096, size=4, frozen=0.8, seed=9)
+    assert time.process_time() - start < 1.0

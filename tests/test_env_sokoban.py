@@ -1,0 +1,181 @@
+"""Sokoban against gym-sokoban and by hand; its levels."""
+
+import collections
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.envs import sokoban_levels
+from agentrl_jax.envs.sokoban import OTHER_SYMBOLS, EnvState, Sokoban
+
+UP, DOWN, LEFT, RIGHT = range(4)
+
+
+def room(*rows):
+    """State from a drawing in RAGEN's symbols."""
+    codes = np.array([['#_O√XPS'.index(sign) for sign in row] for row in rows])
+    fixed = np.where(np.isin(codes, (2, 3, 6)), 2, np.minimum(codes, 1)).astype(np.int8)
+    return EnvState(
+        time=jnp.int32(0),
+        fixed=jnp.asarray(fixed),
+        boxes=jnp.asarray(np.isin(codes, (3, 4))),
+        player=jnp.int32(np.flatnonzero(np.isin(codes, (5, 6)))[0]),
+    )
+
+
+def play(env, state, actions):
+    """[(reward, text, effective, over)] of the actions."""
+    step, told = jax.jit(env.step_env), []
+    for action in actions:
+        _, state, reward, over, info = step(jax.random.key(0), state, action, None)
+        text = env.observation_text(state)
+        told.append((round(float(reward), 4), text, bool(info['effective']), bool(over)))
+    return told
+
+
+def test_an_episode_by_hand():
+    env = Sokoban(dim=6)
+    start = room('######', '#P_#_#', '#_X_O#', '#____#', '#____#', '######')
+    told = play(env, start, [UP, DOWN, RIGHT, RIGHT, UP])
+    # -0.1 a step; the wall above stops the player; the last push is -0.1 + 1 + 10 = 10.9.
+    assert [reward for reward, *_ in told] == [-0.1, -0.1, -0.1, 10.9, 0.0]
+    assert [effective for _, _, effective, _ in told] == [False, True, True, True, False]
+    assert [over for *_, over in told] == [False, False, False, True, True]
+    assert told[2][1] == '######\n#__#_#\n#_PXO#\n#____#\n#____#\n######\n'
+    assert told[3][1] == '######\n#__#_#\n#__P√#\n#____#\n#____#\n######\n'
+
+
+def test_a_box_that_leaves_its_target_costs_one_and_one_moved_between_targets_nothing():
+    env = Sokoban(dim=6, num_boxes=2)
+    start = room('######', '#P√O_#', '#____#', '#X___#', '#____#', '######')
+    told = play(env, start, [RIGHT, RIGHT])
+    assert [reward for reward, *_ in told] == [-0.1, -1.1]
+    assert told[0][1].splitlines()[1] == '#_S√_#'  # the player stands on the first target
+    assert told[1][1].splitlines()[1] == '#_OSX#'
+
+
+def test_blocked_pushes_move_nothing():
+    env = Sokoban(dim=6, num_boxes=2)
+    two = room('######', '#PXXO#', '#___O#', '#____#', '#____#', '######')
+    wall = room('######', '#X___#', '#P__O#', '#___O#', '#X___#', '######')
+    for start, action in ((two, RIGHT), (wall, UP)):
+        ((reward, text, effective, over),) = play(env, start, [action])
+        assert (reward, effective, over) == (-0.1, False, False)
+        assert text == env.observation_text(start)
+
+
+def test_other_symbols_and_coordinates_by_hand():
+    state = room('######', '#P_#_#', '#_X_O#', '#____#', '#____#', '######')
+    assert Sokoban(symbols=OTHER_SYMBOLS).observation_text(state).splitlines()[:3] == [
+        'WWWWWW',
+        'WA.W.W',
+        'W.B.GW',
+    ]
+    text = Sokoban(observation_format='coord').observation_text(state)
+    assert text == (
+        'Board size: 6 rows x 6 cols (zero-indexed).\nTargets: (2, 4)\nBoxes: (2, 2)\n'
+        'Player: (1, 1)\n'
+    )
+    on = room('######', '#P_#_#', '#_X_O#', '#_√__#', '#____#', '######')
+    text = Sokoban(num_boxes=2, observation_format='grid_coord').observation_text(on)
+    assert text.startswith('Coordinates: \nBoard size: 6 rows')
+    assert 'Targets: (2, 4), (3, 2)\nBoxes: (2, 2)\nBoxes on target: (3, 2)\nPlayer' in text
+    assert Sokoban().cells(on)[3] == ['wall', 'empty', 'box on target', 'empty', 'empty', 'wall']
+
+
+def gym_sokoban(dim, num_boxes, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        module = pytest.importorskip('gym_sokoban.envs.sokoban_env')
+    monkeypatch.setattr(module.SokobanEnv, 'get_image', lambda *args, **kwargs: None)
+    return module.SokobanEnv(
+        dim_room=(dim, dim), max_steps=10_000, num_boxes=num_boxes, reset=False
+    )
+
+
+@pytest.mark.parametrize('dim, num_boxes', [(6, 1), (8, 2), (7, 3)])
+def test_dynamics_and_rewards_equal_gym_sokobans_on_random_play(dim, num_boxes, monkeypatch):
+    theirs = gym_sokoban(dim, num_boxes, monkeypatch)
+    env, levels, steps = Sokoban(dim=dim, num_boxes=num_boxes), 60, 80
+    params = env.make_params('train', num_levels=levels, search_depth=12)
+    states = jax.vmap(env.reset_level, in_axes=(0, None))(jnp.arange(levels), params)
+    actions = np.random.default_rng(0).integers(4, size=(steps, levels))
+
+    def act(states, action):
+        step = jax.vmap(lambda s, a: env.step_env(None, s, a, params))
+        shown, states, reward, over, info = step(states, action)
+        return states, (shown, reward, over, info['effective'])
+
+    ours = jax.jit(lambda s: jax.lax.scan(act, s, jnp.asarray(actions)))(states)[1]
+    shown, reward, over, effective = map(np.asarray, ours)
+    finished = 0
+    for level in range(levels):
+        fixed, boxes = np.array(params.fixed[level], int), np.asarray(params.boxes[level])
+        theirs.room_fixed, theirs.room_state = fixed, np.where(boxes, 4, fixed)
+        theirs.player_position = np.array(divmod(int(params.player[level]), dim))
+        theirs.room_state[tuple(theirs.player_position)] = 5
+        theirs.num_env_steps = theirs.boxes_on_target = 0
+        for t in range(steps):
+            before = theirs.player_position.copy()
+            _, their_reward, done, _ = theirs.step(int(actions[t, level]) + 1)
+            picture = np.where(shown[t, level] == 6, 5, shown[t, level])
+            np.testing.assert_array_equal(picture, theirs.room_state)
+            assert reward[t, level] == pytest.approx(their_reward, abs=1e-5)
+            assert over[t, level] == done
+            assert effective[t, level] == (before != theirs.player_position).any()
+            if done:
+                finished += 1
+                break
+    assert finished > 0
+
+
+@pytest.mark.parametrize(
+    'settings', [{}, dict(search_depth=30), dict(dim=8, num_boxes=2, search_depth=10)]
+)
+def test_pools_are_unsolved_walled_and_hold_as_many_targets_as_boxes(settings):
+    pool = sokoban_levels.make_pool('train', 150, **settings)
+    dim, num_boxes = pool.fixed.shape[1], pool.boxes.reshape(150, -1).sum(1)
+    flat = pool.fixed.reshape(150, -1)
+    assert (num_boxes == (flat == 2).sum(1)).all() and len(set(num_boxes.tolist())) == 1
+    assert not (pool.boxes & (pool.fixed != 1)).any()  # every box on plain floor
+    at_player = flat[np.arange(150), pool.player]
+    assert (at_player != 0).all() and not pool.boxes.reshape(150, -1)[
+        np.arange(150), pool.player
+    ].any()
+    border = np.ones((dim, dim), bool)
+    border[1:-1, 1:-1] = False
+    assert (pool.fixed[:, border] == 0).all() and (pool.optimal_length > 0).all()
+
+
+def test_pools_of_different_splits_and_seeds_share_no_room():
+    rooms = collections.defaultdict(set)
+    for split in ('train', 'validation', 'test'):
+        for seed in (0, 1):
+            pool = sokoban_levels.make_pool(split, 300, seed=seed)
+            levels = zip(pool.fixed, pool.boxes, pool.player, strict=True)
+            maps = {(f.tobytes(), b.tobytes(), int(p)) for f, b, p in levels}
+            assert len(maps) == 300  # no repetition inside a pool
+            rooms[split] |= {fixed.tobytes() for fixed in pool.fixed}
+    assert not rooms['train'] & rooms['validation']
+    assert not rooms['train'] & rooms['test']
+    assert not rooms['validation'] & rooms['test']
+
+
+def test_optimal_lengths_are_distributed_as_those_of_the_reference_generator():
+    # specs: 300 boards of RAGEN's generator, lengths 1.. : 26 75 38 46 46 35 9 16 6 2 1, mean 3.97.
+    theirs = np.array([26, 75, 38, 46, 46, 35, 9, 16, 6, 2, 1]) / 300
+    lengths = sokoban_levels.make_pool(None, 3000, unique=False).optimal_length
+    ours = np.bincount(lengths, minlength=20)[1:12] / 3000
+    # Total variation; two halves of 2000 boards of the reference differ by 0.054 (95 %: 0.076).
+    assert 0.5 * np.abs(ours - theirs).sum() < 0.1
+    # s.e. of their mean is 2.2 / sqrt(300) = 0.13
+    assert abs(lengths.mean() - 3.97) < 0.26
+
+
+def test_shallower_reverse_play_brings_boxes_less_far():
+    deep = sokoban_levels.make_pool('train', 200, search_depth=300).optimal_length.mean()
+    shallow = sokoban_levels.make_pool('train', 200, search_depth=4).optimal_length.mean()
+    assert shallow < deep

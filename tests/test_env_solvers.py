@@ -1,0 +1,150 @@
+"""Best and random play: against naive references and the figures of the specification."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.envs import reference, sokoban_levels, solvers
+from agentrl_jax.envs.bandit import Bandit
+from agentrl_jax.envs.frozen_lake import START, EnvParams, FrozenLake, distance_to_goal, make_maps
+from agentrl_jax.envs.sokoban import Sokoban
+
+
+def moved(fixed, boxes, player, action):
+    """Sokoban's rule once more, on plain sets; None if nothing moves."""
+    n = len(fixed)
+    step = (-n, n, -1, 1)[action]
+    floor = set(np.flatnonzero(fixed.reshape(-1) > 0).tolist())
+    ahead, behind = player + step, player + 2 * step
+    if ahead not in floor or (ahead in boxes and (behind not in floor or behind in boxes)):
+        return None
+    return frozenset(boxes - {ahead} | {behind}) if ahead in boxes else boxes, ahead
+
+
+def as_mask(fixed, boxes):
+    mask = np.zeros(fixed.size, bool)
+    mask[list(boxes)] = True
+    return mask.reshape(fixed.shape)
+
+
+@pytest.mark.parametrize(
+    'settings', [dict(search_depth=300), dict(dim=8, num_boxes=2, search_depth=8)]
+)
+def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
+    """length(s) = 1 + min over moves of length(s'), 0 exactly where solved: so it is optimal."""
+    pool = sokoban_levels.make_pool('train', 25, **settings)
+    for fixed, mask, player, length in zip(*pool, strict=True):
+        boxes, player = frozenset(np.flatnonzero(mask.reshape(-1)).tolist()), int(player)
+        targets = set(np.flatnonzero(fixed.reshape(-1) == 2).tolist())
+        plan = solvers.solve_sokoban(fixed, mask, player)
+        assert len(plan) == length
+        for done, action in enumerate(plan):
+            after = [moved(fixed, boxes, player, a) for a in range(4)]
+            plans = [solvers.solve_sokoban(fixed, as_mask(fixed, s[0]), s[1]) for s in after if s]
+            assert 1 + min(len(p) for p in plans if p is not None) == length - done
+            boxes, player = after[action]
+        assert boxes == targets
+
+
+def test_a_box_in_a_corner_has_no_solution_and_a_solved_room_an_empty_one():
+    fixed = np.array([[0] * 5, [0, 1, 1, 1, 0], [0, 1, 1, 2, 0], [0, 1, 1, 1, 0], [0] * 5])
+    assert solvers.solve_sokoban(fixed, as_mask(fixed, {6}), 12) is None
+    assert solvers.solve_sokoban(fixed, as_mask(fixed, {13}), 12) == ()
+    assert solvers.solve_sokoban(fixed, as_mask(fixed, {12}), 11) == (3,)
+
+
+def naive_values(transitions, tiles, horizon, play):
+    """Finite-horizon values over gymnasium's dictionary P, cell by cell."""
+    value = np.array([float(tile == 2) for tile in tiles])
+    for _ in range(horizon):
+        new = value.copy()
+        for cell in range(len(tiles)):
+            if tiles[cell] in (1, 2):
+                continue
+            q = [sum(t[0] * value[t[1]] for t in transitions[cell][a]) for a in range(4)]
+            new[cell] = max(q) if play == 'best' else sum(q) / 4
+        value = new
+    return value
+
+
+@pytest.mark.parametrize('play', ['best', 'random'])
+@pytest.mark.parametrize('rate', [1 / 3, 0.8])
+def test_lake_values_equal_dynamic_programming_on_gymnasiums_transitions(play, rate):
+    gym_lake = pytest.importorskip('gymnasium.envs.toy_text.frozen_lake')
+    boards = make_maps('train', 6, size=4, frozen=0.7, seed=0)
+    values, actions = solvers.lake_values(boards, rate, 7, play=play)
+    for index, board in enumerate(boards):
+        rows = [''.join('FHGS'[tile] for tile in row) for row in board]
+        transitions = gym_lake.FrozenLakeEnv(desc=rows, success_rate=rate).P
+        for horizon in (0, 1, 7):
+            expected = naive_values(transitions, board.reshape(-1), horizon, play)
+            np.testing.assert_allclose(values[horizon, index], expected, atol=1e-12)
+    assert actions.shape == values.shape
+
+
+def test_without_slips_the_optimum_is_reached_exactly_at_the_distance():
+    boards = make_maps('train', 100, size=5, frozen=0.7, seed=1)
+    values, _ = solvers.lake_values(boards, 1.0, 24)
+    start = (boards == START).reshape(100, -1).argmax(1)
+    first = (values[:, np.arange(100), start] == 1.0).argmax(0)
+    np.testing.assert_array_equal(first, distance_to_goal(boards))
+
+
+def published_maps(seeds, frozen, size=4):
+    """FrozenLake maps in the order RAGEN draws its random numbers (one generator a seed)."""
+    seeding = pytest.importorskip('gymnasium.utils.seeding')
+    boards = []
+    for seed in seeds:
+        rng, board = seeding.np_random(seed)[0], None
+        while board is None or distance_to_goal(board[None])[0] < 0:
+            tiles = rng.choice(['F', 'H'], (size, size), p=[frozen, 1 - frozen])
+            start, goal = rng.integers(size, size=2), rng.integers(size, size=2)
+            board = (tiles == 'H').astype(np.int8)
+            board[tuple(start)], board[tuple(goal)] = 3, 2
+        boards.append(board)
+    return np.stack(boards)
+
+
+def test_the_specification_s_256_lakes_give_its_figures_exactly():
+    """Table 3.5 (seeds 123 to 378), per cent at 5, 10, ..., 35 actions, to its last digit."""
+    tables = {
+        (0.8, 1 / 3, 'random'): [15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5],
+        (0.9, 0.8, 'random'): [16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5],
+        (0.8, 1 / 3, 'oracle'): [29.0, 48.3, 61.3, 69.8, 75.4, 79.3, 81.9],
+    }
+    at_ten = {(0.8, 0.8): 89.0, (0.9, 1 / 3): 55.1, (0.9, 0.8): 94.4, (0.9, 1.0): 100.0}
+    env, maps = FrozenLake(), {p: published_maps(range(123, 379), p) for p in (0.8, 0.9)}
+
+    def curves(frozen, rate, budgets):
+        params = EnvParams(boards=jnp.asarray(maps[frozen]), success_rate=jnp.float32(rate))
+        return solvers.reference_curves(env, params, budgets)
+
+    for (frozen, rate, player), expected in tables.items():
+        got = 100 * curves(frozen, rate, range(5, 36, 5))[player]
+        np.testing.assert_allclose(got, expected, atol=0.051)
+    for (frozen, rate), expected in at_ten.items():
+        assert 100 * curves(frozen, rate, [10])['oracle'][0] == pytest.approx(expected, abs=0.051)
+
+
+@pytest.mark.parametrize('row', reference.ROWS, ids=lambda row: f'{row.player} {row.label}')
+def test_reference_policies_on_our_own_levels_match_the_specification(row):
+    """Within two standard errors, both samples' (table 3.5)."""
+    assert (reference.measure(row, levels=2048)['apart'] < 2).all()
+
+
+def test_simulated_random_play_equals_the_exact_value():
+    # Two ways to one number: 64 lakes x 200 rollouts, s.e. at most 0.5 / sqrt(12800) = 0.0044.
+    env = FrozenLake()
+    params = env.make_params('train', num_levels=64, success_rate=0.8)
+    won = solvers.simulate_random(env, params, 10, rollouts=200, seed=1)
+    exact = solvers.reference_success(env, params, 10)
+    assert won.shape == (11, 64, 200) and not won[0].any()
+    assert abs(won[10].mean() - exact['random']) < 0.0177
+    assert (np.diff(won.astype(int), axis=0) >= 0).all()  # success is never lost
+
+
+@pytest.mark.parametrize('env', [FrozenLake(), Sokoban(), Bandit()], ids=lambda env: env.name)
+def test_reference_success_lies_between_zero_and_one_and_the_oracle_is_better(env):
+    got = solvers.reference_success(env, env.make_params('validation', num_levels=32), 10)
+    assert 0 <= got['random'] < got['oracle'] <= 1
+    assert set(got) == {'random', 'random_se', 'oracle', 'oracle_se'}
