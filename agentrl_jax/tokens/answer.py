@@ -1,0 +1,342 @@
+"""The answer of a turn, parsed on the device while its tokens are sampled.
+
+A response follows a forced '<think>' (or '<answer>'). It matches where Python's
+  re.search(rb'<think>(.*?)</think>\\s*<answer>(.*?)</answer>', prefix + response, re.DOTALL)
+does. What stands between the answer tags loses the marks in MARKS in one pass (in RAGEN, each mark
+in a pass of its own), is split at '||' and stripped; each part that is not empty is looked up among
+the names of the actions, whatever its case.
+
+Two automata over bytes, one behind the other: the first finds the tags and hands on what lies
+between them, the second splits that into parts and recognises names. Each is lifted to tokens: a
+token moves the first (state, class of the token) -> (state, action) and the second (state, action)
+-> (state, finished parts). So one step costs two gathers, and the tables stay small because tokens
+that act alike in every state share a class (most of a vocabulary is one class: other text).
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+UNKNOWN, ABSENT = -1, -2  # a part that names no action; no part
+SEPARATOR = b'||'
+OPENING = b'</think><answer>'  # with any white space between the two tags
+CLOSING = b'</answer>'
+MARKS = (b'<think>', b'</think>', b'<answer>', b'<|im_start|>', b'<|im_end|>')
+SPACE = b' \t\n\r\x0b\x0c'  # what bytes.strip() and \s of a bytes pattern take for white space
+OTHER = b'\0'  # stands for text that occurs in no mark and no name
+
+
+@struct.dataclass
+class AnswerTable:
+    """Both automata over tokens: Q and P states, C token classes, U actions, M parts a token."""
+
+    token_class: jax.Array  # int32 [V]
+    next_tag: jax.Array  # int16 [Q, C]
+    action: jax.Array  # int16 [Q, C]
+    next_part: jax.Array  # int16 [P, U]
+    emitted: jax.Array  # int16 [P, U, M]  parts finished by the token, in order; ABSENT = none
+    first_tag: int = struct.field(pytree_node=False)
+    last_tag: int = struct.field(pytree_node=False)  # </answer> was read
+    idle_class: int = struct.field(pytree_node=False)  # of tokens without bytes
+    max_actions: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
+class AnswerState:
+    """Parsers of S rows."""
+
+    tag: jax.Array  # int32 [S]
+    part: jax.Array  # int32 [S]
+    parts: jax.Array  # int32 [S, A]  name index, UNKNOWN or ABSENT; counts only where matched
+    count: jax.Array  # int32 [S]
+
+
+def init_answer(table: AnswerTable, rows: int) -> AnswerState:
+    """Parsers in front of the first sampled token."""
+    return AnswerState(
+        tag=jnp.full(rows, table.first_tag, jnp.int32),
+        part=jnp.zeros(rows, jnp.int32),
+        parts=jnp.full((rows, table.max_actions), ABSENT, jnp.int32),
+        count=jnp.zeros(rows, jnp.int32),
+    )
+
+
+def advance(
+    table: AnswerTable, state: AnswerState, tokens: jax.Array, live: jax.Array
+) -> AnswerState:
+    """Reads one token (int32 [S]) in each row where live (bool [S])."""
+    # A model may have more embedding rows than its tokenizer has tokens: those say nothing.
+    kind = table.token_class.at[tokens].get(mode='fill', fill_value=table.idle_class)
+    kind = jnp.where(live, kind, table.idle_class)
+    action = table.action[state.tag, kind]
+    emitted = table.emitted[state.part, action].astype(jnp.int32)
+    slot = jnp.arange(table.max_actions)
+    parts, count = state.parts, state.count
+    for m in range(emitted.shape[1]):
+        found = emitted[:, m] != ABSENT
+        here = found[:, None] & (slot[None] == count[:, None])
+        parts = jnp.where(here, emitted[:, m, None], parts)
+        count = jnp.minimum(count + found, table.max_actions)
+    return AnswerState(
+        tag=table.next_tag[state.tag, kind].astype(jnp.int32),
+        part=table.next_part[state.part, action].astype(jnp.int32),
+        parts=parts,
+        count=count,
+    )
+
+
+def matched(table: AnswerTable, state: AnswerState) -> jax.Array:
+    """bool [S]: the pattern has matched; nothing that follows changes the parts."""
+    return state.tag == table.last_tag
+
+
+def parse_answer(
+    response: bytes, names: list[str], *, max_actions: int, with_think: bool
+) -> tuple[bool, list[int]]:
+    """(matched, parts [max_actions]) of a whole response, on the host with regular expressions."""
+    if with_think:
+        pattern, prefix = rb'<think>(.*?)</think>\s*<answer>(.*?)</answer>', b'<think>'
+    else:
+        pattern, prefix = rb'<answer>(.*?)</answer>', b'<answer>'
+    found = re.search(pattern, prefix + response, re.DOTALL)
+    if found is None:
+        return False, [ABSENT] * max_actions
+    marks = rb'<think>|</think>|<answer>|<\|im_start\|>|<\|im_end\|>'
+    content = re.sub(marks, b'', found.groups()[-1])
+    lowered = [name.encode().lower() for name in names]
+    texts = [text.strip().lower() for text in content.split(b'||')]
+    parts = [lowered.index(text) if text in lowered else UNKNOWN for text in texts if text]
+    return True, (parts + [ABSENT] * max_actions)[:max_actions]
+
+
+def build_answer_table(
+    token_bytes: list[bytes], names: list[str], *, max_actions: int, with_think: bool
+) -> AnswerTable:
+    """Tables for the tokens of a tokenizer (bytes of each id) and the names of the actions."""
+    lowered = _check_names(names)
+    tags, parts = _tag_automaton(with_think), _part_automaton(lowered)
+    simplify = _Simplifier(lowered)
+    kind_of = {}  # representative bytes -> index; every token acts like its representative
+    kind = [kind_of.setdefault(simplify.token(token), len(kind_of)) for token in token_bytes]
+    idle = kind_of.setdefault(b'', len(kind_of))
+    action_of = {}  # what the second automaton is given -> index
+    next_tag = np.zeros((len(kind_of), len(tags.output)), np.int16)
+    action = np.zeros_like(next_tag, dtype=np.int32)
+    for text, row in kind_of.items():
+        for state in range(len(tags.output)):
+            after, content = tags.run(state, text)
+            closed = after == tags.last and state != tags.last
+            given = simplify.content(content, closed)
+            next_tag[row, state] = after
+            action[row, state] = action_of.setdefault(given, len(action_of))
+    effects, number = _unique_rows(parts.effects(list(action_of)))
+    action = number[action]
+    columns, row_class = _unique_rows(np.stack([next_tag, action], 2).astype(np.int16))
+    most = max(1, int((effects[..., 1:] != ABSENT).sum(2).max()))
+    return AnswerTable(
+        token_class=jnp.asarray(row_class[np.asarray(kind)], jnp.int32),
+        next_tag=jnp.asarray(columns[..., 0].T),
+        action=jnp.asarray(columns[..., 1].T),
+        next_part=jnp.asarray(effects[..., 0].T),
+        emitted=jnp.asarray(effects[..., 1 : 1 + most].transpose(1, 0, 2)),
+        first_tag=0,
+        last_tag=tags.last,
+        idle_class=int(row_class[idle]),
+        max_actions=max_actions,
+    )
+
+
+def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Different entries of the first axis, and the number each entry has among them."""
+    number_of = {}
+    number = [number_of.setdefault(row.tobytes(), len(number_of)) for row in rows]
+    first = np.unique(number, return_index=True)[1]
+    return rows[first], np.array(number)
+
+
+def _check_names(names: list[str]) -> list[bytes]:
+    """The names as lower-case bytes."""
+    lowered = [name.encode().lower() for name in names]
+    for name, low in zip(names, lowered, strict=True):
+        if not low or low != low.strip() or SEPARATOR in low or OTHER in low or b'<' in low:
+            raise ValueError(f'the action name {name!r} cannot be parsed from an answer')
+    if sum(map(len, lowered)) > 8000:
+        raise ValueError('the action names are too long together: states are counted in 16 bits')
+    if len(set(lowered)) < len(lowered):
+        raise ValueError(f'action names must differ in more than case: {sorted(names)}')
+    return lowered
+
+
+@dataclasses.dataclass(frozen=True)
+class _TagAutomaton:
+    """Finds the tags. State 0 is the first; output[q][byte] is what it hands on."""
+
+    step: list[list[int]]
+    output: list[list[bytes]]
+    last: int
+
+    def run(self, state: int, text: bytes) -> tuple[int, bytes]:
+        """(state after the text, bytes handed on)."""
+        content = b''
+        for byte in text:
+            content += self.output[state][byte]
+            state = self.step[state][byte]
+        return state, content
+
+
+def _seek(held: bytes, byte: bytes) -> bytes:
+    """Progress towards OPENING: the longest end of the text read that can begin it."""
+    if held == b'</think>' and byte in SPACE:
+        return held
+    text = held + byte
+    while not OPENING.startswith(text):
+        text = text[1:]
+    return text
+
+
+def _tag_step(state: tuple[str, bytes], byte: bytes) -> tuple[tuple[str, bytes], bytes]:
+    """(next state, bytes handed on) of the first automaton; a state is (phase, text held back)."""
+    phase, held = state
+    if phase == 'closed':
+        return state, b''
+    if phase == 'before':
+        held = _seek(held, byte)
+        return (('within', b'') if held == OPENING else (phase, held)), b''
+    text = held + byte
+    if text == CLOSING:
+        return ('closed', b''), b''
+    if text in MARKS:
+        return (phase, b''), b''
+    if any(mark.startswith(text) for mark in (*MARKS, CLOSING)):
+        return (phase, text), b''
+    # A mark has its only '<' in front, so text held back that fails cannot hold a later start.
+    return ((phase, b'<'), held) if byte == b'<' else ((phase, b''), text)
+
+
+def _tag_automaton(with_think: bool) -> _TagAutomaton:
+    index = {('before' if with_think else 'within', b''): 0}
+    step, output = [], []
+    for state in (queue := list(index)):
+        results = [_tag_step(state, bytes([byte])) for byte in range(256)]
+        for after, _ in results:
+            if after not in index:
+                index[after] = len(index)
+                queue.append(after)
+        step.append([index[after] for after, _ in results])
+        output.append([content for _, content in results])
+    return _TagAutomaton(step, output, index['closed', b''])
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartAutomaton:
+    """Splits content into parts; the last column of both tables is the end of the answer."""
+
+    step: np.ndarray  # int16 [P, 257]
+    emitted: np.ndarray  # int16 [P, 257]
+
+    def effects(self, texts: list[tuple[bytes, bool]]) -> np.ndarray:
+        """int16 [len(texts), P, 1 + M]: from every state, the next one and the finished parts.
+
+        A text comes with whether the answer ends behind it.
+        """
+        most = max(text.count(SEPARATOR) + closed for text, closed in texts)
+        result = np.full((len(texts), len(self.step), 1 + most), ABSENT, np.int16)
+        for effect, (text, closed) in zip(result, texts, strict=True):
+            state, count = np.arange(len(self.step)), np.ones(len(self.step), int)
+            for byte in [*text, 256][: len(text) + closed]:
+                found = self.emitted[state, byte]
+                rows = np.flatnonzero(found != ABSENT)
+                effect[rows, count[rows]] = found[rows]
+                count[rows] += 1
+                state = self.step[state, byte]
+            effect[:, 0] = state
+        return result
+
+
+def _part_automaton(names: list[bytes]) -> _PartAutomaton:
+    """States (bar, node, meaning): a '|' is pending; place in the tree of names; value if it ended.
+
+    Node 0 means that only white space was read, -1 that no name begins like this.
+    """
+    child, name_at, size = {}, {}, 1
+    for index, name in enumerate(names):
+        node = 0
+        for byte in name:
+            if (node, byte) not in child:
+                child[node, byte] = size
+                size += 1
+            node = child[node, byte]
+        name_at[node] = index
+
+    def push(part, byte):
+        node, meaning = part
+        if byte in SPACE and node == 0:
+            return part
+        node = child[node, byte] if (node, byte) in child else -1
+        if node in name_at:
+            return node, name_at[node]
+        return node, meaning if byte in SPACE else UNKNOWN
+
+    def step(state, byte):
+        bar, part = state
+        if byte == ord('|') and not bar:
+            return (True, part), ABSENT
+        if byte == ord('|'):
+            return (False, (0, ABSENT)), part[1]
+        part = push(part, ord('|')) if bar else part
+        return (
+            ((False, (0, ABSENT)), part[1]) if byte == 256 else ((False, push(part, byte)), ABSENT)
+        )
+
+    index = {(False, (0, ABSENT)): 0}
+    steps, emitted = [], []
+    for state in (queue := list(index)):
+        results = [step(state, byte) for byte in _folded()]
+        for after, _ in results:
+            if after not in index:
+                index[after] = len(index)
+                queue.append(after)
+        steps.append([index[after] for after, _ in results])
+        emitted.append([part for _, part in results])
+    return _PartAutomaton(np.array(steps, np.int16), np.array(emitted, np.int16))
+
+
+def _folded() -> list[int]:
+    """Lower-case byte of every byte, then the end."""
+    return [*bytes(range(256)).lower(), 256]
+
+
+class _Simplifier:
+    """Maps bytes to shorter bytes that both automata cannot tell apart.
+
+    Nearly every token is text that continues no mark and occurs in no name; it then ends whatever
+    is in progress, like OTHER. Property tests over all tokens of a vocabulary hold this to it.
+    """
+
+    def __init__(self, names: list[bytes]):
+        self._names = b'\x01'.join(names)
+        self._marks = b'\x01'.join((*MARKS, CLOSING))
+        known = set(self._names + self._names.upper() + self._marks + SPACE + SEPARATOR)
+        self._fold = bytes(byte if byte in known else OTHER[0] for byte in range(256))
+
+    def token(self, text: bytes) -> bytes:
+        """A representative of a token."""
+        text = re.sub(b'\0+', OTHER, text.translate(self._fold))
+        if re.search(b'[<>|]', text) or text in self._marks or self._in_a_name(text):
+            return text
+        end = 0
+        while text[: end + 1] in self._marks:
+            end += 1
+        return text[:end] + OTHER
+
+    def content(self, text: bytes, closed: bool) -> tuple[bytes, bool]:
+        """A representative of what the second automaton is given."""
+        spans = text.lower().split(b'|')
+        return b'|'.join(s if self._in_a_name(s) else OTHER for s in spans), closed
+
+    def _in_a_name(self, text: bytes) -> bool:
+        return text.lower().strip(SPACE) in self._names

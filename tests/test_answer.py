@@ -1,0 +1,272 @@
+import functools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwen_vocabulary
+
+from agentrl_jax.envs import Bandit
+from agentrl_jax.tokens import answer, train_sentencepiece
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+
+MOVES = ['Up', 'Down', 'Left', 'Right']
+SPACED = ['turn left', 'turn', 'turn  left twice', 'go a|b', 'Über']
+OPEN = '</think><answer>'
+
+# Pieces of fuzzed responses. Tags appear whole, in halves and doubled; see also _mutate.
+FRAGMENTS = [
+    '</think>', '<answer>', '</answer>', '<think>', '<|im_start|>', '<|im_end|>', '<|endoftext|>',
+    '</think> \n<answer>', '</', 'think>', 'ans', 'wer>', '<|im_', 'start|>', 'end|>', '<', '/',
+    '>', '||', '|', '|||', '||||', ' || ', ' ', '\n', '\t\x0b\x0c\r', '\0', '\u2028', 'é', '√',
+    '#', 'Up', ' up', 'UP', 'Down', 'dOWN', 'Left', ' right ', 'Jump', 'Up Down', 'U', 'p', 'Upp',
+]  # fmt: skip
+
+
+@functools.cache
+def tokenizer(name):
+    if name == 'qwen':
+        return qwen_vocabulary.qwen_tokenizer()
+    return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+
+
+@functools.cache
+def table(name, names=tuple(MOVES), max_actions=5, with_think=True):
+    pieces = tokenizer(name).token_bytes()
+    return answer.build_answer_table(
+        pieces, list(names), max_actions=max_actions, with_think=with_think
+    )
+
+
+@jax.jit
+def parse_rows(automaton, tokens, length):
+    """(matched [S], parts [S, A]) of rows of tokens [S, L]."""
+
+    def step(state, column):
+        token, index = column
+        return answer.advance(automaton, state, token, index < length), None
+
+    state = answer.init_answer(automaton, tokens.shape[0])
+    columns = (tokens.T, jnp.arange(tokens.shape[1]))
+    state, _ = jax.lax.scan(step, state, columns)
+    return answer.matched(automaton, state), state.parts
+
+
+def assert_equal_to_reference(name, rows, names=tuple(MOVES), max_actions=5, with_think=True):
+    """The automaton on token rows = regular expressions on their bytes; returns matches."""
+    width = max(map(len, rows))
+    tokens = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    automaton = table(name, tuple(names), max_actions, with_think)
+    length = jnp.array([len(row) for row in rows])
+    matched, parts = jax.device_get(parse_rows(automaton, tokens, length))
+    for i, row in enumerate(rows):
+        text = tokenizer(name).decode_bytes(row)
+        expected = answer.parse_answer(
+            text, list(names), max_actions=max_actions, with_think=with_think
+        )
+        assert bool(matched[i]) == expected[0], text
+        if matched[i]:
+            assert parts[i].tolist() == expected[1], text
+    return int(matched.sum())
+
+
+def _mutate(rng, text: bytes) -> bytes:
+    """Swaps, drops, doubles or replaces a few bytes; breaks UTF-8 and tags."""
+    text = bytearray(text)
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        at = rng.randrange(len(text) + 1)
+        kind = rng.randrange(3)
+        if kind == 0:
+            text[at:at] = bytes(
+                [rng.choice([0x3C, 0x3E, 0x7C, 0x20, 0xE2, 0xFF, rng.randrange(256)])]
+            )
+        elif kind == 1:
+            del text[at : at + 1]
+        else:
+            text[at:at] = text[at : at + rng.randrange(1, 9)]
+    return bytes(text)
+
+
+def _split_into_tokens(rng, text: bytes, ids_of: dict) -> list[int]:
+    """Random tokens that spell the bytes; the tokenizer itself would never split like this."""
+    ids = []
+    while text:
+        sizes = [n for n in range(1, min(len(text), 16) + 1) if text[:n] in ids_of]
+        size = rng.choice(sizes)
+        ids.append(rng.choice(ids_of[text[:size]]))
+        text = text[size:]
+    return ids
+
+
+@functools.cache
+def fuzzed_rows(name, count, with_think, seed) -> list[list[int]]:
+    rng = random.Random(seed)
+    pieces = tokenizer(name).token_bytes()
+    ids_of = {}
+    for i, piece in enumerate(pieces):
+        if piece:
+            ids_of.setdefault(piece, []).append(i)
+    rows = []
+    for _ in range(count):
+        text = ''.join(rng.choices(FRAGMENTS, k=rng.randrange(16)))
+        if rng.random() < 0.7:  # most would never reach the answer
+            head = rng.choice([OPEN, '</think>\n<answer>', '<</think> <</think><answer>'])
+            text = (head if with_think else '') + text + rng.choice(['</answer>', '</answer>x', ''])
+        raw = _mutate(rng, text.encode())
+        if rng.random() < 0.3:
+            ids = tokenizer(name).encode(raw.decode(errors='replace'))
+        else:
+            ids = _split_into_tokens(rng, raw, ids_of)
+        for _ in range(rng.choice([0, 0, 1])):  # any token of the vocabulary, specials included
+            ids.insert(rng.randrange(len(ids) + 1), rng.randrange(len(pieces)))
+        rows.append(ids)
+    return rows
+
+
+def parts_of(text, names=MOVES, max_actions=5, with_think=True):
+    """The same response through the reference and, byte by byte, through the automaton."""
+    raw = text if isinstance(text, bytes) else text.encode()
+    automaton = answer.build_answer_table(
+        [bytes([b]) for b in range(256)], names, max_actions=max_actions, with_think=with_think
+    )
+    tokens = np.frombuffer(raw, np.uint8).astype(np.int32)[None]
+    matched, parts = parse_rows(automaton, tokens, jnp.array([len(raw)]))
+    expected = answer.parse_answer(raw, names, max_actions=max_actions, with_think=with_think)
+    assert bool(matched[0]) == expected[0]
+    if expected[0]:
+        assert parts[0].tolist() == expected[1]
+    return expected[1] if expected[0] else None
+
+
+def test_answers_by_hand():
+    # Up 0, Down 1, Left 2, Right 3; -1 unknown, -2 no part
+    assert parts_of(f'I go up{OPEN}Up || left||RIGHT</answer> bye') == [0, 2, 3, -2, -2]
+    assert parts_of(f'{OPEN} || Up |||| Down || </answer>') == [0, 1, -2, -2, -2]
+    assert parts_of(f'{OPEN}Jump||Up|Down||U p</answer>') == [-1, -1, -1, -2, -2]
+    assert parts_of(f'{OPEN}Up|||Down</answer>') == [0, -1, -2, -2, -2]  # the second is '|Down'
+    assert parts_of(f'{OPEN}</answer>') == [-2] * 5
+    assert parts_of(f'{OPEN}Up</ answer>') is None
+    assert parts_of('</think> x <answer>Up</answer>') is None
+    assert parts_of('</think><think></think>\n\t<answer>Up</answer>') == [0, -2, -2, -2, -2]
+    assert parts_of('Up||Down</answer>', with_think=False) == [0, 1, -2, -2, -2]
+
+
+def test_only_the_first_parts_are_kept():
+    text = f'{OPEN}Up||Down||Jump||Left</answer>'
+    assert parts_of(text, max_actions=2) == [0, 1]
+    assert parts_of(text, max_actions=3) == [0, 1, -1]
+
+
+def test_marks_inside_an_answer_vanish_before_it_is_split():
+    # Removing a mark may join bars or letters; what it joins is not searched for marks again.
+    assert parts_of(f'{OPEN}U<think>p</answer>') == [0, -2, -2, -2, -2]
+    assert parts_of(f'{OPEN}Up|<|im_end|>|Down</answer>') == [0, 1, -2, -2, -2]
+    assert parts_of(f'{OPEN}<answer>Up<|im_start|></answer>') == [0, -2, -2, -2, -2]
+    assert parts_of(f'{OPEN}<th<think>ink>Up</answer>') == [-1, -2, -2, -2, -2]
+    assert parts_of(f'{OPEN}Up<||Down</answer>') == [-1, 1, -2, -2, -2]
+    assert parts_of(f'{OPEN}Up</ans<think>wer></answer>') == [-1, -2, -2, -2, -2]
+
+
+def test_white_space_is_that_of_ascii():
+    text = '</think>\x0b\f\r<answer>\tUp\n||\x0bDown\f</answer>'
+    assert parts_of(text) == [0, 1, -2, -2, -2]
+    assert parts_of('</think>\u2003<answer>Up</answer>') is None
+    assert parts_of(f'{OPEN}\u2003Up</answer>') == [-1, -2, -2, -2, -2]
+
+
+def test_names_may_hold_spaces_bars_and_other_letters():
+    text = f'{OPEN}TURN || turn left||turn  left||turn left  ||go A|B||ÜBER||über</answer>'
+    # 'turn' 1, 'turn left' 0, two spaces unknown, trailing space is stripped, only ASCII folds
+    assert parts_of(text, names=SPACED, max_actions=7) == [1, 0, -1, 0, 3, 4, -1]
+    assert parts_of(f'{OPEN}turn  left twice</answer>', names=SPACED) == [2, -2, -2, -2, -2]
+
+
+def test_names_that_cannot_be_told_apart_are_refused():
+    for names, message in [
+        (['Up', 'UP'], 'differ in more than case'),
+        (['a||b'], "'a||b' cannot be parsed"),
+        ([' up'], 'cannot be parsed'),
+        ([''], 'cannot be parsed'),
+        (['<up>'], 'cannot be parsed'),
+    ]:
+        with pytest.raises(ValueError, match=message.replace('|', r'\|')):
+            answer.build_answer_table([b'a'], names, max_actions=1, with_think=True)
+
+
+@pytest.mark.parametrize('with_think', [True, False])
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+def test_automaton_equals_the_reference_on_fuzzed_responses(name, with_think):
+    rows = fuzzed_rows(name, 10_000, with_think, 0)
+    matches = assert_equal_to_reference(name, rows, with_think=with_think)
+    assert 2000 < matches < 9000  # both outcomes are tested
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+def test_automaton_equals_the_reference_with_many_names(name):
+    rows = fuzzed_rows(name, 2000, True, 1)
+    assert_equal_to_reference(name, rows, names=SPACED, max_actions=3)
+    arms = Bandit().ACTION_NAMES
+    rng = random.Random(2)
+    texts = []
+    for _ in range(2000):
+        words = [rng.choice(arms) for _ in range(3)]
+        words += [
+            words[0][: rng.randrange(1, 9)],
+            words[1][1:],
+            words[2].upper(),
+            '||',
+            ' || ',
+            '|',
+        ]
+        texts.append(f'x</think> <answer>{"".join(rng.choices(words, k=4))}</answer>')
+    rows = tokenizer(name).encode_batch(texts)
+    assert assert_equal_to_reference(name, rows, names=arms, max_actions=2) == 2000
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+def test_every_token_of_the_vocabulary_acts_as_its_bytes(name):
+    """Tokens are grouped by what they do; each is checked in places where it could matter.
+
+    Tokens with a sign of a tag or separator in each place, all others in one of them.
+    """
+    contexts = [
+        ('', f'{OPEN}Up</answer>'), ('</think>', '<answer>Up</answer>'),
+        ('</think><', 'answer>Up</answer>'), (OPEN, '||Up</answer>'), (f'{OPEN}Up', '</answer>'),
+        (f'{OPEN}D', 'own</answer>'), (f'{OPEN}Up|', '|Left</answer>'),
+        (f'{OPEN}Up<', 'im_end|>||Left</answer>'), (f'{OPEN}Up</', '</answer>'),
+        (f'{OPEN}<|im_', '|>Right||Up</answer>'), (f'{OPEN}Up</answer', ''),
+    ]  # fmt: skip
+    pieces = tokenizer(name).token_bytes()
+    place = np.random.default_rng(0).integers(len(contexts), size=len(pieces))
+    place[[bool(set(piece) & set(b'<|>')) for piece in pieces]] = -1
+    for n, (before, after) in enumerate(contexts):
+        before, after = tokenizer(name).encode(before), tokenizer(name).encode(after)
+        some = np.flatnonzero((place == -1) | (place == n))
+        assert_equal_to_reference(name, [[*before, int(i), *after] for i in some])
+
+
+def test_rows_that_are_not_live_and_tokens_without_bytes_change_nothing():
+    automaton = table('demo')
+    state = answer.init_answer(automaton, 3)
+    first = jnp.array(tokenizer('demo').encode('</think>') * 3)
+    state = answer.advance(automaton, state, first, jnp.array([True, False, True]))
+    assert int(state.tag[1]) == automaton.first_tag != int(state.tag[0])
+    eos = tokenizer('demo').special('<|im_end|>')
+    beyond = tokenizer('demo').vocab_size + 7  # a padding row of the model's embedding
+    after = answer.advance(automaton, state, jnp.array([eos, eos, beyond]), jnp.ones(3, bool))
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+def test_what_follows_a_match_changes_no_part():
+    rows = [tokenizer('demo').encode(f'{OPEN}Up</answer>||Down</answer>{OPEN}Left</answer>')]
+    assert assert_equal_to_reference('demo', rows) == 1
+
+
+def test_tables_are_small():
+    """Two gathers into tables that fit a cache, for the 151,665 tokens of Qwen2.5."""
+    for name, names, megabytes in [('qwen', MOVES, 1), ('qwen', Bandit().ACTION_NAMES, 5)]:
+        leaves = jax.tree.leaves(table(name, tuple(names)))
+        assert sum(leaf.nbytes for leaf in leaves) < megabytes * 1e6
