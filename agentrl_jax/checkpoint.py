@@ -128,8 +128,8 @@ def restore(
 ) -> tuple[Any, dict[str, Any]]:
     """(state, extra) of `step`, or of the newest one, laid out as abstract_state's shardings say.
 
-    abstract_state has a ShapeDtypeStruct (with sharding) at every leaf; a leaf that is missing,
-    extra or of another shape or dtype is an error that names it.
+    abstract_state has a ShapeDtypeStruct at every leaf; without a sharding it goes to the first
+    device. A leaf that is missing, extra or of another shape or dtype is an error that names it.
     """
     wait(ckpts)
     path = find_step(ckpts.directory, step=step)
@@ -243,8 +243,15 @@ def _metadata(path: pathlib.Path):
 
 
 def _load(path: pathlib.Path, abstract: Any) -> Any:
+    first_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def placed(leaf):
+        if leaf is ocp.PLACEHOLDER or leaf.sharding is not None:
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first_device)
+
     try:
-        return ocp.load_checkpointables(path, {STATE: abstract})[STATE]
+        return ocp.load_checkpointables(path, {STATE: jax.tree.map(placed, abstract)})[STATE]
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, error) from error
 
