@@ -263,7 +263,7 @@ def test_nothing_is_left_for_later():
 
 def test_the_rules_find_what_they_forbid():
     code = ast.parse(
-        'def f(a):\n  if a:\n    pass\n  elif a > 1:\n    for b in a:\n      while b:\n        b()\n'
+        'def f(a):\n  if a:\n    pass\n  elif 1:\n    for b in a:\n      while b:\n        b()\n'
     )
     assert nesting(code.body[0]) == 3  # if/elif, for, while
     assert layer('types') < layer('losses') < layer('rollout') < layer('train')

@@ -1,0 +1,149 @@
+"""Two processes of two devices each, over gloo: one checkpoint, one decision to stop."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from agentrl_jax import checkpoint, runtime
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
+START = """
+import sys, time
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update('jax_platforms', 'cpu')
+jax.config.update('jax_num_cpu_devices', 2)
+from agentrl_jax import checkpoint, runtime, sharding
+runtime.initialize_distributed(timeout_s=60)
+from jax.sharding import NamedSharding, PartitionSpec as P
+workdir = sys.argv[1]
+mesh = sharding.make_mesh(1, 2, 2)
+assert jax.process_count() == 2 and len(jax.local_devices()) == 2 and mesh.size == 4
+placed = {'w': NamedSharding(mesh, P('fsdp', 'tensor')), 'b': NamedSharding(mesh, P())}
+init = jax.jit(
+    lambda: {'w': jnp.arange(32.0).reshape(8, 4), 'b': jnp.zeros((), jnp.int32)},
+    out_shardings=placed,
+)
+step_fn = jax.jit(
+    lambda s: {'w': s['w'] + 1.0 / (1.0 + jnp.sum(s['w'] ** 2)), 'b': s['b'] + 1},
+    out_shardings=placed, donate_argnums=0,
+)
+"""
+
+SAVE_AND_RESUME = """
+ckpts = checkpoint.open_checkpoints(workdir, keep=2)
+state = init()
+for _ in range(3):
+    state = step_fn(state)
+checkpoint.save(ckpts, 3, state, {'processes': 2})
+for _ in range(2):
+    state = step_fn(state)
+direct = [np.asarray(x.data).tobytes() for x in state['w'].addressable_shards]
+abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+)
+resumed, extra = checkpoint.restore(ckpts, abstract)
+assert extra == {'processes': 2} and int(resumed['b']) == 3
+for _ in range(2):
+    resumed = step_fn(resumed)
+assert [np.asarray(x.data).tobytes() for x in resumed['w'].addressable_shards] == direct
+checkpoint.save(ckpts, 5, resumed, {'processes': 2})
+checkpoint.close(ckpts)
+print('done', flush=True)
+"""
+
+STOP = """
+state, step = init(), 0
+with runtime.Preemption() as preemption:
+    while not preemption.agreed():
+        state, step = step_fn(state), step + 1
+        print(step, flush=True)
+        assert step < 3000
+ckpts = checkpoint.open_checkpoints(workdir, keep=1)
+checkpoint.save(ckpts, step, state, {'asked': preemption.requested})
+checkpoint.close(ckpts)
+print('stopped', step, preemption.requested, flush=True)
+sys.exit(runtime.EXIT_PREEMPTED)
+"""
+
+
+def start(program: str, workdir: pathlib.Path) -> list[subprocess.Popen]:
+    with socket.socket() as probe:
+        probe.bind(('localhost', 0))
+        port = probe.getsockname()[1]
+    started = []
+    for process_id in range(2):
+        environment = dict(
+            os.environ,
+            PYTHONPATH=str(ROOT),
+            JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+            JAX_NUM_PROCESSES='2',
+            JAX_PROCESS_ID=str(process_id),
+        )
+        started.append(
+            subprocess.Popen(
+                [sys.executable, '-c', START + program, str(workdir)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return started
+
+
+def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
+    """What each printed; nobody is left behind, whatever happens."""
+    deadline = time.monotonic() + 90
+    try:
+        said = [p.communicate(timeout=deadline - time.monotonic())[0] for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == code, text
+    return said
+
+
+def read_state(workdir: pathlib.Path):
+    opened = checkpoint.open_checkpoints(workdir, keep=2)
+    wanted = {
+        'w': jax.ShapeDtypeStruct((8, 4), np.float32),
+        'b': jax.ShapeDtypeStruct((), np.int32),
+    }
+    state, extra = checkpoint.restore(opened, wanted)
+    checkpoint.close(opened)
+    return state, extra, checkpoint.steps(opened.directory)
+
+
+def test_two_processes_write_one_checkpoint_that_one_process_reads(tmp_path):
+    said = finish(start(SAVE_AND_RESUME, tmp_path), code=0)
+    assert all(text.endswith('done\n') for text in said)
+    state, extra, steps = read_state(tmp_path)
+    assert steps == [3, 5] and extra == {'processes': 2} and int(state['b']) == 5
+    expected = np.arange(32.0).reshape(8, 4)
+    for _ in range(5):
+        expected = expected + 1.0 / (1.0 + np.sum(expected**2))
+    np.testing.assert_allclose(state['w'], expected, rtol=1e-6)
+
+
+def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
+    processes = start(STOP, tmp_path)
+    for line in processes[1].stdout:
+        if line.strip() == '5':
+            break
+    processes[1].send_signal(signal.SIGTERM)
+    said = finish(processes, code=runtime.EXIT_PREEMPTED)
+    state, _, steps = read_state(tmp_path)
+    assert len(steps) == 1 and steps[0] >= 5 and int(state['b']) == steps[0]
+    assert said[0].endswith(f'stopped {steps[0]} False\n')  # told by the other
+    assert said[1].endswith(f'stopped {steps[0]} True\n')
