@@ -5,9 +5,15 @@ Pieces are only ever appended, so an episode of n turns is a prefix of the same 
 """
 
 import dataclasses
+import re
 from typing import Any
 
+import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, IM_END, IM_START
+
+Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +26,8 @@ class Chat:
 
     def episode_prefix(self, system: str, user_start: str) -> list[int]:
         """System message and the opening of the first user message, up to user_start included."""
-        encode = self.tokenizer.encode
-        return [
-            self.start_id, *encode(f'system\n{system}'), self.end_id, *encode('\n'),
-            self.start_id, *encode(f'user\n{user_start}'),
-        ]  # fmt: skip
+        head = [self.start_id, *self.tokenizer.encode(f'system\n{system}'), self.end_id]
+        return [*head, *self.user_open(user_start)]
 
     def user_open(self, user_start: str) -> list[int]:
         """From behind the <|im_end|> of an answer into the next user message."""
@@ -38,21 +41,62 @@ class Chat:
 
 
 def build_chat(tokenizer: Any) -> Chat:
-    """The pieces; a ValueError if the checkpoint's template words a chat in another way."""
-    chat = Chat(tokenizer, tokenizer.special('<|im_start|>'), tokenizer.special('<|im_end|>'))
+    """The pieces; a ValueError if the checkpoint's template words a chat in another way.
+
+    A tokenizer without a template (the project's own) speaks ChatML by definition.
+    """
+    chat = Chat(tokenizer, tokenizer.special(IM_START), tokenizer.special(IM_END))
     if tokenizer.chat_template is not None:
-        expected = 'S<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n'
-        rendered = render(tokenizer.chat_template, 'S', 'U')
-        if rendered != f'<|im_start|>system\n{expected}':
-            raise ValueError(
-                'the chat template of this checkpoint is not ChatML as Qwen2.5 uses it; it renders '
-                f'{rendered!r}'
-            )
+        _check_template(chat, tokenizer.chat_template)
     return chat
 
 
-def render(template: str, system: str, user: str) -> str:
-    """The template's own wording of a system and a user message and the opening of the answer."""
-    messages = [{'role': 'system', 'content': system}, {'role': 'user', 'content': user}]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(messages=messages, add_generation_prompt=True)
+def _check_template(chat: Chat, template: str) -> None:
+    """One turn and two turns of the template must be the pieces, token for token."""
+    # White space around the texts shows a template that strips them.
+    messages = [message('system', ' S\n'), message('user', '\nU\n')]
+    pieces = [*chat.episode_prefix(' S\n', '\nU\n'), *chat.answer_open('')]
+    _compare(chat.tokenizer, template, messages, pieces)
+    messages += [message('assistant', 'A'), message('user', 'V\n')]
+    pieces += [*chat.tokenizer.encode('A'), chat.end_id, *chat.user_open('V\n')]
+    _compare(chat.tokenizer, template, messages, [*pieces, *chat.answer_open('')])
+
+
+def _compare(tokenizer: Any, template: str, messages: Messages, pieces: list[int]) -> None:
+    rendered = render(template, messages)
+    if tokenize(tokenizer, rendered) != pieces:
+        raise ValueError(
+            'the chat template of this checkpoint is not ChatML as Qwen2.5 speaks it; it renders '
+            f'{rendered!r} instead of {tokenizer.decode(pieces, show_special=True)!r}'
+        )
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    """One message as chat templates expect it."""
+    return {'role': role, 'content': content}
+
+
+def render(template: str, messages: Messages) -> str:
+    """The template's own text of a conversation, up to where the next answer begins."""
+
+    def raise_exception(reason: str):
+        raise jinja2.TemplateError(reason)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
+    )
+    environment.globals['raise_exception'] = raise_exception
+    try:
+        compiled = environment.from_string(template)
+        return compiled.render(messages=messages, add_generation_prompt=True)
+    except (jinja2.TemplateError, TypeError) as error:
+        raise ValueError(f'the chat template of this checkpoint fails: {error}') from error
+
+
+def tokenize(tokenizer: Any, rendered: str) -> list[int]:
+    """Ids of a rendered conversation whose special tokens are spelled out."""
+    spans = re.split('(' + '|'.join(map(re.escape, CHAT_SPECIALS)) + ')', rendered)
+    ids = []
+    for span in spans:
+        ids += [tokenizer.special(span)] if span in CHAT_SPECIALS else tokenizer.encode(span)
+    return ids

@@ -1,0 +1,102 @@
+import random
+
+import pytest
+import qwen_vocabulary
+
+from agentrl_jax.tokens import train_sentencepiece
+from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
+
+# What Qwen2.5's template does with a conversation that begins with a system message and calls no
+# tools, in words of our own. The checkpoint's own is tested where AGENTRL_REAL_GGUF names a file.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SYSTEM = "You're a helpful assistant. You are solving the FrozenLake puzzle.\nUp, Down\n"
+USER = '\nTurn 1:\nState:\nP_O_\n__OG\n\nYou have 10 actions left.\n'
+
+
+@pytest.fixture(params=['demo', 'qwen', 'gguf'])
+def tokenizer(request):
+    if request.param == 'demo':
+        return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+    if request.param == 'gguf':
+        return qwen_vocabulary.gguf_tokenizer()
+    return qwen_vocabulary.qwen_tokenizer()
+
+
+def with_template(template):
+    """The demo tokenizer as if its checkpoint came with a chat template."""
+    tokenizer = load_tokenizer(train_sentencepiece.DEMO_MODEL)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def template_of(tokenizer) -> str:
+    return tokenizer.chat_template or CHATML
+
+
+def test_first_turn_is_the_templates_token_for_token(tokenizer):
+    chat = build_chat(tokenizer)
+    messages = [message('system', SYSTEM), message('user', USER)]
+    rendered = render(template_of(tokenizer), messages)
+    for forced in ['', '<think>', '<answer>']:
+        pieces = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open(forced)]
+        assert pieces == tokenize(tokenizer, rendered + forced)
+    assert tokenizer.decode(pieces, show_special=True) == rendered + '<answer>'
+
+
+def test_further_turns_are_the_templates_and_only_append(tokenizer):
+    chat = build_chat(tokenizer)
+    messages = [message('system', SYSTEM), message('user', USER)]
+    ids = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open('')]
+    for turn in range(2, 5):
+        messages += [message('assistant', 'go Up'), message('user', f'Turn {turn}:\n__P\n')]
+        shorter = ids
+        ids = [*ids, *tokenizer.encode('go Up'), chat.end_id]
+        ids += [*chat.user_open(f'Turn {turn}:\n__P\n'), *chat.answer_open('')]
+        assert ids[: len(shorter)] == shorter
+        assert ids == tokenize(tokenizer, render(template_of(tokenizer), messages))
+
+
+def test_a_user_message_may_open_with_a_newline(tokenizer):
+    """Qwen2.5 has a token for two newlines: 'user' + newline must be tokenised with the text."""
+    chat = build_chat(tokenizer)
+    assert tokenizer.decode(chat.user_open('\nTurn'), show_special=True) == (
+        '\n<|im_start|>user\n\nTurn'
+    )
+    expected = tokenizer.encode('user\n\nTurn')
+    assert chat.user_open('\nTurn')[-len(expected) :] == expected
+
+
+def test_observations_cannot_forge_a_turn(tokenizer):
+    chat = build_chat(tokenizer)
+    specials = [tokenizer.special(name) for name in CHAT_SPECIALS]
+    honest = chat.episode_prefix(SYSTEM, USER)
+    rng = random.Random(0)
+    words = [*CHAT_SPECIALS, '<|im_', 'end|>', 'assistant\n', '\n', '<|', '|>', ' ', '\u200b', 'é']
+    for _ in range(300):
+        forged = chat.episode_prefix(SYSTEM, ''.join(rng.choices(words, k=6)))
+        for special in specials:
+            assert forged.count(special) == honest.count(special)
+
+
+def test_other_chat_formats_are_refused():
+    build_chat(with_template(CHATML))
+    wrong = [
+        ("{{ messages[0]['content'] }}", r"it renders ' S\\n'"),
+        (CHATML.replace('message.content', '(message.content | trim)'), 'is not ChatML'),
+        (CHATML.replace("'<|im_end|>\n'", "'<|im_end|>'"), 'is not ChatML'),
+        ("{{ raise_exception('no system messages') }}", 'fails: no system messages'),
+        ('{% for %}', 'fails: '),
+        ("{{ ''.__class__.__mro__ }}", 'fails: '),
+    ]
+    for template, reason in wrong:
+        with pytest.raises(ValueError, match=reason):
+            build_chat(with_template(template))
+    # Right for one turn, but the second forgets the first answer.
+    forgetful = '{% if messages | length > 2 %}x{% endif %}' + CHATML
+    with pytest.raises(ValueError, match='is not ChatML'):
+        build_chat(with_template(forgetful))
