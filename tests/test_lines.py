@@ -1,0 +1,168 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwen_vocabulary
+
+from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, bandit, frozen_lake, sokoban
+from agentrl_jax.tokens import chat, lines, train_sentencepiece
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+
+
+@functools.cache
+def tokenizer(name):
+    if name == 'qwen':
+        return qwen_vocabulary.qwen_tokenizer()
+    return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+
+
+def lakes(env, count, seed=0):
+    """Boards with one goal and one start anywhere, holes at random, the player anywhere."""
+    rng = np.random.default_rng(seed)
+    cells = env.size**2
+    board = np.where(rng.random((count, cells)) < 0.3, frozen_lake.HOLE, frozen_lake.FROZEN)
+    places = rng.permuted(np.tile(np.arange(cells), (count, 1)), axis=1)
+    board[np.arange(count), places[:, 0]] = frozen_lake.GOAL
+    board[np.arange(count), places[:, 1]] = frozen_lake.START
+    return frozen_lake.EnvState(
+        time=np.zeros(count, np.int32),
+        board=board.reshape(count, env.size, env.size).astype(np.int8),
+        position=rng.integers(cells, size=count, dtype=np.int32),
+    )
+
+
+def rooms(env, count, seed=0):
+    """Walled rooms with inner walls, targets, boxes and a player at random, solvable or not."""
+    rng = np.random.default_rng(seed)
+    n, k = env.dim, env.num_boxes
+    inner = np.where(rng.random((count, (n - 2) ** 2)) < 0.3, sokoban.WALL, sokoban.FLOOR)
+    places = rng.permuted(np.tile(np.arange((n - 2) ** 2), (count, 1)), axis=1)
+    rows = np.arange(count)[:, None]
+    on_target = rng.random(count)[:, None] < 0.3
+    boxes = np.zeros_like(inner, bool)
+    boxes[rows, np.where(on_target, places[:, :k], places[:, k : 2 * k])] = True
+    inner[boxes] = sokoban.FLOOR
+    inner[rows, places[:, :k]] = sokoban.TARGET
+    # The player stands on floor, or on a target without a box.
+    spot = np.where(on_target[:, 0] | (rng.random(count) < 0.5), places[:, 2 * k], places[:, 0])
+    inner[np.arange(count), places[:, 2 * k]] = sokoban.FLOOR
+    fixed = np.full((count, n, n), sokoban.WALL, np.int8)
+    fixed[:, 1:-1, 1:-1] = inner.reshape(count, n - 2, n - 2)
+    room = np.zeros((count, n, n), bool)
+    room[:, 1:-1, 1:-1] = boxes.reshape(count, n - 2, n - 2)
+    player = (spot // (n - 2) + 1) * n + spot % (n - 2) + 1
+    return sokoban.EnvState(
+        time=np.zeros(count, np.int32), fixed=fixed, boxes=room, player=player.astype(np.int32)
+    )
+
+
+def questions(env, count, seed=0):
+    rng = np.random.default_rng(seed)
+    return bandit.EnvState(
+        time=np.zeros(count, np.int32),
+        pair=rng.integers(len(env._all_pairs), size=count, dtype=np.int32),
+        high=rng.integers(2, size=count, dtype=np.int32),
+        pulled=np.full(count, -1, np.int32),
+    )
+
+
+def padded(rows, width):
+    """Rows of ids as an array, -1 behind the end."""
+    array = np.full((len(rows), width), -1, np.int32)
+    for i, row in enumerate(rows):
+        array[i, : len(row)] = row
+    return array
+
+
+def assert_rendering_equals_the_tokenizer(name, env, states):
+    """Ids gathered from the table on the device = encode(observation_text) on the host."""
+    count = len(states.time)
+    texts = [env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in range(count)]
+    expected = tokenizer(name).encode_batch(texts)
+    width = max(map(len, expected)) + 3
+    table = lines.build_line_table(tokenizer(name), env.lines(None))
+
+    @jax.jit
+    def show(table, states):
+        rows = jax.vmap(lambda state: env.line_ids(state, None))(states)
+        return jax.vmap(lambda row: lines.gather_lines(table, row, width=width))(rows)
+
+    tokens, length = jax.device_get(show(table, states))
+    np.testing.assert_array_equal(length, [len(ids) for ids in expected])
+    np.testing.assert_array_equal(tokens, padded(expected, width))
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+@pytest.mark.parametrize(
+    'env, make',
+    [
+        (FrozenLake(), lakes),
+        (Sokoban(), rooms),
+        (Sokoban(symbols=sokoban.OTHER_SYMBOLS), rooms),
+        (Bandit(), questions),
+    ],
+    ids=['frozen_lake', 'sokoban', 'sokoban_other_symbols', 'bandit'],
+)
+def test_twenty_thousand_states_render_as_the_tokenizer_would(name, env, make):
+    assert_rendering_equals_the_tokenizer(name, env, make(env, 20_000))
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+@pytest.mark.parametrize(
+    'env, make',
+    [
+        (FrozenLake(size=8), lakes),
+        (FrozenLake(size=3, observation_format='grid_coord'), lakes),
+        (Sokoban(dim=8, num_boxes=2), rooms),
+        (Sokoban(observation_format='grid_coord'), rooms),
+        (Sokoban(observation_format='coord'), rooms),
+    ],
+    ids=['lake_8x8', 'lake_coordinates', 'room_8x8', 'room_grid_coord', 'room_coord'],
+)
+def test_larger_worlds_and_coordinates_render_as_the_tokenizer_would(name, env, make):
+    assert_rendering_equals_the_tokenizer(name, env, make(env, 2000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+def test_coordinates_of_every_set_of_holes_render_as_the_tokenizer_would(name):
+    env = FrozenLake(observation_format='grid_coord')
+    assert_rendering_equals_the_tokenizer(name, env, lakes(env, 20_000))
+
+
+def test_gather_by_hand():
+    # Lines [5, 6, 7], [] and [8]; rows 0, nothing, 2, 1, 0 make 5 6 7 8 5 6 7.
+    table = lines.LineTable(
+        ids=jnp.array([[5, 6, 7], [-1, -1, -1], [8, -1, -1]]), length=jnp.array([3, 0, 1])
+    )
+    tokens, count = lines.gather_lines(table, jnp.array([0, -1, 2, 1, 0]), width=9)
+    assert (tokens.tolist(), int(count)) == ([5, 6, 7, 8, 5, 6, 7, -1, -1], 7)
+    tokens, count = lines.gather_lines(table, jnp.array([0, -1, 2, 1, 0]), width=5)
+    assert (tokens.tolist(), int(count)) == ([5, 6, 7, 8, 5], 7)  # the count tells of the loss
+    tokens, count = lines.gather_lines(table, jnp.array([-1, -1]), width=2)
+    assert (tokens.tolist(), int(count)) == ([-1, -1], 0)
+
+
+def test_extra_rows_stand_behind_the_lines():
+    demo = tokenizer('demo')
+    opening = chat.build_chat(demo).user_open('Reward:\n')
+    table = lines.build_line_table(demo, ['a\n', ''], extra_rows=[opening, [7]])
+    assert table.length.tolist() == [len(demo.encode('a\n')), 0, len(opening), 1]
+    tokens, count = lines.gather_lines(table, jnp.array([2, 0]), width=40)
+    assert tokens[: int(count)].tolist() == [*opening, *demo.encode('a\n')]
+
+
+def test_lines_that_merge_with_their_neighbours_are_refused():
+    qwen = tokenizer('qwen')
+    with pytest.raises(ValueError, match="must end in a newline: 'b'"):
+        lines.build_line_table(qwen, ['a\n', 'b'])
+    # Qwen2.5 has a token for two newlines, also between words and a blank line.
+    with pytest.raises(ValueError, match=r"merges across lines: 'a\\n' \+ '\\n'"):
+        lines.build_line_table(qwen, ['a\n', '\n'])
+    opening = chat.build_chat(qwen).user_open('Re')
+    with pytest.raises(ValueError, match=r"merges across lines: 'user\\nRe' \+ 'ward\\n'"):
+        lines.build_line_table(qwen, ['ward\n'], extra_rows=[opening])
+    lines.build_line_table(qwen, ['Turn\n', 'a\n\n'], extra_rows=[opening[:-1]])
+    lines.build_line_table(tokenizer('demo'), ['a\n', '\n', '\nTurn\n'])
