@@ -14,8 +14,8 @@ PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / 'agentrl_jax')]
 # A module imports from its own layer and those before it. What is not listed (train, evaluate,
 # tools) is above all of them: if something here needs it, give it a layer.
 LAYERS = (
-    {'types', 'masked', 'runtime', 'stats', 'progress', 'diversity'},
-    {'losses', 'advantages', 'models', 'tokens', 'envs', 'sharding', 'metrics', 'run_log'},
+    {'types', 'masked', 'runtime', 'stats', 'progress', 'diversity', 'run_log'},
+    {'losses', 'advantages', 'turn_credit', 'models', 'tokens', 'envs', 'sharding', 'metrics'},
     {'algorithms', 'sampling', 'filtering', 'curriculum', 'checkpoint', 'score'},
     {'rollout', 'rollout_host'},
     {'update', 'sft'},
