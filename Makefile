@@ -14,7 +14,7 @@ help:
 	@sed -n 's/^# //p' Makefile | head -3
 
 demo: $(VENV)/run.stamp
-	$(RUN) -m agentrl_jax.demo
+	$(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
 # Workers of one thread each: on 2 cores this is faster than one worker whose XLA uses both, since
 # compiling, which is most of the time, is serial. A file stays in one worker and compiles once.

@@ -180,9 +180,9 @@ def draw_episodes(
     )
 
 
-def every_level(levels: int, shards: int) -> rollout.Episodes:
-    """One episode for each level of a pool, repeated from the start up to a multiple of shards."""
-    rows = np.arange(-(-levels // shards) * shards, dtype=np.int32)
+def every_level(episodes: int, levels: int, shards: int) -> rollout.Episodes:
+    """`episodes` episodes over the levels of a pool in turn, filled up to a multiple of shards."""
+    rows = np.arange(-(-episodes // shards) * shards, dtype=np.int32)
     return rollout.Episodes(level=rows % levels, token_stream=rows, world_stream=rows)
 
 

@@ -35,6 +35,7 @@ def replay(rollout: Rollout, streams: np.ndarray, task, tokenizer, key: jax.Arra
 
     rollout: host arrays of B rows; streams int32 [B] their world streams; key: that of collect.
     """
+    task = jax.tree.map(jnp.asarray, jax.device_get(task))
     k_world = jax.random.split(key)[1]
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(k_world, jnp.asarray(streams))
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(rollout.level))

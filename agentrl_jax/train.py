@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import config_flags
 
@@ -28,6 +28,7 @@ from agentrl_jax import (
     filtering,
     metrics,
     pages,
+    report,
     run_log,
     runtime,
     score,
@@ -131,7 +132,11 @@ def build(cfg: Any) -> Run:
         collect_eval=assemble.build_collect(cfg, config, mesh, split=cfg.eval.split),
         draw=jax.jit(draw, out_shardings=rows),
         eval_episodes=jax.device_put(
-            assemble.every_level(cfg.env.eval_levels, sharding.row_shards(mesh)), rows
+            assemble.every_level(
+                cfg.env.eval_levels, eval_task.env.num_levels(eval_task.env_params),
+                sharding.row_shards(mesh),
+            ),
+            rows,
         ),
         count=jax.jit(
             functools.partial(evaluate.count, episodes=cfg.env.eval_levels),
@@ -277,7 +282,7 @@ def save_page(run: Run, workdir: Path, step: int, state: TrainState, seen: tuple
     spread[evaluate.fetch(rows)] = evaluate.fetch(advantages)
     if jax.process_index() == 0:
         pages.write(
-            workdir, f'step_{step:06d}', rollout, task=jax.device_get(run.task),
+            workdir, f'step_{step:06d}', rollout, task=run.task,
             tokenizer=run.tokenizer, streams=episodes.world_stream, key=key,
             group_size=run.cfg.rollout.group_size, title=f'training rollout of step {step}',
             extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
@@ -292,8 +297,10 @@ def train(cfg: Any, workdir: str) -> int:
     checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
     state, reference = open_state(run, checkpoints)
     first = int(state.step)
-    if jax.process_index() == 0:
+    speaks = jax.process_index() == 0
+    if speaks:
         run_log.write_config(workdir, cfg, sys.argv)
+        report.write_reference(workdir, run.eval_task)
     with (
         run_log.RunLog(
             workdir, resume_step=first, tensorboard=cfg.log.tensorboard,
@@ -305,6 +312,9 @@ def train(cfg: Any, workdir: str) -> int:
         code, state = loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
     checkpoint.save(checkpoints, int(state.step), state, {'config': config_dict(cfg)})
     checkpoint.close(checkpoints)
+    if speaks and code == 0:
+        report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
+        print(report.summary(workdir, f'{Path(sys.executable).name} {" ".join(sys.argv)}'))
     return code
 
 
@@ -376,6 +386,7 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=T
 
 
 def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     runtime.initialize_distributed()
     try:
         code = train(_CONFIG.value, _WORKDIR.value)

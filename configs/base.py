@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.env.format_penalty = -0.1  # for a turn whose answer is not well formed
     cfg.env.max_words = 100  # named in the prompt only
     cfg.env.train_levels = 4096  # size of the training pool
-    cfg.env.eval_levels = 256  # size of the validation and test pools
+    cfg.env.eval_levels = 256  # size of the validation and test pools, and episodes played
     cfg.env.pool_seed = 0  # pools of different splits never share a map
 
     cfg.frozen_lake = ml_collections.ConfigDict()

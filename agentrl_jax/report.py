@@ -1,0 +1,62 @@
+"""What a finished run says of itself: success before and after, and where to look."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax import plots, run_log
+from agentrl_jax.envs import solvers
+
+REFERENCE_FILE = 'reference.json'
+PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
+
+
+def write_reference(workdir: Path, task: Any) -> dict[str, float]:
+    """Success of random play and of the best player on the pool of a task; kept in the workdir."""
+    env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
+    success = solvers.reference_success(task.env, env_params, task.max_actions_per_episode)
+    run_log.write_atomic(Path(workdir) / REFERENCE_FILE, json.dumps(success, sort_keys=True) + '\n')
+    return success
+
+
+def write_curves(workdir: Path, title: str) -> Path:
+    """Learning curves of a run as PNG and SVG; the path of the PNG."""
+    workdir = Path(workdir)
+    reference = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    lines = {name: reference[name] for name in ('random', 'oracle')}
+    png, _ = plots.learning_curves(
+        {title: [workdir / run_log.METRICS_FILE]}, workdir / 'curves', metrics=PANELS,
+        references={'eval/success': lines}, title=title,
+    )  # fmt: skip
+    return png
+
+
+def summary(workdir: Path, command: str) -> str:
+    """The closing words of a run."""
+    workdir = Path(workdir)
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    reference = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    evaluated = [row for row in rows if 'eval/success' in row]
+    first, last = evaluated[0], evaluated[-1]
+    pages = sorted((workdir / 'rollouts').glob('*.html'))
+    return '\n'.join(
+        [
+            f'held-out success {_interval(first)} at step {first["step"]}'
+            f' -> {_interval(last)} at step {last["step"]}',
+            f'random play {100 * reference["random"]:.1f} %, oracle '
+            f'{100 * reference["oracle"]:.1f} % on the same levels',
+            f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
+            f'curves      {workdir / "curves.png"} (and .svg)',
+            f'rollouts    {pages[-1] if pages else "none saved"}',
+            f'checkpoint  {workdir / "checkpoints"}',
+            f'resume      {command}',
+        ]
+    )
+
+
+def _interval(row: dict[str, float]) -> str:
+    low, high = 100 * row['eval/success_low'], 100 * row['eval/success_high']
+    return f'{100 * row["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]'
