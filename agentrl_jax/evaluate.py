@@ -1,48 +1,90 @@
-"""Success of a policy on a held-out pool, with Wilson intervals, beside random play and the oracle.
+"""Success of a saved or given policy on held-out levels, beside random play and the oracle.
 
-python -m agentrl_jax.evaluate --config=configs/demo.py --workdir=runs/demo [--checkpoint=STEP]
+  python -m agentrl_jax.evaluate --config=configs/demo.py --workdir=runs/demo \\
+      --config.eval.split=test [--step=60] [--config.eval.temperature=0]
+
+The policy is the checkpoint of the workdir (the newest, or --step); with an empty --workdir it is
+the model of the config itself, untrained. Writes evaluation_<split>.json and a rollout page.
 """
 
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+from absl import app, flags, logging
+from ml_collections import config_flags
 
-from agentrl_jax.masked import masked_sum
-from agentrl_jax.stats import wilson_interval
-from agentrl_jax.types import Rollout
-
-
-def fetch(x: jax.Array) -> np.ndarray:
-    """The whole array on every host."""
-    if jax.process_count() == 1:
-        return np.asarray(x)
-    return multihost_utils.process_allgather(x, tiled=True)
+from agentrl_jax import assemble, checkpoint, pages, report, run_log, train, validation
 
 
-def count(rollout: Rollout, *, episodes: int) -> dict[str, jax.Array]:
-    """Sums over the healthy ones of the first `episodes` rows."""
-    healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < episodes)
-    index = jnp.arange(rollout.rewards.shape[1])[None]
-    played = (index < rollout.num_turns[:, None]) & healthy[:, None]
-    return {
-        'episodes': healthy.sum(),
-        'successes': jnp.sum(rollout.success & healthy),
-        'returns': masked_sum(rollout.returns, healthy),
-        'turns': played.sum(),
-        'valid': jnp.sum(rollout.valid & played),
+def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, float]:
+    """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics."""
+    run = train.build(cfg)
+    params = run.params
+    if workdir:
+        saved = checkpoint.read_extra(workdir, step=step)
+        checkpoint.check_config(saved['config'], train.config_dict(cfg), may_differ=MAY_DIFFER)
+        if assemble.needs_critic(cfg) and cfg.critic.share_backbone:
+            params = train.start_state(run, params).params
+        params = checkpoint.load_params_only(workdir, train.abstract_of(params), step=step)
+        params = train.policy_of(params)
+    key = train.stream_key(run, train.EVALUATE)
+    rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
+    train.check_counters(counters)
+    metrics = validation.summarise(run.count(rollout))
+    folder = Path(out or workdir or '.')
+    metrics |= {
+        f'reference/{n}': x for n, x in report.write_reference(folder, run.eval_task).items()
     }
+    name = f'evaluation_{cfg.eval.split}'
+    run_log.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
+    host = jax.tree.map(np.asarray, rollout)
+    page = pages.write(
+        folder, name, host, task=run.eval_task, tokenizer=run.tokenizer,
+        streams=run.eval_episodes.world_stream, key=key, group_size=1,
+        title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
+        extras={}, limit=train.PAGE_EPISODES,
+    )  # fmt: skip
+    print(describe(metrics, cfg.eval.split))
+    print(f'rollouts    {page}')
+    return metrics
 
 
-def summarise(sums: dict[str, jax.Array]) -> dict[str, float]:
-    """eval/ metrics of the sums of `count`."""
-    sums = jax.device_get(sums)
-    episodes, successes = int(sums['episodes']), int(sums['successes'])
-    low, high = wilson_interval(successes, episodes)
-    return {
-        'eval/success': successes / max(episodes, 1),
-        'eval/success_low': low,
-        'eval/success_high': high,
-        'eval/return': float(sums['returns']) / max(episodes, 1),
-        'eval/valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
-    }
+def describe(metrics: dict[str, float], split: str) -> str:
+    """One line a figure."""
+    low, high = 100 * metrics['eval/success_low'], 100 * metrics['eval/success_high']
+    return (
+        f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
+        f'valid format {100 * metrics["eval/valid_format"]:.1f} %, '
+        f'return {metrics["eval/return"]:.3f}\n'
+        f'random play {100 * metrics["reference/random"]:.1f} %, '
+        f'oracle {100 * metrics["reference/oracle"]:.1f} %'
+    )
+
+
+# What an evaluation may choose for itself; the model and the environment's rules must be the run's.
+MAY_DIFFER = (
+    'seed', 'steps', 'algorithm', 'eval', 'env.eval_levels', 'env.train_levels', 'env.pool_seed',
+    'rollout', 'filter', 'loss', 'optim', 'batch', 'mesh', 'clone', 'checkpoint', 'stop', 'log',
+    'model.path', 'model.tokenizer', 'model.dtype',
+)  # fmt: skip
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    try:
+        evaluate(flags.FLAGS.config, flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.step)
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
+    flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
+    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    flags.mark_flag_as_required('config')
+    app.run(main)

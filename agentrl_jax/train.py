@@ -24,7 +24,6 @@ from ml_collections import config_flags
 from agentrl_jax import (
     assemble,
     checkpoint,
-    evaluate,
     filtering,
     metrics,
     pages,
@@ -35,6 +34,7 @@ from agentrl_jax import (
     sft,
     sharding,
     update,
+    validation,
 )
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import experts
@@ -139,7 +139,7 @@ def build(cfg: Any) -> Run:
             rows,
         ),
         count=jax.jit(
-            functools.partial(evaluate.count, episodes=cfg.env.eval_levels),
+            functools.partial(validation.count, episodes=cfg.env.eval_levels),
             out_shardings=whole,
         ),
         rollout_metrics=jax.jit(
@@ -250,7 +250,7 @@ def measure(run: Run, state: TrainState) -> dict[str, float]:
         policy_of(state.params), run.eval_task, run.eval_episodes, stream_key(run, EVALUATE)
     )
     check_counters(counters)
-    return evaluate.summarise(run.count(rollout))
+    return validation.summarise(run.count(rollout))
 
 
 def check_counters(counters: dict) -> None:
@@ -276,10 +276,10 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
 
 def save_page(run: Run, workdir: Path, step: int, state: TrainState, seen: tuple) -> None:
     """The rollout of a step as a page, with the ratios its update led to."""
-    rollout, episodes, key, rows, advantages = jax.tree.map(evaluate.fetch, seen[:2]) + seen[2:]
-    after = evaluate.fetch(run.rescore(state.params, seen[0]))
+    rollout, episodes, key, rows, advantages = jax.tree.map(validation.fetch, seen[:2]) + seen[2:]
+    after = validation.fetch(run.rescore(state.params, seen[0]))
     spread = np.full(rollout.tokens.shape, np.nan, np.float32)
-    spread[evaluate.fetch(rows)] = evaluate.fetch(advantages)
+    spread[validation.fetch(rows)] = validation.fetch(advantages)
     if jax.process_index() == 0:
         pages.write(
             workdir, f'step_{step:06d}', rollout, task=run.task,
@@ -381,20 +381,18 @@ def space_needed(run: Run) -> int:
     return parameters * states * (run.cfg.checkpoint.keep + 1)
 
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-
-
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     runtime.initialize_distributed()
     try:
-        code = train(_CONFIG.value, _WORKDIR.value)
+        code = train(flags.FLAGS.config, flags.FLAGS.workdir)
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     sys.exit(code)
 
 
 if __name__ == '__main__':
-    flags.mark_flag_as_required('config')
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    flags.mark_flags_as_required(['config', 'workdir'])
     app.run(main)

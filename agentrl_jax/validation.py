@@ -1,0 +1,48 @@
+"""Success of a policy on a held-out pool, with Wilson intervals, beside random play and the oracle.
+
+python -m agentrl_jax.evaluate --config=configs/demo.py --workdir=runs/demo [--checkpoint=STEP]
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from agentrl_jax.masked import masked_sum
+from agentrl_jax.stats import wilson_interval
+from agentrl_jax.types import Rollout
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+    """The whole array on every host."""
+    if jax.process_count() == 1:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
+def count(rollout: Rollout, *, episodes: int) -> dict[str, jax.Array]:
+    """Sums over the healthy ones of the first `episodes` rows."""
+    healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < episodes)
+    index = jnp.arange(rollout.rewards.shape[1])[None]
+    played = (index < rollout.num_turns[:, None]) & healthy[:, None]
+    return {
+        'episodes': healthy.sum(),
+        'successes': jnp.sum(rollout.success & healthy),
+        'returns': masked_sum(rollout.returns, healthy),
+        'turns': played.sum(),
+        'valid': jnp.sum(rollout.valid & played),
+    }
+
+
+def summarise(sums: dict[str, jax.Array]) -> dict[str, float]:
+    """eval/ metrics of the sums of `count`."""
+    sums = jax.device_get(sums)
+    episodes, successes = int(sums['episodes']), int(sums['successes'])
+    low, high = wilson_interval(successes, episodes)
+    return {
+        'eval/success': successes / max(episodes, 1),
+        'eval/success_low': low,
+        'eval/success_high': high,
+        'eval/return': float(sums['returns']) / max(episodes, 1),
+        'eval/valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
+    }
