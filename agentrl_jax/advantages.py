@@ -72,7 +72,7 @@ def subtract_kl(
 # ---- recursions over action tokens ---------------------------------------------------------------
 
 
-def _linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
+def linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
     """y_t = x_t + decay_t y_{t+1} with y behind the end 0; [B, T], in log2(T) passes."""
 
     def compose(later, earlier):
@@ -87,7 +87,7 @@ def _gae(rewards, values, mask, bootstrap, gamma, lam):
     next_values = jnp.where(bootstrap, _next_masked(values, mask, 0.0), 0.0)
     deltas = jnp.where(mask, rewards + gamma * next_values - values, 0.0)
     decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: step over the token
-    return jnp.where(mask, _linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
+    return jnp.where(mask, linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
 
 
 def gae(
@@ -204,17 +204,18 @@ def group_normalize(
     *,
     group_size: int,
     eps: float = 1e-6,
-    min_std: float = MIN_STD,
+    std_floor: float = 0.0,
 ) -> jax.Array:
-    """(R - mean) / (std + eps) of the group, std unbiased; [B] or [B, K], healthy of that shape.
+    """(R - mean) / (max(std, std_floor) + eps), std unbiased; [B] or [B, K], healthy likewise.
 
-    Groups with std <= min_std give 0 (GRPO, arXiv:2402.03300; a floor, since a spread of rounding
-    size would otherwise be blown up to advantages of size 1).
+    GRPO (arXiv:2402.03300). Groups with std <= MIN_STD give 0: a spread of rounding size would be
+    blown up to advantages of size 1. A larger std_floor tempers small real spreads in the same way.
     """
     if group_size == 1:
         return _alone(returns, healthy)
     centred, _, std = _compare(returns, healthy, group_size)
-    return jnp.where(std > min_std, centred / (std + eps), 0.0).reshape(returns.shape)
+    scaled = centred / (jnp.maximum(std, std_floor) + eps)
+    return jnp.where(std > MIN_STD, scaled, 0.0).reshape(returns.shape)
 
 
 def leave_one_out(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
@@ -243,3 +244,22 @@ def normalize_returns(
     if method == 'asym_clip':
         return jnp.clip(normal, -1.0, 3.0)
     raise ValueError(f'reward normalisation {method!r}: identity, mean, mean_std or asym_clip')
+
+
+def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
+    """min(0, (max_length - buffer - length) / buffer) coef; [B] (DAPO, arXiv:2503.14476 eq. 13)."""
+    over = (lengths - (max_length - buffer)) / max(buffer, 1)
+    return jnp.minimum(-over * coef, 0.0)
+
+
+def compare(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, norm: str, **std_settings: float
+) -> jax.Array:
+    """group_normalize ('std'), group_center ('mean') or the returns themselves ('none')."""
+    if norm == 'none':
+        return _alone(returns, healthy)
+    if norm == 'mean':
+        return group_center(returns, healthy, group_size=group_size)
+    if norm == 'std':
+        return group_normalize(returns, healthy, group_size=group_size, **std_settings)
+    raise ValueError(f'norm={norm!r} must be std, mean or none')

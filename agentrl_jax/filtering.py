@@ -7,6 +7,8 @@ as weights (row_mask: dropped rows stay and weigh 0) or compacting (select_top_g
 fixed number of groups, which saves the compute of the others). P = B / group_size groups.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -110,8 +112,14 @@ def keep_all(scores: jax.Array) -> jax.Array:
     return jnp.ones(scores.shape, bool)
 
 
+def keep_varied(scores: jax.Array) -> jax.Array:
+    """Groups whose members differ at all (DAPO's dynamic sampling)."""
+    return scores > advantages.MIN_STD
+
+
 RULES = {
     'all': keep_all,
+    'varied': keep_varied,
     'top_k': keep_top_k,
     'top_p': keep_top_p,
     'top_p_softmax': keep_top_p_softmax,
@@ -139,6 +147,22 @@ def keep_within_groups(
     best = jnp.take_along_axis(chosen, spread.argmax(1)[:, None, None], axis=1)[:, 0]
     back = jnp.take_along_axis(best, jnp.argsort(order, axis=1), axis=1)
     return back.reshape(-1) & healthy
+
+
+def refill(
+    held: Any, count: jax.Array, fresh: Any, keep: jax.Array, *, group_size: int
+) -> tuple[Any, jax.Array]:
+    """Puts the kept groups of `fresh` behind the `count` groups held; (held, count).
+
+    held and fresh are pytrees of arrays with rows in front, held with room for a fixed number of
+    groups: what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
+    """
+    rows = jax.tree.leaves(held)[0].shape[0]
+    slot = count + jnp.cumsum(keep) - 1  # place of each kept group
+    slot = jnp.where(keep, slot, rows)  # out of range: dropped
+    index = (slot[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
+    held = jax.tree.map(lambda old, new: old.at[index].set(new, mode='drop'), held, fresh)
+    return held, jnp.minimum(count + keep.sum(), rows // group_size).astype(jnp.int32)
 
 
 # ---- soft forms and statistics -------------------------------------------------------------------

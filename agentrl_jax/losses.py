@@ -104,6 +104,29 @@ def log_ratio(logprobs: jax.Array, old_logprobs: jax.Array, mask: jax.Array) -> 
     return jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def clipped_surrogate(
+    log_ratios: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> jax.Array:
+    """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)); at most -A dual_clip where A < 0.
+
+    rho = exp(log_ratios). All [B, T]; 0 off the mask. PPO (arXiv:1707.06347 eq. 7), clip-higher
+    (arXiv:2503.14476), dual clip (arXiv:1912.09729 eq. 5).
+    """
+    ratio = jnp.exp(log_ratios)
+    advantages = jnp.where(mask, advantages, 0.0)
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
+    if dual_clip is not None:
+        loss = jnp.where(advantages < 0, jnp.minimum(loss, -advantages * dual_clip), loss)
+    return loss
+
+
 def clipped_policy_loss(
     logprobs: jax.Array,
     old_logprobs: jax.Array,
@@ -114,18 +137,38 @@ def clipped_policy_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> jax.Array:
-    """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)); at most -A dual_clip where A < 0.
+    """clipped_surrogate of each token's own ratio; all [B, T]."""
+    return clipped_surrogate(
+        log_ratio(logprobs, old_logprobs, mask), advantages, mask,
+        clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
+    )  # fmt: skip
 
-    rho = exp(log_ratio). All [B, T]; 0 off the mask. PPO (arXiv:1707.06347 eq. 7), clip-higher
-    (arXiv:2503.14476), dual clip (arXiv:1912.09729 eq. 5).
+
+def sampler_weights(
+    old_logprobs: jax.Array,
+    sampler_logprobs: jax.Array,
+    mask: jax.Array,
+    *,
+    low: float,
+    high: float,
+    drop: bool,
+    per_sequence: bool = False,
+) -> jax.Array:
+    """pi_old / pi_sampler, a constant factor of advantages where the sampler is not the trainer.
+
+    drop False: clipped to [low, high] (truncated importance sampling: low 0, high 2);
+    drop True: 0 outside [low, high] (IcePop: .5, 5). per_sequence: one ratio for a row, the product
+    of its tokens'. [B, T]; 0 off the mask. Scaling an advantage scales the clipped loss.
     """
-    ratio = jnp.exp(log_ratio(logprobs, old_logprobs, mask))
-    advantages = jnp.where(mask, advantages, 0.0)
-    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
-    if dual_clip is not None:
-        loss = jnp.where(advantages < 0, jnp.minimum(loss, -advantages * dual_clip), loss)
-    return loss
+    log_weight = log_ratio(old_logprobs, sampler_logprobs, mask)
+    if per_sequence:
+        total = jnp.where(mask, old_logprobs - sampler_logprobs, 0.0).sum(1, keepdims=True)
+        log_weight = jnp.broadcast_to(
+            jnp.clip(total, -MAX_LOG_RATIO, MAX_LOG_RATIO), log_weight.shape
+        )
+    weight = jnp.exp(jax.lax.stop_gradient(log_weight))
+    kept = jnp.where((weight >= low) & (weight <= high), weight, 0.0)
+    return jnp.where(mask, kept if drop else jnp.clip(weight, low, high), 0.0)
 
 
 def clipped_value_loss(

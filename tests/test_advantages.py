@@ -1,5 +1,7 @@
 """Advantages against hand arithmetic, published golden vectors and float64 double loops."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -405,3 +407,31 @@ def test_poison_off_the_mask_changes_no_advantage(poison):
     dirty = every(np.where(mask, rewards, poison), np.where(mask, values, poison))
     for clean, out in zip(every(rewards, values), dirty, strict=True):
         np.testing.assert_array_equal(clean, out)
+
+
+def test_overlong_penalty_by_hand():
+    # limit 100, buffer 20: up to 80 nothing, 90 half, 100 all, 110 more
+    out = adv.overlong_penalty(
+        jnp.array([10, 80, 90, 100, 110]), max_length=100, buffer=20, coef=2.0
+    )
+    np.testing.assert_allclose(out, [0, 0, -1, -2, -3])
+
+
+def test_a_std_floor_tempers_a_single_outlier():
+    """Twenty at 1.9 and one at 1.875: without a floor the one gets -4.29 (MT-GRPO's code)."""
+    returns, healthy = jnp.full(21, 1.9).at[3].set(1.875), jnp.ones(21, bool)
+    wild = adv.group_normalize(returns, healthy, group_size=21, eps=1e-4)
+    assert wild[3] == pytest.approx(-4.29, abs=0.01)
+    calm = adv.group_normalize(returns, healthy, group_size=21, std_floor=0.1, eps=1e-4)
+    # centred: -.025 * 20 / 21 = -.0238; over .1001
+    assert calm[3] == pytest.approx(-0.0238 / 0.1001, abs=1e-3)
+
+
+def test_comparisons_by_name():
+    returns, healthy = jnp.array([1.0, 2.0, 6.0]), jnp.ones(3, bool)
+    compare = functools.partial(adv.compare, returns, healthy, group_size=3)
+    np.testing.assert_array_equal(compare(norm='none'), returns)
+    np.testing.assert_allclose(compare(norm='mean'), [-2, -1, 3])
+    np.testing.assert_allclose(compare(norm='std'), np.array([-2, -1, 3]) / 7**0.5, rtol=1e-6)
+    with pytest.raises(ValueError, match='rank'):
+        compare(norm='rank')

@@ -139,6 +139,152 @@ def test_kl_in_the_reward_by_hand():
     np.testing.assert_allclose(batch.advantages[:, 1], [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
 
 
+# ---- the others ----------------------------------------------------------------------------------
+
+
+def one_turn_group(rewards, **kwargs):
+    """A group of episodes with one observation and two action tokens."""
+    return toy.rollout_of([[(1, 2)]] * len(rewards), [[r] for r in rewards], length=4, **kwargs)
+
+
+def first_advantages(name, rollout, group_size, **kwargs):
+    batch = ALGORITHMS[name].make_batch(
+        rollout, zero_scores(rollout), group_size=group_size, **kwargs
+    )
+    return batch.advantages[:, 1]
+
+
+def test_group_baselines_by_hand():
+    # (1, 2, 6): mean 3, others' means 4, 3.5, 1.5
+    rollout = one_turn_group([1.0, 2, 6])
+    np.testing.assert_allclose(first_advantages('dr_grpo', rollout, 3), [-2, -1, 3])
+    np.testing.assert_allclose(first_advantages('rloo', rollout, 3), [-3, -1.5, 4.5])
+    # centred, then whitened over six tokens: var (4 + 1 + 9) * 2 / 5
+    np.testing.assert_allclose(
+        first_advantages('reinforce_pp_baseline', rollout, 3),
+        np.array([-2, -1, 3]) / (28 / 5) ** 0.5,
+        rtol=1e-6,
+    )
+
+
+def test_reinforce_pp_by_hand():
+    # row 0: reward .5 at t=2 and 1 at t=5, gamma .5: t=1: .5 * (.5 + .5) = .5, t=2: 1, t=5: 1
+    # row 1: -1 at t=2: -.5, -1.  mean .2, squares .09 .64 .64 .49 1.44 = 3.3, var .825
+    rollout = two_episodes()
+    batch = ALGORITHMS['reinforce_pp'].make_batch(
+        rollout, zero_scores(rollout), group_size=2, gamma=0.5
+    )
+    want = np.array([[0, 0.3, 0.8, 0, 0, 0.8, 0], [0, -0.7, -1.2, 0, 0, 0, 0]]) / 0.825**0.5
+    np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
+
+
+def test_dapo_penalises_long_episodes_before_comparing():
+    # limit 3, buffer 2: two tokens: -(2 - 1) / 2 = -.5; one token: 0; rewards equal
+    rollout = toy.rollout_of([[(1, 2)], [(1, 1)]], [[1.0], [1.0]], length=3)
+    out = first_advantages('dapo', rollout, 2, max_length=3, overlong_buffer=2)
+    np.testing.assert_allclose(out, [-(0.5**0.5), 0.5**0.5], rtol=1e-5)
+    np.testing.assert_array_equal(first_advantages('dapo', rollout, 2), [0, 0])
+
+
+def test_mt_grpo_places_turn_advantages_on_tokens():
+    """Golden vector of the paper's code: first turn .7 .2 0 .7, answer 1.9 .4 1.9 .9."""
+    rewards = [[0.7, 1.9], [0.2, 0.4], [0.0, 1.9], [0.7, 0.9]]
+    rollout = toy.rollout_of([[(1, 2), (2, 1)]] * 4, rewards, length=7)
+    batch = ALGORITHMS['mt_grpo'].make_batch(
+        rollout, zero_scores(rollout), group_size=4, outcome='final'
+    )
+    first, second = [1.67591, -1.72830, -0.29037, 0.34276], [0.83322, -1.16651, 0.83322, -0.49993]
+    zero = np.zeros(4)
+    want = np.stack([zero, first, first, zero, zero, second, zero], 1)
+    np.testing.assert_allclose(batch.advantages, want, atol=2e-5)
+
+
+def test_mt_grpo_knows_three_kinds_of_outcome():
+    split = ALGORITHMS['mt_grpo'].split_rewards
+    rollout = two_episodes(penalties=[[0, -0.1], [0, 0]])
+    rollout = rollout.replace(success=jnp.array([True, False]))
+    rewards, outcome = split(rollout, 'success')
+    np.testing.assert_allclose(rewards, [[0.5, 0.9], [-1, 0]])
+    np.testing.assert_allclose(outcome, [1, 0])
+    rewards, outcome = split(rollout, 'final')  # row 1 has one turn: its reward is the outcome
+    np.testing.assert_allclose(rewards, [[0.5, 0], [0, 0]])
+    np.testing.assert_allclose(outcome, [0.9, -1])
+    np.testing.assert_allclose(split(rollout, 'return')[1], [1.4, -1], rtol=1e-6)
+    with pytest.raises(ValueError, match='best'):
+        split(rollout, 'best')
+
+
+def test_mt_grpo_with_one_turn_and_its_return_is_grpo():
+    rollout = one_turn_group([1.0, 2, 6, 0])
+    want = first_advantages('grpo', rollout, 4)
+    got = first_advantages('mt_grpo', rollout, 4, outcome='final', eps=1e-6)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    got = first_advantages('mt_grpo', rollout, 4, outcome='return', mode='or', eps=1e-6)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_gigpo_by_hand():
+    # two episodes of two turns, rewards 0 1 and 0 0; equal first, different second observations.
+    # gamma .5: G = (.5, 1), (0, 0). A_E = +-.5; A_S = +-.25 in turn 0, none in turn 1
+    rollout = toy.rollout_of([[(1, 1), (1, 1)]] * 2, [[0, 1.0], [0, 0]], length=4)
+    rollout = rollout.replace(tokens=jnp.array([[3, 1, 4, 1], [3, 1, 5, 1]]))
+    make = functools.partial(
+        ALGORITHMS['gigpo'].make_batch, rollout, zero_scores(rollout), group_size=2, turn_gamma=0.5
+    )
+    np.testing.assert_allclose(make().advantages, [[0, 0.75, 0, 0.5], [0, -0.75, 0, -0.5]])
+    np.testing.assert_allclose(
+        make(step_coef=2.0).advantages[:, 1], [0.5 + 2 * 0.25, -0.5 - 2 * 0.25]
+    )
+    same = jnp.zeros((2, 2), jnp.int32)  # one state: G .5 1 0 0, mean .375
+    np.testing.assert_allclose(
+        make(anchors=same).advantages[0], [0, 0.5 + 0.125, 0, 0.5 + 0.625], rtol=1e-6
+    )
+
+
+def ratio_batch(advantages, layout=((1, 2), (1, 1))):
+    rollout = toy.rollout_of([list(layout)], [[1.0] * len(layout)], length=6)
+    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)
+    return batch.replace(advantages=jnp.where(batch.mask, advantages, 0.0))
+
+
+def test_gspo_by_hand():
+    # log-ratios .1 .3 | .2 at t = 1 2 | 4: row mean .2, turn means .2 and .2 -> use -.4 in turn 1:
+    # row mean 0, turn means .2, -.4; A = 1, clip .9 to 1.1
+    batch = ratio_batch(1.0)
+    logp = jnp.array([[0, 0.1, 0.3, 0, -0.4, 0]])
+    clip = dict(clip_low=0.1, clip_high=0.1, dual_clip=None)
+    row = ALGORITHMS['gspo'].loss(logp, batch, **clip)
+    np.testing.assert_allclose(row, [[0, -1, -1, 0, -1, 0]], atol=1e-6)
+    turn = ALGORITHMS['gspo_turn'].loss(logp, batch, **clip)
+    # turn 0: e^.2 = 1.22, clipped to 1.1; turn 1: e^-.4 = .67, not clipped from below at A > 0
+    np.testing.assert_allclose(turn, [[0, -1.1, -1.1, 0, -np.exp(-0.4), 0]], rtol=1e-5)
+    gradient = jax.grad(lambda x: ALGORITHMS['gspo_turn'].loss(x, batch, **clip).sum())(logp)
+    np.testing.assert_allclose(gradient, [[0, 0, 0, 0, -np.exp(-0.4), 0]], atol=1e-5)
+
+
+def test_cispo_by_hand():
+    # ratios e^.5 = 1.65 (weight 1.28), e^-.5 = .61 (.8), e^.1: loss -w A log p, gradient -w A
+    batch = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]]))
+    logp = jnp.array([[0, 0.5, -0.5, 0, 0.1, 0]])
+    clip = dict(clip_low=0.2, clip_high=0.28, dual_clip=None)
+    loss = ALGORITHMS['cispo'].loss(logp, batch, **clip)
+    np.testing.assert_allclose(
+        loss, [[0, -1.28 * 2 * 0.5, 0.8 * -0.5, 0, -np.exp(0.1) * 0.1, 0]], rtol=1e-5
+    )
+    gradient = jax.grad(lambda x: ALGORITHMS['cispo'].loss(x, batch, **clip).sum())(logp)
+    np.testing.assert_allclose(gradient, [[0, -2.56, 0.8, 0, -np.exp(0.1), 0]], rtol=1e-5)
+    with pytest.raises(ValueError, match='dual_clip'):
+        ALGORITHMS['cispo'].loss(logp, batch, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+
+
+def test_segment_means_by_hand():
+    segment = jnp.array([[0, 0, 0, 1, 1, -1]])
+    mask = jnp.array([[False, True, True, False, True, False]])
+    x = jnp.array([[9.0, 1, 3, 9, 7, jnp.nan]])
+    np.testing.assert_allclose(common.segment_mean(x, segment, mask), [[0, 2, 2, 0, 7, 0]])
+    np.testing.assert_allclose(common.per_turn(x, segment, mask, turns=3), [[4, 7, 0]])
+
+
 # ---- all -----------------------------------------------------------------------------------------
 
 EVERY = pytest.mark.parametrize('name', sorted(ALGORITHMS))
@@ -220,7 +366,7 @@ def test_first_gradient_is_the_policy_gradient(name):
     batch = ALGORITHMS[name].make_batch(rollout, toy.scores_of(rollout), group_size=4)
 
     def total(logprobs):
-        loss = ALGORITHMS[name].loss(logprobs, batch, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+        loss = ALGORITHMS[name].loss(logprobs, batch, clip_low=0.2, clip_high=0.28, dual_clip=None)
         return losses.weighted_sum(batch.mask.astype(jnp.float32), loss)
 
     got = jax.grad(total)(batch.old_logprobs)

@@ -137,7 +137,12 @@ def test_soft_weights_and_scales_by_hand():
 
 
 def test_every_rule_is_in_the_dict_and_gives_a_mask_of_groups():
-    arguments = {'top_k': {'keep': 2}, 'percentile': {'low': 0.0, 'high': 0.5}, 'all': {}}
+    arguments = {
+        'top_k': {'keep': 2},
+        'percentile': {'low': 0.0, 'high': 0.5},
+        'all': {},
+        'varied': {},
+    }
     for name, rule in filtering.RULES.items():
         mask = rule(SOKOBAN_LIKE, **arguments.get(name, {'p': 0.9}))
         assert mask.dtype == bool and mask.shape == (8,)
@@ -150,3 +155,23 @@ def test_metrics_by_hand():
     assert metrics['filter/group_std_kept'] == pytest.approx(5.0)
     assert metrics['filter/kept_ratio'] == pytest.approx(0.25)
     assert metrics['filter/zero_std_groups'] == pytest.approx(1 / 8)
+
+
+def test_varied_groups_are_those_with_any_spread():
+    scores = jnp.array([0.0, 0.3, 1e-7, 2.0])
+    assert kept(filtering.keep_varied(scores)) == [1, 3]
+
+
+def test_refill_packs_kept_groups_until_it_is_full():
+    held = {'x': jnp.zeros(6), 'y': jnp.zeros((6, 2))}  # room for three groups of two
+    fresh = {'x': jnp.arange(1.0, 9.0), 'y': jnp.ones((8, 2))}
+    keep = jnp.array([False, True, True, False])
+    held, count = filtering.refill(held, jnp.int32(0), fresh, keep, group_size=2)
+    np.testing.assert_array_equal(held['x'], [3, 4, 5, 6, 0, 0])
+    assert count == 2
+    held, count = filtering.refill(held, count, fresh, jnp.ones(4, bool), group_size=2)
+    np.testing.assert_array_equal(held['x'], [3, 4, 5, 6, 1, 2])  # three groups did not fit
+    assert count == 3 and held['y'].all()
+    same, count = filtering.refill(held, count, fresh, jnp.ones(4, bool), group_size=2)
+    np.testing.assert_array_equal(same['x'], held['x'])
+    assert count == 3

@@ -253,3 +253,27 @@ def test_poisoned_padding_changes_neither_value_nor_gradient(poison):
     np.testing.assert_array_equal(clean[0], dirty[0])
     np.testing.assert_array_equal(clean[1], dirty[1])
     assert np.isfinite(dirty[1]).all()
+
+
+def test_sampler_weights_by_hand():
+    # ratios 3, .1, 1.5, (masked); truncated to [0, 2]: 2, .1, 1.5; IcePop [.5, 5]: 3, 0, 1.5
+    old = jnp.log(jnp.array([[3.0, 0.1, 1.5, 7.0]]))
+    mask = jnp.array([[True, True, True, False]])
+    truncated = losses.sampler_weights(old, 0 * old, mask, low=0.0, high=2.0, drop=False)
+    np.testing.assert_allclose(truncated, [[2, 0.1, 1.5, 0]], rtol=1e-6)
+    icepop = losses.sampler_weights(old, 0 * old, mask, low=0.5, high=5.0, drop=True)
+    np.testing.assert_allclose(icepop, [[3, 0, 1.5, 0]], rtol=1e-6)
+    # the row: 3 * .1 * 1.5 = .45
+    row = losses.sampler_weights(
+        old, 0 * old, mask, low=0.0, high=2.0, drop=False, per_sequence=True
+    )
+    np.testing.assert_allclose(row, [[0.45, 0.45, 0.45, 0]], rtol=1e-5)
+
+
+def test_scaling_advantages_by_sampler_weights_scales_the_loss():
+    rng = np.random.default_rng(0)
+    logp, old, adv, weight = rng.normal(size=(4, 2, 5)).astype(np.float32)
+    mask, weight = np.ones((2, 5), bool), np.abs(weight)
+    plain = losses.clipped_policy_loss(logp, old, adv, mask, dual_clip=3.0)
+    scaled = losses.clipped_policy_loss(logp, old, adv * weight, mask, dual_clip=3.0)
+    np.testing.assert_allclose(scaled, plain * weight, rtol=1e-5)

@@ -6,6 +6,32 @@ SETTINGS      names of the further keywords of make_batch
 USES_CRITIC   whether scores.values are needed
 """
 
-from agentrl_jax.algorithms import grpo, ppo
+from agentrl_jax.algorithms import (
+    cispo,
+    dapo,
+    dr_grpo,
+    gigpo,
+    grpo,
+    gspo,
+    gspo_turn,
+    mt_grpo,
+    ppo,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
 
-ALGORITHMS = {'ppo': ppo, 'grpo': grpo}
+ALGORITHMS = {
+    'ppo': ppo,
+    'grpo': grpo,
+    'dr_grpo': dr_grpo,
+    'dapo': dapo,
+    'rloo': rloo,
+    'reinforce_pp': reinforce_pp,
+    'reinforce_pp_baseline': reinforce_pp_baseline,
+    'mt_grpo': mt_grpo,
+    'gspo': gspo,
+    'gspo_turn': gspo_turn,
+    'cispo': cispo,
+    'gigpo': gigpo,
+}

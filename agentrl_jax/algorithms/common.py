@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax import advantages as adv
 from agentrl_jax import losses
 from agentrl_jax.masked import masked_sum
 from agentrl_jax.score import positions_of
@@ -22,6 +23,36 @@ def token_kl(scores: Scores, mask: jax.Array, kl_coef, kl_in_reward: bool) -> ja
     if not kl_in_reward:
         return jnp.zeros_like(scores.old_logprobs)
     return kl_coef * jnp.where(mask, scores.old_logprobs - scores.ref_logprobs, 0.0)
+
+
+def episode_returns(
+    rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef, kl_in_reward: bool
+) -> jax.Array:
+    """Return of each episode, penalties included, less its KL where that is in the reward; [B]."""
+    return rollout.returns - token_kl(scores, mask, kl_coef, kl_in_reward).sum(1)
+
+
+def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
+    """[B, T]: each turn's reward and penalty at its end, or the whole return at the last token."""
+    if reward_on == 'turn':
+        return adv.place_on_turn_ends(rollout.rewards + rollout.penalties, mask, rollout.turn)
+    if reward_on == 'episode':
+        return adv.place_on_episode_end(rollout.returns, mask)
+    raise ValueError(f'reward_on={reward_on!r} must be turn or episode')
+
+
+def per_turn(x: jax.Array, turn: jax.Array, mask: jax.Array, *, turns: int) -> jax.Array:
+    """Sum of a token quantity over each turn: [B, T] -> [B, turns]."""
+    rows = jnp.arange(x.shape[0])[:, None]
+    index = jnp.where(mask, turn, turns)
+    sums = jnp.zeros((x.shape[0], turns + 1), x.dtype).at[rows, index].add(jnp.where(mask, x, 0.0))
+    return sums[:, :turns]
+
+
+def segment_mean(x: jax.Array, segment: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of x over the masked tokens of a token's segment (an int in [0, T)); all [B, T]."""
+    sums, counts = (per_turn(y, segment, mask, turns=x.shape[1]) for y in (x, jnp.ones_like(x)))
+    return adv.to_tokens(sums / jnp.maximum(counts, 1), segment, mask)
 
 
 def build_batch(

@@ -27,6 +27,6 @@ def make_batch(
 ) -> Batch:
     """One advantage per episode; keep bool [B] marks the rows a filter kept."""
     rows, mask = common.trained(rollout, keep)
-    returns = rollout.returns - common.token_kl(scores, mask, kl_coef, kl_in_reward).sum(1)
+    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
     per_episode = adv.group_normalize(returns, rows, group_size=group_size)
     return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -22,16 +22,14 @@ def token_rewards(
     rollout: Rollout, rows: jax.Array, mask: jax.Array, *, reward_on: str, normalization: str,
     group_size: int,
 ) -> jax.Array:  # fmt: skip
-    """[B, T]: each turn's reward and penalty at its end, or the whole return at the last token."""
-    if reward_on == 'turn':
-        if normalization != 'identity':
-            raise ValueError(
-                f'reward normalisation {normalization!r} is of episode returns: it needs '
-                "reward_on='episode'"
-            )
-        return adv.place_on_turn_ends(rollout.rewards + rollout.penalties, mask, rollout.turn)
+    """common.token_rewards, with RAGEN's normalisations of the return where it is placed whole."""
+    if normalization == 'identity':
+        return common.token_rewards(rollout, mask, reward_on=reward_on)
     if reward_on != 'episode':
-        raise ValueError(f'reward_on={reward_on!r} must be turn or episode')
+        raise ValueError(
+            f'reward normalisation {normalization!r} is of episode returns: it needs '
+            "reward_on='episode'"
+        )
     returns = adv.normalize_returns(
         rollout.returns, rows, method=normalization, group_size=group_size
     )

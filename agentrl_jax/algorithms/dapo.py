@@ -1,0 +1,41 @@
+"""DAPO: GRPO with a soft penalty for long answers (arXiv:2503.14476).
+
+  A as in GRPO, of R + min(0, (L_max - buffer - length) / buffer) overlong_coef
+The other pieces are settings: clip_high=0.28, aggregation='token_mean', no KL, and
+filtering.keep_varied (dynamic sampling: groups whose returns are all equal are not trained on).
+length counts the sampled tokens of an episode; max_length 0 leaves the penalty out.
+"""
+
+import jax
+
+from agentrl_jax import advantages as adv
+from agentrl_jax.algorithms import common
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = False
+SETTINGS = ()
+loss = common.clipped_loss
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+    max_length: int = 0,
+    overlong_buffer: int = 0,
+    overlong_coef: float = 1.0,
+) -> Batch:
+    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
+    rows, mask = common.trained(rollout, keep)
+    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
+    if max_length:
+        returns = returns + adv.overlong_penalty(
+            rollout.action_mask.sum(1),
+            max_length=max_length, buffer=overlong_buffer, coef=overlong_coef,
+        )  # fmt: skip
+    per_episode = adv.group_normalize(returns, rows, group_size=group_size)
+    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -1,0 +1,8 @@
+"""GSPO with one ratio per turn, on MT-GRPO's advantage per turn (gspo.turn_loss, mt_grpo)."""
+
+from agentrl_jax.algorithms import gspo, mt_grpo
+
+USES_CRITIC = False
+SETTINGS = mt_grpo.SETTINGS
+make_batch = mt_grpo.make_batch
+loss = gspo.turn_loss

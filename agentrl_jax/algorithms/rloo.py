@@ -1,0 +1,30 @@
+"""RLOO: the return less the mean of the group's other members (arXiv:2402.14740).
+
+A[b, t] = R_b - mean of the other healthy members = (R_b - mean) n / (n - 1)
+"""
+
+import jax
+
+from agentrl_jax import advantages as adv
+from agentrl_jax.algorithms import common
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = False
+SETTINGS = ()
+loss = common.clipped_loss
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+) -> Batch:
+    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
+    rows, mask = common.trained(rollout, keep)
+    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
+    per_episode = adv.leave_one_out(returns, rows, group_size=group_size)
+    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -1,0 +1,224 @@
+"""Credit per turn: the paper's golden vector, every mode by hand or by loop, anchor groups."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_rollouts as toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import advantages as adv
+from agentrl_jax import turn_credit
+
+SETTINGS = settings(max_examples=15, deadline=None)
+
+# Four episodes of two turns: R_T in the first turn, R_O apart (made with the paper's code)
+R_TURN = jnp.array([[0.7, 0], [0.2, 0], [0, 0], [0.7, 0]])
+R_OUT = jnp.array([1.9, 0.4, 1.9, 0.9])
+A_OUT = [0.83322, -1.16651, 0.83322, -0.49993]
+A_FIRST = [1.67591, -1.72830, -0.29037, 0.34276]
+A_MERGED = [1.11411, -1.29477, 0.27100, -0.09033]
+TWO, FOUR = jnp.full(4, 2), jnp.ones(4, bool)
+
+
+def golden(mode, **kwargs):
+    return turn_credit.turn_advantages(R_TURN, R_OUT, TWO, FOUR, group_size=4, mode=mode, **kwargs)
+
+
+@pytest.mark.parametrize('mode', ['mt_v1', 'mt_cumulative', 'mt_local'])
+def test_two_turn_golden_vector_of_mt_grpo(mode):
+    out = golden(mode)
+    np.testing.assert_allclose(out[:, 0], A_FIRST, atol=2e-5)
+    np.testing.assert_allclose(out[:, 1], A_OUT, atol=2e-5)
+
+
+def test_golden_vectors_of_outcome_and_merged_rewards():
+    np.testing.assert_allclose(golden('or'), np.stack([A_OUT, A_OUT], 1), atol=2e-5)
+    np.testing.assert_allclose(golden('mr'), np.stack([A_MERGED, A_MERGED], 1), atol=2e-5)
+
+
+def test_flattened_is_the_first_turn_everywhere():
+    np.testing.assert_allclose(golden('flattened'), np.stack([A_FIRST, A_FIRST], 1), atol=2e-5)
+
+
+def test_coefficients_scale_their_terms():
+    out = golden('mt_v1', turn_coef=0.5, outcome_coef=2.0)
+    turn = np.array(A_FIRST) - A_OUT
+    np.testing.assert_allclose(out[:, 0], 0.5 * turn + 2 * np.array(A_OUT), atol=5e-5)
+
+
+def test_gtpo_and_hybrid_by_hand():
+    # gamma .5, norm 'mean'.  row 0: three turns r = 1 2 4, o = 8; row 1: one turn r = 3, o = 6
+    # to go, row 0: k=2: 4 + 8 = 12; k=1: 2 + .5 * 12 = 8; k=0: 1 + .5 * 8 = 5;  row 1: 9
+    # centred: k=0: -2, 2; k=1 and 2: alone, 0
+    r = jnp.array([[1.0, 2, 4], [3, 0, 0]])
+    kwargs = dict(group_size=2, gamma=0.5, norm='mean')
+    args = (r, jnp.array([8.0, 6]), jnp.array([3, 1]), jnp.ones(2, bool))
+    togo = turn_credit.discounted_to_go(*args[:3], gamma=0.5)
+    np.testing.assert_allclose(togo[0], [5, 8, 12])
+    assert togo[1, 0] == 9
+    out = turn_credit.turn_advantages(*args, mode='gtpo', **kwargs)
+    np.testing.assert_allclose(out, [[-2, 0, 0], [2, 0, 0]])
+    out = turn_credit.turn_advantages(*args, mode='hybrid', outcome_coef=0.3, **kwargs)
+    # + .3 (+-1)
+    np.testing.assert_allclose(out, [[-1.7, 0.3, 0.3], [1.7, 0, 0]], rtol=1e-6)
+
+
+def test_the_removed_cae_variant_is_gtpo_of_two_turns():
+    """First turn norm(R_T + gamma R_O), second norm(R_O)."""
+    out = golden('gtpo', gamma=0.5, norm='mean')
+    first = R_TURN[:, 0] + 0.5 * R_OUT
+    np.testing.assert_allclose(out[:, 0], first - first.mean(), atol=1e-6)
+    np.testing.assert_allclose(out[:, 1], R_OUT - R_OUT.mean(), atol=1e-6)
+
+
+@pytest.mark.parametrize('mode', turn_credit.MODES)
+def test_one_turn_and_only_the_outcome_is_grpo(mode):
+    rng = np.random.default_rng(0)
+    outcome, healthy = rng.normal(size=8).astype(np.float32), rng.random(8) < 0.8
+    outcome_coef = 1.0 if mode != 'hybrid' else 0.0
+    out = turn_credit.turn_advantages(
+        jnp.zeros((8, 1)), outcome, jnp.ones(8, jnp.int32), healthy,
+        group_size=4, mode=mode, eps=1e-6, outcome_coef=outcome_coef,
+    )  # fmt: skip
+    want = adv.group_normalize(outcome, healthy, group_size=4)
+    np.testing.assert_allclose(out[:, 0], want, atol=1e-6)
+
+
+def test_turn_k_is_compared_only_with_those_that_reached_it():
+    # three reach turn 1 with 1, 2, 6; the fourth ended before: filling in 0 would bias all
+    r = jnp.array([[0, 1.0], [0, 2], [0, 6], [0, 0]])
+    out = turn_credit.turn_advantages(
+        r, jnp.zeros(4), jnp.array([2, 2, 2, 1]), FOUR, group_size=4, mode='mt_local', norm='mean'
+    )
+    np.testing.assert_allclose(out, [[0, -2], [0, -1], [0, 3], [0, 0]])
+
+
+@pytest.mark.parametrize('mode', turn_credit.MODES)
+def test_advantages_of_a_turn_sum_to_zero_when_all_reach_it(mode):
+    rng = np.random.default_rng(1)
+    r, o = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+    out = turn_credit.turn_advantages(
+        r, o, jnp.full(8, 3), jnp.ones(8, bool), group_size=4, mode=mode
+    )
+    np.testing.assert_allclose(out.reshape(2, 4, 3).sum(1), np.zeros((2, 3)), atol=1e-5)
+
+
+def reference_norm(x, members):
+    out = np.zeros(len(x))
+    if len(members) > 1:
+        values = np.array([x[i] for i in members])
+        std = values.std(ddof=1)
+        for i in members:
+            out[i] = (x[i] - values.mean()) / (std + 1e-4) if std > adv.MIN_STD else 0
+    return out
+
+
+def reference_turns(r, o, num_turns, healthy, mode, gamma, c, w):
+    """One group, one turn and one episode after the other."""
+    group, turns = r.shape
+    members = [i for i in range(group) if healthy[i]]
+    at = [[i for i in members if num_turns[i] > k] for k in range(turns)]
+    played = [[r[i, k] if k < num_turns[i] else 0.0 for k in range(turns)] for i in range(group)]
+    local = np.array([reference_norm([p[k] for p in played], at[k]) for k in range(turns)]).T * c
+    whole = reference_norm(o, members) * w
+    merged = reference_norm([c * sum(played[i]) + w * o[i] for i in range(group)], members)
+
+    def togo(i, k, a, b):
+        rest = sum(gamma ** (j - k) * played[i][j] for j in range(k, num_turns[i]))
+        return a * rest + b * gamma ** (num_turns[i] - 1 - k) * o[i]
+
+    def future(a, b):
+        columns = [
+            reference_norm([togo(i, k, a, b) if i in at[k] else 0 for i in range(group)], at[k])
+            for k in range(turns)
+        ]
+        return np.array(columns).T
+
+    out = np.zeros((group, turns))
+    for i, k in itertools.product(members, range(turns)):
+        if k < num_turns[i]:
+            out[i, k] = {
+                'or': whole[i],
+                'mr': merged[i],
+                'mt_v1': whole[i] + (local[i, 0] if k == 0 else 0),
+                'mt_cumulative': whole[i] + local[i, k:].sum(),
+                'mt_local': whole[i] + local[i, k],
+                'gtpo': future(c, w)[i, k],
+                'hybrid': c * future(1, 1)[i, k] + whole[i],
+                'flattened': whole[i] + local[i].sum(),
+            }[mode]
+    return out
+
+
+@pytest.mark.parametrize('mode', turn_credit.MODES)
+@SETTINGS
+@given(seed=st.integers(0, 2**31), gamma=st.floats(0.5, 1.0))
+def test_every_mode_equals_float64_loops(mode, seed, gamma):
+    rng = np.random.default_rng(seed)
+    r, o = rng.choice([0.0, 0.3, -1.0, rng.normal()], (8, 3)), rng.normal(size=8)
+    num_turns, healthy = rng.integers(1, 4, 8), rng.random(8) < 0.8
+    with jax.enable_x64(True):
+        out = turn_credit.turn_advantages(
+            jnp.asarray(r), jnp.asarray(o), num_turns, healthy,
+            group_size=4, mode=mode, gamma=gamma, turn_coef=0.7, outcome_coef=1.3,
+        )  # fmt: skip
+    for first in (0, 4):
+        rows = slice(first, first + 4)
+        want = reference_turns(
+            r[rows], o[rows], num_turns[rows], healthy[rows], mode, gamma, 0.7, 1.3
+        )
+        np.testing.assert_allclose(out[rows], want, atol=1e-6)
+
+
+def test_an_unknown_mode_is_named():
+    with pytest.raises(ValueError, match='archer'):
+        golden('archer')
+
+
+# ---- anchors -----------------------------------------------------------------------------------
+
+
+def test_step_advantages_by_hand():
+    # group of two, anchors: row 0: a b, row 1: a c;  a: 1 and 3 -> -1, 1; b and c alone
+    anchors = jnp.array([[7, 8], [7, 9]], jnp.uint32)
+    returns, played = jnp.array([[1.0, 5], [3, 6]]), jnp.ones((2, 2), bool)
+    out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
+    np.testing.assert_allclose(out, [[-1, 0], [1, 0]])
+    out = turn_credit.step_advantages(returns, anchors, played, group_size=2, norm='std')
+    np.testing.assert_allclose(out, [[-(0.5**0.5), 0], [0.5**0.5, 0]], rtol=1e-5)
+    # the same state met twice in one episode counts twice: a: 1, 5, 3 -> mean 3
+    anchors = jnp.array([[7, 7], [7, 9]], jnp.uint32)
+    out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
+    np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
+    # turns that were not played belong to no state; other groups neither
+    played = jnp.array([[True, True], [False, True]])
+    out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
+    np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
+    out = turn_credit.step_advantages(returns, anchors, played, group_size=1)
+    np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
+    with pytest.raises(ValueError, match='rank'):
+        turn_credit.step_advantages(returns, anchors, played, group_size=2, norm='rank')
+
+
+def test_equal_observations_have_equal_hashes_wherever_they_stand():
+    # row 0: turn 0 observes 5 6, turn 1 observes 3;  row 1: turn 0 observes 3, turn 1 5 6
+    rollout = toy.rollout_of(
+        [[(2, 1), (1, 2)], [(1, 1), (2, 1)], [(2, 3)]], np.zeros((3, 2)), length=7
+    )
+    tokens = jnp.array([[5, 6, 1, 3, 2, 2, 0], [3, 4, 5, 6, 4, 0, 0], [6, 5, 1, 1, 1, 0, 0]])
+    hashes = turn_credit.observation_hashes(tokens, rollout.turn, rollout.action_mask, turns=2)
+    assert hashes.dtype == jnp.uint32
+    assert hashes[0, 0] == hashes[1, 1] and hashes[0, 1] == hashes[1, 0]
+    assert len({int(hashes[0, 0]), int(hashes[0, 1]), int(hashes[2, 0])}) == 3  # 5 6 is not 6 5
+
+
+def test_observation_hashes_rarely_collide():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 50, (4000, 6)).astype(np.int32)
+    turn, action = np.zeros_like(tokens), np.zeros(tokens.shape, bool)
+    hashes = turn_credit.observation_hashes(tokens, turn, action, turns=1)
+    assert len(np.unique(hashes)) == len(np.unique(tokens, axis=0))
