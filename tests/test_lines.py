@@ -161,8 +161,9 @@ def test_lines_that_merge_with_their_neighbours_are_refused():
     # Qwen2.5 has a token for two newlines, also between words and a blank line.
     with pytest.raises(ValueError, match=r"merges across lines: 'a\\n' \+ '\\n'"):
         lines.build_line_table(qwen, ['a\n', '\n'])
-    opening = chat.build_chat(qwen).user_open('Re')
-    with pytest.raises(ValueError, match=r"merges across lines: 'user\\nRe' \+ 'ward\\n'"):
-        lines.build_line_table(qwen, ['ward\n'], extra_rows=[opening])
-    lines.build_line_table(qwen, ['Turn\n', 'a\n\n'], extra_rows=[opening[:-1]])
+    opening = chat.build_chat(qwen).user_open('')
+    with pytest.raises(ValueError, match=r"merges across lines: 'user\\n' \+ '\\nTurn\\n'"):
+        lines.build_line_table(qwen, ['\nTurn\n'], extra_rows=[opening])
+    close = chat.build_chat(qwen).answer_open('<think>')  # nothing but an answer follows it
+    lines.build_line_table(qwen, ['Turn\n', '#_\n', 'a\n\n'], extra_rows=[opening, close])
     lines.build_line_table(tokenizer('demo'), ['a\n', '\n', '\nTurn\n'])

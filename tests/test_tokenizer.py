@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
 from agentrl_jax.tokens import gguf_tokenizer, train_sentencepiece
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer, check_fits, load_tokenizer
 
 TEXTS = [
     "You're at (3, 4): 12 boxes!\n\n  Turn 10:\n\tState:\n##√_\n",
@@ -207,6 +207,13 @@ def test_a_cell_a_tag_and_an_action_are_one_token_each(demo):
     train_sentencepiece.check(train_sentencepiece.DEMO_MODEL.read_bytes())
 
 
-def test_training_again_gives_the_committed_model(demo):
+def test_training_again_gives_the_committed_pieces(demo):
     """The prompts the demo tokenizer was trained on are still those of the environments."""
-    assert train_sentencepiece.train() == train_sentencepiece.DEMO_MODEL.read_bytes()
+    again = PieceTokenizer(train_sentencepiece.train(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(demo.token_bytes()), (
+        'prompts changed: run python -m agentrl_jax.tokens.train_sentencepiece'
+    )
+
+
+def test_training_is_deterministic():
+    assert train_sentencepiece.train() == train_sentencepiece.train()

@@ -27,14 +27,15 @@ def build_line_table(
     """Table of the tokenised lines, followed by extra_rows, which are token ids already.
 
     Every line must be empty or end in a newline, and no two may tokenise otherwise side by side
-    than apart (see check_joins).
+    than apart (see check_joins); the same holds for extra rows whose text ends in a newline.
     """
     broken = [line for line in lines if line and not line.endswith('\n')]
     if broken:
         raise ValueError(f'a line must end in a newline: {broken[0]!r}')
     extra_rows = list(extra_rows or [])
     encoded = tokenizer.encode_batch(lines)
-    check_joins(tokenizer, lines, [_open_end(tokenizer, row) for row in extra_rows])
+    ends = [_open_end(tokenizer, row) for row in extra_rows]
+    check_joins(tokenizer, lines, [text for text in ends if text.endswith('\n')])
     rows = [*encoded, *extra_rows]
     length = np.array([len(row) for row in rows], np.int32)
     ids = np.full((len(rows), max(int(length.max(initial=0)), 1)), -1, np.int32)
@@ -48,7 +49,7 @@ def check_joins(tokenizer: Any, lines: list[str], heads: list[str], *, most: int
     Tried are `most` pairs of (lines or heads, lines) that differ in how the left one ends and the
     right one begins, which is what a merge depends on; heads are texts in front of a line.
     """
-    tails = {text[-4:]: text for text in [*lines, *heads] if text}
+    tails = {text[-4:]: text for text in [*heads, *lines] if text}
     starts = {text[:3]: text for text in lines if text}
     pairs = [(left, right) for left in tails.values() for right in starts.values()]
     if len(pairs) > most:

@@ -56,7 +56,8 @@ def phrases() -> list[str]:
     texts += [getattr(style, part) for style in STYLES.values() for part in TEMPLATES]
     borders = r'\{\w+\}|\n|(?<=[.,:])(?= )|[()"\d]|' + '|'.join(TAGS)
     parts = {part for text in texts for part in re.split(borders, text)}
-    return sorted(p for p in parts if len(p.split()) > 1 and SEPARATOR not in p and ': ' not in p)
+    parts = {p for p in parts if len(p.split()) > 1 and SEPARATOR not in p and ': ' not in p}
+    return sorted(parts | {env.name for env in environments()})
 
 
 def corpus() -> list[str]:
