@@ -14,12 +14,16 @@ REFERENCE_FILE = 'reference.json'
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
 
 
-def write_reference(workdir: Path, task: Any) -> dict[str, float]:
-    """Success of random play and of the best player on the pool of a task; kept in the workdir."""
+def reference(task: Any) -> dict[str, float]:
+    """Success of random play and of the best player on the pool of a task."""
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
-    success = solvers.reference_success(task.env, env_params, task.max_actions_per_episode)
-    run_log.write_atomic(Path(workdir) / REFERENCE_FILE, json.dumps(success, sort_keys=True) + '\n')
-    return success
+    return solvers.reference_success(task.env, env_params, task.max_actions_per_episode)
+
+
+def write_reference(workdir: Path, task: Any) -> None:
+    """Keeps the reference of the validation pool in the workdir."""
+    text = json.dumps(reference(task), sort_keys=True) + '\n'
+    run_log.write_atomic(Path(workdir) / REFERENCE_FILE, text)
 
 
 def write_curves(workdir: Path, title: str) -> Path:
