@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax import sharding
-from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax.models import attention, critic, qwen2, weights
 
 TINY = qwen2.ModelConfig(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -138,7 +138,7 @@ def test_attention_by_hand():
     k = jnp.log(jnp.array([1.0, 3.0])).reshape(1, 2, 1, 1)
     v = jnp.array([8.0, 4.0]).reshape(1, 2, 1, 1)
     mask = jnp.array([[[True, False], [True, True]]])
-    np.testing.assert_allclose(qwen2.attend(q, k, v, mask).reshape(-1), [8.0, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(attention.attend(q, k, v, mask).reshape(-1), [8.0, 5.0], rtol=1e-6)
 
 
 def test_grouped_heads_share_keys_in_order():
@@ -146,7 +146,7 @@ def test_grouped_heads_share_keys_in_order():
     q = rng.normal(size=(2, 5, 2, 3, 4)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, 5, 2, 4)).astype(np.float32)
     mask = np.tril(np.ones((5, 5), bool))
-    out = np.asarray(qwen2.attend(q, k, v, jnp.asarray(mask)[None])).reshape(2, 5, 2, 3, 4)
+    out = np.asarray(attention.attend(q, k, v, jnp.asarray(mask)[None])).reshape(2, 5, 2, 3, 4)
     for b, t, head, member in np.ndindex(2, 5, 2, 3):
         scores = k[b, : t + 1, head] @ q[b, t, head, member] / 2.0
         weight = np.exp(scores) / np.exp(scores).sum()
@@ -245,24 +245,58 @@ def test_padding_positions_and_rows_write_nothing():
         assert np.abs(now[1, :4] - 7.0).min() > 0 and (now[1, 4:] == 7.0).all()
 
 
-def test_a_decode_loop_updates_its_cache_in_place():
-    config = dataclasses.replace(TINY, num_layers=1)
-    params = random_params(config)
-    slots, length, steps = 4, 512, 8
+@pytest.mark.parametrize('one', [attention.attend_one, attention.attend_blocks])
+def test_one_query_against_a_cache_equals_attention(one, monkeypatch):
+    monkeypatch.setattr(attention, 'BLOCK', 8)
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.normal(size=(3, 1, 2, 3, 4)), jnp.float32)
+    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
+    for lengths in ((1, 5, 8), (9, 2, 16), (21, 20, 1)):
+        mask = jnp.arange(21)[None, None] < jnp.array(lengths)[:, None, None]
+        poisoned = jnp.where(mask[:, 0, :, None, None], k, 50.0)
+        out = one(q, poisoned, v, mask)
+        np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
 
-    def loop(cache):
-        def step(t, cache):
-            position = jnp.full((slots, 1), t)
-            token = jnp.zeros((slots, 1), jnp.int32)
-            return cached(params, config, token, position, cache, None)[1]
 
-        return jax.lax.fori_loop(0, steps, step, cache)
+def test_longer_neighbours_do_not_change_a_row_by_a_bit(monkeypatch):
+    monkeypatch.setattr(attention, 'BLOCK', 8)
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.normal(size=(3, 1, 2, 3, 4)), jnp.float32)
+    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
 
-    cache = qwen2.init_cache(config, slots, length)
-    text = jax.jit(loop, donate_argnums=0).lower(cache).compile().as_text()
-    shape = f'f32[{slots},{length},{config.num_kv_heads},{config.head_dim}]'
-    copies = [line for line in text.splitlines() if f'= {shape}' in line and ' copy(' in line]
-    assert not copies
+    def first(others):
+        mask = jnp.arange(21)[None, None] < jnp.array([5, others, others])[:, None, None]
+        return attention.attend_blocks(q, k, v, mask)[0]
+
+    np.testing.assert_array_equal(first(3), first(20))
+
+
+def decode_loop(params, config, cache, steps):
+    """Greedy decoding of all rows from token 0."""
+
+    def step(t, carry):
+        token, cache = carry
+        hidden, cache = qwen2.forward_cached(
+            params, config, token, jnp.full_like(token, t), cache, None
+        )
+        return jnp.argmax(qwen2.logits(params, config, hidden), -1).astype(jnp.int32), cache
+
+    token = jnp.zeros((cache.k[0].shape[0], 1), jnp.int32)
+    return jax.lax.fori_loop(0, steps, step, (token, cache))
+
+
+def test_a_decode_loop_never_copies_its_cache():
+    params, slots, length = random_params(TINY), 4, 500
+    cache = qwen2.init_cache(TINY, slots, length)
+
+    def copies(**donation):
+        loop = jax.jit(lambda cache: decode_loop(params, TINY, cache, 8), **donation)
+        lines = loop.lower(cache).compile().as_text().splitlines()
+        moved = [line for line in lines if ' copy(' in line or ' transpose(' in line]
+        return [line for line in moved if f'[{slots},' in line and str(length) in line]
+
+    assert len(copies()) == 2 * TINY.num_layers  # the argument, once, before the loop
+    assert not copies(donate_argnums=0)
 
 
 def test_recomputing_layers_changes_no_gradient():

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from agentrl_jax.models.attention import attend, attend_cache
 from agentrl_jax.types import Params
-
-NEVER = -1e30  # score of a key that may not be seen; finite, so that rows without keys stay finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,20 +142,6 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     return turned.astype(x.dtype)
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """softmax(q k^T / sqrt(Dh)) v with grouped heads.
-
-    q [R, O, Kh, G, Dh], k and v [R, T, Kh, Dh], mask bool [R, O, T]; returns [R, O, Kh * G * Dh].
-    Keys and values are not repeated over G.
-    """
-    rows, length = q.shape[:2]
-    scores = jnp.einsum('rokgd,rtkd->rkgot', q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores * q.shape[-1] ** -0.5, NEVER)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum('rkgot,rtkd->rokgd', weights, v, preferred_element_type=jnp.float32)
-    return out.astype(v.dtype).reshape(rows, length, -1)
-
-
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * scale, computed in float32 (arXiv:1910.07467)."""
 
@@ -196,7 +181,7 @@ class Attention(nn.Module):
         if cached is not None:
             cached = (where.write(cached[0], k), where.write(cached[1], v))
             k, v = where.read(cached[0], k.dtype), where.read(cached[1], v.dtype)
-        out = attend(q, k, v, mask)
+        out = attend(q, k, v, mask) if cached is None else attend_cache(q, k, v, mask)
         out = _dense(c.hidden_size, 'o_proj', c, gain=0.5 / c.num_layers)(out)
         return out, cached
 
@@ -347,8 +332,9 @@ def forward_cached(
     only that prefix is read.
     """
     length = cache.k[0].shape[1]
+    last = jnp.where(positions < length, positions, 0)  # padding sees one entry and costs nothing
     length = length if kv_length is None else min(kv_length, length)
-    mask = jnp.arange(length)[None, None, :] <= positions[:, :, None]
+    mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
     where = _Where(rows=rows, positions=positions, kv_length=length)
     return Backbone(config).apply(_variables(params), tokens, positions, mask, cache, where)
 

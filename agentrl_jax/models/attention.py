@@ -1,0 +1,107 @@
+"""Grouped-query attention: whole rows, blocks against a cache, and one token against a cache.
+
+Letters: R rows, O queries of a row, T keys, Kh key-value heads, G query heads per key-value head,
+Dh head width. Scores and softmax are float32; keys and values are never repeated over G.
+"""
+
+import jax
+import jax.numpy as jnp
+
+NEVER = -1e30  # score of a key that may not be seen; finite, so that rows without keys stay finite
+BLOCK = 64  # cache entries per step of attend_blocks
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """softmax(q k^T / sqrt(Dh)) v.
+
+    q [R, O, Kh, G, Dh], k and v [R, T, Kh, Dh], mask bool [R, O, T]; returns [R, O, Kh * G * Dh].
+    """
+    rows, length = q.shape[:2]
+    scores = jnp.einsum('rokgd,rtkd->rkgot', q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores * q.shape[-1] ** -0.5, NEVER)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum('rkgot,rtkd->rokgd', weights, v, preferred_element_type=jnp.float32)
+    return out.astype(v.dtype).reshape(rows, length, -1)
+
+
+def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """attend() against a cache; mask[r, o] is a prefix of the keys."""
+    if q.shape[1] != 1 or _heads_are_split():
+        return attend(q, k, v, mask)
+    # A loop of data-dependent length costs a GPU a host round trip per iteration, so only the CPU
+    # loops: 0.92 s against 1.6 s (attend_one) and 2.5 s (attend) for 64 tokens of 64 rows, 232 of
+    # 512 cache entries in use, 6 layers; bound by memory.
+    return jax.lax.platform_dependent(q, k, v, mask, cpu=attend_blocks, default=attend_one)
+
+
+def _heads_are_split() -> bool:
+    """Heads may lie on different devices: then they must not be contracted over."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 'tensor' in mesh.axis_names and mesh.shape['tensor'] > 1
+
+
+def _spread(q: jax.Array) -> jax.Array:
+    """q [R, 1, Kh, G, Dh] -> [R, Kh * G, Kh * Dh]: each head's query on its own channels, else 0.
+
+    So all heads are one product with the cache as it lies in memory, [T, Kh * Dh], without a copy
+    that moves the heads to the front; the zeros cost arithmetic that a decode step has to spare.
+    """
+    rows, _, heads, members, width = q.shape
+    own = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
+    return (q[:, 0, :, :, None] * own).reshape(rows, heads * members, heads * width)
+
+
+def _gather(out: jax.Array, heads: int) -> jax.Array:
+    """out [R, Kh * G, Kh * Dh] -> [R, 1, Kh * G * Dh]: each head's own channels."""
+    rows, queries, channels = out.shape
+    out = out.reshape(rows, heads, queries // heads, heads, channels // heads)
+    own = jnp.eye(heads, dtype=bool)[None, :, None, :, None]
+    return jnp.where(own, out, 0).sum(3).reshape(rows, 1, -1)
+
+
+def attend_one(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """attend() for one query a row (O = 1)."""
+    rows, length, heads, width = k.shape
+    k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
+    scores = jnp.einsum('rnd,rtd->rnt', _spread(q), k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask, scores * width**-0.5, NEVER)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum('rnt,rtd->rnd', weights, v, preferred_element_type=jnp.float32)
+    return _gather(out.astype(v.dtype), heads)
+
+
+def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """attend_one() that reads the cache only up to the longest row, block by block.
+
+    Running maximum m, normaliser l and output o as in arXiv:1805.02867; a block that a row does
+    not see leaves its m, l and o unchanged to the bit, so other rows do not matter.
+    """
+    rows, length, heads, width = k.shape
+    k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
+    query, block = _spread(q), min(BLOCK, length)
+    blocks = -(-jnp.max(mask.sum(-1)) // block)
+
+    def body(i, carry):
+        m, l, o = carry  # noqa: E741
+        # The last block is moved back to fit; what it has in common with the one before is masked.
+        start = jnp.minimum(i * block, length - block)
+        new = start + jnp.arange(block) >= i * block
+        keys, values = (jax.lax.dynamic_slice_in_dim(x, start, block, 1) for x in (k, v))
+        seen = jax.lax.dynamic_slice_in_dim(mask, start, block, 2) & new[None, None]
+        scores = jnp.einsum('rnd,rtd->rnt', query, keys, preferred_element_type=jnp.float32)
+        scores = jnp.where(seen, scores * width**-0.5, NEVER)
+        highest = jnp.maximum(m, scores.max(-1))
+        old, weights = jnp.exp(m - highest), jnp.exp(scores - highest[..., None])
+        part = jnp.einsum(
+            'rnt,rtd->rnd', weights.astype(v.dtype), values, preferred_element_type=jnp.float32
+        )
+        return highest, l * old + weights.sum(-1), o * old[..., None] + part
+
+    queries = query.shape[1]
+    start = (
+        jnp.full((rows, queries), NEVER, jnp.float32),
+        jnp.zeros((rows, queries), jnp.float32),
+        jnp.zeros((rows, queries, heads * width), jnp.float32),
+    )
+    _, normaliser, out = jax.lax.fori_loop(0, blocks, body, start)
+    return _gather((out / normaliser[..., None]).astype(v.dtype), heads)
