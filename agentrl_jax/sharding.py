@@ -53,8 +53,10 @@ def path_name(path: tuple) -> str:
     return '/'.join(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
 
 
-def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+def _fit(spec: P, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     """The spec without axes that do not divide their dimension."""
+    if len(spec) > len(shape):
+        raise ValueError(f'the partition rule {spec} has more axes than {name} of shape {shape}')
     parts = [
         axis if axis is not None and size % mesh.shape[axis] == 0 else None
         for axis, size in zip(spec, shape, strict=False)
@@ -63,29 +65,26 @@ def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """NamedSharding of every array of a parameter tree (arrays or ShapeDtypeStructs)."""
+    """NamedSharding of every array of a parameter tree (arrays or ShapeDtypeStructs).
+
+    Scalars are whole on every device; any other array must match a rule.
+    """
 
     def one(path, leaf):
         name = path_name(path)
+        if not leaf.ndim:
+            return NamedSharding(mesh, P())
         for pattern, spec in rules:
             if re.search(pattern, name):
-                return NamedSharding(mesh, _fit(spec, leaf.shape, mesh))
+                return NamedSharding(mesh, _fit(spec, name, leaf.shape, mesh))
         raise ValueError(f'no partition rule matches the parameter {name}')
 
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def state_specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """Like specs for a whole TrainState: optimiser moments lie as their parameters, scalars whole."""
-
-    def one(path, leaf):
-        name = path_name(path)
-        for pattern, spec in rules:
-            if leaf.ndim and re.search(pattern, name):
-                return NamedSharding(mesh, _fit(spec, leaf.shape, mesh))
-        return NamedSharding(mesh, P())
-
-    return jax.tree_util.tree_map_with_path(one, tree)
+    """specs of a whole TrainState: optimiser moments lie as their parameters."""
+    return specs(tree, rules, mesh)
 
 
 def shard_rows(mesh: Mesh) -> NamedSharding:

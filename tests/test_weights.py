@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from agentrl_jax import export, sharding
 from agentrl_jax.models import qwen2, weights
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
 
 TINY = qwen2.ModelConfig(
     vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -425,6 +425,37 @@ def test_gguf_files_of_other_kinds_are_refused_by_name(tmp_path):
     (tmp_path / 'b.gguf').write_bytes(b'PK\x03\x04 something else entirely, long enough')
     with pytest.raises(ValueError, match='not a GGUF file'):
         weights.load_model(tmp_path / 'b.gguf')
+
+
+def write_gguf_tokenizer(path):
+    """A GGUF file with a byte-level tokenizer of one merge and three specials; no weights."""
+    specials = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+    tokens = [*gpt2_byte_characters(), 'up', *specials]
+    writer = gguf.GGUFWriter(path, 'qwen2')
+    writer.add_tokenizer_model('gpt2')
+    writer.add_tokenizer_pre('qwen2')
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 3) + [3] * 3)
+    writer.add_token_merges(['u p'])
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_pad_token_id(len(tokens) - 3)
+    writer.add_chat_template('{{ messages }}')
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_an_export_of_a_gguf_file_carries_its_tokenizer(tmp_path):
+    _, params = weights.load_model(write_folder(tmp_path / 'in', TINY, hf_tensors(TINY)))
+    source = write_gguf_tokenizer(tmp_path / 'm.gguf')
+    out = export.export_hf(params, TINY, tmp_path / 'out', tokenizer_source=source)
+    before, after = load_tokenizer(source), load_tokenizer(out)
+    text = 'up, down <|im_end|> or up\n\u221a'
+    assert before.encode(text) == after.encode(text)
+    assert len(before.encode('up')) == 1
+    for name in ('vocab_size', 'pad_id', 'eos_ids', 'chat_template'):
+        assert getattr(before, name) == getattr(after, name)
 
 
 REAL = os.environ.get('AGENTRL_REAL_GGUF', '')

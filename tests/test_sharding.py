@@ -1,0 +1,169 @@
+"""Meshes and partition rules: the first match wins, what does not divide is whole."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import sharding
+from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax.types import TrainState
+
+TINY = qwen2.ModelConfig(
+    vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, tie_embeddings=False,
+)  # fmt: skip
+CUBE = (2, 2, 2)
+
+
+def spec_of(tree, path):
+    for part in path.split('/'):
+        tree = tree[part]
+    return tree.spec
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def abstract_critic(policy, config):
+    return jax.eval_shape(lambda params: critic.init(params, config), policy)
+
+
+def test_a_mesh_has_the_three_axes_and_they_are_auto():
+    mesh = sharding.make_mesh(*CUBE)
+    assert mesh.axis_names == ('data', 'fsdp', 'tensor') and mesh.size == 8
+    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+
+
+@pytest.mark.parametrize('sizes', [(4, 1, 1), (4, 2, 2), (0, 8, 1), (-1, -8, 1)])
+def test_a_mesh_that_does_not_use_all_devices_is_refused(sizes):
+    with pytest.raises(ValueError, match='does not use exactly the 8 devices'):
+        sharding.make_mesh(*sizes)
+
+
+def test_only_one_place_makes_meshes():
+    root = Path(sharding.__file__).parents[1]
+    files = [p for folder in ('agentrl_jax', 'configs') for p in (root / folder).rglob('*.py')]
+    pattern = re.compile(r'jax\.make_mesh\(|\bMesh\(')
+    assert [p.name for p in files if pattern.search(p.read_text())] == ['sharding.py']
+
+
+def test_training_rules_by_hand():
+    layout = sharding.specs(
+        weights.abstract_params(TINY), sharding.TRAIN_RULES, sharding.make_mesh(*CUBE)
+    )
+    layer = 'model/layers_1'
+    assert spec_of(layout, 'model/embed_tokens/embedding') == P('tensor', 'fsdp')
+    assert spec_of(layout, 'lm_head/kernel') == P('fsdp', 'tensor')
+    assert spec_of(layout, f'{layer}/self_attn/q_proj/kernel') == P('fsdp', 'tensor')
+    assert spec_of(layout, f'{layer}/self_attn/k_proj/bias') == P('tensor')
+    assert spec_of(layout, f'{layer}/self_attn/o_proj/kernel') == P('tensor', 'fsdp')
+    assert spec_of(layout, f'{layer}/mlp/down_proj/kernel') == P('tensor', 'fsdp')
+    assert spec_of(layout, f'{layer}/input_layernorm/scale') == P()
+    assert spec_of(layout, 'model/norm/scale') == P()
+
+
+def test_rollout_rules_keep_tensor_and_drop_fsdp():
+    layout = sharding.specs(
+        weights.abstract_params(TINY), sharding.ROLLOUT_RULES, sharding.make_mesh(*CUBE)
+    )
+    axes = {axis for at in jax.tree.leaves(layout) for axis in at.spec if axis is not None}
+    assert axes == {'tensor'}
+    assert spec_of(layout, 'lm_head/kernel') == P(None, 'tensor')
+
+
+def test_the_first_matching_rule_wins():
+    rules = ((r'a/kernel$', P('fsdp')), (r'kernel$', P('tensor')))
+    tree = {'a': {'kernel': shape(8, 8)}, 'b': {'kernel': shape(8, 8)}}
+    layout = sharding.specs(tree, rules, sharding.make_mesh(*CUBE))
+    assert (layout['a']['kernel'].spec, layout['b']['kernel'].spec) == (P('fsdp'), P('tensor'))
+
+
+def test_an_axis_that_does_not_divide_is_left_out():
+    # 6 rows over fsdp = 4 do not divide; 8 columns over tensor = 2 do.
+    rules = ((r'kernel$', P('fsdp', 'tensor')),)
+    layout = sharding.specs({'kernel': shape(6, 8)}, rules, sharding.make_mesh(1, 4, 2))
+    assert layout['kernel'].spec == P(None, 'tensor')
+
+
+def test_a_parameter_without_a_rule_is_named():
+    tree = {'model': {'layers_0': {'router': {'kernel': shape(4, 4)}}}}
+    with pytest.raises(ValueError, match='model/layers_0/router/kernel'):
+        sharding.specs(tree, sharding.TRAIN_RULES, sharding.make_mesh(*CUBE))
+
+
+@pytest.mark.parametrize('rules', [sharding.TRAIN_RULES, sharding.ROLLOUT_RULES])
+def test_every_parameter_of_policy_and_critic_has_a_rule(rules):
+    mesh = sharding.make_mesh(*CUBE)
+    for config in (TINY, dataclasses.replace(TINY, qkv_bias=False)):
+        policy = weights.abstract_params(config)
+        tree = {'policy': policy, 'critic': abstract_critic(policy, config)}
+        assert len(jax.tree.leaves(sharding.specs(tree, rules, mesh))) == len(jax.tree.leaves(tree))
+
+
+def test_a_rule_with_more_axes_than_the_parameter_has_is_named():
+    rules = ((r'bias$', P('fsdp', 'tensor')),)
+    with pytest.raises(ValueError, match='q_proj/bias'):
+        sharding.specs({'q_proj': {'bias': shape(8)}}, rules, sharding.make_mesh(*CUBE))
+
+
+def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
+    mesh = sharding.make_mesh(*CUBE)
+
+    def init(key):
+        return qwen2.init(key, TINY)
+
+    split = sharding.init_sharded(init, jax.random.key(0), sharding.TRAIN_RULES, mesh)
+    whole = jax.jit(init)(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, whole, split)
+    layout = sharding.specs(whole, sharding.TRAIN_RULES, mesh)
+    placed = jax.tree.map(lambda x, at: x.sharding.is_equivalent_to(at, x.ndim), split, layout)
+    assert all(jax.tree.leaves(placed))
+
+
+def test_optimiser_moments_lie_as_their_parameters():
+    mesh, tx = sharding.make_mesh(*CUBE), optax.adamw(1e-3)
+    params = weights.abstract_params(TINY)
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    critic_params = abstract_critic(params, TINY)
+    state = TrainState(
+        step=scalar, params=params, opt_state=jax.eval_shape(tx.init, params),
+        critic_params=critic_params, critic_opt_state=jax.eval_shape(tx.init, critic_params),
+        kl_coef=shape(), skipped=scalar,
+    )  # fmt: skip
+    layout = sharding.state_specs(state, sharding.TRAIN_RULES, mesh)
+    assert layout.opt_state[0].mu == layout.params == layout.opt_state[0].nu
+    assert layout.critic_opt_state[0].mu == layout.critic_params
+    assert layout.critic_params['backbone']['model'] == layout.params['model']
+    assert layout.step.spec == P() and layout.opt_state[0].count.spec == P()
+
+
+def test_rows_are_split_over_data_and_fsdp():
+    mesh = sharding.make_mesh(*CUBE)
+    assert sharding.row_shards(mesh) == 4
+    x = jax.device_put(np.arange(16).reshape(8, 2), sharding.shard_rows(mesh))
+    starts = {shard.index[0].start or 0 for shard in x.addressable_shards}
+    assert starts == {0, 2, 4, 6}
+
+
+def test_resharding_between_rules_and_meshes_keeps_every_bit():
+    params = jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), TINY)
+    train = sharding.make_mesh(1, 4, 2)
+    there = jax.device_put(params, sharding.specs(params, sharding.TRAIN_RULES, train))
+    layout = sharding.specs(params, sharding.ROLLOUT_RULES, train)
+    rollout = jax.jit(lambda p: p, out_shardings=layout)(there)
+    jax.tree.map(np.testing.assert_array_equal, params, rollout)
+    other = sharding.specs(params, sharding.TRAIN_RULES, sharding.make_mesh(2, 2, 2))
+    jax.tree.map(np.testing.assert_array_equal, params, jax.device_put(there, other))
+
+
+def test_replicated_values_are_on_every_device():
+    value = sharding.replicate({'x': np.arange(3)}, sharding.make_mesh(*CUBE))['x']
+    assert value.sharding.is_fully_replicated and len(value.addressable_shards) == 8
