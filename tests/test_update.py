@@ -52,7 +52,8 @@ def toy_update(tx=TX, **kwargs):
     return jax.jit(
         functools.partial(
             update.update_step, hidden_fn=toy.toy_hidden, head_fn=toy.toy_head, tx=tx, **kwargs
-        )
+        ),
+        compiler_options={'xla_backend_optimization_level': 0},
     )
 
 
@@ -89,8 +90,8 @@ def test_every_split_into_microbatches_gives_the_same_step(shared):
         assert_close(results[0][1], result[1], atol=1e-5)
 
 
-@pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
-def test_every_aggregation_is_the_same_in_four_microbatches(aggregation):
+@pytest.mark.parametrize('aggregation', ['seq_mean_token_mean', 'token_sum_norm'])
+def test_other_aggregations_are_the_same_in_four_microbatches(aggregation):
     state, batch = state_of(toy.toy_params(0)), toy_batch()
     run = functools.partial(toy_update, values_fn=None, aggregation=aggregation, norm_length=5)
     assert_close(run()(state, batch)[0], run(num_microbatches=4)(state, batch)[0], atol=1e-7)
