@@ -1,7 +1,9 @@
 """The model against transformers, its own cached form, other meshes, and by hand."""
 
 import dataclasses
+import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -335,26 +337,48 @@ def test_bfloat16_compute_keeps_float32_masters_and_logits():
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
 
 
-@pytest.mark.parametrize('shape', [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
-def test_one_device_equals_a_mesh_forward_and_backward(shape):
+def mean_nll(params, tokens, positions, mask, row_sharding=None):
+    hidden = qwen2.forward(params, TINY, tokens, positions, mask, row_sharding=row_sharding)
+    logits = qwen2.logits(params, TINY, hidden)
+    chosen = jnp.arange(TINY.vocab_size)[None, None] == tokens[..., None]
+    taken = jnp.where(chosen, jax.nn.log_softmax(logits), 0.0).sum(-1)
+    return -jnp.sum(jnp.where(mask, taken, 0.0)) / mask.sum()
+
+
+def on_mesh(shape, *, pinned=True):
+    """(jitted value and gradient of mean_nll, its arguments), laid out for training."""
     params = random_params(TINY)
     tokens, positions = rows(TINY, batch=8)
     mask = jnp.asarray(np.arange(12)[None] < np.arange(5, 13)[:, None])
-
-    def loss(params, tokens, positions, mask):
-        hidden = forward(params, TINY, tokens, positions, mask)
-        logits = qwen2.logits(params, TINY, hidden)
-        taken = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
-        return -jnp.sum(jnp.where(mask, taken[..., 0], 0.0)) / mask.sum()
-
-    one = jax.jit(jax.value_and_grad(loss))(params, tokens, positions, mask)
+    if shape is None:
+        return jax.jit(jax.value_and_grad(mean_nll)), (params, tokens, positions, mask)
     mesh = sharding.make_mesh(*shape)
-    layout = sharding.specs(params, sharding.TRAIN_RULES, mesh)
-    data = jax.device_put((tokens, positions, mask), sharding.shard_rows(mesh))
-    many = jax.jit(jax.value_and_grad(loss), out_shardings=(None, layout))(
-        jax.device_put(params, layout), *data
-    )
+    layout, split = sharding.specs(params, sharding.TRAIN_RULES, mesh), sharding.shard_rows(mesh)
+    data = jax.device_put((tokens, positions, mask), split)
+    loss = functools.partial(mean_nll, row_sharding=split if pinned else None)
+    program = jax.jit(jax.value_and_grad(loss), out_shardings=(None, layout))
+    return program, (jax.device_put(params, layout), *data)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'pinned'), [((8, 1, 1), True), ((2, 2, 2), True), ((1, 4, 2), False)]
+)
+def test_one_device_equals_a_mesh_forward_and_backward(shape, pinned):
+    program, arguments = on_mesh(None)
+    one = program(*arguments)
+    program, arguments = on_mesh(shape, pinned=pinned)
+    many = program(*arguments)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), one, many)
+
+
+def test_fsdp_moves_parameters_between_devices_and_no_activations():
+    def moved(pinned):
+        program, arguments = on_mesh((1, 8, 1), pinned=pinned)
+        text = program.lower(*arguments).compile().as_text()
+        shapes = re.findall(r'= \(?\w+\[([\d,]*)\]\S* .*?(?:all-\w+|reduce-scatter)\(', text)
+        return [shape for shape in shapes if shape.count(',') > 1 or shape.startswith('8,12')]
+
+    assert moved(pinned=False) and not moved(pinned=True)
 
 
 def test_decoding_inside_shard_map_equals_one_device():

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from agentrl_jax.models import qwen2
 from agentrl_jax.types import Params
@@ -29,7 +30,14 @@ def values(
     tokens: jax.Array,
     positions: jax.Array,
     attention_mask: jax.Array,
+    *,
+    row_sharding: NamedSharding | None = None,
 ) -> jax.Array:
-    """V at each position, of the prefix up to and including it (not shifted). float32 [B, T]."""
-    hidden = qwen2.forward(params['backbone'], config, tokens, positions, attention_mask)
+    """V at each position, of the prefix up to and including it (not shifted). float32 [B, T].
+
+    row_sharding as in qwen2.forward.
+    """
+    hidden = qwen2.forward(
+        params['backbone'], config, tokens, positions, attention_mask, row_sharding=row_sharding
+    )
     return value_from_hidden(params['value_head'], hidden)

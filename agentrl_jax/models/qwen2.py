@@ -16,6 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models.attention import attend, attend_cache
 from agentrl_jax.types import Params
@@ -221,19 +223,27 @@ class Backbone(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, tokens, positions, mask, cache=None, where=None):
+    def __call__(self, tokens, positions, mask, cache=None, where=None, row_sharding=None):
         """tokens, positions int32 [R, O], mask bool [R, O, T] -> (hidden [R, O, D], cache)."""
         c = self.config
+
+        def pin(x):
+            return jax.lax.with_sharding_constraint(x, row_sharding) if row_sharding else x
+
         embedding = self.param(
             'embedding', nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size), jnp.float32
         )
-        x = embedding[tokens].astype(c.dtype)
+        if row_sharding:  # the look-up needs whole vectors, or else it is split by channels
+            whole = NamedSharding(row_sharding.mesh, P(P.UNCONSTRAINED, None))
+            embedding = jax.lax.with_sharding_constraint(embedding, whole)
+        x = pin(embedding[tokens].astype(c.dtype))
         angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
         layer = nn.remat(Layer) if c.remat and cache is None else Layer
         keys, values = [], []
         for i in range(c.num_layers):
             cached = None if cache is None else (cache.k[i], cache.v[i])
             x, cached = layer(c, name=f'layers_{i}')(x, angles, mask, cached, where)
+            x = pin(x)
             if cached is not None:
                 keys.append(cached[0])
                 values.append(cached[1])
@@ -289,16 +299,22 @@ def forward(
     tokens: jax.Array,
     positions: jax.Array,
     attention_mask: jax.Array,
+    *,
+    row_sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Final hidden states [B, T, D] of whole rows, in the compute dtype.
 
     tokens, positions int32 [B, T]; attention_mask bool [B, T] marks real tokens. Token t attends to
-    the real tokens at indices <= t; results at padding are finite and mean nothing.
+    the real tokens at indices <= t; results at padding are finite and mean nothing. row_sharding
+    keeps activations split by rows; without it XLA may split them by channels, like the parameters,
+    and hold all rows on every device.
     """
     index = jnp.arange(tokens.shape[1])
     causal = index[:, None] >= index[None, :]
     mask = causal[None] & attention_mask[:, None, :]
-    hidden, _ = Backbone(config).apply(_variables(params), tokens, positions, mask)
+    hidden, _ = Backbone(config).apply(
+        _variables(params), tokens, positions, mask, row_sharding=row_sharding
+    )
     return hidden
 
 
