@@ -65,9 +65,6 @@ def turn_advantages(
     def to_go(c, w):
         return compare(discounted_to_go(c * r, w * o, num_turns, gamma=gamma), reached)
 
-    def merged():
-        return compare(turn_coef * r.sum(1) + outcome_coef * o, healthy)[:, None]
-
     def suffix():
         return jnp.cumsum(turn_coef * compare(r, reached)[:, ::-1], axis=1)[:, ::-1]
 
@@ -76,7 +73,7 @@ def turn_advantages(
     first = jnp.arange(r.shape[1])[None] == 0
     modes = {
         'or': lambda: whole,
-        'mr': merged,
+        'mr': lambda: compare(turn_coef * r.sum(1) + outcome_coef * o, healthy)[:, None],
         'mt_v1': lambda: whole + jnp.where(first, local, 0.0),
         'mt_cumulative': lambda: whole + suffix(),
         'mt_local': lambda: whole + local,
