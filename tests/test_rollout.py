@@ -1,0 +1,295 @@
+"""collect: what it samples is what the trainer sees, whatever the schedule, the slots or the mesh."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_agents as tiny
+from jax.sharding import AxisType
+
+from agentrl_jax import rollout
+from agentrl_jax.types import EpisodeStop, TurnStop
+
+TEMPERATURES = {'frozen_lake': 1.0, 'sokoban': 1.3, 'bandit': 0.6}
+KEY = jax.random.key(7)
+END = tiny.tokenizer().special('<|im_end|>')
+
+
+@functools.cache
+def played(name):
+    """(rollout, counters) of a cloned policy: 16 episodes in 8 slots."""
+    return tiny.play(name, tiny.cloned(name)[0], KEY, temperature=TEMPERATURES[name])
+
+
+def assert_sampler_is_trainer(params, out, temperature):
+    trained, _ = tiny.score(temperature)(params, out.tokens, out.attention_mask)
+    gap = np.where(out.action_mask, np.abs(trained - out.logprobs), 0.0)
+    assert out.action_mask.sum() > 50 and gap.max() <= 1e-5
+
+
+def assert_same_rollout(one, other):
+    """Every field bit for bit, log-probabilities to 1e-5."""
+    for name in one.__dataclass_fields__:
+        a, b = np.asarray(getattr(one, name)), np.asarray(getattr(other, name))
+        if name == 'logprobs':
+            np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_the_sampler_is_the_trainer(name):
+    assert_sampler_is_trainer(tiny.cloned(name)[0], played(name)[0], TEMPERATURES[name])
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_the_policy_of_these_tests_plays(name):
+    """Otherwise the tests below would look at invalid answers only."""
+    out, _ = played(name)
+    turns = np.arange(3)[None] < out.num_turns[:, None]
+    share = out.valid[turns].mean()
+    assert 0.15 < share < 1.0 and out.num_actions.sum() > 10
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_three_masks_agree_on_every_token(name):
+    out, _ = played(name)
+    rows, length = out.tokens.shape
+    used = out.attention_mask.sum(1)
+    for b in range(rows):
+        real = np.arange(length) < used[b]
+        np.testing.assert_array_equal(out.attention_mask[b], real)
+        np.testing.assert_array_equal(out.turn[b] == -1, ~real)
+        assert (np.diff(out.turn[b][real]) >= 0).all() and (np.diff(out.turn[b][real]) <= 1).all()
+        assert out.turn[b][used[b] - 1] == out.num_turns[b] - 1
+    assert not (out.action_mask & ~out.attention_mask).any()
+    assert (out.logprobs[~out.action_mask] == 0).all() and (out.logprobs <= 0).all()
+    assert (out.tokens[~out.attention_mask] == tiny.tokenizer().pad_id).all()
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_every_turn_and_episode_says_why_it_stopped(name):
+    out, _ = played(name)
+    was_played = np.arange(3)[None] < out.num_turns[:, None]
+    assert (out.num_turns >= 1).all()
+    np.testing.assert_array_equal(out.turn_stop != TurnStop.NONE, was_played)
+    assert (out.episode_stop != EpisodeStop.NONE).all()
+    for b, k in np.argwhere(was_played):
+        sampled = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
+        ended = np.isin(sampled, tiny.tokenizer().eos_ids)
+        assert 1 <= len(sampled) <= tiny.MAX_RESPONSE and not ended[:-1].any()
+        assert (out.turn_stop[b, k] == TurnStop.EOS) == ended[-1]
+        assert (out.turn_stop[b, k] == TurnStop.LENGTH) == (
+            len(sampled) == tiny.MAX_RESPONSE and not ended[-1]
+        )
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_nothing_comes_after_the_end(name):
+    """The last token of an episode is the last one sampled in its last turn."""
+    out, _ = played(name)
+    last = out.attention_mask.sum(1) - 1
+    assert out.action_mask[np.arange(16), last].all()
+    past = np.arange(3)[None] >= out.num_turns[:, None]
+    for field in (out.rewards, out.penalties, out.num_actions, out.valid):
+        assert not field[past].any()
+    assert (out.actions[past] == -1).all()
+    np.testing.assert_array_equal((out.actions >= 0).sum(2), out.num_actions)
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_members_of_a_group_share_level_and_first_prompt(name):
+    out, _ = played(name)
+    first = np.argmax(out.action_mask, axis=1)
+    for b in range(16):
+        leader = b // 4 * 4
+        assert out.level[b] == out.level[leader] and first[b] == first[leader]
+        np.testing.assert_array_equal(
+            out.tokens[b, : first[b]], out.tokens[leader, : first[leader]]
+        )
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_counters_count_every_token_once(name):
+    """Sampled tokens written twice, or dropped, would make the mask smaller than the counter."""
+    out, counters = played(name)
+    assert counters['overflow'] == 0
+    assert counters['generated'] == out.action_mask.sum()
+    assert counters['decodes'] < counters['generated']
+    # 3 slots are served at a time: every episode takes a start and the end of each turn.
+    assert counters['serves'] >= out.num_turns.sum() / 3
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_worlds_played_again_from_the_sampled_bytes_agree(name):
+    """Answers parsed by Python's re, one environment step at a time: the same everything."""
+    out, _ = played(name)
+    for b in range(16):
+        _, turns = tiny.replay(out, b, tiny.task(name), KEY, b)
+        for k, turn in enumerate(turns):
+            assert out.rewards[b, k] == turn['reward']
+            assert out.penalties[b, k] == np.float32(turn['penalty'])
+            assert out.valid[b, k] == turn['valid']
+            acted = out.actions[b, k]
+            np.testing.assert_array_equal(acted[acted >= 0], turn['actions'])
+            over = turn['stop'] != EpisodeStop.NONE
+            assert over == (k == len(turns) - 1)
+        assert out.episode_stop[b] == turns[-1]['stop'] and out.success[b] == turns[-1]['success']
+    rewards = (out.rewards + out.penalties).sum(1)
+    np.testing.assert_allclose(out.returns, rewards, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'slots, serve_rows', [(16, 1), (16, 16), (3, 2)], ids=['all', 'lockstep', 'refilled']
+)
+def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
+    out, counters = tiny.play(
+        'frozen_lake', tiny.cloned('frozen_lake')[0], KEY, slots=slots, serve_rows=serve_rows
+    )
+    assert counters['overflow'] == 0
+    assert_same_rollout(out, played('frozen_lake')[0])
+
+
+@pytest.mark.parametrize('data, tensor', [(8, 1), (4, 2)])
+def test_no_mesh_changes_what_is_sampled(data, tensor):
+    mesh = jax.make_mesh(
+        (data, 1, tensor), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3
+    )
+    collect = rollout.collect_on_mesh(
+        mesh, config=tiny.config(), slots=8, serve_rows=3, max_tokens=160,
+        max_response=tiny.MAX_RESPONSE,
+    )  # fmt: skip
+    out, counters = jax.device_get(
+        jax.jit(collect, compiler_options=tiny.QUICK)(
+            tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake'),
+            tiny.episodes('frozen_lake'), KEY,
+        )
+    )  # fmt: skip
+    assert counters['overflow'].shape == (data,) and not counters['overflow'].any()
+    assert counters['generated'].sum() == out.action_mask.sum()
+    assert_same_rollout(out, played('frozen_lake')[0])
+
+
+def test_slots_must_be_divisible_by_the_shards():
+    mesh = jax.make_mesh((8, 1, 1), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+    with pytest.raises(ValueError, match='rollout.slots=12 must be a multiple of 8 shards'):
+        rollout.collect_on_mesh(mesh, slots=12, serve_rows=4)
+
+
+def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
+    """Prompt of the next turn: the missing <|im_end|>, then the user message."""
+    params = tiny.untrained()
+    out, _ = tiny.play('sokoban', params, KEY, max_response=4, temperature=0.7)
+    cut = [(b, k) for b, k in np.argwhere(out.turn_stop == TurnStop.LENGTH) if k < 2]
+    assert len(cut) > 10
+    opening = [END, *tiny.spelled('\n<|im_start|>user\n')]
+    for b, k in cut:
+        (sampled,) = np.nonzero(out.action_mask[b] & (out.turn[b] == k))
+        assert len(sampled) == 4 and out.tokens[b, sampled[-1]] != END
+        after = slice(sampled[-1] + 1, sampled[-1] + 1 + len(opening))
+        np.testing.assert_array_equal(out.tokens[b, after], opening)
+        assert not out.action_mask[b, after].any() and (out.turn[b, after] == k + 1).all()
+    assert_sampler_is_trainer(params, out, 0.7)
+
+
+def test_turns_may_end_at_the_closed_answer():
+    """stop_at_answer: the turn ends with the token that completes </answer>, no end is sampled."""
+    params = tiny.cloned('sokoban')[0]
+    out, _ = tiny.play('sokoban', params, KEY, stop_at_answer=True)
+    stopped = np.argwhere(out.turn_stop == TurnStop.ANSWER)
+    assert len(stopped) > 10
+    for b, k in stopped:
+        ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
+        text, before = (tiny.tokenizer().decode(ids[:n]) for n in (len(ids), len(ids) - 1))
+        assert '</answer>' in text and '</answer>' not in before
+        assert tiny.answered(out, b, k, tiny.task('sokoban'))[0]
+    for b, k in np.argwhere(out.turn_stop == TurnStop.EOS):
+        assert not tiny.answered(out, b, k, tiny.task('sokoban'))[0]
+    assert_sampler_is_trainer(params, out, 1.0)
+
+
+def test_an_episode_ends_before_the_turn_that_would_not_fit():
+    """The longest lake prompt and answer must fit; a token budget of 84 is short of three turns."""
+    budget = 84
+    out, counters = tiny.play('frozen_lake', tiny.cloned('frozen_lake')[0], KEY, max_tokens=budget)
+    free = played('frozen_lake')[0]
+    assert counters['overflow'] == 0
+    used = free.attention_mask.sum(1)
+    over = out.episode_stop == EpisodeStop.TOKEN_BUDGET
+    assert 3 < over.sum() < 16
+    np.testing.assert_array_equal(out.episode_stop[~over], free.episode_stop[~over])
+    for b in range(16):
+        n = out.attention_mask[b].sum()
+        assert n <= budget
+        np.testing.assert_array_equal(out.tokens[b, :n], free.tokens[b, :n])
+        if over[b]:  # there was a next turn, and its prompt and longest answer did not fit
+            k = out.num_turns[b]
+            prompt = ((free.turn[b] == k) & ~free.action_mask[b]).sum()
+            assert used[b] > n and n + prompt + tiny.MAX_RESPONSE > budget
+    np.testing.assert_array_equal(out.rewards, np.where(out.turn_stop > 0, free.rewards, 0))
+
+
+def test_token_budgets_without_room_for_one_turn_are_refused():
+    task = tiny.task('frozen_lake')
+    least = len(task.prefix) + task.width + 12
+    rollout.check_budget(task, max_tokens=least, max_response=12)
+    with pytest.raises(ValueError, match=f'set it to at least {least}'):
+        rollout.check_budget(task, max_tokens=least - 1, max_response=12)
+
+
+def test_common_random_numbers_share_the_luck_of_the_world_only():
+    """Same answers and same world stream: the same episode. Other luck: the same first answer."""
+    params = tiny.cloned('frozen_lake')[0]
+    stream = jnp.zeros(16, jnp.int32)
+    alike = rollout.Episodes(level=stream, token_stream=stream, world_stream=stream)
+    out, _ = tiny.play('frozen_lake', params, KEY, listed=alike)
+    assert (out.tokens == out.tokens[:1]).all()
+    listed = alike.replace(world_stream=jnp.arange(16, dtype=jnp.int32))
+    out, _ = tiny.play('frozen_lake', params, KEY, listed=listed)
+    first = (out.turn[0] == 0) & out.action_mask[0]
+    assert (out.tokens[:, first] == out.tokens[:1, first]).all() and out.num_actions[0, 0] > 0
+    assert (out.tokens != out.tokens[:1]).any()  # slippery ice
+
+
+def test_groups_may_share_their_luck():
+    """With common streams equal first answers lead to equal second prompts, within a group."""
+    params = tiny.cloned('frozen_lake')[0]
+    out, _ = tiny.play('frozen_lake', params, KEY, listed=tiny.episodes('frozen_lake', common=True))
+    pairs = 0
+    for a in range(16):
+        for b in range(a + 1, a // 4 * 4 + 4):
+            same = (out.actions[a, 0] == out.actions[b, 0]).all()
+            if same and out.valid[[a, b], 0].all() and (out.num_turns[[a, b]] > 1).all():
+                prompts = [out.tokens[i][(out.turn[i] == 1) & ~out.action_mask[i]] for i in (a, b)]
+                np.testing.assert_array_equal(*prompts)
+                pairs += 1
+    assert pairs >= 1
+
+
+def test_another_key_gives_other_tokens_and_the_same_levels():
+    params = tiny.cloned('frozen_lake')[0]
+    out, _ = tiny.play('frozen_lake', params, jax.random.key(8))
+    assert (out.tokens != played('frozen_lake')[0].tokens).any()
+    np.testing.assert_array_equal(out.level, played('frozen_lake')[0].level)
+
+
+def test_sampled_tokens_follow_the_policy():
+    """Mean of -log p of the drawn tokens is the entropy: 512 first tokens of one prompt."""
+    params = tiny.untrained()
+    stream = jnp.arange(512, dtype=jnp.int32)
+    listed = rollout.Episodes(level=stream * 0, token_stream=stream, world_stream=stream)
+    out, _ = tiny.play(
+        'frozen_lake', params, KEY, listed=listed, task_=tiny.task('frozen_lake', max_turns=1),
+        slots=64, serve_rows=64, max_tokens=64, max_response=1,
+    )  # fmt: skip
+    first = int(np.argmax(out.action_mask[0]))
+    rows = jnp.asarray(out.tokens[:2, : first + 1])
+    ones = jnp.ones(rows.shape, bool)
+    _, entropy = tiny.score()(params, rows, ones)
+    surprise = -out.logprobs[:, first]
+    error = surprise.std() / math.sqrt(512)
+    assert abs(surprise.mean() - float(entropy[0, first])) < 4 * error
+    assert len(set(out.tokens[:, first].tolist())) > 100

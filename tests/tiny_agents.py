@@ -1,0 +1,217 @@
+"""Little agents for tests: small worlds as text, a policy cloned in seconds, a naive second opinion.
+
+Everything is cached, so that files of one test process share worlds, policies and compilations.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from agentrl_jax import losses, rollout, sft
+from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, experts
+from agentrl_jax.envs.text import build_task
+from agentrl_jax.models import qwen2
+from agentrl_jax.score import positions_of
+from agentrl_jax.tokens.answer import parse_answer
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.train_sentencepiece import DEMO_MODEL
+from agentrl_jax.types import EpisodeStop, TurnStop
+
+SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
+NAMES = ('frozen_lake', 'sokoban', 'bandit')
+MAX_TOKENS = {'frozen_lake': 160, 'sokoban': 224, 'bandit': 320}
+MAX_RESPONSE = 12
+BUDGETS = dict(max_turns=3, max_actions_per_turn=3, max_actions_per_episode=5)
+
+
+@functools.cache
+def tokenizer():
+    return load_tokenizer(DEMO_MODEL)
+
+
+@functools.cache
+def environment(name):
+    """(environment, pool of 16 levels); the lake goes where it should two times in three."""
+    if name == 'frozen_lake':
+        env = FrozenLake()
+        return env, env.make_params('train', num_levels=16, success_rate=2.0 / 3.0)
+    if name == 'sokoban':
+        env = Sokoban()
+        return env, env.make_params('train', num_levels=16, search_depth=30)
+    env = Bandit(pairs='v0423')
+    return env, env.make_params('train')
+
+
+@functools.cache
+def task(name, **changes):
+    env, env_params = environment(name)
+    return build_task(env, env_params, tokenizer(), **(dict(style='brief') | BUDGETS | changes))
+
+
+@functools.cache
+def config(layers=1):
+    return qwen2.ModelConfig(
+        vocab_size=-(-tokenizer().vocab_size // 64) * 64, hidden_size=32, intermediate_size=64,
+        num_layers=layers, num_heads=2, num_kv_heads=1, head_dim=16,
+    )  # fmt: skip
+
+
+@functools.cache
+def untrained():
+    return jax.jit(functools.partial(qwen2.init, config=config()))(jax.random.key(0))
+
+
+@functools.cache
+def score(temperature=1.0):
+    """Jitted (params, tokens, attention_mask) -> the trainer's (log-probabilities, entropy)."""
+
+    def program(params, tokens, attention):
+        states = hidden(params, tokens, positions_of(attention), attention)
+        return losses.token_logprobs(
+            states, head(params), tokens,
+            temperature=temperature, chunk_size=512, with_entropy=True,
+        )  # fmt: skip
+
+    return jax.jit(program, compiler_options=QUICK)
+
+
+def hidden(params, *rows):
+    return qwen2.forward(params, config(), *rows)
+
+
+def head(params):
+    return qwen2.head_kernel(params, config())
+
+
+@functools.cache
+def demonstrations(name, oracle=0.5, episodes=64):
+    def expert(states, used):
+        return experts.plans(*environment(name), states, used, BUDGETS['max_actions_per_episode'])
+
+    return sft.demonstrate(
+        task(name), tokenizer(), expert,
+        seed=0, episodes=episodes, oracle=oracle, max_tokens=MAX_TOKENS[name],
+    )  # fmt: skip
+
+
+@functools.cache
+def cloned(name, steps=30):
+    """(policy that mostly speaks the format and plays badly, losses on the way)."""
+    losses = []
+    params = sft.clone(
+        untrained(), demonstrations(name), jax.random.key(1),
+        hidden_fn=hidden, head_fn=head, tx=optax.adam(2e-2), steps=steps, batch_size=32,
+        chunk_size=4096, report=lambda step, loss: losses.append(float(loss)),
+    )  # fmt: skip
+    return params, losses
+
+
+def episodes(name, *, groups=4, group_size=4, common=False):
+    """Group-major episodes on the first levels, every stream its own unless common."""
+    stream = jnp.arange(groups * group_size, dtype=jnp.int32)
+    env, env_params = environment(name)
+    return rollout.Episodes(
+        level=stream // group_size % env.num_levels(env_params),
+        token_stream=stream,
+        world_stream=stream // group_size if common else stream,
+    )
+
+
+QUICK = {'xla_backend_optimization_level': 0}  # halves the time XLA needs for a program
+
+
+@functools.cache
+def compiled(**settings):
+    """rollout.collect under jit."""
+    program = functools.partial(rollout.collect, config=config(), **settings)
+    return jax.jit(program, compiler_options=QUICK)
+
+
+def play(name, params, key, *, listed=None, task_=None, **settings):
+    """(Rollout on the host, counters) of 16 episodes in 8 slots unless settings say otherwise."""
+    chosen = (
+        dict(slots=8, serve_rows=3, max_tokens=MAX_TOKENS[name], max_response=MAX_RESPONSE)
+        | settings
+    )
+    listed = episodes(name) if listed is None else listed
+    return jax.device_get(compiled(**chosen)(params, task_ or task(name), listed, key))
+
+
+# A second opinion, with Python's re and one environment step at a time.
+
+
+@functools.cache
+def _host_steps(env):
+    return jax.jit(env.step_env), jax.jit(env.env_action), jax.jit(env.reset_level)
+
+
+def answered(out, b, k, task_):
+    """(matched, parts) of the bytes that episode b sampled in turn k."""
+    ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
+    if out.turn_stop[b, k] == TurnStop.EOS:
+        assert ids[-1] in tokenizer().eos_ids
+        ids = ids[:-1]
+    assert not set(ids.tolist()) & set(tokenizer().eos_ids)
+    return parse_answer(
+        tokenizer().decode_bytes(ids), task_.env.ACTION_NAMES,
+        max_actions=task_.max_actions_per_turn, with_think=task_.with_think,
+    )  # fmt: skip
+
+
+def play_by_hand(task_, state, key, turn, used, matched, parts):
+    """One turn by the rules, word by word: dict of what happened; key is that of the episode."""
+    step, action_of, _ = _host_steps(task_.env)
+    before = state
+    fault, acted, reward, done, known = not matched, [], np.float32(0), False, 0
+    for index, part in enumerate(parts if matched else []):
+        if part == -2:
+            continue
+        action = int(action_of(before, part)) if part >= 0 else -1
+        if action < 0:
+            fault = True
+            continue
+        known += 1
+        if done or used >= task_.max_actions_per_episode:
+            continue
+        luck = jax.random.fold_in(jax.random.fold_in(key, turn), index)
+        _, state, gain, done, _ = step(luck, state, action, task_.env_params)
+        done = bool(done) or bool(task_.env.is_truncated(state, task_.env_params))
+        acted, used, reward = [*acted, action], used + 1, np.float32(reward + gain)
+    stop = EpisodeStop.NONE
+    if turn + 1 >= task_.max_turns:
+        stop = EpisodeStop.TURN_BUDGET
+    if used >= task_.max_actions_per_episode:
+        stop = EpisodeStop.ACTION_BUDGET
+    if done:
+        stop = EpisodeStop.TERMINATED
+    return dict(
+        state=state, used=used, reward=reward, actions=acted, stop=stop,
+        penalty=task_.format_penalty if fault or not known else 0.0,
+        warn=not known, valid=bool(known) and not fault,
+        success=bool(task_.env.success(state, task_.env_params)),
+    )  # fmt: skip
+
+
+def replay(out, b, task_, key, world_stream):
+    """The turns of episode b played again from its bytes: [state before], [what each did]."""
+    k_world = jax.random.fold_in(jax.random.split(key)[1], world_stream)
+    state = _host_steps(task_.env)[2](int(out.level[b]), task_.env_params)
+    states, turns, used = [state], [], 0
+    for k in range(int(out.num_turns[b])):
+        matched, parts = answered(out, b, k, task_)
+        turns.append(play_by_hand(task_, states[-1], k_world, k, used, matched, parts))
+        states.append(turns[-1]['state'])
+        used = turns[-1]['used']
+    return states, turns
+
+
+def spelled(text):
+    """Ids of a text whose special tokens are spelled out."""
+    ids = []
+    for span in re.split('(' + '|'.join(map(re.escape, SPECIALS)) + ')', text):
+        ids += [tokenizer().special(span)] if span in SPECIALS else tokenizer().encode(span)
+    return ids
