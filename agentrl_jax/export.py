@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
@@ -24,7 +24,7 @@ from agentrl_jax.models import qwen2, weights
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Params
 
-DTYPES = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16, 'float32': np.float32}
+DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
@@ -82,7 +82,7 @@ def export_hf(
     out_dir = Path(out_dir).absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise FileExistsError(f'{out_dir} exists and is not an empty folder; choose another')
-    shards = _plan(config, np.dtype(DTYPES[dtype]).itemsize, max_shard_bytes)
+    shards = _plan(config, DTYPES[dtype].itemsize, max_shard_bytes)
     if jax.process_index():
         for names in shards:
             for _ in _tensors(params, names, dtype):

@@ -1,0 +1,233 @@
+"""GGUF files: loaded to what their quantisation keeps, refused by name, and the real weights."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import TINY, by_hf_name, hf_tensors, random_params
+
+from agentrl_jax import export, sharding
+from agentrl_jax.models import qwen2, weights
+from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
+
+LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
+DOWN = 'model.layers.1.mlp.down_proj.weight'
+
+
+GGUF_NAMES = {
+    'model.embed_tokens': 'token_embd', 'model.norm': 'output_norm', 'lm_head': 'output',
+    'input_layernorm': 'attn_norm', 'post_attention_layernorm': 'ffn_norm',
+    'self_attn.q_proj': 'attn_q', 'self_attn.k_proj': 'attn_k', 'self_attn.v_proj': 'attn_v',
+    'self_attn.o_proj': 'attn_output', 'mlp.gate_proj': 'ffn_gate', 'mlp.up_proj': 'ffn_up',
+    'mlp.down_proj': 'ffn_down',
+}  # fmt: skip
+
+
+def gguf_name(name):
+    module, _, kind = name.rpartition('.')
+    if module in GGUF_NAMES:
+        return f'{GGUF_NAMES[module]}.{kind}'
+    layer, _, inner = module.removeprefix('model.layers.').partition('.')
+    return f'blk.{layer}.{GGUF_NAMES[inner]}.{kind}'
+
+
+def llama_order(weight, heads):
+    """Rows of a q or k projection as llama.cpp wants them: channel i beside channel i + Dh / 2."""
+    out = np.empty_like(weight)
+    half = weight.shape[0] // heads // 2
+    for head in range(heads):
+        for i in range(half):
+            start = 2 * half * head
+            out[start + 2 * i] = weight[start + i]
+            out[start + 2 * i + 1] = weight[start + half + i]
+    return out
+
+
+def write_gguf(path, config, tensors, kind, **fields):
+    """A GGUF file of the tensors; matrices quantised as `kind`, vectors in float32."""
+    arch = 'qwen2' if config.qkv_bias else 'llama'
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    for name, value in fields.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint32
+        add(name.replace('ARCH', arch).replace('__', '.'), value)
+    for name, array in tensors.items():
+        if arch == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight')):
+            heads = config.num_heads if 'q_proj' in name else config.num_kv_heads
+            array = llama_order(array, heads)
+        quant = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, quant), raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize('kind', ['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'])
+@pytest.mark.parametrize('config', [TINY, LLAMA], ids=['qwen2', 'llama'])
+def test_a_gguf_file_loads_to_what_its_quantisation_keeps(tmp_path, config, kind):
+    quant = gguf.GGMLQuantizationType[kind]
+    tensors = hf_tensors(config)
+    loaded, params = weights.load_model(write_gguf(tmp_path / 'm.gguf', config, tensors, quant))
+    assert dataclasses.replace(loaded, rms_norm_eps=1e-6) == config
+    assert loaded.rms_norm_eps == np.float32(1e-6)  # the file keeps it in float32
+    ours = by_hf_name(params)
+    for name, array in tensors.items():
+        kept = array
+        if array.ndim == 2:
+            kept = gguf.quants.dequantize(gguf.quants.quantize(array, quant), quant)
+        np.testing.assert_array_equal(ours[name], kept, err_msg=name)
+        assert np.abs(kept - array).max() < 0.15
+
+
+def test_a_gguf_file_is_dequantised_by_slices_and_small_blocks(tmp_path, monkeypatch):
+    from agentrl_jax.models import gguf as source
+
+    monkeypatch.setattr(source, 'BLOCK_ELEMENTS', 200)  # three rows of 64 at a time
+    quant = gguf.GGMLQuantizationType.Q8_0
+    path = write_gguf(tmp_path / 'm.gguf', LLAMA, hf_tensors(LLAMA), quant)
+    _, whole = weights.load_model(path)
+    _, split = weights.load_model(path, mesh=sharding.make_mesh(2, 2, 2))
+    jax.tree.map(np.testing.assert_array_equal, whole, split)
+    monkeypatch.undo()
+    _, plain = weights.load_model(path)
+    jax.tree.map(np.testing.assert_array_equal, whole, plain)
+
+
+@pytest.mark.parametrize('config', [TINY, LLAMA], ids=['qwen2', 'llama'])
+def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, config):
+    torch = pytest.importorskip('torch')
+    pytest.importorskip('accelerate')  # transformers wants it for GGUF
+    transformers = pytest.importorskip('transformers')
+    quant = gguf.GGMLQuantizationType.F16
+    context = {'ARCH__context_length': 64, 'ARCH__vocab_size': 96}
+    path = write_gguf(tmp_path / 'm.gguf', config, hf_tensors(config), quant, **context)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
+    tokens = np.random.default_rng(0).integers(96, size=(2, 9))
+    with torch.no_grad():
+        theirs = model(torch.tensor(tokens)).logits.numpy()
+    config, params = weights.load_model(path)
+    positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
+    hidden = qwen2.forward(params, config, tokens, positions, jnp.ones((2, 9), bool))
+    np.testing.assert_allclose(qwen2.logits(params, config, hidden), theirs, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('share', [0.0, 0.0001, 0.005, 0.5, 0.999])
+def test_a_half_written_gguf_file_is_named(tmp_path, share):
+    quant = gguf.GGMLQuantizationType.F16
+    path = write_gguf(tmp_path / 'm.gguf', TINY, hf_tensors(TINY), quant)
+    os.truncate(path, int(path.stat().st_size * share))
+    with pytest.raises(ValueError, match='m.gguf: damaged, half-written or not a GGUF file'):
+        weights.load_model(path)
+
+
+@pytest.mark.parametrize(
+    ('tensors', 'fields', 'message'),
+    [
+        ({k: v for k, v in hf_tensors(TINY).items() if k != DOWN}, {}, f'tensors missing: {DOWN}'),
+        ({}, {}, 'token_embd.weight missing'),
+        (hf_tensors(TINY), {'ARCH__rope__scaling__type': 'yarn'}, 'rope scaling'),
+        (hf_tensors(TINY), {'ARCH__expert_count': 4}, 'mixtures of experts'),
+        (hf_tensors(TINY), {'split__count': 2}, 'split files'),
+        (hf_tensors(TINY), {'ARCH__rope__dimension_count': 8}, 'part of a head'),
+    ],
+)
+def test_a_gguf_file_that_does_not_fit_is_refused_by_name(tmp_path, tensors, fields, message):
+    quant = gguf.GGMLQuantizationType.F16
+    path = write_gguf(tmp_path / 'm.gguf', TINY, tensors, quant, **fields)
+    with pytest.raises(ValueError, match=message) as error:
+        weights.load_model(path)
+    assert 'm.gguf' in str(error.value)
+
+
+def test_gguf_files_of_other_kinds_are_refused_by_name(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / 'a.gguf', 'gemma3')
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="architecture 'gemma3' is not supported"):
+        weights.load_model(tmp_path / 'a.gguf')
+    (tmp_path / 'b.gguf').write_bytes(b'PK\x03\x04 something else entirely, long enough')
+    with pytest.raises(ValueError, match='not a GGUF file'):
+        weights.load_model(tmp_path / 'b.gguf')
+
+
+def write_gguf_tokenizer(path):
+    """A GGUF file with a byte-level tokenizer of one merge and three specials; no weights."""
+    specials = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+    tokens = [*gpt2_byte_characters(), 'up', *specials]
+    writer = gguf.GGUFWriter(path, 'qwen2')
+    writer.add_tokenizer_model('gpt2')
+    writer.add_tokenizer_pre('qwen2')
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 3) + [3] * 3)
+    writer.add_token_merges(['u p'])
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_pad_token_id(len(tokens) - 3)
+    writer.add_chat_template('{{ messages }}')
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_an_export_of_a_gguf_file_carries_its_tokenizer(tmp_path):
+    params = random_params(TINY)
+    source = write_gguf_tokenizer(tmp_path / 'm.gguf')
+    out = export.export_hf(params, TINY, tmp_path / 'out', tokenizer_source=source)
+    before, after = load_tokenizer(source), load_tokenizer(out)
+    text = 'up, down <|im_end|> or up\n\u221a'
+    assert before.encode(text) == after.encode(text)
+    assert len(before.encode('up')) == 1
+    for name in ('vocab_size', 'pad_id', 'eos_ids', 'chat_template'):
+        assert getattr(before, name) == getattr(after, name)
+
+
+REAL = os.environ.get('AGENTRL_REAL_GGUF', '')
+PROMPT = (
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    if n < 2:\n        '
+    'return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n\nprint([fibonacci(i) for i in '
+    'range(10)])'
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason='AGENTRL_REAL_GGUF names no file')
+def test_real_weights_give_the_log_probabilities_of_transformers():
+    torch = pytest.importorskip('torch')
+    pytest.importorskip('accelerate')  # transformers wants it for GGUF
+    transformers = pytest.importorskip('transformers')
+    path = Path(REAL)
+    tokens = np.array([load_tokenizer(path).encode(PROMPT)])
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    with torch.no_grad():
+        theirs = torch.log_softmax(model(torch.tensor(tokens)).logits, -1)[0, :-1].numpy()
+    del model
+    config, params = weights.load_model(path)
+    positions = jnp.arange(tokens.shape[1])[None]
+    hidden = jax.jit(qwen2.forward, static_argnums=1)(
+        params, config, tokens, positions, jnp.ones(tokens.shape, bool)
+    )
+    ours = jax.nn.log_softmax(qwen2.logits(params, config, hidden))[0, :-1]
+    taken = tokens[0, 1:, None]
+    gap = np.abs(np.take_along_axis(np.asarray(ours) - theirs, taken, axis=1)).max()
+    everywhere = np.abs(np.asarray(ours) - theirs).max()
+    mean = np.take_along_axis(theirs, taken, axis=1).mean()
+    print(f'\n{taken.size} tokens, mean log p {mean:.3f}, gap {gap:.2e}, all {everywhere:.2e}')
+    assert gap < 1e-3 and mean > -3.0

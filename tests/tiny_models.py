@@ -1,0 +1,75 @@
+"""Tiny random models, and HuggingFace folders of them."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from agentrl_jax import export, sharding
+from agentrl_jax.models import qwen2, weights
+
+TINY = qwen2.ModelConfig(
+    vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16,
+)  # fmt: skip
+
+
+def random_params(config, seed=0):
+    """Weights of a size at which every part of the model shows in the logits; norms not all one."""
+    shapes = weights.abstract_params(config)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    rng = np.random.default_rng(seed)
+    out = []
+    for path, leaf in leaves:
+        value = rng.normal(0, 0.14, leaf.shape)
+        if sharding.path_name(path).endswith('scale'):
+            value = 1 + value
+        out.append(jnp.asarray(value, jnp.float32))
+    return jax.tree.unflatten(tree, out)
+
+
+def rows(config, batch=3, length=12, seed=1):
+    tokens = np.random.default_rng(seed).integers(config.vocab_size, size=(batch, length))
+    positions = np.broadcast_to(np.arange(length), tokens.shape)
+    return jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32)
+
+
+def hf_tensors(config, dtype=np.float32, seed=0):
+    """Random tensors of a model under HuggingFace's names."""
+    rng = np.random.default_rng(seed)
+    out = {}
+    for where, leaf in jax.tree_util.tree_flatten_with_path(weights.abstract_params(config))[0]:
+        path = sharding.path_name(where)
+        shape = leaf.shape[::-1] if weights.is_transposed(path) else leaf.shape
+        out[weights.hf_name(path)] = rng.normal(0, 0.14, shape).astype(dtype)
+    return out
+
+
+def write_folder(folder, config, tensors, files=1, **changes):
+    """An HF folder with the tensors spread over `files` safetensors."""
+    folder.mkdir()
+    hf = export.config_to_hf(config, dtype='float32') | changes
+    (folder / 'config.json').write_text(json.dumps(hf))
+    if files == 1:
+        save_file(tensors, folder / 'model.safetensors')
+        return folder
+    weight_map = {}
+    for i in range(files):
+        part = dict(list(tensors.items())[i::files])
+        save_file(part, folder / f'part{i}.safetensors')
+        weight_map |= dict.fromkeys(part, f'part{i}.safetensors')
+    (folder / weights.INDEX).write_text(json.dumps({'weight_map': weight_map}))
+    return folder
+
+
+def by_hf_name(params):
+    """Parameters as numpy arrays in the files' layout."""
+    out = {}
+    for where, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        path = sharding.path_name(where)
+        out[weights.hf_name(path)] = (
+            np.asarray(leaf).T if weights.is_transposed(path) else np.asarray(leaf)
+        )
+    return out
