@@ -93,6 +93,7 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig,
         hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
         num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
         head_dim=size.hidden_size // size.num_heads, dtype=size.dtype, remat=size.remat,
+        tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta,
     )  # fmt: skip
     init = functools.partial(qwen2.init, config=config)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
@@ -240,7 +241,8 @@ def build_optimisers(cfg: Any) -> tuple:
 def clone_optimiser(cfg: Any):
     """AdamW with a linear decay to zero over the cloning steps."""
     schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)
+    return optax.chain(optax.clip_by_global_norm(1.0), adam)
 
 
 def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:

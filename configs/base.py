@@ -52,6 +52,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.model.num_layers = 4
     cfg.model.num_heads = 4
     cfg.model.num_kv_heads = 2
+    cfg.model.tie_embeddings = True  # one matrix for the embedding and the output head
+    cfg.model.rope_theta = 1e6  # base of the rotary positions
 
     cfg.rollout = ml_collections.ConfigDict()
     cfg.rollout.num_groups = 8  # different levels (prompts) per step
@@ -113,7 +115,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.clone.oracle = 0.5  # share of turns played by the oracle, the rest at random
     cfg.clone.steps = 300  # optimiser steps
     cfg.clone.batch = 64  # episodes per step
-    cfg.clone.lr = 1e-3
+    cfg.clone.lr = 1e-3  # falls linearly to 0
 
     cfg.eval = ml_collections.ConfigDict()
     cfg.eval.every = 10  # steps; 0 = only at the start and the end
