@@ -78,7 +78,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.loss.kl_in = 'loss'  # loss or reward
     cfg.loss.kl_estimator = 'k3'  # k1, k2, k3
     cfg.loss.kl_target = 0.0  # adaptive coefficient: KL to steer to; 0 = fixed
-    cfg.loss.kl_horizon = 10000.0  # tokens over which the adaptive coefficient reacts
+    cfg.loss.kl_horizon = 10000.0  # episodes over which the adaptive coefficient reacts
     cfg.loss.aggregation = 'token_mean'  # token_mean, seq_mean_token_mean, seq_mean_token_sum, ...
     cfg.loss.gamma = 1.0  # discount, per action token
     cfg.loss.lam = 1.0  # lambda of GAE, per action token

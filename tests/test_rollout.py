@@ -1,4 +1,4 @@
-"""collect: what it samples is what the trainer sees, whatever the schedule, the slots or the mesh."""
+"""collect: what it samples is what the trainer sees, whatever the schedule and the mesh."""
 
 import functools
 import math
@@ -140,6 +140,23 @@ def test_worlds_played_again_from_the_sampled_bytes_agree(name):
         assert out.episode_stop[b] == turns[-1]['stop'] and out.success[b] == turns[-1]['success']
     rewards = (out.rewards + out.penalties).sum(1)
     np.testing.assert_allclose(out.returns, rewards, rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_everything_between_the_answers_is_the_text_a_host_would_write(name):
+    """Whole rows, tokenised message by message: no line table, no rows of numbers."""
+    out, _ = played(name)
+    task = tiny.task(name)
+    for b in range(16):
+        states, turns = tiny.replay(out, b, task, KEY, b)
+        for k, turn in enumerate([dict(reward=0, warn=False, used=0), *turns[:-1]]):
+            expected = tiny.turn_text(
+                task.env, 'brief', states[k], turn=k, reward=turn['reward'], warn=turn['warn'],
+                left=5 - turn['used'], sampled_end=out.turn_stop[b, k - 1] == TurnStop.EOS,
+            )  # fmt: skip
+            expected = (tiny.opening_text(task.env, 'brief', 5) if k == 0 else '') + expected
+            given = out.tokens[b][(out.turn[b] == k) & ~out.action_mask[b]]
+            np.testing.assert_array_equal(given, tiny.spelled(expected))
 
 
 @pytest.mark.parametrize(

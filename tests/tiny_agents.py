@@ -1,4 +1,4 @@
-"""Little agents for tests: small worlds as text, a policy cloned in seconds, a naive second opinion.
+"""Little agents for tests: small worlds as text, a policy cloned in seconds, a second opinion.
 
 Everything is cached, so that files of one test process share worlds, policies and compilations.
 """
@@ -215,3 +215,40 @@ def spelled(text):
     for span in re.split('(' + '|'.join(map(re.escape, SPECIALS)) + ')', text):
         ids += [tokenizer().special(span)] if span in SPECIALS else tokenizer().encode(span)
     return ids
+
+
+TAIL = (
+    'You have {left} actions left. Always output: <think> [Your thoughts] </think> <answer> '
+    '[your answer] </answer> with no extra text. Strictly follow this format. '
+    'Max response length: 100 words (tokens).\n'
+)
+WARNING = (
+    'No valid action provided previously. Environment state remains the same. Please try again.\n'
+)
+
+
+def opening_text(env, style, max_actions):
+    """System message and the beginning of the first user message, special tokens spelled out."""
+    if style == 'brief':
+        return f'<|im_start|>system\n{env.name}\n<|im_end|>\n<|im_start|>user\n'
+    return (
+        f"<|im_start|>system\nYou're a helpful assistant. {env.instruction}\n"
+        f'Your available actions are:\n{", ".join(env.ACTION_NAMES)}\nYou can make up to '
+        f'{max_actions} actions, separated by the action separator " || "\n<|im_end|>\n'
+        '<|im_start|>user\n\n'
+    )
+
+
+def turn_text(env, style, state, *, turn, reward, warn, left, sampled_end, prefix='<think>'):
+    """What stands between two answers: RAGEN's turn block in ChatML, or the brief wording."""
+    text = ''
+    if turn > 0:
+        text += ('' if sampled_end else '<|im_end|>') + '\n<|im_start|>user\n'
+        text += f'Reward:\n{round(float(reward), 1) + 0.0:.1f}\n\n' if style == 'ragen' else ''
+    text += f'Turn {turn + 1}:\nState:\n' if style == 'ragen' else ''
+    text += env.observation_text(state)
+    if style == 'ragen':
+        text += (WARNING if warn else '') + TAIL.format(left=left)
+    else:
+        text += ('Invalid.\n' if warn else '') + f'{left} left\n'
+    return f'{text}<|im_end|>\n<|im_start|>assistant\n{prefix}'
