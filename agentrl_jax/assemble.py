@@ -75,8 +75,13 @@ def build_mesh(cfg: Any) -> jax.sharding.Mesh:
     return sharding.make_mesh(data, cfg.mesh.fsdp, cfg.mesh.tensor)
 
 
+def tokenizer_source(cfg: Any) -> Path:
+    """Where the tokenizer comes from: its own field, the model's folder, or this package."""
+    return Path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
+
+
 def build_tokenizer(cfg: Any) -> Any:
-    return load_tokenizer(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
+    return load_tokenizer(tokenizer_source(cfg))
 
 
 def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
@@ -107,31 +112,38 @@ class ModelFns:
     hidden: Any = struct.field(pytree_node=False)
     head: Any = struct.field(pytree_node=False)
     values: Any = struct.field(pytree_node=False)  # None without a critic
+    value_head: Any = struct.field(pytree_node=False)  # only for a critic on the policy's states
 
 
-def model_functions(cfg: Any, config: qwen2.ModelConfig) -> ModelFns:
-    """hidden(params, tokens, positions, attention_mask), head(params), and
-    values(params, critic_params, tokens, positions, attention_mask)."""
+def model_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
+    """hidden(params, tokens, positions, attention_mask), head(params),
+    values(params, critic_params, tokens, positions, attention_mask), value_head(params, hidden)."""
+    rows = sharding.shard_rows(mesh)
 
     def hidden(params, tokens, positions, attention_mask):
-        return qwen2.forward(params, config, tokens, positions, attention_mask)
+        return qwen2.forward(params, config, tokens, positions, attention_mask, row_sharding=rows)
 
     def head(params):
         return qwen2.head_kernel(params, config)
 
     def own_values(params, critic_params, tokens, positions, attention_mask):
         del params
-        return critic.values(critic_params, config, tokens, positions, attention_mask)
+        return critic.values(
+            critic_params, config, tokens, positions, attention_mask, row_sharding=rows
+        )
+
+    def value_head(params, states):
+        return critic.value_from_hidden(params['value_head'], states)
 
     def shared_values(params, critic_params, tokens, positions, attention_mask):
         del critic_params
-        states = hidden(params, tokens, positions, attention_mask)
-        return critic.value_from_hidden(params['value_head'], states)
+        return value_head(params, hidden(params, tokens, positions, attention_mask))
 
-    values = None
-    if needs_critic(cfg):
-        values = shared_values if cfg.critic.share_backbone else own_values
-    return ModelFns(hidden=hidden, head=head, values=values)
+    if not needs_critic(cfg):
+        return ModelFns(hidden=hidden, head=head, values=None, value_head=None)
+    if cfg.critic.share_backbone:
+        return ModelFns(hidden=hidden, head=head, values=shared_values, value_head=value_head)
+    return ModelFns(hidden=hidden, head=head, values=own_values, value_head=None)
 
 
 def needs_critic(cfg: Any) -> bool:

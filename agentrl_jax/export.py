@@ -1,5 +1,8 @@
 """Parameters as a HuggingFace folder: config.json, safetensors, tokenizer files.
 
+  python -m agentrl_jax.export --config=configs/<x>.py --workdir=runs/<run> --out=<folder> \\
+      [--step=60] [--dtype=bfloat16]
+
 The folder appears by one rename when it is complete. Loading a folder and exporting it in its own
 dtype gives the same bytes in every tensor.
 """
@@ -8,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags, logging
 from jax.experimental import multihost_utils
+from ml_collections import config_flags
 from safetensors.numpy import save_file
 
-from agentrl_jax import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax import assemble, checkpoint, sharding
+from agentrl_jax.models import critic, qwen2, weights
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Params
 
@@ -182,3 +188,40 @@ def _write_gguf_tokenizer(folder: Path, source: Path) -> None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+
+
+def export_checkpoint(cfg: Any, workdir: str, out: str, *, step: int | None, dtype: str) -> Path:
+    """The policy of a checkpoint (the newest one if step is None) as a folder."""
+    mesh, tokenizer = assemble.build_mesh(cfg), assemble.build_tokenizer(cfg)
+    config, params = assemble.build_model(cfg, tokenizer, mesh)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+    if assemble.needs_critic(cfg) and cfg.critic.share_backbone:
+        abstract['value_head'] = jax.eval_shape(lambda: critic.init_head(config))
+    params = checkpoint.load_params_only(workdir, abstract, step=step)
+    return export_hf(
+        params, config, out, dtype=dtype, tokenizer_source=assemble.tokenizer_source(cfg)
+    )
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    args = flags.FLAGS
+    try:
+        folder = export_checkpoint(
+            args.config, args.workdir, args.out, step=args.step, dtype=args.dtype
+        )
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+    print(folder)
+
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file of the run.')
+    flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
+    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    flags.DEFINE_enum('dtype', 'bfloat16', list(DTYPES), 'Type of the written tensors.')
+    flags.mark_flags_as_required(['config', 'workdir', 'out'])
+    app.run(main)

@@ -1,4 +1,4 @@
-"""Behaviour cloning: demonstrations in the tokens of a rollout, then cross-entropy on the answers."""
+"""Behaviour cloning: demonstrations in the tokens of a rollout, then cross-entropy on answers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -90,7 +90,7 @@ def learn(state, ref_params, rollout, *, algorithm, fns, txs, keep, group_size, 
     )
     state, measured = update.update_step(
         state, batch, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
-        tx=txs[0], critic_tx=txs[1], **settings['update'],
+        value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], **settings['update'],
     )  # fmt: skip
     return state, measured, rows, batch.advantages
 
@@ -112,7 +112,7 @@ def build(cfg: Any) -> Run:
     task = assemble.build_text_task(cfg, tokenizer, 'train', mesh)
     eval_task = assemble.build_text_task(cfg, tokenizer, cfg.eval.split, mesh)
     config, params = assemble.build_model(cfg, tokenizer, mesh)
-    fns = assemble.model_functions(cfg, config)
+    fns = assemble.model_functions(cfg, config, mesh)
     txs = assemble.build_optimisers(cfg)
     draw = functools.partial(
         assemble.draw_episodes, levels=task.env.num_levels(task.env_params),
@@ -176,7 +176,7 @@ def start_state(run: Run, params: Any) -> TrainState:
 
 def clone_demonstrations(run: Run) -> Any:
     """Behaviour-cloned policy parameters: demonstrations of oracle and random play, then SFT."""
-    cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config)
+    cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config, run.mesh)
 
     def expert(states, used):
         return experts.plans(

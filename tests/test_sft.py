@@ -1,0 +1,222 @@
+"""Behaviour cloning: what a demonstration shows, what of it is trained, and that it is learnt."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax import sft
+from agentrl_jax.envs import FrozenLake, experts
+from agentrl_jax.envs.text import build_task
+from agentrl_jax.score import positions_of
+from agentrl_jax.tokens.answer import parse_answer
+
+END = tiny.tokenizer().special('<|im_end|>')
+OPENING = tiny.spelled('<|im_start|>assistant\n<think>')
+
+
+@functools.cache
+def demonstrate(name, oracle):
+    return jax.device_get(tiny.demonstrations(name, oracle=oracle, episodes=24))
+
+
+def answers_of(row, mask):
+    """Token ids of each unbroken run of trained tokens."""
+    inside = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    return [row[start:end] for start, end in inside.reshape(-1, 2)]
+
+
+def number_of_answers(shown):
+    rows = zip(shown.tokens, shown.mask, strict=True)
+    return np.array([len(answers_of(row, mask)) for row, mask in rows])
+
+
+def expected_mask(row, used):
+    """Trained are the tokens behind '<|im_start|>assistant\\n<think>' up to '<|im_end|>'."""
+    mask, t = np.zeros(len(row), bool), 0
+    while t < used:
+        if row[t : t + len(OPENING)].tolist() == OPENING:
+            t += len(OPENING)
+            end = t + int(np.argmax(row[t:used] == END))
+            mask[t : end + 1] = True
+            t = end
+        t += 1
+    return mask
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_trained_are_exactly_the_answers_and_their_ends(name):
+    shown = demonstrate(name, 0.5)
+    for row, attention, mask in zip(shown.tokens, shown.attention_mask, shown.mask, strict=True):
+        used = attention.sum()
+        np.testing.assert_array_equal(attention, np.arange(len(row)) < used)
+        np.testing.assert_array_equal(mask, expected_mask(row, used))
+        assert mask[used - 1] and row[used - 1] == END  # a demonstration ends with an answer
+        assert (row[used:] == tiny.tokenizer().pad_id).all()
+        assert 1 <= len(answers_of(row, mask)) <= 3
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_demonstrated_answers_parse_back_into_legal_actions(name):
+    shown, env = demonstrate(name, 0.5), tiny.environment(name)[0]
+    lengths = set()
+    for row, mask in zip(shown.tokens, shown.mask, strict=True):
+        for ids in answers_of(row, mask):
+            said = tiny.tokenizer().decode_bytes(ids[:-1])
+            matched, parts = parse_answer(said, env.ACTION_NAMES, max_actions=9, with_think=True)
+            names = [env.ACTION_NAMES[i] for i in parts if i != -2]
+            assert matched and 1 <= len(names) <= 3 and -1 not in parts
+            assert said.decode() == f'</think><answer>{" || ".join(names)}</answer>'
+            lengths.add(len(names))
+    assert lengths == {1, 2, 3}
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_demonstrations_are_worded_like_rollouts(name):
+    """The prompt of the first turn is that of the text task, of its level of the pool."""
+    shown, task = demonstrate(name, 0.5), tiny.task(name)
+    levels = task.env.num_levels(task.env_params)
+    firsts = {
+        tuple(
+            tiny.spelled(
+                tiny.opening_text(task.env, 'brief', 5)
+                + tiny.turn_text(
+                    task.env, 'brief', task.env.reset_level(level, task.env_params),
+                    turn=0, reward=0, warn=False, left=5, sampled_end=True,
+                )
+            )
+        )
+        for level in range(levels)
+    }  # fmt: skip
+    for row, mask in zip(shown.tokens, shown.mask, strict=True):
+        assert tuple(row[: int(np.argmax(mask))].tolist()) in firsts
+
+
+def by_the_oracle(task, seed=0, episodes=24):
+
+    def expert(states, used):
+        return experts.plans(task.env, task.env_params, states, used, task.max_actions_per_episode)
+
+    shown = sft.demonstrate(
+        task, tiny.tokenizer(), expert, seed=seed, episodes=episodes, oracle=1.0, max_tokens=400
+    )
+    return jax.device_get(shown)
+
+
+def replayed_success(task, shown, seed=0):
+    """Success of each demonstration when its answers are executed again, one step at a time."""
+    episodes = len(shown.tokens)
+    level = np.random.default_rng(seed).integers(
+        task.env.num_levels(task.env_params), size=episodes
+    )
+    keys = jax.random.split(jax.random.key(seed), episodes)
+    reset, success = jax.jit(task.env.reset_level), []
+    for b in range(episodes):
+        state, used, turn = reset(int(level[b]), task.env_params), 0, dict(success=False)
+        for k, ids in enumerate(answers_of(shown.tokens[b], shown.mask[b])):
+            matched, parts = parse_answer(
+                tiny.tokenizer().decode_bytes(ids), task.env.ACTION_NAMES,
+                max_actions=task.max_actions_per_turn, with_think=True,
+            )  # fmt: skip
+            turn = tiny.play_by_hand(task, state, keys[b], k, used, matched, parts)
+            state, used = turn['state'], turn['used']
+        success.append(turn['success'])
+    return np.array(success)
+
+
+def test_the_oracle_crosses_every_lake_without_slips():
+    """Budgets that allow any 4x4 map: at most 15 moves, three a turn."""
+    env = FrozenLake()
+    env_params = env.make_params('train', num_levels=16, success_rate=1.0)
+    task = build_task(
+        env, env_params, tiny.tokenizer(), style='brief',
+        max_turns=5, max_actions_per_turn=3, max_actions_per_episode=15,
+    )  # fmt: skip
+    assert replayed_success(task, by_the_oracle(task)).all()
+
+
+def test_the_oracle_solves_every_room():
+    """Rooms of the pool need at most 15 moves."""
+    env, env_params = tiny.environment('sokoban')
+    assert int(env_params.optimal_length.max()) <= 15
+    task = tiny.task('sokoban', max_turns=5, max_actions_per_episode=15)
+    assert replayed_success(task, by_the_oracle(task)).all()
+
+
+def test_the_oracle_pulls_the_high_arm():
+    task = tiny.task('bandit')
+    shown = by_the_oracle(task)
+    assert replayed_success(task, shown).all()
+    assert (number_of_answers(shown) == 1).all()
+
+
+def test_a_demonstration_that_does_not_fit_ends_early():
+    """64 tokens hold one turn of the lake (8 + 26 and an answer), not two."""
+    task = tiny.task('frozen_lake')
+
+    def expert(states, used):
+        return [[] for _ in used]
+
+    shown = jax.device_get(
+        sft.demonstrate(
+            task, tiny.tokenizer(), expert, seed=0, episodes=8, oracle=0.0, max_tokens=64
+        )
+    )
+    assert shown.tokens.shape[1] <= 64
+    assert (number_of_answers(shown) == 1).all()
+
+
+def test_plans_are_mixed_turn_by_turn():
+    rng = np.random.default_rng(0)
+    oracle = [[0, 1, 2, 3, 0]] * 2000
+    plans = sft.mixed_plans(rng, oracle, oracle=0.25, per_turn=3, names=4)
+    # a random plan equals the oracle's first three with probability 1/3 (length) / 64
+    share = np.mean([plan == [0, 1, 2] for plan in plans])
+    assert abs(share - (0.25 + 0.75 / 192)) < 4 * np.sqrt(0.25 * 0.75 / 2000)
+    assert {len(plan) for plan in plans} == {1, 2, 3}
+    assert sft.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)[0]  # no way out: at random
+
+
+def test_cloning_lowers_the_loss_and_learns_the_format():
+    params, losses = tiny.cloned('frozen_lake')
+    # From log 576 = 6.36, the loss of a uniform policy over the vocabulary
+    assert abs(losses[0] - np.log(tiny.config().vocab_size)) < 0.5
+    assert losses[-1] < 1.0 and np.isfinite(losses).all()
+    shown = tiny.demonstrations('frozen_lake')
+    logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
+    ends = shown.mask & (shown.tokens == END)
+    assert float(jnp.mean(jnp.exp(logprobs), where=ends)) > 0.5
+
+
+def test_the_loss_is_the_mean_over_answer_tokens_only():
+    """Against a plain sum; tokens behind the end and log-probabilities of prompts do not count."""
+    shown = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
+    params = tiny.untrained()
+    loss = functools.partial(
+        sft.clone_loss, hidden_fn=tiny.hidden, head_fn=tiny.head, chunk_size=64
+    )
+    loss = jax.jit(loss)
+    logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
+    total = [logprobs[b, t] for b, t in np.argwhere(np.asarray(shown.mask))]
+    assert float(loss(params, shown)) == pytest.approx(-float(sum(total)) / len(total), rel=1e-5)
+    other = jnp.where(shown.attention_mask, shown.tokens, 7)
+    assert float(loss(params, shown.replace(tokens=other))) == float(loss(params, shown))
+    positions = positions_of(shown.attention_mask)
+    assert int(positions.max()) == int(shown.attention_mask.sum(1).max()) - 1
+
+
+def test_cloning_is_the_same_every_time():
+    data = tiny.demonstrations('frozen_lake')
+    settings = dict(
+        hidden_fn=tiny.hidden, head_fn=tiny.head, steps=2, batch_size=8, chunk_size=4096,
+        report=lambda step, loss: None,
+    )  # fmt: skip
+    one, two = (
+        sft.clone(tiny.untrained(), data, jax.random.key(3), tx=optax.adam(1e-2), **settings)
+        for _ in range(2)
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, two)
