@@ -154,20 +154,27 @@ def test_the_oracle_pulls_the_high_arm():
     assert (number_of_answers(shown) == 1).all()
 
 
-def test_a_demonstration_that_does_not_fit_ends_early():
-    """64 tokens hold one turn of the lake (8 + 26 and an answer), not two."""
+def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
+    """The longest first turn fits, then as many turns as do; what fits is not changed by it."""
     task = tiny.task('frozen_lake')
 
-    def expert(states, used):
-        return [[] for _ in used]
+    def shown(budget):
+        def expert(states, used):
+            return [[] for _ in used]
 
-    shown = jax.device_get(
-        sft.demonstrate(
-            task, tiny.tokenizer(), expert, seed=0, episodes=8, oracle=0.0, max_tokens=64
-        )
-    )
-    assert shown.tokens.shape[1] <= 64
-    assert (number_of_answers(shown) == 1).all()
+        settings = dict(seed=0, episodes=16, oracle=0.0, max_tokens=budget)
+        return jax.device_get(sft.demonstrate(task, tiny.tokenizer(), expert, **settings))
+
+    free = shown(400)
+    ends = [np.flatnonzero(np.diff(np.append(mask, False).astype(int)) == -1) for mask in free.mask]
+    budget = max(int(row[0]) for row in ends) + 1
+    tight = shown(budget)
+    assert tight.tokens.shape[1] <= budget
+    for b, row in enumerate(ends):
+        used = int(row[row < budget][-1]) + 1
+        assert tight.attention_mask[b].sum() == used
+        np.testing.assert_array_equal(tight.tokens[b, :used], free.tokens[b, :used])
+    assert (number_of_answers(tight) < number_of_answers(free)).sum() > 5
 
 
 def test_plans_are_mixed_turn_by_turn():
