@@ -229,8 +229,7 @@ def build_task(
         per_turn=max_actions_per_turn, max_words=max_words,
     )  # fmt: skip
     chat = chats.build_chat(tokenizer)
-    reward_head = 'Reward:\n' if words.rewards_shown() else ''
-    opening = chat.user_open(reward_head)
+    opening = chat.user_open('Reward:\n' if words.rewards_shown() else '')
     extra = {
         'next_turn': opening,
         'end_turn': [chat.end_id, *opening],
