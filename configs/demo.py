@@ -12,7 +12,7 @@ def get_config():
     cfg.env.prompt = 'brief'
     cfg.env.max_turns = 3
     cfg.env.max_actions_per_turn = 4
-    cfg.frozen_lake.success_rate = 1.0  # firm ice, as RAGEN's CoordFrozenLake; an oracle wins always
+    cfg.frozen_lake.success_rate = 1.0  # firm ice, as in RAGEN's CoordFrozenLake
 
     cfg.model.hidden_size = 64
     cfg.model.intermediate_size = 128
