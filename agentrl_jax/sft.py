@@ -50,11 +50,12 @@ def demonstrate(
     episodes: int,
     oracle: float,
     max_tokens: int,
+    report: Callable[[], None] = lambda: None,
 ) -> Demonstrations:
-    """Plays `episodes` training levels; expert(states, budget) plans one list of actions a state.
+    """Plays `episodes` training levels; expert(states, used) plans one list of actions a state.
 
     The words of a demonstration are the environment's own prompts and answer_text(...), tokenised
-    piece by piece as in a rollout.
+    piece by piece as in a rollout. report() is called after each turn of all episodes.
     """
     rng = np.random.default_rng(seed)
     level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
@@ -85,6 +86,7 @@ def demonstrate(
             parts[i, : len(plans[i])] = plans[i]
         worlds, outcome = play(task, keys, worlds, jnp.asarray(parts), jnp.ones(episodes, bool))
         playing &= np.asarray(outcome.stop) == EpisodeStop.NONE
+        report()
         if not playing.any():
             break
     return _pad(rows, trained, max_tokens, task.pad_id)

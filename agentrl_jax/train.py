@@ -183,10 +183,11 @@ def clone_demonstrations(run: Run) -> Any:
             run.task.env, run.task.env_params, states, used, cfg.env.max_actions_per_episode
         )
 
-    demonstrations = sft.demonstrate(
-        run.task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
-        oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens,
-    )  # fmt: skip
+    with Progress(run.task.max_turns, 'demonstrating') as progress:
+        demonstrations = sft.demonstrate(
+            run.task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
+            oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens, report=progress.advance,
+        )  # fmt: skip
     with Progress(cfg.clone.steps, 'cloning') as progress:
         return sft.clone(
             run.params, demonstrations, stream_key(run, CLONE),
@@ -314,7 +315,7 @@ def train(cfg: Any, workdir: str) -> int:
     checkpoint.close(checkpoints)
     if speaks and code == 0:
         report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
-        print(report.summary(workdir, f'{Path(sys.executable).name} {" ".join(sys.argv)}'))
+        print(report.summary(workdir, f'python -m agentrl_jax.train {" ".join(sys.argv[1:])}'))
     return code
 
 

@@ -1,0 +1,21 @@
+"""The demo's small policy on RAGEN's bandit: two named arms, one pull.
+
+python -m agentrl_jax.train --config=configs/demo_bandit.py --workdir=runs/bandit
+"""
+
+from configs import demo
+
+
+def get_config():
+    cfg = demo.get_config()
+    cfg.steps = 60
+    cfg.env.name = 'bandit'
+    cfg.env.max_turns = 1
+    cfg.env.max_actions_per_turn = 1
+    cfg.env.max_actions_per_episode = 1
+    cfg.bandit.pairs = 'v0423'  # one pair of names: what is learnt is which arm pays
+    cfg.rollout.max_tokens = 128
+    cfg.clone.episodes = 1024
+    cfg.clone.steps = 60
+    cfg.clone.oracle = 0.0
+    return cfg
