@@ -36,9 +36,8 @@ def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, fl
     train.check_counters(counters)
     metrics = validation.summarise(run.count(rollout))
     folder = Path(out or workdir or '.')
-    metrics |= {
-        f'reference/{n}': x for n, x in report.write_reference(folder, run.eval_task).items()
-    }
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics |= {f'reference/{name}': x for name, x in report.reference(run.eval_task).items()}
     name = f'evaluation_{cfg.eval.split}'
     run_log.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
     host = jax.tree.map(np.asarray, rollout)

@@ -29,8 +29,8 @@ def write_reference(workdir: Path, task: Any) -> None:
 def write_curves(workdir: Path, title: str) -> Path:
     """Learning curves of a run as PNG and SVG; the path of the PNG."""
     workdir = Path(workdir)
-    reference = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
-    lines = {name: reference[name] for name in ('random', 'oracle')}
+    success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    lines = {name: success[name] for name in ('random', 'oracle')}
     png, _ = plots.learning_curves(
         {title: [workdir / run_log.METRICS_FILE]}, workdir / 'curves', metrics=PANELS,
         references={'eval/success': lines}, title=title,
@@ -42,7 +42,7 @@ def summary(workdir: Path, command: str) -> str:
     """The closing words of a run."""
     workdir = Path(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-    reference = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
     evaluated = [row for row in rows if 'eval/success' in row]
     first, last = evaluated[0], evaluated[-1]
     pages = sorted((workdir / 'rollouts').glob('*.html'))
@@ -50,8 +50,8 @@ def summary(workdir: Path, command: str) -> str:
         [
             f'held-out success {_interval(first)} at step {first["step"]}'
             f' -> {_interval(last)} at step {last["step"]}',
-            f'random play {100 * reference["random"]:.1f} %, oracle '
-            f'{100 * reference["oracle"]:.1f} % on the same levels',
+            f'random play {100 * success["random"]:.1f} %, oracle '
+            f'{100 * success["oracle"]:.1f} % on the same levels',
             f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
             f'curves      {workdir / "curves.png"} (and .svg)',
             f'rollouts    {pages[-1] if pages else "none saved"}',
