@@ -1,5 +1,7 @@
 """Attention by hand and against a naive loop; decoding with a cache equals the whole forward."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,31 @@ def test_padding_positions_and_rows_write_nothing():
     for before, now in zip(cache.k, after.k, strict=True):
         np.testing.assert_array_equal(before[jnp.array([0, 2])], now[jnp.array([0, 2])])
         assert np.abs(now[1, :4] - 7.0).min() > 0 and (now[1, 4:] == 7.0).all()
+
+
+@pytest.mark.parametrize('shards', [1, 2, 3])
+def test_attention_by_parts_of_rows_has_the_values_and_gradients_of_the_whole(shards, monkeypatch):
+    # 6 rows, or 3 (2) of each of 2 (3) devices; scores of a row: 4 x 6 heads x 5 x 7
+    monkeypatch.setattr(attention, 'SCORE_BYTES', 2 * 4 * 6 * 5 * 7)
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.normal(size=(6, 5, 2, 3, 4)), jnp.float32)
+    k, v = jnp.asarray(rng.normal(size=(2, 6, 7, 2, 4)), jnp.float32)
+    mask = jnp.asarray(rng.random((6, 5, 7)) < 0.6).at[:, :, 0].set(True)
+
+    def run(attend):
+        def total(q, k, v):
+            return jnp.sum(jnp.sin(attend(q, k, v, mask)))
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(q, k, v)
+
+    by_parts = functools.partial(attention.attend_rows, shards=shards)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        run(by_parts), run(attention.attend),
+    )  # fmt: skip
+    text = jax.jit(by_parts).lower(q, k, v, mask).compile().as_text()
+    part = {1: 2, 2: 2, 3: 6}[shards]  # 2 of 6; 1 of each of 2; 2 of each of 3 (all that is there)
+    assert f'f32[{part},2,3,5,7]' in text
 
 
 @pytest.mark.parametrize('one', [attention.attend_one, attention.attend_blocks])
