@@ -1,0 +1,25 @@
+"""StarPO-S on the two-armed bandit: RAGEN's paper (arXiv:2504.20073, branch v0423).
+
+  python -m agentrl_jax.train --config=configs/bandit.py --workdir=runs/bandit \\
+      --config.model.path=Qwen2.5-0.5B-Instruct
+
+One question, one answer of one arm. Phoenix always pays .1, Dragon pays 1 one time in four; success
+is having pulled Dragon. RAGEN tests on another pair of names: --config.eval.split=test. Sizes and
+losses are those of frozen_lake.py. --config.bandit.pairs=main takes the twelve pairs of RAGEN's
+main branch.
+"""
+
+from configs import frozen_lake
+
+
+def get_config():
+    cfg = frozen_lake.get_config()
+    cfg.env.name = 'bandit'
+    cfg.env.max_turns = 1
+    cfg.env.max_actions_per_turn = 1
+    cfg.env.max_actions_per_episode = 1
+    cfg.bandit.pairs = 'v0423'
+
+    cfg.rollout.max_tokens = 1024
+    cfg.rollout.max_response = 500
+    return cfg

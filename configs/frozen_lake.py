@@ -1,0 +1,32 @@
+"""StarPO-S on FrozenLake from a real checkpoint: RAGEN's paper (arXiv:2504.20073, branch v0423).
+
+  python -m agentrl_jax.train --config=configs/frozen_lake.py --workdir=runs/frozen_lake \\
+      --config.model.path=Qwen2.5-0.5B-Instruct
+
+model.path is a HuggingFace folder or a .gguf file. Maps of 4x4, ice with probability .8, moves that
+go where they should one time in three. A step plays 8 maps x 16 episodes; the 2 groups whose
+returns vary most are kept, 32 episodes, one optimiser step; no KL. The paper also trained on
+observation tokens; here only sampled tokens train. The prompt is that of RAGEN's main branch.
+Vanilla StarPO: --config.filter.keep=1.0 --config.loss.clip_high=0.2 --config.loss.kl_coef=0.001
+--config.loss.kl_in=reward
+"""
+
+from configs import base
+
+
+def get_config():
+    cfg = base.get_config()
+    cfg.env.name = 'frozen_lake'
+    cfg.frozen_lake.frozen = 0.8
+    cfg.frozen_lake.success_rate = 1.0 / 3.0
+
+    cfg.model.dtype = 'bfloat16'
+    cfg.model.remat = True
+
+    cfg.filter.keep = 0.25
+    cfg.loss.clip_high = 0.28
+    cfg.loss.reward_on = 'episode'
+    cfg.optim.lr = 1e-6
+    cfg.optim.critic_lr = 1e-5
+    cfg.batch.minibatch_rows = 32
+    return cfg

@@ -1,0 +1,21 @@
+"""StarPO-S on Sokoban from a real checkpoint: RAGEN's paper (arXiv:2504.20073, branch v0423).
+
+  python -m agentrl_jax.train --config=configs/sokoban.py --workdir=runs/sokoban \\
+      --config.model.path=Qwen2.5-0.5B-Instruct
+
+Rooms of 6x6 with one box (RAGEN's SimpleSokoban). Sizes and losses are those of frozen_lake.py.
+Its other rooms:
+  larger   --config.sokoban.dim=8 --config.sokoban.num_boxes=2 --config.sokoban.search_depth=10
+  symbols  --config.sokoban.search_depth=30 --config.sokoban.symbols=W.GCBA@
+"""
+
+from configs import frozen_lake
+
+
+def get_config():
+    cfg = frozen_lake.get_config()
+    cfg.env.name = 'sokoban'
+    cfg.sokoban.dim = 6
+    cfg.sokoban.num_boxes = 1
+    cfg.sokoban.search_depth = 300
+    return cfg
