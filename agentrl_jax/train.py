@@ -322,13 +322,17 @@ def train(cfg: Any, workdir: str) -> int:
 def loop(run, state, reference, workdir, checkpoints, log, preemption, progress) -> tuple:
     """The steps from state.step on; (exit code, state)."""
     cfg, counter, warm = run.cfg, runtime.CompileCounter(), None
-    first = int(state.step)
+    first, validated = int(state.step), False
     history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     for step in range(first, cfg.steps + 1):
         began, row = time.monotonic(), {}
         with counter:
             if step == cfg.steps or (cfg.eval.every and step % cfg.eval.every == 0) or step == 0:
+                before = counter.count
                 row |= measure(run, state)
+                if warm is not None and not validated:  # a resumed run validates late at first
+                    warm += counter.count - before
+                validated = True
             if step < cfg.steps:
                 state, measured, seen = train_step(run, state, reference, step)
                 row |= jax.device_get(measured)
