@@ -23,7 +23,8 @@ from agentrl_jax.masked import masked_mean, masked_var
 from agentrl_jax.score import positions_of
 from agentrl_jax.types import Batch, Params, TrainState
 
-MAXIMA = ('policy/ratio_max',)  # metrics that are maxima; all others are sums
+GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy that sampled
+MAXIMA = ('policy/ratio_max', GAP)  # metrics that are maxima; all others are sums
 NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all others sums over tokens
 
 
@@ -291,9 +292,12 @@ def update_step(
 
 
 def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Non-finite steps do not count."""
+    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Steps not finite do not count."""
     out = {}
     for name, x in steps.items():
+        if name == GAP:
+            out[name] = x[0]
+            continue
         finite = jnp.isfinite(x)
         out[name] = jnp.max(x) if name in MAXIMA else masked_mean(x, finite).astype(jnp.float32)
     return out

@@ -1,6 +1,6 @@
 """StarPO-S on the two-armed bandit: RAGEN's paper (arXiv:2504.20073, branch v0423).
 
-  python -m agentrl_jax.train --config=configs/bandit.py --workdir=runs/bandit \\
+  python -m agentrl_jax.train --config=configs/bandit.py --workdir=runs/qwen_bandit \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
 One question, one answer of one arm. Phoenix always pays .1, Dragon pays 1 one time in four; success

@@ -8,7 +8,7 @@ from configs import base
 
 def get_config():
     cfg = base.get_config()
-    cfg.steps = 250
+    cfg.steps = 200
     cfg.env.prompt = 'brief'
     cfg.env.max_turns = 3
     cfg.env.max_actions_per_turn = 4

@@ -1,6 +1,6 @@
 """StarPO-S on FrozenLake from a real checkpoint: RAGEN's paper (arXiv:2504.20073, branch v0423).
 
-  python -m agentrl_jax.train --config=configs/frozen_lake.py --workdir=runs/frozen_lake \\
+  python -m agentrl_jax.train --config=configs/frozen_lake.py --workdir=runs/qwen_frozen_lake \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
 model.path is a HuggingFace folder or a .gguf file. Maps of 4x4, ice with probability .8, moves that

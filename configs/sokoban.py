@@ -1,6 +1,6 @@
 """StarPO-S on Sokoban from a real checkpoint: RAGEN's paper (arXiv:2504.20073, branch v0423).
 
-  python -m agentrl_jax.train --config=configs/sokoban.py --workdir=runs/sokoban \\
+  python -m agentrl_jax.train --config=configs/sokoban.py --workdir=runs/qwen_sokoban \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
 Rooms of 6x6 with one box (RAGEN's SimpleSokoban). Sizes and losses are those of frozen_lake.py.

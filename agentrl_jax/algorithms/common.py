@@ -92,7 +92,7 @@ def clipped_loss(
 
 
 def ratio_sums(logprobs: jax.Array, batch: Batch, clip_low: float, clip_high: float) -> dict:
-    """Sums over trained tokens of what the ratio does; the maximum under its own name."""
+    """Sums over trained tokens of what the ratio does; maxima where update.MAXIMA says so."""
     log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
     ratio = jnp.exp(log_ratio)
     up, down = batch.advantages > 0, batch.advantages < 0
@@ -103,7 +103,11 @@ def ratio_sums(logprobs: jax.Array, batch: Batch, clip_low: float, clip_high: fl
         'policy/kl_old_k3': ratio - 1.0 - log_ratio,
     }
     sums = {name: masked_sum(x, batch.mask) for name, x in per_token.items()}
-    return {**sums, 'policy/ratio_max': jnp.max(jnp.where(batch.mask, ratio, 0.0))}
+    return {
+        **sums,
+        'policy/ratio_max': jnp.max(jnp.where(batch.mask, ratio, 0.0)),
+        'sampler/logprob_gap': jnp.max(jnp.abs(log_ratio)),  # 0 off the mask
+    }
 
 
 def policy_loss(
