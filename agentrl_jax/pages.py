@@ -65,14 +65,23 @@ def write(
     extras: dict[str, np.ndarray],
     limit: int,
 ) -> Path:
-    """Writes <workdir>/rollouts/<name>.json and .html of the first `limit` episodes."""
-    head = jax.tree.map(lambda x: np.asarray(x)[:limit], rollout)
+    """Writes <workdir>/rollouts/<name>.json and .html of at most `limit` episodes.
+
+    Where there are more, every n-th one is shown, so that all groups are: n divides group_size.
+    """
+    wanted = len(rollout.tokens) / limit
+    every = min(
+        (n for n in range(1, group_size + 1) if group_size % n == 0 and n >= wanted),
+        default=group_size,
+    )
+    chosen = slice(None, limit * every, every)
+    head = jax.tree.map(lambda x: np.asarray(x)[chosen], rollout)
     folder = Path(workdir) / 'rollouts'
     folder.mkdir(parents=True, exist_ok=True)
     document = view.episodes_document(
         head, tokenizer, task.env.name, task.env.ACTION_NAMES,
-        replay(head, np.asarray(streams)[:limit], task, tokenizer, key),
-        {n: x[:limit] for n, x in extras.items()}, group_size=group_size, title=title,
+        replay(head, np.asarray(streams)[chosen], task, tokenizer, key),
+        {n: x[chosen] for n, x in extras.items()}, group_size=group_size // every, title=title,
     )  # fmt: skip
     view.write_document(folder / f'{name}.json', document)
     view.write_page(folder / f'{name}.html', document)

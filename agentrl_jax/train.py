@@ -43,7 +43,7 @@ from agentrl_jax.progress import Progress
 from agentrl_jax.types import TrainState
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
-PAGE_EPISODES = 32  # episodes on a rollout page
+PAGE_EPISODES = 64  # episodes on a rollout page
 LEVELS, COLLECT, EVALUATE, CLONE = range(4)  # random streams of a run
 MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'stop')  # what a resumed run may change
 
