@@ -1,0 +1,298 @@
+"""What the README says is so: commands, fields, files, tables, and its two examples are run."""
+
+import functools
+import importlib
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwen_vocabulary
+import test_probes as probes
+import tiny_agents as tiny
+import toy_rollouts as toy
+
+from agentrl_jax import metrics, report, rollout, run_log, view_page
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.assemble import build_environment
+from agentrl_jax.envs import ENVIRONMENTS, solvers, text
+from agentrl_jax.types import EpisodeStop
+from configs import base
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+CONFIGS = sorted(path.stem for path in (ROOT / 'configs').glob('*.py') if path.stem[0] != '_')
+REAL = ('frozen_lake', 'sokoban', 'bandit')  # the configs for a real checkpoint
+
+
+def blocks(language):
+    """Contents of the fenced code blocks of a language."""
+    return re.findall(rf'^```{language}\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
+
+
+def section(title):
+    found = re.search(rf'^## {title}\n(.*?)(?=^## |\Z)', README, flags=re.MULTILINE | re.DOTALL)
+    assert found, f'the README has no section {title}'
+    return found[1]
+
+
+def table_names(title):
+    """Names in the first column of a section's table, in order."""
+    return re.findall(r'^\| `([a-z_]+)` \|', section(title), flags=re.MULTILINE)
+
+
+def commands():
+    """Words of every command in a block or in a line of text, continuation lines joined."""
+    shell = '\n'.join(blocks('sh')).replace('\\\n', ' ').splitlines()
+    inline = re.findall(r'`(python -m [^`]+)`', README)
+    found = [shlex.split(line, comments=True) for line in [*shell, *inline] if line.strip()]
+    return [[word for word in words if not re.match('[A-Z_]+=', word)] for words in found]
+
+
+def field(cfg, name):
+    """The value of a dotted field; fails if there is none."""
+    for part in name.split('.'):
+        assert part in cfg, f'the README names {name}, which no config has'
+        cfg = cfg[part]
+    return cfg
+
+
+def load(name, source, folder):
+    """A code block as a module."""
+    path = folder / f'{name}.py'
+    path.write_text(source, encoding='utf-8')
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- commands, files, tables -------------------------------------------------------------------
+
+
+def test_there_are_commands_to_check():
+    run = {words[2] for words in commands() if words[:2] == ['python', '-m']}
+    tools = {'train', 'evaluate', 'view', 'export', 'envs.reference'}
+    assert {f'agentrl_jax.{tool}' for tool in tools} <= run
+    assert ['make', 'demo'] in commands() and ['make', 'test'] in commands()
+
+
+@pytest.mark.parametrize('words', commands(), ids=' '.join)
+def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
+    if words[0] == 'make':
+        targets = re.findall(r'^([a-z]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
+        assert set(words[1:]) <= set(targets)
+        return
+    assert words[:2] == ['python', '-m']
+    spec = importlib.util.find_spec(words[2])
+    assert spec is not None, words[2]
+    source = pathlib.Path(spec.origin).read_text(encoding='utf-8')
+    flags = dict(word[2:].partition('=')[::2] for word in words[3:] if word.startswith('--'))
+    cfg = None
+    if 'config' in flags:
+        path = pathlib.PurePosixPath(flags['config'])
+        assert (ROOT / path).is_file(), flags['config']
+        cfg = importlib.import_module('.'.join(path.with_suffix('').parts)).get_config()
+    for flag, value in flags.items():
+        if flag.startswith('config.'):
+            old = field(cfg, flag.removeprefix('config.'))
+            type(old)(value)  # a number where the config has a number
+        else:
+            assert f"'{flag}'" in source or f"'--{flag}'" in source, flag
+
+
+def test_every_field_that_is_named_exists():
+    cfg = base.get_config()
+    groups = '|'.join(name for name in cfg if hasattr(cfg[name], 'items'))
+    named = re.findall(r'--config\.([a-z_.]+)', README)
+    named += re.findall(rf'`(?:cfg\.)?((?:{groups})\.[a-z_]+)\b', README)
+    assert len(named) > 20
+    for name in named:
+        field(cfg, name)
+
+
+def test_every_file_that_is_named_exists():
+    folders = 'agentrl_jax|configs|tests|experiments|benchmarks'
+    named = set(re.findall(rf'\b((?:{folders})/[\w/]+\.[a-z]+)', README))
+    assert len(named) > 30
+    missing = sorted(name for name in named if not (ROOT / name).is_file())
+    assert not missing, missing
+
+
+def test_every_config_is_named():
+    assert not [name for name in CONFIGS if f'configs/{name}.py' not in README]
+
+
+def test_algorithms_and_environments_are_those_there_are():
+    assert table_names('Algorithms') == list(ALGORITHMS)
+    assert table_names('Environments') == list(ENVIRONMENTS)
+
+
+def test_the_table_of_metrics_is_the_one_in_the_code():
+    assert metrics.metrics_table() in section('Metrics')
+
+
+def test_the_last_lines_of_a_run_are_worded_as_shown(tmp_path):
+    row = {'time_s': 1.0, 'perf/recompiles': 0, 'eval/success': 0.5}
+    row |= {'eval/success_low': 0.4, 'eval/success_high': 0.6}
+    rows = [json.dumps({'step': step} | row) + '\n' for step in (0, 9)]
+    (tmp_path / run_log.METRICS_FILE).write_text(''.join(rows))
+    (tmp_path / report.REFERENCE_FILE).write_text('{"random": 0.25, "oracle": 1.0}\n')
+    (tmp_path / 'rollouts').mkdir()
+    (tmp_path / 'rollouts' / 'step_000008.html').touch()
+
+    def wording(printed):
+        printed = re.sub(r'[\d.]+', '..', printed.replace(str(tmp_path), 'runs/demo'))
+        return [' '.join(line.split()) for line in printed.strip().splitlines()]
+
+    command = re.search(r'^resume +(.*)$', blocks('text')[0], flags=re.MULTILINE)[1]
+    assert wording(blocks('text')[0]) == wording(report.summary(tmp_path, command))
+    assert command in (ROOT / 'Makefile').read_text().replace('$(RUN)', 'python')
+
+
+@functools.cache
+def real_task(name):
+    """(config, its task on a small pool in the words of Qwen2.5)."""
+    cfg = importlib.import_module(f'configs.{name}').get_config()
+    cfg.env.train_levels = 8
+    task = text.build_task(
+        *build_environment(cfg, 'train'), qwen_vocabulary.qwen_tokenizer(),
+        style=cfg.env.prompt, max_turns=cfg.env.max_turns, max_words=cfg.env.max_words,
+        max_actions_per_turn=cfg.env.max_actions_per_turn,
+        max_actions_per_episode=cfg.env.max_actions_per_episode,
+    )  # fmt: skip
+    return cfg, task
+
+
+@pytest.mark.parametrize('name', REAL)
+def test_token_budgets_for_real_checkpoints_hold_every_turn_at_its_longest(name):
+    cfg, task = real_task(name)
+    longest = cfg.env.max_turns * (task.width + cfg.rollout.max_response)
+    assert task.prefix.shape[0] + longest <= cfg.rollout.max_tokens
+
+
+@pytest.mark.parametrize('name', REAL)
+def test_configs_for_real_checkpoints_are_the_paper_s(name):
+    """v0423: 8 x 16 episodes, a quarter kept = 32 = one optimiser step; 1e-6, 1e-5; .2/.28."""
+    cfg = importlib.import_module(f'configs.{name}').get_config()
+    assert cfg.env.name == name and cfg.algorithm == 'ppo'
+    assert (cfg.rollout.num_groups, cfg.rollout.group_size, cfg.filter.keep) == (8, 16, 0.25)
+    assert 8 * 16 * cfg.filter.keep == cfg.batch.minibatch_rows == 32
+    assert (cfg.optim.lr, cfg.optim.critic_lr) == (1e-6, 1e-5)
+    assert (cfg.loss.clip_low, cfg.loss.clip_high, cfg.loss.dual_clip) == (0.2, 0.28, 0)
+    assert (cfg.loss.kl_coef, cfg.loss.entropy_coef, cfg.loss.reward_on) == (0, 0.001, 'episode')
+    assert (cfg.loss.gamma, cfg.loss.lam, cfg.eval.temperature, cfg.steps) == (1, 1, 0.5, 200)
+    assert cfg.env.max_turns == (1 if name == 'bandit' else 5)
+
+
+# ---- the two examples --------------------------------------------------------------------------
+
+
+def example(mark):
+    """The one block of Python that holds `mark`; at most 40 lines of it are not blank."""
+    (block,) = (block for block in blocks('python') if mark in block)
+    assert sum(bool(line.strip()) for line in block.splitlines()) <= 40
+    return block
+
+
+@pytest.fixture(scope='module')
+def corridor(tmp_path_factory):
+    module = load('corridor', example('(TextEnvironment)'), tmp_path_factory.mktemp('readme'))
+    env = module.Corridor()
+    return env, env.make_params('train')
+
+
+def test_the_example_environment_offers_what_the_interface_asks(corridor):
+    env, params = corridor
+    pools = [np.asarray(env.make_params(split).levels) for split in ('train', 'validation', 'test')]
+    levels = [tuple(level) for pool in pools for level in pool.tolist()]
+    assert len(levels) == len(set(levels)) == 9 * 8  # ordered pairs of different cells
+    assert env.num_levels(params) == len(pools[0])
+    lines, (places,) = env.lines(params), env.line_slots(params)
+    assert len(lines) == len(places)
+    for level in range(env.num_levels(params)):
+        state = env.reset_level(jnp.int32(level), params)
+        (line,) = env.line_ids(state, params)
+        player, door = pools[0][level]
+        said = f'You are at {player}, the door is at {door}.\n'
+        assert lines[int(line)] == env.observation_text(state) == said
+        assert set(env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(view_page.CELLS)
+    obs, state, reward, terminated, truncated, info = env.step(
+        jax.random.key(0), env.reset_level(jnp.int32(0), params), 1, params
+    )
+    assert obs.shape == (1,) and reward.dtype == jnp.float32 and not truncated
+
+
+def test_the_example_environment_is_walked_to_its_door_as_text(corridor):
+    env, params = corridor
+    level = int(np.flatnonzero(np.asarray(params.levels[:, 1] - params.levels[:, 0]) == 4)[0])
+    task = text.build_task(env, params, tiny.tokenizer(), style='ragen', **tiny.BUDGETS)
+    episode = text.begin(task, jnp.int32(level))
+    tokens, count = text.turn_tokens(task, episode, jnp.bool_(True))
+    shown = tiny.tokenizer().decode([*task.prefix.tolist(), *tokens[:count].tolist()])
+    assert env.instruction in shown and env.observation_text(episode.state) in shown
+    right = jnp.array([1, 1, 1], jnp.int32)
+    play = jax.jit(text.play_turn)
+    episode, first = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
+    assert int(first.stop) == EpisodeStop.NONE and not first.success
+    episode, second = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
+    # Four steps to the door: the second turn executes one of its three actions.
+    assert int(second.stop) == EpisodeStop.TERMINATED and second.success
+    assert (int(second.num_actions), float(second.reward)) == (1, 1.0)
+
+
+def test_the_example_environment_plays_in_a_rollout(corridor):
+    env, params = corridor
+    task = text.build_task(env, params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
+    stream = jnp.arange(8, dtype=jnp.int32)
+    listed = rollout.Episodes(level=stream // 2, token_stream=stream, world_stream=stream)
+    out, counters = tiny.play(
+        'bandit', tiny.untrained(), jax.random.key(0), listed=listed, task_=task
+    )
+    assert int(counters['overflow']) == 0 and (out.num_turns == task.max_turns).all()
+    assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()
+    first = out.tokens[3][(out.turn[3] == 0) & ~out.action_mask[3] & out.attention_mask[3]]
+    state = env.reset_level(jnp.int32(1), params)
+    assert env.observation_text(state) in tiny.tokenizer().decode(first)
+
+
+def test_the_example_of_random_play_and_oracle(corridor, tmp_path):
+    env, params = corridor
+    assert solvers.np is np and solvers.simulate_random  # what the function finds in its file
+    head = 'import numpy as np\n\nfrom agentrl_jax.envs.solvers import simulate_random\n\n\n'
+    curves = load('curves', head + example('def _corridor_curves'), tmp_path)._corridor_curves
+    budgets = np.array([1, 8])
+    random, oracle = (np.asarray(c) for c in curves(env, params, budgets, 20, 0))
+    assert random.shape == oracle.shape == (2, env.num_levels(params))
+    near = np.abs(np.diff(params.levels)[:, 0]) == 1
+    assert (oracle[0] == near).all() and oracle[1].all()
+    # One random step finds a door next to the player half of the time, and no other.
+    np.testing.assert_allclose(random[0][near].mean(), 0.5, atol=0.15)
+    assert not random[0][~near].any() and (random[1] >= random[0]).all()
+
+
+@pytest.fixture(scope='module')
+def imitation(tmp_path_factory):
+    source = example('def make_batch')
+    return load('imitation', source, tmp_path_factory.mktemp('readme'))
+
+
+def test_the_example_algorithm_by_hand(imitation):
+    # Group (1, 2, 3, 6): mean 3, only 6 lies above. Group (1, 1, 1, 1): nobody does.
+    rewards = np.array([[1], [2], [3], [6], [1], [1], [1], [1]])
+    out = toy.rollout_of([[(1, 2)]] * 8, rewards, length=4)
+    batch = imitation.make_batch(out, toy.scores_of(out), group_size=4)
+    expected = np.zeros((8, 4))
+    expected[3, 1:3] = 1.0
+    np.testing.assert_array_equal(batch.advantages, expected)
+    assert batch.advantages.dtype == jnp.float32 and batch.returns.dtype == jnp.float32
+
+
+def test_the_example_algorithm_learns(imitation):
+    returns, _ = probes.train(imitation, probes.delayed, turns=2, steps=60)
+    assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
