@@ -8,7 +8,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tables clean python-version
+.PHONY: help demo test lint clean python-version
 
 help:
 	@sed -n 's/^# //p' Makefile | head -3
@@ -25,9 +25,6 @@ test: $(VENV)/test.stamp
 lint: $(VENV)/test.stamp
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-
-tables: $(VENV)/run.stamp
-	$(RUN) -m agentrl_jax.tables
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax import assemble, checkpoint, pages, report, run_log, train, validation
+from agentrl_jax import assemble, checkpoint, pages, report, run_log, start, train, validation
 
 
 def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, float]:
@@ -26,12 +26,12 @@ def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, fl
     params = run.params
     if workdir:
         saved = checkpoint.read_extra(workdir, step=step)
-        checkpoint.check_config(saved['config'], train.config_dict(cfg), may_differ=MAY_DIFFER)
+        checkpoint.check_config(saved['config'], start.config_dict(cfg), may_differ=MAY_DIFFER)
         if assemble.needs_critic(cfg) and cfg.critic.share_backbone:
-            params = train.start_state(run, params).params
-        params = checkpoint.load_params_only(workdir, train.abstract_of(params), step=step)
-        params = train.policy_of(params)
-    key = train.stream_key(run, train.EVALUATE)
+            params = start.start_state(run, params).params
+        params = checkpoint.load_params_only(workdir, start.abstract_of(params), step=step)
+        params = start.policy_of(params)
+    key = start.stream_key(run, start.EVALUATE)
     rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
     train.check_counters(counters)
     metrics = validation.summarise(run.count(rollout))

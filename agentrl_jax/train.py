@@ -8,7 +8,6 @@ step), so a run that was killed and resumed ends with the same bits as one that 
 
 import dataclasses
 import functools
-import json
 import sys
 import time
 from pathlib import Path
@@ -31,21 +30,25 @@ from agentrl_jax import (
     run_log,
     runtime,
     score,
-    sft,
     sharding,
     update,
     validation,
 )
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs import experts
-from agentrl_jax.models import critic
 from agentrl_jax.progress import Progress
+from agentrl_jax.start import (
+    COLLECT,
+    EVALUATE,
+    LEVELS,
+    config_dict,
+    open_state,
+    policy_of,
+    stream_key,
+)
 from agentrl_jax.types import TrainState
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
 PAGE_EPISODES = 64  # episodes on a rollout page
-LEVELS, COLLECT, EVALUATE, CLONE = range(4)  # random streams of a run
-MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'stop')  # what a resumed run may change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,99 +155,6 @@ def build(cfg: Any) -> Run:
     )  # fmt: skip
 
 
-def start_state(run: Run, params: Any) -> TrainState:
-    """State of step 0 around the given policy parameters, laid out over the mesh."""
-    cfg = run.cfg
-
-    def make(params):
-        params, critic_params, critic_opt_state = dict(params), None, None
-        if assemble.needs_critic(cfg):
-            if cfg.critic.share_backbone:
-                params['value_head'] = critic.init_head(run.config)
-            else:
-                critic_params = critic.init(params, run.config)
-                critic_opt_state = run.txs[1].init(critic_params)
-        return TrainState(
-            step=jnp.int32(0), params=params, opt_state=run.txs[0].init(params),
-            critic_params=critic_params, critic_opt_state=critic_opt_state,
-            kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
-        )  # fmt: skip
-
-    layout = sharding.state_specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
-    return jax.jit(make, out_shardings=layout)(params)
-
-
-def clone_demonstrations(run: Run) -> Any:
-    """Behaviour-cloned policy parameters: demonstrations of oracle and random play, then SFT."""
-    cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config, run.mesh)
-
-    def expert(states, used):
-        return experts.plans(
-            run.task.env, run.task.env_params, states, used, cfg.env.max_actions_per_episode
-        )
-
-    with Progress(run.task.max_turns, 'demonstrating') as progress:
-        demonstrations = sft.demonstrate(
-            run.task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
-            oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens, report=progress.advance,
-        )  # fmt: skip
-    with Progress(cfg.clone.steps, 'cloning') as progress:
-        return sft.clone(
-            run.params, demonstrations, stream_key(run, CLONE),
-            hidden_fn=fns.hidden, head_fn=fns.head, tx=assemble.clone_optimiser(cfg),
-            steps=cfg.clone.steps, batch_size=cfg.clone.batch,
-            chunk_size=cfg.batch.head_chunk,
-            report=lambda step, loss: progress.advance(1, loss=loss),
-        )  # fmt: skip
-
-
-def policy_of(params: Any) -> Any:
-    """The parameters a rollout needs: without a value head on a shared backbone."""
-    return {name: part for name, part in params.items() if name != 'value_head'}
-
-
-def open_state(run: Run, checkpoints: Any) -> tuple[TrainState, Any]:
-    """(state, reference policy or None): of the newest checkpoint, or a fresh step 0."""
-    fresh = checkpoint.latest_step(checkpoints) is None
-    params = run.params
-    if fresh and run.cfg.clone.episodes:
-        params = clone_demonstrations(run)
-    state = start_state(run, params)
-    if fresh:
-        checkpoint.save(checkpoints, 0, state, {'config': config_dict(run.cfg)})
-    else:
-        saved = checkpoint.read_extra(checkpoints.directory)
-        checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
-        state, _ = checkpoint.restore(checkpoints, abstract_of(state))
-    if not assemble.needs_reference(run.cfg):
-        return state, None
-    return state, open_reference(run, checkpoints.directory.parent, policy_of(state.params), fresh)
-
-
-def open_reference(run: Run, workdir: Path, start: Any, fresh: bool) -> Any:
-    """The policy that KL terms hold on to: that of step 0, kept beside the checkpoints."""
-    kept = checkpoint.open_checkpoints(workdir / 'reference', keep=1, async_=False)
-    if fresh or checkpoint.latest_step(kept) is None:
-        checkpoint.save(kept, 0, {'params': start}, {})
-    reference, _ = checkpoint.restore(kept, {'params': abstract_of(start)})
-    checkpoint.close(kept)
-    return reference['params']
-
-
-def abstract_of(tree: Any) -> Any:
-    """Shapes, dtypes and layouts of a tree of arrays."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
-def config_dict(cfg: Any) -> dict:
-    return json.loads(cfg.to_json_best_effort())
-
-
-def stream_key(run: Run, stream: int, step: int = 0) -> jax.Array:
-    """The random stream of one purpose at one step; nothing else in a run is random."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(run.cfg.seed), stream), step)
-
-
 def measure(run: Run, state: TrainState) -> dict[str, float]:
     """Validation: one episode on each level of the held-out pool, the same luck every time."""
     rollout, counters = run.collect_eval(
@@ -295,13 +205,14 @@ def train(cfg: Any, workdir: str) -> int:
     """Runs or resumes a run; returns the exit code (0, or 75 when asked to stop early)."""
     run = build(cfg)
     workdir = runtime.check_workdir(workdir, min_free_bytes=space_needed(run))
+    speaks = jax.process_index() == 0
+    if speaks:
+        report.write_reference(workdir, run.eval_task)
     checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
     state, reference = open_state(run, checkpoints)
     first = int(state.step)
-    speaks = jax.process_index() == 0
     if speaks:
         run_log.write_config(workdir, cfg, sys.argv)
-        report.write_reference(workdir, run.eval_task)
     with (
         run_log.RunLog(
             workdir, resume_step=first, tensorboard=cfg.log.tensorboard,
@@ -325,14 +236,14 @@ def loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
     first, validated = int(state.step), False
     history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     for step in range(first, cfg.steps + 1):
-        began, row = time.monotonic(), {}
-        with counter:
-            if step == cfg.steps or (cfg.eval.every and step % cfg.eval.every == 0) or step == 0:
-                before = counter.count
+        began, row, before = time.monotonic(), {}, counter.count
+        if step in (0, cfg.steps) or (cfg.eval.every and step % cfg.eval.every == 0):
+            with counter:
                 row |= measure(run, state)
-                if warm is not None and not validated:  # a resumed run validates late at first
-                    warm += counter.count - before
-                validated = True
+            if warm is not None and not validated:  # a resumed run validates late at first
+                warm += counter.count - before
+            validated = True
+        with counter:
             if step < cfg.steps:
                 state, measured, seen = train_step(run, state, reference, step)
                 row |= jax.device_get(measured)
@@ -355,12 +266,18 @@ def loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
             return runtime.EXIT_PREEMPTED, state
         if (step + 1) % cfg.checkpoint.every == 0:
             checkpoint.save(checkpoints, step + 1, state, {'config': config_dict(cfg)})
-        alarm = run_log.echo_trap(history)
-        if alarm.level != 'ok' and cfg.stop.echo_trap != 'off':
-            progress.say(f'step {step}: {alarm.reason}')
-            if alarm.level == 'stop' and cfg.stop.echo_trap == 'stop':
-                return 1, state
+        if alarmed(cfg, step, history, progress):
+            return 1, state
     return 0, state
+
+
+def alarmed(cfg: Any, step: int, history: list[dict], progress: Progress) -> bool:
+    """Says what the echo-trap alarm says; True when the run is to end."""
+    alarm = run_log.echo_trap(history)
+    if alarm.level == 'ok' or cfg.stop.echo_trap == 'off':
+        return False
+    progress.say(f'step {step}: {alarm.reason}')
+    return alarm.level == 'stop' and cfg.stop.echo_trap == 'stop'
 
 
 def page_due(cfg: Any, step: int) -> bool:

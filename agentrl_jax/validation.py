@@ -1,7 +1,4 @@
-"""Success of a policy on a held-out pool, with Wilson intervals, beside random play and the oracle.
-
-python -m agentrl_jax.evaluate --config=configs/demo.py --workdir=runs/demo [--checkpoint=STEP]
-"""
+"""Success on held-out levels: sums over episodes, and their Wilson intervals."""
 
 import jax
 import jax.numpy as jnp

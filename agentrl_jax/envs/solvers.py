@@ -104,6 +104,11 @@ def reference_curves(
     Exact for FrozenLake and Bandit; Sokoban's random play is simulated `rollouts` times a level.
     """
     curves = {'bandit': _bandit_curves, 'frozen_lake': _lake_curves, 'sokoban': _sokoban_curves}
+    if env.name not in curves:
+        raise ValueError(
+            f'what random and best play reach in {env.name!r} is not known; add a function for it '
+            'to reference_curves in agentrl_jax/envs/solvers.py'
+        )
     by_level = curves[env.name](env, params, np.asarray(budgets), rollouts, seed)
     result = {}
     for player, success in zip(('random', 'oracle'), by_level, strict=True):
