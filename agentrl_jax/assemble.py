@@ -297,22 +297,22 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     algorithm, loss, size = ALGORITHMS[cfg.algorithm], cfg.loss, cfg.batch
     kept = kept_groups(cfg) * cfg.rollout.group_size
     in_reward = loss.kl_in == 'reward'
+    head = dict(
+        temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
+        row_tokens=cfg.env.max_turns * cfg.rollout.max_response,  # no row can have sampled more
+    )  # fmt: skip
     return {
-        'score': dict(
-            microbatch_rows=size.microbatch_rows, temperature=cfg.rollout.temperature,
-            chunk_size=size.head_chunk, recompute=False,
-        ),
+        'score': dict(microbatch_rows=size.microbatch_rows, recompute=False, **head),
         'batch': dict(kl_in_reward=needs_reference(cfg) and in_reward)
         | {name: loss[name] for name in algorithm.SETTINGS},
         'update': dict(
             loss=algorithm.loss, clip_low=loss.clip_low, clip_high=loss.clip_high,
             dual_clip=loss.dual_clip or None, entropy_coef=loss.entropy_coef,
             kl_estimator=loss.kl_estimator if needs_reference(cfg) and not in_reward else None,
-            temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
             aggregation=loss.aggregation, value_clip=loss.value_clip or None,
             value_coef=loss.value_coef, num_minibatches=kept // size.minibatch_rows,
             num_microbatches=size.minibatch_rows // size.microbatch_rows, epochs=size.epochs,
             kl_target=loss.kl_target or None, kl_horizon=loss.kl_horizon,
-            row_sharding=sharding.shard_rows(mesh),
+            row_sharding=sharding.shard_rows(mesh), **head,
         ),
     }  # fmt: skip

@@ -5,6 +5,8 @@ loss is sum(weights * per_token) with weights from token_weights: their denomina
 the whole optimiser batch, so any split into micro-batches or devices adds up to the same number.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -59,6 +61,8 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     with_entropy: bool = False,
+    mask: jax.Array | None = None,
+    row_tokens: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
 
@@ -66,28 +70,49 @@ def token_logprobs(
     gets 0. At most about chunk_size tokens have their logits alive at a time, forward and backward
     (each chunk is rematerialised); None computes all at once. Chunks are cut along T, so rows keep
     their sharding. Without with_entropy the second result is zeros.
+
+    With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
+    the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
     """
+    chunked = functools.partial(
+        _chunked_logprobs, head=head.astype(hidden.dtype), inverse_temperature=1.0 / temperature,
+        chunk_size=chunk_size, with_entropy=with_entropy,
+    )  # fmt: skip
     rows, length = tokens.shape
+    if row_tokens is None or row_tokens >= length:
+        logprobs, entropy = chunked(hidden, jnp.pad(tokens[:, 1:], ((0, 0), (0, 1))))
+        return token_values(logprobs), token_values(entropy)
+    mask = mask.at[:, 0].set(False)
+    index = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
+    before = jnp.clip(index - 1, 0, length - 2)
+    states = jnp.take_along_axis(hidden, before[:, :, None], axis=1)
+    out = chunked(states, jnp.take_along_axis(tokens, before + 1, axis=1))
+    empty = jnp.where(mask & (jnp.cumsum(mask, axis=1) > row_tokens), jnp.nan, 0.0)
+    row = jnp.arange(rows)[:, None]
+    logprobs, entropy = (empty.at[row, index].set(x, mode='drop') for x in out)
+    return logprobs, entropy
+
+
+def _chunked_logprobs(hidden, targets, *, head, inverse_temperature, chunk_size, with_entropy):
+    """_chunk_logprobs of hidden [B, N, D] and targets [B, N], chunk by chunk."""
+    rows, length = targets.shape
     chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
     width = -(-length // chunks)
     chunks = -(-length // width)
-    targets = jnp.pad(tokens[:, 1:], ((0, 0), (0, chunks * width - length + 1)))
+    targets = jnp.pad(targets, ((0, 0), (0, chunks * width - length)))
     hidden = jnp.pad(hidden, ((0, 0), (0, chunks * width - length), (0, 0)))
-    head = head.astype(hidden.dtype)
 
     def one_chunk(xs):
-        return _chunk_logprobs(*xs, head, 1.0 / temperature, with_entropy)
+        return _chunk_logprobs(*xs, head, inverse_temperature, with_entropy)
 
     if chunks == 1:
-        logprobs, entropy = one_chunk((hidden, targets))
-    else:
-        by_chunk = (
-            hidden.reshape(rows, chunks, width, -1).swapaxes(0, 1),
-            targets.reshape(rows, chunks, width).swapaxes(0, 1),
-        )
-        stacked = jax.lax.map(jax.checkpoint(one_chunk), by_chunk)
-        logprobs, entropy = (x.swapaxes(0, 1).reshape(rows, -1) for x in stacked)
-    return token_values(logprobs[:, :length]), token_values(entropy[:, :length])
+        return one_chunk((hidden, targets))
+    by_chunk = (
+        hidden.reshape(rows, chunks, width, -1).swapaxes(0, 1),
+        targets.reshape(rows, chunks, width).swapaxes(0, 1),
+    )
+    stacked = jax.lax.map(jax.checkpoint(one_chunk), by_chunk)
+    return tuple(x.swapaxes(0, 1).reshape(rows, -1)[:, :length] for x in stacked)
 
 
 def token_values(raw: jax.Array) -> jax.Array:

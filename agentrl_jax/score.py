@@ -39,21 +39,23 @@ def score(
     temperature: float,
     chunk_size: int,
     recompute: bool,
+    row_tokens: int | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
     again (for a sampler of another precision). values_fn(params, critic_params, tokens, positions,
-    attention_mask) -> raw values [B, T].
+    attention_mask) -> raw values [B, T]. row_tokens: as in losses.token_logprobs.
     """
-    rows = (rollout.tokens, rollout.attention_mask)
+    rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
     zeros = jnp.zeros_like(rollout.logprobs)
 
-    def logprobs(model, tokens, attention):
+    def logprobs(model, tokens, attention, mask):
         hidden = hidden_fn(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
-            hidden, head_fn(model), tokens, temperature=temperature, chunk_size=chunk_size
-        )[0]
+            hidden, head_fn(model), tokens,
+            temperature=temperature, chunk_size=chunk_size, mask=mask, row_tokens=row_tokens,
+        )[0]  # fmt: skip
 
     def values(tokens, attention):
         raw = values_fn(params, critic_params, tokens, positions_of(attention), attention)
@@ -65,6 +67,6 @@ def score(
     if ref_params is not None:
         ref = score_rows(lambda *x: logprobs(ref_params, *x), rows, microbatch_rows)
     if values_fn is not None:
-        value = score_rows(values, rows, microbatch_rows)
+        value = score_rows(values, rows[:2], microbatch_rows)
     mask = rollout.action_mask
     return Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))

@@ -55,6 +55,44 @@ def test_token_logprobs_shift_by_hand():
     np.testing.assert_allclose(entropy, [[0.0, want]], rtol=1e-6)
 
 
+@pytest.mark.parametrize('row_tokens', [4, 6])
+@pytest.mark.parametrize('chunk_size', [None, 5])
+def test_masked_tokens_alone_see_the_head(chunk_size, row_tokens):
+    hidden, head, tokens = head_case(2)
+    mask = jnp.asarray(np.random.default_rng(0).random(tokens.shape) < 0.4).at[0].set(False)
+    mask = mask.at[1, -4:].set(True).at[1, :3].set(False)
+    hidden = jnp.asarray(hidden).at[0].set(jnp.nan)  # of the row without any
+
+    def run(hidden, **selection):
+        out = losses.token_logprobs(
+            hidden, head, tokens, temperature=0.7, chunk_size=chunk_size, with_entropy=True,
+            **selection,
+        )  # fmt: skip
+        logprobs, entropy = (jnp.where(mask, x, 0.0) for x in out)
+        return (jnp.sin(logprobs) + entropy**2).sum(), (logprobs, entropy, out)
+
+    program = jax.value_and_grad(run, has_aux=True)
+    (_, (*few, raw)), gradient = program(hidden, mask=mask, row_tokens=row_tokens)
+    (_, (*every, _)), expected = program(hidden.at[0].set(0.0))
+    np.testing.assert_allclose(np.stack(few)[:, :, 1:], np.stack(every)[:, :, 1:], atol=2e-6)
+    np.testing.assert_allclose(gradient[1:], expected[1:], atol=2e-5)
+    assert not np.asarray(raw)[:, ~np.asarray(mask)].any()
+
+
+def test_the_head_is_not_computed_for_more_than_row_tokens():
+    hidden, head, tokens = head_case(3)
+
+    def run(hidden):
+        return losses.token_logprobs(
+            hidden, head, tokens, mask=jnp.ones(tokens.shape, bool), row_tokens=2
+        )[0]
+
+    text = str(jax.make_jaxpr(run)(hidden))
+    assert 'f32[3,2,11]' in text and 'f32[3,7,11]' not in text
+    # tokens 3 to 6 of each row are more than was promised
+    np.testing.assert_array_equal(np.isnan(run(hidden)), np.arange(7)[None].repeat(3, 0) > 2)
+
+
 def test_without_entropy_the_second_result_is_zero():
     hidden, head, tokens = head_case(1)
     assert not losses.token_logprobs(hidden, head, tokens, chunk_size=4)[1].any()

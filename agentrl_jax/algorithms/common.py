@@ -126,11 +126,13 @@ def policy_loss(
     kl_estimator: str | None = None,
     temperature: float = 1.0,
     chunk_size: int | None = None,
+    row_tokens: int | None = None,
 ) -> tuple[jax.Array, tuple[dict, jax.Array]]:
     """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, (metric sums, hidden)).
 
     weights float32 [B, T] from losses.token_weights on the whole optimiser batch. kl_estimator None
-    leaves the KL term out.
+    leaves the KL term out. row_tokens: the most that a row can have of trained tokens; the head is
+    computed for so many (None: for all).
     """
     hidden = hidden_fn(
         params, batch.tokens, positions_of(batch.attention_mask), batch.attention_mask
@@ -138,6 +140,7 @@ def policy_loss(
     logprobs, entropy = losses.token_logprobs(
         hidden, head_fn(params), batch.tokens,
         temperature=temperature, chunk_size=chunk_size, with_entropy=True,
+        mask=batch.mask, row_tokens=row_tokens,
     )  # fmt: skip
     per_token = loss(logprobs, batch, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     sums = ratio_sums(jax.lax.stop_gradient(logprobs), batch, clip_low, clip_high)
