@@ -12,6 +12,9 @@ from agentrl_jax.envs import text
 from agentrl_jax.tokens.answer import parse_answer
 from agentrl_jax.types import Rollout, TurnStop
 
+# One program for all pages of a run: their tasks and numbers of episodes are the same.
+play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
+
 
 def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) -> tuple:
     """(parts int32 [B, A], matched bool [B]) of turn k, parsed again on the host."""
@@ -39,7 +42,6 @@ def replay(rollout: Rollout, streams: np.ndarray, task, tokenizer, key: jax.Arra
     k_world = jax.random.split(key)[1]
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(k_world, jnp.asarray(streams))
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(rollout.level))
-    play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
     grids: list[list] = [[] for _ in range(rollout.tokens.shape[0])]
     for k in range(int(rollout.num_turns.max(initial=0)) + 1):
         states = jax.device_get(worlds.state)
@@ -47,7 +49,7 @@ def replay(rollout: Rollout, streams: np.ndarray, task, tokenizer, key: jax.Arra
             grids[b].append(task.env.cells(jax.tree.map(lambda x, b=b: x[b], states)))
         if k < task.max_turns:
             parts, matched = turn_parts(rollout, k, task, tokenizer)
-            worlds, _ = play(task, keys, worlds, jnp.asarray(parts), jnp.asarray(matched))
+            worlds, _ = play_turns(task, keys, worlds, jnp.asarray(parts), jnp.asarray(matched))
     return grids
 
 
