@@ -1,6 +1,5 @@
 """collect: what it samples is what the trainer sees, whatever the schedule and the mesh."""
 
-import functools
 import math
 
 import jax
@@ -13,15 +12,8 @@ from jax.sharding import AxisType
 from agentrl_jax import rollout
 from agentrl_jax.types import EpisodeStop, TurnStop
 
-TEMPERATURES = {'frozen_lake': 1.0, 'sokoban': 1.3, 'bandit': 0.6}
-KEY = jax.random.key(7)
+KEY, played = tiny.KEY, tiny.played
 END = tiny.tokenizer().special('<|im_end|>')
-
-
-@functools.cache
-def played(name):
-    """(rollout, counters) of a cloned policy: 16 episodes in 8 slots."""
-    return tiny.play(name, tiny.cloned(name)[0], KEY, temperature=TEMPERATURES[name])
 
 
 def assert_sampler_is_trainer(params, out, temperature):
@@ -42,7 +34,7 @@ def assert_same_rollout(one, other):
 
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_the_sampler_is_the_trainer(name):
-    assert_sampler_is_trainer(tiny.cloned(name)[0], played(name)[0], TEMPERATURES[name])
+    assert_sampler_is_trainer(tiny.cloned(name)[0], played(name)[0], tiny.TEMPERATURES[name])
 
 
 @pytest.mark.parametrize('name', tiny.NAMES)

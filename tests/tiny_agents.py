@@ -141,6 +141,16 @@ def play(name, params, key, *, listed=None, task_=None, **settings):
     return jax.device_get(compiled(**chosen)(params, task_ or task(name), listed, key))
 
 
+KEY = jax.random.key(7)
+TEMPERATURES = {'frozen_lake': 1.0, 'sokoban': 1.3, 'bandit': 0.6}
+
+
+@functools.cache
+def played(name):
+    """(rollout, counters) of a cloned policy with KEY: 16 episodes in 8 slots."""
+    return play(name, cloned(name)[0], KEY, temperature=TEMPERATURES[name])
+
+
 # A second opinion, with Python's re and one environment step at a time.
 
 

@@ -1,0 +1,120 @@
+"""Rollout pages: worlds played again from the tokens, and what the document says of an episode."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax import pages
+from agentrl_jax.types import EpisodeStop, TurnStop
+
+
+def replayed(name):
+    out, _ = tiny.played(name)
+    return pages.replay(out, np.arange(16), tiny.task(name), tiny.tokenizer(), tiny.KEY)
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_replayed_worlds_are_those_of_the_rollout(name):
+    """Cell for cell those of a replay by hand: before every turn, and after the last."""
+    out, _ = tiny.played(name)
+    env, grids = tiny.task(name).env, replayed(name)
+    for b in range(16):
+        states, _ = tiny.replay(out, b, tiny.task(name), tiny.KEY, b)
+        assert len(grids[b]) == out.num_turns[b] + 1
+        assert grids[b] == [env.cells(jax.device_get(state)) for state in states]
+
+
+@pytest.mark.parametrize('name', ['frozen_lake', 'sokoban'])
+def test_replayed_worlds_agree_with_the_prompts_and_the_outcome(name):
+    """The grid of turn k is spelled in its prompt; solved episodes end on the goal or target."""
+    out, _ = tiny.played(name)
+    env, grids, signs = tiny.task(name).env, replayed(name), {}
+    symbols = env.symbols if name == 'sokoban' else 'P_OGX√'
+    order = (
+        ('wall', 'empty', 'target', 'box on target', 'box', 'player', 'player on target')
+        if name == 'sokoban'
+        else ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
+    )
+    signs = dict(zip(order, symbols, strict=True))
+    for b in range(16):
+        for k in range(out.num_turns[b]):
+            prompt = out.tokens[b][(out.turn[b] == k) & ~out.action_mask[b]]
+            drawn = ''.join(''.join(signs[cell] for cell in row) + '\n' for row in grids[b][k])
+            assert drawn in tiny.tokenizer().decode(prompt)
+        last = {cell for row in grids[b][-1] for cell in row}
+        assert out.success[b] == (('player on goal' in last) or ('box on target' in last))
+
+
+def test_another_key_or_stream_replays_other_ice():
+    out, _ = tiny.played('frozen_lake')
+    task, tokenizer = tiny.task('frozen_lake'), tiny.tokenizer()
+    right = pages.replay(out, np.arange(16), task, tokenizer, tiny.KEY)
+    for streams, key in ((np.arange(16) + 1, tiny.KEY), (np.arange(16), jax.random.key(8))):
+        assert pages.replay(out, streams, task, tokenizer, key) != right
+
+
+@pytest.fixture(scope='module')
+def page(tmp_path_factory):
+    """(document, html) of a lake rollout with ratios, and advantages for the first half only."""
+    out, _ = tiny.played('frozen_lake')
+    advantages = np.where(np.arange(16)[:, None] < 8, out.logprobs - 1, np.nan)
+    path = pages.write(
+        tmp_path_factory.mktemp('run'), 'step_000000', out, task=tiny.task('frozen_lake'),
+        tokenizer=tiny.tokenizer(), streams=np.arange(16), key=tiny.KEY, group_size=4,
+        title='a rollout', extras={'ratio': np.exp(out.logprobs), 'advantages': advantages},
+        limit=16,
+    )  # fmt: skip
+    assert path.name == 'step_000000.html' and path.parent.name == 'rollouts'
+    document = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
+    return document, path.read_text(encoding='utf-8')
+
+
+def test_the_document_holds_every_token_and_turn(page):
+    out, _ = tiny.played('frozen_lake')
+    document, _ = page
+    assert document['env'] == 'frozen_lake' and len(document['episodes']) == 16
+    names = tiny.task('frozen_lake').env.ACTION_NAMES
+    for b, episode in enumerate(document['episodes']):
+        assert episode['level'] == out.level[b] and episode['group'] == b // 4
+        assert episode['return'] == pytest.approx(out.returns[b], abs=1e-6)
+        assert episode['episode_stop'] == EpisodeStop(out.episode_stop[b]).name.lower()
+        ids = out.tokens[b][out.attention_mask[b]]
+        text = ''.join(token['s'] for token in episode['tokens'])
+        assert text == tiny.tokenizer().decode(ids, show_special=True)
+        sampled = [token for token in episode['tokens'] if token['k'] == 'a']
+        np.testing.assert_allclose(
+            [token['lp'] for token in sampled], out.logprobs[b][out.action_mask[b]], rtol=1e-6
+        )
+        for token in sampled:
+            assert token['ratio'] == pytest.approx(np.exp(token['lp']), rel=1e-5)
+            expected = token['lp'] - 1 if b < 8 else 'nan'
+            assert token['adv'] == pytest.approx(expected) if b < 8 else token['adv'] == expected
+        for k, turn in enumerate(episode['turns']):
+            assert turn['stop'] == TurnStop(out.turn_stop[b, k]).name.lower()
+            acted = [names[i] for i in out.actions[b, k] if i >= 0]
+            assert turn['actions'] == acted and turn['valid'] == out.valid[b, k]
+
+
+def test_the_page_is_one_file_without_scripts(page):
+    _, html = page
+    assert html.startswith('<!DOCTYPE html>') or html.startswith('<!doctype html>')
+    assert '<script' not in html and 'a rollout' in html and 'http' not in html.split('<body')[1]
+
+
+def test_a_page_with_less_room_shows_some_of_every_group(tmp_path):
+    out, _ = tiny.played('frozen_lake')
+    path = pages.write(
+        tmp_path, 'some', out, task=tiny.task('frozen_lake'), tokenizer=tiny.tokenizer(),
+        streams=np.arange(16), key=tiny.KEY, group_size=4, title='some', extras={}, limit=8,
+    )  # fmt: skip
+    episodes = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))['episodes']
+    assert [episode['group'] for episode in episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [episode['level'] for episode in episodes] == out.level[::2].tolist()
+    full = replayed('frozen_lake')
+    assert [episode['turns'][0]['grid'] for episode in episodes] == [
+        full[b][0] for b in range(0, 16, 2)
+    ]
+    assert [episode['final_grid'] for episode in episodes] == [full[b][-1] for b in range(0, 16, 2)]
