@@ -6,9 +6,19 @@ The same command resumes from the newest checkpoint. Everything random is a func
 step), so a run that was killed and resumed ends with the same bits as one that was not.
 """
 
+import sys
+
+from agentrl_jax import runtime
+
+if __name__ == '__main__':
+    # First of all: gymnax computes a constant when it is imported, and that starts the backend.
+    try:
+        runtime.initialize_distributed()
+    except ValueError as error:
+        sys.exit(f'error: {error}')
+
 import dataclasses
 import functools
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +38,6 @@ from agentrl_jax import (
     pages,
     report,
     run_log,
-    runtime,
     score,
     sharding,
     update,
@@ -305,7 +314,6 @@ def space_needed(run: Run) -> int:
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
-    runtime.initialize_distributed()
     try:
         code = train(flags.FLAGS.config, flags.FLAGS.workdir)
     except (ValueError, OSError) as error:

@@ -1,0 +1,117 @@
+"""The smallest runs that are whole: a config of seconds for each environment."""
+
+import functools
+import json
+import os
+import pathlib
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache as compilation_cache_module
+
+from agentrl_jax import checkpoint, start, train
+from configs import base
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MAX_TOKENS = {'frozen_lake': 96, 'sokoban': 144, 'bandit': 224}
+
+
+def config(name, **changes):
+    """base.get_config() cut down to 16 episodes and 3 steps; changes: dotted fields."""
+    cfg = base.get_config()
+    cfg.steps = 3
+    cfg.env.name = name
+    cfg.env.prompt = 'brief'
+    cfg.env.max_turns = 2
+    cfg.env.max_actions_per_turn = 2
+    cfg.env.max_actions_per_episode = 4
+    cfg.env.train_levels = 32
+    cfg.env.eval_levels = 12
+    cfg.sokoban.search_depth = 10
+    cfg.bandit.pairs = 'v0423'
+    cfg.model.hidden_size = 32
+    cfg.model.intermediate_size = 64
+    cfg.model.num_layers = 1
+    cfg.model.num_heads = 2
+    cfg.model.num_kv_heads = 1
+    cfg.rollout.num_groups = 4
+    cfg.rollout.group_size = 4
+    cfg.rollout.max_tokens = MAX_TOKENS[name]
+    cfg.rollout.max_response = 6
+    cfg.rollout.serve_rows = 4
+    cfg.optim.lr = 1e-3
+    cfg.optim.critic_lr = 1e-3
+    cfg.batch.minibatch_rows = 8
+    cfg.batch.microbatch_rows = 8
+    cfg.batch.head_chunk = 512
+    cfg.clone.batch = 16
+    cfg.clone.lr = 2e-2
+    cfg.eval.every = 2
+    cfg.checkpoint.every = 2
+    cfg.log.rollouts_every = 2
+    cfg.update_from_flattened_dict(changes)
+    return cfg
+
+
+def compilation_cache(folder):
+    """Programs compiled while this generator is open are kept and shared between runs."""
+    settings = {
+        'jax_compilation_cache_dir': str(folder),
+        'jax_persistent_cache_min_compile_time_secs': 0.0,
+        'jax_persistent_cache_min_entry_size_bytes': -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache_module.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache_module.reset_cache()
+
+
+def without_times(rows):
+    """Rows of metrics.jsonl without what a clock says."""
+    timed = ('time', 'perf/tokens_per_s')
+    return [{n: x for n, x in row.items() if not n.startswith(timed)} for row in rows]
+
+
+def saved_state(cfg, workdir, step=None):
+    """The TrainState of a checkpoint, the newest unless a step is named, on the host."""
+    opened = checkpoint.open_checkpoints(workdir, keep=100)
+    state, _ = checkpoint.restore(opened, abstract_state(cfg.to_json_best_effort()), step=step)
+    checkpoint.close(opened)
+    return jax.device_get(state)
+
+
+@functools.cache
+def abstract_state(text):
+    cfg = base.get_config()
+    cfg.update(json.loads(text))
+    run = train.build(cfg)
+    return start.abstract_of(start.start_state(run, run.params))
+
+
+def get_config():
+    """What the subprocess tests run: everything a checkpoint can hold, in 20 quick steps."""
+    return config(
+        'frozen_lake',
+        **{
+            'steps': 20, 'eval.every': 6, 'checkpoint.every': 4, 'log.rollouts_every': 7,
+            'filter.keep': 0.5, 'loss.kl_coef': 0.05, 'loss.kl_target': 0.1,
+            'clone.episodes': 32, 'clone.steps': 12,
+        },
+    )  # fmt: skip
+
+
+def environment(folder, **more):
+    """Environment variables of a subprocess: CPU, programs kept in the folder, quick to compile."""
+    return dict(
+        os.environ,
+        PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "tests"}',
+        JAX_PLATFORMS='cpu',
+        JAX_COMPILATION_CACHE_DIR=str(folder),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
+        XLA_FLAGS='--xla_backend_optimization_level=0',
+        **more,
+    )

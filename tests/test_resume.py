@@ -1,0 +1,129 @@
+"""A run that is killed and started again ends with the same bits as one that is left alone."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import checkpoint, run_log, runtime
+
+KILLED = -signal.SIGKILL
+
+
+class Runs:
+    """Runs of one config in subprocesses that share their compiled programs."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.cfg = micro_runs.get_config()
+        self.undisturbed = folder / 'undisturbed'
+        process = self.start(self.undisturbed)
+        assert self.finish(process) == 0, self.said(self.undisturbed)
+
+    def start(self, workdir):
+        with (self.folder / f'{workdir.name}.log').open('ab') as log:
+            return subprocess.Popen(
+                [sys.executable, '-m', 'agentrl_jax.train', '--config=tests/micro_runs.py',
+                 f'--workdir={workdir}'],
+                cwd=micro_runs.ROOT, env=micro_runs.environment(self.folder / 'programs'),
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def finish(self, process):
+        try:
+            return process.wait(timeout=240)
+        finally:
+            process.kill()
+
+    def said(self, workdir):
+        return (self.folder / f'{workdir.name}.log').read_text()
+
+    def rows(self, workdir):
+        return run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+    def stop_after(self, workdir, row, delay, number):
+        """Starts the run, waits for a row of metrics (-1: for nothing) and sends the signal."""
+        process = self.start(workdir)
+        deadline = time.monotonic() + 240
+        while row >= 0 and process.poll() is None and time.monotonic() < deadline:
+            if self.rows(workdir)[-1:] and self.rows(workdir)[-1]['step'] >= row:
+                break
+            time.sleep(0.01)
+        time.sleep(delay)
+        process.send_signal(number)
+        return self.finish(process)
+
+    def assert_same_as_undisturbed(self, workdir):
+        assert self.finish(self.start(workdir)) == 0, self.said(workdir)
+        rows, expected = self.rows(workdir), self.rows(self.undisturbed)
+        assert micro_runs.without_times(rows) == micro_runs.without_times(expected)
+        one, other = (micro_runs.saved_state(self.cfg, w) for w in (workdir, self.undisturbed))
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+        assert int(one.step) == self.cfg.steps
+        for page in (self.undisturbed / 'rollouts').glob('*.json'):
+            assert page.read_bytes() == (workdir / 'rollouts' / page.name).read_bytes()
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    yield from with_shared_programs(tmp_path_factory.mktemp('runs'))
+
+
+def with_shared_programs(folder):
+    programs = micro_runs.compilation_cache(folder / 'programs_here')
+    next(programs)
+    yield Runs(folder)
+    next(programs, None)
+
+
+def kill_and_resume(runs, name, *, kills, seed):
+    """kill -9 at random moments: some while the program starts, most a few steps later."""
+    rng, workdir, killed = random.Random(seed), runs.folder / name, 0
+    for number in range(kills):
+        rows = runs.rows(workdir)
+        reached = rows[-1]['step'] if rows else -1
+        row = -1 if number % 4 == 1 else reached + rng.randint(0, 4)
+        delay = rng.uniform(2, 6) if row == -1 else rng.uniform(0, 0.3)
+        killed += runs.stop_after(workdir, row, delay, signal.SIGKILL) == KILLED
+    assert killed >= kills - 1  # the last one may come too late
+    runs.assert_same_as_undisturbed(workdir)
+
+
+def test_the_undisturbed_run_trained(runs):
+    rows = runs.rows(runs.undisturbed)
+    assert [row['step'] for row in rows] == list(range(21))
+    assert all(row['perf/recompiles'] == 0 for row in rows)
+    assert checkpoint.steps(runs.undisturbed / 'checkpoints') == [16, 20]
+    state = micro_runs.saved_state(runs.cfg, runs.undisturbed)
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert all(np.isfinite(x).all() for x in moments) and any(x.any() for x in moments)
+
+
+def test_kill_9_at_random_moments_changes_nothing(runs):
+    kill_and_resume(runs, 'killed', kills=3, seed=0)
+
+
+@pytest.mark.slow
+def test_kill_9_at_ten_random_moments_changes_nothing(runs):
+    kill_and_resume(runs, 'killed_often', kills=10, seed=1)
+
+
+def test_sigterm_saves_the_step_and_says_so_by_its_exit_code(runs):
+    """Rows behind the checkpoint, the last one cut (what kill -9 may leave), are forgotten."""
+    workdir = runs.folder / 'preempted'
+    assert runs.stop_after(workdir, 5, 0.0, signal.SIGTERM) == runtime.EXIT_PREEMPTED
+    (step,) = checkpoint.steps(workdir / 'checkpoints')[-1:]
+    rows = runs.rows(workdir)
+    assert 5 < step < 20 and rows[-1]['step'] == step - 1
+    assert 'asked to stop' in runs.said(workdir)
+    ahead = json.dumps({**rows[-1], 'step': step}) + '\n'
+    with (workdir / run_log.METRICS_FILE).open('a') as file:
+        file.write(ahead + ahead[: len(ahead) // 2])
+    runs.assert_same_as_undisturbed(workdir)

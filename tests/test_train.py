@@ -1,0 +1,359 @@
+"""Whole runs in miniature: what they write, that they learn, and what they refuse to start."""
+
+import functools
+import importlib
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import assemble, checkpoint, metrics, rollout, run_log, sharding, start, train
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.types import Rollout
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
+RUNS = {
+    'ppo with a critic and a filter': ('frozen_lake', {'filter.keep': 0.5}),
+    'ppo on a shared backbone': (
+        'frozen_lake',
+        {'critic.share_backbone': True, 'loss.reward_on': 'episode', 'batch.epochs': 2},
+    ),
+    'grpo with a KL loss that adapts': (
+        'sokoban',
+        {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_target': 0.01, 'loss.kl_horizon': 100.0,
+         'loss.aggregation': 'seq_mean_token_mean', 'filter.keep': 0.5, 'batch.microbatch_rows': 8},
+    ),
+    'grpo with KL in the reward': (
+        'frozen_lake', {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'},
+    ),
+}  # fmt: skip
+WITH_CRITIC = ('value/loss', 'value/grad_norm', 'value/clip_frac', 'value/explained_variance')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    """name of RUNS -> (config, workdir, rows of metrics.jsonl) of a run of three steps."""
+
+    @functools.cache
+    def run(name):
+        env, changes = RUNS[name]
+        cloned = {'clone.episodes': 32, 'clone.steps': 12} if 'critic' in name else {}
+        cfg = micro_runs.config(env, **changes, **cloned)
+        workdir = tmp_path_factory.mktemp('run')
+        assert train.train(cfg, str(workdir)) == 0
+        return cfg, workdir, run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+    return run
+
+
+each_run = pytest.mark.parametrize('name', RUNS)
+
+
+@each_run
+def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
+    cfg, _, rows = finished(name)
+    assert [row['step'] for row in rows] == [0, 1, 2, 3]
+    for row in rows:
+        unknown = set(row) - {'step', 'time_s'} - set(metrics.METRICS)
+        assert not unknown, unknown
+        assert all(math.isfinite(value) for value in row.values()), row
+        assert row['perf/recompiles'] == 0 and ('eval/success' in row) == (row['step'] in (0, 2, 3))
+    for row in rows[:-1]:
+        assert row['update/skipped'] == 0 and row['policy/grad_norm'] > 0
+        assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
+        # The sampler was the policy of the first mini-batch; later ones see it moved.
+        assert row['sampler/logprob_gap'] <= 1e-5 and 1 < row['policy/ratio_max'] < 3
+        kept = assemble.kept_groups(cfg) * cfg.rollout.group_size
+        assert row['batch/trained_rows'] == kept
+        per_episode = row['rollout/response_length']
+        assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
+        if kept == 16:
+            assert row['batch/trained_tokens'] == pytest.approx(16 * per_episode)
+
+
+def test_every_documented_metric_is_written_by_some_run(finished):
+    written = set().union(*(row for name in RUNS for row in finished(name)[2]))
+    assert written - {'step', 'time_s'} == set(metrics.METRICS)
+
+
+@each_run
+def test_a_critic_and_a_reference_exist_only_where_something_asks_for_them(finished, name):
+    cfg, workdir, rows = finished(name)
+    saved = checkpoint.read_extra(workdir)
+    assert saved['config']['env']['name'] == cfg.env.name
+    for metric in WITH_CRITIC:
+        own_step = metric == 'value/grad_norm' and 'shared' in name
+        assert (metric in rows[0]) == (cfg.algorithm == 'ppo' and not own_step)
+    assert ('policy/kl_ref' in rows[0]) == (name == 'grpo with a KL loss that adapts')
+    assert (workdir / 'reference').is_dir() == (cfg.loss.kl_coef > 0)
+
+
+def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
+    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 8 / 100."""
+    _, _, rows = finished('grpo with a KL loss that adapts')
+    coefficients = [row['policy/kl_coef'] for row in rows[:-1]]
+    assert coefficients[0] == pytest.approx(0.1)
+    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 8 / 100), rel=1e-5)
+    assert rows[1]['policy/kl_ref'] > 0
+
+
+@each_run
+def test_the_run_leaves_pages_curves_and_checkpoints(finished, name):
+    cfg, workdir, _ = finished(name)
+    found = {str(path.relative_to(workdir)) for path in workdir.glob('*')}
+    assert {'metrics.jsonl', 'config.json', 'curves.png', 'curves.svg', 'checkpoints'} <= found
+    pages = sorted(path.name for path in (workdir / 'rollouts').iterdir())
+    assert pages == [f'step_{s:06d}.{kind}' for s in (0, 2) for kind in ('html', 'json')]
+    document = json.loads((workdir / 'rollouts' / 'step_000000.json').read_text())
+    tokens = [token for episode in document['episodes'] for token in episode['tokens']]
+    sampled = [token for token in tokens if token['k'] == 'a']
+    assert len(document['episodes']) == 16 and document['env'] == cfg.env.name
+    for token in sampled:
+        assert token['lp'] <= 0 and token['ratio'] > 0
+    left_out = sum(token['adv'] == 'nan' for token in sampled) > 0
+    assert left_out == (cfg.filter.keep < 1)  # groups the filter dropped have no advantage
+    assert checkpoint.steps(workdir / 'checkpoints') == [2, 3]
+    reference = json.loads((workdir / 'reference.json').read_text())
+    assert 0 <= reference['random'] <= reference['oracle'] <= 1
+
+
+def test_a_finished_run_is_only_looked_at(finished, tmp_path):
+    """The same command again: no step is trained, the state stays bit for bit."""
+    cfg, workdir, rows = finished('ppo with a critic and a filter')
+    before = micro_runs.saved_state(cfg, workdir)
+    assert train.train(cfg, str(workdir)) == 0
+    jax.tree.map(np.testing.assert_array_equal, before, micro_runs.saved_state(cfg, workdir))
+    again = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    assert micro_runs.without_times(again) == micro_runs.without_times(rows)
+
+
+def test_a_run_may_be_prolonged_but_not_changed(finished):
+    cfg, workdir, _ = finished('ppo on a shared backbone')
+    other = cfg.copy_and_resolve_references()
+    other.optim.lr = 2e-3
+    with pytest.raises(ValueError, match='optim.lr: 0.001 in the checkpoint, 0.002 now'):
+        train.train(other, str(workdir))
+
+
+def test_validation_that_comes_late_after_a_resume_is_no_recompile(tmp_path):
+    """Its program compiles when a resumed run first validates, whatever step that is."""
+    env, changes = RUNS['ppo on a shared backbone']  # whose programs are compiled already
+    changes = changes | {'eval.every': 5, 'log.rollouts_every': 0, 'steps': 1}
+    cfg = micro_runs.config(env, **changes)
+    assert train.train(cfg, str(tmp_path)) == 0
+    cfg.steps = 6
+    assert train.train(cfg, str(tmp_path)) == 0
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 5, 6]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 7
+
+
+# ---- learning ----------------------------------------------------------------------------------
+
+
+def bandit_probe(algorithm, seed, workdir):
+    """Success of the training rollouts, of a policy that was shown random names only."""
+    cfg = micro_runs.config(
+        'bandit',
+        **{
+            'seed': seed, 'steps': 30, 'algorithm': algorithm, 'env.max_turns': 1,
+            'env.max_actions_per_turn': 1, 'rollout.max_tokens': 128, 'rollout.max_response': 8,
+            'rollout.num_groups': 2, 'rollout.group_size': 64, 'rollout.serve_rows': 16,
+            'batch.minibatch_rows': 128, 'batch.microbatch_rows': 128, 'batch.epochs': 2,
+            'optim.lr': 3e-3, 'optim.critic_lr': 3e-3, 'model.tie_embeddings': False,
+            'model.rope_theta': 100.0, 'clone.episodes': 256, 'clone.steps': 60,
+            'clone.batch': 64, 'clone.oracle': 0.0, 'clone.lr': 1e-2, 'eval.every': 0,
+            'log.rollouts_every': 0, 'checkpoint.every': 1000,
+        },
+    )  # fmt: skip
+    assert train.train(cfg, str(workdir)) == 0
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)[:-1]
+    assert all(row['perf/recompiles'] == 0 for row in rows)
+    reference = json.loads((workdir / 'reference.json').read_text())
+    assert (reference['random'], reference['oracle']) == (pytest.approx(0.5), pytest.approx(1.0))
+    return np.array([row['rollout/success'] for row in rows])
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'grpo'])
+def test_the_arm_that_pays_more_on_average_is_found(algorithm, tmp_path):
+    """Phoenix always pays .1, Dragon 1 in one of four: .25. From one in six to nine in ten."""
+    success = bandit_probe(algorithm, 0, tmp_path)
+    assert success[0] < 0.4 and success[-5:].mean() > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [1, 2])
+@pytest.mark.parametrize('algorithm', ['ppo', 'grpo'])
+def test_the_arm_is_found_with_other_seeds(algorithm, seed, tmp_path):
+    success = bandit_probe(algorithm, seed, tmp_path)
+    assert success[0] < 0.4 and success[-5:].mean() > 0.9
+
+
+# ---- configs -----------------------------------------------------------------------------------
+
+
+def config_file(name):
+    return importlib.import_module(f'configs.{name}').get_config()
+
+
+def trace(cfg, *, with_rollout):
+    """Shapes of one whole cycle of a config: nothing is computed or compiled."""
+    mesh, tokenizer = assemble.build_mesh(cfg), assemble.build_tokenizer(cfg)
+    found = []
+
+    def init():
+        config, params = assemble.build_model(cfg, tokenizer, mesh)
+        found.append(config)
+        return params
+
+    params = jax.eval_shape(init)
+    txs = assemble.build_optimisers(cfg)
+    run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
+    state = jax.eval_shape(functools.partial(start.start_state, run), params)
+    reference = start.policy_of(state.params) if assemble.needs_reference(cfg) else None
+    rows = cfg.rollout.num_groups * cfg.rollout.group_size
+    out = abstract_rollout(rows, cfg)
+    if with_rollout:
+        task = assemble.build_text_task(cfg, tokenizer, 'train', mesh)
+        listed = rollout.Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
+        collect = assemble.build_collect(cfg, found[0], mesh, split='train')
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        policy = start.policy_of(state.params)
+        made, _ = jax.eval_shape(collect, policy, task, listed, key)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), out
+        )
+    learn = functools.partial(
+        train.learn, algorithm=ALGORITHMS[cfg.algorithm],
+        fns=assemble.model_functions(cfg, found[0], mesh), txs=txs,
+        keep=assemble.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        settings=assemble.update_settings(cfg, mesh),
+    )  # fmt: skip
+    after, measured, *_ = jax.eval_shape(learn, state, reference, out)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    return measured
+
+
+def abstract_rollout(rows, cfg):
+    tokens, turns = (rows, cfg.rollout.max_tokens), (rows, cfg.env.max_turns)
+    shapes = dict(
+        tokens=(tokens, jnp.int32), logprobs=(tokens, jnp.float32), attention_mask=(tokens, bool),
+        action_mask=(tokens, bool), turn=(tokens, jnp.int32), rewards=(turns, jnp.float32),
+        penalties=(turns, jnp.float32), turn_stop=(turns, jnp.int32), valid=(turns, bool),
+        num_actions=(turns, jnp.int32),
+        actions=((*turns, cfg.env.max_actions_per_turn), jnp.int32),
+        num_turns=((rows,), jnp.int32), episode_stop=((rows,), jnp.int32),
+        success=((rows,), bool), level=((rows,), jnp.int32),
+    )  # fmt: skip
+    return Rollout(**{name: jax.ShapeDtypeStruct(*spec) for name, spec in shapes.items()})
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_config_builds(name):
+    """Checked as it is; traced on small pools and on the bundled model where it asks for a path."""
+    cfg = config_file(name)
+    assemble.check(cfg)
+    cfg.env.train_levels = cfg.env.eval_levels = 8
+    cfg.model.path = cfg.model.tokenizer = ''
+    measured = trace(cfg, with_rollout=True)
+    assert set(measured) <= set(metrics.METRICS)
+
+
+@pytest.mark.parametrize('name', ALGORITHMS)
+def test_every_algorithm_runs_with_the_fields_of_the_config(name):
+    cfg = micro_runs.config('frozen_lake', algorithm=name)
+    assemble.check(cfg)
+    assert set(trace(cfg, with_rollout=False)) <= set(metrics.METRICS)
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'algorithm': 'dqn'}, "algorithm='dqn' is not one of ppo, grpo"),
+        ({'loss.aggregation': 'mean'}, "loss.aggregation='mean' is not one of token_mean"),
+        ({'loss.kl_estimator': 'k9'}, "loss.kl_estimator='k9' is not one of k1, k2, k3"),
+        ({'loss.kl_in': 'value'}, "loss.kl_in='value' is not one of loss, reward"),
+        ({'loss.reward_on': 'step'}, "loss.reward_on='step' is not one of turn, episode"),
+        ({'eval.split': 'train'}, "eval.split='train' is not one of validation, test"),
+        ({'model.dtype': 'float16'}, "model.dtype='float16' is not one of float32, bfloat16"),
+        ({'env.max_turns': 0}, 'env.max_turns=0 must be at least 1'),
+        ({'rollout.serve_rows': 0}, 'rollout.serve_rows=0 must be at least 1'),
+        ({'checkpoint.every': 0}, 'checkpoint.every=0 must be at least 1'),
+        ({'eval.temperature': -1.0}, 'eval.temperature=-1.0 must not be negative'),
+        ({'rollout.temperature': 0.0}, 'rollout.temperature=0.0 must be positive'),
+        ({'filter.keep': 1.5}, 'filter.keep=1.5 must be in'),
+        ({'eval.top_p': 0.0}, 'eval.top_p=0.0 must be in'),
+        ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
+        ({'batch.microbatch_rows': 3}, 'must be a multiple of batch.microbatch_rows=3'),
+        ({'model.num_heads': 3}, 'hidden_size=32 must be a multiple of 2 x model.num_heads=3'),
+        ({'rollout.num_groups': 5, 'batch.minibatch_rows': 4, 'batch.microbatch_rows': 4},
+         '20 episodes .* must be a multiple of the 8 data shards'),
+        ({'batch.microbatch_rows': 4}, 'batch.microbatch_rows=4 must be a multiple of the 8 data'),
+        ({'rollout.slots': 12}, 'rollout.slots=12 must be a multiple of the 8 data shards'),
+        ({'mesh.data': 3}, 'mesh data=3 x fsdp=1 x tensor=1 does not use exactly the 8 devices'),
+        ({'mesh.fsdp': 0}, 'fsdp=0'),
+        ({'env.name': 'chess'}, "env.name='chess' is not one of frozen_lake, sokoban, bandit"),
+        ({'env.prompt': 'long'}, "env.prompt='long' is not one of"),
+        ({'rollout.max_tokens': 20}, 'rollout.max_tokens=20 is too small: .* set it to at least'),
+        ({'model.tokenizer': 'none.model'}, 'none.model: no such tokenizer'),
+    ],
+)  # fmt: skip
+def test_impossible_runs_are_refused_before_time_is_spent(changes, message, monkeypatch):
+    """Before any parameter is made."""
+
+    def too_late(*_):
+        raise AssertionError('parameters were made')
+
+    monkeypatch.setattr(assemble, 'build_model', too_late)
+    with pytest.raises(ValueError, match=message):
+        train.build(micro_runs.config('frozen_lake', **changes))
+
+
+@pytest.mark.parametrize('argument', ['--config.env.max_turn=3', '--config.optim.lr=fast'])
+def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
+    done = subprocess.run(
+        [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py',
+         f'--workdir={tmp_path / "run"}', argument],
+        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode not in (0, 75)
+    assert argument.split('=')[0].removeprefix('--config.').split('.')[-1] in done.stderr
+    assert not (tmp_path / 'run').exists()
+
+
+def test_levels_are_drawn_without_repetition_and_by_step():
+    draw = functools.partial(assemble.draw_episodes, levels=6, groups=6, group_size=2)
+    drawn = [draw(jax.random.key(0), step, common=True) for step in (0, 1)]
+    assert sorted(drawn[0].level[::2].tolist()) == list(range(6))
+    assert (drawn[0].level[::2] == drawn[0].level[1::2]).all()
+    assert (drawn[0].level != drawn[1].level).any()
+    np.testing.assert_array_equal(drawn[0].world_stream, np.arange(12) // 2)
+    own = draw(jax.random.key(0), 0, common=False)
+    np.testing.assert_array_equal(own.world_stream, own.token_stream)
+    many = assemble.draw_episodes(
+        jax.random.key(0), 0, levels=2, groups=5, group_size=1, common=False
+    )
+    assert many.level.shape == (5,) and set(many.level.tolist()) <= {0, 1}
+
+
+def test_validation_plays_every_level_and_counts_no_filling():
+    """12 episodes over a pool of 5 on 8 shards: 16 rows, each level twice or three times in 12."""
+    listed = assemble.every_level(12, 5, 8)
+    assert listed.level.shape == (16,)
+    assert np.bincount(listed.level[:12]).tolist() == [3, 3, 2, 2, 2]
+    assert sharding.row_shards(assemble.build_mesh(micro_runs.config('bandit'))) == 8
