@@ -1,0 +1,172 @@
+"""What the benchmarks share: one pinned core, alternating runs, the same weights in torch, output.
+
+Other processes on the machine disturb wall clock far more than CPU time, so on a CPU everything is
+counted in CPU-seconds of this process on one core; on an accelerator in seconds of the wall clock.
+A and B take turns (A B A B ...), so that a slow minute hits both; a ratio is one of medians.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from agentrl_jax import sharding
+from agentrl_jax.models import qwen2, weights
+
+ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
+# A policy of 5 million parameters: small enough for a CPU, large enough that matmuls dominate.
+SHAPE = dict(hidden_size=256, intermediate_size=1024, num_layers=4, num_heads=4, num_kv_heads=2)
+SMALL_VOCAB, QWEN_VOCAB = 4096, 151936
+
+
+def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
+    """Command line with one option per default, and --json and --core."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, value in defaults.items():
+        parser.add_argument('--' + name.replace('_', '-'), type=type(value), default=value)
+    parser.add_argument('--core', type=int, default=0, help='CPU core to stay on; -1: any')
+    parser.add_argument('--json', type=Path, help='also write the result to this file')
+    return parser.parse_args()
+
+
+def pin(core: int) -> None:
+    """Keeps this process on one core with one thread; call it before JAX or torch compute."""
+    if core < 0:
+        return
+    os.environ['XLA_FLAGS'] = f'{os.environ["XLA_FLAGS"] if "XLA_FLAGS" in os.environ else ""} ' + (
+        ONE_THREAD
+    )
+    os.environ['OMP_NUM_THREADS'] = '1'
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core if core in allowed else min(allowed)})
+
+
+def import_optional(name: str) -> ModuleType:
+    """A package that only comparisons need."""
+    os.environ['HF_HUB_OFFLINE'] = '1'
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SystemExit(
+            f'this benchmark compares with {name}, which is not installed ({error}); install the '
+            'test requirements: pip install -r requirements-test.txt'
+        ) from error
+
+
+def clock() -> float:
+    """Seconds that count: of this process's CPU, or of the wall where an accelerator works."""
+    return time.process_time() if jax.default_backend() == 'cpu' else time.perf_counter()
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Seconds of one call, its result waited for."""
+    start = clock()
+    jax.block_until_ready(call())
+    return clock() - start
+
+
+def alternate(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call, by name, taking turns, after one round to compile and warm up."""
+    for call in calls.values():
+        jax.block_until_ready(call())
+    times = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(seconds(call))
+    return times
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def timed(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of a call."""
+    return medians(alternate({'call': call}, repeats))['call']
+
+
+def model_config(vocab: int, **changes: Any) -> qwen2.ModelConfig:
+    """The benchmark's policy."""
+    sizes = SHAPE | changes
+    return qwen2.ModelConfig(
+        vocab_size=vocab, head_dim=sizes['hidden_size'] // sizes['num_heads'], **sizes
+    )
+
+
+def init_params(config: qwen2.ModelConfig) -> Any:
+    return jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), config)
+
+
+def hf_model(params: Any, config: qwen2.ModelConfig) -> Any:
+    """transformers' Qwen2ForCausalLM with the same weights, float32."""
+    torch, transformers = import_optional('torch'), import_optional('transformers')
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    hf_config = transformers.Qwen2Config(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={'rope_type': 'default', 'rope_theta': config.rope_theta},
+        tie_word_embeddings=config.tie_embeddings, attn_implementation='sdpa',
+        bos_token_id=None, eos_token_id=None, pad_token_id=0, max_position_embeddings=32768,
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(hf_config).eval()
+    state = {}
+    for where, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        path = sharding.path_name(where)
+        array = np.asarray(leaf).T if weights.is_transposed(path) else np.asarray(leaf)
+        state[weights.hf_name(path)] = torch.tensor(np.ascontiguousarray(array))
+    if config.tie_embeddings:
+        state['lm_head.weight'] = state['model.embed_tokens.weight']
+    model.load_state_dict(state)
+    return model.to('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def machine() -> dict[str, Any]:
+    """Where and in what company this ran."""
+    return {
+        'device': jax.devices()[0].device_kind,
+        'backend': jax.default_backend(),
+        'cores': len(os.sched_getaffinity(0)),
+        'load': os.getloadavg()[0],
+        'jax': jax.__version__,
+        'unit': 'CPU-seconds' if jax.default_backend() == 'cpu' else 'seconds',
+    }
+
+
+def table(title: str, columns: list[str], rows: list[list[Any]]) -> str:
+    """Text table; floats get three significant digits."""
+    cells = [[_cell(x) for x in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    lines = [
+        '  '.join(
+            x.ljust(w) if i == 0 else x.rjust(w)
+            for i, (x, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in [columns, *cells]
+    ]
+    return '\n'.join([title, *lines])
+
+
+def _cell(x: Any) -> str:
+    if not isinstance(x, float):
+        return f'{x:,}' if isinstance(x, int) else str(x)
+    return f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
+
+
+def emit(name: str, result: dict[str, Any], path: Path | None) -> None:
+    """Prints the result as one line of JSON, and writes it where asked."""
+    result = {'benchmark': name, 'machine': machine(), **result}
+    print(json.dumps(result))
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + '\n')

@@ -1,0 +1,132 @@
+"""What the device can do, measured on the spot, and what a decode step or an update must do.
+
+  python -m benchmarks.limits
+
+A limit is max(bytes / copy bandwidth, FLOPs / matmul rate): nothing that moves these bytes and
+computes these products can be faster. Letters: N parameters, B rows, S cached tokens of a row, L
+layers, K key-value heads, H heads, Dh head width, D hidden, V vocabulary, T tokens of a row.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.models import qwen2
+from benchmarks import common
+
+SIZES = {'cpu': (2**26, 1536), 'other': (2**31, 8192)}  # bytes to copy, side of the matrices
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    bandwidth: float  # bytes read and written per second by a copy
+    flops: float  # of a square matrix product in the given dtype
+
+    def seconds(self, *, moved: float, flops: float) -> float:
+        """Least time to move so many bytes and compute so many FLOPs."""
+        return max(moved / self.bandwidth, flops / self.flops)
+
+
+def measure(dtype: str = 'float32', repeats: int = 5) -> Limits:
+    """Copy bandwidth and matmul rate of the default device, the best of `repeats`."""
+    kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
+    size, side = SIZES[kind]
+    rounds = 8
+    buffer = jnp.zeros(size // 4, jnp.float32)
+    matrix = jnp.ones((side, side), dtype) / side
+
+    @jax.jit
+    def copy(x):
+        return jax.lax.fori_loop(0, rounds, lambda _, x: x + 1.0, x)
+
+    @jax.jit
+    def multiply(x):
+        return jax.lax.fori_loop(0, 2, lambda _, y: jnp.matmul(y, x), x)
+
+    times = common.alternate(
+        {'copy': lambda: copy(buffer), 'mul': lambda: multiply(matrix)}, repeats
+    )
+    return Limits(
+        bandwidth=2 * size * rounds / min(times['copy']), flops=4 * side**3 / min(times['mul'])
+    )
+
+
+def body_params(config: qwen2.ModelConfig) -> int:
+    """Parameters that every token is multiplied with, without embedding and head."""
+    vocabulary = config.vocab_size * config.hidden_size
+    return qwen2.param_count(config) - vocabulary * (1 if config.tie_embeddings else 2)
+
+
+def head_params(config: qwen2.ModelConfig) -> int:
+    return config.vocab_size * config.hidden_size
+
+
+def cache_bytes(config: qwen2.ModelConfig, tokens: float, itemsize: int = 4) -> float:
+    """L 2 K Dh itemsize for each cached token."""
+    return tokens * config.num_layers * 2 * config.num_kv_heads * config.head_dim * itemsize
+
+
+def attention_flops(config: qwen2.ModelConfig, pairs: float) -> float:
+    """4 L H Dh for each pair of a query and a key: scores and weighted values."""
+    return 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+
+
+def decode_step(config: qwen2.ModelConfig, rows: int, context: float, itemsize: int = 4) -> dict:
+    """{moved, flops} of one token for each of `rows` rows with `context` cached tokens.
+
+    All weights and all caches are read once: N w + B S L 2 K Dh c; 2 N B products and attention.
+    """
+    used = body_params(config) + head_params(config)
+    return {
+        'moved': used * itemsize + cache_bytes(config, rows * context, itemsize),
+        'flops': 2 * used * rows + attention_flops(config, rows * context),
+    }
+
+
+def generate(
+    config: qwen2.ModelConfig, rows: int, prompt: int, new: int, itemsize: int = 4
+) -> dict:
+    """{moved, flops} of reading `prompt` tokens and sampling `new` of them, `rows` rows together.
+
+    The last sampled token is not read; the head is used once for each sampled token.
+    """
+    steps = [decode_step(config, rows, prompt + i + 1, itemsize) for i in range(new - 1)]
+    first = 2 * rows * (body_params(config) * prompt + head_params(config))
+    first += attention_flops(config, rows * prompt * (prompt + 1) / 2)
+    return {
+        'moved': sum(step['moved'] for step in steps),
+        'flops': sum(step['flops'] for step in steps) + first,
+    }
+
+
+def update(config: qwen2.ModelConfig, rows: int, length: int, trained: int) -> dict:
+    """{moved, flops} of a gradient and an AdamW step; `trained` tokens of a row need the head.
+
+    Three times the forward products (6 N per token); causal attention sees T (T + 1) / 2 pairs.
+    AdamW reads and writes parameters and two moments and reads the gradient: 7 N in float32.
+    """
+    tokens = rows * length
+    dense = body_params(config) * tokens + head_params(config) * rows * trained
+    pairs = rows * length * (length + 1) / 2
+    return {
+        'moved': 7.0 * 4 * qwen2.param_count(config),
+        'flops': 6.0 * dense + 3.0 * attention_flops(config, pairs),
+    }
+
+
+def main() -> None:
+    args = common.parse_arguments(__doc__.splitlines()[0], dtype='float32', repeats=5)
+    common.pin(args.core)
+    found = measure(args.dtype, args.repeats)
+    rows: list[list[Any]] = [
+        ['copy, GB/s', found.bandwidth / 1e9],
+        [f'matmul {args.dtype}, GFLOP/s', found.flops / 1e9],
+    ]
+    print(common.table('limits of this device', ['what', 'measured'], rows))
+    common.emit('limits', {'limits': dataclasses.asdict(found)}, args.json)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,168 @@
+"""One GRPO-like optimiser step: update.update_step beside torch, transformers and AdamW.
+
+  python -m benchmarks.update [--vocab=151936 --batch=8] [--json=PATH]
+
+Same weights, tokens, advantages, clipping and AdamW on both sides; alternating in one process.
+`hf` computes the head for the answers only and no metrics; `hf, same work` adds the entropy that
+ours reports. "same gradient" is the relative difference of the gradient norms.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax import update
+from agentrl_jax.models import qwen2
+from agentrl_jax.types import Batch, TrainState
+from benchmarks import common, limits
+
+LR, WEIGHT_DECAY, CLIP = 1e-5, 1e-4, 0.2
+
+
+def make_batch(vocab: int, rows: int, prompt: int, new: int) -> Batch:
+    """Random tokens; the last `new` of each row are trained, as if drawn uniformly."""
+    rng = np.random.default_rng(0)
+    shape = (rows, prompt + new)
+    mask = np.broadcast_to(np.arange(prompt + new) >= prompt, shape)
+    zeros = jnp.zeros(shape, jnp.float32)
+    return Batch(
+        tokens=jnp.asarray(rng.integers(1, vocab, shape), jnp.int32),
+        attention_mask=jnp.ones(shape, bool),
+        mask=jnp.asarray(mask),
+        value_mask=jnp.zeros(shape, bool),
+        turn=jnp.zeros(shape, jnp.int32),
+        old_logprobs=jnp.asarray(np.where(mask, -math.log(vocab), 0.0), jnp.float32),
+        ref_logprobs=zeros,
+        advantages=jnp.asarray(np.where(mask, rng.normal(size=(rows, 1)), 0.0), jnp.float32),
+        returns=zeros,
+        old_values=zeros,
+    )
+
+
+def ours(
+    params: Any, config: qwen2.ModelConfig, batch: Batch, *, new: int, microbatches: int, chunk: int
+) -> Any:
+    """step() -> metrics of one update; the state stays on the device and is donated."""
+    tx = update.make_optimizer(LR, weight_decay=WEIGHT_DECAY)
+    program = functools.partial(
+        update.update_step,
+        hidden_fn=lambda params, *rows: qwen2.forward(params, config, *rows),
+        head_fn=lambda params: qwen2.head_kernel(params, config),
+        tx=tx, num_microbatches=microbatches, chunk_size=chunk, row_tokens=new,
+        aggregation='seq_mean_token_mean', clip_low=CLIP, clip_high=CLIP,
+    )  # fmt: skip
+    program = jax.jit(program, donate_argnums=0)
+    params = jax.tree.map(jnp.copy, params)
+    state = TrainState(
+        step=jnp.int32(0), params=params, opt_state=tx.init(params), critic_params=None,
+        critic_opt_state=None, kl_coef=jnp.float32(0.0), skipped=jnp.int32(0),
+    )  # fmt: skip
+
+    def step():
+        nonlocal state
+        state, metrics = program(state, batch)
+        return metrics
+
+    return step
+
+
+def hf(model: Any, batch: Batch, prompt: int, *, with_entropy: bool) -> Any:
+    """step() -> gradient norm of the same update in torch."""
+    torch = common.import_optional('torch')
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+
+    def to_torch(x):
+        return torch.tensor(np.asarray(x), device=model.device)
+
+    tokens = to_torch(batch.tokens).long()
+    new = tokens.shape[1] - prompt
+    answer = tokens[:, prompt:]
+    old, advantages = (to_torch(x)[:, prompt:] for x in (batch.old_logprobs, batch.advantages))
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False,
+            logits_to_keep=new + 1,
+        ).logits[:, :-1]  # fmt: skip
+        normaliser = torch.logsumexp(logits, -1)
+        logprobs = torch.gather(logits, -1, answer[..., None])[..., 0] - normaliser
+        if with_entropy:
+            with torch.no_grad():
+                every = logits - normaliser[..., None]
+                (-(every.exp() * every).sum(-1)).mean()
+        ratio = torch.exp(torch.clamp(logprobs - old, -20, 20))
+        clipped = torch.clamp(ratio, 1 - CLIP, 1 + CLIP)
+        torch.maximum(-advantages * ratio, -advantages * clipped).mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(norm)
+
+    return step
+
+
+def run(
+    *,
+    vocab: int,
+    batch: int,
+    prompt: int,
+    new: int,
+    microbatches: int,
+    chunk: int,
+    repeats: int,
+    **shape: int,
+) -> dict[str, Any]:
+    """All measurements, as the dictionary that is printed."""
+    config = common.model_config(vocab, **shape)
+    params = common.init_params(config)
+    found = limits.measure()
+    rows = make_batch(vocab, batch, prompt, new)
+    calls = {'ours': ours(params, config, rows, new=new, microbatches=microbatches, chunk=chunk)}
+    model = common.hf_model(params, config)
+    calls['hf'] = hf(model, rows, prompt, with_entropy=False)
+    first = float(calls['ours']()['policy/grad_norm']), calls['hf']()
+    calls['hf, same work'] = hf(model, rows, prompt, with_entropy=True)
+    times = common.medians(common.alternate(calls, repeats))
+    work = limits.update(config, batch, prompt + new, new)
+    return {
+        'shape': dict(vocab=vocab, batch=batch, prompt=prompt, new=new, microbatches=microbatches),
+        'seconds': times,
+        'times_hf': times['hf'] / times['ours'],
+        'times_hf_same_work': times['hf, same work'] / times['ours'],
+        'tokens_per_s': batch * (prompt + new) / times['ours'],
+        'limit_s': found.seconds(**work),
+        'share_of_limit': found.seconds(**work) / times['ours'],
+        'gflops': work['flops'] / times['ours'] / 1e9,
+        'matmul_gflops': found.flops / 1e9,
+        'gradient_difference': abs(first[0] / first[1] - 1.0),
+    }
+
+
+def show(result: dict[str, Any]) -> str:
+    least = result['limit_s']
+    rows = [
+        [name, s, s / result['seconds']['ours'], least / s] for name, s in result['seconds'].items()
+    ]
+    columns = ['update', 'seconds', 'times ours', 'share of limit']
+    return common.table(f'update {result["shape"]}', columns, rows)
+
+
+def main() -> None:
+    args = common.parse_arguments(
+        __doc__.splitlines()[0],
+        vocab=common.SMALL_VOCAB, batch=16, prompt=64, new=64, microbatches=4, chunk=1024,
+        repeats=5,
+    )  # fmt: skip
+    common.pin(args.core)
+    result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})
+    print(show(result))
+    common.emit('update', result, args.json)
+
+
+if __name__ == '__main__':
+    main()
