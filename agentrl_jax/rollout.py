@@ -228,11 +228,17 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
         attention_mask=out.attention_mask.at[row, position].set(True, mode='drop'),
         turn=out.turn.at[row, position].set(world.turn[:, None], mode='drop'),
     )
-    hidden, cache = qwen2.forward_cached(
-        params, config, jnp.where(used, tokens, task.pad_id), position, slots.cache, rows
-    )
-    last = jnp.maximum(count - 1, 0)
-    hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
+    def read(cache):
+        inputs = jnp.where(used, tokens, task.pad_id)
+        hidden, cache = qwen2.forward_cached(params, config, inputs, position, cache, rows)
+        last = jnp.maximum(count - 1, 0)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
+
+    def nothing(cache):
+        return jnp.zeros((serve_rows, config.hidden_size), config.dtype), cache
+
+    hidden, cache = jax.lax.cond(jnp.any(playing), read, nothing, slots.cache)
 
     def put(into, value):
         return into.at[rows].set(value, mode='drop')

@@ -1,5 +1,6 @@
 """collect: what it samples is what the trainer sees, whatever the schedule and the mesh."""
 
+import functools
 import math
 
 import jax
@@ -303,3 +304,14 @@ def test_sampled_tokens_follow_the_policy():
     error = surprise.std() / math.sqrt(512)
     assert abs(surprise.mean() - float(entropy[0, first])) < 4 * error
     assert len(set(out.tokens[:, first].tolist())) > 100
+
+
+def test_playing_never_copies_the_cache():
+    static = dict(slots=7, serve_rows=3, max_tokens=160, max_response=12, config=tiny.config())
+    program = jax.jit(functools.partial(rollout.collect, **static))
+    arguments = (tiny.untrained(), tiny.task('frozen_lake'), tiny.episodes('frozen_lake'), KEY)
+    lines = program.lower(*arguments).compile().as_text().splitlines()
+    shape = f'f32[7,160,{tiny.config().num_kv_heads},{tiny.config().head_dim}]'
+    assert any(shape in line for line in lines)
+    moved = [line for line in lines if ' copy(' in line or ' transpose(' in line]
+    assert not [line for line in moved if shape in line]
