@@ -1,0 +1,311 @@
+"""Multi-turn episodes of FrozenLake: rollout.collect beside the loop that other libraries run.
+
+  python -m benchmarks.rollout [--json=PATH]
+
+1. Turns a second, the same for both sides: weights, maps, turns, tokens of a turn (answers of a
+   fixed length: no token ends a turn). The other side does what trainers around an inference engine
+   do: each turn the conversations become text, are tokenised again, left-padded, and HuggingFace
+   `generate` reads them from the start; answers are parsed and worlds stepped one by one on the
+   host. Its ids are kept as they were sampled, so that both sides read the same tokens.
+2. The schedule with answers of 5 to 60 tokens, uniform: which share of decode slots produced a
+   wanted token, and how far the whole is from an ideal schedule, in which each token costs what it
+   costs in a full batch and nothing else takes time.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax import rollout, sampling
+from agentrl_jax.assemble import BUNDLED_TOKENIZER
+from agentrl_jax.envs import FrozenLake, text
+from agentrl_jax.models import qwen2
+from agentrl_jax.tokens import chat as chats
+from agentrl_jax.tokens.answer import parse_answer
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+from benchmarks import common, decode, limits
+
+SHORT, LONG = 5, 60  # answers of the second part
+SMALL = dict(hidden_size=128, intermediate_size=512, num_layers=2)  # ... and its policy
+
+
+def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
+    """(FrozenLake as text, whose turns no token of the vocabulary ends; tokenizer; vocabulary)."""
+    tokenizer = load_tokenizer(BUNDLED_TOKENIZER)
+    env = FrozenLake()
+    task = text.build_task(
+        env, env.make_params('train', num_levels=64), tokenizer,
+        style='brief', max_turns=turns, max_actions_per_episode=99,
+    )  # fmt: skip
+    vocab = -(-tokenizer.vocab_size // 64) * 64
+    return task.replace(eos_ids=jnp.array([vocab], jnp.int32)), tokenizer, vocab
+
+
+def episode_list(episodes: int) -> rollout.Episodes:
+    stream = jnp.arange(episodes, dtype=jnp.int32)
+    return rollout.Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
+
+
+class HostLoop:
+    """What the peers do, turn by turn."""
+
+    def __init__(self, model: Any, task: text.TextTask, tokenizer: Any):
+        self.model, self.task, self.tokenizer = model, task, tokenizer
+        self.chat = chats.build_chat(tokenizer)
+        self.reset = jax.jit(task.env.reset_level)
+        self.step = jax.jit(task.env.step_env)
+        self.retokenised = self.altered = 0
+
+    def observation(self, state: Any, *, first: bool, warn: bool, left: int) -> list[int]:
+        """Tokens of a turn's prompt, from its text."""
+        style = self.task.style
+        message = self.task.env.observation_text(state) + (style.warning if warn else '')
+        message += style.tail.format(left=left, max_words=100)
+        opening = [] if first else [self.chat.end_id, *self.chat.user_open('')]
+        return opening + self.tokenizer.encode(message) + self.chat.answer_open('<think>')
+
+    def read_again(self, row: list[int]) -> None:
+        """The conversation as text, tokenised; counts how often that gives other tokens."""
+        self.retokenised += 1
+        self.altered += self.tokenizer.encode(self.tokenizer.decode(row)) != row
+
+    def act(self, state: Any, answer: list[int], key: jax.Array) -> tuple[Any, int]:
+        """(world after the answer, number of actions)."""
+        task = self.task
+        matched, parts = parse_answer(
+            self.tokenizer.decode_bytes(answer), task.env.ACTION_NAMES,
+            max_actions=task.max_actions_per_turn, with_think=task.with_think,
+        )  # fmt: skip
+        actions = [part for part in parts if part >= 0] if matched else []
+        for action in actions:
+            _, state, _, _, _ = self.step(key, state, action, task.env_params)
+        return jax.device_get(state), len(actions)
+
+    def play(self, levels: list[int], turns: int, new: int) -> list[list[int]]:
+        """Plays one episode per level; returns their tokens."""
+        budget, key = self.task.max_actions_per_episode, jax.random.key(0)
+        states = [jax.device_get(self.reset(i, self.task.env_params)) for i in levels]
+        rows = [np.asarray(self.task.prefix).tolist() for _ in levels]
+        used, warn = [0] * len(levels), [False] * len(levels)
+        for turn in range(turns):
+            for i, row in enumerate(rows):
+                row += self.observation(
+                    states[i], first=turn == 0, warn=warn[i], left=budget - used[i]
+                )
+                self.read_again(row)
+            for i, answer in enumerate(self.generate(rows, new)):
+                rows[i] += answer
+                states[i], count = self.act(states[i], answer, key)
+                used[i], warn[i] = used[i] + count, count == 0
+        return rows
+
+    def generate(self, rows: list[list[int]], new: int) -> list[list[int]]:
+        torch = common.import_optional('torch')
+        width = max(map(len, rows))
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids.to(self.model.device), attention_mask=mask.to(self.model.device),
+                max_new_tokens=new, min_new_tokens=new, do_sample=True, temperature=1.0,
+                top_k=0, top_p=1.0, pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+        return out[:, width:].tolist()
+
+
+def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) -> dict[str, Any]:
+    """Part 1."""
+    task, tokenizer, vocab = build_task(turns)
+    config = common.model_config(vocab, **shape)
+    params = common.init_params(config)
+    length = task.prefix.shape[0] + turns * (task.width + new)
+    collect = functools.partial(
+        rollout.collect, config=config, slots=episodes, serve_rows=episodes, max_tokens=length,
+        max_response=new,
+    )  # fmt: skip
+    collect, listed = jax.jit(collect), episode_list(episodes)
+    levels = np.asarray(listed.level).tolist()
+    host = HostLoop(common.hf_model(params, config), task, tokenizer)
+
+    def ours():
+        return collect(params, task, listed, jax.random.key(0))
+
+    times = common.medians(
+        common.alternate({'ours': ours, 'hf': lambda: host.play(levels, turns, new)}, repeats)
+    )
+    out, _ = jax.device_get(ours())
+    rows = host.play(levels, turns, new)
+    count = int(out.num_turns.sum())
+    return {
+        'episodes': episodes,
+        'turns': count,
+        'tokens': int(out.attention_mask.sum()),
+        'hf_tokens': sum(map(len, rows)),
+        'ours_s': times['ours'],
+        'hf_s': times['hf'],
+        'turns_per_s': count / times['ours'],
+        'hf_turns_per_s': episodes * turns / times['hf'],
+        'times_hf': count / times['ours'] * times['hf'] / (episodes * turns),
+        'retokenised_otherwise': host.altered / max(host.retokenised, 1),
+    }
+
+
+def collect_planned(
+    params, task, episodes, key, plan, *, config, slots, serve_rows, max_tokens, max_response
+):
+    """rollout.collect with answers as long as plan int32 [E, K] says."""
+    k_tokens, k_world = jax.random.split(key)
+    state = rollout.start(params, task, episodes, config=config, slots=slots, max_tokens=max_tokens)
+    static = dict(config=config, max_response=max_response)
+
+    def decode_once(state):
+        row = jnp.minimum(state.episode, plan.shape[0] - 1)
+        wanted = plan[row, jnp.minimum(state.world.turn, plan.shape[1] - 1)]
+
+        def draw(logits, uniform):
+            token, logprob = sampling.sample(logits, uniform)
+            return jnp.where(state.response + 1 >= wanted, task.eos_ids[0], token), logprob
+
+        return rollout.decode(
+            state, params, task, episodes, k_tokens, stop_at_answer=False, draw=draw, **static
+        )
+
+    def decoding(state):
+        waiting = jnp.sum(state.phase == rollout.WAITING)
+        return jnp.any(state.phase == rollout.GENERATING) & (waiting < serve_rows)
+
+    def advance(state):
+        state = rollout.serve(
+            state, params, task, episodes, k_world, serve_rows=serve_rows, **static
+        )
+        return jax.lax.while_loop(decoding, decode_once, state)
+
+    state = jax.lax.while_loop(lambda s: jnp.any(s.phase != rollout.IDLE), advance, state)
+    return state.out.num_turns, state.out.attention_mask.sum(), state.decodes, state.generated
+
+
+def token_costs(params, config, *, slots: int, block: int, width: int, context: int, repeats: int):
+    """Seconds of a token in a full batch: {'decode', 'prefill'}, at a mean context."""
+
+    def sample(new):
+        program = functools.partial(decode.generate, config=config, new=new, temperature=1.0)
+        program, prompt = jax.jit(program), jnp.ones((slots, context), jnp.int32)
+        return lambda: program(params, prompt, jax.random.key(0))
+
+    def read():
+        tokens = jnp.ones((block, width), jnp.int32)
+        positions = jnp.broadcast_to(context + jnp.arange(width), tokens.shape)
+        rows = jnp.arange(block)
+
+        @jax.jit
+        def program(params):
+            cache = qwen2.init_cache(config, slots, 2 * context)
+
+            def again(_, carry):
+                _, cache = carry
+                return qwen2.forward_cached(params, config, tokens, positions, cache, rows)
+
+            empty = jnp.zeros((block, width, config.hidden_size), config.dtype)
+            return jax.lax.fori_loop(0, 8, again, (empty, cache))[0]
+
+        return lambda: program(params)
+
+    calls = {'long': sample(33), 'short': sample(1), 'read': read()}
+    times = common.medians(common.alternate(calls, repeats))
+    return {
+        'decode': (times['long'] - times['short']) / 32 / slots,
+        'prefill': times['read'] / 8 / block / width,
+    }
+
+
+def schedule(
+    *,
+    episodes: int,
+    turns: int,
+    slots: int,
+    serve_rows: tuple[int, ...],
+    repeats: int,
+    **shape: int,
+) -> dict[str, Any]:
+    """Part 2."""
+    task, _, vocab = build_task(turns)
+    config = common.model_config(vocab, **(SMALL | shape))
+    params, listed = common.init_params(config), episode_list(episodes)
+    plan = np.random.default_rng(0).integers(SHORT, LONG + 1, (episodes, turns))
+    length = task.prefix.shape[0] + turns * (task.width + LONG)
+    results = {}
+    for rows in serve_rows:
+        program = jax.jit(
+            functools.partial(
+                collect_planned, config=config, slots=slots, serve_rows=rows, max_tokens=length,
+                max_response=LONG,
+            )
+        )  # fmt: skip
+        call = functools.partial(
+            program, params, task, listed, jax.random.key(0), jnp.asarray(plan, jnp.int32)
+        )
+        spent = common.timed(call, repeats)
+        played, tokens, decodes, generated = jax.device_get(call())
+        read = int(tokens) - int(generated) - task.prefix.shape[0] * episodes
+        costs = token_costs(
+            params, config, slots=slots, block=rows, width=read // int(played.sum()),
+            context=length // 2, repeats=repeats,
+        )  # fmt: skip
+        ideal = int(generated) * costs['decode'] + read * costs['prefill']
+        results[str(rows)] = {
+            'occupancy': int(generated) / (int(decodes) * slots),
+            'seconds': spent,
+            'ideal_s': ideal,
+            'share_of_ideal': ideal / spent,
+            'tokens_per_s': (int(generated) + read) / spent,
+            'turns_per_s': int(played.sum()) / spent,
+            'sampled': int(generated),
+            'read': read,
+        }
+    return {'slots': slots, 'episodes': episodes, 'lengths': [SHORT, LONG], 'serve_rows': results}
+
+
+def show(result: dict[str, Any]) -> str:
+    one, two = result['turns'], result['schedule']
+    first = common.table(
+        f'{one["episodes"]} episodes, {one["turns"]} turns, {one["tokens"]:,} tokens',
+        ['loop', 'seconds', 'turns/s', 'x as fast'],
+        [
+            ['collect', one['ours_s'], one['turns_per_s'], one['times_hf']],
+            ['generate per turn', one['hf_s'], one['hf_turns_per_s'], 1.0],
+        ],
+    )
+    names = ['occupancy', 'seconds', 'share_of_ideal', 'tokens_per_s', 'turns_per_s']
+    second = common.table(
+        f'answers of {SHORT} to {LONG} tokens, {two["episodes"]} episodes in {two["slots"]} slots',
+        ['rows served', *names],
+        [[rows, *(x[name] for name in names)] for rows, x in two['serve_rows'].items()],
+    )
+    return f'{first}\n\n{second}'
+
+
+def main() -> None:
+    args = common.parse_arguments(
+        __doc__.splitlines()[0],
+        episodes=16, turns=4, new=16, slots=32, scheduled=160, repeats=3,
+    )  # fmt: skip
+    common.pin(args.core)
+    result = {
+        'turns': compare(
+            episodes=args.episodes, turns=args.turns, new=args.new, repeats=args.repeats
+        ),
+        'schedule': schedule(
+            episodes=args.scheduled, turns=args.turns, slots=args.slots, serve_rows=(2, 4, 8),
+            repeats=args.repeats,
+        ),
+        'limits': vars(limits.measure()),
+    }  # fmt: skip
+    print(show(result))
+    common.emit('rollout', result, args.json)
+
+
+if __name__ == '__main__':
+    main()
