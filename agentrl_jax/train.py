@@ -33,6 +33,7 @@ from ml_collections import config_flags
 from agentrl_jax import (
     assemble,
     checkpoint,
+    config_check,
     filtering,
     metrics,
     pages,
@@ -119,7 +120,7 @@ def rescore(params, rollout, *, fns, cfg):
 def build(cfg: Any) -> Run:
     """Checks the config and assembles its parts; nothing is trained yet."""
     mesh = assemble.build_mesh(cfg)
-    assemble.check(cfg, sharding.row_shards(mesh))
+    config_check.check(cfg, sharding.row_shards(mesh))
     tokenizer = assemble.build_tokenizer(cfg)
     task = assemble.build_text_task(cfg, tokenizer, 'train', mesh)
     eval_task = assemble.build_text_task(cfg, tokenizer, cfg.eval.split, mesh)
@@ -133,7 +134,7 @@ def build(cfg: Any) -> Run:
     )  # fmt: skip
     learner = functools.partial(
         learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
-        keep=assemble.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
         settings=assemble.update_settings(cfg, mesh),
     )  # fmt: skip
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())

@@ -16,7 +16,17 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import assemble, checkpoint, metrics, rollout, run_log, sharding, start, train
+from agentrl_jax import (
+    assemble,
+    checkpoint,
+    config_check,
+    metrics,
+    rollout,
+    run_log,
+    sharding,
+    start,
+    train,
+)
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.types import Rollout
 
@@ -78,7 +88,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         assert row['sampler/logprob_gap'] <= 1e-5 and 1 < row['policy/ratio_max'] < 3
-        kept = assemble.kept_groups(cfg) * cfg.rollout.group_size
+        kept = config_check.kept_groups(cfg) * cfg.rollout.group_size
         assert row['batch/trained_rows'] == kept
         per_episode = row['rollout/response_length']
         assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
@@ -241,7 +251,7 @@ def trace(cfg, *, with_rollout):
     learn = functools.partial(
         train.learn, algorithm=ALGORITHMS[cfg.algorithm],
         fns=assemble.model_functions(cfg, found[0], mesh), txs=txs,
-        keep=assemble.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
         settings=assemble.update_settings(cfg, mesh),
     )  # fmt: skip
     after, measured, *_ = jax.eval_shape(learn, state, reference, out)
@@ -267,7 +277,7 @@ def abstract_rollout(rows, cfg):
 def test_every_config_builds(name):
     """Checked as it is; traced on small pools and on the bundled model where it asks for a path."""
     cfg = config_file(name)
-    assemble.check(cfg)
+    config_check.check(cfg)
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
     measured = trace(cfg, with_rollout=True)
@@ -277,7 +287,7 @@ def test_every_config_builds(name):
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_runs_with_the_fields_of_the_config(name):
     cfg = micro_runs.config('frozen_lake', algorithm=name)
-    assemble.check(cfg)
+    config_check.check(cfg)
     assert set(trace(cfg, with_rollout=False)) <= set(metrics.METRICS)
 
 
