@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 from agentrl_jax import masked
 
+NORMS = ('std', 'mean', 'none')  # of compare
+NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # of normalize_returns
 MIN_STD = 1e-5  # below this the spread of a group is the rounding of float32 sums, not a signal
 
 

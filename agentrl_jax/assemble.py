@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from agentrl_jax import config_check, rollout, sharding, update
+from agentrl_jax import rollout, sharding, update
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.envs.text import TextTask, build_task
@@ -214,29 +214,3 @@ def clone_optimiser(cfg: Any):
     schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
     adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)
     return optax.chain(optax.clip_by_global_norm(1.0), adam)
-
-
-def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
-    """Keywords of score, make_batch and update_step."""
-    algorithm, loss, size = ALGORITHMS[cfg.algorithm], cfg.loss, cfg.batch
-    kept = config_check.kept_groups(cfg) * cfg.rollout.group_size
-    in_reward = loss.kl_in == 'reward'
-    head = dict(
-        temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
-        row_tokens=cfg.env.max_turns * cfg.rollout.max_response,  # no row can have sampled more
-    )  # fmt: skip
-    return {
-        'score': dict(microbatch_rows=size.microbatch_rows, recompute=False, **head),
-        'batch': dict(kl_in_reward=needs_reference(cfg) and in_reward)
-        | {name: loss[name] for name in algorithm.SETTINGS},
-        'update': dict(
-            loss=algorithm.loss, clip_low=loss.clip_low, clip_high=loss.clip_high,
-            dual_clip=loss.dual_clip or None, entropy_coef=loss.entropy_coef,
-            kl_estimator=loss.kl_estimator if needs_reference(cfg) and not in_reward else None,
-            aggregation=loss.aggregation, value_clip=loss.value_clip or None,
-            value_coef=loss.value_coef, num_minibatches=kept // size.minibatch_rows,
-            num_microbatches=size.minibatch_rows // size.microbatch_rows, epochs=size.epochs,
-            kl_target=loss.kl_target or None, kl_horizon=loss.kl_horizon,
-            row_sharding=sharding.shard_rows(mesh), **head,
-        ),
-    }  # fmt: skip

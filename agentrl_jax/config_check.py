@@ -6,8 +6,8 @@ A field that does not exist is refused by ml_collections itself.
 import functools
 from typing import Any
 
-from agentrl_jax import losses
-from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax import advantages, losses, turn_credit
+from agentrl_jax.algorithms import ALGORITHMS, mt_grpo, ppo
 
 CHOICES = {
     'algorithm': tuple(ALGORITHMS),
@@ -19,6 +19,13 @@ CHOICES = {
     'model.dtype': ('float32', 'bfloat16'),
     'stop.echo_trap': ('off', 'warn', 'stop'),
 }
+OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
+    'loss.estimator': ppo.ESTIMATORS,
+    'loss.norm': advantages.NORMS,
+    'loss.reward_normalization': advantages.NORMALIZATIONS,
+    'turn_credit.mode': turn_credit.MODES,
+    'turn_credit.outcome': mt_grpo.OUTCOMES,
+}
 AT_LEAST_ONE = (
     'env.max_turns', 'env.max_actions_per_turn', 'env.max_actions_per_episode', 'env.train_levels',
     'env.eval_levels', 'rollout.num_groups', 'rollout.group_size', 'rollout.max_response',
@@ -27,8 +34,14 @@ AT_LEAST_ONE = (
 )  # fmt: skip
 NOT_NEGATIVE = (
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
-    'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every',
+    'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
+    'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
+    'critic.warmup_steps',
 )  # fmt: skip
+SHARES = ('loss.gamma', 'loss.lam', 'turn_credit.turn_gamma')  # in [0, 1]
+# Options that have a value in every config: an algorithm that does not know one leaves it alone, so
+# that any algorithm runs with any config.
+COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
 
 
 def check(cfg: Any, mesh_shards: int = 1) -> None:
@@ -43,15 +56,82 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         if field(name) not in known
     ]
     found += [
+        f'{name}={field(name)!r} is not one of {", ".join(known)}'
+        for name, known in OPTIONAL_CHOICES.items()
+        if field(name) is not None and field(name) not in known
+    ]
+    found += [
         f'{name}={field(name)} must be at least 1' for name in AT_LEAST_ONE if field(name) < 1
     ]
     found += [
-        f'{name}={field(name)} must not be negative' for name in NOT_NEGATIVE if field(name) < 0
+        f'{name}={field(name)} must not be negative'
+        for name in NOT_NEGATIVE
+        if field(name) is not None and field(name) < 0
+    ]
+    found += [
+        f'{name}={field(name)} must be in [0, 1]'
+        for name in SHARES
+        if field(name) is not None and not 0 <= field(name) <= 1
     ]
     # What follows divides by numbers that are at least 1.
+    found = found or _without_effect(cfg) + _impossible_options(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
+
+
+def section(cfg: Any, name: str) -> str:
+    """Where an option of an algorithm stands: a name of its SETTINGS is unique in both."""
+    return 'turn_credit' if name in cfg.turn_credit else 'loss'
+
+
+def option(cfg: Any, name: str) -> Any:
+    """Value of an option of an algorithm, None where it is left to the algorithm."""
+    return cfg[section(cfg, name)][name]
+
+
+def _without_effect(cfg: Any) -> list[str]:
+    """Options that were given a value and that the chosen algorithm does not take."""
+    known = {name: [] for module in ALGORITHMS.values() for name in module.SETTINGS}
+    for algorithm, module in ALGORITHMS.items():
+        for name in module.SETTINGS:
+            known[name].append(algorithm)
+    return [
+        f'{section(cfg, name)}.{name}={option(cfg, name)!r} has no effect on algorithm='
+        f'{cfg.algorithm!r}, only on {", ".join(users)}: leave it unset'
+        for name, users in known.items()
+        if name not in COMMON_OPTIONS
+        and cfg.algorithm not in users
+        and option(cfg, name) is not None
+    ]
+
+
+def _impossible_options(cfg: Any) -> list[str]:
+    loss, credit = cfg.loss, cfg.turn_credit
+    own_critic = ALGORITHMS[cfg.algorithm].USES_CRITIC and not cfg.critic.share_backbone
+    problems = {
+        f'loss.reward_normalization={loss.reward_normalization!r} is of whole returns: it needs '
+        "loss.reward_on='episode'": loss.reward_normalization not in (None, 'identity')
+            and loss.reward_on != 'episode',
+        f'turn_credit.turn_gamma={credit.turn_gamma} has no effect on loss.estimator=token: set '
+        'loss.estimator to turn or bi_level': cfg.algorithm == 'ppo'
+            and credit.turn_gamma is not None and loss.estimator in (None, 'token'),
+        "loss.norm='none' is not one of std, mean for algorithm='gigpo'":
+            cfg.algorithm == 'gigpo' and loss.norm == 'none',
+        f'loss.dual_clip={loss.dual_clip} has no effect on algorithm=\'cispo\', whose weights '
+        'loss.clip_high bounds: set it to 0': cfg.algorithm == 'cispo' and loss.dual_clip > 0,
+        f'loss.norm_length={loss.norm_length} is for loss.aggregation=token_sum_norm and must be '
+        'at least 1': loss.norm_length is not None
+            and (loss.aggregation != 'token_sum_norm' or loss.norm_length < 1),
+        'loss.overlong_buffer and loss.overlong_coef need loss.max_length': not loss.max_length
+            and (loss.overlong_buffer, loss.overlong_coef) != (None, None),
+        f'loss.overlong_buffer={loss.overlong_buffer} must be smaller than loss.max_length='
+        f'{loss.max_length}': bool(loss.max_length)
+            and (loss.overlong_buffer or 0) >= loss.max_length,
+        f'critic.warmup_steps={cfg.critic.warmup_steps} needs a critic of its own (algorithm=ppo, '
+        'critic.share_backbone=False)': cfg.critic.warmup_steps > 0 and not own_critic,
+    }  # fmt: skip
+    return [problem for problem, wrong in problems.items() if wrong]
 
 
 def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:

@@ -32,6 +32,7 @@ from ml_collections import config_flags
 
 from agentrl_jax import (
     assemble,
+    assemble_update,
     checkpoint,
     config_check,
     filtering,
@@ -50,6 +51,7 @@ from agentrl_jax.start import (
     COLLECT,
     EVALUATE,
     LEVELS,
+    SHUFFLE,
     config_dict,
     open_state,
     policy_of,
@@ -83,10 +85,10 @@ class Run:
     txs: tuple  # optimisers of policy and critic
 
 
-def learn(state, ref_params, rollout, *, algorithm, fns, txs, keep, group_size, settings):
+def learn(state, ref_params, rollout, key=None, *, algorithm, fns, txs, keep, group_size, settings):
     """One update from one rollout: keep groups, score, make the batch, optimise.
 
-    Returns (state, metrics, kept rows int32 [b], their advantages float32 [b, T]).
+    Returns (state, metrics, kept rows int32 [b], their advantages float32 [b, T]). A key shuffles.
     """
     rows = jnp.arange(rollout.tokens.shape[0], dtype=jnp.int32)
     if keep * group_size < rollout.tokens.shape[0]:
@@ -103,7 +105,8 @@ def learn(state, ref_params, rollout, *, algorithm, fns, txs, keep, group_size, 
     )
     state, measured = update.update_step(
         state, batch, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
-        value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], **settings['update'],
+        value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], key=key,
+        **settings['update'],
     )  # fmt: skip
     return state, measured, rows, batch.advantages
 
@@ -135,7 +138,7 @@ def build(cfg: Any) -> Run:
     learner = functools.partial(
         learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
         keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
-        settings=assemble.update_settings(cfg, mesh),
+        settings=assemble_update.update_settings(cfg, mesh),
     )  # fmt: skip
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     return Run(
@@ -189,7 +192,8 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
     check_counters(counters)  # waits for the rollout: the host's only look at it
     collected = time.monotonic()
     measured = run.rollout_metrics(rollout)
-    state, more, rows, advantages = run.learn(state, reference, rollout)
+    shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
+    state, more, rows, advantages = run.learn(state, reference, rollout, shuffle)
     measured |= more | {'time/collect_s': collected - began}
     measured['rollout/sampled'] = counters['generated'].sum()
     return state, measured, (rollout, episodes, key, rows, advantages)

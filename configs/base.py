@@ -1,10 +1,12 @@
 """Every field of a run, with its default: RAGEN's StarPO sizes on FrozenLake (ragen.md, "main").
 
 Other configs start from get_config() here and change fields. A field that is not here does not
-exist: a mistyped name is an error before anything runs.
+exist: a mistyped name is an error before anything runs. A placeholder has no value until one is
+set: each algorithm then takes its own default, and one that does not know the field refuses it.
 """
 
 import ml_collections
+from ml_collections.config_dict import placeholder
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -76,7 +78,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.loss.entropy_coef = 0.001
     cfg.loss.kl_coef = 0.0  # weight of the KL to the start policy; 0 = no reference model
     cfg.loss.kl_in = 'loss'  # loss or reward
-    cfg.loss.kl_estimator = 'k3'  # k1, k2, k3
+    cfg.loss.kl_estimator = 'k3'  # k1, k2, k3; k1+, k3+: that value with the gradient of k2
     cfg.loss.kl_target = 0.0  # adaptive coefficient: KL to steer to; 0 = fixed
     cfg.loss.kl_horizon = 10000.0  # episodes over which the adaptive coefficient reacts
     cfg.loss.aggregation = 'token_mean'  # token_mean, seq_mean_token_mean, seq_mean_token_sum, ...
@@ -84,11 +86,34 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.loss.lam = 1.0  # lambda of GAE, per action token
     cfg.loss.reward_on = 'turn'  # turn: each reward at its turn's end; episode: all at the last
     cfg.loss.whiten = True  # advantages to mean 0, variance 1 over the batch's action tokens
+    cfg.loss.norm_length = placeholder(int)  # of token_sum_norm; unset: rollout.max_tokens
+    cfg.loss.norm = placeholder(str)  # comparison in a group: std, mean, none (gigpo: mean)
+    cfg.loss.eps = placeholder(float)  # added to a group's std (grpo 1e-6, mt_grpo 1e-4)
+    cfg.loss.std_floor = placeholder(float)  # smaller stds of a group count as this (0)
+    cfg.loss.max_length = placeholder(int)  # dapo: sampled tokens of an episode; 0 = no penalty
+    cfg.loss.overlong_buffer = placeholder(int)  # dapo: last tokens before max_length that cost (0)
+    cfg.loss.overlong_coef = placeholder(float)  # dapo: penalty at max_length (1)
+    cfg.loss.estimator = placeholder(str)  # ppo's GAE: token (the default), turn, bi_level
+    cfg.loss.reward_normalization = placeholder(str)  # ppo, reward_on='episode': identity (the
+    # default), mean, mean_std or asym_clip of the returns of a group
     cfg.loss.value_clip = 0.5
     cfg.loss.value_coef = 1.0  # weight of the value loss with critic.share_backbone
 
+    cfg.turn_credit = ml_collections.ConfigDict()  # mt_grpo and gspo_turn, where no other is named
+    cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.turn_credit.MODES; default
+    # mt_cumulative; or, mr, mt_v1, mt_local, gtpo, hybrid, flattened
+    cfg.turn_credit.outcome = placeholder(str)  # success (the default), final, return
+    cfg.turn_credit.turn_coef = placeholder(float)  # weight of the turn rewards (1)
+    cfg.turn_credit.outcome_coef = placeholder(float)  # weight of the outcome (1)
+    cfg.turn_credit.turn_gamma = placeholder(
+        float
+    )  # discount per turn: modes gtpo and hybrid (.9),
+    # gigpo (.95), ppo with loss.estimator turn or bi_level (1)
+    cfg.turn_credit.step_coef = placeholder(float)  # gigpo: weight of the step advantage (1)
+
     cfg.critic = ml_collections.ConfigDict()
     cfg.critic.share_backbone = False  # a value head on the policy instead of a model of its own
+    cfg.critic.warmup_steps = 0  # first steps in which only a critic of its own is trained
 
     cfg.optim = ml_collections.ConfigDict()
     cfg.optim.lr = 1e-6
@@ -103,6 +128,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.batch.minibatch_rows = 32  # episodes per optimiser step
     cfg.batch.microbatch_rows = 8  # episodes per forward and backward pass
     cfg.batch.epochs = 1  # passes over a rollout
+    cfg.batch.shuffle = False  # draw the episodes of optimiser steps anew in each pass
     cfg.batch.head_chunk = 1024  # tokens per chunk of the output head
 
     cfg.mesh = ml_collections.ConfigDict()

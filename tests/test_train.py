@@ -18,6 +18,7 @@ import pytest
 
 from agentrl_jax import (
     assemble,
+    assemble_update,
     checkpoint,
     config_check,
     metrics,
@@ -252,7 +253,7 @@ def trace(cfg, *, with_rollout):
         train.learn, algorithm=ALGORITHMS[cfg.algorithm],
         fns=assemble.model_functions(cfg, found[0], mesh), txs=txs,
         keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
-        settings=assemble.update_settings(cfg, mesh),
+        settings=assemble_update.update_settings(cfg, mesh),
     )  # fmt: skip
     after, measured, *_ = jax.eval_shape(learn, state, reference, out)
     assert jax.tree.structure(after) == jax.tree.structure(state)

@@ -2,7 +2,7 @@
 
 make_batch(rollout, scores, *, group_size, keep, kl_coef, kl_in_reward, ...) -> Batch
 loss(logprobs, batch, *, clip_low, clip_high, dual_clip) -> float32 [B, T], per token
-SETTINGS      names of the further keywords of make_batch
+SETTINGS      further keywords of make_batch: names of fields of cfg.loss or cfg.turn_credit
 USES_CRITIC   whether scores.values are needed
 """
 

@@ -1,19 +1,19 @@
 """DAPO: GRPO with a soft penalty for long answers (arXiv:2503.14476).
 
   A as in GRPO, of R + min(0, (L_max - buffer - length) / buffer) overlong_coef
-The other pieces are settings: clip_high=0.28, aggregation='token_mean', no KL, and
-filtering.keep_varied (dynamic sampling: groups whose returns are all equal are not trained on).
+The other pieces are settings: clip_high=0.28, aggregation='token_mean', no KL, and the filter rule
+'varied' (dynamic sampling: groups whose returns are all equal are not trained on).
 length counts the sampled tokens of an episode; max_length 0 leaves the penalty out.
 """
 
 import jax
 
 from agentrl_jax import advantages as adv
-from agentrl_jax.algorithms import common
+from agentrl_jax.algorithms import common, grpo
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
-SETTINGS = ()
+SETTINGS = (*grpo.SETTINGS, 'max_length', 'overlong_buffer', 'overlong_coef')
 loss = common.clipped_loss
 
 
@@ -25,6 +25,9 @@ def make_batch(
     keep: jax.Array | None = None,
     kl_coef: jax.Array | float = 0.0,
     kl_in_reward: bool = False,
+    norm: str = 'std',
+    eps: float = 1e-6,
+    std_floor: float = 0.0,
     max_length: int = 0,
     overlong_buffer: int = 0,
     overlong_coef: float = 1.0,
@@ -37,5 +40,7 @@ def make_batch(
             rollout.action_mask.sum(1),
             max_length=max_length, buffer=overlong_buffer, coef=overlong_coef,
         )  # fmt: skip
-    per_episode = adv.group_normalize(returns, rows, group_size=group_size)
+    per_episode = adv.compare(
+        returns, rows, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor
+    )
     return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)

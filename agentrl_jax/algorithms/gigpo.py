@@ -17,7 +17,7 @@ from agentrl_jax.algorithms import common
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
-SETTINGS = ()
+SETTINGS = ('step_coef', 'turn_gamma', 'norm')
 loss = common.clipped_loss
 
 

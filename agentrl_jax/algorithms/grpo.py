@@ -1,6 +1,7 @@
 """GRPO: the group-normalised return of an episode on all of its action tokens (arXiv:2402.03300).
 
-  A[b, t] = (R_b - mean) / (std + 1e-6) over the healthy members of the group, std unbiased
+  A[b, t] = (R_b - mean) / (max(std, std_floor) + eps) over the healthy members of the group
+std is unbiased, eps 1e-6, std_floor 0; norm 'mean' leaves the division out (Dr.GRPO), 'none' both.
 R is the return with format penalties (and, with KL in the reward, less kl_coef * sum of k1).
 RAGEN: KL loss of 0.001 and seq_mean_token_mean; MT-GRPO's GRPO-MR is this with its turn rewards.
 """
@@ -12,7 +13,7 @@ from agentrl_jax.algorithms import common
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
-SETTINGS = ()
+SETTINGS = ('norm', 'eps', 'std_floor')
 loss = common.clipped_loss
 
 
@@ -24,9 +25,14 @@ def make_batch(
     keep: jax.Array | None = None,
     kl_coef: jax.Array | float = 0.0,
     kl_in_reward: bool = False,
+    norm: str = 'std',
+    eps: float = 1e-6,
+    std_floor: float = 0.0,
 ) -> Batch:
     """One advantage per episode; keep bool [B] marks the rows a filter kept."""
     rows, mask = common.trained(rollout, keep)
     returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    per_episode = adv.group_normalize(returns, rows, group_size=group_size)
+    per_episode = adv.compare(
+        returns, rows, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor
+    )
     return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)

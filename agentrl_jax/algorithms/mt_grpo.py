@@ -20,7 +20,10 @@ from agentrl_jax.algorithms import common
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
-SETTINGS = ()
+SETTINGS = (
+    'mode', 'outcome', 'turn_coef', 'outcome_coef', 'turn_gamma', 'norm', 'eps', 'std_floor',
+)  # fmt: skip
+OUTCOMES = ('success', 'final', 'return')
 loss = common.clipped_loss
 
 

@@ -14,7 +14,10 @@ from agentrl_jax.algorithms import common
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = True
-SETTINGS = ('gamma', 'lam', 'reward_on', 'whiten')
+SETTINGS = (
+    'gamma', 'lam', 'reward_on', 'whiten', 'reward_normalization', 'estimator', 'turn_gamma',
+)  # fmt: skip
+ESTIMATORS = ('token', 'turn', 'bi_level')
 loss = common.clipped_loss
 
 
