@@ -1,5 +1,6 @@
 # make demo   trains the default agent from nothing; the same command resumes it
 # make test   runs every test        make lint   ruff        make clean   removes .venv and runs
+# make tables   every table and curve of experiments/ again, from the metrics committed there
 # Needs Python 3.11+ and make. Choose another interpreter with `make demo PYTHON=/path/to/python`.
 
 PYTHON ?= python3
@@ -8,10 +9,10 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean python-version
+.PHONY: help demo test tables lint clean python-version
 
 help:
-	@sed -n 's/^# //p' Makefile | head -3
+	@sed -n 's/^# //p' Makefile | head -4
 
 demo: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
@@ -21,6 +22,9 @@ demo: $(VENV)/run.stamp
 test: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_FLAGS" \
 	  $(RUN) -m pytest -n $(WORKERS) --dist loadfile --durations 15 $(ARGS)
+
+tables: $(VENV)/run.stamp
+	$(RUN) -m agentrl_jax.tables --rebuild experiments
 
 lint: $(VENV)/test.stamp
 	$(RUN) -m ruff check .

@@ -9,12 +9,15 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from agentrl_jax import stats
 from agentrl_jax.run_log import read_metrics
 
 # Okabe and Ito's colours: told apart by colour-blind readers too; grey is for references.
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+# More labels than colours: the same colours again in another dash.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+DASHES = ('-', (0, (4, 1.2)), (0, (1, 1)))
 REFERENCE_COLOUR = '#555555'
 REFERENCE_STYLES = ('--', ':', '-.')
 GRID_POINTS = 200
@@ -32,7 +35,8 @@ STYLE = {
     'legend.fontsize': 9,
 }
 SHARES = ('success', 'valid_format', 'pass_at_n', '_frac', '_actions')  # metrics from 0 to 1
-AXIS_LABELS = {'time_s': 'seconds', 'step': 'step'}
+AXIS_LABELS = {'time_s': 'seconds', 'tokens': 'tokens sampled'}
+PAD = 0.04  # of the range of y, above and below
 Rows = Sequence[Mapping[str, float]]
 
 
@@ -44,6 +48,17 @@ class Curve(NamedTuple):
     centre: np.ndarray  # [n]
     low: np.ndarray | None
     high: np.ndarray | None
+
+
+class Panel(NamedTuple):
+    """One pair of axes: for each label its seeds, and values of lines across it."""
+
+    title: str
+    metric: str
+    runs: Mapping[str, Sequence[Rows]]
+    references: Mapping[str, float]
+    unfinished: Mapping[str, Sequence[Rows]] = {}  # drawn, and in no summary
+    y_label: str = ''
 
 
 def learning_curves(
@@ -68,31 +83,65 @@ def learning_curves(
         label: [read_metrics(seed) if isinstance(seed, (str, os.PathLike)) else seed for seed in s]
         for label, s in runs.items()
     }
+    lines = references or {}
+    panels = [Panel(name, name, rows, lines[name] if name in lines else {}) for name in metrics]
     columns = 2 if len(metrics) in (2, 4) else min(len(metrics), 3)
-    lines = -(-len(metrics) // columns)
+    return draw(panels, stem, x=x, columns=columns, statistic=statistic, title=title)
+
+
+def draw(
+    panels: Sequence[Panel],
+    stem: str | os.PathLike,
+    *,
+    x: str,
+    columns: int,
+    statistic: str = 'iqm',
+    title: str = '',
+    limits: Mapping[str, tuple[float, float]] | None = None,
+) -> tuple[Path, Path]:
+    """Panels row by row with one legend, as stem.png and stem.svg; limits: y range of a metric."""
+    lines = -(-len(panels) // columns)
     # A Figure without pyplot: no global state, no display, Agg for the PNG.
     with matplotlib.rc_context(STYLE):
-        size = (6.4, 4.4) if columns == 1 else (4.2 * columns, 3.1 * lines + 0.5)
+        size = (6.4, 4.4) if len(panels) == 1 else (4.2 * columns, 3.1 * lines + 0.5)
         figure = Figure(figsize=size, layout='constrained')
         axes = figure.subplots(lines, columns, squeeze=False).flatten()
-        shaded = False
-        for panel, metric in zip(axes, metrics, strict=False):
-            shaded |= _draw_panel(panel, rows, metric, x, statistic)
-            if references and metric in references:
-                _draw_references(panel, references[metric])
-            if metric.endswith(SHARES):  # after the references: fixed limits no longer follow
-                low, high = panel.get_ylim()
-                panel.set_ylim(max(low, -0.02), min(high, 1.04))
-        for unused in axes[len(metrics) :]:
+        drawn = [
+            _draw_panel(a, panel, x, statistic) for a, panel in zip(axes, panels, strict=False)
+        ]
+        for axis, panel in zip(axes, panels, strict=False):
+            low, high = axis.get_ylim()
+            if limits and panel.metric in limits:
+                axis.set_ylim(*limits[panel.metric])
+            elif panel.metric.endswith(SHARES):
+                axis.set_ylim(max(low, -PAD / 2), min(high, 1 + PAD))
+        for unused in axes[len(panels) :]:
             unused.set_visible(False)
-        most_seeds = max(len(seeds) for seeds in rows.values())
+        shades = set().union(*(found for found, _ in drawn))
         figure.legend(
-            *axes[0].get_legend_handles_labels(), title=_explain(statistic, most_seeds, shaded),
-            loc='outside lower center', ncols=3, title_fontsize=9,
+            *_legend(axes[: len(panels)], drawn), loc='outside lower center', ncols=3,
+            title=_explain(statistic, shades, panels),
+            title_fontsize=9,
         )  # fmt: skip
         if title:
             figure.suptitle(title)
         return _save(figure, Path(stem))
+
+
+def y_range(panels: Sequence[Panel]) -> tuple[float, float]:
+    """Limits that hold all seeds, single runs' intervals and references of some panels."""
+    names = {panel.metric + end for panel in panels for end in ('', '_low', '_high')}
+    values = [value for panel in panels for value in panel.references.values()]
+    for panel in panels:
+        every = [*panel.runs.values(), *panel.unfinished.values()]
+        values += [row[name] for seeds in every for rows in seeds for row in rows
+                   for name in names & row.keys()]  # fmt: skip
+    finite = [value for value in values if np.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    pad = PAD * ((high - low) or abs(high) or 1.0)
+    if panels[0].metric.endswith(SHARES):
+        return max(low - pad, -PAD / 2), min(high + pad, 1 + PAD)
+    return low - pad, high + pad
 
 
 def summarise(runs: Sequence[Rows], metric: str, x: str, statistic: str) -> Curve | None:
@@ -136,38 +185,53 @@ def _common_grid(xs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _draw_panel(
-    panel: Axes,
-    runs: Mapping[str, Sequence[Rows]],
-    metric: str,
-    x: str,
-    statistic: str,
-) -> bool:
-    """Draws all labels; returns whether any of them has an interval."""
-    shaded = False
-    for index, (label, seeds) in enumerate(runs.items()):
-        curve = summarise(seeds, metric, x, statistic)
-        found = len(curve.seeds) if curve else 0
-        count = f'n = {found}' if found == len(seeds) else f'n = {found} of {len(seeds)}'
-        colour = COLOURS[index % len(COLOURS)]
+    axis: Axes, panel: Panel, x: str, statistic: str
+) -> tuple[set[str], dict[str, str]]:
+    """Draws all labels; returns which kinds of intervals they have, and how many seeds each."""
+    shades, counts = set(), {}
+    for index, (label, seeds) in enumerate(panel.runs.items()):
+        curve = summarise(seeds, panel.metric, x, statistic)
+        partial = panel.unfinished[label] if label in panel.unfinished else ()
+        found, planned = len(curve.seeds) if curve else 0, len(seeds) + len(partial)
+        counts[label] = f'{found}' if found == planned else f'{found} of {planned}'
+        colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+        for rows in partial:
+            axis.plot(*_series(rows, panel.metric, x), color=colour, linewidth=0.7, linestyle=':')
         if not curve:  # a missing run is shown, not dropped
-            panel.plot([], [], color=colour, label=f'{label} ({count})')
+            axis.plot([], [], color=colour, linestyle=dash, label=label)
             continue
         if found > 1:
             for seed in curve.seeds:
-                panel.plot(*seed, color=colour, linewidth=0.7, alpha=0.45)
+                axis.plot(*seed, color=colour, linewidth=0.7, alpha=0.45, linestyle=dash)
         if curve.low is not None:
-            shaded = True
-            panel.fill_between(
-                curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0
-            )
+            shades.add('bootstrap' if found > 1 else 'Wilson')
+            axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
         marker = 'o' if curve.x.size == 1 else None
-        panel.plot(
-            curve.x, curve.centre, color=colour, linewidth=2, marker=marker,
-            label=f'{label} ({count})', zorder=3,
+        axis.plot(
+            curve.x, curve.centre, color=colour, linewidth=2, marker=marker, linestyle=dash,
+            label=label, zorder=3,
         )  # fmt: skip
-    panel.set_title(metric)
-    panel.set_xlabel(AXIS_LABELS[x] if x in AXIS_LABELS else x)
-    return shaded
+    axis.set_title(panel.title)
+    axis.set_xlabel(AXIS_LABELS[x] if x in AXIS_LABELS else x)
+    axis.set_ylabel(panel.y_label)
+    if x == 'tokens':
+        axis.xaxis.set_major_formatter(EngFormatter(sep=' '))
+    _draw_references(axis, panel.references)
+    return shades, counts
+
+
+def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]]]) -> tuple:
+    """(lines, texts) of all labels; where panels have different numbers of seeds, all of them."""
+    lines, counts = {}, {}
+    for axis, (_, found) in zip(axes, drawn, strict=True):
+        for line, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            lines.setdefault(label, line)
+            counts.setdefault(label, []).append(found[label])
+    texts = [
+        f'{label} (n = {found[0] if len(set(found)) == 1 else " | ".join(found)})'
+        for label, found in counts.items()
+    ]
+    return list(lines.values()), texts
 
 
 def _draw_references(panel: Axes, references: Mapping[str, float]) -> None:
@@ -178,15 +242,24 @@ def _draw_references(panel: Axes, references: Mapping[str, float]) -> None:
         panel.annotate(
             f'{name} {value:.3g}', (1, value), xycoords=panel.get_yaxis_transform(),
             xytext=(-2, 2), textcoords='offset points', ha='right', va='bottom',
-            fontsize=8, color=REFERENCE_COLOUR,
+            fontsize=8, color=REFERENCE_COLOUR, zorder=4,
+            bbox={'facecolor': 'white', 'alpha': 0.6, 'edgecolor': 'none', 'pad': 0.5},
         )  # fmt: skip
 
 
-def _explain(statistic: str, most_seeds: int, shaded: bool) -> str:
-    if most_seeds < 2:
-        return 'shade: 95 % Wilson interval of the validation' if shaded else ''
+def _explain(statistic: str, shades: set[str], panels: Sequence[Panel]) -> str:
+    """What the lines and shades mean that are there."""
+    seeds = max(len(found) for panel in panels for found in panel.runs.values())
     name = {'mean': 'mean', 'iqm': 'interquartile mean'}[statistic]
-    return f'thin: seeds   thick: {name}   shade: 95 % bootstrap interval'
+    parts = ['thin: seeds', f'thick: {name}'] if seeds > 1 else []
+    if shades == {'bootstrap', 'Wilson'}:
+        parts.append('shade: 95 % bootstrap interval, of one seed Wilson')
+    elif shades:
+        of_what = ' of the validation' if shades == {'Wilson'} else ''
+        parts.append(f'shade: 95 % {min(shades)} interval{of_what}')
+    if any(found for panel in panels for found in panel.unfinished.values()):
+        parts.append('dotted: unfinished, in no summary')
+    return '   '.join(parts)
 
 
 def _save(figure: Figure, stem: Path) -> tuple[Path, Path]:

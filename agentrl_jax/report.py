@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from agentrl_jax import plots, run_log
 from agentrl_jax.envs import solvers
 
-REFERENCE_FILE = 'reference.json'
+REFERENCE_FILE = run_log.REFERENCE_FILE
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
+REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 REDACTED = '***'
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 

@@ -77,7 +77,7 @@ def load(name, source, folder):
 
 def test_there_are_commands_to_check():
     run = {words[2] for words in commands() if words[:2] == ['python', '-m']}
-    tools = {'train', 'evaluate', 'view', 'export', 'envs.reference'}
+    tools = {'train', 'evaluate', 'view', 'export', 'tables', 'envs.reference'}
     assert {f'agentrl_jax.{tool}' for tool in tools} <= run
     assert ['make', 'demo'] in commands() and ['make', 'test'] in commands()
 

@@ -1,0 +1,140 @@
+"""Tables and learning curves of many runs, with intervals, beside random play and the oracle.
+
+  python -m agentrl_jax.tables runs/sweep --rows=algorithm --cols=env.name --out=runs/sweep/table
+  python -m agentrl_jax.tables --compact runs/sweep experiments/demo/metrics
+  python -m agentrl_jax.tables --rebuild experiments
+
+The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv and the curves. The
+second keeps what tables need of every run, small enough to be committed; tables come out of that
+folder with the same numbers. The third makes every table that an experiment's table.json describes
+({"<name>": {"rows": "algorithm", ...}}, keys as the fields of tables_cells.Spec) from its metrics/,
+into a folder of that name, and writes it between <!-- table <name> --> and <!-- end of table -->
+wherever the experiment's README.md has these lines.
+"""
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl_jax import run_log, tables_plots, tables_render
+from agentrl_jax.tables_cells import Table, build
+from agentrl_jax.tables_runs import Run, compact, load
+from agentrl_jax.tables_spec import (
+    BEST,
+    COUNT,
+    LAST,
+    LEAVE_OUT,
+    Spec,
+    make_spec,
+    metrics_of,
+    split_names,
+)
+
+SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
+BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
+
+
+def write(table: Table, folder: Path) -> list[Path]:
+    """Every form of a table as files; the same runs, the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        'table.md': tables_render.markdown(table), 'table.tex': tables_render.latex(table),
+        'table.csv': tables_render.csv_text(table), 'runs.csv': tables_render.runs_csv(table),
+    }  # fmt: skip
+    for name, text in texts.items():
+        run_log.write_atomic(folder / name, text)
+    return [*(folder / name for name in texts), *tables_plots.write(table, folder)]
+
+
+def rebuild(experiments: Path) -> list[Path]:
+    """All tables of all experiments from their committed metrics; the files that were written."""
+    written = []
+    for path in sorted(experiments.glob(f'*/{SPEC_FILE}')):
+        specs = json.loads(path.read_text(encoding='utf-8'))
+        for name, given in specs.items():
+            spec = make_spec(given)
+            table = build(load([path.parent / METRICS_FOLDER]), spec)
+            written += write(table, path.parent / name)
+            written += _embed(path.parent / 'README.md', name, tables_render.markdown(table))
+    return written
+
+
+def _embed(readme: Path, name: str, text: str) -> list[Path]:
+    """Puts a table between its two marks in a README that has them."""
+    old = readme.read_text(encoding='utf-8') if readme.is_file() else ''
+    pattern = re.compile(BLOCK.format(re.escape(name)), re.DOTALL)
+    if not pattern.search(old):
+        return []
+    run_log.write_atomic(readme, pattern.sub(lambda found: found[1] + text + found[2], old))
+    return [readme]
+
+
+def _where(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition('=') for text in given]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError('--where needs field=value, or field=value|value')
+    return {name: values for name, _, values in pairs}
+
+
+def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog='python -m agentrl_jax.tables', description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add('folders', nargs='+', help='runs, folders of runs, compact folders')
+    add('--rows', default='', help='config fields that name a row: algorithm,filter.keep')
+    add('--cols', default='', help='config fields that name a column')
+    add('--metric', default=Spec.metric)
+    add('--at', default=LAST, help=f'{LAST}, {BEST} or a step')
+    add('--also', default=','.join(Spec.also), help='metrics to show beside it')
+    add('--baseline', default='', help='row to compare the others with')
+    add('--where', action='append', default=[], help='field=value or field=value|value')
+    add('--pooled', default='', help='fields beside the seed that may differ within a cell')
+    add('--unfinished', default=LEAVE_OUT, help=f'{LEAVE_OUT} or {COUNT}')
+    add('--seeds', type=int, default=0, help='runs that a cell should have')
+    add('--overall', action='store_true', help='one more column over all columns')
+    add('--signals', default='', help='further metrics to draw over steps')
+    add('--out', default='', help='folder for the files; without it only Markdown is printed')
+    add('--compact', action='store_true', help='write the runs compactly to the last folder')
+    add('--rebuild', action='store_true', help='make the tables of all experiments in a folder')
+    return parser, parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.rebuild:
+        for path in [path for folder in args.folders for path in rebuild(Path(folder))]:
+            print(path)
+    elif args.compact:
+        if len(args.folders) < 2:
+            raise ValueError('--compact needs the folders of the runs and, last, its own')
+        *sources, folder = args.folders
+        more = (args.metric, *split_names(args.also), *split_names(args.signals))
+        written = compact(load(sources, more), folder)
+        size = sum(path.stat().st_size for path in written)
+        print(f'{len(written)} runs, {size / 1000:.0f} kB in {folder}')
+    else:
+        names = [field.name for field in dataclasses.fields(Spec)]
+        given = {name: value for name, value in vars(args).items() if name in names}
+        spec = make_spec(given | {'where': _where(args.where)})
+        runs: list[Run] = load(args.folders, metrics_of(spec))
+        table = build(runs, spec)
+        print(tables_render.markdown(table), end='')
+        for path in write(table, Path(args.out)) if args.out else []:
+            print(path, file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser, args = _arguments(argv)
+    try:
+        run(args)
+    except (OSError, ValueError) as error:
+        parser.exit(1, f'{parser.prog}: {error}\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,422 @@
+"""Tables of runs whose figures are known: by hand, from folders, compacted and committed."""
+
+import csv
+import json
+import math
+import pathlib
+import re
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from agentrl_jax import plots, run_log, stats, tables, tables_plots, tables_render
+from agentrl_jax.tables_cells import build
+from agentrl_jax.tables_runs import Run, compact, flatten, load, rounded
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXPERIMENTS = sorted((ROOT / 'experiments').glob(f'*/{tables.SPEC_FILE}'))
+RANDOM = {'bandit': 0.5, 'sokoban': 0.2}
+
+
+def write_run(folder, seed, successes, *, algorithm='ppo', env='sokoban', steps=20, **more):
+    """A run's folder as a sweep and training leave it; a validation every 10 steps."""
+    config = {'seed': seed, 'steps': steps, 'algorithm': algorithm, 'env': {'name': env}} | more
+    folder.mkdir(parents=True)
+    text = json.dumps({'name': folder.name, 'overrides': {'seed': seed}, 'config': config})
+    (folder / 'run.json').write_text(text)
+    (folder / 'reference.json').write_text(json.dumps({'random': RANDOM[env], 'oracle': 1.0}))
+    if successes:
+        rows = [measured(step, successes, steps) for step in range(10 * len(successes) - 9)]
+        (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
+def measured(step, successes, steps):
+    row = {'step': step, 'time_s': 0.3 * (step + 1), 'time/step_s': 0.3, 'perf/recompiles': 0}
+    row['group/return_std'] = 1 / (step + 3)
+    if step < steps:
+        row['perf/tokens_per_s'] = 7 / 0.3  # 7 tokens a step
+    if step % 10 == 0:
+        p = successes[step // 10]
+        low, high = stats.wilson_interval(round(100 * p), 100)
+        row |= {'eval/success': p, 'eval/success_low': low, 'eval/success_high': high}
+        row |= {'eval/valid_format': 1 - p / 10, 'eval/return': 10 * p}
+    return row
+
+
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    """Two algorithms on two environments, seeds 0 to 2; on sokoban grpo lacks some."""
+    folder = tmp_path_factory.mktemp('sweep')
+    finals = {('ppo', 'bandit'): (0.9, 0.8, 0.7), ('grpo', 'bandit'): (0.7, 0.75, 0.6),
+              ('ppo', 'sokoban'): (0.3, 0.4, 0.35)}  # fmt: skip
+    for (algorithm, env), values in finals.items():
+        for seed, p in enumerate(values):
+            name = f'{algorithm}-{env}-{seed}'
+            start = 0.1 + 0.01 * seed
+            write_run(folder / name, seed, [start, p + 0.05, p], algorithm=algorithm, env=env)
+    settings = {'algorithm': 'grpo', 'env': 'sokoban'}
+    write_run(folder / 'grpo-sokoban-0', 0, [0.1, 0.25, 0.2], **settings)
+    write_run(folder / 'grpo-sokoban-1', 1, [0.11, 0.31], **settings)  # stands at step 10
+    (folder / 'notes').mkdir()  # no run
+    return folder
+
+
+def table_of(folder, **given):
+    spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'} | given)
+    return build(load([folder], tables.metrics_of(spec)), spec)
+
+
+def cells(table):
+    return {
+        (line.label, column): cell
+        for line in table.lines
+        for column, cell in zip(table.columns, line.cells, strict=True)
+    }
+
+
+def texts(table):
+    header, *lines = tables_render.matrix(table)
+    return {(line[0], name): text for line in lines for name, text in zip(header, line)}  # noqa: B905
+
+
+# ---- cells -------------------------------------------------------------------------------------
+
+
+def test_a_cell_by_hand(sweep):
+    found = cells(table_of(sweep))['ppo', 'bandit']
+    # 0.9, 0.8, 0.7: mean and IQM (nothing is cut of three) 0.8, variance (.01 + 0 + .01) / 2.
+    np.testing.assert_allclose(found.figure[:3], (0.8, 0.1, 0.8))
+    # All three redrawn runs are 0.9 in 1 of 27 cases, 3.7 % > 2.5 %: the interval is the range.
+    np.testing.assert_allclose(found.figure[3:5], (0.7, 0.9))
+    assert found.figure.interval == 'bootstrap' and found.planned == 3
+    np.testing.assert_allclose(found.also, [1 - 0.08])  # valid format: mean of .91, .92, .93
+
+
+def test_missing_and_unfinished_runs_are_shown(sweep):
+    table = table_of(sweep)
+    # Of three seeds one finished at 20 of 100 episodes (Wilson 0.133 to 0.289), one stands at 10.
+    assert texts(table)['grpo', 'sokoban'] == '20.0 [13.3, 28.9]ʷ (1/3, 1 unfinished)'
+    assert texts(table)['grpo', 'bandit'].endswith('(3/3)')
+    notes = tables_render.notes(table)
+    assert 'Unfinished, not counted: grpo / sokoban, seed 1, at step 10 of 20.' in notes
+    assert 'Missing: grpo / sokoban of seed 2.' in notes
+    assert any(note.startswith('ʷ: one run; 95 % Wilson') for note in notes)
+    (line,) = (x for x in tables_render.details(table) if x[:2] == ['grpo', 'sokoban'])
+    assert line[2:] == ['20.0', '20.0, 31.0 (at step 10 of 20), — (seed 2)']
+    counted = cells(table_of(sweep, unfinished='count'))['grpo', 'sokoban']
+    np.testing.assert_allclose(counted.figure.mean, (0.2 + 0.31) / 2)
+    assert cells(table_of(sweep, seeds=5))['ppo', 'bandit'].planned == 5
+
+
+def test_a_run_that_was_planned_and_has_not_begun_is_counted(sweep, tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f'run{seed}', seed, [0.1, 0.2, 0.3] if seed == 0 else [])
+    table = table_of(tmp_path)
+    assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 unfinished)')
+    assert 'Unfinished, not counted: ppo / sokoban, seed 1, not begun.' in tables_render.notes(
+        table
+    )
+
+
+def test_a_cell_without_a_run_is_a_dash(sweep):
+    only = {'algorithm': 'grpo', 'env.name': 'sokoban'}
+    runs = [run for run in load([sweep]) if not only.items() <= run.fields.items()]
+    table = build(runs, tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'}))
+    assert texts(table)['grpo', 'sokoban'] == '— (0/3)'
+    assert 'Missing: grpo / sokoban of seed 0, 1, 2.' in tables_render.notes(table)
+    assert table_of(sweep, overall=True).columns == ('bandit', 'sokoban', 'all')
+
+
+def test_where_the_value_is_taken(sweep):
+    def value(at):
+        return cells(table_of(sweep, at=at))['ppo', 'bandit'].values
+
+    np.testing.assert_allclose(value('last'), [0.9, 0.8, 0.7])
+    np.testing.assert_allclose(value('best-validation'), [0.95, 0.85, 0.75])
+    np.testing.assert_allclose(value('0'), [0.1, 0.11, 0.12])
+    assert any(
+        'biased upwards' in x for x in tables_render.notes(table_of(sweep, at='best-validation'))
+    )
+    # grpo's run that stands at step 10 has reached it.
+    assert len(cells(table_of(sweep, at='10'))['grpo', 'sokoban'].values) == 2
+    with pytest.raises(ValueError, match=r'at step 7, only at \[0, 10, 20\]'):
+        table_of(sweep, at='7')
+
+
+def test_lines_beside_the_runs(sweep):
+    shown = texts(table_of(sweep))
+    assert shown['random play', 'bandit'] == '50.0' and shown['random play', 'sokoban'] == '20.0'
+    assert shown['oracle', 'bandit'] == '100.0'
+    # Both algorithms start from the policies of seeds 0, 1, 2: 0.10, 0.11, 0.12.
+    assert shown['starting policy', 'bandit'] == '11.0 [10.0, 12.0] (3/3)'
+    assert not [x for x in tables_render.matrix(table_of(sweep, metric='eval/return'))
+                if x[0] in ('random play', 'oracle')]  # fmt: skip
+
+
+def test_rows_that_start_differently_have_a_line_each(tmp_path):
+    for i, (algorithm, start) in enumerate((('ppo', 0.1), ('grpo', 0.3))):
+        write_run(tmp_path / str(i), 0, [start, 0.4, 0.5], algorithm=algorithm)
+    shown = texts(table_of(tmp_path))
+    assert shown['grpo: starting policy', 'sokoban'].startswith('30.0')
+    assert shown['ppo: starting policy', 'sokoban'].startswith('10.0')
+
+
+def test_probability_of_improvement_and_the_column_over_all(sweep):
+    table = table_of(sweep, baseline='grpo', overall=True, where={'env.name': 'bandit|sokoban'})
+    found = cells(table)
+    # (.9, .8, .7) against (.7, .75, .6): 3 + 3 + (tie, loss, win) = 7.5 of 9 pairs.
+    assert found['ppo', 'bandit'].better[0] == pytest.approx(7.5 / 9)
+    assert found['ppo', 'sokoban'].better[0] == 1  # all three above 0.2
+    assert found['ppo', 'all'].better[0] == pytest.approx((7.5 / 9 + 1) / 2)
+    p, low, high = found['ppo', 'bandit'].better
+    assert 0 <= low < p < high <= 1
+    # .3 .35 .4 .7 .8 .9 without one at either end: 2.25 / 4.
+    assert found['ppo', 'all'].figure.iqm == pytest.approx(2.25 / 4)
+    # Three runs on one and one on the other: nothing over both that a row could be compared by.
+    assert np.isnan(found['grpo', 'all'].figure.iqm)
+    assert found['random play', 'all'].figure.mean == pytest.approx(0.35)
+    assert found['grpo', 'bandit'].better is None
+    header = tables_render.matrix(table)[0]
+    assert header[:4] == ['algorithm', 'bandit', 'valid format', 'P(> grpo)']
+    with pytest.raises(ValueError, match="baseline 'dapo' is no row"):
+        table_of(sweep, baseline='dapo')
+
+
+def test_published_figures_stand_beside_ours_as_they_were_printed(sweep):
+    table = table_of(sweep, published={'ppo': {'sokoban': '12.1'}}, labels={'ppo': 'PPO'})
+    assert 'published' not in tables_render.matrix(table)[0]  # rows go by the names that are shown
+    given = {'PPO': {'sokoban': '12.1'}}
+    table = table_of(sweep, published=given, labels={'ppo': 'PPO', 'grpo': 'GRPO'})
+    header, first, second, *_ = tables_render.matrix(table)
+    assert header == ['algorithm', 'bandit', 'valid format', 'sokoban', 'valid format', 'published']
+    assert (first[0], first[-1], second[0], second[-1]) == ('PPO', '12.1', 'GRPO', '')
+
+
+def test_rows_and_columns_of_numbers_go_by_size(tmp_path):
+    for i, keep in enumerate((1.0, 0.25, 0.5)):
+        write_run(tmp_path / str(i), 0, [0.1, 0.2, 0.3], filter={'keep': keep}, steps=20)
+    table = table_of(tmp_path, rows='filter.keep,algorithm', cols='')
+    labels = [line.label for line in table.lines if line.kind == 'runs']
+    assert labels == ['0.25, ppo', '0.5, ppo', '1, ppo']
+    assert table.columns == ('eval/success',)
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
+    for seed, rate in ((0, 1e-3), (1, 1e-4)):
+        write_run(tmp_path / str(seed), seed, [0.1, 0.2, 0.3], optim={'lr': rate})
+    with pytest.raises(ValueError, match='differ in optim.lr, not only in their seeds'):
+        table_of(tmp_path)
+    assert table_of(tmp_path, pooled='optim.lr').lines
+    assert table_of(tmp_path, where={'optim.lr': '0.001'}).lines
+
+
+def test_the_same_config_twice_is_refused(tmp_path):
+    for name in 'ab':
+        write_run(tmp_path / name, 0, [0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match='runs of the same config: a, b'):
+        table_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    'given, message',
+    [
+        ({'rows': ''}, 'needs rows'),
+        ({'row': 'seed'}, 'a table has no row; it has'),
+        ({'at': 'first'}, 'at=first must be'),
+        ({'unfinished': 'drop'}, 'unfinished=drop must be'),
+        ({'rows': 'env.nam'}, 'has no field env.nam'),
+        ({'metric': 'eval/sucess'}, 'no run has the metric eval/sucess'),
+        ({'signals': 'policy/kl'}, 'no run has the metric policy/kl'),
+        ({'where': {'algorithm': 'dapo'}}, 'none of 11 runs'),
+    ],
+)
+def test_a_table_that_cannot_be_made_says_why(sweep, given, message):
+    with pytest.raises(ValueError, match=message):
+        table_of(sweep, **given)
+
+
+def test_folders_without_runs_say_what_a_run_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match='no runs in .*: a run has run.json'):
+        load([tmp_path])
+
+
+# ---- reading and compacting --------------------------------------------------------------------
+
+
+def test_axes_are_what_was_spent_before_a_step(sweep):
+    (run,) = load([sweep / 'ppo-bandit-0'])
+    assert [row['tokens'] for row in run.rows[:3]] == [0, 7, 14]
+    np.testing.assert_allclose([row['seconds'] for row in run.rows], 0.3 * np.arange(21))
+    assert 'perf/recompiles' not in run.rows[0]
+
+
+def test_config_json_serves_where_there_is_no_run_json(tmp_path):
+    write_run(tmp_path / 'a', 0, [0.1, 0.2, 0.3])
+    config = json.loads((tmp_path / 'a' / 'run.json').read_text())['config']
+    (tmp_path / 'a' / 'run.json').unlink()
+    run_log.write_config(tmp_path / 'a', config | {'model': {'path': '/home/me/weights/Qwen'}})
+    (run,) = load([tmp_path / 'a'])
+    assert run.fields['env.name'] == 'sokoban' and run.fields['model.path'] == 'Qwen'
+
+
+def test_numbers_keep_six_digits_and_paths_their_last_name():
+    assert rounded(0.123456789) == 0.123457 and rounded(1234567) == 1234567
+    assert rounded(1e-9 / 3) == 3.33333e-10 and math.isnan(rounded(math.nan))
+    assert flatten({'a': {'b': 1, 'c': '/x/y'}, 'd': 'x/y'}) == {'a.b': 1, 'a.c': 'y', 'd': 'x/y'}
+
+
+def test_a_compact_folder_gives_the_same_runs_and_tables(sweep, tmp_path):
+    runs = load([sweep])
+    written = compact(runs, tmp_path / 'metrics')
+    assert load([tmp_path / 'metrics']) == runs and len(written) == len(runs) == 11
+    common = json.loads((tmp_path / 'metrics' / 'common.json').read_text())['fields']
+    assert common == {'steps': 20}
+    header = json.loads(written[0].read_text().splitlines()[0])
+    assert header['fields'] == {'algorithm': 'grpo', 'env.name': 'bandit', 'seed': 0}
+    texts = [
+        tables_render.markdown(table_of(x, baseline='grpo')) for x in (sweep, tmp_path / 'metrics')
+    ]
+    assert texts[0] == texts[1]
+    # Compacting what is compact changes nothing, and runs that are gone disappear.
+    before = [path.read_bytes() for path in written[:5]]
+    compact(load([tmp_path / 'metrics'])[:5], tmp_path / 'metrics')
+    assert [path.read_bytes()[-500:] for path in written[:5]] == [text[-500:] for text in before]
+    assert len(list((tmp_path / 'metrics').glob('*.jsonl'))) == 5
+
+
+def test_compacting_keeps_not_a_number_and_does_not_delete_what_is_not_its_own(tmp_path):
+    run = Run('a', {'seed': 0, 'steps': 1}, [{'step': 0, 'x': math.inf}, {'step': 1}], {})
+    compact([run], tmp_path)
+    assert load([tmp_path]) == [run]
+    (tmp_path / 'common.json').unlink()
+    with pytest.raises(ValueError, match='holds .jsonl files that are not compacted runs'):
+        compact([run], tmp_path)
+    with pytest.raises(ValueError, match='several runs are named a'):
+        compact([run, run], tmp_path / 'b')
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
+    given = {'baseline': 'grpo', 'overall': True, 'signals': 'group/return_std'}
+    written = [tables.write(table_of(sweep, **given), tmp_path / name) for name in 'ab']
+    names = [path.name for path in written[0]]
+    stems = ('curves_step', 'curves_tokens', 'curves_seconds', 'signals')
+    assert names == ['table.md', 'table.tex', 'table.csv', 'runs.csv'] + [
+        f'{stem}.{ending}' for stem in stems for ending in ('png', 'svg')
+    ]
+    for first, second in zip(*written, strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.name
+
+
+def test_csv_holds_every_cell_and_every_run(sweep):
+    table = table_of(sweep)
+    lines = list(csv.DictReader(tables_render.csv_text(table).splitlines()))
+    assert len(lines) == (2 + 1 + 2) * 2  # rows, start, references; two columns
+    (line,) = (x for x in lines if (x['row'], x['column']) == ('ppo', 'bandit'))
+    assert (line['runs'], line['mean'], line['values']) == ('3', '0.8', '0.9 0.8 0.7')
+    runs = list(csv.DictReader(tables_render.runs_csv(table).splitlines()))
+    assert len(runs) == 11
+    (line,) = (x for x in runs if x['run'] == 'grpo-sokoban-1')
+    assert (line['step'], line['finished'], line['value']) == ('10', 'False', '0.31')
+    expected = stats.wilson_interval(31, 100)
+    np.testing.assert_allclose(
+        [float(line['wilson_low']), float(line['wilson_high'])], expected, rtol=1e-5
+    )
+
+
+def test_latex_and_markdown_are_escaped(sweep):
+    table = table_of(sweep, labels={'ppo': r'a_b & 5 % {x} | $y$'})
+    text = tables_render.latex(table)
+    assert r'a\_b \& 5 \% \{x\} $|$ \$y\$ & ' in text and r'\textsuperscript{w}' in text
+    body = text[text.index('tabular') : text.rindex('tabular')].replace('\\\\', '')
+    widths = {len(re.findall(r'(?<!\\)&', line)) for line in body.splitlines() if '&' in line}
+    assert widths == {4}
+    assert r'a_b & 5 % {x} \| $y$' in tables_render.markdown(table)
+
+
+def test_all_curves_have_one_range_and_say_how_many_seeds(sweep, tmp_path):
+    table = table_of(sweep)
+    svgs = [path for path in tables_plots.write(table, tmp_path) if path.suffix == '.svg']
+    for svg in svgs:
+        labels = re.findall(r'<!-- (.*?) -->', svg.read_text())
+        assert 'ppo (n = 3)' in labels and 'grpo (n = 3 | 1 of 3)' in labels
+        assert {'random play 0.5', 'random play 0.2', 'oracle 1', 'bandit', 'sokoban'} <= set(
+            labels
+        )
+        assert any('dotted: unfinished' in label for label in labels)
+
+
+def test_the_range_of_a_metric_holds_seeds_and_references():
+    runs = {'a': [[{'step': 0, 'x': 2.0}, {'step': 1, 'x': 4.0}]]}
+    panel = plots.Panel('', 'x', runs, {'line': 12.0}, {'a': [[{'step': 0, 'x': -8.0}]]})
+    np.testing.assert_allclose(plots.y_range([panel]), (-8.8, 12.8))  # 4 % of 20 at either end
+    assert plots.y_range([plots.Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
+
+
+def test_the_command_line(sweep, tmp_path, capsys):
+    out = tmp_path / 'out'
+    tables.main([str(sweep), '--rows=algorithm', '--cols=env.name', f'--out={out}',
+                 '--where=env.name=bandit|sokoban', '--where=algorithm=ppo'])  # fmt: skip
+    printed = capsys.readouterr().out
+    assert printed == (out / 'table.md').read_text()
+    assert '| ppo |' in printed and 'grpo' not in printed.split('\n- ')[0]
+    tables.main(['--compact', str(sweep), str(tmp_path / 'metrics')])
+    assert capsys.readouterr().out.startswith('11 runs, ')
+    for wrong in (
+        ['--rows=', str(sweep)],
+        ['--compact', str(sweep)],
+        ['--rows=a', '--where=b', '.'],
+    ):
+        with pytest.raises(SystemExit) as error:
+            tables.main(wrong)
+        assert error.value.code == 1
+
+
+# ---- committed experiments ---------------------------------------------------------------------
+
+
+def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):
+    compact(load([sweep]), tmp_path / 'try' / 'metrics')
+    spec = {
+        'main': {'rows': ['algorithm'], 'cols': ['env.name']},
+        'one': {'rows': 'env.name,algorithm'},
+    }
+    (tmp_path / 'try' / 'table.json').write_text(json.dumps(spec))
+    readme = tmp_path / 'try' / 'README.md'
+    readme.write_text('Before\n<!-- table main -->\nold\n<!-- end of table -->\nAfter\n')
+    written = tables.rebuild(tmp_path)
+    assert readme in written and (tmp_path / 'try' / 'one' / 'curves_step.png') in written
+    text, table = readme.read_text(), (tmp_path / 'try' / 'main' / 'table.md').read_text()
+    assert text == f'Before\n<!-- table main -->\n{table}<!-- end of table -->\nAfter\n'
+    monkeypatch.setattr(tables_plots, 'write', lambda table, folder: [])
+    tables.rebuild(tmp_path)
+    assert readme.read_text() == text
+
+
+def test_there_are_committed_tables():
+    assert ROOT / 'experiments' / 'demo' / 'table.json' in EXPERIMENTS
+
+
+@pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda path: path.parent.name)
+def test_committed_tables_are_what_their_metrics_give(path, tmp_path):
+    """Texts and SVGs byte for byte. PNGs by pixels: how they are compressed varies by machine."""
+    folder = path.parent
+    copy = tmp_path / folder.name
+    copy.mkdir()
+    for name in (tables.SPEC_FILE, 'README.md'):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    (copy / 'metrics').symlink_to(folder / 'metrics')
+    for made in tables.rebuild(tmp_path):
+        committed = folder / made.relative_to(copy)
+        assert committed.is_file(), f'{committed} is missing: make tables'
+        if made.suffix == '.png':
+            images = [matplotlib.image.imread(image) for image in (made, committed)]
+            np.testing.assert_array_equal(*images, err_msg=f'{committed}: make tables')
+        else:
+            assert made.read_bytes() == committed.read_bytes(), f'{committed}: make tables'
