@@ -189,10 +189,10 @@ def _better(ours: Sequence[Cell], theirs: Sequence[Cell]) -> tuple[float, float,
     sizes = [values.size for cells in pairs for values in cells]
     if min(sizes) == 0:
         return None
-    interval = (math.nan, math.nan)
-    if max(sizes) > 1:
-        interval = stats.improvement_interval(*pairs, resamples=RESAMPLES)
-    return stats.probability_of_improvement(*pairs), *interval
+    low, high = stats.improvement_interval(*pairs, resamples=RESAMPLES)
+    if low == high:  # one run each, or all pairs alike: redrawing says nothing of what is uncertain
+        low = high = math.nan
+    return stats.probability_of_improvement(*pairs), low, high
 
 
 # ---- lines -------------------------------------------------------------------------------------

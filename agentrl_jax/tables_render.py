@@ -150,7 +150,10 @@ def notes(table: Table) -> list[str]:
     if spec.at == BEST:
         found.append('The best step was chosen on the episodes it is reported on: biased upwards.')
     if spec.baseline:
-        found.append(f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half.')
+        found.append(
+            f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half; no '
+            'interval where redrawn runs are all alike.'
+        )
     if spec.overall:
         found.append(
             f'{OVERALL}: the runs of all columns, redrawn within each, where all have as many.'

@@ -169,6 +169,8 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert found['ppo', 'bandit'].better[0] == pytest.approx(7.5 / 9)
     assert found['ppo', 'sokoban'].better[0] == 1  # all three above 0.2
     assert found['ppo', 'all'].better[0] == pytest.approx((7.5 / 9 + 1) / 2)
+    assert texts(table)['ppo', 'P(> grpo)'] == '0.92 [0.72, 1.00]'  # of the last column: all
+    assert np.isnan(found['ppo', 'sokoban'].better[1])  # redrawn, it is 1 every time
     p, low, high = found['ppo', 'bandit'].better
     assert 0 <= low < p < high <= 1
     # .3 .35 .4 .7 .8 .9 without one at either end: 2.25 / 4.
