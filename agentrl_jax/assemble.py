@@ -15,13 +15,13 @@ from flax import struct
 
 from agentrl_jax import rollout, sharding, update
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
+from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.text import TextTask, build_task
 from agentrl_jax.models import critic, qwen2, weights
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
 BUNDLED_TOKENIZER = Path(__file__).parent / 'tokens' / 'demo.model'
-ENVIRONMENTS = ('frozen_lake', 'sokoban', 'bandit')
+ENVIRONMENTS = ('frozen_lake', 'sokoban', 'bandit', 'library')
 
 
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
@@ -44,6 +44,15 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     if cfg.env.name == 'bandit':
         env = Bandit(pairs=cfg.bandit.pairs)
         return env, env.make_params(split, **pool)
+    if cfg.env.name == 'library':
+        rules = cfg.library
+        env = Library(
+            side=rules.side, tool_reward=rules.tool_reward, presence_reward=rules.presence_reward,
+            answer_reward=rules.answer_reward, lookup_cost=rules.lookup_cost, graded=rules.graded,
+        )  # fmt: skip
+        return env, env.make_params(
+            split, cards=rules.cards, min_hops=rules.min_hops, max_hops=rules.max_hops, **pool
+        )
     raise ValueError(f'env.name={cfg.env.name!r} is not one of {", ".join(ENVIRONMENTS)}')
 
 

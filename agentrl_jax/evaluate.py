@@ -34,7 +34,7 @@ def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, fl
     key = start.stream_key(run, start.EVALUATE)
     rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
     train.check_counters(counters)
-    metrics = validation.summarise(run.count(rollout))
+    metrics = validation.summarise(run.count(rollout, run.eval_task))
     folder = Path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
     metrics |= {f'reference/{name}': x for name, x in report.reference(run.eval_task).items()}

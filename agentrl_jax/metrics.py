@@ -1,5 +1,7 @@
 """What a run reports: the meaning of every metric name, and the metrics of a rollout."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -29,6 +31,11 @@ METRICS = {
     'group/all_pass_frac': 'Share of groups in which every episode is solved.',
     'echo/repeated_ngrams': 'Share of 4-grams of sampled tokens that repeat one of their episode.',
     'echo/distinct_actions': 'Different action sequences in a group / its episodes.',
+    'library/tool_calls': 'Lookups in an episode.',
+    'library/tool_success': 'Lookups that found a card / lookups of an episode; 0 without any.',
+    'library/answer_presence': 'Share of episodes in which the card with the answer was shown.',
+    'library/answered': 'Share of episodes that gave an answer.',
+    'library/answer_f1': 'Word F1 of the answer and the right one; 0 without an answer.',
     'batch/trained_rows': 'Episodes the update trains on: healthy, and kept by the filter.',
     'batch/trained_tokens': 'Tokens the update trains on: those sampled in these episodes.',
     'batch/advantage_std': 'Standard deviation of the advantages over trained tokens.',
@@ -59,6 +66,11 @@ METRICS = {
     'eval/success_high': 'Upper end of the 95 % Wilson interval of eval/success.',
     'eval/return': 'Sum of rewards and format penalties of a validation episode.',
     'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions.',
+    'eval/tool_calls': 'As library/tool_calls, of validation episodes.',
+    'eval/tool_success': 'As library/tool_success, of validation episodes.',
+    'eval/answer_presence': 'As library/answer_presence, of validation episodes.',
+    'eval/answered': 'As library/answered, of validation episodes.',
+    'eval/answer_f1': 'As library/answer_f1, of validation episodes.',
 }
 
 
@@ -75,6 +87,12 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     """
     metrics = _episode_metrics(rollout) | _group_metrics(rollout, group_size)
     return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
+def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
+    """Means over the healthy episodes of what the environment of a text task counts by itself."""
+    own = task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
+    return {f'{task.env.name}/{name}': masked_mean(x, rollout.healthy) for name, x in own.items()}
 
 
 def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:

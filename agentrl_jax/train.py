@@ -78,8 +78,8 @@ class Run:
     collect_eval: Any
     draw: Any  # jitted (key, step) -> episodes
     eval_episodes: Any
-    count: Any  # jitted rollout -> sums over its first eval_levels rows
-    rollout_metrics: Any  # jitted rollout -> metrics
+    count: Any  # jitted (rollout, task) -> sums over its first eval_levels rows
+    rollout_metrics: Any  # jitted (rollout, task) -> metrics
     rescore: Any  # jitted (params, rollout) -> log-probabilities [B, T]
     learn: Any  # jitted (state, ref_params, rollout) -> (state, metrics, rows, advantages)
     txs: tuple  # optimisers of policy and critic
@@ -109,6 +109,12 @@ def learn(state, ref_params, rollout, key=None, *, algorithm, fns, txs, keep, gr
         **settings['update'],
     )  # fmt: skip
     return state, measured, rows, batch.advantages
+
+
+def measure_rollout(rollout, task, *, group_size):
+    """Metrics of a rollout, the environment's own included."""
+    common = metrics.rollout_metrics(rollout, group_size)
+    return common | metrics.environment_metrics(rollout, task)
 
 
 def rescore(params, rollout, *, fns, cfg):
@@ -159,7 +165,7 @@ def build(cfg: Any) -> Run:
             out_shardings=whole,
         ),
         rollout_metrics=jax.jit(
-            functools.partial(metrics.rollout_metrics, group_size=cfg.rollout.group_size),
+            functools.partial(measure_rollout, group_size=cfg.rollout.group_size),
             out_shardings=whole,
         ),
         rescore=jax.jit(functools.partial(rescore, fns=fns, cfg=cfg), out_shardings=rows),
@@ -174,7 +180,7 @@ def measure(run: Run, state: TrainState) -> dict[str, float]:
         policy_of(state.params), run.eval_task, run.eval_episodes, stream_key(run, EVALUATE)
     )
     check_counters(counters)
-    return validation.summarise(run.count(rollout))
+    return validation.summarise(run.count(rollout, run.eval_task))
 
 
 def check_counters(counters: dict) -> None:
@@ -191,7 +197,7 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
     rollout, counters = run.collect(policy_of(state.params), run.task, episodes, key)
     check_counters(counters)  # waits for the rollout: the host's only look at it
     collected = time.monotonic()
-    measured = run.rollout_metrics(rollout)
+    measured = run.rollout_metrics(rollout, run.task)
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
     state, more, rows, advantages = run.learn(state, reference, rollout, shuffle)
     measured |= more | {'time/collect_s': collected - began}

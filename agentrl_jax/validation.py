@@ -1,5 +1,7 @@
 """Success on held-out levels: sums over episodes, and their Wilson intervals."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,21 +19,23 @@ def fetch(x: jax.Array) -> np.ndarray:
     return multihost_utils.process_allgather(x, tiled=True)
 
 
-def count(rollout: Rollout, *, episodes: int) -> dict[str, jax.Array]:
+def count(rollout: Rollout, task: Any, *, episodes: int) -> dict[str, Any]:
     """Sums over the healthy ones of the first `episodes` rows."""
     healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < episodes)
     index = jnp.arange(rollout.rewards.shape[1])[None]
     played = (index < rollout.num_turns[:, None]) & healthy[:, None]
+    own = task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
     return {
         'episodes': healthy.sum(),
         'successes': jnp.sum(rollout.success & healthy),
         'returns': masked_sum(rollout.returns, healthy),
         'turns': played.sum(),
         'valid': jnp.sum(rollout.valid & played),
+        'own': {name: masked_sum(x, healthy) for name, x in own.items()},
     }
 
 
-def summarise(sums: dict[str, jax.Array]) -> dict[str, float]:
+def summarise(sums: dict[str, Any]) -> dict[str, float]:
     """eval/ metrics of the sums of `count`."""
     sums = jax.device_get(sums)
     episodes, successes = int(sums['episodes']), int(sums['successes'])
@@ -42,4 +46,4 @@ def summarise(sums: dict[str, jax.Array]) -> dict[str, float]:
         'eval/success_high': high,
         'eval/return': float(sums['returns']) / max(episodes, 1),
         'eval/valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
-    }
+    } | {f'eval/{name}': float(x) / max(episodes, 1) for name, x in sums['own'].items()}

@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.algorithm = 'ppo'  # a name in agentrl_jax.algorithms.ALGORITHMS
 
     cfg.env = ml_collections.ConfigDict()
-    cfg.env.name = 'frozen_lake'  # frozen_lake, sokoban, bandit
+    cfg.env.name = 'frozen_lake'  # frozen_lake, sokoban, bandit, library
     cfg.env.prompt = 'ragen'  # wording: a name in agentrl_jax.envs.prompts.STYLES
     cfg.env.think = True  # answers open with <think>; False: with <answer>
     cfg.env.max_turns = 5
@@ -43,6 +43,17 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.bandit = ml_collections.ConfigDict()
     cfg.bandit.pairs = 'main'  # which arm names: main (many pairs) or v0423 (one)
+
+    cfg.library = ml_collections.ConfigDict()
+    cfg.library.cards = 8  # cards of a level; 16 people may be asked for
+    cfg.library.min_hops = 1  # lookups that a question needs, at least ...
+    cfg.library.max_hops = 3  # ... and at most; the answer takes a turn more
+    cfg.library.side = 4  # side x side boxes: a guess is right one time in so many
+    cfg.library.tool_reward = 0.2  # for a lookup that finds a card not shown before
+    cfg.library.presence_reward = 0.5  # more, if it is the card with the answer
+    cfg.library.answer_reward = 1.5  # for the right answer: exact match 1.0 and presence 0.5
+    cfg.library.graded = False  # outcome: word F1 of the answer; False: exact match
+    cfg.library.lookup_cost = 0.0  # taken off a lookup, times the lookups so far
 
     cfg.model = ml_collections.ConfigDict()
     cfg.model.path = ''  # HuggingFace folder or .gguf; '' = random weights of the sizes below

@@ -12,7 +12,7 @@ from agentrl_jax import checkpoint, start, train
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MAX_TOKENS = {'frozen_lake': 96, 'sokoban': 144, 'bandit': 224}
+MAX_TOKENS = {'frozen_lake': 96, 'sokoban': 144, 'bandit': 224, 'library': 112}
 
 
 def config(name, **changes):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Sokoban
+from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.sokoban import OTHER_SYMBOLS
 
 CASES = {
@@ -32,13 +32,16 @@ CASES = {
     ),
     'bandit': (Bandit(), {}),
     'bandit v0423': (Bandit(pairs='v0423'), {}),
+    'library': (Library(), {}),
+    'library 9 boxes graded': (Library(side=3, graded=True, lookup_cost=0.1), dict(cards=16)),
 }
 every_case = pytest.mark.parametrize('case', CASES)
 # Formats and symbols change what is shown, not what happens.
 every_world = pytest.mark.parametrize(
-    'case', ['lake', 'lake 6x6', 'sokoban', 'sokoban 8x8', 'bandit']
+    'case',
+    ['lake', 'lake 6x6', 'sokoban', 'sokoban 8x8', 'bandit', 'library', 'library 9 boxes graded'],
 )
-one_of_each = pytest.mark.parametrize('case', ['lake', 'sokoban', 'bandit'])
+one_of_each = pytest.mark.parametrize('case', ['lake', 'sokoban', 'bandit', 'library'])
 
 
 @functools.cache
@@ -205,6 +208,12 @@ def test_equal_settings_share_compilations():
         (lambda: Sokoban(dim=4).make_params(num_levels=5000), 'num_levels'),
         (lambda: Bandit(pairs='none'), 'pairs'),
         (lambda: Bandit().make_params('dev'), 'split'),
+        (lambda: Library(side=5), 'side'),
+        (lambda: Library(tool_reward=0.25), 'tool_reward'),
+        (lambda: Library(lookup_cost=-0.1), 'lookup_cost'),
+        (lambda: Library().make_params('dev'), 'split'),
+        (lambda: Library().make_params(cards=2, max_hops=3), 'max_hops'),
+        (lambda: Library().make_params('test', cards=1, max_hops=1), 'num_levels'),
     ],
 )
 def test_impossible_settings_are_named(make, word):

@@ -7,6 +7,7 @@ import pytest
 from agentrl_jax.envs import reference, sokoban_levels, solvers
 from agentrl_jax.envs.bandit import Bandit
 from agentrl_jax.envs.frozen_lake import START, EnvParams, FrozenLake, distance_to_goal, make_maps
+from agentrl_jax.envs.library import Library
 from agentrl_jax.envs.sokoban import Sokoban
 
 
@@ -143,7 +144,9 @@ def test_simulated_random_play_equals_the_exact_value():
     assert (np.diff(won.astype(int), axis=0) >= 0).all()  # success is never lost
 
 
-@pytest.mark.parametrize('env', [FrozenLake(), Sokoban(), Bandit()], ids=lambda env: env.name)
+@pytest.mark.parametrize(
+    'env', [FrozenLake(), Sokoban(), Bandit(), Library()], ids=lambda env: env.name
+)
 def test_reference_success_lies_between_zero_and_one_and_the_oracle_is_better(env):
     got = solvers.reference_success(env, env.make_params('validation', num_levels=32), 10)
     assert 0 <= got['random'] < got['oracle'] <= 1

@@ -27,7 +27,7 @@ from configs import base
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 CONFIGS = sorted(path.stem for path in (ROOT / 'configs').glob('*.py') if path.stem[0] != '_')
-REAL = ('frozen_lake', 'sokoban', 'bandit')  # the configs for a real checkpoint
+REAL = ('frozen_lake', 'sokoban', 'bandit')  # RAGEN's configs for a real checkpoint
 
 
 def blocks(language):
@@ -169,7 +169,7 @@ def real_task(name):
     return cfg, task
 
 
-@pytest.mark.parametrize('name', REAL)
+@pytest.mark.parametrize('name', [*REAL, 'library'])
 def test_token_budgets_for_real_checkpoints_hold_every_turn_at_its_longest(name):
     cfg, task = real_task(name)
     longest = cfg.env.max_turns * (task.width + cfg.rollout.max_response)

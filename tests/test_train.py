@@ -47,6 +47,9 @@ RUNS = {
     'grpo with KL in the reward': (
         'frozen_lake', {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'},
     ),
+    'mt_grpo with a tool': (
+        'library', {'algorithm': 'mt_grpo', 'env.max_turns': 3, 'env.max_actions_per_turn': 1},
+    ),
 }  # fmt: skip
 WITH_CRITIC = ('value/loss', 'value/grad_norm', 'value/clip_frac', 'value/explained_variance')
 

@@ -3,8 +3,22 @@
 from agentrl_jax.envs.bandit import Bandit
 from agentrl_jax.envs.base import SPLITS, TextEnvironment
 from agentrl_jax.envs.frozen_lake import FrozenLake
+from agentrl_jax.envs.library import Library
 from agentrl_jax.envs.sokoban import Sokoban
 
-ENVIRONMENTS = {'frozen_lake': FrozenLake, 'sokoban': Sokoban, 'bandit': Bandit}
+ENVIRONMENTS = {
+    'frozen_lake': FrozenLake,
+    'sokoban': Sokoban,
+    'bandit': Bandit,
+    'library': Library,
+}
 
-__all__ = ['ENVIRONMENTS', 'SPLITS', 'Bandit', 'FrozenLake', 'Sokoban', 'TextEnvironment']
+__all__ = [
+    'ENVIRONMENTS',
+    'SPLITS',
+    'Bandit',
+    'FrozenLake',
+    'Library',
+    'Sokoban',
+    'TextEnvironment',
+]

@@ -65,6 +65,17 @@ class TextEnvironment(environment.Environment[Any, Any]):
         del state
         return jnp.asarray(name_index, jnp.int32)
 
+    def episode_metrics(
+        self, actions: jax.Array, level: jax.Array, params: Any
+    ) -> dict[str, jax.Array]:
+        """Figures of this environment's own, float32 [B] each, of episodes (optional, traced).
+
+        actions int32 [B, K, A] as executed, -1 = none; level int32 [B]. Their means are logged as
+        <environment>/<name> and eval/<name>.
+        """
+        del actions, level, params
+        return {}
+
     def lines(self, params: Any) -> list[str]:
         """Every line an observation can hold, each ending in a newline; not bound to one pool."""
         raise NotImplementedError

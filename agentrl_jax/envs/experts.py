@@ -7,6 +7,7 @@ import numpy as np
 from agentrl_jax.envs import solvers
 from agentrl_jax.envs.bandit import Bandit
 from agentrl_jax.envs.frozen_lake import GOAL, HOLE, MOVES, FrozenLake
+from agentrl_jax.envs.library import Library, next_action
 from agentrl_jax.envs.sokoban import Sokoban
 
 
@@ -24,6 +25,9 @@ def plans(env: Any, env_params: Any, states: Any, used: np.ndarray, budget: int)
     if isinstance(env, Bandit):
         names = env._pair_names()
         return [[int(names[pair][1])] for pair in states.pair]
+    if isinstance(env, Library):  # what comes after the next card is not known before it is seen
+        tables = zip(states.cards, states.start, states.seen, strict=True)
+        return [[next_action(*map(np.asarray, table))] for table in tables]
     raise ValueError(f'no expert for {env.name}')
 
 

@@ -56,5 +56,22 @@ BRIEF = PromptStyle(
     tail='{left} left\n',
 )
 
-STYLES = {'ragen': RAGEN, 'brief': BRIEF}
+# For tool use: one action a turn, and rewards stay unseen as in MT-GRPO (arXiv:2505.11821), since one
+# could tell what a tool's result is worth. The wording is ours.
+TOOLS = PromptStyle(
+    system=(
+        "You're a helpful assistant. {instruction}\nYour available actions are:\n{actions}\n"
+        'Take one action a turn, {max_actions} at most.\n'
+    ),
+    lead='\n',
+    reward='',
+    header='Turn {turn}:\n',
+    warning='That was not an available action. Please try again.\n',
+    tail=(
+        'You have {left} actions left. Think, then act, as in <think> [your thoughts] </think> '
+        '<answer> [one action] </answer>, with no extra text and in {max_words} words at most.\n'
+    ),
+)
+
+STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'tools': TOOLS}
 SEPARATOR = '||'

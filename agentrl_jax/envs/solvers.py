@@ -101,9 +101,14 @@ def reference_curves(
     """Success of uniform random actions and of the best player within each budget of actions.
 
     Keys random, random_se, oracle, oracle_se, each float [budgets]; the errors are over levels.
-    Exact for FrozenLake and Bandit; Sokoban's random play is simulated `rollouts` times a level.
+    Exact but for Sokoban, whose random play is simulated `rollouts` times a level.
     """
-    curves = {'bandit': _bandit_curves, 'frozen_lake': _lake_curves, 'sokoban': _sokoban_curves}
+    curves = {
+        'bandit': _bandit_curves,
+        'frozen_lake': _lake_curves,
+        'library': _library_curves,
+        'sokoban': _sokoban_curves,
+    }
     if env.name not in curves:
         raise ValueError(
             f'what random and best play reach in {env.name!r} is not known; add a function for it '
@@ -139,6 +144,17 @@ def _lake_curves(env, params, budgets, rollouts, seed):
     for play in ('random', 'best'):
         values = lake_values(boards, rate, horizon, play=play)[0]
         yield values[budgets][:, np.arange(levels), start]
+
+
+def _library_curves(env, params, budgets, rollouts, seed):
+    """Random play names a box sooner or later, each with the same probability; [budgets, levels].
+
+    The best player never guesses: it solves a level if there is an action left behind its lookups.
+    """
+    hops, names = np.asarray(params.hops), env.num_boxes
+    random = (1 - (1 - names / env.num_actions) ** budgets) / names
+    yield np.repeat(random[:, None], len(hops), axis=1)
+    yield hops[None] < budgets[:, None]
 
 
 def _sokoban_curves(env, params, budgets, rollouts, seed):

@@ -192,7 +192,9 @@ def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_w
         int(np.floor(per_turn * min(low, 0) / env.REWARD_QUANTUM + 0.5)),
         int(np.floor(per_turn * max(high, 0) / env.REWARD_QUANTUM + 0.5)) + 1,
     )
-    rewards = [style.reward.format(reward=f'{q * env.REWARD_QUANTUM:.1f}') for q in quanta]
+    digits = 1 if env.REWARD_QUANTUM >= 0.1 else 2
+    numbers = [f'{q * env.REWARD_QUANTUM:.{digits}f}' for q in quanta]
+    rewards = [style.reward.format(reward=number) for number in numbers]
     return quanta, {
         'reward': [r.removeprefix('Reward:\n') for r in rewards],
         'header': [style.header.format(turn=k + 1) for k in range(max_turns)],

@@ -18,20 +18,24 @@ from pathlib import Path
 import sentencepiece
 
 from agentrl_jax.envs import bandit, frozen_lake, sokoban
-from agentrl_jax.envs.prompts import SEPARATOR, STYLES
+from agentrl_jax.envs.prompts import BRIEF, RAGEN, SEPARATOR
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer
 
 DEMO_MODEL = Path(__file__).with_name('demo.model')
 VOCAB_SIZE = 1408
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
+STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
 GRIDS = (frozen_lake.SYMBOLS, sokoban.SYMBOLS, sokoban.OTHER_SYMBOLS)
 TEMPLATES = ('system', 'reward', 'header', 'warning', 'tail')
 TURNS, ACTIONS, WORDS = 5, 10, 100  # as in configs/base.py; other numbers are single digits
 
 
 def environments() -> list:
-    """Every environment and observation format whose texts the demo may show."""
+    """The environments and observation formats whose texts are made of whole words.
+
+    The library is not among them: it was worded in pieces that were there already.
+    """
     return [
         frozen_lake.FrozenLake(),
         frozen_lake.FrozenLake(observation_format='grid_coord'),
@@ -60,7 +64,7 @@ def rows() -> list[str]:
 def phrases() -> list[str]:
     """What never changes within the prompts: sentences, and the words around a number or a tag."""
     texts = [bandit.QUESTION, *(env.instruction for env in environments())]
-    texts += [getattr(style, part) for style in STYLES.values() for part in TEMPLATES]
+    texts += [getattr(style, part) for style in STYLES for part in TEMPLATES]
     borders = r'\{\w+\}|\n|(?<=[.,:])(?= )|[()"\d]|' + '|'.join(TAGS)
     parts = {part for text in texts for part in re.split(borders, text)}
     parts = {p for p in parts if len(p.split()) > 1 and SEPARATOR not in p and ': ' not in p}
@@ -73,7 +77,7 @@ def corpus() -> list[str]:
     A piece can then not span two cells, and a row is as many tokens as it has cells.
     """
     texts = []
-    for env, style in itertools.product(environments(), STYLES.values()):
+    for env, style in itertools.product(environments(), STYLES):
         texts.append(
             style.system.format(
                 name=env.name,
