@@ -56,8 +56,8 @@ BRIEF = PromptStyle(
     tail='{left} left\n',
 )
 
-# For tool use: one action a turn, and rewards stay unseen as in MT-GRPO (arXiv:2505.11821), since one
-# could tell what a tool's result is worth. The wording is ours.
+# For tool use: one action a turn. Rewards stay unseen, as in MT-GRPO (arXiv:2505.11821): one could
+# tell from them what a result is worth. The wording is ours.
 TOOLS = PromptStyle(
     system=(
         "You're a helpful assistant. {instruction}\nYour available actions are:\n{actions}\n"
