@@ -113,7 +113,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.turn_credit = ml_collections.ConfigDict()  # mt_grpo and gspo_turn, where no other is named
     cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.turn_credit.MODES; default
     # mt_cumulative; or, mr, mt_v1, mt_local, gtpo, hybrid, flattened
-    cfg.turn_credit.outcome = placeholder(str)  # success (the default), final, return
+    cfg.turn_credit.outcome = placeholder(str)  # success (the default), final, return,
+    # answer: see agentrl_jax/algorithms/mt_grpo.py
     cfg.turn_credit.turn_coef = placeholder(float)  # weight of the turn rewards (1)
     cfg.turn_credit.outcome_coef = placeholder(float)  # weight of the outcome (1)
     cfg.turn_credit.turn_gamma = placeholder(

@@ -14,6 +14,7 @@ def get_config():
     cfg = demo.get_config()
     cfg.steps = 60
     cfg.algorithm = 'mt_grpo'
+    cfg.turn_credit.outcome = 'answer'
     cfg.env.name = 'library'
     cfg.env.max_turns = 5
     cfg.env.max_actions_per_turn = 1
@@ -29,6 +30,7 @@ def get_config():
     cfg.batch.minibatch_rows = 128
     cfg.batch.microbatch_rows = 64
 
+    cfg.clone.steps = 350
     cfg.clone.oracle = 0.6
     cfg.eval.every = 10
     return cfg

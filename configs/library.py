@@ -18,6 +18,7 @@ def get_config():
     cfg = base.get_config()
     cfg.steps = 150
     cfg.algorithm = 'mt_grpo'
+    cfg.turn_credit.outcome = 'answer'
     cfg.env.name = 'library'
     cfg.env.prompt = 'tools'
     cfg.env.max_turns = 5

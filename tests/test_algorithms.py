@@ -11,6 +11,7 @@ import toy_rollouts as toy
 from agentrl_jax import advantages as adv
 from agentrl_jax import losses
 from agentrl_jax.algorithms import ALGORITHMS, common, grpo, ppo
+from agentrl_jax.types import EpisodeStop
 
 
 def two_episodes(**kwargs):
@@ -199,7 +200,7 @@ def test_mt_grpo_places_turn_advantages_on_tokens():
     np.testing.assert_allclose(batch.advantages, want, atol=2e-5)
 
 
-def test_mt_grpo_knows_three_kinds_of_outcome():
+def test_mt_grpo_knows_four_kinds_of_outcome():
     split = ALGORITHMS['mt_grpo'].split_rewards
     rollout = two_episodes(penalties=[[0, -0.1], [0, 0]])
     rollout = rollout.replace(success=jnp.array([True, False]))
@@ -210,6 +211,10 @@ def test_mt_grpo_knows_three_kinds_of_outcome():
     np.testing.assert_allclose(rewards, [[0.5, 0], [0, 0]])
     np.testing.assert_allclose(outcome, [0.9, -1])
     np.testing.assert_allclose(split(rollout, 'return')[1], [1.4, -1], rtol=1e-6)
+    ends = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
+    rewards, outcome = split(rollout.replace(episode_stop=ends), 'answer')  # row 1 gave none
+    np.testing.assert_allclose(rewards, [[0.5, 0], [-1, 0]])
+    np.testing.assert_allclose(outcome, [0.9, 0])
     with pytest.raises(ValueError, match='best'):
         split(rollout, 'best')
 

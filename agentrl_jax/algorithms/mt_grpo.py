@@ -4,7 +4,9 @@
   mt_cumulative: sum_{l >= k} norm_l(r_l) + norm(o). With two turns it is the paper's estimator.
 Turn rewards r are environment rewards and format penalties. `outcome` says what o is:
   'success'  1 for a solved episode; r are all turn rewards
-  'final'    the reward of the episode's last turn, which then leaves r (the paper's R_T and R_O)
+  'final'    the reward of the episode's last turn, which then leaves r
+  'answer'   the same if that turn ended the world, else 0 and r keeps it: the paper's R_T and R_O
+             where episodes may run out of turns before they answer
   'return'   the whole return; r are all turn rewards
 The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. Limit: turn k >= 1 of
 independent episodes starts from different states, so from the second turn on the comparison is only
@@ -17,26 +19,28 @@ import jax.numpy as jnp
 from agentrl_jax import advantages as adv
 from agentrl_jax import turn_credit
 from agentrl_jax.algorithms import common
-from agentrl_jax.types import Batch, Rollout, Scores
+from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = (
     'mode', 'outcome', 'turn_coef', 'outcome_coef', 'turn_gamma', 'norm', 'eps', 'std_floor',
 )  # fmt: skip
-OUTCOMES = ('success', 'final', 'return')
+OUTCOMES = ('success', 'final', 'return', 'answer')
 loss = common.clipped_loss
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:
-    """(turn rewards [B, K], outcomes [B]) for one of the three meanings of an outcome."""
+    """(turn rewards [B, K], outcomes [B]) for one of the meanings of an outcome."""
     rewards = rollout.rewards + rollout.penalties
     if outcome == 'success':
         return rewards, rollout.success.astype(rewards.dtype)
     if outcome == 'return':
         return rewards, rewards.sum(1)
-    if outcome != 'final':
-        raise ValueError(f'outcome={outcome!r} must be success, final or return')
+    if outcome not in OUTCOMES:
+        raise ValueError(f'outcome={outcome!r} must be one of {", ".join(OUTCOMES)}')
     last = jnp.arange(rewards.shape[1])[None] == rollout.num_turns[:, None] - 1
+    if outcome == 'answer':
+        last &= (rollout.episode_stop == EpisodeStop.TERMINATED)[:, None]
     return jnp.where(last, 0.0, rewards), jnp.where(last, rewards, 0.0).sum(1)
 
 
