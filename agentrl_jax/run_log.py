@@ -16,6 +16,7 @@ import numpy as np
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
+FINISHED_FILE = 'finished.json'
 REDACTED = '***'
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 
@@ -212,6 +213,17 @@ def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = 
     document = {'argv': _redact_argv(argv), 'config': redact(config)}
     text = json.dumps(document, indent=2, sort_keys=True) + '\n'
     write_atomic(Path(workdir) / CONFIG_FILE, text)
+
+
+def write_finished(workdir: str | os.PathLike, step: int) -> None:
+    """finished.json: all of a run is on disk. Written last; without it a run is to be resumed."""
+    write_atomic(Path(workdir) / FINISHED_FILE, json.dumps({'step': step}) + '\n')
+
+
+def finished_step(workdir: str | os.PathLike) -> int | None:
+    """The last step of a run that is finished, None of any other."""
+    path = Path(workdir) / FINISHED_FILE
+    return json.loads(path.read_text(encoding='utf-8'))['step'] if path.exists() else None
 
 
 def _redact_argv(argv: Sequence[str]) -> list[str]:

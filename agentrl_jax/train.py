@@ -247,6 +247,7 @@ def train(cfg: Any, workdir: str) -> int:
     if speaks and code == 0:
         report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
         print(report.summary(workdir, f'python -m agentrl_jax.train {" ".join(sys.argv[1:])}'))
+        run_log.write_finished(workdir, cfg.steps)
     return code
 
 

@@ -101,6 +101,7 @@ def test_the_undisturbed_run_trained(runs):
     assert [row['step'] for row in rows] == list(range(21))
     assert all(row['perf/recompiles'] == 0 for row in rows)
     assert checkpoint.steps(runs.undisturbed / 'checkpoints') == [16, 20]
+    assert run_log.finished_step(runs.undisturbed) == 20
     state = micro_runs.saved_state(runs.cfg, runs.undisturbed)
     moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert all(np.isfinite(x).all() for x in moments) and any(x.any() for x in moments)
@@ -122,7 +123,7 @@ def test_sigterm_saves_the_step_and_says_so_by_its_exit_code(runs):
     (step,) = checkpoint.steps(workdir / 'checkpoints')[-1:]
     rows = runs.rows(workdir)
     assert 5 < step < 20 and rows[-1]['step'] == step - 1
-    assert 'asked to stop' in runs.said(workdir)
+    assert 'asked to stop' in runs.said(workdir) and run_log.finished_step(workdir) is None
     ahead = json.dumps({**rows[-1], 'step': step}) + '\n'
     with (workdir / run_log.METRICS_FILE).open('a') as file:
         file.write(ahead + ahead[: len(ahead) // 2])

@@ -1,0 +1,208 @@
+"""Train every run of a sweep: each in a folder of its own, resumed by the same command.
+
+  python -m agentrl_jax.sweep --config=configs/demo.py \\
+      --sweep=configs/sweeps/demo_algorithms.py --workdir=runs/algorithms --jobs=2
+
+--config.field=value holds for all runs. Exit codes: 0 all done, 1 some failed, 75 asked to stop
+(SIGTERM or Ctrl-C; the runs have saved).
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from agentrl_jax import run_log, runtime, sweep_local, sweep_spec, sweep_status
+from agentrl_jax.sweep_board import Board
+from agentrl_jax.sweep_spec import Overrides, Run
+
+SCRIPT_FILE = 'sweep.sbatch'
+GRACE_S = 120  # seconds before the end of its time that SLURM warns a task
+PROGRAM = (sys.executable, '-m', 'agentrl_jax.sweep')
+SHOWN_NAMES = 3
+
+
+def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
+    """The runs named, all if none is."""
+    known = {run.name: run for run in runs}
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise ValueError(
+            f'--only={unknown[0]} is no run of this sweep; there are: {", ".join(known)}'
+        )
+    return [known[name] for name in only] or list(runs)
+
+
+def slots(jobs: int, gpus: str) -> list[dict[str, str]]:
+    """Environment of each of the runs that train at once: its share of the GPUs, if any."""
+    if not gpus:
+        return [{}] * jobs
+    listed = gpus.split(',')
+    share, rest = divmod(len(listed), jobs)
+    if rest:
+        raise ValueError(f'--gpus={gpus} are {len(listed)} GPUs, no multiple of --jobs={jobs}')
+    parts = [listed[share * job : share * (job + 1)] for job in range(jobs)]
+    return [{'CUDA_VISIBLE_DEVICES': ','.join(part)} for part in parts]
+
+
+def prepare(
+    workdir: str, runs: Sequence[Run], config_file: str, common: Overrides
+) -> tuple[Path, str]:
+    """Makes a folder for each run and says in its run.json what it is; (workdir, what to say).
+
+    All of them exist before the first run starts, so a table can show what is missing.
+    """
+    root = runtime.check_workdir(workdir)
+    if (root / run_log.METRICS_FILE).exists():
+        raise ValueError(f'{workdir} is the folder of a run; a sweep needs one of its own')
+    for run in runs:
+        folder = root / run.name
+        folder.mkdir(exist_ok=True)
+        words = sweep_spec.command(run, config_file, workdir.rstrip('/'), common)
+        document = run_log.redact(sweep_spec.document(run, words))
+        text = json.dumps(document, indent=2, sort_keys=True) + '\n'
+        path = folder / sweep_status.RUN_FILE
+        if not path.exists() or path.read_text(encoding='utf-8') != text:
+            run_log.write_atomic(path, text)
+    own = {run.name for run in runs}
+    found = sorted(path.parent.name for path in root.glob(f'*/{sweep_status.RUN_FILE}'))
+    others = [name for name in found if name not in own]
+    return root, about_others(workdir, others)
+
+
+def about_others(workdir: str, others: Sequence[str]) -> str:
+    if not others:
+        return ''
+    names = ', '.join(others[:SHOWN_NAMES]) + (', ...' if len(others) > SHOWN_NAMES else '')
+    return (
+        f'{workdir} also holds {len(others)} runs of other sweeps or configs: {names}; left alone'
+    )
+
+
+def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: Overrides) -> None:
+    """One shell line for each run that is not done; nothing is written anywhere."""
+    for run in runs:
+        if sweep_status.is_done(run, Path(workdir) / run.name):
+            print(f'{run.name} is done', file=sys.stderr)
+            continue
+        words = sweep_spec.command(
+            run, config_file, workdir.rstrip('/'), common, python=sys.executable
+        )
+        print(shlex.join(words))
+
+
+def slurm_script(
+    runs: Sequence[Run], root: Path, words: Sequence[str], *, jobs: int, options: Sequence[str]
+) -> str:
+    """An array job: each task is a sweep of one run, requeued when it exits with 75.
+
+    words: the command of this sweep without --launcher. Names rather than numbers choose the run,
+    so a sweep file that has changed since is an error, not another run.
+    """
+    lines = [
+        '#!/bin/bash',
+        f'#SBATCH --job-name={root.name}',
+        f'#SBATCH --array=0-{len(runs) - 1}%{jobs}',
+        f'#SBATCH --output={root}/slurm-%A_%a.txt',
+        '#SBATCH --open-mode=append',
+        '#SBATCH --requeue',
+        f'#SBATCH --signal=B:TERM@{GRACE_S}',
+        *(f'#SBATCH {option}' for option in options),
+        f'cd {shlex.quote(str(Path.cwd()))} || exit 1',
+        'runs=(',
+        *(f'  {shlex.quote(run.name)}' for run in runs),
+        ')',
+        f'{shlex.join(words)} --launcher=local --jobs=1 --only="${{runs[SLURM_ARRAY_TASK_ID]}}" &',
+        'child=$!',
+        "trap 'kill -TERM $child' TERM",
+        'wait $child; code=$?',
+        'while kill -0 $child 2>/dev/null; do wait $child; code=$?; done  # a signal ends a wait',
+        f'if [ $code -eq {runtime.EXIT_PREEMPTED} ]; then',
+        '  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
+        'fi',
+        'exit $code',
+    ]
+    return '\n'.join(lines) + '\n'
+
+
+def launch_slurm(root: Path, script: str, submit: bool) -> int:
+    """Writes the script, says how to submit it, and does so if asked to."""
+    path = root / SCRIPT_FILE
+    run_log.write_atomic(path, script)
+    words = ['sbatch', str(path)]
+    print(shlex.join(words))
+    if not submit:
+        return 0
+    if shutil.which('sbatch') is None:
+        raise ValueError('--submit needs sbatch, which was not found on this machine')
+    return subprocess.run(words, check=False).returncode
+
+
+def own_words(
+    config_file: str, sweep: str, workdir: str, retries: int, common: Overrides
+) -> list[str]:
+    """The command of this sweep, without a launcher."""
+    options = {'config': config_file, 'sweep': sweep, 'workdir': workdir, 'retries': retries}
+    given = [f'--{name}={value}' for name, value in options.items()]
+    return [*PROGRAM, *given, *sweep_spec.arguments(common)]
+
+
+def run_sweep(args: flags.FlagValues) -> int:
+    holder = args['config']
+    config_file, common = holder.config_filename, dict(holder.override_values)
+    listed = sweep_spec.load(args.sweep)
+    everything = sweep_spec.expand(args.config, listed, source=args.sweep, taken=common)
+    runs = chosen(everything, args.only)
+    if args.launcher == 'print':
+        print_commands(runs, config_file, args.workdir, common)
+        return 0
+    environments = slots(args.jobs, args.gpus)
+    root, others = prepare(args.workdir, everything, config_file, common)
+    if others:
+        print(others, file=sys.stderr)
+    if args.launcher == 'slurm':
+        words = own_words(config_file, args.sweep, args.workdir, args.retries, common)
+        script = slurm_script(runs, root, words, jobs=args.jobs, options=args.sbatch)
+        return launch_slurm(root, script, args.submit)
+
+    def command(run):
+        return sweep_spec.command(run, config_file, str(root), common, python=sys.executable)
+
+    plan = sweep_local.Plan(runs, root, command, environments, args.retries)
+    with Board() as board:
+        return sweep_local.train_all(plan, board)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f'error: unknown arguments {" ".join(argv[1:])}')
+    try:
+        code = run_sweep(flags.FLAGS)
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+    sys.exit(code)
+
+
+def define_flags() -> None:
+    config_flags.DEFINE_config_file('config', None, 'Config that all runs start from.')
+    flags.DEFINE_string('sweep', None, 'Python file with sweep(add) or get_hyper(h).')
+    flags.DEFINE_string('workdir', None, 'Folder that gets a folder for each run.')
+    flags.DEFINE_enum('launcher', 'local', ['local', 'print', 'slurm'], 'How runs are started.')
+    flags.DEFINE_integer('jobs', 1, 'Runs that train at once.', lower_bound=1)
+    flags.DEFINE_integer('retries', 2, 'Failures after which a run is tried again.', lower_bound=0)
+    flags.DEFINE_multi_string('only', [], 'Name of a run; all if left out.')
+    flags.DEFINE_string('gpus', '', 'GPUs to share out among the jobs: 0,1,2,3.')
+    flags.DEFINE_multi_string('sbatch', [], 'Further SLURM option: --sbatch=--gres=gpu:1.')
+    flags.DEFINE_bool('submit', False, 'slurm: submit the script as well.')
+    flags.mark_flags_as_required(['config', 'sweep', 'workdir'])
+
+
+if __name__ == '__main__':
+    define_flags()
+    app.run(main)

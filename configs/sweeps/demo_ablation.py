@@ -1,0 +1,18 @@
+"""What the pieces of StarPO-S (arXiv:2504.20073) do on the demo: each with and without the others.
+
+The demo has three pieces that StarPO lacks: the filter, clip-higher, and no KL to the start policy.
+All eight combinations, three seeds each. Without the filter all 256 episodes of a step are trained
+on, not 64, so its minibatches are four times as large: the number of optimiser steps stays.
+
+python -m agentrl_jax.sweep --config=configs/demo.py --sweep=configs/sweeps/demo_ablation.py \
+    --workdir=runs/demo_ablation --jobs=2
+"""
+
+NO_FILTER = {'filter.keep': 1.0, 'batch.minibatch_rows': 128}
+NO_CLIP_HIGHER = {'loss.clip_high': 0.2}
+KL = {'loss.kl_coef': 0.001}
+
+
+def get_hyper(h):
+    pieces = [[{}, without] for without in (NO_FILTER, NO_CLIP_HIGHER, KL)]
+    return h.product([*pieces, h.sweep('seed', range(3))])

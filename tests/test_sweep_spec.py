@@ -1,0 +1,410 @@
+"""Sweep files, resolved configs, names and commands; the command line without training."""
+
+import ast
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import ml_collections
+import numpy as np
+import pytest
+from absl import flags
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import config_dict, config_flags
+
+from agentrl_jax import sweep, sweep_board, sweep_spec, sweep_status
+from agentrl_jax.sweep_spec import Hyper as h
+from configs import base
+
+ROOT = pathlib.Path(sweep_spec.__file__).parent.parent
+SWEEPS = sorted((ROOT / 'configs' / 'sweeps').glob('demo_*.py'))
+
+
+def expand(*listed, **more):
+    return sweep_spec.expand(base.get_config(), listed, source='s.py', **more)
+
+
+def write(folder, text):
+    path = folder / 'listed.py'
+    path.write_text(text)
+    return path
+
+
+# ---- what a sweep file lists -------------------------------------------------------------------
+
+
+def test_product_zip_and_chain_by_hand():
+    a, b = h.sweep('a', [1, 2]), h.sweep('b', 'xy')
+    assert a == [{'a': 1}, {'a': 2}]
+    assert h.product([a, b]) == [
+        {'a': 1, 'b': 'x'}, {'a': 1, 'b': 'y'}, {'a': 2, 'b': 'x'}, {'a': 2, 'b': 'y'},
+    ]  # fmt: skip
+    assert h.zip([a, b]) == h.zipit([a, b]) == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
+    assert h.chain([a, b]) == h.chainit([a, b]) == [{'a': 1}, {'a': 2}, {'b': 'x'}, {'b': 'y'}]
+    fixed = h.zip([a, h.fixed('c', 3, length=2)])
+    assert fixed == [{'a': 1, 'c': 3}, {'a': 2, 'c': 3}]
+
+
+@given(st.lists(st.integers(0, 4), max_size=4))
+def test_a_product_has_every_combination_once_in_order(lengths):
+    sweeps = [h.sweep(f'f{i}', range(n)) for i, n in enumerate(lengths)]
+    found = [tuple(overrides.values()) for overrides in h.product(sweeps)]
+    assert found == list(itertools.product(*map(range, lengths)))
+
+
+def test_sweeps_that_contradict_themselves_are_refused():
+    with pytest.raises(ValueError, match=r'different lengths: \[2, 3\]'):
+        h.zip([h.sweep('a', range(2)), h.sweep('b', range(3))])
+    with pytest.raises(ValueError, match='a is set by two factors'):
+        h.product([h.sweep('a', range(2)), h.sweep('a', range(2))])
+
+
+def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
+    added = sweep_spec.load(write(tmp_path, (
+        'def sweep(add):\n'
+        '    for clip in (0.2, 0.28):\n'
+        '        for seed in range(2):\n'
+        "            add({'loss.clip_high': clip}, seed=seed)\n"
+    )))  # fmt: skip
+    listed = sweep_spec.load(write(tmp_path, (
+        'def get_hyper(hyper):\n'
+        "    seeds = hyper.sweep('config.seed', range(2))\n"
+        "    return hyper.product([hyper.sweep('loss.clip_high', (0.2, 0.28)), seeds])\n"
+    )))  # fmt: skip
+    assert added[1] == {'loss.clip_high': 0.2, 'seed': 1} and len(added) == 4
+    assert expand(*added) == expand(*listed)
+
+
+@pytest.mark.parametrize('text, said', [
+    ('def other(add): pass', 'must define sweep.add. or get_hyper.h.; neither is there'),
+    ('def sweep(add): pass\ndef get_hyper(h): pass', 'both are there'),
+    ('def sweep(add): pass', 'sweep gives no list of overrides'),
+    ('def get_hyper(h): return None', 'get_hyper gives no list of overrides, but None'),
+])  # fmt: skip
+def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text, said):
+    with pytest.raises(ValueError, match=said):
+        sweep_spec.load(write(tmp_path, text))
+    with pytest.raises(ValueError, match='is no Python file'):
+        sweep_spec.load(tmp_path / 'missing.py')
+
+
+# ---- resolved configs --------------------------------------------------------------------------
+
+
+def test_overrides_are_held_as_the_config_holds_them():
+    (run,) = expand({'optim.lr': np.float32(0.5), 'loss.kl_coef': 1, 'seed': np.int64(3)})
+    assert run.overrides == {'optim.lr': 0.5, 'loss.kl_coef': 1.0, 'seed': 3}
+    assert [type(value) for value in run.overrides.values()] == [float, float, int]
+    assert run.config['optim']['lr'] == 0.5 and run.steps == base.get_config().steps
+    whole = base.get_config()
+    whole.update_from_flattened_dict(run.overrides)
+    assert run.config == json.loads(whole.to_json_best_effort())
+
+
+@pytest.mark.parametrize('overrides, said', [
+    ({'loss.clip_hihg': 0.2}, r'run 2 sets loss.clip_hihg, .* no field .*mean loss.clip_high\?'),
+    ({'clip_high': 0.2}, r'mean loss.clip_high\?'),
+    ({'loss': {'clip_high': 0.2}}, 'a group of fields: name one, such as loss'),
+    ({'seed': 'one'}, "sets seed='one'.* cannot be casted"),
+    ({'seed': 1.5}, 'sets seed=1.5'),
+    ({'seed': True}, 'sets seed=True where the config has 0'),
+    ({'env.think': 1}, 'sets env.think=1 where the config has True'),
+    ({'loss.kl_coef': float('inf')}, 'which no command line can give'),
+    ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' is not one of ppo"),
+    ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
+    ({'seed': 5}, r'run 2 \(seed=5\) has the same config as run 1'),
+])  # fmt: skip
+def test_a_run_that_cannot_be_is_refused_with_its_file_and_field(overrides, said):
+    with pytest.raises(ValueError, match=said) as error:
+        expand({'seed': 5}, overrides)
+    assert 's.py, run 2' in str(error.value)
+
+
+def test_a_field_that_equals_the_base_is_the_same_run_as_none():
+    with pytest.raises(ValueError, match='has the same config as run 1'):
+        expand({}, {'loss.kl_coef': 0})
+
+
+def test_a_field_of_the_command_line_is_not_swept():
+    with pytest.raises(ValueError, match='run 1 sets steps, and so does the command line'):
+        expand({'steps': 3, 'seed': 1}, taken=['steps', 'algorithm'])
+
+
+def test_fields_that_follow_others_are_resolved():
+    cfg = ml_collections.ConfigDict({'rows': config_dict.FieldReference(4)})
+    cfg.batch = cfg.get_ref('rows') * 16
+    resolved, held = sweep_spec.resolve(cfg.lock(), {'rows': 8}, 'here')
+    assert (resolved.batch, cfg.batch, held) == (128, 64, {'rows': 8})
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def test_a_name_is_the_overrides_and_the_hash_of_the_config():
+    """The hash is sha256 over the sorted JSON: it is the same on every machine."""
+    (run,) = expand({'loss.clip_high': 0.28, 'seed': 1})
+    text = json.dumps(run.config, sort_keys=True, separators=(',', ':'))
+    assert run.name == 'clip_high=0.28,seed=1-' + hashlib.sha256(text.encode()).hexdigest()[:10]
+    assert expand({'seed': 1, 'loss.clip_high': 0.28})[0].name[-10:] == run.name[-10:]
+
+
+def test_names_are_readable_and_safe():
+    digest = '0123456789abcdef'
+    name = sweep_spec.run_name
+    assert name({}, digest) == 'base-0123456789'
+    assert name({'optim.lr': 1e-6, 'clone.lr': 0.1}, digest).startswith('optim.lr=1e-06,clone.lr=')
+    assert name({'model.path': '/data/Qwen2.5-0.5B/'}, digest) == 'path=Qwen2.5-0.5B-0123456789'
+    assert name({'sokoban.symbols': '#_O √'}, digest) == 'symbols=O-0123456789'
+
+
+@given(st.dictionaries(st.from_regex(r'[a-z_]+(\.[a-z_]+)?', fullmatch=True),
+                       st.text() | st.floats() | st.integers(), max_size=12))  # fmt: skip
+def test_every_name_is_one_short_folder(overrides):
+    name = sweep_spec.run_name(overrides, '0' * 64)
+    assert re.fullmatch(r'[A-Za-z0-9._+=,-]+', name) and len(name) <= 91
+
+
+# ---- commands ----------------------------------------------------------------------------------
+
+CONFIG = """
+import ml_collections
+def get_config():
+    return ml_collections.ConfigDict({
+        'b': False, 'i': 0, 'f': 0.0, 's': '', 't': (1,), 'group': {'s': 'x', 'f': 0.5},
+    })
+"""
+TEXT = st.text(st.characters(exclude_characters='\0', exclude_categories=['Cs']))
+NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = {
+    'b': st.booleans(), 'i': st.integers(), 's': TEXT, 'group.s': TEXT,
+    'f': st.floats(allow_nan=False, allow_infinity=False),
+    'group.f': st.floats(allow_nan=False, allow_infinity=False),
+    't': st.lists(NUMBER | TEXT | st.booleans() | st.tuples(NUMBER, TEXT)).map(tuple),
+}  # fmt: skip
+
+
+def parse(config_file, words):
+    """The config as a program gets it from its command line."""
+    argv = ['train', f'--config={config_file}', *words]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
+    values(argv)
+    return values.config
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+@settings(max_examples=150, deadline=None)
+@given(st.fixed_dictionaries({}, optional=VALUES))
+def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
+    """Negative numbers, tuples, booleans, empty and odd strings; also through a shell's quoting."""
+    path = tmp_path_factory.getbasetemp() / 'small_config.py'
+    if not path.exists():
+        path.write_text(CONFIG)
+    resolved, held = sweep_spec.resolve(parse(path, []), overrides, 'here')
+    run = sweep_spec.Run('name', held, {}, 1)
+    words = sweep_spec.command(run, 'c.py', 'runs/x', {})
+    assert shlex.split(shlex.join(words)) == words and words[2:5] == [
+        'agentrl_jax.train', '--config=c.py', '--workdir=runs/x/name',
+    ]  # fmt: skip
+    parsed = parse(path, words[5:])
+    # repr tells 1 from 1.0 and True
+    assert repr(parsed.to_dict()) == repr(resolved.to_dict())
+
+
+# ---- the sweeps of this repository -------------------------------------------------------------
+
+
+def test_there_are_sweeps():
+    assert [path.stem for path in SWEEPS] == ['demo_ablation', 'demo_algorithms']
+
+
+@pytest.mark.parametrize('path', SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_of_the_demo_expands_to_runs_with_three_seeds(path):
+    cfg = importlib.import_module('configs.demo').get_config()
+    runs = sweep_spec.expand(cfg, sweep_spec.load(path), source=str(path))
+    seeds = [run.config['seed'] for run in runs]
+    assert len(runs) > 9 and all(seeds.count(seed) == len(runs) // 3 for seed in range(3))
+    assert f'--sweep={path.relative_to(ROOT)}' in path.read_text()
+
+
+def test_the_ablation_has_the_same_number_of_optimiser_steps_everywhere():
+    cfg = importlib.import_module('configs.demo').get_config()
+    path = ROOT / 'configs' / 'sweeps' / 'demo_ablation.py'
+    runs = sweep_spec.expand(cfg, sweep_spec.load(path), source=str(path))
+    kept = [run.config['filter']['keep'] * 32 * 8 for run in runs]
+    # 0.25 x 256 / 32 = 2 and 1.0 x 256 / 128 = 2
+    small = [run.config['batch']['minibatch_rows'] for run in runs]
+    assert [k / s for k, s in zip(kept, small, strict=True)] == [2.0] * 24
+
+
+# ---- progress ----------------------------------------------------------------------------------
+
+
+def test_progress_by_hand():
+    """Rows of steps 10 and 14 are 8 s apart: 2 s a step, and 5 of 20 steps are left."""
+    rows = [{'step': 10, 'time_s': 30.0, 'eval/success': 0.5, 'rollout/success': 0.1},
+            {'step': 14, 'time_s': 38.0, 'rollout/success': 0.2}]  # fmt: skip
+    assert sweep_status.progress(rows, 20) == (15, 0.5, 10.0)
+    assert sweep_status.progress(rows[1:], 20) == (15, 0.2, None)
+    assert sweep_status.progress([{'step': 20, 'time_s': 1.0}], 20) == (20, None, None)
+    assert sweep_status.progress([], 20) == (0, None, None)
+
+
+def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
+    path = tmp_path / 'metrics.jsonl'
+    assert sweep_status.tail(path) == []
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
+    assert [row['step'] for row in sweep_status.tail(path)] == [0, 1, 2]
+    monkeypatch.setattr(sweep_status, 'TAIL_BYTES', 20)  # "ep": 2}, {"st and 4 bytes more
+    assert [row['step'] for row in sweep_status.tail(path)] == [2]
+
+
+def test_durations_by_hand():
+    assert [sweep_board.duration(s) for s in (0.4, 59, 150, 3500, 11100)] == [
+        '0 s', '59 s', '2 min', '58 min', '3 h 05 min',
+    ]  # fmt: skip
+
+
+def test_the_table_names_running_runs_first():
+    states = [('a', 'done'), ('b', 'waiting'), ('c', 'running')]
+    rows = [sweep_status.Status(name, state, 2, 1, 4, 0.5, 60.0) for name, state in states]
+    drawn = sweep_board.table(rows)
+    assert drawn.title == '3 runs: 1 running, 1 waiting, 1 done'
+    assert list(drawn.columns[0].cells) == ['c', 'b', 'a']
+    assert list(drawn.columns[1].cells)[0] == 'running (attempt 2)'
+
+
+# ---- folders and launchers ---------------------------------------------------------------------
+
+
+def test_every_run_has_its_run_json_before_anything_starts(tmp_path):
+    runs = expand({'seed': 1}, {'seed': 2})
+    root, others = sweep.prepare(f'{tmp_path}/w/', runs, 'c.py', {'steps': 3})
+    assert root == tmp_path / 'w' and others == ''
+    said = json.loads((root / runs[1].name / 'run.json').read_text())
+    assert (said['name'], said['overrides'], said['config']) == (
+        runs[1].name, {'seed': 2}, runs[1].config,
+    )  # fmt: skip
+    assert said['command'] == (
+        f'python -m agentrl_jax.train --config=c.py --workdir={root}/{runs[1].name} '
+        '--config.steps=3 --config.seed=2'
+    )
+
+
+def test_runs_of_another_sweep_are_left_alone_and_said(tmp_path):
+    sweep.prepare(str(tmp_path), expand(*h.sweep('seed', range(5))), 'c.py', {})
+    before = sorted(tmp_path.glob('*/run.json'))
+    _, others = sweep.prepare(str(tmp_path), expand({'seed': 0}, {'seed': 9}), 'c.py', {})
+    assert f'{tmp_path} also holds 4 runs of other sweeps or configs: seed=1-' in others
+    assert others.endswith(', ...; left alone') and 'seed=0' not in others
+    assert len(set(tmp_path.glob('*/run.json')) - set(before)) == 1
+
+
+def test_the_folder_of_a_run_is_no_folder_of_a_sweep(tmp_path):
+    (tmp_path / 'metrics.jsonl').touch()
+    with pytest.raises(ValueError, match='is the folder of a run; a sweep needs one of its own'):
+        sweep.prepare(str(tmp_path), expand({}), 'c.py', {})
+
+
+def test_runs_are_chosen_by_name_and_gpus_are_shared_out():
+    runs = expand({'seed': 1}, {'seed': 2})
+    assert sweep.chosen(runs, []) == runs and sweep.chosen(runs, [runs[1].name]) == [runs[1]]
+    assert sweep.slots(2, '') == [{}, {}]
+    shared = sweep.slots(2, '0,1,4,5')
+    assert [slot['CUDA_VISIBLE_DEVICES'] for slot in shared] == ['0,1', '4,5']
+
+
+PROGRAM = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+open(os.environ['SAID'], 'w').write(repr(sys.argv[1:]))
+time.sleep(float(os.environ['SLEEP']))
+"""
+
+
+@pytest.mark.parametrize('stopped', [False, True])
+def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path, stopped):
+    """The script is run by bash, with a program that notes its arguments and a false scontrol."""
+    runs = expand(*h.sweep('seed', range(3)))
+    words = [sys.executable, '-S', '-c', PROGRAM, "--workdir=it's here"]
+    script = sweep.slurm_script(runs, tmp_path, words, jobs=2, options=['--gres=gpu:1'])
+    assert '#SBATCH --array=0-2%2\n' in script and '#SBATCH --gres=gpu:1\n' in script
+    control = tmp_path / 'scontrol'
+    control.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/requeued"\n')
+    control.chmod(0o755)
+    said = tmp_path / 'said'
+    task = subprocess.Popen(['bash', '-c', script], env=os.environ | {
+        'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(said),
+        'SLEEP': '60' if stopped else '0', 'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77',
+    })  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (said.exists() and said.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if stopped:
+        task.terminate()
+    assert task.wait(60) == (75 if stopped else 0)
+    assert ast.literal_eval(said.read_text()) == [
+        "--workdir=it's here", '--launcher=local', '--jobs=1', f'--only={runs[1].name}',
+    ]  # fmt: skip
+    requeued = tmp_path / 'requeued'
+    assert requeued.exists() == stopped
+    assert not stopped or requeued.read_text() == 'requeue 77_1\n'
+
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+def cli(*words, folder=ROOT, **environment):
+    """No backend has the name nonesuch: a sweep that starts one, and so takes a TPU, fails here."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'agentrl_jax.sweep', *words], cwd=folder, capture_output=True,
+        text=True, timeout=120, check=False,
+        env={**os.environ, 'JAX_PLATFORMS': 'nonesuch', 'PYTHONPATH': str(ROOT), **environment},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+DEMO = ('--config=configs/demo.py', '--sweep=configs/sweeps/demo_algorithms.py')
+
+
+def test_print_gives_one_shell_line_a_run_and_writes_nothing(tmp_path):
+    workdir = tmp_path / 'my runs'
+    code, out, err = cli(*DEMO, f'--workdir={workdir}', '--launcher=print', '--config.steps=7')
+    assert code == 0, err
+    lines = [shlex.split(line) for line in out.splitlines()]
+    assert len(lines) == 15 and not workdir.exists()
+    assert lines[4][:4] == [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py']
+    assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1-')
+    assert lines[4][5:] == ['--config.steps=7', '--config.algorithm=grpo', '--config.seed=1']
+
+
+def test_slurm_writes_a_script_of_sweeps_of_one_run(tmp_path):
+    code, out, err = cli(*DEMO, f'--workdir={tmp_path}/w', '--launcher=slurm', '--config.steps=7')
+    assert (code, out) == (0, f'sbatch {tmp_path}/w/sweep.sbatch\n'), err
+    script = (tmp_path / 'w' / 'sweep.sbatch').read_text()
+    words = shlex.split(next(line for line in script.splitlines() if 'agentrl_jax.sweep' in line))
+    assert words[3:8] == [*DEMO, f'--workdir={tmp_path}/w', '--retries=2', '--config.steps=7']
+    assert len(list((tmp_path / 'w').glob('*/run.json'))) == 15
+
+
+@pytest.mark.parametrize('words, said', [
+    ((*DEMO, '--workdir=/dev/null/x'), 'workdir is not writable (Not a directory)'),
+    ((*DEMO, '--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
+    ((*DEMO, '--workdir=x', 'extra'), 'unknown arguments extra'),
+    ((*DEMO, '--workdir=x', '--launcher=tpu'), 'should be one of <local|print|slurm>'),
+    ((*DEMO, '--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
+    ((*DEMO, '--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),
+])  # fmt: skip
+def test_wrong_use_is_said(words, said):
+    code, _, err = cli(*words)
+    assert code == 1 and said in err and 'Traceback' not in err
+    assert not (ROOT / 'x').exists()
