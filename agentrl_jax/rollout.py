@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import sampling
+from agentrl_jax import context, sampling
 from agentrl_jax.envs import text
 from agentrl_jax.models import qwen2
 from agentrl_jax.tokens import answer as answers
@@ -39,9 +39,10 @@ class Episodes:
 class Slots:
     """State of the S slots, and the episodes written so far (E rows)."""
 
-    cache: qwen2.KVCache  # keys and values, S rows of T positions
+    cache: qwen2.KVCache  # keys and values, S rows of T (or fewer) positions
     hidden: jax.Array  # compute dtype [S, D]  final hidden state of the last token
     length: jax.Array  # int32 [S]     tokens in the row
+    context: jax.Array  # int32 [S]     tokens in the cache: as many, or those of the last turns
     episode: jax.Array  # int32 [S]     index of the episode being played; E = none
     phase: jax.Array  # int32 [S]     IDLE, GENERATING or WAITING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
@@ -100,7 +101,7 @@ def decode(slots, params, task, episodes, key, *, config, max_response, stop_at_
     """Every generating slot samples one token; the token's keys and values go into the cache."""
     live = slots.phase == GENERATING
     out, length = slots.out, slots.length
-    num_episodes, max_tokens = out.tokens.shape
+    num_episodes = out.tokens.shape[0]
     logits = qwen2.logits(params, config, slots.hidden)
 
     def uniform(episode, position):
@@ -127,7 +128,7 @@ def decode(slots, params, task, episodes, key, *, config, max_response, stop_at_
         turn=out.turn.at[row, length].set(turn, mode='drop'),
         turn_stop=out.turn_stop.at[row, turn].set(stop, mode='drop'),
     )
-    position = jnp.where(live, length, max_tokens)
+    position = jnp.where(live, slots.context, slots.cache.length)
     hidden, cache = qwen2.forward_cached(
         params, config, token[:, None], position[:, None], slots.cache, None
     )
@@ -135,6 +136,7 @@ def decode(slots, params, task, episodes, key, *, config, max_response, stop_at_
         cache=cache,
         hidden=hidden[:, 0],
         length=length + live,
+        context=slots.context + live,
         phase=jnp.where(live & (stop != TurnStop.NONE), WAITING, slots.phase),
         response=response,
         answer=parser,
@@ -204,7 +206,7 @@ def start_episodes(slots, task, rows, world, over):
     return episode, world, length, slots.next_episode + starts.sum()
 
 
-def serve(slots, params, task, episodes, key, *, config, serve_rows, max_response):
+def serve(slots, params, task, episodes, key, *, config, serve_rows, max_response, window=0):
     """Takes up to serve_rows waiting slots to the start of their next answer."""
     num_slots = slots.phase.shape[0]
     num_episodes, max_tokens = slots.out.tokens.shape
@@ -229,10 +231,20 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
         turn=out.turn.at[row, position].set(world.turn[:, None], mode='drop'),
     )
 
+    inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
+    if window:  # what is left of the conversation is read again
+        width = context.block_width(task, window=window, max_response=max_response)
+        inputs, unread = context.last_turns(
+            task, out, jnp.minimum(episode, num_episodes - 1), world.turn,
+            window=window, width=width,
+        )  # fmt: skip
+        begin, unread = jnp.full_like(begin, task.prefix.shape[0]), unread * playing
+    column = jnp.arange(inputs.shape[1])[None]
+    position = jnp.where(column < unread[:, None], begin[:, None] + column, slots.cache.length)
+
     def read(cache):
-        inputs = jnp.where(used, tokens, task.pad_id)
         hidden, cache = qwen2.forward_cached(params, config, inputs, position, cache, rows)
-        last = jnp.maximum(count - 1, 0)
+        last = jnp.maximum(unread - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
 
     def nothing(cache):
@@ -247,6 +259,7 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
         cache=cache,
         hidden=put(slots.hidden, hidden),
         length=put(slots.length, length + count),
+        context=put(slots.context, begin + unread),
         episode=put(slots.episode, episode),
         phase=put(slots.phase, jnp.where(playing, GENERATING, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
@@ -274,14 +287,24 @@ def collect(
     top_k: int = 0,
     top_p: float = 1.0,
     stop_at_answer: bool = False,
+    window: int = 0,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
+
+    window: turns that the policy sees, the current one included; 0 = the whole conversation.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), overflow (must be 0).
     """
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    state = start(params, task, episodes, config=config, slots=slots, max_tokens=max_tokens)
+    cache_tokens = max_tokens
+    if window:
+        block = context.block_width(task, window=window, max_response=max_response)
+        cache_tokens = min(max_tokens, task.prefix.shape[0] + block + max_response)
+    state = start(
+        params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
+        cache_tokens=cache_tokens,
+    )  # fmt: skip
     static = dict(config=config, max_response=max_response)
 
     def draw(logits, uniform):
@@ -298,7 +321,9 @@ def collect(
         )  # fmt: skip
 
     def advance(state):
-        state = serve(state, params, task, episodes, k_world, serve_rows=serve_rows, **static)
+        state = serve(
+            state, params, task, episodes, k_world, serve_rows=serve_rows, window=window, **static
+        )
         return jax.lax.while_loop(decoding, decode_once, state)
 
     state = jax.lax.while_loop(lambda state: jnp.any(state.phase != IDLE), advance, state)
@@ -310,14 +335,15 @@ def collect(
     }
 
 
-def start(params, task, episodes, *, config, slots, max_tokens) -> Slots:
+def start(params, task, episodes, *, config, slots, max_tokens, cache_tokens) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
     num_episodes = episodes.level.shape[0]
     zero = jnp.int32(0)
     return Slots(
-        cache=prefill_prefix(params, config, task.prefix, slots, max_tokens),
+        cache=prefill_prefix(params, config, task.prefix, slots, cache_tokens),
         hidden=jnp.zeros((slots, config.hidden_size), config.dtype),
         length=jnp.full(slots, task.prefix.shape[0], jnp.int32),
+        context=jnp.full(slots, task.prefix.shape[0], jnp.int32),
         episode=jnp.full(slots, num_episodes, jnp.int32),
         phase=jnp.full(slots, WAITING, jnp.int32),
         response=jnp.zeros(slots, jnp.int32),

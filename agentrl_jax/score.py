@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import losses
+from agentrl_jax import context, losses
 from agentrl_jax.types import Params, Rollout, Scores
 
 
@@ -40,15 +40,19 @@ def score(
     chunk_size: int,
     recompute: bool,
     row_tokens: int | None = None,
+    windows: context.Windows | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
     again (for a sampler of another precision). values_fn(params, critic_params, tokens, positions,
     attention_mask) -> raw values [B, T]. row_tokens: as in losses.token_logprobs.
+    With windows every token is scored behind what the policy saw of the conversation.
     """
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
     zeros = jnp.zeros_like(rollout.logprobs)
+    if windows is not None:
+        rows = context.split_turns(rows, windows)
 
     def logprobs(model, tokens, attention, mask):
         hidden = hidden_fn(model, tokens, positions_of(attention), attention)
@@ -61,12 +65,18 @@ def score(
         raw = values_fn(params, critic_params, tokens, positions_of(attention), attention)
         return losses.token_values(raw)
 
+    def every(fn, *rows):
+        scores = score_rows(fn, rows, microbatch_rows)
+        if windows is None:
+            return scores
+        return context.put_back(scores, windows, rollout.tokens.shape[1])
+
     old, ref, value = rollout.logprobs, zeros, zeros
     if recompute:
-        old = score_rows(lambda *x: logprobs(params, *x), rows, microbatch_rows)
+        old = every(lambda *x: logprobs(params, *x), *rows)
     if ref_params is not None:
-        ref = score_rows(lambda *x: logprobs(ref_params, *x), rows, microbatch_rows)
+        ref = every(lambda *x: logprobs(ref_params, *x), *rows)
     if values_fn is not None:
-        value = score_rows(values, rows[:2], microbatch_rows)
+        value = every(values, *rows[:2])
     mask = rollout.action_mask
     return Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))

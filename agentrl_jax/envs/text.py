@@ -138,19 +138,27 @@ def play_turn(
     return after, outcome
 
 
+def opening_lines(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> list[jax.Array]:
+    """Rows with which a prompt answers the turn before it: end of that turn, user, reward."""
+    at = task.offsets
+    step = jnp.round(reward / task.env.REWARD_QUANTUM).astype(jnp.int32)
+    step = at.reward + jnp.clip(step, at.reward_low, at.reward_high) - at.reward_low
+    return [jnp.where(sampled_end, at.next_turn, at.end_turn), step]
+
+
+def opening_length(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> jax.Array:
+    """Tokens of opening_lines, for the reward of the turn before and whether it ended itself."""
+    return sum(task.table.length[row] for row in opening_lines(task, reward, sampled_end))
+
+
 def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
     at = task.offsets
-    first = episode.turn == 0
-    opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
-    quantum = task.env.REWARD_QUANTUM
-    reward = jnp.round(episode.reward / quantum).astype(jnp.int32)
-    reward = at.reward + jnp.clip(reward, at.reward_low, at.reward_high) - at.reward_low
+    opening = opening_lines(task, episode.reward, sampled_end)
     observation = task.env.line_ids(episode.state, task.env_params)
     observation = jnp.where(observation >= 0, observation + at.observation, -1)
     rows = [
-        jnp.where(first, -1, opening),
-        jnp.where(first, -1, reward),
+        *(jnp.where(episode.turn == 0, -1, row) for row in opening),
         at.header + episode.turn,
         observation,
         jnp.where(episode.warn, at.warning, -1),

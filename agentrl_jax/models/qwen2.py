@@ -58,6 +58,10 @@ class KVCache:
     k: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh], rotated
     v: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh]
 
+    @property
+    def length(self) -> int:
+        return self.k[0].shape[1]
+
 
 def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
     """ModelConfig of a config.json of type qwen2 or llama; compute: dtype, remat.
