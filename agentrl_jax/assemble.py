@@ -176,7 +176,7 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
         serve_rows=cfg.rollout.serve_rows, max_tokens=cfg.rollout.max_tokens,
         max_response=cfg.rollout.max_response, temperature=sample.temperature,
         top_k=0 if training else sample.top_k, top_p=1.0 if training else sample.top_p,
-        stop_at_answer=cfg.rollout.stop_at_answer,
+        stop_at_answer=cfg.rollout.stop_at_answer, window=cfg.context.window,
     )  # fmt: skip
 
     def collect(params, task, episodes, key):

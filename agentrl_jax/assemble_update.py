@@ -15,6 +15,13 @@ def batch_settings(cfg: Any) -> dict[str, Any]:
     return dict(kl_in_reward=in_reward) | chosen
 
 
+def window_settings(cfg: Any) -> dict[str, int] | None:
+    """Keywords of context.windows; None where the policy sees the whole conversation."""
+    if not cfg.context.window:
+        return None
+    return dict(window=cfg.context.window, max_response=cfg.rollout.max_response)
+
+
 def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     """Keywords of score, make_batch and update_step."""
     loss, size = cfg.loss, cfg.batch
@@ -22,8 +29,10 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     kl_in_loss = needs_reference(cfg) and loss.kl_in == 'loss'
     head = dict(
         temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
-        row_tokens=cfg.env.max_turns * cfg.rollout.max_response,  # no row can have sampled more
+        # No row can have more tokens to train; with a window a row is a turn.
+        row_tokens=cfg.rollout.max_response * (1 if cfg.context.window else cfg.env.max_turns),
     )  # fmt: skip
+    samples = cfg.env.max_turns if cfg.context.window else 1  # of an episode
     return {
         'score': dict(microbatch_rows=size.microbatch_rows, recompute=False, **head),
         'batch': batch_settings(cfg),
@@ -34,7 +43,8 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
             aggregation=loss.aggregation, norm_length=loss.norm_length,
             value_clip=loss.value_clip or None, value_coef=loss.value_coef,
             num_minibatches=kept // size.minibatch_rows,
-            num_microbatches=size.minibatch_rows // size.microbatch_rows, epochs=size.epochs,
+            num_microbatches=samples * size.minibatch_rows // size.microbatch_rows,
+            epochs=size.epochs,
             critic_warmup=cfg.critic.warmup_steps, kl_target=loss.kl_target or None,
             kl_horizon=loss.kl_horizon, row_sharding=sharding.shard_rows(mesh), **head,
         ),

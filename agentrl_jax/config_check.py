@@ -36,8 +36,9 @@ NOT_NEGATIVE = (
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
     'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
-    'critic.warmup_steps',
+    'critic.warmup_steps', 'context.window',
 )  # fmt: skip
+WHOLE_EPISODES = ('gspo',)  # their loss needs all tokens of an episode in one row
 SHARES = ('loss.gamma', 'loss.lam', 'turn_credit.turn_gamma')  # in [0, 1]
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
 # that any algorithm runs with any config.
@@ -130,6 +131,9 @@ def _impossible_options(cfg: Any) -> list[str]:
             and (loss.overlong_buffer or 0) >= loss.max_length,
         f'critic.warmup_steps={cfg.critic.warmup_steps} needs a critic of its own (algorithm=ppo, '
         'critic.share_backbone=False)': cfg.critic.warmup_steps > 0 and not own_critic,
+        f'algorithm={cfg.algorithm!r} compares whole episodes, and context.window='
+        f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use gspo_turn':
+            cfg.context.window > 0 and cfg.algorithm in WHOLE_EPISODES,
     }  # fmt: skip
     return [problem for problem, wrong in problems.items() if wrong]
 

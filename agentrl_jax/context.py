@@ -1,10 +1,10 @@
 """What the policy sees of an episode: the whole conversation, or only its last turns.
 
-With a window of w turns, turn k is answered behind the common prefix and turns k-w+1 .. k, as if the
-earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history). An episode of K turns is
-then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T], each with the
-tokens that the policy saw and with one trained answer; put_back is the way back. Advantages are
-computed in the layout of the rollout, so credit still runs over the whole episode.
+With a window of w turns, turn k is answered behind the common prefix and turns k-w+1 .. k, as if
+the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history). An episode of K
+turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
+each with the tokens that the policy saw and with one trained answer; put_back is the way back.
+Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def turn_bounds(task: text.TextTask, turn, rewards, turn_stop) -> tuple[jax.Arra
     that out for its first turn. turn int32 [B, T], rewards and turn_stop [B, K].
     """
     k = jnp.arange(rewards.shape[1])
-    count = jnp.sum(turn[:, :, None] == k, axis=1)
+    count = jnp.sum(turn[:, :, None] == k[None, None], axis=1)
     end = jnp.cumsum(count, axis=1)
     sampled_end = turn_stop == TurnStop.EOS
     opening = jax.vmap(jax.vmap(text.opening_length, (None, 0, 0)), (None, 0, 0))(
@@ -85,7 +85,7 @@ def windows(task: text.TextTask, rollout: Rollout, *, window: int, max_response:
 def take(x: jax.Array, index: jax.Array, fill: Any = 0) -> jax.Array:
     """x [B, T] at index int32 [B, K, W]: [B, K, W], `fill` where the index is T."""
     rows = jnp.arange(x.shape[0])[:, None, None]
-    return x.at[rows, index].get(mode='fill', fill_value=fill)
+    return jnp.asarray(x).at[rows, index].get(mode='fill', fill_value=fill)
 
 
 def split_turns(x: Any, found: Windows) -> Any:
@@ -93,11 +93,15 @@ def split_turns(x: Any, found: Windows) -> Any:
     return jax.tree.map(lambda a: take(a, found.index).reshape(-1, found.index.shape[2]), x)
 
 
+def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
+    """A mask bool [B, T] as [B * K, W], only where a token belongs to the sample's own turn."""
+    return split_turns(mask, found) & found.own.reshape(-1, found.own.shape[2])
+
+
 def split_batch(batch: Batch, found: Windows) -> Batch:
     """The batch as one row for each turn, in which only that turn's answer is trained."""
-    own = found.own.reshape(-1, found.own.shape[2])
-    rows = split_turns(batch, found)
-    return rows.replace(mask=rows.mask & own, value_mask=rows.value_mask & own)
+    own = {name: own_rows(getattr(batch, name), found) for name in ('mask', 'value_mask')}
+    return split_turns(batch, found).replace(**own)
 
 
 def put_back(x: jax.Array, found: Windows, length: int) -> jax.Array:

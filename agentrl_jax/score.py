@@ -52,7 +52,7 @@ def score(
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
     zeros = jnp.zeros_like(rollout.logprobs)
     if windows is not None:
-        rows = context.split_turns(rows, windows)
+        rows = context.split_turns(rows[:2], windows) + (context.own_rows(rows[2], windows),)
 
     def logprobs(model, tokens, attention, mask):
         hidden = hidden_fn(model, tokens, positions_of(attention), attention)

@@ -35,6 +35,7 @@ from agentrl_jax import (
     assemble_update,
     checkpoint,
     config_check,
+    context,
     filtering,
     metrics,
     pages,
@@ -80,15 +81,19 @@ class Run:
     eval_episodes: Any
     count: Any  # jitted (rollout, task) -> sums over its first eval_levels rows
     rollout_metrics: Any  # jitted (rollout, task) -> metrics
-    rescore: Any  # jitted (params, rollout) -> log-probabilities [B, T]
-    learn: Any  # jitted (state, ref_params, rollout) -> (state, metrics, rows, advantages)
+    rescore: Any  # jitted (params, rollout, task) -> log-probabilities [B, T]
+    learn: Any  # jitted (state, ref_params, rollout, key, task) -> (state, metrics, rows, ...)
     txs: tuple  # optimisers of policy and critic
 
 
-def learn(state, ref_params, rollout, key=None, *, algorithm, fns, txs, keep, group_size, settings):
+def learn(
+    state, ref_params, rollout, key=None, task=None, *,
+    algorithm, fns, txs, keep, group_size, settings, window=None,
+):  # fmt: skip
     """One update from one rollout: keep groups, score, make the batch, optimise.
 
     Returns (state, metrics, kept rows int32 [b], their advantages float32 [b, T]). A key shuffles.
+    window: keywords of context.windows where the policy saw only the last turns; needs the task.
     """
     rows = jnp.arange(rollout.tokens.shape[0], dtype=jnp.int32)
     if keep * group_size < rollout.tokens.shape[0]:
@@ -96,15 +101,18 @@ def learn(state, ref_params, rollout, key=None, *, algorithm, fns, txs, keep, gr
             rollout.returns, rollout.healthy, group_size=group_size, keep=keep
         )
         rollout = jax.tree.map(lambda x: x[rows], rollout)
+    seen = None if window is None else context.windows(task, rollout, **window)
     scores = score.score(
         state.params, state.critic_params, ref_params, rollout,
-        hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values, **settings['score'],
+        hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values, windows=seen,
+        **settings['score'],
     )  # fmt: skip
     batch = algorithm.make_batch(
         rollout, scores, group_size=group_size, kl_coef=state.kl_coef, **settings['batch']
     )
+    samples = batch if seen is None else context.split_batch(batch, seen)
     state, measured = update.update_step(
-        state, batch, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
+        state, samples, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
         value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], key=key,
         **settings['update'],
     )  # fmt: skip
@@ -117,10 +125,12 @@ def measure_rollout(rollout, task, *, group_size):
     return common | metrics.environment_metrics(rollout, task)
 
 
-def rescore(params, rollout, *, fns, cfg):
+def rescore(params, rollout, task=None, *, fns, cfg):
     """Log-probabilities of a rollout's tokens under other parameters."""
+    window = assemble_update.window_settings(cfg)
     return score.score(
         params, None, None, rollout, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=None,
+        windows=None if window is None else context.windows(task, rollout, **window),
         microbatch_rows=cfg.batch.microbatch_rows, temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk, recompute=True,
     ).old_logprobs  # fmt: skip
@@ -145,6 +155,7 @@ def build(cfg: Any) -> Run:
         learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
         keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
         settings=assemble_update.update_settings(cfg, mesh),
+        window=assemble_update.window_settings(cfg),
     )  # fmt: skip
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     return Run(
@@ -199,7 +210,7 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
     collected = time.monotonic()
     measured = run.rollout_metrics(rollout, run.task)
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
-    state, more, rows, advantages = run.learn(state, reference, rollout, shuffle)
+    state, more, rows, advantages = run.learn(state, reference, rollout, shuffle, run.task)
     measured |= more | {'time/collect_s': collected - began}
     measured['rollout/sampled'] = counters['generated'].sum()
     return state, measured, (rollout, episodes, key, rows, advantages)
@@ -208,7 +219,7 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
 def save_page(run: Run, workdir: Path, step: int, state: TrainState, seen: tuple) -> None:
     """The rollout of a step as a page, with the ratios its update led to."""
     rollout, episodes, key, rows, advantages = jax.tree.map(validation.fetch, seen[:2]) + seen[2:]
-    after = validation.fetch(run.rescore(state.params, seen[0]))
+    after = validation.fetch(run.rescore(state.params, seen[0], run.task))
     spread = np.full(rollout.tokens.shape, np.nan, np.float32)
     spread[validation.fetch(rows)] = validation.fetch(advantages)
     if jax.process_index() == 0:

@@ -79,6 +79,9 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.rollout.stop_at_answer = False  # end a turn at </answer>; else at the end-of-turn token
     cfg.rollout.common_random_numbers = False  # members of a group share the world's luck
 
+    cfg.context = ml_collections.ConfigDict()
+    cfg.context.window = 0  # turns the policy sees, this one included; 0 = the whole conversation
+
     cfg.filter = ml_collections.ConfigDict()
     cfg.filter.keep = 1.0  # share of groups kept, those with the largest spread of returns
 

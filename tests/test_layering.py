@@ -16,7 +16,7 @@ PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / 'agentrl_jax')]
 LAYERS = (
     {'types', 'masked', 'runtime', 'stats', 'progress', 'diversity', 'run_log'},
     {'losses', 'advantages', 'turn_credit', 'models', 'tokens', 'envs', 'sharding', 'metrics'},
-    {'algorithms', 'sampling', 'filtering', 'curriculum', 'checkpoint', 'score'},
+    {'algorithms', 'sampling', 'filtering', 'curriculum', 'checkpoint', 'score', 'context'},
     {'rollout', 'rollout_host'},
     {'update', 'sft'},
 )

@@ -1,0 +1,158 @@
+"""Windows: the policy is trained on exactly what it saw, and credit still runs over episodes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax import config_check, context, run_log, train
+
+KEY, NAME = tiny.KEY, 'frozen_lake'
+STATIC = dict(max_response=tiny.MAX_RESPONSE)
+
+
+@functools.cache
+def played(window, style='brief'):
+    """(rollout, its windows) of the cloned policy."""
+    task = tiny.task(NAME, style=style)
+    more = {} if style == 'brief' else {'max_tokens': 512}
+    out, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, window=window, **more)
+    find = jax.jit(functools.partial(context.windows, window=window or task.max_turns, **STATIC))
+    return out, jax.device_get(find(task, out))
+
+
+def samples(out, found):
+    """{(episode, turn): ids the policy saw, answer included} of the turns that were played."""
+    tokens, seen = (
+        np.asarray(context.split_turns(x, found)) for x in (out.tokens, out.attention_mask)
+    )
+    turns = found.index.shape[1]
+    assert not seen[~seen.any(1)].any()
+    for row in seen:
+        assert (np.diff(row.astype(int)) <= 0).all()  # a prefix of the row
+    return {
+        divmod(i, turns): tokens[i][seen[i]].tolist() for i in range(len(tokens)) if seen[i].any()
+    }
+
+
+@pytest.mark.parametrize('window', [1, 2])
+def test_the_sampler_is_the_trainer(window):
+    out, found = played(window)
+    assert (out.num_turns > window).any()
+    rows = context.split_turns((jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)), found)
+    scores, _ = tiny.score()(tiny.cloned(NAME)[0], *rows)
+    trained = np.asarray(context.put_back(scores, found, out.tokens.shape[1]))
+    gap = np.where(out.action_mask, np.abs(trained - out.logprobs), 0.0)
+    assert out.action_mask.sum() > 50 and gap.max() <= 1e-5
+
+
+@pytest.mark.parametrize(('window', 'style'), [(1, 'ragen'), (2, 'brief')])
+def test_a_sample_is_the_prefix_and_the_last_turns(window, style):
+    """Written out as text: the first turn of a window shows no reward and no end of a turn."""
+    out, found = played(window, style)
+    task = tiny.task(NAME, style=style)
+    got, late = samples(out, found), 0
+    assert sorted(got) == [(b, k) for b in range(16) for k in range(out.num_turns[b])]
+    for b in range(16):
+        states, turns = tiny.replay(out, b, task, KEY, b)
+        for k in range(int(out.num_turns[b])):
+            first = max(k - window + 1, 0)
+            late += first > 0
+            ids = tiny.spelled(tiny.opening_text(task.env, style, task.max_actions_per_episode))
+            for i in range(first, k + 1):
+                before = turns[i - 1] if i else None
+                ids += prompt(task, style, states[i], i, before, out.turn_stop[b], shown=i > first)
+                ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == i)].tolist()
+            assert got[b, k] == ids, (b, k)
+    assert late >= 5
+
+
+def prompt(task, style, state, turn, before, stops, *, shown):
+    """Ids of a turn's prompt; without `shown` as if no turn had been before it."""
+    text = tiny.turn_text(
+        task.env, style, state, turn=turn, reward=before['reward'] if before else 0.0,
+        warn=bool(before and before['warn']),
+        left=task.max_actions_per_episode - (before['used'] if before else 0),
+        sampled_end=turn > 0 and stops[turn - 1] == tiny.TurnStop.EOS,
+    )  # fmt: skip
+    if turn and not shown:
+        opening = tiny.turn_text(
+            task.env,
+            style,
+            state,
+            turn=turn,
+            reward=before['reward'],
+            warn=False,
+            left=0,
+            sampled_end=stops[turn - 1] == tiny.TurnStop.EOS,
+        ).split(f'Turn {turn + 1}:' if style == 'ragen' else task.env.observation_text(state))[0]
+        text = text.removeprefix(opening)
+    return tiny.spelled(text)
+
+
+def test_a_window_of_all_turns_samples_the_same_tokens_as_no_window():
+    whole, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY)
+    out, _ = played(3)
+    np.testing.assert_array_equal(whole.tokens, out.tokens)
+    np.testing.assert_allclose(whole.logprobs, out.logprobs, atol=1e-5)
+
+
+def test_a_shorter_window_changes_what_is_sampled_only_from_the_turn_on_that_it_cuts():
+    whole, out = played(3)[0], played(1)[0]
+    first = whole.action_mask & (whole.turn == 0)
+    np.testing.assert_array_equal(whole.tokens[first], out.tokens[first])
+    assert (whole.tokens != out.tokens).any()
+
+
+def test_put_back_undoes_split_turns_on_every_answer():
+    out, found = played(2)
+    mask = jnp.asarray(out.action_mask)
+    back = context.put_back(
+        context.split_turns(jnp.asarray(out.logprobs), found), found, mask.shape[1]
+    )
+    np.testing.assert_array_equal(np.where(mask, back, 0.0), out.logprobs)
+    own = context.own_rows(mask, found)
+    assert own.sum() == mask.sum()  # each sampled token is trained in one sample
+
+
+def micro(window, **changes):
+    sizes = {
+        'context.window': window, 'env.max_turns': 3, 'rollout.max_tokens': 144,
+        'clone.episodes': 32, 'clone.steps': 12, 'steps': 2, 'eval.every': 0,
+    }  # fmt: skip
+    return micro_runs.config(NAME, **(sizes | changes))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
+    """Other shapes, the same samples: losses and gradients agree."""
+    rows = {}
+    for window in (0, 3):
+        folder = tmp_path / str(window)
+        assert train.train(micro(window, algorithm='mt_grpo'), str(folder)) == 0
+        rows[window] = run_log.read_metrics(folder / run_log.METRICS_FILE)
+    assert rows[0][0]['policy/grad_norm'] > 0
+    for name in ('policy/loss', 'policy/grad_norm', 'policy/entropy', 'batch/trained_tokens'):
+        for step in (0, 1):
+            assert rows[3][step][name] == pytest.approx(rows[0][step][name], rel=1e-3, abs=1e-6)
+
+
+def test_a_critic_trains_on_windows(tmp_path):
+    assert train.train(micro(1), str(tmp_path)) == 0
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert all(np.isfinite(row['value/loss']) and row['value/loss'] > 0 for row in rows[:2])
+    assert max(row['sampler/logprob_gap'] for row in rows[:2]) < 1e-4
+
+
+@pytest.mark.parametrize('algorithm', ['gspo'])
+def test_a_ratio_of_whole_episodes_is_refused(algorithm):
+    with pytest.raises(ValueError, match='context.window=1'):
+        config_check.check(micro(1, algorithm=algorithm))
