@@ -48,13 +48,24 @@ def turn_bounds(task: text.TextTask, turn, rewards, turn_stop) -> tuple[jax.Arra
     return jnp.concatenate([first, begin], axis=1), end
 
 
-def last_turns(
-    task: text.TextTask, out: Rollout, row: jax.Array, turn: jax.Array, *, window: int, width: int
-) -> tuple[jax.Array, jax.Array]:
-    """What the policy reads to answer `turn` int32 [w] of episodes `row` int32 [w], prefix apart.
+def cache_tokens(task: text.TextTask, window: int, max_tokens: int, max_response: int) -> int:
+    """Positions that a row of the cache needs."""
+    if not window:
+        return max_tokens
+    block = block_width(task, window=window, max_response=max_response)
+    return min(max_tokens, task.prefix.shape[0] + block + max_response)
 
-    Returns (tokens int32 [w, width], count int32 [w]).
+
+def read_again(
+    task: text.TextTask, out: Rollout, episode: jax.Array, turn: jax.Array, *,
+    window: int, max_response: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """What is read behind the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
+
+    Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).
     """
+    row = jnp.minimum(episode, out.tokens.shape[0] - 1)
+    width = block_width(task, window=window, max_response=max_response)
     begin, end = turn_bounds(task, out.turn[row], out.rewards[row], out.turn_stop[row])
     first = jnp.maximum(turn - window + 1, 0)[:, None]
     begin = jnp.take_along_axis(begin, first, axis=1)
@@ -63,7 +74,9 @@ def last_turns(
     tokens = jnp.take_along_axis(
         out.tokens[row], jnp.minimum(position, out.tokens.shape[1] - 1), axis=1
     )
-    return jnp.where(position < end, tokens, task.pad_id), (end - begin)[:, 0]
+    count = jnp.where(episode < out.tokens.shape[0], (end - begin)[:, 0], 0)
+    start = jnp.full_like(count, task.prefix.shape[0])
+    return jnp.where(position < end, tokens, task.pad_id), start, count
 
 
 def windows(task: text.TextTask, rollout: Rollout, *, window: int, max_response: int) -> Windows:

@@ -220,8 +220,7 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
     playing = episode < num_episodes
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
-    width = tokens.shape[1]
-    column = jnp.arange(width)[None]
+    column = jnp.arange(tokens.shape[1])[None]
     used = column < count[:, None]
     position = jnp.where(used, length[:, None] + column, max_tokens)
     row = jnp.where(playing, episode, num_episodes)[:, None]
@@ -232,13 +231,10 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
     )
 
     inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
-    if window:  # what is left of the conversation is read again
-        width = context.block_width(task, window=window, max_response=max_response)
-        inputs, unread = context.last_turns(
-            task, out, jnp.minimum(episode, num_episodes - 1), world.turn,
-            window=window, width=width,
-        )  # fmt: skip
-        begin, unread = jnp.full_like(begin, task.prefix.shape[0]), unread * playing
+    if window:
+        inputs, begin, unread = context.read_again(
+            task, out, episode, world.turn, window=window, max_response=max_response
+        )
     column = jnp.arange(inputs.shape[1])[None]
     position = jnp.where(column < unread[:, None], begin[:, None] + column, slots.cache.length)
 
@@ -268,7 +264,7 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
         next_episode=next_episode,
         out=out,
         serves=slots.serves + 1,
-        overflow=slots.overflow + jnp.sum(count > width),
+        overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
     )
 
 
@@ -297,13 +293,9 @@ def collect(
     """
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    cache_tokens = max_tokens
-    if window:
-        block = context.block_width(task, window=window, max_response=max_response)
-        cache_tokens = min(max_tokens, task.prefix.shape[0] + block + max_response)
     state = start(
         params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
-        cache_tokens=cache_tokens,
+        cache_tokens=context.cache_tokens(task, window, max_tokens, max_response),
     )  # fmt: skip
     static = dict(config=config, max_response=max_response)
 
