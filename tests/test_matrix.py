@@ -1,0 +1,200 @@
+"""Every algorithm on every environment: one update from episodes of one turn and of several.
+
+The episodes are played by rollout.collect itself, but each turn's tokens are given: half of the
+members of a group follow the oracle, some say nothing valid, the rest act at random. So every group
+has a spread, worlds end inside episodes, and all that an update reads is real.
+"""
+
+import functools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import assemble, assemble_update, rollout, sft, start, train
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs import experts
+from agentrl_jax.types import EpisodeStop
+
+README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
+TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
+QUICK = {'xla_backend_optimization_level': 0}
+KEY = jax.random.key(3)
+CELLS = [(algorithm, name) for algorithm in ALGORITHMS for name in assemble.ENVIRONMENTS]
+
+
+def config(name, **changes):
+    """The same shapes for every environment, so that an algorithm is compiled once."""
+    sizes = {
+        'env.max_turns': TURNS, 'env.max_actions_per_turn': ACTIONS,
+        'env.max_actions_per_episode': ACTIONS, 'rollout.max_tokens': LENGTH,
+        'rollout.max_response': RESPONSE, 'loss.entropy_coef': 0.0,
+        'batch.minibatch_rows': EPISODES, 'batch.microbatch_rows': EPISODES, 'frozen_lake.success_rate': 1.0,
+        'sokoban.search_depth': 4, 'library.max_hops': 2,
+    }  # fmt: skip
+    return micro_runs.config(name, **(sizes | changes))
+
+
+@functools.cache
+def world(name, turns):
+    """A run without its training: task, model and parameters."""
+    return train.build(config(name, **{'env.max_turns': turns, 'algorithm': 'grpo'}))
+
+
+def best_actions(run, levels):
+    """Names the oracle would say in each world, one after another: lists of indices."""
+    task = run.task
+    env, env_params = task.env, task.env_params
+    act = jax.jit(
+        jax.vmap(lambda s, part: env.step_env(KEY, s, env.env_action(s, part), env_params))
+    )
+    states = jax.vmap(env.reset_level, (0, None))(levels, env_params)
+    said, done = [[] for _ in levels], np.zeros(len(levels), bool)
+    for used in range(ACTIONS):
+        spent = np.full(len(levels), used)
+        best = experts.plans(env, env_params, jax.device_get(states), spent, ACTIONS)
+        parts = np.array([plan[0] if plan else 0 for plan in best], np.int32)
+        for b in np.flatnonzero(~done):
+            said[b].append(int(parts[b]))
+        _, states, _, ended, _ = step(states, parts)
+        done |= np.asarray(ended)
+    return said
+
+
+def plans(run, per_turn):
+    """Indices into the action names for each episode and turn; [] = an answer without an action."""
+    rng, levels = np.random.default_rng(0), np.repeat(np.arange(4), 4)
+    chosen = []
+    for b, best in enumerate(best_actions(run, levels)):
+        if b % 4 in (0, 1):
+            plan = [best[i : i + per_turn] for i in range(0, len(best), per_turn)]
+        elif b % 4 == 2:
+            plan = [[], []]
+        else:
+            names = len(run.task.env.ACTION_NAMES)
+            plan = [rng.integers(names, size=min(per_turn, 4)).tolist() for _ in range(TURNS)]
+        chosen.append((plan + [[0]] * TURNS)[:TURNS])
+    return jnp.asarray(levels, jnp.int32), chosen
+
+
+def scripted(run, chosen):
+    """Token ids of the answers, int32 [E, K, L]."""
+    end = int(run.task.eos_ids[0])
+    ids = np.full((EPISODES, TURNS, RESPONSE), end, np.int32)
+    for b, turns in enumerate(chosen):
+        for k, plan in enumerate(turns):
+            answer = sft.answer_tokens(run.task, run.tokenizer, plan) if plan else []
+            ids[b, k, : len(answer)] = answer
+    return jnp.asarray(ids)
+
+
+def play(params, task, listed, ids, *, model):
+    """rollout.collect with the given answers; the log-probabilities are the policy's."""
+    static = dict(config=model, max_response=RESPONSE)
+    state = rollout.start(
+        params, task, listed, config=model, slots=8, max_tokens=LENGTH, cache_tokens=LENGTH
+    )
+
+    def decode_once(state):
+        row = jnp.minimum(state.episode, EPISODES - 1)
+        turn = jnp.minimum(state.world.turn, TURNS - 1)
+        token = ids[row, turn, jnp.minimum(state.response, RESPONSE - 1)]
+
+        def draw(logits, uniform):
+            logprobs = jax.nn.log_softmax(logits)
+            return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
+
+        return rollout.decode(
+            state, params, task, listed, KEY, stop_at_answer=False, draw=draw, **static
+        )
+
+    def decoding(state):
+        waiting = jnp.sum(state.phase == rollout.WAITING)
+        return jnp.any(state.phase == rollout.GENERATING) & (waiting < 4)
+
+    def advance(state):
+        state = rollout.serve(state, params, task, listed, KEY, serve_rows=4, **static)
+        return jax.lax.while_loop(decoding, decode_once, state)
+
+    return jax.lax.while_loop(lambda s: jnp.any(s.phase != rollout.IDLE), advance, state).out
+
+
+@functools.cache
+def episodes(name, turns):
+    """A rollout of 4 groups of 4, its arrays over turns padded to TURNS."""
+    run = world(name, turns)
+    per_turn = ACTIONS if turns == 1 else 1 if name in ('bandit', 'library') else 2
+    levels, chosen = plans(run, per_turn)
+    stream = jnp.arange(EPISODES, dtype=jnp.int32)
+    listed = rollout.Episodes(level=levels, token_stream=stream, world_stream=stream)
+    program = jax.jit(functools.partial(play, model=run.config), compiler_options=QUICK)
+    out = program(run.params, run.task, listed, scripted(run, chosen))
+    pad = {
+        field: jnp.pad(x, [(0, 0), (0, TURNS - turns)] + [(0, 0)] * (x.ndim - 2))
+        for field in ('rewards', 'penalties', 'turn_stop', 'valid', 'num_actions', 'actions')
+        for x in [getattr(out, field)]
+    }
+    return jax.device_get(out.replace(**pad))
+
+
+@functools.cache
+def learner(algorithm):
+    """(jitted train.learn, the state before the update) of an algorithm; no environment in it."""
+    cfg = config('frozen_lake', algorithm=algorithm)
+    run = world('frozen_lake', TURNS)
+    txs = assemble.build_optimisers(cfg)
+    program = functools.partial(
+        train.learn, algorithm=ALGORITHMS[algorithm], txs=txs, keep=4, group_size=4,
+        fns=assemble.model_functions(cfg, run.config, run.mesh),
+        settings=assemble_update.update_settings(cfg, run.mesh),
+    )  # fmt: skip
+    parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
+    state = start.start_state(parts, run.params)
+    reference = run.params if assemble.needs_reference(cfg) else None
+    return functools.partial(jax.jit(program, compiler_options=QUICK), state, reference), state
+
+
+@pytest.mark.parametrize('name', assemble.ENVIRONMENTS)
+def test_the_episodes_hold_every_kind_of_end(name):
+    several, one = episodes(name, TURNS), episodes(name, 1)
+    assert (one.num_turns == 1).all()
+    for out in (several, one):
+        assert out.success.any() and not out.success.all()
+        assert (out.episode_stop == EpisodeStop.TERMINATED).any()
+        spread = out.returns.reshape(4, 4)
+        assert (spread.max(1) > spread.min(1)).all()
+    if name != 'bandit':  # whose first valid answer ends the world
+        solved = several.success & (several.num_turns > 1)
+        assert solved.any() and (several.num_turns == TURNS).any()
+
+
+@pytest.mark.parametrize('turns', [TURNS, 1])
+@pytest.mark.parametrize(('algorithm', 'name'), CELLS)
+def test_one_update(algorithm, name, turns):
+    """Something is learned, nothing is skipped, and a turn that ends the world has its share."""
+    program, before = learner(algorithm)
+    out = episodes(name, turns)
+    state, measured, _, advantages = jax.device_get(program(out))
+    assert measured['update/skipped'] == 0 and np.isfinite(measured['policy/loss'])
+    assert measured['policy/grad_norm'] > 0
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, before.params)
+    assert max(jax.tree.leaves(moved)) > 0
+    last = out.action_mask & (out.turn == out.num_turns[:, None] - 1)
+    ended = (out.episode_stop == EpisodeStop.TERMINATED)[:, None]
+    assert np.isfinite(advantages).all() and (advantages[~out.action_mask] == 0).all()
+    assert (advantages[last & ended] != 0).any()
+
+
+def test_the_matrix_of_the_readme_is_these_cells():
+    text = README.read_text(encoding='utf-8')
+    header = '| algorithm | ' + ' | '.join(f'`{name}`' for name in assemble.ENVIRONMENTS) + ' |\n'
+    table = text.split(header)[1].split('\n\n')[0].splitlines()[1:]
+    rows = dict(re.fullmatch(r'\| `(\w+)` \|(.*)\|', line).groups() for line in table)
+    assert list(rows) == list(ALGORITHMS)
+    assert all(
+        cells.split('|') == [' yes '] * len(assemble.ENVIRONMENTS) for cells in rows.values()
+    )
