@@ -70,7 +70,7 @@ def train_all(
     """
     before = {r.name: sweep_status.count_failures(plan.workdir / r.name) for r in plan.runs}
     work = Work(plan, before)
-    with runtime.Preemption((signal.SIGTERM, signal.SIGINT)) as stop:
+    with runtime.Preemption(stop_signals()) as stop:
         try:
             watch(work, board, stop, poll_s, refresh_s)
         finally:  # a sweep that fails itself leaves no child that nobody asked to stop
@@ -78,6 +78,12 @@ def train_all(
     if open_runs(work):
         return runtime.EXIT_PREEMPTED
     return int(any(status.state == 'failed' for status in work.statuses.values()))
+
+
+def stop_signals() -> tuple[int, ...]:
+    """SIGTERM, Ctrl-C and a closed terminal, the latter unless nohup made it ignored."""
+    hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) + ((signal.SIGHUP,) if hangup else ())
 
 
 def watch(work: Work, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
@@ -128,8 +134,13 @@ def fill(work: Work) -> None:
     no_more = {child.run.name for child in work.children}
     no_more |= {name for name, status in work.statuses.items() if status.state == 'done'}
     waiting = [run for run in plan.runs if run.name not in no_more]
+    if len(work.children) == len(plan.slots):
+        return
     waiting.sort(key=lambda run: len(sweep_status.read_attempts(plan.workdir / run.name)))
+    # An orphan still has the memory and the GPUs of the slot it was started in.
+    orphans = [sweep_status.orphan(plan.workdir / run.name) for run in waiting]
     free = set(range(len(plan.slots))) - {child.slot for child in work.children}
+    free -= {holder['slot'] for holder in orphans if holder}
     for run in waiting:
         if not free:
             return
@@ -150,6 +161,8 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
     if spent or sweep_status.is_done(run, folder):
         os.close(lock)
         return None
+    holder = {'host': socket.gethostname(), 'sweep': os.getpid(), 'slot': slot}
+    sweep_status.sign(lock, **holder)
     attempt, words = sweep_status.begin_attempt(folder), list(plan.command(run))
     with (folder / sweep_status.OUTPUT_FILE).open('ab') as log:
         log.write(f'--- attempt {attempt}: {shlex.join(words)}\n'.encode())
@@ -160,8 +173,7 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             env={**os.environ, **plan.slots[slot]}, pass_fds=(lock,), start_new_session=True,
         )  # fmt: skip
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f'process {process.pid} on {socket.gethostname()}\n'.encode(), 0)
+    sweep_status.sign(lock, **holder, process=process.pid)
     return Child(run, folder, slot, process, lock, attempt, log_start)
 
 

@@ -1,7 +1,7 @@
 """How a run of a sweep stands, told by the files in its folder and by nothing else.
 
 run.json       what the run is; written for all runs before the first one starts
-lock           locked (flock) as long as the training process lives, whoever started it
+lock           locked (flock) as long as the training process lives, whoever started it; says who
 attempts.json  one entry for each start; 'outcome' is null when the sweep did not see the end
 output.txt     what training printed
 metrics.jsonl, finished.json   written by training itself (run_log)
@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,32 @@ def is_locked(folder: Path) -> bool:
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None
+
+
+def sign(descriptor: int, **holder: Any) -> None:
+    """Writes into a lock that is held who holds it."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode() + b'\n', 0)
+
+
+def orphan(folder: Path) -> dict[str, Any] | None:
+    """Who trains this run on this machine though the sweep that started it is gone; else None."""
+    if not is_locked(folder):
+        return None
+    text = (folder / LOCK_FILE).read_text(encoding='utf-8')
+    holder = json.loads(text) if text.endswith('\n') else {'host': ''}  # just being signed
+    gone = holder['host'] == socket.gethostname() and not _is_alive(holder['sweep'])
+    return holder if gone else None
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def read_attempts(folder: Path) -> list[dict[str, Any]]:

@@ -186,6 +186,19 @@ def test_an_orphan_is_not_doubled_and_its_end_is_seen(tmp_path):
     assert_all_done(tmp_path, 1, 150)
 
 
+def test_an_orphan_keeps_its_slot(tmp_path):
+    """With one job, nothing else is started while an orphan still has the machine's memory."""
+    first = start(tmp_path, runs=2, steps=100)
+    until(lambda: len(steps_of(tmp_path / 'run-0')) > 2)
+    first.kill()
+    first.wait()
+    assert run_here(tmp_path, runs=2, steps=100, step_s=0)[0] == 0
+    assert_all_done(tmp_path, 2, 100)
+    assert len(starts_of(tmp_path / 'run-0')) == 1
+    (attempt,) = sweep_status.read_attempts(tmp_path / 'run-1')
+    assert attempt['started'] > (tmp_path / 'run-0' / 'finished.json').stat().st_mtime
+
+
 def test_a_killed_child_is_retried_from_its_checkpoint(tmp_path):
     folder = tmp_path / 'run-0'
     sweep = start(tmp_path, steps=60)
@@ -215,15 +228,19 @@ def test_two_sweeps_at_once_share_the_work(tmp_path):
     assert [sweep.wait(60) for sweep in sweeps] == [0, 0]
     assert_all_done(tmp_path, 6, 20)
     assert [len(starts_of(tmp_path / f'run-{i}')) for i in range(6)] == [1] * 6
+    began = [sweep_status.read_attempts(tmp_path / f'run-{i}')[0] for i in range(6)]
+    spans = sorted((attempt['started'], attempt['seconds']) for attempt in began)
+    # One job each, and yet some run began before the one before it had ended.
+    assert any(a + length > b for (a, length), (b, _) in zip(spans, spans[1:], strict=False))
 
 
-def test_sigterm_is_passed_on_and_the_same_command_resumes(tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_is_passed_on_and_the_same_command_resumes(tmp_path, number):
     sweep = start(tmp_path, runs=3, jobs=2, steps=60)
     until(lambda: all(len(steps_of(tmp_path / f'run-{i}')) > 2 for i in range(2)))
-    sweep.send_signal(signal.SIGTERM)
+    sweep.send_signal(number)
     assert sweep.wait(60) == 75
-    for number in range(2):
-        folder = tmp_path / f'run-{number}'
+    for folder in (tmp_path / 'run-0', tmp_path / 'run-1'):
         assert outcomes(folder) == ['preempted'] and not sweep_status.is_locked(folder)
     assert not starts_of(tmp_path / 'run-2')
     assert run_here(tmp_path, runs=3, jobs=2, steps=60)[0] == 0
