@@ -360,6 +360,18 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
     assert not stopped or requeued.read_text() == 'requeue 77_1\n'
 
 
+def test_the_script_is_submitted_only_where_asked_and_where_sbatch_is(tmp_path, monkeypatch):
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert sweep.launch_slurm(tmp_path, 'script', submit=False) == 0
+    with pytest.raises(ValueError, match='--submit needs sbatch'):
+        sweep.launch_slurm(tmp_path, 'script', submit=True)
+    sbatch = tmp_path / 'sbatch'
+    sbatch.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/submitted; exit 4\n')
+    sbatch.chmod(0o755)
+    assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
+    assert (tmp_path / 'submitted').read_text() == f'{tmp_path}/sweep.sbatch\n'
+
+
 # ---- the command line --------------------------------------------------------------------------
 
 
