@@ -33,8 +33,8 @@ def config(name, **changes):
         'env.max_turns': TURNS, 'env.max_actions_per_turn': ACTIONS,
         'env.max_actions_per_episode': ACTIONS, 'rollout.max_tokens': LENGTH,
         'rollout.max_response': RESPONSE, 'loss.entropy_coef': 0.0,
-        'batch.minibatch_rows': EPISODES, 'batch.microbatch_rows': EPISODES, 'frozen_lake.success_rate': 1.0,
-        'sokoban.search_depth': 4, 'library.max_hops': 2,
+        'batch.minibatch_rows': EPISODES, 'batch.microbatch_rows': EPISODES,
+        'frozen_lake.success_rate': 1.0, 'sokoban.search_depth': 4, 'library.max_hops': 2,
     }  # fmt: skip
     return micro_runs.config(name, **(sizes | changes))
 
@@ -49,7 +49,7 @@ def best_actions(run, levels):
     """Names the oracle would say in each world, one after another: lists of indices."""
     task = run.task
     env, env_params = task.env, task.env_params
-    act = jax.jit(
+    step = jax.jit(
         jax.vmap(lambda s, part: env.step_env(KEY, s, env.env_action(s, part), env_params))
     )
     states = jax.vmap(env.reset_level, (0, None))(levels, env_params)
