@@ -57,7 +57,7 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
 
 
 def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask:
-    """The environment as text, replicated over the mesh."""
+    """The environment as text, replicated over the mesh; without one, on the host."""
     env, env_params = build_environment(cfg, split)
     task = build_task(
         env, env_params, tokenizer,
@@ -72,16 +72,17 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
     rollout.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
-    return sharding.replicate(jax.tree.map(np.asarray, task), mesh)
+    task = jax.tree.map(np.asarray, task)
+    return task if mesh is None else sharding.replicate(task, mesh)
 
 
-def build_mesh(cfg: Any) -> jax.sharding.Mesh:
+def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
     """The mesh of cfg.mesh; data = -1 takes the devices that fsdp and tensor leave."""
-    devices = jax.device_count()
+    count = jax.device_count() if devices is None else len(devices)
     data, rest = cfg.mesh.data, cfg.mesh.fsdp * cfg.mesh.tensor
     if data == -1 and rest > 0:
-        data = max(devices // rest, 1)
-    return sharding.make_mesh(data, cfg.mesh.fsdp, cfg.mesh.tensor)
+        data = max(count // rest, 1)
+    return sharding.make_mesh(data, cfg.mesh.fsdp, cfg.mesh.tensor, devices)
 
 
 def tokenizer_source(cfg: Any) -> Path:
@@ -93,6 +94,18 @@ def build_tokenizer(cfg: Any) -> Any:
     return load_tokenizer(tokenizer_source(cfg))
 
 
+def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
+    """Sizes of a model that is not loaded."""
+    size = cfg.model
+    return qwen2.ModelConfig(
+        vocab_size=-(-tokenizer.vocab_size // 64) * 64,
+        hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
+        num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
+        head_dim=size.hidden_size // size.num_heads, dtype=size.dtype, remat=size.remat,
+        tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta,
+    )  # fmt: skip
+
+
 def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
@@ -101,14 +114,7 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig,
         )
         check_fits(tokenizer, config.vocab_size)
         return config, params
-    size = cfg.model
-    config = qwen2.ModelConfig(
-        vocab_size=-(-tokenizer.vocab_size // 64) * 64,
-        hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
-        num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
-        head_dim=size.hidden_size // size.num_heads, dtype=size.dtype, remat=size.remat,
-        tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta,
-    )  # fmt: skip
+    config = random_model_config(cfg, tokenizer)
     init = functools.partial(qwen2.init, config=config)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
     return config, sharding.init_sharded(init, key, sharding.TRAIN_RULES, mesh)

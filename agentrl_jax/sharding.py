@@ -6,7 +6,7 @@ Rows of a batch are split over ('data', 'fsdp'). For training parameters are spl
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,15 +37,18 @@ def without(rules: Rules, axis: str) -> Rules:
 ROLLOUT_RULES = without(TRAIN_RULES, 'fsdp')
 
 
-def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
-    """Mesh of all devices; the only place that makes one (axes are Auto: GSPMD places the rest)."""
-    shape, devices = (data, fsdp, tensor), jax.device_count()
-    if min(shape) < 1 or math.prod(shape) != devices:
+def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
+    """Mesh of all devices; the only place that makes one (axes are Auto: GSPMD places the rest).
+
+    devices: those of a topology that is only compiled for; None = those there are.
+    """
+    shape, count = (data, fsdp, tensor), jax.device_count() if devices is None else len(devices)
+    if min(shape) < 1 or math.prod(shape) != count:
         raise ValueError(
             f'mesh data={data} x fsdp={fsdp} x tensor={tensor} does not use exactly the '
-            f'{devices} devices there are'
+            f'{count} devices there are'
         )
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def path_name(path: tuple) -> str:

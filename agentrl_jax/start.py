@@ -1,5 +1,6 @@
 """Where a run starts: random or given weights, perhaps cloned, or the newest checkpoint."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -36,24 +37,25 @@ def policy_of(params: Any) -> Any:
     return {name: part for name, part in params.items() if name != 'value_head'}
 
 
+def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
+    """State of step 0 around the given policy parameters; pure."""
+    params, critic_params, critic_opt_state = dict(params), None, None
+    if assemble.needs_critic(cfg):
+        if cfg.critic.share_backbone:
+            params['value_head'] = critic.init_head(config)
+        else:
+            critic_params = critic.init(params, config)
+            critic_opt_state = txs[1].init(critic_params)
+    return TrainState(
+        step=jnp.int32(0), params=params, opt_state=txs[0].init(params),
+        critic_params=critic_params, critic_opt_state=critic_opt_state,
+        kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
+    )  # fmt: skip
+
+
 def start_state(run: Any, params: Any) -> TrainState:
     """State of step 0 around the given policy parameters, laid out over the mesh."""
-    cfg = run.cfg
-
-    def make(params):
-        params, critic_params, critic_opt_state = dict(params), None, None
-        if assemble.needs_critic(cfg):
-            if cfg.critic.share_backbone:
-                params['value_head'] = critic.init_head(run.config)
-            else:
-                critic_params = critic.init(params, run.config)
-                critic_opt_state = run.txs[1].init(critic_params)
-        return TrainState(
-            step=jnp.int32(0), params=params, opt_state=run.txs[0].init(params),
-            critic_params=critic_params, critic_opt_state=critic_opt_state,
-            kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
-        )  # fmt: skip
-
+    make = functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs)
     layout = sharding.state_specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
 

@@ -136,6 +136,17 @@ def rescore(params, rollout, task=None, *, fns, cfg):
     ).old_logprobs  # fmt: skip
 
 
+def build_learn(cfg: Any, mesh: Any, fns: Any, txs: tuple):
+    """Jitted learn(state, ref_params, rollout, key, task) of a config; the state is donated."""
+    learner = functools.partial(
+        learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
+        keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        settings=assemble_update.update_settings(cfg, mesh),
+        window=assemble_update.window_settings(cfg),
+    )  # fmt: skip
+    return jax.jit(learner, donate_argnums=0)
+
+
 def build(cfg: Any) -> Run:
     """Checks the config and assembles its parts; nothing is trained yet."""
     mesh = assemble.build_mesh(cfg)
@@ -150,12 +161,6 @@ def build(cfg: Any) -> Run:
         assemble.draw_episodes, levels=task.env.num_levels(task.env_params),
         groups=cfg.rollout.num_groups, group_size=cfg.rollout.group_size,
         common=cfg.rollout.common_random_numbers,
-    )  # fmt: skip
-    learner = functools.partial(
-        learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
-        keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
-        settings=assemble_update.update_settings(cfg, mesh),
-        window=assemble_update.window_settings(cfg),
     )  # fmt: skip
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     return Run(
@@ -180,7 +185,7 @@ def build(cfg: Any) -> Run:
             out_shardings=whole,
         ),
         rescore=jax.jit(functools.partial(rescore, fns=fns, cfg=cfg), out_shardings=rows),
-        learn=jax.jit(learner, donate_argnums=0),
+        learn=build_learn(cfg, mesh, fns, txs),
         txs=txs,
     )  # fmt: skip
 

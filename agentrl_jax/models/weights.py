@@ -43,6 +43,12 @@ def abstract_params(config: qwen2.ModelConfig) -> Params:
     return jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
 
 
+def open_source(path: str | Path) -> Any:
+    """The files of a model: a .gguf file or a HuggingFace folder; nothing is read yet but sizes."""
+    path = Path(path)
+    return GGUFSource(path) if path.suffix == '.gguf' else SafetensorsSource(path)
+
+
 def load_model(
     path: str | Path,
     *,
@@ -57,8 +63,7 @@ def load_model(
     dtype and remat are those of the returned config. Whatever does not fit is one error that names
     the file or tensor.
     """
-    path = Path(path)
-    source = GGUFSource(path) if path.suffix == '.gguf' else SafetensorsSource(path)
+    source = open_source(path)
     config = source.config(dtype=dtype, remat=remat)
     abstract = abstract_params(config)
     check_tensors(source, abstract, config.tie_embeddings)
