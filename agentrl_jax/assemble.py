@@ -68,6 +68,7 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
         max_actions_per_episode=cfg.env.max_actions_per_episode,
         format_penalty=cfg.env.format_penalty,
         max_words=cfg.env.max_words,
+        past_turns=cfg.context.summary,
     )  # fmt: skip
     rollout.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response

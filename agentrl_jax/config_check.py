@@ -37,6 +37,7 @@ NOT_NEGATIVE = (
     'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
     'critic.warmup_steps', 'context.window',
+    'context.summary',
 )  # fmt: skip
 WHOLE_EPISODES = ('gspo',)  # their loss needs all tokens of an episode in one row
 SHARES = ('loss.gamma', 'loss.lam', 'turn_credit.turn_gamma')  # in [0, 1]
@@ -134,6 +135,8 @@ def _impossible_options(cfg: Any) -> list[str]:
         f'algorithm={cfg.algorithm!r} compares whole episodes, and context.window='
         f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use gspo_turn':
             cfg.context.window > 0 and cfg.algorithm in WHOLE_EPISODES,
+        f'context.summary={cfg.context.summary} tells turns that the policy does not see: '
+        'set context.window=1': cfg.context.summary > 0 and cfg.context.window != 1,
     }  # fmt: skip
     return [problem for problem, wrong in problems.items() if wrong]
 

@@ -81,6 +81,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.context = ml_collections.ConfigDict()
     cfg.context.window = 0  # turns the policy sees, this one included; 0 = the whole conversation
+    cfg.context.summary = 0  # with window=1: earlier turns that each prompt tells in words
 
     cfg.filter = ml_collections.ConfigDict()
     cfg.filter.keep = 1.0  # share of groups kept, those with the largest spread of returns

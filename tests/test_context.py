@@ -119,6 +119,59 @@ def test_put_back_undoes_split_turns_on_every_answer():
     assert own.sum() == mask.sum()  # each sampled token is trained in one sample
 
 
+HISTORY = (
+    'Summary: {n} turns completed so far. Showing the last {shown}.\n',
+    'Turn {turn}:\n{state}{actions}',
+)
+
+
+def told(task, states, turns, k, m):
+    """The history of the last m turns before turn k, as text."""
+    if k == 0:
+        return ''
+    text = HISTORY[0].format(n=k, shown=min(k, m))
+    for i in range(max(k - m, 0), k):
+        names = [task.env.ACTION_NAMES[part] for part in turns[i]['said']] or ['none']
+        actions = ''.join(f'Action: {name}\n' for name in names)
+        rewarded = f'Reward: {turns[i]["reward"]:.1f}\n' if task.style.rewards_shown() else ''
+        state = task.env.observation_text(states[i])
+        text += HISTORY[1].format(turn=i + 1, state=state, actions=actions + rewarded)
+    return text
+
+
+@pytest.mark.parametrize('style', ['brief', 'ragen'])
+def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
+    task = tiny.task(NAME, style=style, past_turns=1)
+    assert task.width > tiny.task(NAME, style=style).width
+    sizes = dict(max_tokens=640 if style == 'ragen' else 256, window=1)
+    out, counters = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, **sizes)
+    assert counters['overflow'] == 0 and (out.num_turns == 3).any()
+    find = jax.jit(functools.partial(context.windows, window=1, **STATIC))
+    got, several = samples(out, jax.device_get(find(task, out))), 0
+    for b in range(16):
+        states, turns = tiny.replay(out, b, task, KEY, b)
+        for k in range(int(out.num_turns[b])):
+            matched, parts = tiny.answered(out, b, k, task)
+            turns[k]['said'] = [part for part in parts if matched and part >= 0]
+            several += len(turns[k]['said']) > 1
+        for k in range(int(out.num_turns[b])):
+            before = turns[k - 1] if k else None
+            opening = tiny.opening_text(task.env, style, task.max_actions_per_episode)
+            block = tiny.turn_text(
+                task.env, style, states[k], turn=0, reward=0.0, warn=bool(k and before['warn']),
+                left=task.max_actions_per_episode - (before['used'] if k else 0), sampled_end=True,
+            ).replace('Turn 1:\n', f'Turn {k + 1}:\n')  # fmt: skip
+            ids = tiny.spelled(opening + told(task, states, turns, k, 1) + block)
+            ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == k)].tolist()
+            assert got[b, k] == ids, (b, k)
+    assert several > 3 or style == 'ragen'  # the policy was cloned with the brief wording
+
+
+def test_a_summary_without_a_window_of_one_turn_is_refused():
+    with pytest.raises(ValueError, match='set context.window=1'):
+        config_check.check(micro(2, **{'context.summary': 1}))
+
+
 def micro(window, **changes):
     sizes = {
         'context.window': window, 'env.max_turns': 3, 'rollout.max_tokens': 144,

@@ -268,8 +268,9 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
     quanta = rng.integers(0, 31, size=rows)
     warn, sampled_end = rng.random((2, rows)) < 0.5
     worlds = text.Episode(
-        state=states, turn=turn, used=used, reward=np.float32(0.05 * quanta), warn=warn
-    )
+        state=states, turn=turn, used=used, reward=np.float32(0.05 * quanta), warn=warn,
+        past=np.zeros((rows, 0, 0), np.int32),
+    )  # fmt: skip
     show = jax.jit(jax.vmap(text.turn_tokens, in_axes=(None, 0, 0)))
     tokens, count = jax.device_get(show(task, worlds, sampled_end))
     assert (count <= task.width).all()

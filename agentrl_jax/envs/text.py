@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from agentrl_jax.envs import history
 from agentrl_jax.envs.prompts import SEPARATOR, STYLES, PromptStyle
 from agentrl_jax.tokens import answer as answers
 from agentrl_jax.tokens import chat as chats
@@ -33,6 +34,10 @@ class Offsets:
     next_turn: int = struct.field(pytree_node=False)  # opens a user message behind a sampled end
     end_turn: int = struct.field(pytree_node=False)  # the same, and appends the missing end
     close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer
+    past_summary: int = struct.field(pytree_node=False, default=-1)  # see envs.history
+    past_turn: int = struct.field(pytree_node=False, default=-1)
+    past_action: int = struct.field(pytree_node=False, default=-1)
+    past_reward: int = struct.field(pytree_node=False, default=-1)
 
 
 @struct.dataclass
@@ -44,6 +49,7 @@ class TextTask:
     prefix: jax.Array  # int32 [P]  tokens in front of every first observation
     answer: answers.AnswerTable
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
+    no_past: jax.Array  # int32 [m, P]  history of an episode that begins
     env: Any = struct.field(pytree_node=False)
     offsets: Offsets
     style: PromptStyle = struct.field(pytree_node=False)
@@ -65,6 +71,7 @@ class Episode:
     used: jax.Array  # int32 []    actions executed so far
     reward: jax.Array  # float32 []  environment reward of the previous turn
     warn: jax.Array  # bool []     the previous answer held no valid action
+    past: jax.Array  # int32 [m, P]  rows that tell the last m turns; see envs.history
 
 
 @struct.dataclass
@@ -88,6 +95,7 @@ def begin(task: TextTask, level: jax.Array) -> Episode:
         used=jnp.int32(0),
         reward=jnp.float32(0.0),
         warn=jnp.bool_(False),
+        past=task.no_past,
     )
 
 
@@ -134,16 +142,42 @@ def play_turn(
         success=task.env.success(state, task.env_params),
         stop=stop,
     )
-    after = Episode(state=state, turn=turn, used=used, reward=reward, warn=~jnp.any(known))
+    after = Episode(
+        state=state, turn=turn, used=used, reward=reward, warn=~jnp.any(known),
+        past=_past(task, episode, parts, known, reward),
+    )  # fmt: skip
     return after, outcome
+
+
+def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array:
+    """The history after a turn."""
+    if not episode.past.shape[0]:
+        return episode.past
+    row = reward_line(task, reward, task.offsets.past_reward) if task.style.rewards_shown() else -1
+    return history.extended(
+        episode.past, task.offsets, len(task.env.ACTION_NAMES), turn=episode.turn,
+        observation=observation_lines(task, episode.state), parts=parts, known=known, reward=row,
+    )  # fmt: skip
+
+
+def observation_lines(task: TextTask, state: Any) -> jax.Array:
+    """Rows of the observation; -1 = nothing. int32 [R]."""
+    ids = jnp.atleast_1d(task.env.line_ids(state, task.env_params))
+    return jnp.where(ids >= 0, ids + task.offsets.observation, -1).astype(jnp.int32)
+
+
+def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
+    """Row of a reward in a family that has a line for each multiple of REWARD_QUANTUM."""
+    at = task.offsets
+    step = jnp.round(reward / task.env.REWARD_QUANTUM).astype(jnp.int32)
+    return family + jnp.clip(step, at.reward_low, at.reward_high) - at.reward_low
 
 
 def opening_lines(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> list[jax.Array]:
     """Rows with which a prompt answers the turn before it: end of that turn, user, reward."""
     at = task.offsets
-    step = jnp.round(reward / task.env.REWARD_QUANTUM).astype(jnp.int32)
-    step = at.reward + jnp.clip(step, at.reward_low, at.reward_high) - at.reward_low
-    return [jnp.where(sampled_end, at.next_turn, at.end_turn), step]
+    opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
+    return [opening, reward_line(task, reward, at.reward)]
 
 
 def opening_length(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> jax.Array:
@@ -155,12 +189,12 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
     at = task.offsets
     opening = opening_lines(task, episode.reward, sampled_end)
-    observation = task.env.line_ids(episode.state, task.env_params)
-    observation = jnp.where(observation >= 0, observation + at.observation, -1)
+    told = history.shown(episode.past, at, episode.turn) if episode.past.shape[0] else -1
     rows = [
         *(jnp.where(episode.turn == 0, -1, row) for row in opening),
+        told,
         at.header + episode.turn,
-        observation,
+        observation_lines(task, episode.state),
         jnp.where(episode.warn, at.warning, -1),
         at.tail + task.max_actions_per_episode - episode.used,
         at.close,
@@ -193,7 +227,7 @@ def system_text(env: Any, style: PromptStyle, max_actions: int) -> str:
     )
 
 
-def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_words):
+def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_words, past_turns):
     """The line families, in table order: name -> list of texts."""
     low, high = env.REWARD_BOUNDS
     quanta = range(
@@ -209,7 +243,11 @@ def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_w
         'observation': env.lines(env_params),
         'warning': [style.warning],
         'tail': [style.tail.format(left=n, max_words=max_words) for n in range(max_actions + 1)],
-    }
+        **history.families(
+            env.ACTION_NAMES, numbers if style.rewards_shown() else [],
+            turns=past_turns, max_turns=max_turns,
+        ),
+    }  # fmt: skip
 
 
 def build_task(
@@ -224,10 +262,12 @@ def build_task(
     max_actions_per_episode: int = 10,
     format_penalty: float = -0.1,
     max_words: int = 100,
+    past_turns: int = 0,
 ) -> TextTask:
     """Tokenises every possible line of the environment once (host; seconds at most).
 
     generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking).
+    past_turns: turns before the current one that each prompt tells in words.
     """
     if style not in STYLES:
         raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
@@ -236,21 +276,12 @@ def build_task(
     words = STYLES[style]
     quanta, families = _families(
         env, env_params, words, max_turns=max_turns, max_actions=max_actions_per_episode,
-        per_turn=max_actions_per_turn, max_words=max_words,
+        per_turn=max_actions_per_turn, max_words=max_words, past_turns=past_turns,
     )  # fmt: skip
     chat = chats.build_chat(tokenizer)
-    opening = chat.user_open('Reward:\n' if words.rewards_shown() else '')
-    extra = {
-        'next_turn': opening,
-        'end_turn': [chat.end_id, *opening],
-        'close': chat.answer_open(generation_prefix),
-    }
-    texts = [line for family in families.values() for line in family]
-    table = line_tables.build_line_table(tokenizer, texts, extra_rows=list(extra.values()))
-    sizes = {name: len(family) for name, family in families.items()}
-    starts = np.concatenate([[0], np.cumsum([*sizes.values(), *[1] * len(extra)])])
-    at = dict(zip([*sizes, *extra], starts[:-1].tolist(), strict=True))
-    offsets = Offsets(reward_low=quanta[0], reward_high=quanta[-1], **at)
+    table, offsets, at, sizes = _line_table(
+        tokenizer, chat, families, quanta, words, generation_prefix
+    )
     prefix = chat.episode_prefix(system_text(env, words, max_actions_per_episode), words.lead)
     return TextTask(
         env_params=env_params,
@@ -261,11 +292,14 @@ def build_task(
             max_actions=max_actions_per_turn, with_think=generation_prefix == '<think>',
         ),
         eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
+        no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
         env=env,
         offsets=offsets,
         style=words,
         pad_id=tokenizer.pad_id,
-        width=_width(env, env_params, np.asarray(table.length), at, sizes),
+        width=_width(
+            env, env_params, np.asarray(table.length), at, sizes, past_turns, max_actions_per_turn
+        ),
         max_turns=max_turns,
         max_actions_per_turn=max_actions_per_turn,
         max_actions_per_episode=max_actions_per_episode,
@@ -274,10 +308,35 @@ def build_task(
     )  # fmt: skip
 
 
-def _width(env, env_params, length, at, sizes) -> int:
+def _line_table(tokenizer, chat, families, quanta, style, generation_prefix):
+    """(table, offsets, first row of each family, lines of each family)."""
+    opening = chat.user_open('Reward:\n' if style.rewards_shown() else '')
+    extra = {
+        'next_turn': opening,
+        'end_turn': [chat.end_id, *opening],
+        'close': chat.answer_open(generation_prefix),
+    }
+    texts = [line for family in families.values() for line in family]
+    table = line_tables.build_line_table(tokenizer, texts, extra_rows=list(extra.values()))
+    sizes = {name: len(family) for name, family in families.items()}
+    starts = np.concatenate([[0], np.cumsum([*sizes.values(), *[1] * len(extra)])])
+    at = dict(zip([*sizes, *extra], starts[:-1].tolist(), strict=True))
+    return table, Offsets(reward_low=quanta[0], reward_high=quanta[-1], **at), at, sizes
+
+
+def _width(env, env_params, length, at, sizes, past_turns, per_turn) -> int:
     """Tokens of the longest possible turn prompt: the longest line at each of its places."""
-    rows = [range(at[name], at[name] + n) for name, n in sizes.items() if name != 'observation']
-    rows += [range(at[name], at[name] + 1) for name in ('end_turn', 'close')]
-    first = at['observation']
-    rows += [range(first + r.start, first + r.stop) for r in env.line_slots(env_params)]
-    return sum(int(length[r.start : r.stop].max()) for r in rows)
+
+    def longest(first, count):
+        return int(length[first : first + count].max()) if count else 0
+
+    most = {name: longest(at[name], count) for name, count in sizes.items()}
+    slots = env.line_slots(env_params)
+    observation = sum(longest(at['observation'] + r.start, len(r)) for r in slots)
+    past = 0
+    if past_turns:
+        a_turn = most['past_turn'] + per_turn * most['past_action'] + most['past_reward']
+        past = most['past_summary'] + past_turns * (observation + a_turn)
+    fixed = [most[name] for name in ('reward', 'header', 'warning', 'tail')]
+    markers = [longest(at[name], 1) for name in ('end_turn', 'close')]
+    return observation + sum(fixed) + sum(markers) + past

@@ -1,0 +1,57 @@
+"""The last turns told in words within one message, for policies that see no earlier message.
+
+RAGEN's single_turn mode: "Summary: n turns completed so far ...", then for each of the last m turns
+its state, the actions taken in it and their reward. Each of these is a line of the line table, so a
+history is a list of row numbers too: int32 [m, P], -1 = nothing, the oldest turn first.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+NOTHING = 'none'
+
+
+def families(
+    names: tuple[str, ...], rewards: list[str], *, turns: int, max_turns: int
+) -> dict[str, list[str]]:
+    """Line families of a history of `turns` turns; no rewards = they are not shown."""
+    if not turns:
+        return {}
+    return {
+        'past_summary': [
+            f'Summary: {n} turns completed so far. Showing the last {min(n, turns)}.\n'
+            for n in range(max_turns)
+        ],
+        'past_turn': [f'Turn {k + 1}:\n' for k in range(max_turns)],
+        'past_action': [f'Action: {name}\n' for name in (*names, NOTHING)],
+        'past_reward': [f'Reward: {reward}\n' for reward in rewards],
+    }
+
+
+def empty(turns: int, observation_rows: int, max_actions: int) -> jax.Array:
+    """The history of an episode that begins."""
+    return jnp.full((turns, 2 + observation_rows + max_actions), -1, jnp.int32)
+
+
+def extended(
+    past: jax.Array, at: Any, names: int, *, turn: jax.Array, observation: jax.Array,
+    parts: jax.Array, known: jax.Array, reward: jax.Array | int,
+) -> jax.Array:  # fmt: skip
+    """past with a turn more at its end, and the oldest one gone.
+
+    observation int32 [R]: rows of what the turn showed; parts int32 [A]: names said, known bool [A]
+    those that were actions; reward: row of the reward line, -1 = none.
+    """
+    actions = jnp.where(known, at.past_action + parts, -1)
+    actions = actions.at[0].set(jnp.where(jnp.any(known), actions[0], at.past_action + names))
+    ends = jnp.asarray([at.past_turn + turn]), jnp.asarray([reward])
+    row = jnp.concatenate([ends[0], observation, actions, ends[1]]).astype(jnp.int32)
+    return jnp.concatenate([past[1:], row[None]])
+
+
+def shown(past: jax.Array, at: Any, turn: jax.Array) -> jax.Array:
+    """Rows of the history as the message of `turn` shows it; nothing before the first turn."""
+    summary = jnp.where(turn == 0, -1, at.past_summary + turn)
+    return jnp.concatenate([jnp.asarray([summary], jnp.int32), past.reshape(-1)])
