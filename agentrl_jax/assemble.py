@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from agentrl_jax import rollout, sharding, update
+from agentrl_jax import curriculum, rollout, sharding, update
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.text import TextTask, build_task
@@ -75,6 +75,16 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
     )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
+
+
+def turn_limit(cfg: Any, step: int) -> int:
+    """Turns an episode of a training step may take: those of the curriculum, or all."""
+    if not cfg.curriculum.rounds:
+        return cfg.env.max_turns
+    return curriculum.horizon(
+        step, rounds=cfg.curriculum.rounds, stage_steps=cfg.curriculum.stage_steps,
+        interpolate=cfg.curriculum.interpolate,
+    )  # fmt: skip
 
 
 def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:

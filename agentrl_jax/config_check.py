@@ -6,7 +6,7 @@ A field that does not exist is refused by ml_collections itself.
 import functools
 from typing import Any
 
-from agentrl_jax import advantages, losses, turn_credit
+from agentrl_jax import advantages, curriculum, losses, turn_credit
 from agentrl_jax.algorithms import ALGORITHMS, mt_grpo, ppo
 
 CHOICES = {
@@ -31,6 +31,7 @@ AT_LEAST_ONE = (
     'env.eval_levels', 'rollout.num_groups', 'rollout.group_size', 'rollout.max_response',
     'rollout.serve_rows', 'batch.minibatch_rows', 'batch.microbatch_rows', 'batch.epochs',
     'batch.head_chunk', 'clone.batch', 'checkpoint.every', 'checkpoint.keep',
+    'curriculum.stage_steps',
 )  # fmt: skip
 NOT_NEGATIVE = (
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
@@ -75,6 +76,8 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         for name in SHARES
         if field(name) is not None and not 0 <= field(name) <= 1
     ]
+    grows = cfg.curriculum
+    found += curriculum.problems(grows.rounds, grows.interpolate, cfg.env.max_turns)
     # What follows divides by numbers that are at least 1.
     found = found or _without_effect(cfg) + _impossible_options(cfg)
     found = found or _impossible_together(cfg, mesh_shards)

@@ -68,6 +68,7 @@ def describe(metrics: dict[str, float], split: str) -> str:
 MAY_DIFFER = (
     'seed', 'steps', 'algorithm', 'eval', 'env.eval_levels', 'env.train_levels', 'env.pool_seed',
     'rollout', 'filter', 'loss', 'optim', 'batch', 'mesh', 'clone', 'checkpoint', 'stop', 'log',
+    'curriculum',
     'model.path', 'model.tokenizer', 'model.dtype',
 )  # fmt: skip
 

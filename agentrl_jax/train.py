@@ -210,13 +210,15 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
     began = time.monotonic()
     key = stream_key(run, COLLECT, step)
     episodes = run.draw(stream_key(run, LEVELS), step)
-    rollout, counters = run.collect(policy_of(state.params), run.task, episodes, key)
+    horizon = assemble.turn_limit(run.cfg, step)
+    task = run.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
+    rollout, counters = run.collect(policy_of(state.params), task, episodes, key)
     check_counters(counters)  # waits for the rollout: the host's only look at it
     collected = time.monotonic()
     measured = run.rollout_metrics(rollout, run.task)
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
     state, more, rows, advantages = run.learn(state, reference, rollout, shuffle, run.task)
-    measured |= more | {'time/collect_s': collected - began}
+    measured |= more | {'time/collect_s': collected - began, 'rollout/horizon': horizon}
     measured['rollout/sampled'] = counters['generated'].sum()
     return state, measured, (rollout, episodes, key, rows, advantages)
 

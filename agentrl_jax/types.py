@@ -31,7 +31,7 @@ class EpisodeStop(enum.IntEnum):
     NONE = 0
     TERMINATED = 1  # the environment reached a terminal state (goal, hole, arm pulled, step limit)
     ACTION_BUDGET = 2  # max_actions_per_episode executed actions
-    TURN_BUDGET = 3  # max_turns turns
+    TURN_BUDGET = 3  # max_turns turns, or the fewer that the curriculum allows
     TOKEN_BUDGET = 4  # the next turn would not fit into max_tokens
     ENV_ERROR = 5  # the environment failed; the episode leaves loss, baselines and metrics
 

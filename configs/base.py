@@ -79,6 +79,11 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.rollout.stop_at_answer = False  # end a turn at </answer>; else at the end-of-turn token
     cfg.rollout.common_random_numbers = False  # members of a group share the world's luck
 
+    cfg.curriculum = ml_collections.ConfigDict()  # ScalingInter-RL; validation plays max_turns
+    cfg.curriculum.rounds = ()  # turns of an episode stage by stage, such as (2, 3, 5); () = off
+    cfg.curriculum.stage_steps = 100  # steps of a stage; the last stage lasts to the end
+    cfg.curriculum.interpolate = False  # climb evenly within a stage instead of at its end
+
     cfg.context = ml_collections.ConfigDict()
     cfg.context.window = 0  # turns the policy sees, this one included; 0 = the whole conversation
     cfg.context.summary = 0  # with window=1: earlier turns that each prompt tells in words

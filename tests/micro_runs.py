@@ -99,6 +99,7 @@ def get_config():
             'steps': 20, 'eval.every': 6, 'checkpoint.every': 4, 'log.rollouts_every': 7,
             'filter.keep': 0.5, 'loss.kl_coef': 0.05, 'loss.kl_target': 0.1,
             'clone.episodes': 32, 'clone.steps': 12,
+            'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 8,
         },
     )  # fmt: skip
 

@@ -280,6 +280,29 @@ def test_common_random_numbers_give_a_group_the_same_ice():
             np.testing.assert_array_equal(prompts[a], prompts[b])
 
 
+def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
+    """Tokens, rewards and stops before the cut are those of the whole episode; one program."""
+    params, task = tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake')
+    whole, _ = played('frozen_lake')
+    program = tiny.compiled(slots=8, serve_rows=3, max_tokens=160, max_response=12, temperature=1.0)
+    before = program._cache_size()
+    for limit in (1, 2):
+        cut = task.replace(turn_limit=jnp.int32(limit))
+        out, _ = tiny.play('frozen_lake', params, KEY, task_=cut, temperature=1.0)
+        assert program._cache_size() == before == 1
+        np.testing.assert_array_equal(out.num_turns, np.minimum(whole.num_turns, limit))
+        kept = (whole.turn < limit) & (whole.turn >= 0)
+        np.testing.assert_array_equal(out.attention_mask, kept)
+        for field in ('tokens', 'logprobs', 'action_mask', 'turn'):
+            np.testing.assert_array_equal(getattr(out, field)[kept], getattr(whole, field)[kept])
+        for field in ('rewards', 'penalties', 'actions', 'turn_stop'):
+            mine, theirs = (getattr(x, field)[:, :limit] for x in (out, whole))
+            np.testing.assert_array_equal(mine, theirs)
+        was_cut = whole.num_turns > limit
+        assert was_cut.any() and (out.episode_stop[was_cut] == EpisodeStop.TURN_BUDGET).all()
+        np.testing.assert_array_equal(out.episode_stop[~was_cut], whole.episode_stop[~was_cut])
+
+
 def test_another_key_gives_other_tokens_and_the_same_levels():
     params = tiny.cloned('frozen_lake')[0]
     out, _ = tiny.play('frozen_lake', params, jax.random.key(8))

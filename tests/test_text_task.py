@@ -258,6 +258,15 @@ def test_random_answers_do_what_the_rules_say(name):
     assert len(stopped) >= 2
 
 
+@pytest.mark.parametrize('limit', [1, 2, 3])
+def test_an_episode_may_be_given_fewer_turns_than_there_is_room_for(limit):
+    task = tiny.task('sokoban').replace(turn_limit=jnp.int32(limit))
+    for turn, *_, outcome in random_play(task):
+        ends = np.isin(outcome.stop, [EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET])
+        expected = EpisodeStop.TURN_BUDGET if turn + 1 >= limit else EpisodeStop.NONE
+        assert not ends.all() and (outcome.stop[~ends] == expected).all()
+
+
 def test_wordings_and_openings_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="env.prompt='long' is not one of"):
         lake(style='long')

@@ -44,8 +44,10 @@ RUNS = {
         {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_target': 0.01, 'loss.kl_horizon': 100.0,
          'loss.aggregation': 'seq_mean_token_mean', 'filter.keep': 0.5, 'batch.microbatch_rows': 8},
     ),
-    'grpo with KL in the reward': (
-        'frozen_lake', {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'},
+    'grpo with KL in the reward and a horizon that grows': (
+        'frozen_lake',
+        {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward',
+         'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 2},
     ),
     'mt_grpo with a tool': (
         'library', {'algorithm': 'mt_grpo', 'env.max_turns': 3, 'env.max_actions_per_turn': 1},
@@ -175,6 +177,41 @@ def test_validation_that_comes_late_after_a_resume_is_no_recompile(tmp_path):
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert [row['step'] for row in rows if 'eval/success' in row] == [0, 5, 6]
     assert [row['perf/recompiles'] for row in rows] == [0] * 7
+
+
+# ---- a horizon that grows ----------------------------------------------------------------------
+
+GROWS = 'grpo with KL in the reward and a horizon that grows'
+
+
+def test_the_horizon_grows_within_a_run_without_a_recompile(finished):
+    _, _, rows = finished(GROWS)
+    assert [row['rollout/horizon'] for row in rows[:-1]] == [1, 1, 2]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 4
+    turns = [row['rollout/turns'] for row in rows[:-1]]
+    assert turns[:2] == [1, 1] and 1 < turns[2] <= 2
+
+
+def test_a_run_resumed_at_the_border_of_a_stage_is_the_run_that_was_not(finished, tmp_path):
+    cfg, workdir, rows = finished(GROWS)
+    for steps in (2, 3):
+        resumed = micro_runs.config(RUNS[GROWS][0], **RUNS[GROWS][1], steps=steps)
+        assert train.train(resumed, str(tmp_path)) == 0
+    again = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert micro_runs.without_times(again) == micro_runs.without_times(rows)
+    one, other = (micro_runs.saved_state(cfg, folder) for folder in (workdir, tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_validation_plays_every_turn_whatever_the_horizon(finished, tmp_path):
+    """Step 0 validates the same policy on the same luck with and without a curriculum."""
+    plain = micro_runs.config('frozen_lake', steps=0, algorithm='grpo')
+    assert train.train(plain, str(tmp_path)) == 0
+    (row,) = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    first = finished(GROWS)[2][0]
+    assert all(row[name] == first[name] for name in row if name.startswith('eval/'))
+    # An untrained policy breaks the format: -.1 a turn, two turns where the horizon was one.
+    assert row['eval/return'] < -0.15
 
 
 # ---- learning ----------------------------------------------------------------------------------

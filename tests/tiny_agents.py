@@ -192,7 +192,7 @@ def play_by_hand(task_, state, key, turn, used, matched, parts):
         done = bool(done) or bool(task_.env.is_truncated(state, task_.env_params))
         acted, used, reward = [*acted, action], used + 1, np.float32(reward + gain)
     stop = EpisodeStop.NONE
-    if turn + 1 >= task_.max_turns:
+    if turn + 1 >= int(task_.turn_limit):
         stop = EpisodeStop.TURN_BUDGET
     if used >= task_.max_actions_per_episode:
         stop = EpisodeStop.ACTION_BUDGET

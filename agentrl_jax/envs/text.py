@@ -50,6 +50,7 @@ class TextTask:
     answer: answers.AnswerTable
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
     no_past: jax.Array  # int32 [m, P]  history of an episode that begins
+    turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
     env: Any = struct.field(pytree_node=False)
     offsets: Offsets
     style: PromptStyle = struct.field(pytree_node=False)
@@ -129,7 +130,7 @@ def play_turn(
     index = jnp.arange(parts.shape[0])
     (state, done, used, reward), executed = jax.lax.scan(act, start, (index, action, known))
     turn = episode.turn + 1
-    stop = jnp.where(turn >= task.max_turns, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
+    stop = jnp.where(turn >= task.turn_limit, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
     stop = jnp.where(used >= task.max_actions_per_episode, EpisodeStop.ACTION_BUDGET, stop)
     stop = jnp.where(done, EpisodeStop.TERMINATED, stop)
     valid = matched & jnp.any(known) & jnp.all(known == present)
@@ -293,9 +294,8 @@ def build_task(
         ),
         eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
         no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
-        env=env,
-        offsets=offsets,
-        style=words,
+        turn_limit=jnp.int32(max_turns),
+        env=env, offsets=offsets, style=words,
         pad_id=tokenizer.pad_id,
         width=_width(
             env, env_params, np.asarray(table.length), at, sizes, past_turns, max_actions_per_turn

@@ -1,0 +1,51 @@
+"""ScalingInter-RL: how many turns an episode may take, as a function of the training step.
+
+AgentGym-RL (arXiv:2509.08755) maximises E[r] subject to K_t <= h_t turns, h_1 < h_2 < ... < h_n:
+early episodes are short, so that a policy that knows little is scored on what it can already do,
+and later ones long enough for the whole task. An episode cut at h_t keeps the rewards it has: no
+penalty, no bootstrap. Nothing else changes with h_t, neither group size nor token or action budget.
+
+Steps count from 0 here. The release counts them from 1 and takes rounds[min((g - 1) // S, last)] at
+step g = step + 1. Its scheduler keeps a counter and comes back from a checkpoint one step late, or
+a whole stage early at a border between stages; a function of the step cannot.
+
+Released rounds / steps a stage: WebArena 8, 12, 15 / 80; DeepSearch 5, 8, 10 / 100; TextCraft and
+SciWorld 10, 20, 30 / 100; BabyAI 6, 13, 20 / 100. The paper finds other stages as good (DeepSearch
+36.8 to 39.1 % over six of them).
+"""
+
+
+def horizon(
+    step: int, *, rounds: tuple[int, ...], stage_steps: int, interpolate: bool = False
+) -> int:
+    """Turns an episode of training step `step` (from 0) may take.
+
+    Stage i holds the steps i * S to (i + 1) * S - 1, S = stage_steps; its horizon is rounds[i], and
+    the last one is kept for ever. interpolate: the horizon climbs evenly from rounds[i] to
+    rounds[i + 1] within the stage, rounded down; both forms agree where stages begin.
+    """
+    last = len(rounds) - 1
+    stage, inside = divmod(step, stage_steps)
+    if stage >= last:
+        return rounds[last]
+    climb = (rounds[stage + 1] - rounds[stage]) * inside // stage_steps if interpolate else 0
+    return rounds[stage] + climb
+
+
+def problems(rounds: tuple[int, ...], interpolate: bool, max_turns: int) -> list[str]:
+    """What is wrong with a curriculum; max_turns is what the shapes have room for."""
+    if not all(type(turns) is int for turns in rounds):
+        return [f'curriculum.rounds={rounds} must be whole numbers of turns']
+    found = []
+    if interpolate and len(rounds) < 2:
+        found.append(
+            f'curriculum.interpolate has no effect with curriculum.rounds={rounds}: give two'
+        )
+    if any(after <= before for before, after in zip((0, *rounds), rounds, strict=False)):
+        found.append(f'curriculum.rounds={rounds} must be positive and increasing')
+    if max(rounds, default=0) > max_turns:
+        found.append(
+            f'curriculum.rounds={rounds} asks for more turns than env.max_turns={max_turns}, which '
+            'fixes the shapes of an episode: raise it to the last of the rounds'
+        )
+    return found

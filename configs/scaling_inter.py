@@ -1,0 +1,23 @@
+"""ScalingInter-RL (arXiv:2509.08755) with the demo's small policy: episodes of 2, 3, then 5 turns.
+
+  python -m agentrl_jax.train --config=configs/scaling_inter.py --workdir=runs/scaling_inter
+
+FrozenLake, two moves a turn, GRPO as in the paper. Validation plays all five turns from the start.
+The fixed horizon to compare with: --config.curriculum.rounds='()'. Stages of the paper's own
+environments, 80 to 100 steps each, are listed in agentrl_jax/curriculum.py.
+"""
+
+from configs import demo
+
+
+def get_config():
+    cfg = demo.get_config()
+    cfg.algorithm = 'grpo'
+    cfg.critic.share_backbone = False
+    cfg.env.max_turns = 5
+    cfg.env.max_actions_per_turn = 2
+    cfg.rollout.max_tokens = 168  # holds five turns at their longest
+
+    cfg.curriculum.rounds = (2, 3, 5)
+    cfg.curriculum.stage_steps = 50
+    return cfg
