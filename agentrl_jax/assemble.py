@@ -205,17 +205,27 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
 
 
 def draw_episodes(
-    key: jax.Array, step: jax.Array, *, levels: int, groups: int, group_size: int, common: bool
+    key: jax.Array,
+    step: jax.Array,
+    first: jax.Array | int = 0,
+    *,
+    levels: int,
+    groups: int,
+    group_size: int,
+    common: bool,
 ) -> rollout.Episodes:
-    """Levels of a step, without repetition where the pool allows; own random streams for all."""
+    """Levels of a step, without repetition where the pool allows; own random streams for all.
+
+    `first` is the number of the first stream: further rollouts of a step have streams of their own.
+    """
     chosen = jax.random.choice(
         jax.random.fold_in(key, step), levels, (groups,), replace=groups > levels
     )
-    stream = jnp.arange(groups * group_size, dtype=jnp.int32)
+    row = jnp.arange(groups * group_size, dtype=jnp.int32)
     return rollout.Episodes(
         level=jnp.repeat(chosen.astype(jnp.int32), group_size),
-        token_stream=stream,
-        world_stream=stream // group_size if common else stream,
+        token_stream=first + row,
+        world_stream=first + (row // group_size if common else row),
     )
 
 

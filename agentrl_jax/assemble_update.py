@@ -1,8 +1,9 @@
 """From a config to the keywords of score, make_batch and update_step."""
 
+import functools
 from typing import Any
 
-from agentrl_jax import config_check, sharding
+from agentrl_jax import config_check, filtering, sharding
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.assemble import needs_reference
 
@@ -22,8 +23,45 @@ def window_settings(cfg: Any) -> dict[str, int] | None:
     return dict(window=cfg.context.window, max_response=cfg.rollout.max_response)
 
 
+def keep_settings(cfg: Any) -> dict[str, Any]:
+    """Keywords of filtering.keep_rows: the rule and what it takes."""
+    choice, groups, members = cfg.filter, cfg.rollout.num_groups, cfg.rollout.group_size
+    zero = {} if choice.include_zero is None else {'include_zero': choice.include_zero}
+    rules = {
+        'top_k': dict(keep=config_check.share(choice.keep, groups), smallest=choice.smallest),
+        'top_p': dict(p=choice.p, eps=choice.eps) | zero,
+        'top_p_softmax': dict(p=choice.p) | zero,
+        'min_p': dict(p=choice.p) | zero,
+        'percentile': dict(low=choice.low, high=choice.high),
+        'within_group': dict(keep=config_check.share(choice.keep, members)),
+        'varied': {},
+        'all': {},
+    }
+    return dict(group_size=members, rule=choice.rule) | rules[choice.rule]
+
+
+def build_keep(cfg: Any) -> Any:
+    """filtering.keep_rows by the config's rule: of a rollout."""
+    return functools.partial(filtering.keep_rows, **keep_settings(cfg))
+
+
+def build_select(cfg: Any) -> Any:
+    """filtering.select of the config's filter: of a rollout."""
+    groups, members = cfg.rollout.num_groups, cfg.rollout.group_size
+    kept, keep_fn = config_check.kept_groups(cfg), build_keep(cfg)
+    if cfg.filter.refill:  # what was collected is kept already
+        keep_fn = functools.partial(filtering.keep_rows, group_size=members, rule='all')
+    whole = cfg.filter.refill or not config_check.drops_groups(cfg)
+    order = 'all' if whole else 'compact' if kept < groups else 'kept_first'
+    return functools.partial(
+        filtering.select, keep_fn=keep_fn,
+        group_size=members, order=order, count=kept * members, soft=cfg.filter.soft,
+        scaling=cfg.filter.scaling,
+    )  # fmt: skip
+
+
 def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
-    """Keywords of score, make_batch and update_step."""
+    """The filter, and keywords of score, make_batch and update_step."""
     loss, size = cfg.loss, cfg.batch
     kept = config_check.kept_groups(cfg) * cfg.rollout.group_size
     kl_in_loss = needs_reference(cfg) and loss.kl_in == 'loss'
@@ -34,6 +72,8 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     )  # fmt: skip
     samples = cfg.env.max_turns if cfg.context.window else 1  # of an episode
     return {
+        'select': build_select(cfg),
+        'window': window_settings(cfg),
         'score': dict(microbatch_rows=size.microbatch_rows, recompute=False, **head),
         'batch': batch_settings(cfg),
         'update': dict(

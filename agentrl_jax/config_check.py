@@ -6,12 +6,14 @@ A field that does not exist is refused by ml_collections itself.
 import functools
 from typing import Any
 
-from agentrl_jax import advantages, curriculum, losses, turn_credit
+from agentrl_jax import advantages, curriculum, filtering, losses, turn_credit
 from agentrl_jax.algorithms import ALGORITHMS, mt_grpo, ppo
 
 CHOICES = {
     'algorithm': tuple(ALGORITHMS),
     'eval.split': ('validation', 'test'),
+    'filter.rule': (*filtering.RULES, 'within_group'),
+    'filter.scaling': ('none', 'linear', 'sqrt'),
     'loss.aggregation': losses.AGGREGATIONS,
     'loss.kl_estimator': losses.KL_ESTIMATORS,
     'loss.kl_in': ('loss', 'reward'),
@@ -37,11 +39,13 @@ NOT_NEGATIVE = (
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
     'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
-    'critic.warmup_steps', 'context.window',
-    'context.summary',
+    'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
+    'filter.refill',
 )  # fmt: skip
 WHOLE_EPISODES = ('gspo',)  # their loss needs all tokens of an episode in one row
-SHARES = ('loss.gamma', 'loss.lam', 'turn_credit.turn_gamma')  # in [0, 1]
+SHARES = (  # in [0, 1]
+    'loss.gamma', 'loss.lam', 'turn_credit.turn_gamma', 'filter.p', 'filter.low', 'filter.high',
+)  # fmt: skip
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
 # that any algorithm runs with any config.
 COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
@@ -79,7 +83,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     grows = cfg.curriculum
     found += curriculum.problems(grows.rounds, grows.interpolate, cfg.env.max_turns)
     # What follows divides by numbers that are at least 1.
-    found = found or _without_effect(cfg) + _impossible_options(cfg)
+    found = found or _without_effect(cfg) + _impossible_options(cfg) + _impossible_filter(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
@@ -144,16 +148,36 @@ def _impossible_options(cfg: Any) -> list[str]:
     return [problem for problem, wrong in problems.items() if wrong]
 
 
+def _impossible_filter(cfg: Any) -> list[str]:
+    choice, groups = cfg.filter, cfg.rollout.num_groups
+    zero_rules = ('top_p', 'top_p_softmax', 'min_p')
+    problems = {
+        f'filter.keep={choice.keep} must be in (0, 1]': not 0 < choice.keep <= 1,
+        f'filter.low={choice.low} to filter.high={choice.high} holds none of {groups} groups':
+            choice.rule == 'percentile'
+            and round(choice.low * groups) >= round(choice.high * groups),
+        f'filter.refill={choice.refill} needs a filter.rule that drops groups, such as varied':
+            choice.refill > 0 and not drops_groups(cfg),
+        f'filter.scaling={choice.scaling!r} has no effect with filter.refill: the batch is filled':
+            choice.refill > 0 and choice.scaling != 'none',
+        f'filter.smallest has no effect on filter.rule={choice.rule!r}, only on top_k':
+            choice.smallest and choice.rule != 'top_k',
+        f'filter.include_zero has no effect on filter.rule={choice.rule!r}, only on '
+        f'{", ".join(zero_rules)}': choice.include_zero is not None
+            and choice.rule not in zero_rules,
+    }  # fmt: skip
+    return [problem for problem, wrong in problems.items() if wrong]
+
+
 def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     kept = kept_groups(cfg) * cfg.rollout.group_size
     small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
     problems = {
-        f'filter.keep={cfg.filter.keep} must be in (0, 1]': not 0 < cfg.filter.keep <= 1,
         f'eval.top_p={cfg.eval.top_p} must be in (0, 1]': not 0 < cfg.eval.top_p <= 1,
         f'rollout.temperature={cfg.rollout.temperature} must be positive: a greedy policy gives '
         'no gradient': cfg.rollout.temperature <= 0,
-        f'{kept} episodes are kept of each rollout ({rows} played), which is no multiple of '
+        f'{kept} episodes of each rollout ({rows} played) enter an update, which is no multiple of '
         f'batch.minibatch_rows={small}': kept % small != 0,
         f'batch.minibatch_rows={small} must be a multiple of '
         f'batch.microbatch_rows={micro}': small % micro != 0,
@@ -170,6 +194,24 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
     return [problem for problem, wrong in problems.items() if wrong]
 
 
+def share(part: float, whole: int) -> int:
+    """RAGEN's int(part * whole), at least one."""
+    return max(int(part * whole + 1e-9), 1)
+
+
+def drops_groups(cfg: Any) -> bool:
+    """Whether the filter can drop whole groups."""
+    rule = cfg.filter.rule
+    return rule not in ('all', 'within_group') and not (rule == 'top_k' and cfg.filter.keep == 1)
+
+
 def kept_groups(cfg: Any) -> int:
-    """Groups that the filter lets through: RAGEN's int(ratio * groups), at least one."""
-    return max(int(cfg.filter.keep * cfg.rollout.num_groups + 1e-9), 1)
+    """Groups that enter an update: those that are kept where their number is known before."""
+    groups, choice = cfg.rollout.num_groups, cfg.filter
+    if choice.refill or not choice.compact:
+        return groups
+    if choice.rule == 'top_k':
+        return share(choice.keep, groups)
+    if choice.rule == 'percentile':
+        return round(choice.high * groups) - round(choice.low * groups)
+    return groups

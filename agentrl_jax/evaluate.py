@@ -17,7 +17,17 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax import assemble, checkpoint, pages, report, run_log, start, train, validation
+from agentrl_jax import (
+    assemble,
+    checkpoint,
+    collecting,
+    pages,
+    report,
+    run_log,
+    start,
+    train,
+    validation,
+)
 
 
 def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, float]:
@@ -33,7 +43,7 @@ def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, fl
         params = start.policy_of(params)
     key = start.stream_key(run, start.EVALUATE)
     rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
-    train.check_counters(counters)
+    collecting.check_counters(counters)
     metrics = validation.summarise(run.count(rollout, run.eval_task))
     folder = Path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)

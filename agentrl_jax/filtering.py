@@ -3,16 +3,18 @@
 A group's score is the spread of its raw returns (rewards and format penalties, before any
 normalisation; ranking normalised returns is arbitrary, since they all have std 1). A rule turns
 scores [P] into a keep mask bool [P]. The mask is used in one of two ways, which give the same loss:
-as weights (row_mask: dropped rows stay and weigh 0) or compacting (select_top_groups: the rows of a
-fixed number of groups, which saves the compute of the others). P = B / group_size groups.
+as weights (row_mask: dropped rows stay and weigh 0) or compacting (the rows of a fixed number of
+groups, which saves the compute of the others). P = B / group_size groups.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax import advantages, masked
+from agentrl_jax.types import Rollout
 
 ZERO = 1e-10  # scores up to this are "zero" for include_zero=False
 
@@ -25,24 +27,6 @@ def group_scores(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> 
 def row_mask(keep: jax.Array, *, group_size: int) -> jax.Array:
     """Keep mask of groups [P] as one of rows: bool [B]."""
     return jnp.repeat(keep, group_size)
-
-
-def select_groups(scores: jax.Array, *, group_size: int, keep: int) -> jax.Array:
-    """Rows of the `keep` groups with the largest scores, in batch order: int32 [keep * group_size].
-
-    Ties go to the earlier group. Take them with rollout = tree.map(lambda x: x[rows], rollout).
-    """
-    groups = jnp.sort(jax.lax.top_k(scores, keep)[1])
-    rows = groups[:, None] * group_size + jnp.arange(group_size)[None]
-    return rows.reshape(-1).astype(jnp.int32)
-
-
-def select_top_groups(
-    returns: jax.Array, healthy: jax.Array, *, group_size: int, keep: int
-) -> jax.Array:
-    """StarPO-S, compacting: rows of the `keep` groups whose raw returns vary most."""
-    scores = group_scores(returns, healthy, group_size=group_size)
-    return select_groups(scores, group_size=group_size, keep=keep)
 
 
 # ---- rules: scores [P] -> keep mask [P] ----------------------------------------------------------
@@ -58,9 +42,9 @@ def _by_rank(scores: jax.Array, keep_sorted: jax.Array) -> jax.Array:
     return keep_sorted[_rank(scores)]
 
 
-def keep_top_k(scores: jax.Array, *, keep: int) -> jax.Array:
-    """The `keep` largest scores; pass -scores for the smallest."""
-    return _rank(scores) < keep
+def keep_top_k(scores: jax.Array, *, keep: int, smallest: bool = False) -> jax.Array:
+    """The `keep` largest (or smallest) scores; ties go to the earlier group."""
+    return _rank(-scores if smallest else scores) < keep
 
 
 def keep_top_p(
@@ -181,13 +165,76 @@ def kept_scale(kept_ratio: jax.Array, *, scaling: str) -> jax.Array:
 
 
 def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
-    """Statistics of the spreads before filtering and of what was kept; scores, keep [P]."""
-    scores = scores.astype(jnp.float32)
+    """What was kept, and its spread; scores float32 [P], keep bool [P, group_size]."""
     return {
-        'filter/group_std': scores.mean(),
-        'filter/group_std_max': scores.max(),
-        'filter/group_std_min': scores.min(),
-        'filter/group_std_kept': masked.masked_mean(scores, keep),
-        'filter/zero_std_groups': (scores <= advantages.MIN_STD).mean(),
-        'filter/kept_ratio': keep.mean(),
+        'filter/kept': keep.mean(),
+        'filter/group_std_kept': masked.masked_mean(scores.astype(jnp.float32), keep.any(1)),
+        'filter/group_std_max': scores.max().astype(jnp.float32),
     }
+
+
+# ---- of a rollout --------------------------------------------------------------------------------
+
+
+def keep_rows(
+    rollout: Rollout, *, group_size: int, rule: str, normalised: bool = False, **settings: Any
+) -> tuple[jax.Array, jax.Array]:
+    """(scores [P], rows that the rule keeps bool [B]); settings: keywords of the rule.
+
+    rule is a name of RULES, or 'within_group' (keep_within_groups). `normalised` scores returns
+    that are normalised in their group, as RAGEN did by accident: every spread is then 1.
+    """
+    returns, healthy = rollout.returns, rollout.healthy
+    if normalised:
+        returns = advantages.group_normalize(returns, healthy, group_size=group_size)
+    scores = group_scores(returns, healthy, group_size=group_size)
+    if rule == 'within_group':
+        return scores, keep_within_groups(returns, healthy, group_size=group_size, **settings)
+    return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
+
+
+def select(
+    rollout: Rollout,
+    *,
+    keep_fn: Callable,
+    group_size: int,
+    order: str,
+    count: int,
+    soft: bool = False,
+    scaling: str = 'none',
+) -> tuple[Rollout, jax.Array, jax.Array, jax.Array | None, dict[str, jax.Array]]:
+    """(rollout [b], its rows int32 [b], which of them train bool [b], factors [b] | None, metrics).
+
+    keep_fn(rollout) -> (scores [P], bool [B]). order: 'all' takes the rows as they are; 'compact'
+    the kept ones, exactly `count`; 'kept_first' all, whole kept groups in front, so that optimiser
+    steps without a kept row come last and are skipped. Factors (None: 1) multiply advantages: by
+    the spread of the group (soft), by the share that is kept (scaling).
+    """
+    scores, keep = keep_fn(rollout)
+    metrics = filter_metrics(scores, keep.reshape(-1, group_size))
+    rows = jnp.arange(keep.shape[0], dtype=jnp.int32)
+    if order == 'compact':
+        rows = jnp.nonzero(keep, size=count)[0].astype(jnp.int32)
+    elif order == 'kept_first':
+        rows = jnp.argsort(~keep, stable=True).astype(jnp.int32)
+    elif order != 'all':
+        raise ValueError(f'order={order!r} must be all, compact or kept_first')
+    if order != 'all':
+        rollout = jax.tree.map(lambda x: x[rows], rollout)
+    if not soft and scaling == 'none':
+        return rollout, rows, keep[rows], None, metrics
+    factors = jnp.broadcast_to(kept_scale(metrics['filter/kept'], scaling=scaling), rows.shape)
+    if soft:
+        factors = factors * soft_weights(scores, group_size=group_size)[rows]
+    return rollout, rows, keep[rows], factors, metrics
+
+
+def starved(history: list[dict], patience: int) -> str:
+    """What is wrong when the last `patience` steps kept nothing to train on, else ''; 0: never."""
+    empty = [row['filter/empty'] for row in history if 'filter/empty' in row]
+    if not patience or len(empty) < patience or not all(empty[-patience:]):
+        return ''
+    return (
+        f'the filter kept nothing in {patience} steps in a row (filter.max_empty): all members of '
+        'a group have the same return; play more or other levels, or loosen filter.rule'
+    )

@@ -14,7 +14,7 @@ from agentrl_jax.models import critic
 from agentrl_jax.progress import Progress
 from agentrl_jax.types import TrainState
 
-LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE = range(5)  # random streams of a run
+LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL = range(6)  # random streams of a run
 MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'stop')  # what a resumed run may change
 
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
@@ -33,7 +32,9 @@ from ml_collections import config_flags
 from agentrl_jax import (
     assemble,
     assemble_update,
+    batches,
     checkpoint,
+    collecting,
     config_check,
     context,
     filtering,
@@ -51,7 +52,6 @@ from agentrl_jax.progress import Progress
 from agentrl_jax.start import (
     COLLECT,
     EVALUATE,
-    LEVELS,
     SHUFFLE,
     config_dict,
     open_state,
@@ -77,7 +77,8 @@ class Run:
     eval_task: Any
     collect: Any  # jitted (params, task, episodes, key) -> (rollout, counters)
     collect_eval: Any
-    draw: Any  # jitted (key, step) -> episodes
+    draw: Any  # jitted (key, step, first stream) -> episodes
+    pack: Any  # jitted collecting.pack; None without dynamic sampling
     eval_episodes: Any
     count: Any  # jitted (rollout, task) -> sums over its first eval_levels rows
     rollout_metrics: Any  # jitted (rollout, task) -> metrics
@@ -87,36 +88,23 @@ class Run:
 
 
 def learn(
-    state, ref_params, rollout, key=None, task=None, *,
-    algorithm, fns, txs, keep, group_size, settings, window=None,
+    state, ref_params, rollout, key=None, task=None, *, algorithm, fns, txs, group_size, settings
 ):  # fmt: skip
     """One update from one rollout: keep groups, score, make the batch, optimise.
 
-    Returns (state, metrics, kept rows int32 [b], their advantages float32 [b, T]). A key shuffles.
-    window: keywords of context.windows where the policy saw only the last turns; needs the task.
+    Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
+    rows that did not train). A key shuffles.
     """
-    rows = jnp.arange(rollout.tokens.shape[0], dtype=jnp.int32)
-    if keep * group_size < rollout.tokens.shape[0]:
-        rows = filtering.select_top_groups(
-            rollout.returns, rollout.healthy, group_size=group_size, keep=keep
-        )
-        rollout = jax.tree.map(lambda x: x[rows], rollout)
-    seen = None if window is None else context.windows(task, rollout, **window)
-    scores = score.score(
-        state.params, state.critic_params, ref_params, rollout,
-        hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values, windows=seen,
-        **settings['score'],
+    samples, rows, advantages, chosen = batches.prepare(
+        state, ref_params, rollout, task,
+        algorithm=algorithm, fns=fns, group_size=group_size, settings=settings,
     )  # fmt: skip
-    batch = algorithm.make_batch(
-        rollout, scores, group_size=group_size, kl_coef=state.kl_coef, **settings['batch']
-    )
-    samples = batch if seen is None else context.split_batch(batch, seen)
     state, measured = update.update_step(
         state, samples, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
         value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], key=key,
         **settings['update'],
     )  # fmt: skip
-    return state, measured, rows, batch.advantages
+    return state, measured | chosen, rows, advantages
 
 
 def measure_rollout(rollout, task, *, group_size):
@@ -140,9 +128,8 @@ def build_learn(cfg: Any, mesh: Any, fns: Any, txs: tuple):
     """Jitted learn(state, ref_params, rollout, key, task) of a config; the state is donated."""
     learner = functools.partial(
         learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
-        keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        group_size=cfg.rollout.group_size,
         settings=assemble_update.update_settings(cfg, mesh),
-        window=assemble_update.window_settings(cfg),
     )  # fmt: skip
     return jax.jit(learner, donate_argnums=0)
 
@@ -169,6 +156,7 @@ def build(cfg: Any) -> Run:
         collect=assemble.build_collect(cfg, config, mesh, split='train'),
         collect_eval=assemble.build_collect(cfg, config, mesh, split=cfg.eval.split),
         draw=jax.jit(draw, out_shardings=rows),
+        pack=collecting.build_pack(cfg, assemble_update.build_keep(cfg), rows, whole),
         eval_episodes=jax.device_put(
             assemble.every_level(
                 cfg.env.eval_levels, eval_task.env.num_levels(eval_task.env_params),
@@ -195,32 +183,23 @@ def measure(run: Run, state: TrainState) -> dict[str, float]:
     rollout, counters = run.collect_eval(
         policy_of(state.params), run.eval_task, run.eval_episodes, stream_key(run, EVALUATE)
     )
-    check_counters(counters)
+    collecting.check_counters(counters)
     return validation.summarise(run.count(rollout, run.eval_task))
-
-
-def check_counters(counters: dict) -> None:
-    lost = int(jnp.max(counters['overflow']))
-    if lost:
-        raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
 
 
 def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
     """One cycle; (state, metrics on the device, what a rollout page needs)."""
     began = time.monotonic()
-    key = stream_key(run, COLLECT, step)
-    episodes = run.draw(stream_key(run, LEVELS), step)
     horizon = assemble.turn_limit(run.cfg, step)
     task = run.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
-    rollout, counters = run.collect(policy_of(state.params), task, episodes, key)
-    check_counters(counters)  # waits for the rollout: the host's only look at it
+    params = policy_of(state.params)
+    (rollout, episodes), sampled, measured = collecting.collect(run, params, task, step)
     collected = time.monotonic()
-    measured = run.rollout_metrics(rollout, run.task)
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
     state, more, rows, advantages = run.learn(state, reference, rollout, shuffle, run.task)
-    measured |= more | {'time/collect_s': collected - began, 'rollout/horizon': horizon}
-    measured['rollout/sampled'] = counters['generated'].sum()
-    return state, measured, (rollout, episodes, key, rows, advantages)
+    measured = more | measured | {'rollout/horizon': horizon, 'rollout/sampled': sampled}
+    measured['time/collect_s'] = collected - began
+    return state, measured, (rollout, episodes, stream_key(run, COLLECT, step), rows, advantages)
 
 
 def save_page(run: Run, workdir: Path, step: int, state: TrainState, seen: tuple) -> None:
@@ -306,6 +285,9 @@ def loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
         if (step + 1) % cfg.checkpoint.every == 0:
             checkpoint.save(checkpoints, step + 1, state, {'config': config_dict(cfg)})
         if alarmed(cfg, step, history, progress):
+            return 1, state
+        if problem := filtering.starved(history, cfg.filter.max_empty):
+            progress.say(f'step {step}: {problem}')
             return 1, state
     return 0, state
 

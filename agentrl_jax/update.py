@@ -50,7 +50,7 @@ def make_optimizer(
 
 
 def adapt_kl_coef(
-    kl_coef: jax.Array, kl: jax.Array, *, target: float, horizon: float, episodes: int
+    kl_coef: jax.Array, kl: jax.Array, *, target: float, horizon: float, episodes: jax.Array | int
 ) -> jax.Array:
     """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2)."""
     error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
@@ -60,7 +60,7 @@ def adapt_kl_coef(
 def steered_kl_coef(state: TrainState, batch: Batch, target: float, horizon: float) -> jax.Array:
     """adapt_kl_coef by the batch's mean of log pi_old - log pi_ref; unchanged if not finite."""
     kl = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
-    episodes = batch.mask.shape[0]
+    episodes = batch.mask.any(1).sum()
     new = adapt_kl_coef(state.kl_coef, kl, target=target, horizon=horizon, episodes=episodes)
     return jnp.where(jnp.isfinite(new), new, state.kl_coef)
 
@@ -210,7 +210,13 @@ def one_step(
         skipped += ~finite
     state, more, finite = policy_step(state, part, weights, value_weights, s)
     state = state.replace(skipped=state.skipped + skipped + ~finite)
-    return state, {**metrics, **more}
+    # A step without a trained token is no part of any mean.
+    trains = part.mask.any()
+    metrics = {
+        name: x if name in MAXIMA else jnp.where(trains, x, jnp.nan)
+        for name, x in {**metrics, **more}.items()
+    }
+    return state, metrics
 
 
 def joint_loss(
@@ -292,7 +298,7 @@ def update_step(
 
 
 def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Steps not finite do not count."""
+    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Only finite numbers count."""
     out = {}
     for name, x in steps.items():
         if name == GAP:

@@ -89,7 +89,24 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.context.summary = 0  # with window=1: earlier turns that each prompt tells in words
 
     cfg.filter = ml_collections.ConfigDict()
-    cfg.filter.keep = 1.0  # share of groups kept, those with the largest spread of returns
+    cfg.filter.rule = 'top_k'  # which groups train, by the std of their raw returns: top_k (a share
+    # of them), top_p and top_p_softmax (a share of their sum), min_p, percentile, varied (all that
+    # vary: DAPO), all; within_group keeps members
+    cfg.filter.keep = 1.0  # top_k: share of groups; within_group: share of a group's episodes
+    cfg.filter.smallest = False  # top_k: those with the smallest spread instead
+    cfg.filter.p = 0.9  # top_p, top_p_softmax: share of the sum; min_p: of the largest
+    cfg.filter.eps = 0.01  # top_p: what may be lacking
+    cfg.filter.include_zero = placeholder(bool)  # top_p, min_p (False), top_p_softmax (True): may
+    # groups without any spread be kept
+    cfg.filter.low = 0.0  # percentile: first rank kept, from the largest, as a share
+    cfg.filter.high = 1.0  # ... and the first one no longer kept
+    cfg.filter.compact = True  # top_k, percentile: the others are left out of the update, which
+    # saves their compute; False, and all other rules: they weigh 0
+    cfg.filter.soft = False  # advantages x the group's spread / the largest
+    cfg.filter.scaling = 'none'  # advantages x the share kept: none, linear, sqrt
+    cfg.filter.refill = 0  # dynamic sampling: further rollouts of other levels until the batch is
+    # full of kept groups, at most so many; 0 = none
+    cfg.filter.max_empty = 5  # steps in a row that keep nothing end the run; 0 = never
 
     cfg.loss = ml_collections.ConfigDict()
     cfg.loss.clip_low = 0.2  # the ratio is clipped to 1 - clip_low

@@ -1,10 +1,12 @@
 """Group filters: by hand, against exhaustive search, and with the defects of the references."""
 
+import functools
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,23 @@ def kept(mask):
     return np.flatnonzero(mask).tolist()
 
 
+def rollout_of(returns, healthy=None):
+    """Episodes of one turn and one token with the given returns."""
+    returns = np.asarray(returns)
+    faulty = () if healthy is None else np.flatnonzero(~np.asarray(healthy))
+    return toy.rollout_of([[(1, 1)]] * len(returns), returns[:, None], length=2, faulty=faulty)
+
+
+def select(played, group_size, rule, *, order, count=0, soft=False, scaling='none', **settings):
+    """filtering.select of returns or a rollout, as a config would have it called."""
+    played = rollout_of(played) if hasattr(played, 'dtype') else played
+    keep_fn = functools.partial(filtering.keep_rows, group_size=group_size, rule=rule, **settings)
+    return filtering.select(
+        played, keep_fn=keep_fn, group_size=group_size, order=order, count=count,
+        soft=soft, scaling=scaling,
+    )  # fmt: skip
+
+
 def test_scores_by_hand_without_faulty_members():
     # (1, 2, 6): std sqrt(7);  (1, faulty 99, 3): std sqrt(2);  one healthy: 0
     returns = jnp.array([1.0, 2, 6, 1, 99, 3, 5, 6, 7])
@@ -28,16 +47,18 @@ def test_scores_by_hand_without_faulty_members():
 
 def test_the_widest_groups_are_selected_as_rows_in_batch_order():
     returns = jnp.array([0.0, 0, 0, 3, 1, 1, 0, 5])  # stds 0, 2.1, 0, 3.5
-    rows = filtering.select_top_groups(returns, jnp.ones(8, bool), group_size=2, keep=2)
+    taken, rows, keep, factors, _ = select(returns, 2, 'top_k', keep=2, order='compact', count=4)
     assert rows.tolist() == [2, 3, 6, 7] and rows.dtype == jnp.int32
+    assert keep.all() and factors is None
+    np.testing.assert_array_equal(taken.returns, [0, 3, 0, 5])
 
 
 def test_weights_and_compacting_keep_the_same_rows():
     rng = np.random.default_rng(0)
     returns, healthy = jnp.asarray(rng.normal(size=24)), jnp.asarray(rng.random(24) < 0.8)
-    rows = filtering.select_top_groups(returns, healthy, group_size=4, keep=3)
-    scores = filtering.group_scores(returns, healthy, group_size=4)
-    mask = filtering.row_mask(filtering.keep_top_k(scores, keep=3), group_size=4)
+    played = rollout_of(returns, healthy)
+    rows = select(played, 4, 'top_k', keep=3, order='compact', count=12)[1]
+    _, mask = filtering.keep_rows(played, group_size=4, rule='top_k', keep=3)
     assert kept(mask) == rows.tolist()
 
 
@@ -55,8 +76,7 @@ def test_the_filter_ranks_raw_returns_and_normalised_ones_could_not_be_ranked():
 def test_ties_go_to_the_earlier_group():
     scores = jnp.array([1.0, 2, 2, 2, 0])
     assert kept(filtering.keep_top_k(scores, keep=2)) == [1, 2]
-    assert filtering.select_groups(scores, group_size=1, keep=2).tolist() == [1, 2]
-    assert kept(filtering.keep_top_k(-scores, keep=1)) == [4]
+    assert kept(filtering.keep_top_k(scores, keep=1, smallest=True)) == [4]
 
 
 def test_top_p_golden_counts():
@@ -150,11 +170,10 @@ def test_every_rule_is_in_the_dict_and_gives_a_mask_of_groups():
 
 def test_metrics_by_hand():
     keep = filtering.keep_top_k(SOKOBAN_LIKE, keep=2)
-    metrics = filtering.filter_metrics(SOKOBAN_LIKE, keep)
-    assert metrics['filter/group_std'] == pytest.approx(17.05 / 8)
+    metrics = filtering.filter_metrics(SOKOBAN_LIKE, jnp.repeat(keep, 3).reshape(8, 3))
     assert metrics['filter/group_std_kept'] == pytest.approx(5.0)
-    assert metrics['filter/kept_ratio'] == pytest.approx(0.25)
-    assert metrics['filter/zero_std_groups'] == pytest.approx(1 / 8)
+    assert metrics['filter/group_std_max'] == pytest.approx(5.2)
+    assert metrics['filter/kept'] == pytest.approx(0.25)
 
 
 def test_varied_groups_are_those_with_any_spread():

@@ -148,7 +148,7 @@ def learner(algorithm):
     run = world('frozen_lake', TURNS)
     txs = assemble.build_optimisers(cfg)
     program = functools.partial(
-        train.learn, algorithm=ALGORITHMS[algorithm], txs=txs, keep=4, group_size=4,
+        train.learn, algorithm=ALGORITHMS[algorithm], txs=txs, group_size=4,
         fns=assemble.model_functions(cfg, run.config, run.mesh),
         settings=assemble_update.update_settings(cfg, run.mesh),
     )  # fmt: skip

@@ -292,7 +292,7 @@ def trace(cfg, *, with_rollout):
     learn = functools.partial(
         train.learn, algorithm=ALGORITHMS[cfg.algorithm],
         fns=assemble.model_functions(cfg, found[0], mesh), txs=txs,
-        keep=config_check.kept_groups(cfg), group_size=cfg.rollout.group_size,
+        group_size=cfg.rollout.group_size,
         settings=assemble_update.update_settings(cfg, mesh),
     )  # fmt: skip
     after, measured, *_ = jax.eval_shape(learn, state, reference, out)

@@ -1,0 +1,233 @@
+"""Filters as a config asks for them, from the rollout to the parameters after the update."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import optax
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax import (
+    assemble,
+    assemble_update,
+    batches,
+    config_check,
+    filtering,
+    run_log,
+    train,
+)
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.types import TrainState
+
+# Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
+RETURNS = np.array([1, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 2, 0, 0, 0], np.float32)
+STDS = [0.5, 0.0, 1.5, 1.0]
+
+
+def rollout_of(returns=RETURNS):
+    return toy.rollout_of([[(1, 2)]] * len(returns), np.asarray(returns)[:, None], length=4)
+
+
+def fresh(seed=0, critic=False):
+    params, tx = toy.toy_params(seed), optax.adam(0.01)
+    own = toy.toy_params(seed + 1) if critic else None
+    return TrainState(
+        step=jnp.int32(0), params=params, opt_state=tx.init(params), critic_params=own,
+        critic_opt_state=tx.init(own) if critic else None, kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+    )  # fmt: skip
+
+
+def parts_of(algorithm, changes):
+    """What train.learn is given for a toy model by a checked config."""
+    cfg = micro_runs.config('frozen_lake', algorithm=algorithm, **changes)
+    config_check.check(cfg)
+    settings = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
+    settings['update'] |= {'row_sharding': None}
+    fns = types.SimpleNamespace(
+        hidden=toy.toy_hidden, head=toy.toy_head, value_head=None,
+        values=toy.toy_values if ALGORITHMS[algorithm].USES_CRITIC else None,
+    )  # fmt: skip
+    return dict(algorithm=ALGORITHMS[algorithm], fns=fns, group_size=4, settings=settings)
+
+
+def learn(rollout=None, algorithm='grpo', **changes):
+    """(state, metrics, rows, advantages) after the update."""
+    parts = parts_of(algorithm, changes) | {'txs': (optax.adam(0.01), optax.adam(0.01))}
+    critic = parts['fns'].values is not None
+    return jax.jit(functools.partial(train.learn, **parts))(
+        fresh(critic=critic), None, rollout or rollout_of()
+    )
+
+
+def prepare(rollout=None, **changes):
+    """(batch, rows of the rollout that train, metrics): what comes before the update."""
+    batch, rows, _, measured = batches.prepare(
+        fresh(), None, rollout or rollout_of(), **parts_of('grpo', changes)
+    )
+    return batch, sorted(np.asarray(rows)[batch.mask.any(1)].tolist()), measured
+
+
+def groups(*chosen):
+    return [4 * g + i for g in chosen for i in range(4)]
+
+
+ALL = groups(0, 1, 2, 3)
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'changes, kept',
+    [
+        ({}, ALL),
+        ({'filter.rule': 'all'}, ALL),
+        ({'filter.keep': 0.5}, groups(2, 3)),
+        ({'filter.keep': 0.5, 'filter.smallest': True}, groups(0, 1)),
+        ({'filter.rule': 'varied'}, groups(0, 2, 3)),
+        # total 3: 1.5 < .8 * 3 - .01 = 2.39 <= 2.5;  .5 * 3 - .01 = 1.49 < 1.5
+        ({'filter.rule': 'top_p', 'filter.p': 0.8}, groups(2, 3)),
+        ({'filter.rule': 'top_p', 'filter.p': 0.5}, groups(2)),
+        ({'filter.rule': 'top_p', 'filter.p': 1.0}, groups(0, 2, 3)),
+        ({'filter.rule': 'top_p', 'filter.p': 1.0, 'filter.include_zero': True}, ALL),
+        # exp of the stds 1.65 1 4.48 2.72, sum 9.85: 4.48 < .7 * 9.85 = 6.9 <= 7.2; .75: 7.39
+        ({'filter.rule': 'top_p_softmax', 'filter.p': 0.7}, groups(2, 3)),
+        ({'filter.rule': 'top_p_softmax', 'filter.p': 0.75}, groups(0, 2, 3)),
+        ({'filter.rule': 'min_p', 'filter.p': 0.5}, groups(2, 3)),  # at least .75
+        ({'filter.rule': 'percentile', 'filter.low': 0.25, 'filter.high': 0.75}, groups(0, 3)),
+        # the episode apart and one of the others, the earliest
+        ({'filter.rule': 'within_group', 'filter.keep': 0.5}, None),
+    ],
+)  # fmt: skip
+def test_a_rule_trains_the_groups_that_it_keeps(changes, kept):
+    batch, found, measured = prepare(**changes)
+    if kept is None:
+        assert len(found) == 8 and {0, 8, 12} <= set(found)
+        assert [sum(row // 4 == g for row in found) for g in range(4)] == [2, 2, 2, 2]
+        kept = found
+    assert found == kept
+    assert measured['filter/kept'] == pytest.approx(len(kept) / 16)
+    assert batch.mask.sum() == 2 * len(kept) and not measured['filter/empty']
+    by_group = {row // 4 for row in kept}
+    expected = np.mean([STDS[g] for g in by_group])
+    assert measured['filter/group_std_kept'] == pytest.approx(expected)
+    assert measured['filter/group_std_max'] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    'algorithm, changes',
+    [
+        ('ppo', {'filter.keep': 0.5}),
+        ('grpo', {'filter.rule': 'percentile', 'filter.low': 0.25, 'filter.high': 0.75}),
+    ],
+)
+def test_leaving_rows_out_and_weighing_them_zero_give_the_same_update(algorithm, changes):
+    """Two epochs of one mini-batch of eight; with weights a second one has nothing to train on."""
+    changes = changes | {'batch.epochs': 2, 'loss.entropy_coef': 0.1}
+    left_out = learn(algorithm=algorithm, **changes)
+    weighed = learn(algorithm=algorithm, **changes, **{'filter.compact': False})
+    assert left_out[2].shape == (8,) and weighed[2].shape == (16,)
+    assert np.isfinite(weighed[3]).all(1).sum() == np.isfinite(left_out[3]).all(1).sum() == 8
+    np.testing.assert_array_equal(left_out[2], weighed[2][:8])
+    for a, b in zip(*map(jax.tree.leaves, (left_out[0], weighed[0])), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    for name, value in left_out[1].items():  # empty mini-batches enter no mean
+        np.testing.assert_allclose(value, weighed[1][name], atol=1e-5, err_msg=name)
+
+
+def test_scores_are_of_raw_returns_with_penalties_and_without_faulty_episodes():
+    """Normalised returns could not be ranked: every group that varies has std 1."""
+    penalties = np.zeros((16, 1), np.float32)
+    penalties[4] = -4.0  # 2 2 2 2 becomes -2 2 2 2: std 2
+    rollout = toy.rollout_of(
+        [[(1, 2)]] * 16, RETURNS[:, None], length=4, penalties=penalties, faulty=(8,)
+    )  # group 2 loses its 3: std 0
+    assert prepare(rollout, **{'filter.keep': 0.5})[1] == groups(1, 3)
+
+
+# ---- factors -------------------------------------------------------------------------------------
+
+
+def first_advantages(**changes):
+    """Of the first trained token of each of the 16 rows, in the order of the rollout."""
+    batch, trained, _ = prepare(**changes)
+    values = np.zeros(16)
+    values[trained] = np.asarray(batch.advantages)[np.asarray(batch.mask.any(1)), 1]
+    return values
+
+
+def test_soft_reweighting_multiplies_advantages_by_relative_spread():
+    # stds .5 0 1.5 1 over 1.5 (+ 1e-6)
+    plain, soft = first_advantages(), first_advantages(**{'filter.soft': True})
+    np.testing.assert_allclose(soft, plain * np.repeat([1 / 3, 0, 1, 2 / 3], 4), rtol=1e-5)
+    assert plain[0] == pytest.approx(1.5, rel=1e-5)  # (1 - .25) / .5
+
+
+@pytest.mark.parametrize('scaling, factor', [('none', 1.0), ('linear', 0.75), ('sqrt', 0.75**0.5)])
+def test_scaling_multiplies_advantages_by_the_share_kept(scaling, factor):
+    scaled = first_advantages(**{'filter.rule': 'varied', 'filter.scaling': scaling})
+    np.testing.assert_allclose(scaled, first_advantages() * factor, rtol=1e-5)
+
+
+# ---- nothing kept --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('algorithm', ['grpo', 'ppo'])
+def test_an_update_with_nothing_to_train_on_leaves_everything_as_it_was(algorithm):
+    equal = rollout_of(np.ones(16))
+    state, measured, rows, _ = learn(equal, algorithm, **{'filter.rule': 'varied'})
+    before = fresh(critic=algorithm == 'ppo')
+    assert int(state.step) == 1 and int(state.skipped) == 0
+    jax.tree.map(np.testing.assert_array_equal, state.replace(step=before.step), before)
+    assert measured['filter/empty'] == 1 and measured['filter/kept'] == 0
+    assert all(np.isfinite(value) for value in measured.values())
+    assert sorted(rows.tolist()) == list(range(16))
+
+
+def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
+    def said(*empty, patience=2):
+        return filtering.starved([{'filter/empty': x} for x in empty], patience)
+
+    assert 'kept nothing in 2 steps in a row' in said(0, 1, 1)
+    assert said(1, 0, 1) == said(1) == said() == '' and said(1, 1, patience=0) == ''
+    rows = [{'filter/empty': 1}, {'eval/success': 0.0}, {'filter/empty': 1}]
+    assert filtering.starved(rows, 2)
+
+
+def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
+    """Unformatted answers and no penalty for them: every return is 0."""
+    cfg = micro_runs.config(
+        'frozen_lake', algorithm='grpo',
+        **{'steps': 9, 'filter.rule': 'varied', 'filter.max_empty': 2, 'env.format_penalty': 0.0,
+           'eval.every': 0, 'env.eval_levels': 8, 'log.rollouts_every': 0},
+    )  # fmt: skip
+    assert train.train(cfg, str(tmp_path)) == 1
+    assert 'the filter kept nothing in 2 steps in a row' in capsys.readouterr().err
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert [(row['step'], row['filter/empty']) for row in rows] == [(0, 1), (1, 1)]
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'filter.rule': 'best'}, "filter.rule='best' is not one of all, varied, top_k"),
+        ({'filter.scaling': 'cubic'}, "filter.scaling='cubic' is not one of none, linear, sqrt"),
+        ({'filter.keep': 0.0}, 'filter.keep=0.0 must be in'),
+        ({'filter.p': 1.5}, r'filter.p=1.5 must be in \[0, 1\]'),
+        ({'filter.rule': 'percentile', 'filter.low': 0.5, 'filter.high': 0.5}, 'holds none of 4'),
+        ({'filter.rule': 'varied', 'filter.smallest': True}, 'only on top_k'),
+        ({'filter.include_zero': True}, "no effect on filter.rule='top_k', only on top_p"),
+        ({'filter.max_empty': -1}, 'filter.max_empty=-1 must not be negative'),
+    ],
+)
+def test_impossible_filters_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_check.check(micro_runs.config('frozen_lake', **changes))
