@@ -250,3 +250,14 @@ def clone_optimiser(cfg: Any):
     schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
     adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)
     return optax.chain(optax.clip_by_global_norm(1.0), adam)
+
+
+def information_settings(cfg: Any) -> dict[str, Any]:
+    """Keywords of mutual_information.information."""
+    return dict(
+        group_size=cfg.rollout.group_size, pairs=cfg.alarm.mi_pairs, turns=cfg.alarm.mi_turns,
+        text=cfg.alarm.mi_text, low_mi=cfg.alarm.low_mi,
+        low_entropy=cfg.alarm.low_entropy, max_response=cfg.rollout.max_response,
+        microbatch_rows=cfg.batch.microbatch_rows, temperature=cfg.rollout.temperature,
+        chunk_size=cfg.batch.head_chunk,
+    )  # fmt: skip

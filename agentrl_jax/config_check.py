@@ -6,7 +6,7 @@ A field that does not exist is refused by ml_collections itself.
 import functools
 from typing import Any
 
-from agentrl_jax import advantages, curriculum, filtering, losses, turn_credit
+from agentrl_jax import advantages, collapse, curriculum, filtering, losses, turn_credit
 from agentrl_jax.algorithms import ALGORITHMS, mt_grpo, ppo
 
 CHOICES = {
@@ -19,7 +19,9 @@ CHOICES = {
     'loss.kl_in': ('loss', 'reward'),
     'loss.reward_on': ('turn', 'episode'),
     'model.dtype': ('float32', 'bfloat16'),
-    'stop.echo_trap': ('off', 'warn', 'stop'),
+    'alarm.mi_turns': ('first', 'any'),
+    'alarm.mi_text': ('reasoning', 'answer'),
+    **{f'alarm.{name}.action': collapse.ACTIONS for name in collapse.SIGNALS},
 }
 OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'loss.estimator': ppo.ESTIMATORS,
@@ -34,6 +36,7 @@ AT_LEAST_ONE = (
     'rollout.serve_rows', 'batch.minibatch_rows', 'batch.microbatch_rows', 'batch.epochs',
     'batch.head_chunk', 'clone.batch', 'checkpoint.every', 'checkpoint.keep',
     'curriculum.stage_steps',
+    'alarm.baseline_steps', *(f'alarm.{name}.patience' for name in collapse.SIGNALS),
 )  # fmt: skip
 NOT_NEGATIVE = (
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
@@ -41,6 +44,7 @@ NOT_NEGATIVE = (
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
     'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
     'filter.refill',
+    'alarm.mi_every', 'alarm.max_roll_backs', *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
 )  # fmt: skip
 WHOLE_EPISODES = ('gspo',)  # their loss needs all tokens of an episode in one row
 SHARES = (  # in [0, 1]
@@ -191,6 +195,31 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
         f'2 x model.num_heads={cfg.model.num_heads}':
             not cfg.model.path and cfg.model.hidden_size % (2 * cfg.model.num_heads) != 0,
     }  # fmt: skip
+    return [problem for problem, wrong in problems.items() if wrong] + _impossible_alarms(cfg)
+
+
+def _impossible_alarms(cfg: Any) -> list[str]:
+    alarm = cfg.alarm
+    problems = {
+        f'alarm.roll_back_lr={alarm.roll_back_lr} must be in (0, 1]':
+            not 0 < alarm.roll_back_lr <= 1,
+        f'alarm.mi_pairs={alarm.mi_pairs} must be at least 2': alarm.mi_pairs < 2,
+        "alarm.mi_turns='any' needs context.window=0: other turns were not played from all that "
+        'stands in front of them': alarm.mi_every > 0 and alarm.mi_turns == 'any'
+            and cfg.context.window > 0,
+        'alarm.mi_text=reasoning needs env.think=True; without thinking take answer':
+            alarm.mi_every > 0 and alarm.mi_text == 'reasoning' and not cfg.env.think,
+        'alarm.information_drop.action can only act with alarm.mi_every > 0':
+            alarm.information_drop.action in ('stop', 'roll_back') and alarm.mi_every == 0,
+    }  # fmt: skip
+    every = {'eval/success': cfg.eval.every, 'collapse/mi_share': alarm.mi_every}
+    saved = (cfg.checkpoint.keep - 1) * cfg.checkpoint.every
+    for name, signal in collapse.SIGNALS.items():
+        steps = alarm[name].patience * every.get(signal.metric, 1)
+        problems[
+            f'alarm.{name}.action=roll_back looks back over {steps} steps, and checkpoint.keep, '
+            f'checkpoint.every only keep {saved}: raise one of them'
+        ] = alarm[name].action == 'roll_back' and saved <= steps
     return [problem for problem, wrong in problems.items() if wrong]
 
 

@@ -77,7 +77,7 @@ def describe(metrics: dict[str, float], split: str) -> str:
 # What an evaluation may choose for itself; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
     'seed', 'steps', 'algorithm', 'eval', 'env.eval_levels', 'env.train_levels', 'env.pool_seed',
-    'rollout', 'filter', 'loss', 'optim', 'batch', 'mesh', 'clone', 'checkpoint', 'stop', 'log',
+    'rollout', 'filter', 'loss', 'optim', 'batch', 'mesh', 'clone', 'checkpoint', 'alarm', 'log',
     'curriculum',
     'model.path', 'model.tokenizer', 'model.dtype',
 )  # fmt: skip

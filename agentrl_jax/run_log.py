@@ -1,4 +1,4 @@
-"""The record of a run: metrics.jsonl, optional TensorBoard and W&B, config.json, alarms."""
+"""The record of a run: metrics.jsonl, optional TensorBoard and W&B, config.json."""
 
 import hashlib
 import importlib
@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class RunLog:
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         kept = [row for row in read_metrics(path) if row['step'] < resume_step]
-        write_atomic(path, ''.join(_json_line(row) for row in kept))
+        write_atomic(path, ''.join(json_line(row) for row in kept))
         self._file = path.open('a', encoding='utf-8')
         self._start = time.monotonic() - max((row['time_s'] for row in kept), default=0.0)
         self._tensorboard = self._wandb = None
@@ -72,7 +72,7 @@ class RunLog:
             return
         row = {'step': int(step), 'time_s': round(time.monotonic() - self._start, 3)}
         row |= {name: plain_number(value) for name, value in sorted(metrics.items())}
-        self._file.write(_json_line(row))
+        self._file.write(json_line(row))
         self._file.flush()
         if self._tensorboard:
             for name, value in row.items():
@@ -123,7 +123,12 @@ def plain_number(value: Any) -> int | float:
     return float(str(scalar)) if scalar.dtype.itemsize <= 4 else float(scalar)
 
 
-def _json_line(row: dict[str, int | float]) -> str:
+def plain_row(step: int, metrics: dict[str, Any]) -> dict[str, int | float]:
+    """A row as read_metrics will return it: what follows from it is the same after a resume."""
+    return {'step': int(step)} | {name: plain_number(value) for name, value in metrics.items()}
+
+
+def json_line(row: dict[str, int | float]) -> str:
     """JSON has no nan and inf: they are written as the strings 'nan', 'inf' and '-inf'."""
     safe = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
     return json.dumps(safe, allow_nan=False) + '\n'
@@ -234,51 +239,3 @@ def _redact_argv(argv: Sequence[str]) -> list[str]:
         redacted.append(f'{name}={redact(value, name)}' if equals else redact(arg, flag))
         flag = arg if arg.startswith('-') and not equals else ''
     return redacted
-
-
-class Alarm(NamedTuple):
-    """level: 'ok', 'warn' or 'stop'; reason: a sentence, '' when ok."""
-
-    level: str
-    reason: str
-
-
-def echo_trap(
-    history: Sequence[dict[str, float]],
-    *,
-    std_fraction: float = 0.1,
-    std_patience: int = 10,
-    baseline_steps: int = 10,
-    success_floor: float = 0.01,
-    success_patience: int = 5,
-) -> Alarm:
-    """RAGEN's two stop rules, on all rows so far (oldest first; rows may lack either metric).
-
-    stop: the last `std_patience` in-group stds all lie below std_fraction x the mean of the first
-    `baseline_steps`, or the last `success_patience` validations all lie below success_floor.
-    warn: half of either streak (rounded up).
-    """
-    stds = [row['group/return_std'] for row in history if 'group/return_std' in row]
-    successes = [row['eval/success'] for row in history if 'eval/success' in row]
-    alarms = []
-    if len(stds) > baseline_steps:
-        floor = std_fraction * sum(stds[:baseline_steps]) / baseline_steps
-        streak = _streak_below(stds[baseline_steps:], floor)
-        reason = f'in-group return std below {floor:.3g} for {streak} steps (echo trap)'
-        alarms.append(_judge(streak, std_patience, reason))
-    streak = _streak_below(successes, success_floor)
-    reason = f'validation success below {success_floor:.3g} at {streak} validations in a row'
-    alarms.append(_judge(streak, success_patience, reason))
-    return max(alarms, key=lambda alarm: ('ok', 'warn', 'stop').index(alarm.level))
-
-
-def _streak_below(values: Sequence[float], floor: float) -> int:
-    """Number of values at the end that all lie below floor."""
-    above = [i for i, value in enumerate(values) if not value < floor]
-    return len(values) - 1 - (above[-1] if above else -1)
-
-
-def _judge(streak: int, patience: int, reason: str) -> Alarm:
-    if streak >= patience:
-        return Alarm('stop', reason)
-    return Alarm('warn', reason) if streak >= (patience + 1) // 2 else Alarm('ok', '')

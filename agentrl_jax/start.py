@@ -14,17 +14,28 @@ from agentrl_jax.models import critic
 from agentrl_jax.progress import Progress
 from agentrl_jax.types import TrainState
 
-LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL = range(6)  # random streams of a run
-MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'stop')  # what a resumed run may change
+LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS = range(7)  # random streams of a run
+AFTER_ROLL_BACK = 1 << 20  # streams of training after a roll back lie from here on
+MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm')  # what a resumed run may change
 
 
 def stream_key(run: Any, stream: int, step: int = 0) -> jax.Array:
-    """The random stream of one purpose at one step; nothing else in a run is random."""
+    """The random stream of one purpose at one step; nothing else in a run is random.
+
+    Each roll back brings new levels and new episodes: with the old ones it would collapse again.
+    """
+    if stream in (LEVELS, COLLECT, REFILL):
+        stream += AFTER_ROLL_BACK * run.roll_backs
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(run.cfg.seed), stream), step)
 
 
 def config_dict(cfg: Any) -> dict:
     return json.loads(cfg.to_json_best_effort())
+
+
+def saved_beside(run: Any) -> dict:
+    """What a checkpoint holds beside the state."""
+    return {'config': config_dict(run.cfg), 'roll_backs': run.roll_backs}
 
 
 def abstract_of(tree: Any) -> Any:
@@ -92,7 +103,7 @@ def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Any]:
         params = clone_demonstrations(run)
     state = start_state(run, params)
     if fresh:
-        checkpoint.save(checkpoints, 0, state, {'config': config_dict(run.cfg)})
+        checkpoint.save(checkpoints, 0, state, saved_beside(run))
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
         checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)

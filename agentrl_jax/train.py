@@ -39,8 +39,10 @@ from agentrl_jax import (
     context,
     filtering,
     metrics,
+    mutual_information,
     pages,
     report,
+    roll_back,
     run_log,
     score,
     sharding,
@@ -52,10 +54,11 @@ from agentrl_jax.progress import Progress
 from agentrl_jax.start import (
     COLLECT,
     EVALUATE,
+    PAIRS,
     SHUFFLE,
-    config_dict,
     open_state,
     policy_of,
+    saved_beside,
     stream_key,
 )
 from agentrl_jax.types import TrainState
@@ -83,12 +86,15 @@ class Run:
     count: Any  # jitted (rollout, task) -> sums over its first eval_levels rows
     rollout_metrics: Any  # jitted (rollout, task) -> metrics
     rescore: Any  # jitted (params, rollout, task) -> log-probabilities [B, T]
-    learn: Any  # jitted (state, ref_params, rollout, key, task) -> (state, metrics, rows, ...)
+    information: Any  # jitted (params, task, rollout, key) -> collapse/ metrics
+    learn: Any  # jitted (state, ref_params, rollout, key, task, lr_scale) -> (state, metrics, ...)
     txs: tuple  # optimisers of policy and critic
+    roll_backs: int = 0  # so far; each gives training other luck and smaller rates
 
 
 def learn(
-    state, ref_params, rollout, key=None, task=None, *, algorithm, fns, txs, group_size, settings
+    state, ref_params, rollout, key=None, task=None, lr_scale=1.0, *,
+    algorithm, fns, txs, group_size, settings,
 ):  # fmt: skip
     """One update from one rollout: keep groups, score, make the batch, optimise.
 
@@ -101,7 +107,7 @@ def learn(
     )  # fmt: skip
     state, measured = update.update_step(
         state, samples, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
-        value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], key=key,
+        value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], key=key, lr_scale=lr_scale,
         **settings['update'],
     )  # fmt: skip
     return state, measured | chosen, rows, advantages
@@ -173,6 +179,13 @@ def build(cfg: Any) -> Run:
             out_shardings=whole,
         ),
         rescore=jax.jit(functools.partial(rescore, fns=fns, cfg=cfg), out_shardings=rows),
+        information=jax.jit(
+            functools.partial(
+                mutual_information.information, hidden_fn=fns.hidden, head_fn=fns.head,
+                layout=whole, **assemble.information_settings(cfg),
+            ),
+            out_shardings=whole,
+        ),
         learn=build_learn(cfg, mesh, fns, txs),
         txs=txs,
     )  # fmt: skip
@@ -187,16 +200,26 @@ def measure(run: Run, state: TrainState) -> dict[str, float]:
     return validation.summarise(run.count(rollout, run.eval_task))
 
 
-def train_step(run: Run, state: TrainState, reference: Any, step: int) -> tuple:
-    """One cycle; (state, metrics on the device, what a rollout page needs)."""
+def train_step(run: Run, state: TrainState, reference: Any, step: int, first: bool) -> tuple:
+    """One cycle; (state, metrics on the device, what a rollout page needs).
+
+    first: the first step of this process, which compiles all that later steps need.
+    """
+    every = run.cfg.alarm.mi_every
     began = time.monotonic()
     horizon = assemble.turn_limit(run.cfg, step)
     task = run.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
     params = policy_of(state.params)
     (rollout, episodes), sampled, measured = collecting.collect(run, params, task, step)
     collected = time.monotonic()
+    if every and (first or step % every == 0):
+        known = run.information(params, run.task, rollout, stream_key(run, PAIRS, step))
+        measured |= {} if step % every else known
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
-    state, more, rows, advantages = run.learn(state, reference, rollout, shuffle, run.task)
+    lr_scale = np.float32(run.cfg.alarm.roll_back_lr**run.roll_backs)
+    state, more, rows, advantages = run.learn(
+        state, reference, rollout, shuffle, run.task, lr_scale
+    )
     measured = more | measured | {'rollout/horizon': horizon, 'rollout/sampled': sampled}
     measured['time/collect_s'] = collected - began
     return state, measured, (rollout, episodes, stream_key(run, COLLECT, step), rows, advantages)
@@ -225,10 +248,23 @@ def train(cfg: Any, workdir: str) -> int:
     speaks = jax.process_index() == 0
     if speaks:
         report.write_reference(workdir, run.eval_task)
+    code = None
+    while code is None:  # after a roll back the run resumes as if it had been killed
+        code = play(dataclasses.replace(run, roll_backs=roll_back.settle(workdir)), workdir)
+    if speaks and code == 0:
+        report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
+        print(report.summary(workdir, f'python -m agentrl_jax.train {" ".join(sys.argv[1:])}'))
+        run_log.write_finished(workdir, cfg.steps)
+    return code
+
+
+def play(run: Run, workdir: Path) -> int | None:
+    """From the newest checkpoint to the end: an exit code, or None after a roll back."""
+    cfg = run.cfg
     checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
     state, reference = open_state(run, checkpoints)
     first = int(state.step)
-    if speaks:
+    if jax.process_index() == 0:
         run_log.write_config(workdir, cfg, sys.argv)
     with (
         run_log.RunLog(
@@ -239,20 +275,18 @@ def train(cfg: Any, workdir: str) -> int:
         Progress(cfg.steps, 'training', done=first) as progress,
     ):  # fmt: skip
         code, state = loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
-    checkpoint.save(checkpoints, int(state.step), state, {'config': config_dict(cfg)})
+    if code is not None:
+        checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
     checkpoint.close(checkpoints)
-    if speaks and code == 0:
-        report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
-        print(report.summary(workdir, f'python -m agentrl_jax.train {" ".join(sys.argv[1:])}'))
-        run_log.write_finished(workdir, cfg.steps)
     return code
 
 
 def loop(run, state, reference, workdir, checkpoints, log, preemption, progress) -> tuple:
-    """The steps from state.step on; (exit code, state)."""
+    """The steps from state.step on; (exit code or None for a roll back, state)."""
     cfg, counter, warm = run.cfg, runtime.CompileCounter(), None
     first, validated = int(state.step), False
     history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    history = [row for row in history if row['step'] < first]  # other processes have not cut it yet
     for step in range(first, cfg.steps + 1):
         began, row, before = time.monotonic(), {}, counter.count
         if step in (0, cfg.steps) or (cfg.eval.every and step % cfg.eval.every == 0):
@@ -263,7 +297,7 @@ def loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
             validated = True
         with counter:
             if step < cfg.steps:
-                state, measured, seen = train_step(run, state, reference, step)
+                state, measured, seen = train_step(run, state, reference, step, step == first)
                 row |= jax.device_get(measured)
         if warm is None and step - first + 1 == WARM_UP_STEPS:
             warm = counter.count
@@ -272,33 +306,29 @@ def loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
         if step < cfg.steps:
             row['time/update_s'] = row['time/step_s'] - row['time/collect_s']
             row['perf/tokens_per_s'] = row.pop('rollout/sampled') / row['time/step_s']
-        log.write(step, row)
-        history.append({'step': step, **row})
+        history.append(run_log.plain_row(step, row))
+        alarms = roll_back.watch(history, cfg.alarm, used=run.roll_backs)
+        log.write(step, history[-1])
         if step == cfg.steps:
             break
-        progress.advance(1, **shown(row, history))
+        progress.advance(1, **shown(history[-1], history))
         if page_due(cfg, step):
             save_page(run, workdir, step, state, seen)
+        # Before anything is saved: a run that is killed here and resumed comes here again.
+        action = roll_back.react(
+            alarms, cfg.alarm, step, workdir, checkpoints, used=run.roll_backs, say=progress.say
+        )
+        if action:
+            return (1 if action == 'stop' else None), state
         if preemption.agreed():
             progress.say(f'asked to stop: step {step + 1} is being saved')
             return runtime.EXIT_PREEMPTED, state
         if (step + 1) % cfg.checkpoint.every == 0:
-            checkpoint.save(checkpoints, step + 1, state, {'config': config_dict(cfg)})
-        if alarmed(cfg, step, history, progress):
-            return 1, state
+            checkpoint.save(checkpoints, step + 1, state, saved_beside(run))
         if problem := filtering.starved(history, cfg.filter.max_empty):
             progress.say(f'step {step}: {problem}')
             return 1, state
     return 0, state
-
-
-def alarmed(cfg: Any, step: int, history: list[dict], progress: Progress) -> bool:
-    """Says what the echo-trap alarm says; True when the run is to end."""
-    alarm = run_log.echo_trap(history)
-    if alarm.level == 'ok' or cfg.stop.echo_trap == 'off':
-        return False
-    progress.say(f'step {step}: {alarm.reason}')
-    return alarm.level == 'stop' and cfg.stop.echo_trap == 'stop'
 
 
 def page_due(cfg: Any, step: int) -> bool:

@@ -122,11 +122,12 @@ def accumulate(
     return jax.lax.scan(body, (zero_loss, zero_sums, zero_grads), slices)[0]
 
 
-def apply_if_finite(tx, grads, opt_state, params, loss, allowed):
+def apply_if_finite(tx, grads, opt_state, params, loss, allowed, lr_scale):
     """(params, opt_state, gradient norm, finite): unchanged if not finite or not allowed."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, new_opt_state = tx.update(grads, opt_state, params)
+    updates = jax.tree.map(lambda x: x * lr_scale, updates)  # AdamW is linear in its rate
     new = (optax.apply_updates(params, updates), new_opt_state)
     take = finite & allowed
     params, opt_state = jax.tree.map(lambda a, b: jnp.where(take, a, b), new, (params, opt_state))
@@ -146,6 +147,7 @@ class _Settings:
     parts: int
     row_sharding: NamedSharding | None
     critic_warmup: int
+    lr_scale: jax.Array | float
 
 
 def critic_step(
@@ -165,8 +167,9 @@ def critic_step(
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite = apply_if_finite(
-        s.critic_tx, grads, state.critic_opt_state, state.critic_params, loss, tokens > 0
-    )
+        s.critic_tx, grads, state.critic_opt_state, state.critic_params, loss, tokens > 0,
+        s.lr_scale,
+    )  # fmt: skip
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
     return state.replace(critic_params=params, critic_opt_state=opt_state), metrics, finite
@@ -187,7 +190,7 @@ def policy_step(
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite = apply_if_finite(
         s.tx, grads, state.opt_state, state.params, loss,
-        (tokens > 0) & (state.step >= s.critic_warmup),
+        (tokens > 0) & (state.step >= s.critic_warmup), s.lr_scale,
     )  # fmt: skip
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
     counts |= {name: 1 for name in NOT_PER_TOKEN}
@@ -254,6 +257,7 @@ def update_step(
     num_microbatches: int = 1,
     epochs: int = 1,
     critic_warmup: int = 0,
+    lr_scale: jax.Array | float = 1.0,
     kl_target: float | None = None,
     kl_horizon: float = 10000.0,
     key: jax.Array | None = None,
@@ -267,7 +271,7 @@ def update_step(
     Without state.critic_params the critic shares the backbone and value_coef * value loss joins the
     policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
-    policy: keywords of common.policy_loss (loss, clip_low, clip_high, kl_estimator, ...).
+    lr_scale: factor of both learning rates; policy: keywords of common.policy_loss (loss, ...).
     """
     own_critic = state.critic_params is not None
     shared = dict(values_fn=None, value_head_fn=None)
@@ -278,7 +282,7 @@ def update_step(
             joint_loss, hidden_fn=hidden_fn, head_fn=head_fn, value_clip=value_clip,
             value_coef=value_coef, **shared, **policy,
         ),
-        values_fn=values_fn, value_clip=value_clip, tx=tx, critic_tx=critic_tx,
+        values_fn=values_fn, value_clip=value_clip, tx=tx, critic_tx=critic_tx, lr_scale=lr_scale,
         weights=functools.partial(
             losses.token_weights, aggregation=aggregation, norm_length=norm_length
         ),

@@ -9,6 +9,10 @@ import ml_collections
 from ml_collections.config_dict import placeholder
 
 
+def _signal(action: str, limit: float, patience: int) -> ml_collections.ConfigDict:
+    return ml_collections.ConfigDict(dict(action=action, limit=limit, patience=patience))
+
+
 def get_config() -> ml_collections.ConfigDict:
     cfg = ml_collections.ConfigDict()
     cfg.seed = 0
@@ -192,8 +196,25 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.checkpoint.every = 50  # steps
     cfg.checkpoint.keep = 2  # newest ones kept
 
-    cfg.stop = ml_collections.ConfigDict()
-    cfg.stop.echo_trap = 'warn'  # what the echo-trap alarm does: off, warn, stop
+    # What watches for collapse (agentrl_jax/collapse.py). action: off, warn, stop, roll_back;
+    # limit: a number, or a multiple of what the run has shown; patience: measurements in a row
+    cfg.alarm = ml_collections.ConfigDict()
+    cfg.alarm.baseline_steps = 10  # first values whose mean is the run's start
+    cfg.alarm.std_drop = _signal('warn', 0.1, 10)  # group/return_std below 0.1 x start (RAGEN)
+    cfg.alarm.no_success = _signal('warn', 0.01, 5)  # eval/success below 0.01 (RAGEN)
+    cfg.alarm.empty_batch = _signal('warn', 1.0, 5)  # batch/trained_rows below 1 (RAGEN-2)
+    cfg.alarm.grad_spike = _signal('warn', 10.0, 3)  # policy/grad_norm above 10 x start
+    cfg.alarm.entropy_drop = _signal('warn', 0.05, 10)  # policy/entropy below 0.05 x start
+    cfg.alarm.entropy_rise = _signal('warn', 2.0, 10)  # policy/entropy above 2 x start
+    cfg.alarm.information_drop = _signal('warn', 0.1, 3)  # collapse/mi_share below 0.1 x its best
+    cfg.alarm.max_roll_backs = 2  # the next one is a stop
+    cfg.alarm.roll_back_lr = 0.5  # factor of both learning rates for each roll back
+    cfg.alarm.mi_every = 0  # steps between measurements of mutual information (RAGEN-2: 5); 0 = off
+    cfg.alarm.mi_pairs = 64  # answers scored under every prompt
+    cfg.alarm.mi_turns = 'first'  # first: first turns, a prompt per group; any: each its own prompt
+    cfg.alarm.mi_text = 'reasoning'  # what is scored: reasoning (up to </think>) or answer (all)
+    cfg.alarm.low_mi = 0.1  # collapse/quadrant: share of its bound below which information is low
+    cfg.alarm.low_entropy = 0.05  # ... and nats a token below which entropy is low
 
     cfg.log = ml_collections.ConfigDict()
     cfg.log.tensorboard = False

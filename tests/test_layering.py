@@ -14,10 +14,10 @@ PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / 'agentrl_jax')]
 # A module imports from its own layer and those before it. What is not listed (train, evaluate,
 # tools) is above all of them: if something here needs it, give it a layer.
 LAYERS = (
-    {'types', 'masked', 'runtime', 'stats', 'progress', 'diversity', 'run_log'},
+    {'types', 'masked', 'runtime', 'stats', 'progress', 'diversity', 'run_log', 'collapse'},
     {'losses', 'advantages', 'turn_credit', 'models', 'tokens', 'envs', 'sharding', 'metrics'},
     {'algorithms', 'sampling', 'filtering', 'curriculum', 'checkpoint', 'score', 'context'},
-    {'rollout', 'rollout_host'},
+    {'rollout', 'rollout_host', 'mutual_information'},
     {'update', 'sft'},
 )
 NEVER = {  # pairs that a layer alone would allow

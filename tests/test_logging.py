@@ -11,7 +11,6 @@ import pytest
 from agentrl_jax.progress import Progress
 from agentrl_jax.run_log import (
     RunLog,
-    echo_trap,
     is_secret_name,
     plain_number,
     read_metrics,
@@ -210,43 +209,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomic(path, 'new \ud800')
     assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
-
-
-def interpolated(points, steps):
-    return [{'group/return_std': v} for v in np.interp(range(steps), *zip(*points, strict=True))]
-
-
-def test_the_alarm_stops_the_collapsing_runs_of_the_ragen_paper():
-    # In-group std of RAGEN's Fig. 6 as (step, value), flat before the first point.
-    frozen_lake = [(10, 0.36), (40, 0.24), (100, 0.19), (120, 0.055), (140, 0.003)]
-    # Floor 0.036; 0.055 - 0.0026 (t - 120) < 0.036 from t = 128 on; ten steps: row 137, 138 rows.
-    history = interpolated(frozen_lake, 150)
-    levels = [echo_trap(history[:n]).level for n in range(1, 151)]
-    assert levels.index('warn') + 1 == 133 and levels.index('stop') + 1 == 138
-    assert set(levels[:132]) == {'ok'} and set(levels[137:]) == {'stop'}
-    sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
-    assert echo_trap(interpolated(sokoban, 150)).level == 'stop'
-    assert 'echo trap' in echo_trap(interpolated(sokoban, 150)).reason
-
-
-def test_the_alarm_leaves_the_run_alone_whose_std_only_shrinks():
-    # Bandit of the same figure: 0.179 to 0.060 while success still rises.
-    bandit = [(0, 0.179), (30, 0.108), (200, 0.060)]
-    assert echo_trap(interpolated(bandit, 200)) == ('ok', '')
-
-
-def test_the_alarm_on_validation_success_by_hand():
-    rows = [{'eval/success': s} for s in (0.2, 0.0, 0.0, 0.005, 0.0, 0.0)]
-    levels = [echo_trap(rows[:n]).level for n in range(1, 7)]
-    assert levels == ['ok', 'ok', 'ok', 'warn', 'warn', 'stop']
-    assert echo_trap([*rows, {'eval/success': 0.01}]).level == 'ok'
-    assert 'validation success' in echo_trap(rows).reason
-
-
-def test_the_alarm_is_quiet_without_rows_without_spread_and_with_nan():
-    assert echo_trap([]).level == 'ok'
-    assert echo_trap([{'group/return_std': 0.0}] * 50).level == 'ok'
-    assert echo_trap([{'group/return_std': float('nan')}] * 50).level == 'ok'
 
 
 def test_progress_without_a_terminal_is_a_few_plain_lines():

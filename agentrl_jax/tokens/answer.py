@@ -27,6 +27,7 @@ OPENING = b'</think><answer>'  # with any white space between the two tags
 CLOSING = b'</answer>'
 MARKS = (b'<think>', b'</think>', b'<answer>', b'<|im_start|>', b'<|im_end|>')
 SPACE = b' \t\n\r\x0b\x0c'  # what bytes.strip() and \s of a bytes pattern take for white space
+REASONING, TAG, ANSWERING = 0, 1, 2  # text; perhaps within </think><answer>; behind it
 OTHER = b'\0'  # stands for text that occurs in no mark and no name
 
 
@@ -39,6 +40,7 @@ class AnswerTable:
     action: jax.Array  # int16 [Q, C]
     next_part: jax.Array  # int16 [P, U]
     emitted: jax.Array  # int16 [P, U, M]  parts finished by the token, in order; ABSENT = none
+    stage: jax.Array  # int8 [Q]  REASONING, TAG or ANSWERING
     first_tag: int = struct.field(pytree_node=False)
     last_tag: int = struct.field(pytree_node=False)  # </answer> was read
     idle_class: int = struct.field(pytree_node=False)  # of tokens without bytes
@@ -87,6 +89,28 @@ def advance(
         parts=parts,
         count=count,
     )
+
+
+def reasoning_length(table: AnswerTable, tokens: jax.Array, live: jax.Array) -> jax.Array:
+    """Tokens of each response in front of the </think> that the pattern matches, int32 [S].
+
+    tokens int32, live bool [S, R] (a prefix of each row). A token that shares bytes with the tag is
+    not counted. Without the tags all of the response is reasoning; without <think> nothing is.
+    """
+    kind = table.token_class.at[tokens].get(mode='fill', fill_value=table.idle_class)
+    kind = jnp.where(live, kind, table.idle_class)
+
+    def read(tag, kind):
+        tag = table.next_tag[tag, kind].astype(jnp.int32)
+        return tag, table.stage[tag]
+
+    first = jnp.full(tokens.shape[0], table.first_tag, jnp.int32)
+    stage = jax.lax.scan(read, first, kind.T)[1].T  # [S, R] behind each token
+    text = live & (stage == REASONING)
+    place = jnp.arange(1, tokens.shape[1] + 1)[None]
+    before_tag = jnp.max(jnp.where(text, place, 0), axis=1)  # ANSWERING is never left
+    ended = jnp.any(stage == ANSWERING, axis=1) | (table.stage[table.first_tag] == ANSWERING)
+    return jnp.where(ended, before_tag, live.sum(1)).astype(jnp.int32)
 
 
 def matched(table: AnswerTable, state: AnswerState) -> jax.Array:
@@ -143,6 +167,7 @@ def build_answer_table(
         action=jnp.asarray(columns[..., 1].T),
         next_part=jnp.asarray(effects[..., 0].T),
         emitted=jnp.asarray(effects[..., 1 : 1 + most].transpose(1, 0, 2)),
+        stage=jnp.asarray(tags.stage, jnp.int8),
         first_tag=0,
         last_tag=tags.last,
         idle_class=int(row_class[idle]),
@@ -177,6 +202,7 @@ class _TagAutomaton:
 
     step: list[list[int]]
     output: list[list[bytes]]
+    stage: list[int]
     last: int
 
     def run(self, state: int, text: bytes) -> tuple[int, bytes]:
@@ -228,7 +254,10 @@ def _tag_automaton(with_think: bool) -> _TagAutomaton:
                 queue.append(after)
         step.append([index[after] for after, _ in results])
         output.append([content for _, content in results])
-    return _TagAutomaton(step, output, index['closed', b''])
+    stage = [
+        ANSWERING if phase != 'before' else TAG if held else REASONING for phase, held in index
+    ]
+    return _TagAutomaton(step, output, stage, index['closed', b''])
 
 
 @dataclasses.dataclass(frozen=True)

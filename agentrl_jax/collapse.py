@@ -1,0 +1,149 @@
+"""Is the run collapsing? RAGEN's stop rules and early signals, as functions of its rows of metrics.
+
+A signal watches one metric. Every value beyond its limit, one after another up to the newest row,
+makes a streak; half of `patience` (rounded up) is a warning, all of it an alarm. A limit is a
+number, or a multiple of what the run itself has shown: the mean of its first `baseline_steps`
+values, or its highest value. What the references define, and the figures behind limits that they
+leave open, stand at SIGNALS.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+LEVELS = ('ok', 'warn', 'alarm')
+ACTIONS = ('off', 'warn', 'stop', 'roll_back')
+QUADRANTS = ('diverse', 'template collapse', 'compressed', 'low-entropy collapse')
+STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
+EMA_DECAY = 0.9
+
+Row = Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """One metric and the side of its limit that is bad."""
+
+    metric: str
+    bad: str  # 'below' or 'above' the limit
+    relative: str  # to what the limit is relative: 'start', 'best' or '' (a number)
+    says: str  # the beginning of the reason
+
+
+# Stop rules of RAGEN's code: std_drop 0.1, 10 steps; no_success 0.01, 5 validations; empty_batch 5
+# steps. The other signals are named in RAGEN (arXiv:2504.20073, section 4.1) without a threshold:
+#   grad_spike    its Fig. 6 passes 10 x the start where the text sees the spikes (FrozenLake 8.8
+#                 to 98 at step 80, Sokoban 8 to 76 at 100); healthy runs of the demo reach 6.3 x
+#   entropy_rise  collapsing GRPO runs: 2.1 to 6.0 and 1.0 to 7.5; the demo stays below 1.2 x
+#   entropy_drop  collapsing PPO runs fall to 0.2 x, and so do healthy ones (demo: 0.10 to 0.29 x):
+#                 only a value far below both says anything
+#   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound, log N.
+#                 Policies that were only cloned say little of their prompts (0.03) and learn to
+#                 (0.4), so the limit is a multiple of the best so far, once that is above the limit
+SIGNALS = {
+    'std_drop': Signal('group/return_std', 'below', 'start', 'in-group std of returns'),
+    'no_success': Signal('eval/success', 'below', '', 'validation success'),
+    'empty_batch': Signal('batch/trained_rows', 'below', '', 'episodes to train on'),
+    'grad_spike': Signal('policy/grad_norm', 'above', 'start', 'gradient norm'),
+    'entropy_drop': Signal('policy/entropy', 'below', 'start', 'entropy of the policy'),
+    'entropy_rise': Signal('policy/entropy', 'above', 'start', 'entropy of the policy'),
+    'information_drop': Signal('collapse/mi_share', 'below', 'best', 'what is said of the prompts'),
+}
+
+
+class Alarm(NamedTuple):
+    """What a signal says of a run."""
+
+    level: str  # a name of LEVELS
+    reason: str  # a sentence, '' when ok
+    since: int  # first step of the streak
+    news: bool  # to be said: at the first warning, at the alarm, then every `patience` values
+
+
+OK = Alarm('ok', '', -1, False)
+
+
+def judge(
+    history: Sequence[Row], name: str, *, limit: float, patience: int, baseline_steps: int = 10
+) -> Alarm:
+    """What a signal says of the rows so far (oldest first; rows may lack its metric).
+
+    The rows that make the baseline never count themselves. nan is beyond no limit.
+    """
+    signal, first = SIGNALS[name], 0
+    if signal.relative == 'best':
+        known = [row[signal.metric] for row in history if signal.metric in row]
+        best = max((value for value in known if math.isfinite(value)), default=0.0)
+        if not best > limit:  # there never was anything that could fall
+            return OK
+        limit = limit * best
+    elif signal.relative == 'start':
+        start, first = _start_of(history, signal.metric, baseline_steps)
+        if not start > 0:  # no baseline yet, or nothing that could fall or be exceeded
+            return OK
+        limit = limit * start
+    streak, since = 0, -1
+    for index in range(len(history) - 1, first - 1, -1):
+        value = history[index].get(signal.metric)
+        if value is None:
+            continue
+        if not (value < limit if signal.bad == 'below' else value > limit):
+            break
+        streak, since = streak + 1, int(history[index]['step'])
+    half = (patience + 1) // 2
+    if streak < half:
+        return OK
+    reason = f'{signal.says} {signal.bad} {limit:.3g} for {streak} measurements ({name})'
+    news = signal.metric in history[-1] and (streak == half or streak % patience == 0)
+    return Alarm('alarm' if streak >= patience else 'warn', reason, since, news)
+
+
+def _start_of(history: Sequence[Row], metric: str, count: int) -> tuple[float, int]:
+    """(mean of the first `count` values, index behind the last of them); nan if there are fewer."""
+    values = []
+    for index, row in enumerate(history):
+        if len(values) == count:
+            return sum(values) / count, index
+        if metric in row:
+            values.append(row[metric])
+    return math.nan, len(history)
+
+
+def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Alarm]:
+    """Alarms of the signals that are not off; settings: those of cfg.alarm."""
+    return {
+        name: judge(
+            history, name, limit=settings[name]['limit'], patience=settings[name]['patience'],
+            baseline_steps=settings['baseline_steps'],
+        )
+        for name in SIGNALS
+        if settings[name]['action'] != 'off'
+    }  # fmt: skip
+
+
+def worst_level(alarms: Mapping[str, Alarm]) -> int:
+    """0 ok, 1 warn, 2 alarm."""
+    return max((LEVELS.index(alarm.level) for alarm in alarms.values()), default=0)
+
+
+def quadrant(mi_share: Any, entropy: Any, *, low_mi: float, low_entropy: float) -> Any:
+    """Index into QUADRANTS by mutual information (share of its bound) and entropy (nats a token).
+
+    RAGEN-2: entropy high, information low is template collapse; both low is low-entropy collapse;
+    both high is diverse; entropy low, information high is compressed.
+    """
+    return (mi_share < low_mi) * 1 + (entropy < low_entropy) * 2
+
+
+def smoothed_z(history: Sequence[Row]) -> float:
+    """RAGEN-2's z-score over a smoothed std: mi_token / (EMA of marginal_std + 1e-3), newest row.
+
+    The average starts at the first measurement and keeps 0.9 of itself at each further one.
+    """
+    smoothed = math.nan
+    for row in history:
+        if 'collapse/marginal_std' in row and math.isfinite(row['collapse/marginal_std']):
+            new = row['collapse/marginal_std']
+            smoothed = new if math.isnan(smoothed) else EMA_DECAY * smoothed + (1 - EMA_DECAY) * new
+    return history[-1]['collapse/mi_token'] / (smoothed + STD_EPS)

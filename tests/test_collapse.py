@@ -1,0 +1,218 @@
+"""Signs of collapse in the rows of a run, by hand and on recorded runs; what a run does then."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from agentrl_jax import collapse, config_check, roll_back, run_log
+from agentrl_jax.collapse import judge, judge_all
+from configs import base
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / 'tests' / 'data'
+DEMO = sorted((ROOT / 'experiments' / 'demo').glob('seed_*.jsonl'))
+STD = dict(limit=0.1, patience=10)
+SUCCESS = dict(limit=0.01, patience=5)
+
+
+def rows_of(metric, values):
+    return [{'step': step, metric: value} for step, value in enumerate(values)]
+
+
+def interpolated(points, steps):
+    return rows_of('group/return_std', np.interp(range(steps), *zip(*points, strict=True)))
+
+
+# ---- the signals by hand ------------------------------------------------------------------------
+
+
+def test_the_alarm_ends_the_collapsing_runs_of_the_ragen_paper():
+    # In-group std of RAGEN's Fig. 6 as (step, value), flat before the first point.
+    frozen_lake = [(10, 0.36), (40, 0.24), (100, 0.19), (120, 0.055), (140, 0.003)]
+    # Floor 0.036; 0.055 - 0.0026 (t - 120) < 0.036 from t = 128 on; ten steps: row 137, 138 rows.
+    history = interpolated(frozen_lake, 150)
+    found = [judge(history[:n], 'std_drop', **STD) for n in range(1, 151)]
+    levels = [alarm.level for alarm in found]
+    assert levels.index('warn') + 1 == 133 and levels.index('alarm') + 1 == 138
+    assert set(levels[:132]) == {'ok'} and set(levels[137:]) == {'alarm'}
+    assert {alarm.since for alarm in found[132:]} == {128}
+    assert [n + 1 for n, alarm in enumerate(found) if alarm.news] == [133, 138, 148]
+    sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
+    found = judge(interpolated(sokoban, 150), 'std_drop', **STD)
+    assert found.level == 'alarm' and 'in-group std of returns below 0.155' in found.reason
+
+
+def test_a_std_that_only_shrinks_is_no_alarm():
+    # Bandit of the same figure: a third of its start, and all groups still tell episodes apart.
+    bandit = [(0, 0.179), (30, 0.108), (200, 0.060)]
+    assert judge(interpolated(bandit, 200), 'std_drop', **STD) == collapse.OK
+
+
+def test_validation_success_by_hand():
+    rows = rows_of('eval/success', (0.2, 0.0, 0.0, 0.005, 0.0, 0.0))
+    levels = [judge(rows[:n], 'no_success', **SUCCESS).level for n in range(1, 7)]
+    assert levels == ['ok', 'ok', 'ok', 'warn', 'warn', 'alarm']
+    better = [*rows, {'step': 6, 'eval/success': 0.01}]
+    assert judge(better, 'no_success', **SUCCESS).level == 'ok'
+
+
+def test_rows_without_the_metric_neither_count_nor_end_a_streak():
+    rows = rows_of('eval/success', [0.0] * 3)
+    spread = [row | {'step': 10 * row['step']} for row in rows]
+    others = [{'step': step} for step in range(1, 30) if step % 10]
+    history = sorted(spread + others, key=lambda row: row['step'])
+    alarm = judge(history, 'no_success', limit=0.01, patience=3)
+    assert alarm.level == 'alarm' and alarm.since == 0
+    assert not alarm.news  # the newest row has no validation: said before
+
+
+def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
+    for name in collapse.SIGNALS:
+        metric = collapse.SIGNALS[name].metric
+        assert judge([], name, limit=0.1, patience=2) == collapse.OK
+        assert judge(rows_of(metric, [math.nan] * 50), name, limit=0.1, patience=2) == collapse.OK
+    for name in ('std_drop', 'grad_spike', 'entropy_drop', 'entropy_rise'):
+        metric = collapse.SIGNALS[name].metric
+        assert judge(rows_of(metric, [0.0] * 50), name, limit=0.1, patience=2) == collapse.OK
+
+
+def test_a_spike_is_measured_by_the_start_of_the_run():
+    # start (1 + 3) / 2 = 2, limit 10 x 2: 21 and 25 exceed it, 20 does not
+    rows = rows_of('policy/grad_norm', [1, 3, 20, 21, 25])
+    spike = dict(limit=10.0, baseline_steps=2)
+    assert judge(rows, 'grad_spike', patience=3, **spike).level == 'warn'  # 2 of 3
+    alarm = judge(rows, 'grad_spike', patience=2, **spike)
+    assert alarm.level == 'alarm' and alarm.since == 3 and 'above 20' in alarm.reason
+    # the start itself never counts, however high it is
+    assert judge(rows[:2], 'grad_spike', patience=1, limit=0.1, baseline_steps=2) == collapse.OK
+
+
+def test_information_falls_from_its_best():
+    # a share of .4 at best: below .04 it is lost; .05 never was information
+    rows = rows_of('collapse/mi_share', [0.01, 0.05, 0.4, 0.3, 0.03, 0.02, math.nan])
+    drop = dict(limit=0.1, patience=2)
+    levels = [judge(rows[:n], 'information_drop', **drop).level for n in range(1, 8)]
+    assert levels == ['ok', 'ok', 'ok', 'ok', 'warn', 'alarm', 'ok']
+    little = rows_of('collapse/mi_share', [0.05, 0.0, -0.01, 0.0])
+    assert judge(little, 'information_drop', **drop) == collapse.OK
+
+
+def test_the_four_regimes():
+    names = [
+        collapse.QUADRANTS[collapse.quadrant(mi, entropy, low_mi=0.1, low_entropy=0.05)]
+        for mi, entropy in [(0.5, 1.0), (0.05, 1.0), (0.5, 0.01), (0.05, 0.01)]
+    ]
+    assert names == ['diverse', 'template collapse', 'compressed', 'low-entropy collapse']
+
+
+def test_the_smoothed_z_score_by_hand():
+    # stds 1, 2, 3: 1, .9 + .2 = 1.1, .99 + .3 = 1.29
+    rows = [{'collapse/marginal_std': std, 'collapse/mi_token': 2.0} for std in (1.0, 2.0, 3.0)]
+    assert collapse.smoothed_z(rows) == pytest.approx(2 / 1.291)
+    assert collapse.smoothed_z(rows[:1]) == pytest.approx(2 / 1.001)
+    unknown = {'collapse/marginal_std': math.nan, 'collapse/mi_token': math.nan}
+    assert math.isnan(collapse.smoothed_z([unknown]))
+    assert collapse.smoothed_z([unknown, *rows]) == pytest.approx(2 / 1.291)
+
+
+# ---- recorded runs ------------------------------------------------------------------------------
+
+
+def raised(path):
+    """{signal: first step of its alarm} with the default settings."""
+    settings, rows, first = base.get_config().alarm, run_log.read_metrics(path), {}
+    for n in range(1, len(rows) + 1):
+        for name, alarm in judge_all(rows[:n], settings).items():
+            if alarm.level == 'alarm':
+                first.setdefault(name, rows[n - 1]['step'])
+    return first
+
+
+@pytest.mark.parametrize('path', DEMO, ids=lambda path: path.stem)
+def test_healthy_runs_raise_no_alarm(path):
+    assert len(run_log.read_metrics(path)) > 100
+    assert raised(path) == {}
+
+
+# ---- what a run does about it -------------------------------------------------------------------
+
+
+def alarm_settings(**actions):
+    settings = base.get_config().alarm
+    for name, action in actions.items():
+        settings[name].action = action
+    return settings
+
+
+def alarms(**levels):
+    return {name: collapse.Alarm(level, name, 7, True) for name, level in levels.items()}
+
+
+def test_only_alarms_lead_to_actions_and_a_stop_goes_first():
+    settings = alarm_settings(std_drop='roll_back', no_success='stop', grad_spike='off')
+    assert roll_back.reaction(alarms(std_drop='warn'), settings, used=0) == ('', '')
+    assert roll_back.reaction(alarms(entropy_drop='alarm'), settings, used=0) == ('', '')
+    one = alarms(std_drop='alarm')
+    assert roll_back.reaction(one, settings, used=1) == ('roll_back', 'std_drop')
+    assert roll_back.reaction(one, settings, used=2) == ('stop', 'std_drop')  # two are allowed
+    both = alarms(std_drop='alarm', no_success='alarm')
+    assert roll_back.reaction(both, settings, used=0) == ('stop', 'no_success')
+    off = judge_all(rows_of('policy/grad_norm', [1.0] * 10 + [99.0] * 9), settings)
+    assert 'grad_spike' not in off and 'entropy_rise' in off
+
+
+def test_the_target_is_the_newest_checkpoint_before_the_trouble():
+    assert roll_back.target([0, 10, 20, 30], 25) == 20
+    assert roll_back.target([0, 10, 20, 30], 20) == 10  # step 20 was played by what 20 holds
+    assert roll_back.target([10, 20], 10) is None and roll_back.target([], 3) is None
+
+
+def test_newest_rows_say_the_level_and_the_number_of_roll_backs():
+    rows = rows_of('eval/success', [0.0] * 5)
+    found = roll_back.watch(rows, base.get_config().alarm, used=1)
+    assert found['no_success'].level == 'alarm'
+    assert rows[-1]['alarm/level'] == 2 and rows[-1]['alarm/roll_backs'] == 1
+    assert 'alarm/level' not in rows[0]
+
+
+def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
+    rows = [{'step': step, 'time_s': 1.0, 'a/b': step / 3} for step in range(9)]
+    text = ''.join(run_log.json_line(row) for row in rows)
+    (tmp_path / run_log.METRICS_FILE).write_text(text)
+    assert roll_back.read(tmp_path) == [] and roll_back.settle(tmp_path) == 0
+    roll_back.record(tmp_path, at_step=8, to_step=4, signal='std_drop', reason='why')
+    roll_back.record(tmp_path, at_step=8, to_step=2, signal='no_success', reason='again')
+    assert run_log.read_metrics(tmp_path / 'metrics_abandoned_1.jsonl') == rows[4:]
+    assert run_log.read_metrics(tmp_path / 'metrics_abandoned_2.jsonl') == rows[2:]
+    assert [past['to_step'] for past in roll_back.read(tmp_path)] == [4, 2]
+    assert roll_back.read(tmp_path)[0] == {
+        'at_step': 8, 'to_step': 4, 'signal': 'std_drop', 'reason': 'why',
+    }  # fmt: skip
+    assert (tmp_path / run_log.METRICS_FILE).read_text() == text  # cut when the run goes on
+
+
+@pytest.mark.parametrize(
+    ('changes', 'says'),
+    [
+        ({'alarm.std_drop.action': 'rollback'}, 'is not one of off, warn, stop, roll_back'),
+        ({'alarm.std_drop.patience': 0}, 'must be at least 1'),
+        ({'alarm.grad_spike.limit': -1.0}, 'must not be negative'),
+        ({'alarm.roll_back_lr': 0.0}, 'roll_back_lr=0.0 must be in'),
+        ({'alarm.mi_pairs': 1}, 'mi_pairs=1 must be at least 2'),
+        ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window=0'),
+        ({'alarm.mi_every': 5, 'env.think': False}, 'needs env.think=True'),
+        ({'alarm.information_drop.action': 'stop'}, 'alarm.mi_every > 0'),
+        # five validations 25 steps apart, and one checkpoint behind the newest
+        (
+            {'alarm.no_success.action': 'roll_back', 'eval.every': 25},
+            'looks back over 125 steps, and checkpoint.keep, checkpoint.every only keep 50',
+        ),
+    ],
+)
+def test_impossible_alarms_are_refused(changes, says):
+    cfg = base.get_config()
+    cfg.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=says):
+        config_check.check(cfg)

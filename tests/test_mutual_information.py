@@ -1,0 +1,296 @@
+"""Mutual information of answers and prompts: by hand, by a slow reference, on toy models."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_agents as tiny
+import toy_rollouts as toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import mutual_information as information
+from agentrl_jax.tokens import answer as answers
+
+SCORING = dict(microbatch_rows=5, temperature=1.0, chunk_size=64)
+REGIMES = dict(low_mi=0.1, low_entropy=0.05)
+
+
+reduced = jax.jit(functools.partial(information.reduce_matrix, **REGIMES))
+
+
+def reduce(matrix, own, *, lengths=None, used=None, prompt_used=None, same=None):
+    matrix = jnp.asarray(matrix, jnp.float32)
+    rows, columns = matrix.shape
+    given = dict(
+        lengths=jnp.ones(rows, jnp.int32) if lengths is None else jnp.asarray(lengths),
+        used=jnp.ones(rows, bool) if used is None else jnp.asarray(used),
+        prompt_used=jnp.ones(columns, bool) if prompt_used is None else jnp.asarray(prompt_used),
+        same=jnp.eye(columns, dtype=bool) if same is None else jnp.asarray(same),
+    )
+    out = reduced(matrix, own=jnp.asarray(own), **given)
+    return {name.removeprefix('collapse/'): float(x) for name, x in out.items()}
+
+
+def test_two_answers_and_two_prompts_by_hand():
+    # p = [[1/2, 1/4], [1/8, 1/2]]: mixtures 3/8 and 5/16, ratios 4/3 and 8/5
+    out = reduce(np.log([[1 / 2, 1 / 4], [1 / 8, 1 / 2]]), [0, 1])
+    gains = [math.log(4 / 3), math.log(8 / 5)]  # .28768, .47000
+    assert out['mi'] == pytest.approx(sum(gains) / 2, abs=1e-6)
+    assert out['mi_share'] == pytest.approx(sum(gains) / 2 / math.log(2), abs=1e-6)
+    assert out['conditional_entropy'] == pytest.approx(math.log(2), abs=1e-6)
+    assert out['marginal_entropy'] == pytest.approx(-math.log(15 / 128) / 2, abs=1e-6)
+    std = (math.log(3 / 8) - math.log(5 / 16)) / 2  # of two numbers: half their distance
+    assert out['marginal_std'] == pytest.approx(std, abs=1e-6)
+    assert out['mi_z'] == pytest.approx(sum(gains) / 2 / (std + 1e-3), rel=1e-4)
+    assert out['retrieval_accuracy'] == 1 and out['retrieval_chance'] == 0.5
+    assert out['quadrant'] == 0  # entropy .69, share .55: diverse
+
+
+def test_three_answers_of_two_tokens_and_three_prompts_by_hand():
+    # the third answer is likeliest under the first prompt
+    matrix = np.log([[0.6, 0.2, 0.2], [0.1, 0.4, 0.1], [0.5, 0.1, 0.3]])
+    out = reduce(matrix, [0, 1, 2], lengths=[2, 2, 2])
+    gains = np.log([0.6 / (1 / 3), 0.4 / 0.2, 0.3 / 0.3])
+    assert out['mi'] == pytest.approx(gains.mean(), abs=1e-6)
+    roots = np.sqrt([[0.6, 0.2, 0.2], [0.1, 0.4, 0.1], [0.5, 0.1, 0.3]])  # l / 2
+    per_token = np.log(roots[[0, 1, 2], [0, 1, 2]] / roots.mean(1))
+    assert out['mi_token'] == pytest.approx(per_token.mean(), abs=1e-6)
+    assert out['conditional_entropy'] == pytest.approx(-np.log(0.6 * 0.4 * 0.3) / 6, abs=1e-6)
+    assert out['retrieval_accuracy'] == pytest.approx(2 / 3)
+    assert out['retrieval_accuracy_2'] == 1 and out['retrieval_chance'] == pytest.approx(1 / 3)
+    assert out['retrieval_above_chance'] == pytest.approx(1 / 3)
+
+
+def test_equal_prompts_count_as_hits():
+    # columns 0 and 1 are one prompt written twice; the answers prefer column 1, 0 and 0
+    matrix = np.log([[0.4, 0.5, 0.1], [0.5, 0.4, 0.1], [0.6, 0.3, 0.1]])
+    same = [[True, True, False], [True, True, False], [False, False, True]]
+    out = reduce(matrix, [0, 1, 2], same=same)
+    assert out['retrieval_accuracy'] == pytest.approx(2 / 3)
+    assert out['retrieval_chance'] == pytest.approx((2 / 3 + 2 / 3 + 1 / 3) / 3)
+    # guessing two of three: sure to hit a pair, 2/3 for a single one
+    assert out['retrieval_accuracy_2'] == pytest.approx(2 / 3)
+
+
+def test_the_bound_is_the_logarithm_of_the_number_of_prompts():
+    out = reduce(np.where(np.eye(4, dtype=bool), -1.0, -200.0), np.arange(4))
+    assert out['mi'] == pytest.approx(math.log(4), abs=1e-6)
+    assert out['mi_share'] == pytest.approx(1, abs=1e-6)
+    assert out['quadrant'] == 0
+    certain = reduce(np.where(np.eye(4, dtype=bool), -0.01, -200.0), np.arange(4))
+    assert certain['quadrant'] == 2  # compressed
+    assert reduce(np.full((4, 4), -3.0), np.arange(4))['quadrant'] == 1  # template collapse
+    assert reduce(np.full((4, 4), -0.01), np.arange(4))['quadrant'] == 3  # low-entropy collapse
+
+
+def test_without_two_different_prompts_nothing_is_known():
+    everything = np.ones((2, 2), bool)
+    assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], same=everything)['mi'])
+    assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], prompt_used=[True, False])['mi'])
+    assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], used=[False, False])['mi'])
+
+
+def slow_reference(matrix, lengths, own, used, prompt_used, same):
+    """Float64, one number at a time."""
+    columns = [j for j, ok in enumerate(prompt_used) if ok]
+    out = {'mi': [], 'mi_token': [], 'marginal': [], 'hit': [], 'hit_2': [], 'chance': []}
+    for i, row in enumerate(matrix):
+        if not used[i]:
+            continue
+        for name, values in (('mi', row), ('mi_token', row / max(lengths[i], 1))):
+            mixture = sum(math.exp(values[j]) for j in columns) / len(columns)
+            out[name].append(values[own[i]] - math.log(mixture))
+        out['marginal'].append(math.log(mixture))
+        ranked = sorted(columns, key=lambda j: -row[j])
+        out['hit'].append(same[own[i]][ranked[0]])
+        out['hit_2'].append(any(same[own[i]][j] for j in ranked[:2]))
+        out['chance'].append(sum(same[own[i]][j] for j in columns) / len(columns))
+    means = {name: np.mean(values) for name, values in out.items() if name != 'marginal'}
+    return means | {'z': means['mi_token'] / (np.std(out['marginal']) + 1e-3)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_reduction_is_that_of_a_slow_reference(seed):
+    rows, columns, rng = 6, 4, np.random.default_rng(seed)
+    matrix = -rng.random((rows, columns)) * 6
+    lengths, own = rng.integers(1, 9, rows), rng.integers(columns, size=rows)
+    prompt_used = rng.random(columns) < 0.8
+    prompt_used[:2] = True
+    kind = rng.integers(columns, size=columns)  # equal numbers: equal prompts
+    kind[:2] = 0, 1
+    same = kind[:, None] == kind[None]
+    used = (rng.random(rows) < 0.8) & prompt_used[own]
+    if not used.any():
+        return
+    slow = slow_reference(matrix, lengths, own, used, prompt_used, same)
+    fast = reduce(matrix, own, lengths=lengths, used=used, prompt_used=prompt_used, same=same)
+    assert fast['mi'] == pytest.approx(slow['mi'], abs=1e-5)
+    assert fast['mi_token'] == pytest.approx(slow['mi_token'], abs=1e-5)
+    assert fast['mi_z'] == pytest.approx(slow['z'], rel=1e-3, abs=1e-4)
+    assert fast['retrieval_accuracy'] == pytest.approx(slow['hit'])
+    assert fast['retrieval_accuracy_2'] == pytest.approx(slow['hit_2'])
+    assert fast['retrieval_chance'] == pytest.approx(slow['chance'])
+
+
+# ---- toy models: prompts of two tokens, answers of one to three, groups of four ------------------
+
+GROUPS, GROUP_SIZE, LENGTH = 5, 4, 12
+
+
+def toy_rollout(seed=0, echo=False, faulty=()):
+    rng = np.random.default_rng(seed)
+    layouts = [[(2, int(rng.integers(1, 4))), (2, 2)] for _ in range(GROUPS * GROUP_SIZE)]
+    rollout = toy.rollout_of(layouts, np.zeros((len(layouts), 2)), length=LENGTH, faulty=faulty)
+    prompt = jnp.repeat(jnp.arange(GROUPS), GROUP_SIZE)
+    tokens = rollout.tokens.at[:, 0].set(prompt).at[:, 1].set(6)
+    if echo:
+        tokens = jnp.where(rollout.action_mask, prompt[:, None], tokens)
+    return rollout.replace(tokens=tokens.astype(jnp.int32))
+
+
+def cross(rollout, hidden_fn, head, *, turns='first', pairs=GROUPS * GROUP_SIZE, key=0):
+    """(pairs, matrix, numbers) of the whole answers."""
+    chosen = information.choose_pairs(
+        jax.random.key(key), rollout, None, None, group_size=GROUP_SIZE, pairs=pairs,
+        turns=turns, text='answer', max_response=4,
+    )  # fmt: skip
+    score = functools.partial(
+        information.cross_logprobs, hidden_fn=hidden_fn, head_fn=lambda p: p, width=LENGTH,
+        max_response=4, **SCORING,
+    )  # fmt: skip
+    sums = jax.jit(score, compiler_options=tiny.QUICK)(head, rollout, chosen)
+    same = information.equal_prompts(rollout, chosen, LENGTH)
+    numbers = reduce(
+        sums, chosen.own, lengths=chosen.length, used=chosen.used,
+        prompt_used=chosen.prompt_used, same=same,
+    )  # fmt: skip
+    return chosen, np.asarray(sums), numbers
+
+
+def ignores(params, tokens, positions, attention_mask):
+    return jnp.broadcast_to(jnp.array([1.0, -1.0]), (*tokens.shape, 2))
+
+
+def repeats_its_first_token(params, tokens, positions, attention_mask):
+    return jnp.broadcast_to(jax.nn.one_hot(tokens[:, :1], toy.VOCAB), (*tokens.shape, toy.VOCAB))
+
+
+def test_a_policy_that_ignores_its_prompt_has_no_information_and_chance_accuracy():
+    head = jnp.asarray(np.random.default_rng(0).normal(size=(2, toy.VOCAB)), jnp.float32)
+    for turns in ('first', 'any'):
+        _, sums, out = cross(toy_rollout(), ignores, head, turns=turns)
+        assert abs(out['mi']) < 1e-6 and abs(out['mi_z']) < 1e-4
+        assert out['retrieval_accuracy'] == pytest.approx(out['retrieval_chance'])
+        assert out['retrieval_above_chance'] == pytest.approx(0, abs=1e-6)
+        assert np.ptp(sums, axis=1).max() < 1e-6 and out['quadrant'] == 1
+    assert cross(toy_rollout(), ignores, head)[2]['retrieval_chance'] == pytest.approx(1 / GROUPS)
+
+
+def test_a_policy_that_repeats_its_prompt_gives_it_away():
+    head = 30.0 * jnp.eye(toy.VOCAB)
+    _, _, out = cross(toy_rollout(echo=True), repeats_its_first_token, head)
+    assert out['retrieval_accuracy'] == 1 and out['mi'] == pytest.approx(math.log(GROUPS), abs=1e-5)
+    assert out['conditional_entropy'] == pytest.approx(0, abs=1e-5)
+    assert out['quadrant'] == 2  # it says one thing, and that depends on the prompt
+
+
+def test_an_entry_is_the_answer_behind_the_other_prompt():
+    rollout, params = toy_rollout(), toy.toy_params(3)
+    for turns in ('first', 'any'):
+        chosen, sums, _ = cross(
+            rollout, lambda p, *x: toy.toy_hidden(params, *x), params['head'], turns=turns
+        )
+        for i, j in [(0, 0), (0, 3), (7, 1), (16, 4)]:
+            prompt = rollout.tokens[chosen.prompt_row[j], : chosen.prompt_length[j]]
+            start, size = int(chosen.start[i]), int(chosen.length[i])
+            text = rollout.tokens[chosen.row[i], start : start + size]
+            row = jnp.concatenate([prompt, text])[None]
+            place = jnp.arange(row.shape[1])[None]
+            hidden = toy.toy_hidden(params, row, place, jnp.ones(row.shape, bool))
+            logits = np.asarray(jax.nn.log_softmax(hidden @ params['head']))[0]
+            slow = sum(logits[t - 1, row[0, t]] for t in range(len(prompt), row.shape[1]))
+            assert sums[i, j] == pytest.approx(slow, abs=1e-5)
+
+
+def test_answers_are_chosen_evenly_and_never_from_faulty_or_empty_episodes():
+    rollout = toy_rollout(faulty=(0, 1, 2, 3, 5))
+    chosen, _, out = cross(rollout, ignores, jnp.ones((2, toy.VOCAB)), pairs=12)
+    assert chosen.row.shape == (10,)  # five groups, two of each
+    assert not np.asarray(chosen.used)[:2].any() and np.asarray(chosen.used)[2:].all()
+    assert np.asarray(chosen.prompt_used).tolist() == [False, True, True, True, True]
+    assert (np.asarray(chosen.row) // GROUP_SIZE == np.repeat(range(5), 2)).all()
+    assert len(set(np.asarray(chosen.row).tolist())) == 10 and 5 not in np.asarray(chosen.row)
+    assert out['retrieval_chance'] == pytest.approx(1 / 4)
+    few, _, _ = cross(rollout, ignores, jnp.ones((2, toy.VOCAB)), pairs=3)
+    assert few.row.shape == (3,) and len(set((np.asarray(few.row) // GROUP_SIZE).tolist())) == 3
+    drawn = {tuple(np.asarray(cross(rollout, ignores, jnp.ones((2, 7)), key=k)[0].row))
+             for k in range(3)}  # fmt: skip
+    assert len(drawn) == 3
+
+
+# ---- real text ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def table():
+    return tiny.task('frozen_lake').answer
+
+
+@pytest.mark.parametrize(
+    ('response', 'reasoning'),
+    [
+        ('go up</think><answer>Up</answer>', 'go up'),
+        ('go up</think>\n<answer>Up</answer>', 'go up'),
+        ('a</think>b</think><answer>Up', 'a</think>b'),  # as the regular expression reads it
+        ('a < b</think> <answer>', 'a < b'),
+        ('</think><answer>Up</answer>', ''),
+        ('no end at all', 'no end at all'),
+        ('no end </thi', 'no end </thi'),
+    ],
+)
+def test_reasoning_ends_where_the_tags_begin(response, reasoning):
+    ids = tiny.tokenizer().encode(response)
+    tokens, live = jnp.array([ids + [0] * 3]), jnp.arange(len(ids) + 3)[None] < len(ids)
+    length = int(answers.reasoning_length(table(), tokens, live)[0])
+    assert tiny.tokenizer().decode(ids[:length]).strip() == reasoning
+
+
+def test_without_think_there_is_no_reasoning():
+    no_think = answers.build_answer_table(
+        tiny.tokenizer().token_bytes(), ['Up'], max_actions=1, with_think=False
+    )
+    ids = jnp.array([tiny.tokenizer().encode('Up</answer>')])
+    assert int(answers.reasoning_length(no_think, ids, ids >= 0)[0]) == 0
+
+
+def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
+    out, _ = tiny.played('frozen_lake')
+    out, task = jax.tree.map(jnp.asarray, out), tiny.task('frozen_lake')
+    params, heat = tiny.cloned('frozen_lake')[0], tiny.TEMPERATURES['frozen_lake']
+    whole = dict(group_size=4, pairs=8, max_response=tiny.MAX_RESPONSE)
+    model = dict(hidden_fn=tiny.hidden, head_fn=tiny.head, microbatch_rows=8, chunk_size=512)
+    chosen = information.choose_pairs(
+        tiny.KEY, out, task.answer, task.eos_ids, turns='any', text='answer', **whole
+    )
+    score = functools.partial(
+        information.cross_logprobs, width=out.tokens.shape[1], temperature=heat,
+        max_response=tiny.MAX_RESPONSE, **model,
+    )  # fmt: skip
+    sums = jax.jit(score, compiler_options=tiny.QUICK)(params, out, chosen)
+    sampled = jnp.where(out.action_mask, out.logprobs, 0.0)
+    for i in range(8):
+        row, start = int(chosen.row[i]), int(chosen.start[i])
+        turn = out.turn[row] == out.turn[row, start]
+        assert sums[i, i] == pytest.approx(float(sampled[row][turn].sum()), abs=2e-4)
+    program = functools.partial(
+        information.information, turns='first', text='answer', temperature=heat,
+        **whole, **model, **REGIMES,
+    )  # fmt: skip
+    found = jax.jit(program, compiler_options=tiny.QUICK)(params, task, out, tiny.KEY)
+    assert 0 <= float(found['collapse/retrieval_accuracy']) <= 1
+    assert float(found['collapse/mi']) <= math.log(4) and np.isfinite(found['collapse/mi_z'])

@@ -1,0 +1,106 @@
+"""A whole run that goes back to a checkpoint: what it keeps, what it removes, killed in between."""
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import checkpoint, roll_back, run_log, train
+
+# Entropy is above 0 x its start in every row behind the first three: an alarm in step 4 that began
+# in step 3. Checkpoints 0, 2 and 4 are there: 2 is restored, 4 is removed. In its second life the
+# same alarm comes again, and one roll back is allowed.
+SETTINGS = {
+    'steps': 7, 'eval.every': 0, 'checkpoint.every': 2, 'checkpoint.keep': 3,
+    'log.rollouts_every': 0, 'alarm.baseline_steps': 3, 'alarm.entropy_rise.action': 'roll_back',
+    'alarm.entropy_rise.limit': 0.0, 'alarm.entropy_rise.patience': 2, 'alarm.max_roll_backs': 1,
+    'alarm.mi_every': 3, 'alarm.mi_text': 'answer', 'alarm.mi_pairs': 8,
+}  # fmt: skip
+KILLED = 'killed here'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs')
+    programs = micro_runs.compilation_cache(folder / 'programs')
+    next(programs)
+    yield folder
+    next(programs, None)
+
+
+def rows_of(workdir):
+    return run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+
+@pytest.fixture(scope='module')
+def undisturbed(folder):
+    """(workdir, its config, exit code)."""
+    cfg = micro_runs.config('frozen_lake', **SETTINGS)
+    return folder / 'undisturbed', cfg, train.train(cfg, folder / 'undisturbed')
+
+
+def test_the_run_goes_back_once_and_then_stops(undisturbed):
+    workdir, cfg, code = undisturbed
+    assert code == 1
+    (past,) = roll_back.read(workdir)
+    assert (past['at_step'], past['to_step'], past['signal']) == (4, 2, 'entropy_rise')
+    rows, lost = rows_of(workdir), run_log.read_metrics(workdir / 'metrics_abandoned_1.jsonl')
+    assert [row['step'] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row['step'] for row in lost] == [2, 3, 4]
+    assert [row['alarm/roll_backs'] for row in rows] == [0, 0, 1, 1, 1]
+    assert [row['alarm/level'] for row in rows] == [0, 0, 0, 1, 2]
+    # other luck: the second life plays other episodes from the same parameters
+    assert lost[0]['policy/grad_norm'] != rows[2]['policy/grad_norm']
+    assert checkpoint.steps(workdir / 'checkpoints') == [2, 4, 5]  # this 4 is of the second life
+    assert checkpoint.read_extra(workdir, step=4)['roll_backs'] == 1
+    assert checkpoint.read_extra(workdir, step=2)['roll_backs'] == 0
+    assert not (workdir / roll_back.REMOVED).exists()
+    assert all(row['perf/recompiles'] == 0 for row in rows)
+    assert [row['step'] for row in rows if 'collapse/mi' in row] == [0, 3]
+    assert all('collapse/mi_z_ema' in row for row in rows if 'collapse/mi' in row)
+
+
+@pytest.mark.parametrize('moment', [pytest.param('before', marks=pytest.mark.slow), 'after'])
+def test_a_run_killed_around_its_roll_back_is_the_same_run(
+    undisturbed, folder, monkeypatch, moment
+):
+    expected, cfg, _ = undisturbed
+    workdir, record = folder / f'killed_{moment}', roll_back.record
+
+    def killed(*args, **kwargs):
+        if moment == 'after':
+            record(*args, **kwargs)
+        raise KeyboardInterrupt(KILLED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(roll_back, 'record', killed)
+        with pytest.raises(KeyboardInterrupt, match=KILLED):
+            train.train(cfg, workdir)
+    assert train.train(cfg, workdir) == 1
+    rows, undisturbed_rows = (micro_runs.without_times(rows_of(w)) for w in (workdir, expected))
+    assert rows == undisturbed_rows
+    assert roll_back.read(workdir) == roll_back.read(expected)
+    one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, expected))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_the_rate_falls_with_each_roll_back_and_the_run_may_go_on(undisturbed, monkeypatch):
+    """alarm may change in a resumed run: here it only warns, and the run reaches its end."""
+    workdir, _, _ = undisturbed
+    cfg = micro_runs.config('frozen_lake', **SETTINGS | {'alarm.entropy_rise.action': 'warn'})
+    scales, build = [], train.build
+
+    def watched(cfg):
+        run = build(cfg)
+        learn = run.learn
+
+        def noting(*args):
+            scales.append(float(args[-1]))
+            return learn(*args)
+
+        return train.dataclasses.replace(run, learn=noting)
+
+    monkeypatch.setattr(train, 'build', watched)
+    assert train.train(cfg, workdir) == 0
+    assert scales == [0.5, 0.5]  # steps 5 and 6
+    assert [row['alarm/roll_backs'] for row in rows_of(workdir)] == [0, 0] + [1] * 6
