@@ -38,9 +38,9 @@ class Signal:
 #   entropy_rise  collapsing GRPO runs: 2.1 to 6.0 and 1.0 to 7.5; the demo stays below 1.2 x
 #   entropy_drop  collapsing PPO runs fall to 0.2 x, and so do healthy ones (demo: 0.10 to 0.29 x):
 #                 only a value far below both says anything
-#   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound, log N.
-#                 Policies that were only cloned say little of their prompts (0.03) and learn to
-#                 (0.4), so the limit is a multiple of the best so far, once that is above the limit
+#   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
+#                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
+#                 so the limit is a multiple of the best so far, once that is above the limit itself
 SIGNALS = {
     'std_drop': Signal('group/return_std', 'below', 'start', 'in-group std of returns'),
     'no_success': Signal('eval/success', 'below', '', 'validation success'),
