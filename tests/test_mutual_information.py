@@ -153,23 +153,33 @@ def toy_rollout(seed=0, echo=False, faulty=()):
     return rollout.replace(tokens=tokens.astype(jnp.int32))
 
 
+@functools.cache
+def program(hidden_fn, turns, pairs):
+    """Jitted (key, head, rollout) -> (pairs, matrix, equal prompts) of the whole answers."""
+
+    def run(key, head, rollout):
+        chosen = information.choose_pairs(
+            key, rollout, None, None, group_size=GROUP_SIZE, pairs=pairs,
+            turns=turns, text='answer', max_response=4,
+        )  # fmt: skip
+        sums = information.cross_logprobs(
+            head, rollout, chosen, hidden_fn=hidden_fn, head_fn=lambda p: p, width=LENGTH,
+            max_response=4, **SCORING,
+        )  # fmt: skip
+        return chosen, sums, information.equal_prompts(rollout, chosen, LENGTH)
+
+    return jax.jit(run, compiler_options=tiny.QUICK)
+
+
 def cross(rollout, hidden_fn, head, *, turns='first', pairs=GROUPS * GROUP_SIZE, key=0):
-    """(pairs, matrix, numbers) of the whole answers."""
-    chosen = information.choose_pairs(
-        jax.random.key(key), rollout, None, None, group_size=GROUP_SIZE, pairs=pairs,
-        turns=turns, text='answer', max_response=4,
-    )  # fmt: skip
-    score = functools.partial(
-        information.cross_logprobs, hidden_fn=hidden_fn, head_fn=lambda p: p, width=LENGTH,
-        max_response=4, **SCORING,
-    )  # fmt: skip
-    sums = jax.jit(score, compiler_options=tiny.QUICK)(head, rollout, chosen)
-    same = information.equal_prompts(rollout, chosen, LENGTH)
+    """(pairs, matrix, numbers), on the host."""
+    found = program(hidden_fn, turns, pairs)(jax.random.key(key), head, rollout)
+    chosen, sums, same = jax.device_get(found)
     numbers = reduce(
         sums, chosen.own, lengths=chosen.length, used=chosen.used,
         prompt_used=chosen.prompt_used, same=same,
     )  # fmt: skip
-    return chosen, np.asarray(sums), numbers
+    return chosen, sums, numbers
 
 
 def ignores(params, tokens, positions, attention_mask):
@@ -199,22 +209,33 @@ def test_a_policy_that_repeats_its_prompt_gives_it_away():
     assert out['quadrant'] == 2  # it says one thing, and that depends on the prompt
 
 
+MODEL = toy.toy_params(3)
+
+
+def toy_model(params, tokens, positions, attention_mask):
+    return toy.toy_hidden(MODEL, tokens, positions, attention_mask)
+
+
 def test_an_entry_is_the_answer_behind_the_other_prompt():
-    rollout, params = toy_rollout(), toy.toy_params(3)
+    rollout = toy_rollout()
+    tokens = np.asarray(rollout.tokens)
+    embed, mix, head = (np.asarray(MODEL[name], np.float64) for name in ('embed', 'mix', 'head'))
+
+    def slow(prompt, answer):
+        """sum of log p, one token at a time: toy.toy_hidden is a running mean."""
+        total, text = 0.0, list(prompt)
+        for token in answer:
+            logits = np.tanh(np.mean(embed[text], axis=0) @ mix) @ head
+            total += logits[token] - np.log(np.exp(logits).sum())
+            text.append(token)
+        return total
+
     for turns in ('first', 'any'):
-        chosen, sums, _ = cross(
-            rollout, lambda p, *x: toy.toy_hidden(params, *x), params['head'], turns=turns
-        )
+        chosen, sums, _ = cross(rollout, toy_model, MODEL['head'], turns=turns)
         for i, j in [(0, 0), (0, 3), (7, 1), (16, 4)]:
-            prompt = rollout.tokens[chosen.prompt_row[j], : chosen.prompt_length[j]]
-            start, size = int(chosen.start[i]), int(chosen.length[i])
-            text = rollout.tokens[chosen.row[i], start : start + size]
-            row = jnp.concatenate([prompt, text])[None]
-            place = jnp.arange(row.shape[1])[None]
-            hidden = toy.toy_hidden(params, row, place, jnp.ones(row.shape, bool))
-            logits = np.asarray(jax.nn.log_softmax(hidden @ params['head']))[0]
-            slow = sum(logits[t - 1, row[0, t]] for t in range(len(prompt), row.shape[1]))
-            assert sums[i, j] == pytest.approx(slow, abs=1e-5)
+            prompt = tokens[chosen.prompt_row[j], : chosen.prompt_length[j]]
+            answer = tokens[chosen.row[i], chosen.start[i] : chosen.start[i] + chosen.length[i]]
+            assert sums[i, j] == pytest.approx(slow(prompt, answer), abs=1e-5)
 
 
 def test_answers_are_chosen_evenly_and_never_from_faulty_or_empty_episodes():
@@ -270,27 +291,23 @@ def test_without_think_there_is_no_reasoning():
 
 def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
     out, _ = tiny.played('frozen_lake')
-    out, task = jax.tree.map(jnp.asarray, out), tiny.task('frozen_lake')
-    params, heat = tiny.cloned('frozen_lake')[0], tiny.TEMPERATURES['frozen_lake']
-    whole = dict(group_size=4, pairs=8, max_response=tiny.MAX_RESPONSE)
-    model = dict(hidden_fn=tiny.hidden, head_fn=tiny.head, microbatch_rows=8, chunk_size=512)
-    chosen = information.choose_pairs(
-        tiny.KEY, out, task.answer, task.eos_ids, turns='any', text='answer', **whole
-    )
-    score = functools.partial(
-        information.cross_logprobs, width=out.tokens.shape[1], temperature=heat,
-        max_response=tiny.MAX_RESPONSE, **model,
-    )  # fmt: skip
-    sums = jax.jit(score, compiler_options=tiny.QUICK)(params, out, chosen)
-    sampled = jnp.where(out.action_mask, out.logprobs, 0.0)
-    for i in range(8):
-        row, start = int(chosen.row[i]), int(chosen.start[i])
+    task, longest = tiny.task('frozen_lake'), tiny.MAX_RESPONSE
+
+    def run(params, out):
+        chosen = information.choose_pairs(
+            tiny.KEY, out, task.answer, task.eos_ids, group_size=4, pairs=8, turns='any',
+            text='answer', max_response=longest,
+        )  # fmt: skip
+        return chosen, information.cross_logprobs(
+            params, out, chosen, hidden_fn=tiny.hidden, head_fn=tiny.head, microbatch_rows=8,
+            width=out.tokens.shape[1], temperature=tiny.TEMPERATURES['frozen_lake'],
+            max_response=longest, chunk_size=512,
+        )  # fmt: skip
+
+    run = jax.jit(run, compiler_options=tiny.QUICK)
+    chosen, sums = jax.device_get(run(tiny.cloned('frozen_lake')[0], out))
+    sampled = np.where(out.action_mask, out.logprobs, 0.0)
+    for i, (row, start) in enumerate(zip(chosen.row, chosen.start, strict=True)):
         turn = out.turn[row] == out.turn[row, start]
-        assert sums[i, i] == pytest.approx(float(sampled[row][turn].sum()), abs=2e-4)
-    program = functools.partial(
-        information.information, turns='first', text='answer', temperature=heat,
-        **whole, **model, **REGIMES,
-    )  # fmt: skip
-    found = jax.jit(program, compiler_options=tiny.QUICK)(params, task, out, tiny.KEY)
-    assert 0 <= float(found['collapse/retrieval_accuracy']) <= 1
-    assert float(found['collapse/mi']) <= math.log(4) and np.isfinite(found['collapse/mi_z'])
+        assert sums[i, i] == pytest.approx(sampled[row][turn].sum(), abs=2e-4)
+        assert chosen.length[i] == (out.action_mask[row] & turn).sum()
