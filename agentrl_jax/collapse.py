@@ -31,8 +31,9 @@ class Signal:
     says: str  # the beginning of the reason
 
 
-# Stop rules of RAGEN's code: std_drop 0.1, 10 steps; no_success 0.01, 5 validations; empty_batch 5
-# steps. The other signals are named in RAGEN (arXiv:2504.20073, section 4.1) without a threshold:
+# Stop rules of RAGEN's code: std_drop 0.1, 10 steps; no_success 0.01, 5 validations (its third, of
+# steps that train on nothing, is filter.max_empty). The other signals are named in RAGEN
+# (arXiv:2504.20073, section 4.1) without a threshold:
 #   grad_spike    its Fig. 6 passes 10 x the start where the text sees the spikes (FrozenLake 8.8
 #                 to 98 at step 80, Sokoban 8 to 76 at 100); healthy runs of the demo reach 6.3 x
 #   entropy_rise  collapsing GRPO runs: 2.1 to 6.0 and 1.0 to 7.5; the demo stays below 1.2 x
@@ -44,7 +45,6 @@ class Signal:
 SIGNALS = {
     'std_drop': Signal('group/return_std', 'below', 'start', 'in-group std of returns'),
     'no_success': Signal('eval/success', 'below', '', 'validation success'),
-    'empty_batch': Signal('batch/trained_rows', 'below', '', 'episodes to train on'),
     'grad_spike': Signal('policy/grad_norm', 'above', 'start', 'gradient norm'),
     'entropy_drop': Signal('policy/entropy', 'below', 'start', 'entropy of the policy'),
     'entropy_rise': Signal('policy/entropy', 'above', 'start', 'entropy of the policy'),

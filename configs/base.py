@@ -202,7 +202,6 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.alarm.baseline_steps = 10  # first values whose mean is the run's start
     cfg.alarm.std_drop = _signal('warn', 0.1, 10)  # group/return_std below 0.1 x start (RAGEN)
     cfg.alarm.no_success = _signal('warn', 0.01, 5)  # eval/success below 0.01 (RAGEN)
-    cfg.alarm.empty_batch = _signal('warn', 1.0, 5)  # batch/trained_rows below 1 (RAGEN-2)
     cfg.alarm.grad_spike = _signal('warn', 10.0, 3)  # policy/grad_norm above 10 x start
     cfg.alarm.entropy_drop = _signal('warn', 0.05, 10)  # policy/entropy below 0.05 x start
     cfg.alarm.entropy_rise = _signal('warn', 2.0, 10)  # policy/entropy above 2 x start
