@@ -9,7 +9,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tables lint clean python-version
+.PHONY: help demo test test-reference tables lint clean python-version
 
 help:
 	@sed -n 's/^# //p' Makefile | head -4
@@ -30,8 +30,17 @@ lint: $(VENV)/test.stamp
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
+# In an environment of its own: verl needs much that nothing else here does.
+test-reference: | python-version
+	$(PYTHON) -m venv .venv-reference
+	.venv-reference/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
+	.venv-reference/bin/python -m pip install --disable-pip-version-check --no-deps \
+	  -r requirements-reference.txt
+	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos"  # the tests skip without it
+	.venv-reference/bin/python -m pytest tests/test_against_verl.py
+
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-reference runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.
 $(VENV)/run.stamp: requirements.txt | python-version
