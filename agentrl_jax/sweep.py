@@ -7,6 +7,12 @@
 (SIGTERM or Ctrl-C; the runs have saved).
 """
 
+import jax
+
+if __name__ == '__main__':
+    # Imports may start a backend (gymnax computes a constant); accelerators are for the children.
+    jax.config.update('jax_platforms', 'cpu')
+
 import json
 import shlex
 import shutil
@@ -20,7 +26,7 @@ from ml_collections import config_flags
 
 from agentrl_jax import run_log, runtime, sweep_local, sweep_spec, sweep_status
 from agentrl_jax.sweep_board import Board
-from agentrl_jax.sweep_spec import Overrides, Run
+from agentrl_jax.sweep_status import Overrides, Run
 
 SCRIPT_FILE = 'sweep.sbatch'
 GRACE_S = 120  # seconds before the end of its time that SLURM warns a task
@@ -155,7 +161,10 @@ def own_words(
     return [*PROGRAM, *given, *sweep_spec.arguments(common)]
 
 
-def run_sweep(args: flags.FlagValues) -> int:
+def run_sweep(args: flags.FlagValues, rest: Sequence[str] = ()) -> int:
+    """The exit code; rest: what stands on the command line and is no flag."""
+    if rest:
+        raise ValueError(f'unknown arguments: {" ".join(rest)}')
     holder = args['config']
     config_file, common = holder.config_filename, dict(holder.override_values)
     listed = sweep_spec.load(args.sweep)
@@ -182,27 +191,33 @@ def run_sweep(args: flags.FlagValues) -> int:
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f'error: unknown arguments {" ".join(argv[1:])}')
     try:
-        code = run_sweep(flags.FLAGS)
+        code = run_sweep(flags.FLAGS, argv[1:])
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     sys.exit(code)
 
 
-def define_flags() -> None:
-    config_flags.DEFINE_config_file('config', None, 'Config that all runs start from.')
-    flags.DEFINE_string('sweep', None, 'Python file with sweep(add) or get_hyper(h).')
-    flags.DEFINE_string('workdir', None, 'Folder that gets a folder for each run.')
-    flags.DEFINE_enum('launcher', 'local', ['local', 'print', 'slurm'], 'How runs are started.')
-    flags.DEFINE_integer('jobs', 1, 'Runs that train at once.', lower_bound=1)
-    flags.DEFINE_integer('retries', 2, 'Failures after which a run is tried again.', lower_bound=0)
-    flags.DEFINE_multi_string('only', [], 'Name of a run; all if left out.')
-    flags.DEFINE_string('gpus', '', 'GPUs to share out among the jobs: 0,1,2,3.')
-    flags.DEFINE_multi_string('sbatch', [], 'Further SLURM option: --sbatch=--gres=gpu:1.')
-    flags.DEFINE_bool('submit', False, 'slurm: submit the script as well.')
-    flags.mark_flags_as_required(['config', 'sweep', 'workdir'])
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    def define(kind, name, default, *rest, **more):
+        kind(name, default, *rest, flag_values=values, **more)
+
+    define(config_flags.DEFINE_config_file, 'config', None, 'Config that all runs start from.')
+    define(flags.DEFINE_string, 'sweep', None, 'Python file with sweep(add) or get_hyper(h).')
+    define(flags.DEFINE_string, 'workdir', None, 'Folder that gets a folder for each run.')
+    define(
+        flags.DEFINE_enum, 'launcher', 'local', ['local', 'print', 'slurm'], 'How runs are started.'
+    )
+    define(flags.DEFINE_integer, 'jobs', 1, 'Runs that train at once.', lower_bound=1)
+    define(
+        flags.DEFINE_integer, 'retries', 2, 'How often a run that failed is tried again.',
+        lower_bound=0,
+    )  # fmt: skip
+    define(flags.DEFINE_multi_string, 'only', [], 'Name of a run; all if left out.')
+    define(flags.DEFINE_string, 'gpus', '', 'GPUs to share out among the jobs: 0,1,2,3.')
+    define(flags.DEFINE_multi_string, 'sbatch', [], 'More for SLURM: --sbatch=--gres=gpu:1.')
+    define(flags.DEFINE_bool, 'submit', False, 'slurm: submit the script as well.')
+    flags.mark_flags_as_required(['config', 'sweep', 'workdir'], flag_values=values)
 
 
 if __name__ == '__main__':

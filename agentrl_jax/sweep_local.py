@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax import runtime, sweep_status
-from agentrl_jax.sweep_spec import Run
-from agentrl_jax.sweep_status import Status
+from agentrl_jax.sweep_status import Run, Status
 
 POLL_S = 0.2  # between looks at the children
 REFRESH_S = 2.0  # between looks at all files

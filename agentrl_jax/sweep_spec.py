@@ -13,7 +13,6 @@ Both give a list of overrides {dotted field: value}; a `config.` in front of a f
 """
 
 import copy
-import dataclasses
 import difflib
 import functools
 import importlib.util
@@ -27,23 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax import config_check, runtime
+from agentrl_jax.sweep_status import Overrides, Run
 
 TRAIN = 'agentrl_jax.train'
 HASH_DIGITS, VALUE_LENGTH, NAME_LENGTH = 10, 24, 80
 UNSAFE = re.compile(r'[^A-Za-z0-9._+-]+')  # what no folder name has
 ON_COMMAND_LINE = (bool, int, float, str, tuple)  # types that a --config.field=value can give
-
-Overrides = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run of a sweep."""
-
-    name: str  # of its folder: readable overrides and a hash of the resolved config
-    overrides: Overrides  # what the sweep sets, as the config holds it
-    config: dict[str, Any]  # the resolved config as plain JSON values
-    steps: int
 
 
 class Hyper:

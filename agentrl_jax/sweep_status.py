@@ -17,11 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax import run_log
-from agentrl_jax.sweep_spec import Run
 
 RUN_FILE, LOCK_FILE, ATTEMPTS_FILE, OUTPUT_FILE = 'run.json', 'lock', 'attempts.json', 'output.txt'
 STATES = ('running', 'failed', 'preempted', 'waiting', 'done')  # in the order they are shown
 TAIL_BYTES = 1 << 18  # of metrics.jsonl: some hundred rows
+
+
+Overrides = dict[str, Any]  # dotted fields of a config
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a sweep."""
+
+    name: str  # of its folder: readable overrides and a hash of the resolved config
+    overrides: Overrides  # what the sweep sets, as the config holds it
+    config: dict[str, Any]  # the resolved config as plain JSON values
+    steps: int
 
 
 @dataclasses.dataclass(frozen=True)

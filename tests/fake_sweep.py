@@ -6,7 +6,7 @@ python fake_sweep.py <workdir> <runs> <jobs> <retries> <steps> <seconds of a ste
 import pathlib
 import sys
 
-from agentrl_jax import sweep_local, sweep_spec
+from agentrl_jax import sweep_local, sweep_status
 from agentrl_jax.sweep_board import Board
 
 TRAINING = pathlib.Path(__file__).with_name('fake_training.py')
@@ -15,7 +15,7 @@ TRAINING = pathlib.Path(__file__).with_name('fake_training.py')
 def plan(workdir, runs, jobs, retries, steps, step_s, *fault):
     """A Plan of runs run-0, run-1, ...; their folders exist."""
     workdir = pathlib.Path(workdir)
-    made = [sweep_spec.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
+    made = [sweep_status.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
     for run in made:
         (workdir / run.name).mkdir(parents=True, exist_ok=True)
 

@@ -210,7 +210,7 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
     if not path.exists():
         path.write_text(CONFIG)
     resolved, held = sweep_spec.resolve(parse(path, []), overrides, 'here')
-    run = sweep_spec.Run('name', held, {}, 1)
+    run = sweep_status.Run('name', held, {}, 1)
     words = sweep_spec.command(run, 'c.py', 'runs/x', {})
     assert shlex.split(shlex.join(words)) == words and words[2:5] == [
         'agentrl_jax.train', '--config=c.py', '--workdir=runs/x/name',
@@ -375,48 +375,63 @@ def test_the_script_is_submitted_only_where_asked_and_where_sbatch_is(tmp_path, 
 # ---- the command line --------------------------------------------------------------------------
 
 
-def cli(*words, folder=ROOT, **environment):
-    """No backend has the name nonesuch: a sweep that starts one, and so takes a TPU, fails here."""
-    done = subprocess.run(
-        [sys.executable, '-m', 'agentrl_jax.sweep', *words], cwd=folder, capture_output=True,
-        text=True, timeout=120, check=False,
-        env={**os.environ, 'JAX_PLATFORMS': 'nonesuch', 'PYTHONPATH': str(ROOT), **environment},
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def cli(monkeypatch):
+    """The command line in this process: cli(*words) -> exit code."""
+
+    def run(*words):
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, 'argv', ['sweep', *words])
+        values = flags.FlagValues()
+        sweep.define_flags(values)
+        return sweep.run_sweep(values, values(sys.argv)[1:])
+
+    return run
 
 
 DEMO = ('--config=configs/demo.py', '--sweep=configs/sweeps/demo_algorithms.py')
 
 
-def test_print_gives_one_shell_line_a_run_and_writes_nothing(tmp_path):
+def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(tmp_path):
+    """A sweep that starts any backend but the CPU's takes a TPU from its runs, and fails here."""
     workdir = tmp_path / 'my runs'
-    code, out, err = cli(*DEMO, f'--workdir={workdir}', '--launcher=print', '--config.steps=7')
-    assert code == 0, err
-    lines = [shlex.split(line) for line in out.splitlines()]
+    words = [*DEMO, f'--workdir={workdir}', '--launcher=print', '--config.steps=7']
+    done = subprocess.run(
+        [sys.executable, '-m', 'agentrl_jax.sweep', *words], cwd=ROOT, capture_output=True,
+        text=True, check=False, env=os.environ | {'JAX_PLATFORMS': 'nonesuch'},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert len(lines) == 15 and not workdir.exists()
     assert lines[4][:4] == [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py']
     assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1-')
     assert lines[4][5:] == ['--config.steps=7', '--config.algorithm=grpo', '--config.seed=1']
 
 
-def test_slurm_writes_a_script_of_sweeps_of_one_run(tmp_path):
-    code, out, err = cli(*DEMO, f'--workdir={tmp_path}/w', '--launcher=slurm', '--config.steps=7')
-    assert (code, out) == (0, f'sbatch {tmp_path}/w/sweep.sbatch\n'), err
-    script = (tmp_path / 'w' / 'sweep.sbatch').read_text()
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_slurm_writes_a_script_of_sweeps_of_one_run(tmp_path, cli, capsys):
+    workdir = tmp_path / 'w'
+    assert cli(*DEMO, f'--workdir={workdir}', '--launcher=slurm', '--config.steps=7') == 0
+    assert capsys.readouterr().out == f'sbatch {workdir}/sweep.sbatch\n'
+    script = (workdir / 'sweep.sbatch').read_text()
     words = shlex.split(next(line for line in script.splitlines() if 'agentrl_jax.sweep' in line))
-    assert words[3:8] == [*DEMO, f'--workdir={tmp_path}/w', '--retries=2', '--config.steps=7']
-    assert len(list((tmp_path / 'w').glob('*/run.json'))) == 15
+    assert words[3:8] == [*DEMO, f'--workdir={workdir}', '--retries=2', '--config.steps=7']
+    assert len(list(workdir.glob('*/run.json'))) == 15
 
 
+@pytest.mark.filterwarnings('ignore:the load_module')
 @pytest.mark.parametrize('words, said', [
-    ((*DEMO, '--workdir=/dev/null/x'), 'workdir is not writable (Not a directory)'),
-    ((*DEMO, '--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
-    ((*DEMO, '--workdir=x', 'extra'), 'unknown arguments extra'),
-    ((*DEMO, '--workdir=x', '--launcher=tpu'), 'should be one of <local|print|slurm>'),
-    ((*DEMO, '--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
-    ((*DEMO, '--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),
+    (('--workdir=/dev/null/x',), 'workdir is not writable .Not a directory.'),
+    (('--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
+    (('--workdir=x', 'extra'), 'unknown arguments: extra'),
+    (('--workdir=x', '--launcher=tpu'), 'should be one of <local.print.slurm>'),
+    (('--workdir=x', '--jobs=0'), 'jobs must be an integer in the range|positive integer'),
+    (('--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
+    (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),
+    (('--workdir=x', '--config.seed=4'), 'sets seed, and so does the command line'),
+    ((), 'workdir must have a value|Flag --workdir must'),
 ])  # fmt: skip
-def test_wrong_use_is_said(words, said):
-    code, _, err = cli(*words)
-    assert code == 1 and said in err and 'Traceback' not in err
+def test_wrong_use_is_said(cli, words, said):
+    with pytest.raises((ValueError, OSError, flags.Error), match=said):
+        cli(*DEMO, *words)
     assert not (ROOT / 'x').exists()
