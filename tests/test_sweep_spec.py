@@ -344,14 +344,14 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
     said = tmp_path / 'said'
     task = subprocess.Popen(['bash', '-c', script], env=os.environ | {
         'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(said),
-        'SLEEP': '60' if stopped else '0', 'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77',
+        'SLEEP': '240' if stopped else '0', 'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77',
     })  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (said.exists() and said.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
     if stopped:
         task.terminate()
-    assert task.wait(60) == (75 if stopped else 0)
+    assert task.wait(240) == (75 if stopped else 0)
     assert ast.literal_eval(said.read_text()) == [
         "--workdir=it's here", '--launcher=local', '--jobs=1', f'--only={runs[1].name}',
     ]  # fmt: skip
