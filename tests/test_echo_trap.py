@@ -58,10 +58,10 @@ def play(head, key, luck):
 def train_step(state, key, *, keep, clip_high, luck, tx):
     rollout = play(state.params['head'], key, luck)
     measured = metrics.rollout_metrics(rollout, GROUP_SIZE)
-    rows = filtering.select_top_groups(
-        rollout.returns, rollout.healthy, group_size=GROUP_SIZE, keep=keep
+    top = functools.partial(filtering.keep_rows, group_size=GROUP_SIZE, rule='top_k', keep=keep)
+    rollout, *_ = filtering.select(
+        rollout, keep_fn=top, group_size=GROUP_SIZE, order='compact', count=keep * GROUP_SIZE
     )
-    rollout = jax.tree.map(lambda x: x[rows], rollout)
     raw = values(None, state.critic_params, rollout.tokens, None, None)
     scores = Scores(
         old_logprobs=rollout.logprobs, ref_logprobs=jnp.zeros_like(rollout.logprobs),
