@@ -3,6 +3,7 @@
 Only this file and the programs a person starts (train, evaluate, ...) see the config object.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,7 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
     sample = cfg.rollout if training else cfg.eval
+    config = dataclasses.replace(config, dtype=cfg.rollout.sampler_dtype or config.dtype)
     play = rollout.collect_on_mesh(
         mesh, config=config, slots=min(cfg.rollout.slots or rows, rows),
         serve_rows=cfg.rollout.serve_rows, max_tokens=cfg.rollout.max_tokens,

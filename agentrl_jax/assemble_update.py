@@ -5,7 +5,8 @@ from typing import Any
 
 from agentrl_jax import config_check, filtering, sharding
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.assemble import needs_reference
+from agentrl_jax.assemble import build_tokenizer, needs_reference
+from agentrl_jax.tokens.tokenizer import IM_START
 
 
 def batch_settings(cfg: Any) -> dict[str, Any]:
@@ -37,7 +38,8 @@ def keep_settings(cfg: Any) -> dict[str, Any]:
         'varied': {},
         'all': {},
     }
-    return dict(group_size=members, rule=choice.rule) | rules[choice.rule]
+    normalised = cfg.parity.filter_normalised
+    return dict(group_size=members, rule=choice.rule, normalised=normalised) | rules[choice.rule]
 
 
 def build_keep(cfg: Any) -> Any:
@@ -60,6 +62,30 @@ def build_select(cfg: Any) -> Any:
     )  # fmt: skip
 
 
+SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
+
+
+def correction_settings(cfg: Any) -> dict[str, Any] | None:
+    """Keywords of batches.correct; None where the sampler is taken for the trainer."""
+    loss = cfg.loss
+    if loss.sampler_correction == 'off':
+        return None
+    low, high = SAMPLER_BOUNDS[loss.sampler_correction]
+    return dict(
+        low=low if loss.sampler_low is None else loss.sampler_low,
+        high=high if loss.sampler_high is None else loss.sampler_high,
+        drop=loss.sampler_correction == 'icepop', per_sequence=loss.sampler_sequence,
+    )  # fmt: skip
+
+
+def trained_settings(cfg: Any) -> dict[str, Any] | None:
+    """Keywords of parity.train_on; None where the sampled tokens train."""
+    if cfg.parity.loss_on == 'sampled':
+        return None
+    start = build_tokenizer(cfg).special(IM_START)
+    return dict(start_id=start, answers_only=cfg.parity.loss_on == 'answers')
+
+
 def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     """The filter, and keywords of score, make_batch and update_step."""
     loss, size = cfg.loss, cfg.batch
@@ -68,13 +94,20 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     head = dict(
         temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
         # No row can have more tokens to train; with a window a row is a turn.
-        row_tokens=cfg.rollout.max_response * (1 if cfg.context.window else cfg.env.max_turns),
+        row_tokens=cfg.rollout.max_response * (1 if cfg.context.window else cfg.env.max_turns)
+        if cfg.parity.loss_on == 'sampled' else None,
     )  # fmt: skip
     samples = cfg.env.max_turns if cfg.context.window else 1  # of an episode
+    correction, trained = correction_settings(cfg), trained_settings(cfg)
     return {
         'select': build_select(cfg),
         'window': window_settings(cfg),
-        'score': dict(microbatch_rows=size.microbatch_rows, recompute=False, **head),
+        'correction': correction,
+        'trained': trained,
+        'score': dict(
+            microbatch_rows=size.microbatch_rows,
+            recompute=correction is not None or trained is not None, **head,
+        ),
         'batch': batch_settings(cfg),
         'update': dict(
             loss=ALGORITHMS[cfg.algorithm].loss, clip_low=loss.clip_low, clip_high=loss.clip_high,
@@ -84,7 +117,7 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
             value_clip=loss.value_clip or None, value_coef=loss.value_coef,
             num_minibatches=kept // size.minibatch_rows,
             num_microbatches=samples * size.minibatch_rows // size.microbatch_rows,
-            epochs=size.epochs,
+            epochs=size.epochs, microbatch_means=cfg.parity.microbatch_means,
             critic_warmup=cfg.critic.warmup_steps, kl_target=loss.kl_target or None,
             kl_horizon=loss.kl_horizon, row_sharding=sharding.shard_rows(mesh), **head,
         ),

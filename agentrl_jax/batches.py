@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import context, score
+from agentrl_jax import context, losses, parity, score
+from agentrl_jax.masked import masked_mean
 from agentrl_jax.types import Batch, Rollout, TrainState
 
 
@@ -20,13 +21,16 @@ def prepare(
     group_size: int,
     settings: dict,
 ) -> tuple[Batch, jax.Array, jax.Array, dict[str, jax.Array]]:
-    """(batch, rows of the rollout int32 [b], their advantages float32 [b, T], filter's metrics).
+    """(batch, rows of the rollout int32 [b], their advantages float32 [b, T], metrics).
 
-    settings: 'select' (rollout -> filtering.select), the keywords of 'score' and of 'batch', and
-    'window', keywords of context.windows where the policy saw only the last turns (needs the task;
-    the batch then has a row for each turn). Advantages are nan in rows that do not train.
+    settings: 'select' (rollout -> filtering.select), keywords of 'score' and of 'batch'; keywords
+    or None: 'trained' of parity.train_on, 'correction' of correct, 'window' of context.windows
+    where the policy saw only the last turns (needs the task; the batch then has a row for each
+    turn). Advantages are nan in rows that do not train.
     """
     rollout, rows, keep, factors, metrics = settings['select'](rollout)
+    if settings['trained'] is not None:
+        rollout = parity.train_on(rollout, **settings['trained'])
     seen = None
     if settings['window'] is not None:
         seen = context.windows(task, rollout, **settings['window'])
@@ -41,6 +45,38 @@ def prepare(
     )  # fmt: skip
     if factors is not None:
         batch = batch.replace(advantages=batch.advantages * factors[:, None])
+    if settings['correction'] is not None:
+        batch, measured = correct(batch, rollout.logprobs, **settings['correction'])
+        metrics |= measured
     metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)
     return batch if seen is None else context.split_batch(batch, seen), rows, advantages, metrics
+
+
+def correct(
+    batch: Batch,
+    sampler_logprobs: jax.Array,
+    *,
+    low: float,
+    high: float,
+    drop: bool,
+    per_sequence: bool,
+) -> tuple[Batch, dict[str, jax.Array]]:
+    """Advantages times pi_old / pi_sampler, bounded (losses.sampler_weights); (batch, metrics).
+
+    For a sampler that is not the trainer: truncated importance sampling, or with drop IcePop.
+    batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
+    """
+    rows = (batch.old_logprobs, sampler_logprobs, batch.mask)
+    weights = losses.sampler_weights(
+        *rows, low=low, high=high, drop=drop, per_sequence=per_sequence
+    )
+    raw = losses.sampler_weights(
+        *rows, low=0.0, high=jnp.inf, drop=False, per_sequence=per_sequence
+    )
+    gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
+    return batch.replace(advantages=batch.advantages * weights), {
+        'sampler/logprob_gap': gap.max(),
+        'sampler/weight': masked_mean(weights, batch.mask),
+        'sampler/outside': masked_mean((raw < low) | (raw > high), batch.mask),
+    }

@@ -17,6 +17,9 @@ CHOICES = {
     'loss.aggregation': losses.AGGREGATIONS,
     'loss.kl_estimator': losses.KL_ESTIMATORS,
     'loss.kl_in': ('loss', 'reward'),
+    'loss.sampler_correction': ('off', 'tis', 'icepop'),
+    'parity.loss_on': ('sampled', 'answers', 'all'),
+    'rollout.sampler_dtype': ('', 'float32', 'bfloat16'),
     'loss.reward_on': ('turn', 'episode'),
     'model.dtype': ('float32', 'bfloat16'),
     'alarm.mi_turns': ('first', 'any'),
@@ -42,6 +45,7 @@ NOT_NEGATIVE = (
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
     'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
+    'loss.sampler_low', 'loss.sampler_high',
     'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
     'filter.refill',
     'alarm.mi_every', 'alarm.max_roll_backs', *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
@@ -88,6 +92,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     found += curriculum.problems(grows.rounds, grows.interpolate, cfg.env.max_turns)
     # What follows divides by numbers that are at least 1.
     found = found or _without_effect(cfg) + _impossible_options(cfg) + _impossible_filter(cfg)
+    found += _impossible_sampler(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
@@ -148,6 +153,27 @@ def _impossible_options(cfg: Any) -> list[str]:
             cfg.context.window > 0 and cfg.algorithm in WHOLE_EPISODES,
         f'context.summary={cfg.context.summary} tells turns that the policy does not see: '
         'set context.window=1': cfg.context.summary > 0 and cfg.context.window != 1,
+    }  # fmt: skip
+    return [problem for problem, wrong in problems.items() if wrong]
+
+
+def _impossible_sampler(cfg: Any) -> list[str]:
+    loss, leaks = cfg.loss, cfg.parity.loss_on != 'sampled'
+    off = loss.sampler_correction == 'off'
+    beyond = f'parity.loss_on={cfg.parity.loss_on!r} trains tokens that nobody sampled: it needs '
+    problems = {
+        'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
+        'loss.sampler_correction=off': off and (loss.sampler_low, loss.sampler_high,
+            loss.sampler_sequence) != (None, None, False),
+        f'loss.sampler_low={loss.sampler_low} must be at most 1 and loss.sampler_high='
+        f'{loss.sampler_high} at least 1, the factor of equal models':
+            (loss.sampler_low or 0) > 1
+            or (loss.sampler_high is not None and loss.sampler_high < 1),
+        f'{beyond}loss.sampler_correction=off': leaks and not off,
+        f'{beyond}context.window=0': leaks and cfg.context.window > 0,
+        f'{beyond}an algorithm other than gigpo, which compares observations':
+            leaks and cfg.algorithm == 'gigpo',
+        f'{beyond}loss.max_length=0': leaks and bool(loss.max_length),
     }  # fmt: skip
     return [problem for problem, wrong in problems.items() if wrong]
 

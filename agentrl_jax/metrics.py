@@ -62,6 +62,8 @@ METRICS = {
     'value/explained_variance': '1 - Var(return - value) / Var(return) over trained tokens.',
     'value/grad_norm': 'Global norm of the critic gradient before clipping.',
     'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step.',
+    'sampler/weight': 'Mean factor that corrects for the sampler (loss.sampler_correction).',
+    'sampler/outside': 'Share of trained tokens whose factor was out of bounds.',
     'time/collect_s': 'Seconds spent playing episodes in a step.',
     'time/update_s': 'Seconds spent on scores and updates in a step.',
     'time/step_s': 'Seconds of a whole step.',

@@ -96,6 +96,23 @@ def _split(batch: Any, parts: int, sharding: NamedSharding | None) -> Any:
     return jax.tree.map(one, batch)
 
 
+def weigher(aggregation: str, norm_length: int | None, parts: int) -> Callable:
+    """Token weights of a mask bool [B, T], whose denominators are counted in each of `parts` parts.
+
+    Parts are those of _split, and the loss is the mean over them: with more than one, what the
+    references do, a token weighs more the fewer tokens its micro-batch has.
+    """
+    whole = functools.partial(
+        losses.token_weights, aggregation=aggregation, norm_length=norm_length
+    )
+
+    def weights(mask):
+        split = jax.vmap(whole)(_split(mask, parts, None)) / parts
+        return split.swapaxes(0, 1).reshape(mask.shape)
+
+    return whole if parts == 1 else weights
+
+
 def _add(a: dict, b: dict) -> dict:
     return {n: jnp.maximum(a[n], b[n]) if n in MAXIMA else a[n] + b[n] for n in a}
 
@@ -258,6 +275,7 @@ def update_step(
     epochs: int = 1,
     critic_warmup: int = 0,
     lr_scale: jax.Array | float = 1.0,
+    microbatch_means: bool = False,
     kl_target: float | None = None,
     kl_horizon: float = 10000.0,
     key: jax.Array | None = None,
@@ -271,6 +289,7 @@ def update_step(
     Without state.critic_params the critic shares the backbone and value_coef * value loss joins the
     policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
+    microbatch_means counts the denominators of losses in each micro-batch, as references do;
     lr_scale: factor of both learning rates; policy: keywords of common.policy_loss (loss, ...).
     """
     own_critic = state.critic_params is not None
@@ -283,9 +302,7 @@ def update_step(
             value_coef=value_coef, **shared, **policy,
         ),
         values_fn=values_fn, value_clip=value_clip, tx=tx, critic_tx=critic_tx, lr_scale=lr_scale,
-        weights=functools.partial(
-            losses.token_weights, aggregation=aggregation, norm_length=norm_length
-        ),
+        weights=weigher(aggregation, norm_length, num_microbatches if microbatch_means else 1),
         parts=num_microbatches, row_sharding=row_sharding, critic_warmup=critic_warmup,
     )  # fmt: skip
     rows = minibatch_rows(

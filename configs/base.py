@@ -78,6 +78,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.rollout.max_tokens = 3072  # tokens of an episode, prompts included
     cfg.rollout.max_response = 400  # sampled tokens of a turn
     cfg.rollout.temperature = 1.0
+    cfg.rollout.sampler_dtype = ''  # compute dtype of playing; '' = model.dtype
     cfg.rollout.slots = 0  # episodes played at once; 0 = all
     cfg.rollout.serve_rows = 8  # waiting slots that are served together
     cfg.rollout.stop_at_answer = False  # end a turn at </answer>; else at the end-of-turn token
@@ -137,8 +138,21 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.loss.estimator = placeholder(str)  # ppo's GAE: token (the default), turn, bi_level
     cfg.loss.reward_normalization = placeholder(str)  # ppo, reward_on='episode': identity (the
     # default), mean, mean_std or asym_clip of the returns of a group
+    cfg.loss.sampler_correction = 'off'  # for a sampler that is not the trainer: pi_trainer /
+    # pi_sampler as a factor of advantages, clipped (tis) or 0 outside the bounds (icepop)
+    cfg.loss.sampler_low = placeholder(float)  # lower bound of the factor (tis 0, icepop .5)
+    cfg.loss.sampler_high = placeholder(float)  # upper bound (tis 2, icepop 5)
+    cfg.loss.sampler_sequence = False  # one factor for an episode, the product of its tokens'
     cfg.loss.value_clip = 0.5
     cfg.loss.value_coef = 1.0  # weight of the value loss with critic.share_backbone
+
+    cfg.parity = ml_collections.ConfigDict()  # what reference implementations do, for comparison
+    cfg.parity.loss_on = (
+        'sampled'  # tokens that train: sampled (those of the policy), answers (also
+    )
+    # the chat markers around them: RAGEN's leak), all (everything behind the system message)
+    cfg.parity.microbatch_means = False  # losses are averaged in each micro-batch, then over them
+    cfg.parity.filter_normalised = False  # the filter ranks returns that are normalised already
 
     cfg.turn_credit = ml_collections.ConfigDict()  # mt_grpo and gspo_turn, where no other is named
     cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.turn_credit.MODES; default
