@@ -125,7 +125,9 @@ def one_step(monkeypatch, devices):
         **{'filter.keep': 0.25, 'filter.refill': 5, 'env.eval_levels': 8, 'optim.lr': 1e-5},
     )  # fmt: skip
     run = train.build(cfg)
-    state, measured, seen = train.train_step(run, start.start_state(run, run.params), None, 2)
+    state, measured, seen = train.train_step(
+        run, start.start_state(run, run.params), None, 2, first=False
+    )
     return run, seen, state, measured
 
 
@@ -143,7 +145,7 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
         np.testing.assert_array_equal(held.tokens[part], out.tokens[rows])
         np.testing.assert_array_equal(held.rewards[part], out.rewards[rows])
         np.testing.assert_array_equal(seen[1].level[part], out.level[rows])
-    again = train.train_step(run, start.start_state(run, run.params), None, 2)[0]
+    again = train.train_step(run, start.start_state(run, run.params), None, 2, first=False)[0]
     jax.tree.map(np.testing.assert_array_equal, state, again)
     _, alone, state_alone, _ = one_step(monkeypatch, 1)
     np.testing.assert_array_equal(held.tokens, alone[0].tokens)

@@ -36,7 +36,8 @@ def test_every_keyword_of_an_update_is_given_by_a_config():
     )
     cfg = micro_runs.config('frozen_lake')
     given = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))['update']
-    assert asked - functions == set(given) | {'key'}  # the key is a function of seed and step
+    of_the_step = {'key', 'lr_scale'}  # functions of seed and step, and of roll backs
+    assert asked - functions == set(given) | of_the_step
 
 
 # ---- from a field to the batch -------------------------------------------------------------------
@@ -179,9 +180,9 @@ def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
     def fresh():
         return start.start_state(run, run.params)
 
-    one, measured, seen = train.train_step(run, fresh(), None, 0)
+    one, measured, seen = train.train_step(run, fresh(), None, 0, first=False)
     assert measured['policy/grad_norm'] > 0 and measured['update/skipped'] == 0
-    again = train.train_step(run, fresh(), None, 0)[0]
+    again = train.train_step(run, fresh(), None, 0, first=False)[0]
     jax.tree.map(np.testing.assert_array_equal, one, again)
     ordered = run.learn(fresh(), None, seen[0])[0]
     same = jax.tree.map(np.array_equal, one.params, ordered.params)
