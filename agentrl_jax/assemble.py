@@ -178,8 +178,13 @@ def needs_critic(cfg: Any) -> bool:
 
 
 def needs_reference(cfg: Any) -> bool:
-    """A reference model is kept only when some KL term needs it."""
-    return cfg.loss.kl_coef > 0
+    """A reference model is kept only when some KL term or DPO needs it."""
+    return cfg.loss.kl_coef > 0 or cfg.algorithm == 'dpo'
+
+
+def explores(cfg: Any) -> bool:
+    """Whether episodes are played by the policy of an iteration's beginning (AgentEvol)."""
+    return cfg.algorithm == 'agent_evol'
 
 
 def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str):

@@ -4,15 +4,15 @@ import functools
 from typing import Any
 
 from agentrl_jax import config_check, filtering, sharding
-from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.assemble import build_tokenizer, needs_reference
+from agentrl_jax.algorithms import ALGORITHMS, dpo
+from agentrl_jax.assemble import build_tokenizer
 from agentrl_jax.tokens.tokenizer import IM_START
 
 
 def batch_settings(cfg: Any) -> dict[str, Any]:
     """Keywords of the algorithm's make_batch: the fields that it takes and that have a value."""
     fields = {name: config_check.option(cfg, name) for name in ALGORITHMS[cfg.algorithm].SETTINGS}
-    in_reward = needs_reference(cfg) and cfg.loss.kl_in == 'reward'
+    in_reward = cfg.loss.kl_coef > 0 and cfg.loss.kl_in == 'reward'
     chosen = {name: value for name, value in fields.items() if value is not None}
     return dict(kl_in_reward=in_reward) | chosen
 
@@ -87,15 +87,16 @@ def trained_settings(cfg: Any) -> dict[str, Any] | None:
 
 
 def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
-    """The filter, and keywords of score, make_batch and update_step."""
+    """The filter, the order of rows, and keywords of score, make_batch and update_step."""
     loss, size = cfg.loss, cfg.batch
-    kept = config_check.kept_groups(cfg) * cfg.rollout.group_size
-    kl_in_loss = needs_reference(cfg) and loss.kl_in == 'loss'
+    base_rows, pairs = config_check.base_rows(cfg), cfg.algorithm == 'dpo'
+    rows = config_check.kept_groups(cfg) * cfg.rollout.group_size + base_rows
+    kl_in_loss = loss.kl_coef > 0 and loss.kl_in == 'loss'
+    sampled = cfg.rollout.max_response * (1 if cfg.context.window else cfg.env.max_turns)
     head = dict(
         temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
-        # No row can have more tokens to train; with a window a row is a turn.
-        row_tokens=cfg.rollout.max_response * (1 if cfg.context.window else cfg.env.max_turns)
-        if cfg.parity.loss_on == 'sampled' else None,
+        # No row can have more tokens to train (but demonstrations); with a window a row is a turn.
+        row_tokens=sampled if cfg.parity.loss_on == 'sampled' and not base_rows else None,
     )  # fmt: skip
     samples = cfg.env.max_turns if cfg.context.window else 1  # of an episode
     correction, trained = correction_settings(cfg), trained_settings(cfg)
@@ -109,13 +110,15 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
             recompute=correction is not None or trained is not None, **head,
         ),
         'batch': batch_settings(cfg),
+        'order': dpo.order_rows if pairs else None,
         'update': dict(
             loss=ALGORITHMS[cfg.algorithm].loss, clip_low=loss.clip_low, clip_high=loss.clip_high,
             dual_clip=loss.dual_clip or None, entropy_coef=loss.entropy_coef,
             kl_estimator=loss.kl_estimator if kl_in_loss else None,
-            aggregation=loss.aggregation, norm_length=loss.norm_length,
+            aggregation='seq_mean_token_sum' if pairs else loss.aggregation,
+            norm_length=loss.norm_length, unit=2 if pairs else 1,
             value_clip=loss.value_clip or None, value_coef=loss.value_coef,
-            num_minibatches=kept // size.minibatch_rows,
+            num_minibatches=rows // size.minibatch_rows,
             num_microbatches=samples * size.minibatch_rows // size.microbatch_rows,
             epochs=size.epochs, microbatch_means=cfg.parity.microbatch_means,
             critic_warmup=cfg.critic.warmup_steps, kl_target=loss.kl_target or None,

@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import context, losses, parity, score
+from agentrl_jax import context, evol, losses, parity, score
 from agentrl_jax.masked import masked_mean
+from agentrl_jax.sft import Demonstrations
 from agentrl_jax.types import Batch, Rollout, TrainState
 
 
@@ -15,6 +16,7 @@ def prepare(
     ref_params: Any,
     rollout: Rollout,
     task: Any = None,
+    base: Any = None,
     *,
     algorithm: Any,
     fns: Any,
@@ -26,11 +28,16 @@ def prepare(
     settings: 'select' (rollout -> filtering.select), keywords of 'score' and of 'batch'; keywords
     or None: 'trained' of parity.train_on, 'correction' of correct, 'window' of context.windows
     where the policy saw only the last turns (needs the task; the batch then has a row for each
-    turn). Advantages are nan in rows that do not train.
+    turn); 'order': None, or which rows stand side by side. base: demonstrations that join the
+    batch. Advantages are nan in rows that do not train.
     """
     rollout, rows, keep, factors, metrics = settings['select'](rollout)
     if settings['trained'] is not None:
         rollout = parity.train_on(rollout, **settings['trained'])
+    if settings['order'] is not None:
+        usable = rollout.healthy & keep & rollout.action_mask.any(1)
+        placed = settings['order'](rollout.returns, usable, group_size=group_size)
+        rollout, rows, keep = jax.tree.map(lambda x: x[placed], (rollout, rows, keep))
     seen = None
     if settings['window'] is not None:
         seen = context.windows(task, rollout, **settings['window'])
@@ -50,7 +57,22 @@ def prepare(
         metrics |= measured
     metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)
-    return batch if seen is None else context.split_batch(batch, seen), rows, advantages, metrics
+    if seen is not None:
+        batch = context.split_batch(batch, seen)
+    if base is not None:
+        batch = with_base(batch, base, state.params, ref_params, fns, settings['score'])
+    return batch, rows, advantages, metrics
+
+
+def with_base(
+    batch: Batch, base: Demonstrations, params: Any, ref_params: Any, fns: Any, settings: dict
+) -> Batch:
+    """The batch with demonstrations among its rows, scored by the policy before the update."""
+    scores = score.score(
+        params, None, ref_params, base, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=None,
+        **settings | {'recompute': True},
+    )  # fmt: skip
+    return evol.join(batch, evol.base_batch(base, scores))
 
 
 def correct(

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from agentrl_jax import advantages, collapse, curriculum, filtering, losses, turn_credit
-from agentrl_jax.algorithms import ALGORITHMS, mt_grpo, ppo
+from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
 
 CHOICES = {
     'algorithm': tuple(ALGORITHMS),
@@ -32,13 +32,14 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'loss.reward_normalization': advantages.NORMALIZATIONS,
     'turn_credit.mode': turn_credit.MODES,
     'turn_credit.outcome': mt_grpo.OUTCOMES,
+    'evol.weights': agent_evol.WEIGHTS,
 }
 AT_LEAST_ONE = (
     'env.max_turns', 'env.max_actions_per_turn', 'env.max_actions_per_episode', 'env.train_levels',
     'env.eval_levels', 'rollout.num_groups', 'rollout.group_size', 'rollout.max_response',
     'rollout.serve_rows', 'batch.minibatch_rows', 'batch.microbatch_rows', 'batch.epochs',
     'batch.head_chunk', 'clone.batch', 'checkpoint.every', 'checkpoint.keep',
-    'curriculum.stage_steps',
+    'curriculum.stage_steps', 'evol.iteration',
     'alarm.baseline_steps', *(f'alarm.{name}.patience' for name in collapse.SIGNALS),
 )  # fmt: skip
 NOT_NEGATIVE = (
@@ -47,13 +48,14 @@ NOT_NEGATIVE = (
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
     'loss.sampler_low', 'loss.sampler_high',
     'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
-    'filter.refill',
+    'filter.refill', 'clone.microbatch_rows', 'evol.base_rows', 'dpo.min_gap',
     'alarm.mi_every', 'alarm.max_roll_backs', *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
 )  # fmt: skip
-WHOLE_EPISODES = ('gspo',)  # their loss needs all tokens of an episode in one row
+WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
 SHARES = (  # in [0, 1]
     'loss.gamma', 'loss.lam', 'turn_credit.turn_gamma', 'filter.p', 'filter.low', 'filter.high',
 )  # fmt: skip
+OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
 # that any algorithm runs with any config.
 COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
@@ -99,8 +101,8 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
 
 
 def section(cfg: Any, name: str) -> str:
-    """Where an option of an algorithm stands: a name of its SETTINGS is unique in both."""
-    return 'turn_credit' if name in cfg.turn_credit else 'loss'
+    """Where an option of an algorithm stands: a name of its SETTINGS is unique in all of them."""
+    return next(section for section in OPTION_SECTIONS if name in cfg[section])
 
 
 def option(cfg: Any, name: str) -> Any:
@@ -203,12 +205,14 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     kept = kept_groups(cfg) * cfg.rollout.group_size
     small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
+    base = base_rows(cfg)
+    joined = f' and {base} demonstrations join them (evol.base_rows)' if base else ''
     problems = {
         f'eval.top_p={cfg.eval.top_p} must be in (0, 1]': not 0 < cfg.eval.top_p <= 1,
         f'rollout.temperature={cfg.rollout.temperature} must be positive: a greedy policy gives '
         'no gradient': cfg.rollout.temperature <= 0,
-        f'{kept} episodes of each rollout ({rows} played) enter an update, which is no multiple of '
-        f'batch.minibatch_rows={small}': kept % small != 0,
+        f'{kept} episodes of each rollout ({rows} played) enter an update{joined}, which is no '
+        f'multiple of batch.minibatch_rows={small}': (kept + base) % small != 0,
         f'batch.minibatch_rows={small} must be a multiple of '
         f'batch.microbatch_rows={micro}': small % micro != 0,
         f'{rows} episodes (rollout.num_groups x rollout.group_size) must be a multiple of the '
@@ -221,6 +225,7 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
         f'2 x model.num_heads={cfg.model.num_heads}':
             not cfg.model.path and cfg.model.hidden_size % (2 * cfg.model.num_heads) != 0,
     }  # fmt: skip
+    problems |= _imitation_problems(cfg, mesh_shards)
     return [problem for problem, wrong in problems.items() if wrong] + _impossible_alarms(cfg)
 
 
@@ -247,6 +252,50 @@ def _impossible_alarms(cfg: Any) -> list[str]:
             f'checkpoint.every only keep {saved}: raise one of them'
         ] = alarm[name].action == 'roll_back' and saved <= steps
     return [problem for problem, wrong in problems.items() if wrong]
+
+
+def _imitation_problems(cfg: Any, mesh_shards: int) -> dict[str, bool]:
+    clone, micro, dpo, pairs = cfg.clone, cfg.clone.microbatch_rows, cfg.dpo, cfg.algorithm == 'dpo'
+    return {
+        f'clone.batch={clone.batch} must be a multiple of clone.microbatch_rows={micro}, and that '
+        f'of the {mesh_shards} data shards of the mesh':
+            micro > 0 and (clone.batch % micro != 0 or micro % mesh_shards != 0),
+        f'evol.threshold={cfg.evol.threshold} is negative: set evol.weights=equal, or episodes of '
+        'negative return would be unlearnt':
+            (cfg.evol.threshold or 0) < 0 and cfg.evol.weights != 'equal',
+        f'evol.base_rows={cfg.evol.base_rows} needs demonstrations: set clone.file or '
+        'clone.episodes': base_rows(cfg) > 0 and not clones(cfg),
+        f'evol.base_rows={cfg.evol.base_rows} must be a multiple of the {mesh_shards} data shards '
+        'of the mesh': base_rows(cfg) % mesh_shards != 0,
+        f'evol.base_rows={cfg.evol.base_rows} has no effect on algorithm={cfg.algorithm!r}, only '
+        'on agent_evol: set it to 0': cfg.evol.base_rows > 0 and cfg.algorithm != 'agent_evol',
+        f'evol.base_rows={cfg.evol.base_rows} are whole conversations: set context.window=0':
+            base_rows(cfg) > 0 and cfg.context.window > 0,
+        f'dpo.beta={dpo.beta} must be positive': dpo.beta is not None and dpo.beta <= 0,
+        f'dpo.pairs={dpo.pairs} must be at least 1': dpo.pairs is not None and dpo.pairs < 1,
+        f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='
+        f'{cfg.batch.microbatch_rows} must be even: dpo compares two episodes':
+            pairs and (cfg.rollout.group_size % 2 != 0 or cfg.batch.microbatch_rows % 2 != 0),
+        f'loss.sampler_correction={cfg.loss.sampler_correction!r} has no effect on algorithm='
+        f'{cfg.algorithm!r}, which has no ratio: set it to off':
+            cfg.loss.sampler_correction != 'off' and cfg.algorithm in ('agent_evol', 'dpo'),
+        'parity.microbatch_means does not go with dpo, whose loss is a mean over pairs':
+            pairs and cfg.parity.microbatch_means,
+        'filter.soft and filter.scaling do not go with dpo: they would scale its beta':
+            pairs and (cfg.filter.soft or cfg.filter.scaling != 'none'),
+        "loss.kl_in='reward' does not go with dpo, which compares returns: set loss.kl_in=loss":
+            pairs and cfg.loss.kl_coef > 0 and cfg.loss.kl_in == 'reward',
+    }  # fmt: skip
+
+
+def clones(cfg: Any) -> bool:
+    """Whether there are demonstrations, of a file or our own."""
+    return bool(cfg.clone.file) or cfg.clone.episodes > 0
+
+
+def base_rows(cfg: Any) -> int:
+    """Demonstrations that join the episodes of a step (AgentEvol)."""
+    return cfg.evol.base_rows if cfg.algorithm == 'agent_evol' else 0
 
 
 def share(part: float, whole: int) -> int:

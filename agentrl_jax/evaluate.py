@@ -4,7 +4,8 @@
       --config.eval.split=test [--step=60] [--config.eval.temperature=0]
 
 The policy is the checkpoint of the workdir (the newest, or --step); with an empty --workdir it is
-the model of the config itself, untrained. Writes evaluation_<split>.json and a rollout page.
+the model of the config itself, untrained. Writes evaluation_<split>.json and a rollout page, and
+with --trajectories=FILE the episodes in AgentTraj's format (.json, .jsonl), which clone.file reads.
 """
 
 import json
@@ -26,12 +27,18 @@ from agentrl_jax import (
     run_log,
     start,
     train,
+    trajectories,
     validation,
 )
 
 
-def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, float]:
-    """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics."""
+def evaluate(
+    cfg: Any, workdir: str, out: str, step: int | None, told: str = ''
+) -> dict[str, float]:
+    """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics.
+
+    told: a file for the episodes as trajectories; '' = none.
+    """
     run = train.build(cfg)
     params = run.params
     if workdir:
@@ -57,6 +64,10 @@ def evaluate(cfg: Any, workdir: str, out: str, step: int | None) -> dict[str, fl
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={}, limit=train.PAGE_EPISODES,
     )  # fmt: skip
+    if told:
+        played = jax.tree.map(lambda x: x[: cfg.env.eval_levels], host)
+        records = trajectories.rollout_records(played, run.tokenizer, cfg.env.name)
+        trajectories.write_records(told, records)
     print(describe(metrics, cfg.eval.split))
     print(f'rollouts    {page}')
     return metrics
@@ -77,16 +88,16 @@ def describe(metrics: dict[str, float], split: str) -> str:
 # What an evaluation may choose for itself; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
     'seed', 'steps', 'algorithm', 'eval', 'env.eval_levels', 'env.train_levels', 'env.pool_seed',
-    'rollout', 'filter', 'loss', 'optim', 'batch', 'mesh', 'clone', 'checkpoint', 'alarm', 'log',
-    'curriculum',
-    'model.path', 'model.tokenizer', 'model.dtype',
+    'rollout', 'filter', 'loss', 'evol', 'dpo', 'optim', 'batch', 'mesh', 'clone', 'checkpoint',
+    'alarm', 'log', 'curriculum', 'model.path', 'model.tokenizer', 'model.dtype',
 )  # fmt: skip
 
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     try:
-        evaluate(flags.FLAGS.config, flags.FLAGS.workdir, flags.FLAGS.out, flags.FLAGS.step)
+        given = flags.FLAGS
+        evaluate(given.config, given.workdir, given.out, given.step, given.trajectories)
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
 
@@ -95,6 +106,7 @@ if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
     flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
+    flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     flags.mark_flag_as_required('config')
     app.run(main)

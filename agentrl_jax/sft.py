@@ -11,8 +11,10 @@ from flax import struct
 
 from agentrl_jax import losses
 from agentrl_jax.envs import text
-from agentrl_jax.masked import masked_mean
+from agentrl_jax.masked import masked_sum
+from agentrl_jax.score import positions_of
 from agentrl_jax.types import EpisodeStop, Params
+from agentrl_jax.update import accumulate
 
 
 @struct.dataclass
@@ -22,6 +24,16 @@ class Demonstrations:
     tokens: jax.Array  # int32 [N, T]
     attention_mask: jax.Array  # bool [N, T]
     mask: jax.Array  # bool [N, T]
+
+    @property
+    def action_mask(self) -> jax.Array:
+        """bool [N, T]: the name by which score.score knows the mask."""
+        return self.mask
+
+    @property
+    def logprobs(self) -> jax.Array:
+        """float32 [N, T]: zeros, since no policy of ours sampled these tokens."""
+        return jnp.zeros(self.tokens.shape, jnp.float32)
 
 
 def answer_text(names: list[str], think: str, with_think: bool) -> str:
@@ -89,7 +101,7 @@ def demonstrate(
         report()
         if not playing.any():
             break
-    return _pad(rows, trained, max_tokens, task.pad_id)
+    return pad_rows(rows, trained, max_tokens, task.pad_id)
 
 
 def answer_tokens(task: text.TextTask, tokenizer: Any, plan: list[int]) -> list[int]:
@@ -98,7 +110,8 @@ def answer_tokens(task: text.TextTask, tokenizer: Any, plan: list[int]) -> list[
     return tokenizer.encode(answer_text(names, '', task.with_think))
 
 
-def _pad(rows, trained, max_tokens, pad_id) -> Demonstrations:
+def pad_rows(rows, trained, max_tokens, pad_id) -> Demonstrations:
+    """Token lists and their trained flags as arrays, as wide as the longest (in steps of 8)."""
     width = min(max_tokens, -(-max(map(len, rows)) // 8) * 8)
     tokens = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros((len(rows), width), bool)
@@ -109,14 +122,23 @@ def _pad(rows, trained, max_tokens, pad_id) -> Demonstrations:
     return Demonstrations(*map(jnp.asarray, (tokens, attention, mask)))
 
 
-def clone_loss(params: Params, batch: Demonstrations, *, hidden_fn, head_fn, chunk_size: int):
-    """Mean of -log p over the answers' tokens."""
-    positions = jnp.cumsum(batch.attention_mask, axis=1) - 1
-    hidden = hidden_fn(params, batch.tokens, jnp.maximum(positions, 0), batch.attention_mask)
+def clone_loss(
+    params: Params,
+    batch: Demonstrations,
+    *,
+    hidden_fn,
+    head_fn,
+    chunk_size: int,
+    count: jax.Array | None = None,
+) -> jax.Array:
+    """Sum of -log p over the answers' tokens / count; None: their number, which makes it a mean."""
+    positions = positions_of(batch.attention_mask)
+    hidden = hidden_fn(params, batch.tokens, positions, batch.attention_mask)
     logprobs, _ = losses.token_logprobs(
         hidden, head_fn(params), batch.tokens, chunk_size=chunk_size, with_entropy=False
     )
-    return -masked_mean(logprobs, batch.mask)
+    count = jnp.maximum(batch.mask.sum(), 1) if count is None else count
+    return -(masked_sum(logprobs, batch.mask) / count)
 
 
 def clone(
@@ -131,15 +153,27 @@ def clone(
     batch_size: int,
     chunk_size: int,
     report: Callable[[int, float], None],
+    microbatch_rows: int | None = None,
+    row_sharding: Any = None,
 ) -> Params:
-    """`steps` optimiser steps on random batches; report(step, loss) is called after each."""
+    """`steps` optimiser steps on random batches; report(step, loss) is called after each.
+
+    microbatch_rows: episodes per forward and backward pass, None = all of a batch at once.
+    """
+    settings = dict(hidden_fn=hidden_fn, head_fn=head_fn, chunk_size=chunk_size)
+    parts = batch_size // (microbatch_rows or batch_size)
 
     @jax.jit
     def step(params, opt_state, data, key):
         rows = jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0])
         batch = jax.tree.map(lambda x: x[rows], data)
-        loss, gradient = jax.value_and_grad(clone_loss)(
-            params, batch, hidden_fn=hidden_fn, head_fn=head_fn, chunk_size=chunk_size
+        count = jnp.maximum(batch.mask.sum(), 1)  # of the whole batch, before it is split
+
+        def loss_fn(params, part):
+            return clone_loss(params, part, count=count, **settings), {}
+
+        loss, _, gradient = accumulate(
+            loss_fn, params, (batch,), parts=parts, sharding=row_sharding
         )
         updates, opt_state = tx.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss

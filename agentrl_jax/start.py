@@ -2,19 +2,20 @@
 
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import assemble, checkpoint, sft, sharding
+from agentrl_jax import assemble, checkpoint, config_check, evol, sft, sharding, trajectories
 from agentrl_jax.envs import experts
 from agentrl_jax.models import critic
 from agentrl_jax.progress import Progress
 from agentrl_jax.types import TrainState
 
-LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS = range(7)  # random streams of a run
+LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS, BASE = range(8)  # random streams of a run
 AFTER_ROLL_BACK = 1 << 20  # streams of training after a roll back lie from here on
 MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm')  # what a resumed run may change
 
@@ -48,6 +49,11 @@ def policy_of(params: Any) -> Any:
     return {name: part for name, part in params.items() if name != 'value_head'}
 
 
+def player_of(state: TrainState) -> Any:
+    """The parameters that play episodes: the policy, or the explorer of AgentEvol."""
+    return policy_of(state.params if state.explorer is None else state.explorer)
+
+
 def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
     """State of step 0 around the given policy parameters; pure."""
     params, critic_params, critic_opt_state = dict(params), None, None
@@ -61,6 +67,7 @@ def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
         step=jnp.int32(0), params=params, opt_state=txs[0].init(params),
         critic_params=critic_params, critic_opt_state=critic_opt_state,
         kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
+        explorer=jax.tree.map(jnp.copy, params) if assemble.explores(cfg) else None,
     )  # fmt: skip
 
 
@@ -71,9 +78,22 @@ def start_state(run: Any, params: Any) -> TrainState:
     return jax.jit(make, out_shardings=layout)(params)
 
 
-def clone_demonstrations(run: Any) -> Any:
-    """Behaviour-cloned policy parameters: demonstrations of oracle and random play, then SFT."""
-    cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config, run.mesh)
+def demonstrations(run: Any) -> sft.Demonstrations:
+    """Those of cfg.clone.file, or our own: oracle and random play of the training levels."""
+    cfg = run.cfg
+    if cfg.clone.file:
+        records = trajectories.read_records(cfg.clone.file)
+        found, dropped = trajectories.demonstrations_of(
+            records, run.tokenizer, max_tokens=cfg.rollout.max_tokens,
+            answer_prefix='<think>' if cfg.env.think else '<answer>',
+        )  # fmt: skip
+        if dropped:
+            print(
+                f'WARNING: {dropped} of {len(records)} trajectories of {cfg.clone.file} have more '
+                f'than rollout.max_tokens={cfg.rollout.max_tokens} tokens and are left out',
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        return found
 
     def expert(states, used):
         return experts.plans(
@@ -81,26 +101,36 @@ def clone_demonstrations(run: Any) -> Any:
         )
 
     with Progress(run.task.max_turns, 'demonstrating') as progress:
-        demonstrations = sft.demonstrate(
+        return sft.demonstrate(
             run.task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
             oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens, report=progress.advance,
         )  # fmt: skip
+
+
+def clone(run: Any, shown: sft.Demonstrations) -> Any:
+    """Behaviour-cloned policy parameters."""
+    cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config, run.mesh)
     with Progress(cfg.clone.steps, 'cloning') as progress:
         return sft.clone(
-            run.params, demonstrations, stream_key(run, CLONE),
+            run.params, shown, stream_key(run, CLONE),
             hidden_fn=fns.hidden, head_fn=fns.head, tx=assemble.clone_optimiser(cfg),
             steps=cfg.clone.steps, batch_size=cfg.clone.batch,
-            chunk_size=cfg.batch.head_chunk,
+            chunk_size=cfg.batch.head_chunk, microbatch_rows=cfg.clone.microbatch_rows or None,
+            row_sharding=sharding.shard_rows(run.mesh),
             report=lambda step, loss: progress.advance(1, loss=loss),
         )  # fmt: skip
 
 
-def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Any]:
-    """(state, reference policy or None): of the newest checkpoint, or a fresh step 0."""
+def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Any, Any]:
+    """(state, reference policy or None, demonstrations that join batches or None).
+
+    The state is that of the newest checkpoint, or a fresh step 0.
+    """
     fresh = checkpoint.latest_step(checkpoints) is None
-    params = run.params
-    if fresh and run.cfg.clone.episodes:
-        params = clone_demonstrations(run)
+    params, joins = run.params, config_check.base_rows(run.cfg) > 0
+    shown = demonstrations(run) if joins or (fresh and config_check.clones(run.cfg)) else None
+    if fresh and shown is not None:
+        params = clone(run, shown)
     state = start_state(run, params)
     if fresh:
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
@@ -108,16 +138,43 @@ def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Any]:
         saved = checkpoint.read_extra(checkpoints.directory)
         checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
         state, _ = checkpoint.restore(checkpoints, abstract_of(state))
+    reference = None
+    if assemble.needs_reference(run.cfg) or assemble.explores(run.cfg):
+        workdir = checkpoints.directory.parent
+        reference = open_reference(run, workdir, policy_of(state.params), fresh)
     if not assemble.needs_reference(run.cfg):
-        return state, None
-    return state, open_reference(run, checkpoints.directory.parent, policy_of(state.params), fresh)
+        reference = None  # it lies on disk until the next iteration begins
+    return state, reference, jax.device_get(shown) if joins else None
 
 
 def open_reference(run: Any, workdir: Path, start: Any, fresh: bool) -> Any:
-    """The policy that KL terms hold on to: that of step 0, kept beside the checkpoints."""
+    """The policy of step 0, kept beside the checkpoints, for KL terms, DPO and AgentEvol."""
     kept = checkpoint.open_checkpoints(workdir / 'reference', keep=1, async_=False)
     if fresh or checkpoint.latest_step(kept) is None:
         checkpoint.save(kept, 0, {'params': start}, {})
     reference, _ = checkpoint.restore(kept, {'params': abstract_of(start)})
     checkpoint.close(kept)
     return reference['params']
+
+
+def next_iteration(run: Any, state: TrainState, step: int, workdir: Path) -> TrainState:
+    """AgentEvol: at the first step of an iteration explorer and learner change; else nothing."""
+    cfg = run.cfg
+    if not assemble.explores(cfg) or step == 0 or step % cfg.evol.iteration:
+        return state
+    start = None
+    if cfg.evol.restart:
+        start = open_reference(run, workdir, policy_of(state.params), fresh=False)
+    return evol.begin_iteration(state, run.txs[0], start)
+
+
+def base_rows(run: Any, base: Any, step: int) -> Any:
+    """Demonstrations that join the episodes of a step, laid out by rows; None if there are none."""
+    if base is None:
+        return None
+    cfg = run.cfg
+    drawn = evol.draw(
+        base, stream_key(run, BASE, step), rows=config_check.base_rows(cfg),
+        max_tokens=cfg.rollout.max_tokens, pad_id=run.tokenizer.pad_id,
+    )  # fmt: skip
+    return jax.device_put(drawn, sharding.shard_rows(run.mesh))

@@ -56,7 +56,10 @@ from agentrl_jax.start import (
     EVALUATE,
     PAIRS,
     SHUFFLE,
+    base_rows,
+    next_iteration,
     open_state,
+    player_of,
     policy_of,
     saved_beside,
     stream_key,
@@ -93,16 +96,16 @@ class Run:
 
 
 def learn(
-    state, ref_params, rollout, key=None, task=None, lr_scale=1.0, *,
+    state, ref_params, rollout, key=None, task=None, lr_scale=1.0, base=None, *,
     algorithm, fns, txs, group_size, settings,
 ):  # fmt: skip
     """One update from one rollout: keep groups, score, make the batch, optimise.
 
     Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
-    rows that did not train). A key shuffles.
+    rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
     samples, rows, advantages, chosen = batches.prepare(
-        state, ref_params, rollout, task,
+        state, ref_params, rollout, task, base,
         algorithm=algorithm, fns=fns, group_size=group_size, settings=settings,
     )  # fmt: skip
     state, measured = update.update_step(
@@ -131,7 +134,7 @@ def rescore(params, rollout, task=None, *, fns, cfg):
 
 
 def build_learn(cfg: Any, mesh: Any, fns: Any, txs: tuple):
-    """Jitted learn(state, ref_params, rollout, key, task) of a config; the state is donated."""
+    """Jitted learn(state, ref_params, rollout, key, task, base); the state is donated."""
     learner = functools.partial(
         learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
         group_size=cfg.rollout.group_size,
@@ -200,16 +203,17 @@ def measure(run: Run, state: TrainState) -> dict[str, float]:
     return validation.summarise(run.count(rollout, run.eval_task))
 
 
-def train_step(run: Run, state: TrainState, reference: Any, step: int, first: bool) -> tuple:
+def train_step(
+    run: Run, state: TrainState, reference: Any, base: Any, step: int, first: bool
+) -> tuple:
     """One cycle; (state, metrics on the device, what a rollout page needs).
 
     first: the first step of this process, which compiles all that later steps need.
     """
-    every = run.cfg.alarm.mi_every
+    every, params = run.cfg.alarm.mi_every, player_of(state)
     began = time.monotonic()
     horizon = assemble.turn_limit(run.cfg, step)
     task = run.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
-    params = policy_of(state.params)
     (rollout, episodes), sampled, measured = collecting.collect(run, params, task, step)
     collected = time.monotonic()
     if every and (first or step % every == 0):
@@ -218,7 +222,7 @@ def train_step(run: Run, state: TrainState, reference: Any, step: int, first: bo
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
     lr_scale = np.float32(run.cfg.alarm.roll_back_lr**run.roll_backs)
     state, more, rows, advantages = run.learn(
-        state, reference, rollout, shuffle, run.task, lr_scale
+        state, reference, rollout, shuffle, run.task, lr_scale, base_rows(run, base, step)
     )
     measured = more | measured | {'rollout/horizon': horizon, 'rollout/sampled': sampled}
     measured['time/collect_s'] = collected - began
@@ -262,7 +266,7 @@ def play(run: Run, workdir: Path) -> int | None:
     """From the newest checkpoint to the end: an exit code, or None after a roll back."""
     cfg = run.cfg
     checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
-    state, reference = open_state(run, checkpoints)
+    state, reference, base = open_state(run, checkpoints)
     first = int(state.step)
     if jax.process_index() == 0:
         run_log.write_config(workdir, cfg, sys.argv)
@@ -274,14 +278,15 @@ def play(run: Run, workdir: Path) -> int | None:
         runtime.Preemption() as preemption,
         Progress(cfg.steps, 'training', done=first) as progress,
     ):  # fmt: skip
-        code, state = loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
+        models = (reference, base)
+        code, state = loop(run, state, models, workdir, checkpoints, log, preemption, progress)
     if code is not None:
         checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
     checkpoint.close(checkpoints)
     return code
 
 
-def loop(run, state, reference, workdir, checkpoints, log, preemption, progress) -> tuple:
+def loop(run, state, models, workdir, checkpoints, log, preemption, progress) -> tuple:
     """The steps from state.step on; (exit code or None for a roll back, state)."""
     cfg, counter, warm = run.cfg, runtime.CompileCounter(), None
     first, validated = int(state.step), False
@@ -295,9 +300,11 @@ def loop(run, state, reference, workdir, checkpoints, log, preemption, progress)
             if warm is not None and not validated:  # a resumed run validates late at first
                 warm += counter.count - before
             validated = True
+        if step < cfg.steps:
+            state = next_iteration(run, state, step, workdir)
         with counter:
             if step < cfg.steps:
-                state, measured, seen = train_step(run, state, reference, step, step == first)
+                state, measured, seen = train_step(run, state, *models, step, step == first)
                 row |= jax.device_get(measured)
         if warm is None and step - first + 1 == WARM_UP_STEPS:
             warm = counter.count
@@ -351,6 +358,7 @@ def space_needed(run: Run) -> int:
     """Bytes of the checkpoints that are on disk at once."""
     parameters = sum(x.size * 4 for x in jax.tree.leaves(run.params))
     states = 6 if assemble.needs_critic(run.cfg) and not run.cfg.critic.share_backbone else 3
+    states += assemble.explores(run.cfg)
     return parameters * states * (run.cfg.checkpoint.keep + 1)
 
 

@@ -92,6 +92,7 @@ class Batch:
     advantages: jax.Array  # float32 [B, T] 0 off the mask
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
+    pair: jax.Array | None = None  # int32 [B]  rows compared with each other, 0 = none (DPO only)
 
 
 @struct.dataclass
@@ -107,3 +108,4 @@ class TrainState:
     skipped: (
         jax.Array
     )  # int32 []    optimiser steps skipped because loss or gradient was not finite
+    explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)

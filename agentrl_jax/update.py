@@ -66,27 +66,31 @@ def steered_kl_coef(state: TrainState, batch: Batch, target: float, horizon: flo
 
 
 def minibatch_rows(
-    key: jax.Array | None, *, rows: int, num_minibatches: int, epochs: int
+    key: jax.Array | None, *, rows: int, num_minibatches: int, epochs: int, unit: int = 1
 ) -> jax.Array:
     """Row indices of each optimiser step, int32 [epochs * num_minibatches, rows / num_minibatches].
 
-    Without a key rows come in order (RAGEN does not shuffle); with one, permuted anew each epoch.
+    Without a key rows come in order (RAGEN does not shuffle); with one, permuted anew each epoch,
+    `unit` rows together.
     """
     order = jnp.tile(jnp.arange(rows, dtype=jnp.int32)[None], (epochs, 1))
     if key is not None:
         keys = jax.random.split(key, epochs)
-        order = jax.vmap(lambda k: jax.random.permutation(k, rows).astype(jnp.int32))(keys)
+        units = jnp.arange(rows, dtype=jnp.int32).reshape(rows // unit, unit)
+        order = jax.vmap(lambda k: jax.random.permutation(k, units).reshape(rows))(keys)
     return order.reshape(epochs * num_minibatches, rows // num_minibatches)
 
 
-def _split(batch: Any, parts: int, sharding: NamedSharding | None) -> Any:
-    """Rows [B, ...] to [parts, B / parts, ...]; row i to part i % parts.
+def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1) -> Any:
+    """Rows [B, ...] to [parts, B / parts, ...]; the i-th `unit` rows to part i % parts.
 
     So each part has rows of every device's block, and splitting moves nothing between devices.
     """
 
     def one(x):
-        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        rows = x.shape[0]
+        x = x.reshape(rows // (parts * unit), parts, unit, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(parts, rows // parts, *x.shape[3:])
         if sharding is None:
             return x
         return jax.lax.with_sharding_constraint(
@@ -118,14 +122,23 @@ def _add(a: dict, b: dict) -> dict:
 
 
 def accumulate(
-    loss_fn: Callable, params: Params, rows: Any, *, parts: int, sharding: NamedSharding | None
+    loss_fn: Callable,
+    params: Params,
+    rows: Any,
+    *,
+    parts: int,
+    sharding: NamedSharding | None,
+    unit: int = 1,
 ) -> tuple[jax.Array, dict, Params]:
-    """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices."""
+    """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
+
+    Each `unit` rows that stand side by side stay together.
+    """
     value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, *rows)
         return loss, sums, grads
-    slices = _split(rows, parts, sharding)
+    slices = _split(rows, parts, sharding, unit)
 
     def body(carry, part):
         (loss, sums), grads = value_and_grad(params, *part)
@@ -162,6 +175,7 @@ class _Settings:
     tx: optax.GradientTransformation
     critic_tx: optax.GradientTransformation | None
     parts: int
+    unit: int
     row_sharding: NamedSharding | None
     critic_warmup: int
     lr_scale: jax.Array | float
@@ -202,7 +216,7 @@ def policy_step(
 
     loss, sums, grads = accumulate(
         objective, state.params, (batch, weights, value_weights),
-        parts=s.parts, sharding=s.row_sharding,
+        parts=s.parts, sharding=s.row_sharding, unit=s.unit,
     )  # fmt: skip
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite = apply_if_finite(
@@ -280,6 +294,7 @@ def update_step(
     kl_horizon: float = 10000.0,
     key: jax.Array | None = None,
     row_sharding: NamedSharding | None = None,
+    unit: int = 1,
     **policy: Any,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """epochs x num_minibatches optimiser steps of num_microbatches slices each.
@@ -289,24 +304,22 @@ def update_step(
     Without state.critic_params the critic shares the backbone and value_coef * value loss joins the
     policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
+    unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
     microbatch_means counts the denominators of losses in each micro-batch, as references do;
     lr_scale: factor of both learning rates; policy: keywords of common.policy_loss (loss, ...).
     """
-    own_critic = state.critic_params is not None
-    shared = dict(values_fn=None, value_head_fn=None)
-    if not own_critic:
-        shared = dict(values_fn=values_fn, value_head_fn=value_head_fn)
+    shared = (values_fn, value_head_fn) if state.critic_params is None else (None, None)
     settings = _Settings(
         objective=functools.partial(
             joint_loss, hidden_fn=hidden_fn, head_fn=head_fn, value_clip=value_clip,
-            value_coef=value_coef, **shared, **policy,
+            value_coef=value_coef, values_fn=shared[0], value_head_fn=shared[1], **policy,
         ),
         values_fn=values_fn, value_clip=value_clip, tx=tx, critic_tx=critic_tx, lr_scale=lr_scale,
         weights=weigher(aggregation, norm_length, num_microbatches if microbatch_means else 1),
-        parts=num_microbatches, row_sharding=row_sharding, critic_warmup=critic_warmup,
+        parts=num_microbatches, unit=unit, row_sharding=row_sharding, critic_warmup=critic_warmup,
     )  # fmt: skip
     rows = minibatch_rows(
-        key, rows=batch.tokens.shape[0], num_minibatches=num_minibatches, epochs=epochs
+        key, rows=len(batch.tokens), num_minibatches=num_minibatches, epochs=epochs, unit=unit
     )
     before = state.skipped
     state, steps = jax.lax.scan(lambda s, r: one_step(s, r, batch, settings), state, rows)

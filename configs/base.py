@@ -193,11 +193,25 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.mesh.tensor = 1  # heads and hidden units
 
     cfg.clone = ml_collections.ConfigDict()
-    cfg.clone.episodes = 0  # demonstrations cloned before step 0; 0 = none
+    cfg.clone.file = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = own ones:
+    cfg.clone.episodes = 0  # own demonstrations cloned before step 0; 0 = none
     cfg.clone.oracle = 0.5  # share of turns played by the oracle, the rest at random
     cfg.clone.steps = 300  # optimiser steps
     cfg.clone.batch = 64  # episodes per step
+    cfg.clone.microbatch_rows = 0  # episodes per forward and backward pass; 0 = all of a step
     cfg.clone.lr = 1e-3  # falls linearly to 0
+
+    cfg.evol = ml_collections.ConfigDict()  # algorithm agent_evol
+    cfg.evol.threshold = placeholder(float)  # episodes whose return is above are imitated (0)
+    cfg.evol.weights = placeholder(str)  # of an episode: its return (reward, the default) or equal
+    cfg.evol.iteration = 50  # steps in which the policy of the first one explores
+    cfg.evol.restart = True  # each iteration learns from the policy of step 0, not the last one
+    cfg.evol.base_rows = 0  # demonstrations (those of cfg.clone) that join each step's episodes
+
+    cfg.dpo = ml_collections.ConfigDict()  # algorithm dpo
+    cfg.dpo.beta = placeholder(float)  # how much log-ratios to the start policy count (.1)
+    cfg.dpo.pairs = placeholder(int)  # of a group: best with worst, second with second, ... (1)
+    cfg.dpo.min_gap = placeholder(float)  # returns of a pair differ by more (.01)
 
     cfg.eval = ml_collections.ConfigDict()
     cfg.eval.every = 10  # steps; 0 = only at the start and the end

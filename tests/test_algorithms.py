@@ -322,6 +322,7 @@ def test_permuting_groups_permutes_the_batch(name):
     make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
     batch = make(rollout, scores)
     moved = make(*jax.tree.map(lambda x: x[rows], (rollout, scores)))
+    batch, moved = batch.replace(pair=None), moved.replace(pair=None)  # which are numbered in order
     for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
         np.testing.assert_allclose(a[rows], b, atol=1e-5)
 
@@ -364,9 +365,9 @@ def test_nothing_to_train_on_gives_zeros(name):
     assert not np.asarray(loss).any()
 
 
-@EVERY
+@pytest.mark.parametrize('name', sorted(ALGORITHMS.keys() - {'dpo'}))
 def test_first_gradient_is_the_policy_gradient(name):
-    """At pi = pi_old every surrogate has the gradient -A of its token."""
+    """At pi = pi_old every surrogate has the gradient -A of its token (DPO is none)."""
     rollout = toy.random_rollout(7)
     batch = ALGORITHMS[name].make_batch(rollout, toy.scores_of(rollout), group_size=4)
 

@@ -23,7 +23,7 @@ def test_every_keyword_of_make_batch_is_a_setting_and_every_setting_a_field(name
     keywords = set(inspect.signature(module.make_batch).parameters) - GIVEN - BY_HAND
     assert keywords == set(module.SETTINGS)
     for setting in module.SETTINGS:
-        assert (setting in cfg.loss) + (setting in cfg.turn_credit) == 1
+        assert sum(setting in cfg[name] for name in config_check.OPTION_SECTIONS) == 1
 
 
 def test_every_keyword_of_an_update_is_given_by_a_config():
@@ -88,6 +88,11 @@ FIELDS = [
     ('mt_grpo', {'turn_credit.mode': 'gtpo', 'turn_credit.turn_gamma': 0.3}),
     ('gspo_turn', {'turn_credit.mode': 'hybrid', 'loss.norm': 'mean'}),
     ('mt_grpo', {'loss.eps': 0.5, 'loss.std_floor': 1.0}),
+    ('agent_evol', {'evol.threshold': 1.0}),
+    ('agent_evol', {'evol.weights': 'equal'}),
+    ('dpo', {'dpo.beta': 0.5}),
+    ('dpo', {'dpo.pairs': 2}),
+    ('dpo', {'dpo.min_gap': 3.0}),
 ]
 
 

@@ -2,13 +2,15 @@
 
 make_batch(rollout, scores, *, group_size, keep, kl_coef, kl_in_reward, ...) -> Batch
 loss(logprobs, batch, *, clip_low, clip_high, dual_clip) -> float32 [B, T], per token
-SETTINGS      further keywords of make_batch: names of fields of cfg.loss or cfg.turn_credit
+SETTINGS      further keywords of make_batch: fields of cfg.loss, turn_credit, evol or dpo
 USES_CRITIC   whether scores.values are needed
 """
 
 from agentrl_jax.algorithms import (
+    agent_evol,
     cispo,
     dapo,
+    dpo,
     dr_grpo,
     gigpo,
     grpo,
@@ -34,4 +36,6 @@ ALGORITHMS = {
     'gspo_turn': gspo_turn,
     'cispo': cispo,
     'gigpo': gigpo,
+    'agent_evol': agent_evol,
+    'dpo': dpo,
 }

@@ -29,6 +29,23 @@ class Chat:
         head = [self.start_id, *self.tokenizer.encode(f'system\n{system}'), self.end_id]
         return [*head, *self.user_open(user_start)]
 
+    def default_prefix(self, user_start: str) -> list[int]:
+        """episode_prefix without a system message of ours: the checkpoint's template may put one
+        of its own there (Qwen2.5's does)."""
+        user = [self.start_id, *self.tokenizer.encode(f'user\n{user_start}')]
+        template = self.tokenizer.chat_template
+        if template is None:
+            return user
+        rendered = render(template, [message('user', 'U')])
+        ids = tokenize(self.tokenizer, rendered)
+        tail = [self.start_id, *self.tokenizer.encode('user\nU'), *self.answer_open('')]
+        if ids[-len(tail) :] != tail:
+            raise ValueError(
+                'the chat template of this checkpoint does not open a conversation in ChatML; it '
+                f'renders {rendered!r}'
+            )
+        return [*ids[: -len(tail)], *user]
+
     def user_open(self, user_start: str) -> list[int]:
         """From behind the <|im_end|> of an answer into the next user message."""
         encode = self.tokenizer.encode

@@ -1,0 +1,76 @@
+"""AgentEvol: imitate the episodes that earned a reward, as much as they earned (arXiv:2406.04151).
+
+  keep b if R_b > threshold;  w_b = R_b / mean of R over kept episodes ('reward'), or 1 ('equal')
+  loss = mean over tokens of kept episodes of -w_b log pi
+This is the learning step max E[R log pi] of the paper's section 4.2: RL as inference, whose E-step
+weighs trajectories by reward and whose M-step is weighted maximum likelihood. Dividing by the mean
+reward keeps the size of the loss, and the weight of a demonstration (1), apart from the scale of an
+environment's rewards; with rewards of 0 and 1 it is filtered cloning. The released code only
+filters ('equal'; threshold .99, SciWorld 99 of 100, BabyAI 0).
+
+What stands around the loss is evol.py: in each iteration of evol.iteration steps the policy of its
+beginning explores, the learner starts again from the policy of step 0 (evol.restart), and evol.base
+demonstrations join every step's episodes, D_m u D_base. Defaults: 4 iterations, as the paper.
+It differs from the paper in that
+  explored episodes are used when they are played, batch.epochs times, instead of being collected
+    first and then trained on for some epochs;
+  base demonstrations come as a fixed number of rows per step instead of in proportion to the data;
+  all kept episodes of a group count, where the released code keeps the first success of an item;
+  exploration samples at rollout.temperature (code: greedy for all tasks, 1.2 for WebShop alone).
+clip_low, clip_high and dual_clip do not apply: there is no ratio. R is the return with format
+penalties. Tables: the main results on eleven tasks (BC_base, BC_large, AgentEvol; Llama-2-7B).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.algorithms import common
+from agentrl_jax.masked import masked_mean
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = False
+SETTINGS = ('threshold', 'weights')
+WEIGHTS = ('reward', 'equal')
+
+
+def episode_weights(
+    returns: jax.Array, rows: jax.Array, *, threshold: float, weights: str
+) -> jax.Array:
+    """float32 [B]: weight of each episode, 0 unless rows and R > threshold; mean 1 over kept ones.
+
+    Weights by reward need a threshold of 0 or more: there is no imitating with negative weight.
+    """
+    kept = rows & (returns > threshold)
+    if weights == 'equal':
+        return kept.astype(returns.dtype)
+    if weights != 'reward':
+        raise ValueError(f'weights={weights!r} is not one of {", ".join(WEIGHTS)}')
+    mean = masked_mean(returns, kept)
+    return jnp.where(kept, returns, 0.0) / jnp.where(mean > 0, mean, 1.0)
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+    threshold: float = 0.0,
+    weights: str = 'reward',
+) -> Batch:
+    """Advantages are the weights of episodes; those that are not kept leave the mask."""
+    rows, mask = common.trained(rollout, keep)
+    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
+    weight = episode_weights(returns, rows, threshold=threshold, weights=weights)
+    mask = mask & (weight != 0)[:, None]
+    return common.build_batch(rollout, scores, mask, weight[:, None] * mask)
+
+
+def loss(
+    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> jax.Array:
+    """-w log pi of each token; [B, T]."""
+    current = jnp.where(batch.mask, logprobs, 0.0)
+    return -jnp.where(batch.mask, batch.advantages, 0.0) * current

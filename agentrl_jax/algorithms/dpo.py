@@ -1,0 +1,105 @@
+"""DPO: the better episode of a pair shall gain on the worse one (arXiv:2305.18290, eq. 7).
+
+  s_b = sum over the episode's sampled tokens of log pi - log pi_ref
+  loss = mean over pairs of -log sigmoid(beta (s_better - s_worse))
+Pairs are made inside a group, whose episodes share their prompt: best with worst, second best with
+second worst, ... up to `pairs`; equal returns (min_gap) make no pair, so a group without spread
+gives none. group_size // 2 pairs use every episode; the others are carried along untrained.
+beta .1 is the default of AgentGym's trainer, its script has .5, a reward gap of .01 (WebShop .1),
+learning rate 5e-7 and 3 epochs; there one pair of an item is made off-line, of an expert's and an
+own trajectory. Here pairs are of the policy's own episodes and fresh at every step. Observation
+tokens between turns belong to the context, never to the sum. The reference is the policy of step 0.
+
+A loss couples the two rows of a pair, so they must meet in one micro-batch: `order_rows` puts them
+side by side and update_step(unit=2) keeps such rows together; a half pair gives nan, so that
+its step is skipped and counted instead of being wrong. A[b, t] is +-beta. Each row of a pair has
+the whole loss of the pair on its last token: with seq_mean_token_sum (1 / trained rows), which is
+always used with it, that is the mean over pairs. clip_* and dual_clip do not apply.
+Tables: none of the papers'; AgentGym ships it as an example (examples/dpo).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax import advantages as adv
+from agentrl_jax.algorithms import common
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = False
+SETTINGS = ('beta', 'pairs', 'min_gap')
+
+
+def slots(returns: jax.Array, rows: jax.Array, *, group_size: int) -> tuple[jax.Array, jax.Array]:
+    """(slot int32 [P, G] of each member, number of pairs int32 [P, 1]) of groups.
+
+    Slots 2j and 2j + 1 are the j-th best and j-th worst of the n members in `rows`; behind these
+    n // 2 pairs comes the middle one of an odd n, then those outside `rows`. Ties keep their order.
+    """
+    r, ok = returns.reshape(-1, group_size), rows.reshape(-1, group_size)
+    best_first = jnp.argsort(jnp.where(ok, -r, jnp.inf), axis=1, stable=True)
+    rank = jnp.argsort(best_first, axis=1)  # where each member came in
+    count = ok.sum(1, keepdims=True)
+    pairs = count // 2
+    from_the_end = count - 1 - rank
+    slot = jnp.where(rank < pairs, 2 * rank, 2 * from_the_end + 1)
+    slot = jnp.where((rank == pairs) & (count % 2 == 1), count - 1, slot)
+    return jnp.where(rank < count, slot, rank).astype(jnp.int32), pairs
+
+
+def order_rows(returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.Array:
+    """int32 [B]: the rows of a batch, the pairs of each (even) group side by side."""
+    slot, _ = slots(returns, rows, group_size=group_size)
+    first = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None] * group_size
+    return (first + jnp.argsort(slot, axis=1).astype(jnp.int32)).reshape(-1)
+
+
+def preferences(
+    returns: jax.Array, rows: jax.Array, *, group_size: int, pairs: int, min_gap: float
+) -> tuple[jax.Array, jax.Array]:
+    """(pair int32 [B], 0 = none; sign float32 [B], 1 better, -1 worse, 0 none)."""
+    slot, found = slots(returns, rows, group_size=group_size)
+    in_slot = jnp.argsort(slot, axis=1)
+    r = jnp.where(rows, returns, 0.0).reshape(-1, group_size)
+    ordered = jnp.take_along_axis(r, in_slot, axis=1)
+    partner = jnp.minimum(slot ^ 1, group_size - 1)
+    gap = jnp.abs(jnp.take_along_axis(ordered, partner, axis=1) - r)
+    used = (slot < 2 * jnp.minimum(found, pairs)) & (gap > min_gap)
+    group = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None]
+    pair = jnp.where(used, 1 + group * group_size + slot // 2, 0)
+    sign = jnp.where(used, 1.0 - 2.0 * (slot % 2), 0.0)
+    return pair.reshape(-1), sign.reshape(-1)
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+    beta: float = 0.1,
+    pairs: int = 1,
+    min_gap: float = 0.01,
+) -> Batch:
+    """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's."""
+    rows, mask = common.trained(rollout, keep)
+    rows = rows & mask.any(1)
+    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
+    pair, sign = preferences(returns, rows, group_size=group_size, pairs=pairs, min_gap=min_gap)
+    mask = mask & (pair > 0)[:, None]
+    batch = common.build_batch(rollout, scores, mask, beta * sign[:, None] * mask)
+    return batch.replace(pair=pair)
+
+
+def loss(
+    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> jax.Array:
+    """-log sigmoid(margin) of its pair on the last trained token of each row; [B, T]."""
+    gained = jnp.where(batch.mask, logprobs - batch.ref_logprobs, 0.0)
+    gain = (jnp.where(batch.mask, batch.advantages, 0.0) * gained).sum(1)
+    same = (batch.pair[:, None] == batch.pair[None]) & (batch.pair > 0)[None]  # [B, B]
+    margin = jnp.where(same, gain[None], 0.0).sum(1)
+    complete = same.sum(1) == 2
+    per_row = jnp.where(complete, jax.nn.softplus(-margin), jnp.nan)
+    return jnp.where(adv.episode_ends(batch.mask), per_row[:, None], 0.0)

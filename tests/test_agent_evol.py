@@ -1,0 +1,298 @@
+"""AgentEvol: weights of episodes, demonstrations among them, and iterations of whole runs."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import optax
+import pytest
+import tiny_agents as tiny
+import toy_rollouts as toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import (
+    checkpoint,
+    config_check,
+    evol,
+    losses,
+    run_log,
+    sft,
+    start,
+    train,
+    trajectories,
+)
+from agentrl_jax.algorithms import agent_evol
+from agentrl_jax.sft import Demonstrations
+from agentrl_jax.types import TrainState
+
+CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+# ---- the loss ----------------------------------------------------------------------------------
+
+
+def test_weights_by_hand():
+    # kept above .2 are 1 and 3 (mean 2): weights .5 and 1.5; the last row is no healthy episode
+    returns, rows = jnp.array([1.0, 0.2, 3, -1, 9]), jnp.array([True] * 4 + [False])
+    weights = functools.partial(agent_evol.episode_weights, returns, rows, threshold=0.2)
+    np.testing.assert_allclose(weights(weights='reward'), [0.5, 0, 1.5, 0, 0])
+    np.testing.assert_allclose(weights(weights='equal'), [1, 0, 1, 0, 0])
+    none = agent_evol.episode_weights(returns, rows, threshold=5.0, weights='reward')
+    np.testing.assert_array_equal(none, np.zeros(5))
+    with pytest.raises(ValueError, match="weights='best' is not one of reward, equal"):
+        agent_evol.episode_weights(returns, rows, threshold=0.0, weights='best')
+
+
+def test_the_loss_by_hand():
+    # returns 2 and 1 (weights 4/3, 2/3), 0 is not kept; log p -.5, -.25 | -1 | -2
+    rollout = toy.rollout_of([[(1, 2)], [(2, 1)], [(1, 1)]], [[2.0], [1], [0]], length=4)
+    batch = agent_evol.make_batch(rollout, toy.scores_of(rollout), group_size=3)
+    np.testing.assert_array_equal(batch.mask.sum(1), [2, 1, 0])
+    logprobs = jnp.array([[0, -0.5, -0.25, 0], [0, 0, -1.0, 0], [0, -2.0, 0, 0]])
+    loss = agent_evol.loss(logprobs, batch, **CLIP)
+    want = [[0, 2 / 3, 1 / 3, 0], [0, 0, 2 / 3, 0], [0] * 4]
+    np.testing.assert_allclose(loss, want, rtol=1e-6)
+    weights = losses.token_weights(batch.mask, 'token_mean')
+    np.testing.assert_allclose(losses.weighted_sum(weights, loss), (5 / 3) / 3, rtol=1e-6)
+
+
+def slow_loss(returns, healthy, sampled, logprobs, threshold, weights):
+    """Mean over tokens of kept episodes, and its gradient, by float64 loops."""
+    kept = [b for b in range(len(returns)) if healthy[b] and returns[b] > threshold]
+    tokens = sum(int(sampled[b].sum()) for b in kept)
+    mean = sum(returns[b] for b in kept) / max(len(kept), 1)
+    total, gradient = 0.0, np.zeros(logprobs.shape)
+    for b in kept:
+        weight = returns[b] / mean if weights == 'reward' else 1.0
+        for t in np.flatnonzero(sampled[b]):
+            total -= weight * logprobs[b, t] / tokens
+            gradient[b, t] = -weight / tokens
+    return total, gradient
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    threshold=st.sampled_from([0.0, 0.5, 3.0]),
+    weights=st.sampled_from(agent_evol.WEIGHTS),
+)
+def test_loss_and_gradient_are_those_of_float64_loops(seed, threshold, weights):
+    rng = np.random.default_rng(seed)
+    rollout = toy.random_rollout(seed, faulty=rng.integers(0, 8, 2))
+    rollout = rollout.replace(rewards=2.0 * rollout.rewards)
+    batch = agent_evol.make_batch(
+        rollout, toy.scores_of(rollout), group_size=4, threshold=threshold, weights=weights
+    )
+    logprobs = -rng.random(batch.tokens.shape)
+    share = losses.token_weights(batch.mask, 'token_mean')
+
+    def mean(x):
+        return losses.weighted_sum(share, agent_evol.loss(x, batch, **CLIP))
+
+    value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
+    want, slope = slow_loss(
+        np.asarray(rollout.returns, np.float64), np.asarray(rollout.healthy),
+        np.asarray(rollout.action_mask), logprobs, threshold, weights,
+    )  # fmt: skip
+    np.testing.assert_allclose(value, want, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(gradient, slope, atol=1e-6)
+
+
+def test_observations_and_poisoned_padding_change_nothing():
+    rewards, sampled = [[1.0, 0.5], [0.25, 0]], [-0.5, -0.25, -1.0]
+    outcome = []
+    for seen, poison in ((1, 0.0), (3, np.nan)):
+        rollout = toy.rollout_of([[(seen, 2), (seen, 1)]] * 2, rewards, length=10, seed=seen)
+        mask = rollout.action_mask
+        batch = agent_evol.make_batch(rollout, toy.scores_of(rollout), group_size=2)
+        batch = batch.replace(advantages=jnp.where(mask, batch.advantages, poison))
+        logprobs = jnp.full(mask.shape, poison).at[mask].set(jnp.array([*sampled, *sampled]))
+        loss, gradient = jax.value_and_grad(lambda x, b=batch: agent_evol.loss(x, b, **CLIP).sum())(
+            logprobs
+        )
+        outcome.append((float(loss), gradient[mask].tolist()))
+        assert not np.asarray(gradient)[~np.asarray(mask)].any()
+    assert outcome[0] == outcome[1]
+
+
+# ---- demonstrations in a batch -----------------------------------------------------------------
+
+
+def toy_demonstrations(rows, width):
+    tokens = np.arange(rows * width).reshape(rows, width) % toy.VOCAB
+    attention = np.arange(width)[None] < np.full((rows, 1), width - 1)
+    return Demonstrations(tokens, attention, attention & (np.arange(width) > 1)[None])
+
+
+def test_demonstrations_are_drawn_without_repetition_and_widened():
+    data = toy_demonstrations(6, 5)
+    drawn = evol.draw(data, jax.random.key(0), rows=6, max_tokens=8, pad_id=99)
+    assert sorted(map(tuple, drawn.tokens[:, :5])) == sorted(map(tuple, data.tokens))
+    assert drawn.tokens.shape == drawn.mask.shape == (6, 8) and (drawn.tokens[:, 5:] == 99).all()
+    assert not drawn.attention_mask[:, 5:].any() and not drawn.mask[:, 5:].any()
+    assert evol.draw(data, jax.random.key(0), rows=9, max_tokens=5, pad_id=0).tokens.shape == (9, 5)
+
+
+def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
+    rollout = toy.random_rollout(0, rows=6, length=8)
+    scores = toy.scores_of(rollout)
+    batch = agent_evol.make_batch(rollout, scores, group_size=3)
+    data = evol.draw(toy_demonstrations(3, 8), jax.random.key(1), rows=3, max_tokens=8, pad_id=0)
+    shown = evol.base_batch(data, jax.tree.map(lambda x: x[:3] - 1.0, scores))
+    mixed = evol.join(batch, shown)
+    demonstrated = [any((row == d).all() for d in data.tokens) for row in mixed.tokens]
+    assert demonstrated == [False, True, False] * 3  # one in each third
+    np.testing.assert_array_equal(mixed.tokens[0::3], batch.tokens[0::2])
+    np.testing.assert_array_equal(mixed.tokens[2::3], batch.tokens[1::2])
+    np.testing.assert_array_equal(mixed.advantages[1::3], data.mask.astype(np.float32))
+    np.testing.assert_array_equal(mixed.mask[1::3], data.mask)
+    assert not np.asarray(shown.old_logprobs)[~data.mask].any()
+
+
+# ---- whole runs --------------------------------------------------------------------------------
+
+EVOL = {
+    'algorithm': 'agent_evol', 'steps': 4, 'evol.iteration': 2, 'evol.base_rows': 8,
+    'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0, 'checkpoint.every': 1,
+    'checkpoint.keep': 9, 'log.rollouts_every': 0, 'frozen_lake.success_rate': 1.0,
+    'env.eval_levels': 16, 'eval.temperature': 1.0,  # so that validation compiles nothing new
+}  # fmt: skip
+
+
+def run(workdir, **changes):
+    cfg = micro_runs.config('frozen_lake', **EVOL | changes)
+    assert train.train(cfg, str(workdir)) == 0
+    return cfg, run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+
+@pytest.fixture(scope='module')
+def evolved(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('evol')
+    return *run(workdir), workdir
+
+
+def same(a, b):
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(evolved):
+    cfg, rows, workdir = evolved
+    states = [micro_runs.saved_state(cfg, workdir, step) for step in range(5)]
+    base = states[0].params
+    assert same(base, states[0].explorer) and same(base, states[1].explorer)
+    assert same(base, states[2].explorer) and not same(base, states[2].params)
+    # Step 2 begins the second iteration: the policy learnt so far explores.
+    assert all(same(states[2].params, state.explorer) for state in states[3:])
+    # Learning started again: Adam's count is that of one step's optimiser steps, (16 + 8) / 8.
+    counts = [int(jax.tree.leaves(state.opt_state)[0]) for state in states]
+    assert counts == [0, 3, 6, 3, 6]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 5
+    assert all(row['update/skipped'] == 0 for row in rows[:-1])
+    # Demonstrations are among the trained rows of every step.
+    assert all(8 <= row['batch/trained_rows'] <= 24 for row in rows[:-1])
+
+
+def test_a_resumed_run_evolves_as_if_it_had_not_stopped(evolved, tmp_path):
+    cfg, _, workdir = evolved
+    for steps in (2, 4):  # on the border of two iterations
+        run(tmp_path, steps=steps)
+    assert same(micro_runs.saved_state(cfg, workdir), micro_runs.saved_state(cfg, tmp_path))
+
+
+def test_without_a_restart_learning_goes_on():
+    """Also the optimiser's memory is kept; with one, it is that of a new optimiser."""
+    params, base = toy.toy_params(0), toy.toy_params(1)
+    tx = optax.adam(0.1)
+    _, moved = tx.update(params, tx.init(params), params)
+    state = TrainState(
+        step=jnp.int32(7), params=params, opt_state=moved, critic_params=None,
+        critic_opt_state=None, kl_coef=jnp.float32(0), skipped=jnp.int32(0), explorer=base,
+    )  # fmt: skip
+    on = evol.begin_iteration(state, tx, None)
+    assert same(on.replace(explorer=base), state) and same(on.explorer, params)
+    again = evol.begin_iteration(state, tx, base)
+    assert same(again.explorer, params) and same(again.params, base) and again.step == 7
+    assert same(again.opt_state, tx.init(base))
+    # The explorer is a copy: an update may give away the buffers of the policy it came from.
+    pairs = zip(jax.tree.leaves(on.explorer), jax.tree.leaves(on.params), strict=True)
+    assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
+
+
+# ---- cloning of files ----------------------------------------------------------------------------
+
+
+def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
+    """Own demonstrations by way of a file are the same demonstrations; then a run is cloned."""
+    changes = {'steps': 0, 'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0}
+    built = train.build(micro_runs.config('frozen_lake', **changes))
+    own = start.demonstrations(built)
+    records = trajectories.records_of(
+        own.tokens, own.attention_mask, own.mask, built.tokenizer,
+        item_ids=[f'lake_{i}' for i in range(32)],
+    )  # fmt: skip
+    path = tmp_path / 'shown.jsonl'
+    trajectories.write_records(path, records)
+    cfg = micro_runs.config('frozen_lake', **changes | {'clone.file': str(path)})
+    cfg.clone.episodes = 0
+    run = types.SimpleNamespace(cfg=cfg, tokenizer=built.tokenizer)
+    assert same(start.demonstrations(run), own)
+    assert train.train(cfg, str(tmp_path / 'run')) == 0
+    rows = run_log.read_metrics(tmp_path / 'run' / run_log.METRICS_FILE)
+    assert [row['step'] for row in rows] == [0] and 0 <= rows[0]['eval/success'] <= 1
+    assert checkpoint.steps(tmp_path / 'run' / 'checkpoints') == [0]
+    cloned = micro_runs.saved_state(cfg, tmp_path / 'run').params
+    assert not same(cloned, built.params)
+    said = capsys.readouterr()
+    assert 'held-out success' in said.out and 'cloning 12/12' in said.err
+    # A trajectory that does not fit is dropped, and said so.
+    long = [*records[0]['conversations'][:2], {'from': 'gpt', 'loss': True, 'value': 'Up ' * 200}]
+    trajectories.write_records(path, [{'item_id': 'lake_32', 'conversations': long}, *records])
+    assert same(start.demonstrations(run), own)
+    assert '1 of 33 trajectories' in capsys.readouterr().err
+
+
+def test_cloning_in_microbatches_is_cloning():
+    data = tiny.demonstrations('frozen_lake')
+    whole, parts = (
+        sft.clone(
+            tiny.untrained(), data, jax.random.key(3), hidden_fn=tiny.hidden, head_fn=tiny.head,
+            tx=optax.sgd(0.1), steps=2, batch_size=8, chunk_size=4096, microbatch_rows=rows,
+            report=lambda step, loss: None,
+        )
+        for rows in (None, 2)
+    )  # fmt: skip
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), whole, parts)
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'needs demonstrations: set clone.file'),
+        ({'evol.base_rows': 8, 'clone.episodes': 8}, "has no effect on algorithm='ppo'"),
+        ({'algorithm': 'agent_evol', 'evol.base_rows': 4, 'clone.episodes': 8},
+         '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8'),
+        ({'algorithm': 'agent_evol', 'evol.weights': 'best'}, 'is not one of reward, equal'),
+        ({'algorithm': 'agent_evol', 'evol.threshold': -1.0}, 'set evol.weights=equal'),
+        ({'evol.threshold': 1.0}, "evol.threshold=1.0 has no effect on algorithm='ppo'"),
+        ({'evol.iteration': 0}, 'evol.iteration=0 must be at least 1'),
+        ({'clone.microbatch_rows': 3}, 'clone.batch=16 must be a multiple of clone.microbatch'),
+        ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be positive'),
+        ({'algorithm': 'dpo', 'dpo.pairs': 0}, 'dpo.pairs=0 must be at least 1'),
+        ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
+        ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),
+    ],
+)  # fmt: skip
+def test_impossible_imitation_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_check.check(micro_runs.config('frozen_lake', **changes), 1)

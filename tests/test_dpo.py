@@ -1,0 +1,300 @@
+"""DPO on pairs of a group: who meets whom, the loss, and that micro-batches never part a pair."""
+
+import collections
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy_rollouts as toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import update
+from agentrl_jax.algorithms import dpo
+from agentrl_jax.score import positions_of
+from agentrl_jax.types import TrainState
+
+CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
+
+
+def slots_of(returns, rows=None):
+    """(slots, number of pairs) of one group."""
+    rows = np.ones(len(returns), bool) if rows is None else np.array(rows)
+    slot, pairs = dpo.slots(jnp.array(returns), jnp.array(rows), group_size=len(returns))
+    return slot[0].tolist(), int(pairs[0, 0])
+
+
+def test_best_meets_worst_and_second_best_second_worst():
+    # 3 1 2 9 0 5: best 9 (row 3) with 0 (row 4), then 5 (row 5) with 1 (row 1), 3 with 2
+    assert slots_of([3.0, 1, 2, 9, 0, 5]) == ([4, 3, 5, 0, 1, 2], 3)
+
+
+def test_the_middle_of_an_odd_number_and_rows_that_do_not_count_come_last():
+    # row 1 does not count: 3 2 0 remain, 3 with 0; 2 is the middle, row 1 the last
+    assert slots_of([3.0, np.nan, 2, 0], [1, 0, 1, 1]) == ([0, 3, 2, 1], 1)
+    assert slots_of([1.0, 1, 1, 1]) == ([0, 2, 3, 1], 2)  # ties keep their order
+    assert slots_of([1.0, 2], [0, 0]) == ([0, 1], 0)
+
+
+def test_pairs_stand_side_by_side_after_ordering():
+    order = dpo.order_rows(jnp.array([0.0, 2, 1, 5, 4, 3, 8, 7]), jnp.ones(8, bool), group_size=4)
+    assert order.tolist() == [3, 0, 1, 2, 6, 5, 7, 4]
+
+
+def preferences(returns, group_size, **kwargs):
+    rows = jnp.ones(len(returns), bool)
+    settings = dict(pairs=1, min_gap=0.01) | kwargs
+    pair, sign = dpo.preferences(jnp.array(returns), rows, group_size=group_size, **settings)
+    return pair.tolist(), sign.tolist()
+
+
+def test_groups_without_spread_give_no_pair():
+    returns = [1.0, 1, 1, 1, 0, 2, 1, 1]
+    assert preferences(returns, 4) == ([0, 0, 0, 0, 5, 5, 0, 0], [0, 0, 0, 0, -1, 1, 0, 0])
+    # The second pair of the second group would be 1 with 1.
+    assert preferences(returns, 4, pairs=2) == preferences(returns, 4)
+    assert preferences([0.0, 0.3], 2, min_gap=0.5) == ([0, 0], [0, 0])
+
+
+def test_a_batch_by_hand():
+    # returns 1 0 | 2 2: the first group is a pair, the second is none
+    rollout = toy.rollout_of(
+        [[(1, 2)], [(2, 1)], [(1, 1)], [(1, 1)]], [[1.0], [0], [2], [2]], length=4
+    )
+    batch = dpo.make_batch(rollout, toy.scores_of(rollout), group_size=2, beta=0.5)
+    want = [[0, 0.5, 0.5, 0], [0, 0, -0.5, 0], [0] * 4, [0] * 4]
+    np.testing.assert_array_equal(batch.advantages, want)
+    np.testing.assert_array_equal(batch.mask, np.array(want) != 0)
+    assert batch.pair.tolist() == [1, 1, 0, 0]
+
+
+def test_the_loss_by_hand():
+    # gains: row 0 (.3 + .1) - (.2 - .1) = .3, row 1 -.5 - (-.1) = -.4; beta .5: margin
+    # .5 * (.3 + .4) = .35; -log sigmoid(.35) = ln(1 + e^-.35), on both rows' last tokens
+    rollout = toy.rollout_of([[(1, 2)], [(2, 1)]], [[1.0], [0]], length=4)
+    scores = toy.scores_of(rollout).replace(
+        ref_logprobs=jnp.array([[0, 0.2, -0.1, 0], [0, 0, -0.1, 0]])
+    )
+    batch = dpo.make_batch(rollout, scores, group_size=2, beta=0.5)
+    logprobs = jnp.array([[9, 0.3, 0.1, 9], [9, 9, -0.5, 9]])
+    loss = dpo.loss(logprobs, batch, **CLIP)
+    value = np.log1p(np.exp(-0.35))
+    np.testing.assert_allclose(loss, [[0, 0, value, 0], [0, 0, value, 0]], rtol=1e-6)
+    # half of the rows' sum is the mean over pairs; its gradient is -+ beta sigmoid(-margin)
+    gradient = jax.grad(lambda x: dpo.loss(x, batch, **CLIP).sum() / 2)(logprobs)
+    g = 0.5 / (1 + np.exp(0.35))
+    np.testing.assert_allclose(gradient, [[0, -g, -g, 0], [0, 0, g, 0]], rtol=1e-6)
+
+
+# ---- against a slow reference --------------------------------------------------------------------
+
+
+def slow_loss(returns, healthy, sampled, logprobs, ref, group_size, beta, pairs, min_gap):
+    """Mean over pairs and gradient by float64 loops."""
+    total, gradient, found = 0.0, np.zeros(logprobs.shape), 0
+    for first in range(0, len(returns), group_size):
+        rows = [b for b in range(first, first + group_size) if healthy[b] and sampled[b].any()]
+        rows.sort(key=lambda b: -returns[b])
+        for j in range(min(pairs, len(rows) // 2)):
+            better, worse = rows[j], rows[-1 - j]
+            if not returns[better] - returns[worse] > min_gap:
+                continue
+            gain = {b: (logprobs[b] - ref[b])[sampled[b]].sum() for b in (better, worse)}
+            margin = beta * (gain[better] - gain[worse])
+            total += np.log1p(np.exp(-margin))
+            slope = beta / (1 + np.exp(margin))
+            gradient[better] -= slope * sampled[better]
+            gradient[worse] += slope * sampled[worse]
+            found += 1
+    return total / max(found, 1), gradient / max(found, 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    beta=st.sampled_from([0.1, 0.5, 2.0]),
+    pairs=st.integers(1, 3),
+    group_size=st.sampled_from([2, 3, 6]),
+)
+def test_loss_and_gradient_are_those_of_float64_loops(seed, beta, pairs, group_size):
+    rng = np.random.default_rng(seed)
+    rollout = toy.random_rollout(seed, rows=12, faulty=rng.integers(0, 12, 2))
+    whole = rng.integers(0, 3, rollout.rewards.shape)  # ties are common
+    rollout = rollout.replace(rewards=jnp.where(rollout.rewards != 0, whole, 0.0))
+    scores = toy.scores_of(rollout, seed)
+    batch = dpo.make_batch(
+        rollout, scores, group_size=group_size, beta=beta, pairs=pairs, min_gap=0.5
+    )
+    logprobs = -rng.random(batch.tokens.shape)
+
+    def mean(x):  # 1 / trained rows: seq_mean_token_sum
+        rows = jnp.maximum(batch.mask.any(1).sum(), 1)
+        return dpo.loss(x, batch, **CLIP).sum() / rows
+
+    value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
+    want, slope = slow_loss(
+        np.asarray(rollout.returns, np.float64), np.asarray(rollout.healthy),
+        np.asarray(rollout.action_mask), logprobs, np.asarray(scores.ref_logprobs, np.float64),
+        group_size, beta, pairs, 0.5,
+    )  # fmt: skip
+    np.testing.assert_allclose(value, want, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(gradient, slope, atol=1e-6)
+
+
+def trl_loss(trl, torch, batch, current, beta):
+    """What the installed DPOTrainer makes of log-probabilities [B, T], chosen rows at even places.
+
+    Only the model is replaced: its outputs are the given numbers.
+    """
+    rows = np.r_[0 : len(current) : 2, 1 : len(current) : 2]  # TRL: chosen ones first
+    mask = torch.tensor(np.asarray(batch.mask)[rows])
+    logprobs = torch.where(mask, current[rows], 0.0)[:, 1:]
+    same = torch.zeros_like(logprobs)
+    outputs = types.SimpleNamespace(
+        log_probs=logprobs, entropy=same, mean_logits=same, is_top1=same.bool()
+    )
+    reference = np.asarray(batch.ref_logprobs, np.float64).sum(1)
+    accelerator = types.SimpleNamespace(
+        device='cpu', gather=lambda x: x, gather_for_metrics=lambda x: x
+    )
+    trainer = types.SimpleNamespace(
+        model=types.SimpleNamespace(training=True), accelerator=accelerator, beta=beta,
+        f_divergence_type='reverse_kl', loss_types=['sigmoid'], loss_weights=[1.0],
+        precompute_ref_logps=True, aux_loss_enabled=False, use_weighting=False, ld_alpha=None,
+        _tp_size=1, _total_train_tokens=0, _metrics={'train': collections.defaultdict(list)},
+    )  # fmt: skip
+    inputs = dict(
+        input_ids=torch.tensor(np.asarray(batch.tokens)[rows]).long(),
+        attention_mask=torch.ones_like(mask), completion_mask=mask.long(),
+        ref_chosen_logps=torch.tensor(reference[0::2]),
+        ref_rejected_logps=torch.tensor(reference[1::2]),
+    )  # fmt: skip
+    return trl.DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
+
+
+def test_loss_and_gradient_are_those_of_the_trl_package():
+    """Runs where it is installed (pip install 'trl>=1.16')."""
+    torch = pytest.importorskip('torch')
+    trl = pytest.importorskip('trl.trainer.dpo_trainer', exc_type=ImportError)
+    rollout = toy.random_rollout(11, rows=8)
+    better = (np.arange(8) % 2 == 0).astype(np.float32)
+    rollout = rollout.replace(rewards=jnp.zeros_like(rollout.rewards).at[:, 0].set(better))
+    batch = dpo.make_batch(rollout, toy.scores_of(rollout), group_size=2, beta=0.3)
+    logprobs = np.asarray(rollout.logprobs) - 0.4 * np.random.default_rng(0).random((8, 14))
+    current = torch.tensor(logprobs, requires_grad=True)
+    loss = trl_loss(trl, torch, batch, current, beta=0.3)
+    loss.backward()
+    value, gradient = jax.value_and_grad(lambda x: dpo.loss(x, batch, **CLIP).sum() / 8)(
+        jnp.asarray(logprobs, jnp.float32)
+    )
+    np.testing.assert_allclose(value, loss.item(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, current.grad, atol=1e-7)
+
+
+# ---- what must not matter ------------------------------------------------------------------------
+
+TX = optax.sgd(0.5)
+
+
+def ordered_batch(seed=0, poison=None):
+    """Eight rows, four pairs, laid out as train.learn does."""
+    rollout = toy.random_rollout(seed, rows=8)
+    order = dpo.order_rows(rollout.returns, rollout.healthy, group_size=4)
+    rollout, scores = jax.tree.map(lambda x: x[order], (rollout, toy.scores_of(rollout)))
+    batch = dpo.make_batch(rollout, scores, group_size=4, pairs=2)
+    if poison is None:
+        return batch
+    fields = ('old_logprobs', 'ref_logprobs', 'advantages', 'returns', 'old_values')
+    return batch.replace(
+        **{name: jnp.where(batch.mask, getattr(batch, name), poison) for name in fields}
+    )
+
+
+@functools.cache
+def run(**kwargs):
+    settings = dict(
+        hidden_fn=toy.toy_hidden, head_fn=toy.toy_head, tx=TX, loss=dpo.loss, unit=2,
+        aggregation='seq_mean_token_sum', chunk_size=None,
+    )  # fmt: skip
+    return jax.jit(
+        functools.partial(update.update_step, **settings | kwargs),
+        compiler_options={'xla_backend_optimization_level': 0},
+    )
+
+
+def start():
+    params = toy.toy_params(0)
+    return TrainState(
+        step=jnp.int32(0), params=params, opt_state=TX.init(params), critic_params=None,
+        critic_opt_state=None, kl_coef=jnp.float32(0), skipped=jnp.int32(0),
+    )  # fmt: skip
+
+
+def assert_close(a, b, atol):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, atol=atol)
+
+
+def test_one_batch_of_eight_is_two_of_four_is_four_of_two():
+    batch = ordered_batch()
+    assert (batch.pair.reshape(4, 2) > 0).all()
+    one, measured = run()(start(), batch)
+    assert measured['update/skipped'] == 0 and measured['policy/grad_norm'] > 1e-3
+    for parts in (2, 4):
+        other, again = run(num_microbatches=parts)(start(), batch)
+        assert_close(one.params, other.params, atol=1e-6)
+        np.testing.assert_allclose(measured['policy/loss'], again['policy/loss'], atol=1e-6)
+
+
+def test_every_step_on_a_batch_sees_the_margin_of_its_own_policy():
+    """Two epochs are two plain gradient steps on the written loss."""
+    batch, state = ordered_batch(1), start()
+
+    def plain(params):
+        hidden = toy.toy_hidden(
+            params, batch.tokens, positions_of(batch.attention_mask), batch.attention_mask
+        )
+        logp = jax.nn.log_softmax(hidden @ params['head'])[:, :-1]
+        logp = jnp.take_along_axis(logp, batch.tokens[:, 1:, None], 2)[:, :, 0]
+        gain = jnp.where(batch.mask[:, 1:], logp - batch.ref_logprobs[:, 1:], 0).sum(1)
+        return -jax.nn.log_sigmoid(0.1 * (gain[0::2] - gain[1::2])).mean()
+
+    params = state.params
+    for _ in range(2):
+        params = jax.tree.map(lambda p, g: p - 0.5 * g, params, jax.grad(plain)(params))
+    both, measured = run(epochs=2, num_microbatches=2)(state, batch)
+    assert_close(both.params, params, atol=1e-6)
+    shuffled, _ = run(num_microbatches=4)(state, batch, key=jax.random.key(0))
+    assert_close(shuffled.params, run()(state, batch)[0].params, atol=1e-6)
+
+
+def test_a_parted_pair_is_skipped_and_counted():
+    """Row by row without unit: rows 0 and 2 meet, which are of different pairs."""
+    new, measured = run(num_microbatches=4, unit=1)(start(), ordered_batch())
+    assert measured['update/skipped'] == 1
+    jax.tree.map(np.testing.assert_array_equal, new.params, start().params)
+
+
+@pytest.mark.parametrize('poison', [np.nan, np.inf])
+def test_poisoned_padding_changes_nothing(poison):
+    clean, _ = run(num_microbatches=2)(start(), ordered_batch())
+    dirty, _ = run(num_microbatches=2)(start(), ordered_batch(poison=poison))
+    jax.tree.map(np.testing.assert_array_equal, clean.params, dirty.params)
+
+
+def test_observations_change_neither_pairs_nor_the_loss():
+    """The same answers behind one and behind three observation tokens, their log-probs equal."""
+    rewards, sampled = [[1.0, 0.5], [0.2, 0]], [-0.5, -0.25, -1.0]
+    outcome = []
+    for seen in (1, 3):
+        rollout = toy.rollout_of([[(seen, 2), (seen, 1)]] * 2, rewards, length=10, seed=seen)
+        mask = rollout.action_mask
+        logprobs = jnp.full(mask.shape, 7.0 * seen).at[mask].set(jnp.array([*sampled, *sampled]))
+        batch = dpo.make_batch(rollout, toy.scores_of(rollout), group_size=2)
+        batch = batch.replace(ref_logprobs=jnp.where(mask, -0.3, 9.0 * seen))
+        outcome.append((batch.pair.tolist(), dpo.loss(logprobs, batch, **CLIP).sum(1).tolist()))
+    assert outcome[0] == outcome[1]
