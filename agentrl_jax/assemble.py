@@ -18,7 +18,7 @@ from agentrl_jax import curriculum, rollout, sharding, update
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.text import TextTask, build_task
-from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax.models import critic, lora, qwen2, weights
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
 BUNDLED_TOKENIZER = Path(__file__).parent / 'tokens' / 'demo.model'
@@ -106,6 +106,11 @@ def build_tokenizer(cfg: Any) -> Any:
     return load_tokenizer(tokenizer_source(cfg))
 
 
+def lora_scale(cfg: Any) -> float:
+    """What the adapters' corrections are multiplied by."""
+    return cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else 1.0
+
+
 def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
     """Sizes of a model that is not loaded."""
     size = cfg.model
@@ -115,6 +120,7 @@ def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
         num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
         head_dim=size.hidden_size // size.num_heads, dtype=size.dtype, remat=size.remat,
         tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta,
+        lora_scale=lora_scale(cfg),
     )  # fmt: skip
 
 
@@ -125,7 +131,7 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig,
             cfg.model.path, dtype=cfg.model.dtype, remat=cfg.model.remat, mesh=mesh
         )
         check_fits(tokenizer, config.vocab_size)
-        return config, params
+        return dataclasses.replace(config, lora_scale=lora_scale(cfg)), params
     config = random_model_config(cfg, tokenizer)
     init = functools.partial(qwen2.init, config=config)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
@@ -173,6 +179,25 @@ def model_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
     return ModelFns(hidden=hidden, head=head, values=own_values, value_head=None)
 
 
+def on_base(fns: ModelFns, base: Any) -> ModelFns:
+    """The functions for parameters that lack those in `base` (LoRA: all but the adapters)."""
+
+    def whole(params):
+        return {**base, **params}
+
+    def values(params, critic_params, *rows):
+        if critic_params is not None:
+            critic_params = critic_params | {'backbone': whole(critic_params['backbone'])}
+        return fns.values(whole(params), critic_params, *rows)
+
+    return ModelFns(
+        hidden=lambda params, *rows: fns.hidden(whole(params), *rows),
+        head=lambda params: fns.head(whole(params)),
+        values=None if fns.values is None else values,
+        value_head=fns.value_head,
+    )
+
+
 def needs_critic(cfg: Any) -> bool:
     return bool(ALGORITHMS[cfg.algorithm].USES_CRITIC)
 
@@ -204,6 +229,7 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
     )  # fmt: skip
 
     def collect(params, task, episodes, key):
+        params = lora.merge(params, config.lora_scale)
         layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
         params = jax.lax.with_sharding_constraint(params, layout)
         return play(params, task, episodes, key)

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl_jax import advantages, collapse, curriculum, filtering, losses, turn_credit
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
+from agentrl_jax.models import lora
 
 CHOICES = {
     'algorithm': tuple(ALGORITHMS),
@@ -48,7 +49,7 @@ NOT_NEGATIVE = (
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
     'loss.sampler_low', 'loss.sampler_high',
     'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
-    'filter.refill', 'clone.microbatch_rows', 'evol.base_rows', 'dpo.min_gap',
+    'filter.refill', 'clone.microbatch_rows', 'evol.base_rows', 'dpo.min_gap', 'lora.rank',
     'alarm.mi_every', 'alarm.max_roll_backs', *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
 )  # fmt: skip
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
@@ -92,12 +93,25 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     ]
     grows = cfg.curriculum
     found += curriculum.problems(grows.rounds, grows.interpolate, cfg.env.max_turns)
+    if cfg.lora.rank:
+        found += _impossible_adapters(cfg)
     # What follows divides by numbers that are at least 1.
     found = found or _without_effect(cfg) + _impossible_options(cfg) + _impossible_filter(cfg)
     found += _impossible_sampler(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
+
+
+def _impossible_adapters(cfg: Any) -> list[str]:
+    problems = []
+    if cfg.lora.alpha <= 0:
+        problems.append(f'lora.alpha={cfg.lora.alpha} must be positive, or nothing is trained')
+    try:
+        lora.target_names(cfg.lora.targets)
+    except ValueError as error:
+        problems.append(str(error))
+    return problems
 
 
 def section(cfg: Any, name: str) -> str:

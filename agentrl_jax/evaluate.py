@@ -19,7 +19,6 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from agentrl_jax import (
-    assemble,
     checkpoint,
     collecting,
     pages,
@@ -44,10 +43,7 @@ def evaluate(
     if workdir:
         saved = checkpoint.read_extra(workdir, step=step)
         checkpoint.check_config(saved['config'], start.config_dict(cfg), may_differ=MAY_DIFFER)
-        if assemble.needs_critic(cfg) and cfg.critic.share_backbone:
-            params = start.start_state(run, params).params
-        params = checkpoint.load_params_only(workdir, start.abstract_of(params), step=step)
-        params = start.policy_of(params)
+        params = start.saved_policy(cfg, run.config, run.mesh, params, workdir, step=step)
     key = start.stream_key(run, start.EVALUATE)
     rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
     collecting.check_counters(counters)

@@ -1,7 +1,10 @@
 """Parameters as a HuggingFace folder: config.json, safetensors, tokenizer files.
 
   python -m agentrl_jax.export --config=configs/<x>.py --workdir=runs/<run> --out=<folder> \\
-      [--step=60] [--dtype=bfloat16]
+      [--step=60] [--dtype=bfloat16] [--part=policy]
+
+A policy trained with LoRA comes merged; --part=adapter writes its adapters alone, as PEFT reads
+them, and --part=base the frozen model below them.
 
 The folder appears by one rename when it is complete. Loading a folder and exporting it in its own
 dtype gives the same bytes in every tensor.
@@ -13,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,13 @@ from jax.experimental import multihost_utils
 from ml_collections import config_flags
 from safetensors.numpy import save_file
 
-from agentrl_jax import assemble, checkpoint, sharding
-from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax import assemble, checkpoint, sharding, start
+from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
+PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
@@ -85,22 +89,71 @@ def export_hf(
     """
     if dtype not in DTYPES:
         raise ValueError(f'dtype={dtype!r} is not one of {", ".join(DTYPES)}')
-    out_dir = Path(out_dir).absolute()
-    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise FileExistsError(f'{out_dir} exists and is not an empty folder; choose another')
+    out_dir = _free(out_dir)
     shards = _plan(config, DTYPES[dtype].itemsize, max_shard_bytes)
     if jax.process_index():
         for names in shards:
             for _ in _tensors(params, names, dtype):
                 pass
         return out_dir
+
+    def write(folder):
+        _write_weights(folder, params, shards, dtype)
+        _write_config(folder, config, dtype, tokenizer_source)
+        if tokenizer_source is not None:
+            _write_tokenizer(folder, Path(tokenizer_source))
+
+    return _appear(out_dir, write)
+
+
+def export_adapter(
+    adapters: Params,
+    out_dir: str | Path,
+    *,
+    rank: int,
+    alpha: float,
+    targets: tuple[str, ...],
+    base: str | None,
+    dtype: str = 'float32',
+) -> Path:
+    """Writes params['lora'] as PEFT reads it: adapter_config.json, adapter_model.safetensors.
+
+    Format: huggingface.co/docs/peft/developer_guides/checkpoint; A is [rank, in] and B [out, rank]
+    there. base: name or folder of the frozen model, None when it is no HuggingFace folder.
+    """
+    out_dir = _free(out_dir)
+    tree = {'model': adapters}  # the paths of the kernels
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    tensors = dict(_tensors(tree, [sharding.path_name(path) for path, _ in leaves], dtype))
+    if jax.process_index():
+        return out_dir
+    settings = {
+        'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'base_model_name_or_path': base,
+        'r': rank, 'lora_alpha': alpha, 'target_modules': list(targets), 'lora_dropout': 0.0,
+        'bias': 'none', 'fan_in_fan_out': False, 'inference_mode': True, 'modules_to_save': None,
+    }  # fmt: skip
+
+    def write(folder):
+        save_file(tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'})
+        _write_json(folder / 'adapter_config.json', settings)
+
+    return _appear(out_dir, write)
+
+
+def _free(out_dir: str | Path) -> Path:
+    """The absolute path of a folder that may be written."""
+    out_dir = Path(out_dir).absolute()
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise FileExistsError(f'{out_dir} exists and is not an empty folder; choose another')
+    return out_dir
+
+
+def _appear(out_dir: Path, write: Callable[[Path], None]) -> Path:
+    """Lets write(folder) fill a folder that gets its name when it is complete."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
     try:
-        _write_weights(temporary, params, shards, dtype)
-        _write_config(temporary, config, dtype, tokenizer_source)
-        if tokenizer_source is not None:
-            _write_tokenizer(temporary, Path(tokenizer_source))
+        write(temporary)
         temporary.chmod(0o755)  # mkdtemp's folders are private
         os.replace(temporary, out_dir)
     finally:
@@ -190,16 +243,27 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
-def export_checkpoint(cfg: Any, workdir: str, out: str, *, step: int | None, dtype: str) -> Path:
-    """The policy of a checkpoint (the newest one if step is None) as a folder."""
+def export_checkpoint(
+    cfg: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
+) -> Path:
+    """A part of a checkpoint (the newest one if step is None) as a folder."""
+    if part != 'policy' and not cfg.lora.rank:
+        raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
+    saved = checkpoint.read_extra(workdir, step=step)['config']
+    if 'lora' in saved:  # runs of older versions have none; alpha shows in no tensor
+        ours = start.config_dict(cfg)['lora']
+        checkpoint.check_config({'lora': saved['lora']}, {'lora': ours})
     mesh, tokenizer = assemble.build_mesh(cfg), assemble.build_tokenizer(cfg)
     config, params = assemble.build_model(cfg, tokenizer, mesh)
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
-    )
-    if assemble.needs_critic(cfg) and cfg.critic.share_backbone:
-        abstract['value_head'] = jax.eval_shape(lambda: critic.init_head(config))
-    params = checkpoint.load_params_only(workdir, abstract, step=step)
+    params = start.saved_policy(cfg, config, mesh, params, workdir, step=step)
+    if part == 'adapter':
+        return export_adapter(
+            params['lora'], out, rank=cfg.lora.rank, alpha=cfg.lora.alpha, dtype=dtype,
+            targets=lora.target_names(cfg.lora.targets),
+            base=cfg.model.path if start.base_is_given(saved) else None,
+        )  # fmt: skip
+    if part == 'policy':
+        params = lora.merge(params, config.lora_scale)
     return export_hf(
         params, config, out, dtype=dtype, tokenizer_source=assemble.tokenizer_source(cfg)
     )
@@ -210,8 +274,8 @@ def main(_) -> None:
     args = flags.FLAGS
     try:
         folder = export_checkpoint(
-            args.config, args.workdir, args.out, step=args.step, dtype=args.dtype
-        )
+            args.config, args.workdir, args.out, step=args.step, dtype=args.dtype, part=args.part
+        )  # fmt: skip
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     print(folder)
@@ -223,5 +287,6 @@ if __name__ == '__main__':
     flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     flags.DEFINE_enum('dtype', 'bfloat16', list(DTYPES), 'Type of the written tensors.')
+    flags.DEFINE_enum('part', 'policy', PARTS, 'What is written; adapter and base: with LoRA.')
     flags.mark_flags_as_required(['config', 'workdir', 'out'])
     app.run(main)

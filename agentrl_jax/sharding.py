@@ -22,6 +22,10 @@ TRAIN_RULES: Rules = (
     (r'(q_proj|k_proj|v_proj|gate_proj|up_proj)/kernel$', P('fsdp', 'tensor')),
     (r'(q_proj|k_proj|v_proj)/bias$', P('tensor')),
     (r'(o_proj|down_proj)/kernel$', P('tensor', 'fsdp')),
+    (r'(q_proj|k_proj|v_proj|gate_proj|up_proj)/lora_a$', P('fsdp')),
+    (r'(q_proj|k_proj|v_proj|gate_proj|up_proj)/lora_b$', P(None, 'tensor')),
+    (r'(o_proj|down_proj)/lora_a$', P('tensor')),
+    (r'(o_proj|down_proj)/lora_b$', P(None, 'fsdp')),
     (r'(norm|layernorm)/scale$', P()),
     (r'value_head/(kernel|bias)$', P()),
 )

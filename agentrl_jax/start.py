@@ -1,4 +1,8 @@
-"""Where a run starts: random or given weights, perhaps cloned, or the newest checkpoint."""
+"""Where a run starts: random or given weights, perhaps cloned, or the newest checkpoint.
+
+With LoRA these weights are the frozen base of policy, critic and reference alike. They come from
+model.path again when a run resumes; weights that were drawn or cloned are kept in workdir/base.
+"""
 
 import functools
 import json
@@ -8,16 +12,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from agentrl_jax import assemble, checkpoint, config_check, evol, sft, sharding, trajectories
 from agentrl_jax.envs import experts
-from agentrl_jax.models import critic
+from agentrl_jax.models import critic, lora
 from agentrl_jax.progress import Progress
-from agentrl_jax.types import TrainState
+from agentrl_jax.types import Params, TrainState
 
-LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS, BASE = range(8)  # random streams of a run
+LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS, BASE, ADAPTERS = range(9)  # streams
 AFTER_ROLL_BACK = 1 << 20  # streams of training after a roll back lie from here on
 MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm')  # what a resumed run may change
+BASE_FOLDER = 'base'  # below the workdir: the model under adapters
+
+
+@struct.dataclass
+class Frozen:
+    """Parameters that a run reads and never changes."""
+
+    model: Params  # under the adapters of policy and critic; {} without LoRA
+    reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it
 
 
 def stream_key(run: Any, stream: int, step: int = 0) -> jax.Array:
@@ -44,30 +58,44 @@ def abstract_of(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def policy_of(params: Any) -> Any:
-    """The parameters a rollout needs: without a value head on a shared backbone."""
-    return {name: part for name, part in params.items() if name != 'value_head'}
+def policy_of(params: Params, base: Params) -> Params:
+    """The parameters a rollout needs: with the base, without a value head on a shared backbone."""
+    return {**base, **{name: part for name, part in params.items() if name != 'value_head'}}
 
 
-def player_of(state: TrainState) -> Any:
+def trained_part(params: Params, cfg: Any, index: int) -> Params:
+    """What is trained of a model: all of it, or adapters (number 0 for policy, 1 for critic)."""
+    if not cfg.lora.rank:
+        return dict(params)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(cfg.seed), ADAPTERS), index)
+    targets = lora.target_names(cfg.lora.targets)
+    return {'lora': lora.init(key, params['model'], rank=cfg.lora.rank, targets=targets)}
+
+
+def trained_policy(params: Params, cfg: Any, config: Any) -> Params:
+    """TrainState.params of step 0: the policy's part, with the head of a critic that shares it."""
+    trained = trained_part(params, cfg, 0)
+    if assemble.needs_critic(cfg) and cfg.critic.share_backbone:
+        trained['value_head'] = critic.init_head(config)
+    return trained
+
+
+def player_of(state: TrainState, base: Params) -> Params:
     """The parameters that play episodes: the policy, or the explorer of AgentEvol."""
-    return policy_of(state.params if state.explorer is None else state.explorer)
+    return policy_of(state.params if state.explorer is None else state.explorer, base)
 
 
 def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
     """State of step 0 around the given policy parameters; pure."""
-    params, critic_params, critic_opt_state = dict(params), None, None
-    if assemble.needs_critic(cfg):
-        if cfg.critic.share_backbone:
-            params['value_head'] = critic.init_head(config)
-        else:
-            critic_params = critic.init(params, config)
-            critic_opt_state = txs[1].init(critic_params)
+    policy, critic_params, critic_opt_state = trained_policy(params, cfg, config), None, None
+    if assemble.needs_critic(cfg) and not cfg.critic.share_backbone:
+        critic_params = critic.init(trained_part(params, cfg, 1), config)
+        critic_opt_state = txs[1].init(critic_params)
     return TrainState(
-        step=jnp.int32(0), params=params, opt_state=txs[0].init(params),
+        step=jnp.int32(0), params=policy, opt_state=txs[0].init(policy),
         critic_params=critic_params, critic_opt_state=critic_opt_state,
         kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
-        explorer=jax.tree.map(jnp.copy, params) if assemble.explores(cfg) else None,
+        explorer=jax.tree.map(jnp.copy, policy) if assemble.explores(cfg) else None,
     )  # fmt: skip
 
 
@@ -121,11 +149,12 @@ def clone(run: Any, shown: sft.Demonstrations) -> Any:
         )  # fmt: skip
 
 
-def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Any, Any]:
-    """(state, reference policy or None, demonstrations that join batches or None).
+def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Frozen, Any]:
+    """(state, what stays as it is, demonstrations that join batches or None).
 
     The state is that of the newest checkpoint, or a fresh step 0.
     """
+    workdir = checkpoints.directory.parent
     fresh = checkpoint.latest_step(checkpoints) is None
     params, joins = run.params, config_check.base_rows(run.cfg) > 0
     shown = demonstrations(run) if joins or (fresh and config_check.clones(run.cfg)) else None
@@ -133,18 +162,72 @@ def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Any, Any]:
         params = clone(run, shown)
     state = start_state(run, params)
     if fresh:
+        keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
         checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
         state, _ = checkpoint.restore(checkpoints, abstract_of(state))
+    model = params if fresh and run.cfg.lora.rank else open_base(run.cfg, workdir, run.params)
     reference = None
     if assemble.needs_reference(run.cfg) or assemble.explores(run.cfg):
-        workdir = checkpoints.directory.parent
-        reference = open_reference(run, workdir, policy_of(state.params), fresh)
+        reference = open_reference(run, workdir, policy_of(state.params, {}), fresh)
     if not assemble.needs_reference(run.cfg):
         reference = None  # it lies on disk until the next iteration begins
-    return state, reference, jax.device_get(shown) if joins else None
+    return state, Frozen(model, reference), jax.device_get(shown) if joins else None
+
+
+def base_is_given(cfg: Any) -> bool:
+    """Does the base come from model.path, as it is? Then nothing is kept of it."""
+    cloned = cfg['clone']['file'] or cfg['clone']['episodes']
+    return bool(cfg['model']['path']) and not cloned
+
+
+def keep_base(cfg: Any, workdir: Path, params: Params) -> None:
+    """Stores the parameters under the adapters, unless there are none or model.path has them."""
+    if not cfg.lora.rank or base_is_given(cfg):
+        return
+    kept = checkpoint.open_checkpoints(workdir / BASE_FOLDER, keep=1, async_=False)
+    if not checkpoint.save(kept, 0, {'params': params}, {}):
+        stored = open_base(cfg, workdir, params)
+        if not jax.jit(equal)(stored, params):
+            raise ValueError(
+                f'{workdir / BASE_FOLDER} holds the base of another run, which ended before its '
+                'first checkpoint; remove the folder'
+            )
+    checkpoint.close(kept)
+
+
+def equal(one: Any, other: Any) -> jax.Array:
+    """bool []: are all arrays of two trees the same?"""
+    same = jax.tree.map(lambda a, b: (a == b).all(), one, other)
+    return jnp.stack(jax.tree.leaves(same)).all()
+
+
+def open_base(cfg: Any, workdir: Path | str, params: Params) -> Params:
+    """The frozen parameters of a run with the config cfg (or its JSON); {} without LoRA.
+
+    params: those of model.path, or of the same shapes and layout.
+    """
+    if not cfg['lora']['rank']:
+        return {}
+    if base_is_given(cfg):
+        return params
+    return checkpoint.load_params_only(Path(workdir) / BASE_FOLDER, abstract_of(params))
+
+
+def saved_policy(
+    cfg: Any, config: Any, mesh: Any, params: Params, workdir: str, *, step: int | None = None
+) -> Params:
+    """The policy of a checkpoint, adapters and base; params: as in open_base."""
+    abstract = jax.eval_shape(functools.partial(trained_policy, cfg=cfg, config=config), params)
+    layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
+    abstract = jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, layout
+    )
+    trained = checkpoint.load_params_only(workdir, abstract, step=step)
+    saved = checkpoint.read_extra(workdir, step=step)['config'] | {'lora': cfg.lora}
+    return policy_of(trained, open_base(saved, workdir, params))
 
 
 def open_reference(run: Any, workdir: Path, start: Any, fresh: bool) -> Any:
@@ -164,7 +247,7 @@ def next_iteration(run: Any, state: TrainState, step: int, workdir: Path) -> Tra
         return state
     start = None
     if cfg.evol.restart:
-        start = open_reference(run, workdir, policy_of(state.params), fresh=False)
+        start = open_reference(run, workdir, policy_of(state.params, {}), fresh=False)
     return evol.begin_iteration(state, run.txs[0], start)
 
 

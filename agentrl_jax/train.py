@@ -62,6 +62,7 @@ from agentrl_jax.start import (
     player_of,
     policy_of,
     saved_beside,
+    start_state,
     stream_key,
 )
 from agentrl_jax.types import TrainState
@@ -88,15 +89,15 @@ class Run:
     eval_episodes: Any
     count: Any  # jitted (rollout, task) -> sums over its first eval_levels rows
     rollout_metrics: Any  # jitted (rollout, task) -> metrics
-    rescore: Any  # jitted (params, rollout, task) -> log-probabilities [B, T]
-    information: Any  # jitted (params, task, rollout, key) -> collapse/ metrics
-    learn: Any  # jitted (state, ref_params, rollout, key, task, lr_scale) -> (state, metrics, ...)
+    rescore: Any  # jitted (policy, rollout, task) -> log-probabilities [B, T]
+    information: Any  # jitted (policy, task, rollout, key) -> collapse/ metrics
+    learn: Any  # jitted (state, frozen, rollout, key, task, lr_scale) -> (state, metrics, ...)
     txs: tuple  # optimisers of policy and critic
     roll_backs: int = 0  # so far; each gives training other luck and smaller rates
 
 
 def learn(
-    state, ref_params, rollout, key=None, task=None, lr_scale=1.0, base=None, *,
+    state, frozen, rollout, key=None, task=None, lr_scale=1.0, base=None, *,
     algorithm, fns, txs, group_size, settings,
 ):  # fmt: skip
     """One update from one rollout: keep groups, score, make the batch, optimise.
@@ -104,8 +105,9 @@ def learn(
     Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
     rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
+    fns = assemble.on_base(fns, frozen.model)
     samples, rows, advantages, chosen = batches.prepare(
-        state, ref_params, rollout, task, base,
+        state, frozen.reference, rollout, task, base,
         algorithm=algorithm, fns=fns, group_size=group_size, settings=settings,
     )  # fmt: skip
     state, measured = update.update_step(
@@ -134,7 +136,7 @@ def rescore(params, rollout, task=None, *, fns, cfg):
 
 
 def build_learn(cfg: Any, mesh: Any, fns: Any, txs: tuple):
-    """Jitted learn(state, ref_params, rollout, key, task, base); the state is donated."""
+    """Jitted learn(state, frozen, rollout, key, task, base); the state is donated."""
     learner = functools.partial(
         learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
         group_size=cfg.rollout.group_size,
@@ -194,45 +196,45 @@ def build(cfg: Any) -> Run:
     )  # fmt: skip
 
 
-def measure(run: Run, state: TrainState) -> dict[str, float]:
+def measure(run: Run, policy: Any) -> dict[str, float]:
     """Validation: one episode on each level of the held-out pool, the same luck every time."""
     rollout, counters = run.collect_eval(
-        policy_of(state.params), run.eval_task, run.eval_episodes, stream_key(run, EVALUATE)
+        policy, run.eval_task, run.eval_episodes, stream_key(run, EVALUATE)
     )
     collecting.check_counters(counters)
     return validation.summarise(run.count(rollout, run.eval_task))
 
 
 def train_step(
-    run: Run, state: TrainState, reference: Any, base: Any, step: int, first: bool
+    run: Run, state: TrainState, frozen: Any, base: Any, step: int, first: bool
 ) -> tuple:
     """One cycle; (state, metrics on the device, what a rollout page needs).
 
     first: the first step of this process, which compiles all that later steps need.
     """
-    every, params = run.cfg.alarm.mi_every, player_of(state)
+    every, policy = run.cfg.alarm.mi_every, player_of(state, frozen.model)
     began = time.monotonic()
     horizon = assemble.turn_limit(run.cfg, step)
     task = run.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
-    (rollout, episodes), sampled, measured = collecting.collect(run, params, task, step)
+    (rollout, episodes), sampled, measured = collecting.collect(run, policy, task, step)
     collected = time.monotonic()
     if every and (first or step % every == 0):
-        known = run.information(params, run.task, rollout, stream_key(run, PAIRS, step))
+        known = run.information(policy, run.task, rollout, stream_key(run, PAIRS, step))
         measured |= {} if step % every else known
     shuffle = stream_key(run, SHUFFLE, step) if run.cfg.batch.shuffle else None
     lr_scale = np.float32(run.cfg.alarm.roll_back_lr**run.roll_backs)
     state, more, rows, advantages = run.learn(
-        state, reference, rollout, shuffle, run.task, lr_scale, base_rows(run, base, step)
+        state, frozen, rollout, shuffle, run.task, lr_scale, base_rows(run, base, step)
     )
     measured = more | measured | {'rollout/horizon': horizon, 'rollout/sampled': sampled}
     measured['time/collect_s'] = collected - began
     return state, measured, (rollout, episodes, stream_key(run, COLLECT, step), rows, advantages)
 
 
-def save_page(run: Run, workdir: Path, step: int, state: TrainState, seen: tuple) -> None:
+def save_page(run: Run, workdir: Path, step: int, policy: Any, seen: tuple) -> None:
     """The rollout of a step as a page, with the ratios its update led to."""
     rollout, episodes, key, rows, advantages = jax.tree.map(validation.fetch, seen[:2]) + seen[2:]
-    after = validation.fetch(run.rescore(state.params, seen[0], run.task))
+    after = validation.fetch(run.rescore(policy, seen[0], run.task))
     spread = np.full(rollout.tokens.shape, np.nan, np.float32)
     spread[validation.fetch(rows)] = validation.fetch(advantages)
     if jax.process_index() == 0:
@@ -266,7 +268,7 @@ def play(run: Run, workdir: Path) -> int | None:
     """From the newest checkpoint to the end: an exit code, or None after a roll back."""
     cfg = run.cfg
     checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
-    state, reference, base = open_state(run, checkpoints)
+    state, frozen, base = open_state(run, checkpoints)
     first = int(state.step)
     if jax.process_index() == 0:
         run_log.write_config(workdir, cfg, sys.argv)
@@ -278,7 +280,7 @@ def play(run: Run, workdir: Path) -> int | None:
         runtime.Preemption() as preemption,
         Progress(cfg.steps, 'training', done=first) as progress,
     ):  # fmt: skip
-        models = (reference, base)
+        models = (frozen, base)
         code, state = loop(run, state, models, workdir, checkpoints, log, preemption, progress)
     if code is not None:
         checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
@@ -288,7 +290,7 @@ def play(run: Run, workdir: Path) -> int | None:
 
 def loop(run, state, models, workdir, checkpoints, log, preemption, progress) -> tuple:
     """The steps from state.step on; (exit code or None for a roll back, state)."""
-    cfg, counter, warm = run.cfg, runtime.CompileCounter(), None
+    cfg, counter, warm, (frozen, _) = run.cfg, runtime.CompileCounter(), None, models
     first, validated = int(state.step), False
     history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     history = [row for row in history if row['step'] < first]  # other processes have not cut it yet
@@ -296,7 +298,7 @@ def loop(run, state, models, workdir, checkpoints, log, preemption, progress) ->
         began, row, before = time.monotonic(), {}, counter.count
         if step in (0, cfg.steps) or (cfg.eval.every and step % cfg.eval.every == 0):
             with counter:
-                row |= measure(run, state)
+                row |= measure(run, policy_of(state.params, frozen.model))
             if warm is not None and not validated:  # a resumed run validates late at first
                 warm += counter.count - before
             validated = True
@@ -320,7 +322,7 @@ def loop(run, state, models, workdir, checkpoints, log, preemption, progress) ->
             break
         progress.advance(1, **shown(history[-1], history))
         if page_due(cfg, step):
-            save_page(run, workdir, step, state, seen)
+            save_page(run, workdir, step, policy_of(state.params, frozen.model), seen)
         # Before anything is saved: a run that is killed here and resumed comes here again.
         action = roll_back.react(
             alarms, cfg.alarm, step, workdir, checkpoints, used=run.roll_backs, say=progress.say
@@ -356,10 +358,11 @@ def shown(row: dict, history: list[dict]) -> dict[str, float]:
 
 def space_needed(run: Run) -> int:
     """Bytes of the checkpoints that are on disk at once."""
-    parameters = sum(x.size * 4 for x in jax.tree.leaves(run.params))
-    states = 6 if assemble.needs_critic(run.cfg) and not run.cfg.critic.share_backbone else 3
-    states += assemble.explores(run.cfg)
-    return parameters * states * (run.cfg.checkpoint.keep + 1)
+    state = jax.eval_shape(functools.partial(start_state, run), run.params)
+    refers = assemble.needs_reference(run.cfg) or assemble.explores(run.cfg)
+    once = run.params if run.cfg.lora.rank or refers else {}
+    keep = run.cfg.checkpoint.keep + 1
+    return checkpoint.state_bytes(state) * keep + checkpoint.state_bytes(once)
 
 
 def main(_) -> None:

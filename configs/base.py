@@ -72,6 +72,11 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.model.tie_embeddings = True  # one matrix for the embedding and the output head
     cfg.model.rope_theta = 1e6  # base of the rotary positions
 
+    cfg.lora = ml_collections.ConfigDict()  # RAGEN with LoRA: rank 64, lr 1e-5, critic_lr 1e-4
+    cfg.lora.rank = 0  # of trained corrections to the frozen kernels; 0 = train all parameters
+    cfg.lora.alpha = 64.0  # corrections are scaled by alpha / rank
+    cfg.lora.targets = 'all-linear'  # or some of q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,...
+
     cfg.rollout = ml_collections.ConfigDict()
     cfg.rollout.num_groups = 8  # different levels (prompts) per step
     cfg.rollout.group_size = 16  # episodes per level

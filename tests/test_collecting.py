@@ -65,7 +65,7 @@ def stub_run(refill, varied):
     cfg.filter.refill = refill
     pack = functools.partial(collecting.pack, keep_fn=VARIED, group_size=GROUP_SIZE)
     run = types.SimpleNamespace(
-        cfg=cfg, task=None, draw=draw, collect=collect, pack=pack if refill else None,
+        cfg=cfg, task=None, roll_backs=0, draw=draw, collect=collect, pack=pack if refill else None,
         rollout_metrics=lambda out, task: {'rollout/return': float(out.returns.mean())},
     )  # fmt: skip
     return run, drawn
@@ -126,7 +126,7 @@ def one_step(monkeypatch, devices):
     )  # fmt: skip
     run = train.build(cfg)
     state, measured, seen = train.train_step(
-        run, start.start_state(run, run.params), None, 2, first=False
+        run, start.start_state(run, run.params), start.Frozen({}, None), None, 2, first=False
     )
     return run, seen, state, measured
 
@@ -136,7 +136,7 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
     run, seen, state, measured = one_step(monkeypatch, 8)
     assert measured['filter/collects'] == 4 and measured['filter/kept'] == 0.25
     assert measured['batch/trained_rows'] == 16 and measured['filter/empty'] == 0
-    held, params = seen[0], start.policy_of(start.start_state(run, run.params).params)
+    held, params = seen[0], start.policy_of(start.start_state(run, run.params).params, {})
     keep = assemble_update.build_keep(run.cfg)
     for number in range(4):
         (out, _), _ = collecting.play(run, params, run.task, 2, number)
@@ -145,7 +145,9 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
         np.testing.assert_array_equal(held.tokens[part], out.tokens[rows])
         np.testing.assert_array_equal(held.rewards[part], out.rewards[rows])
         np.testing.assert_array_equal(seen[1].level[part], out.level[rows])
-    again = train.train_step(run, start.start_state(run, run.params), None, 2, first=False)[0]
+    again = train.train_step(
+        run, start.start_state(run, run.params), start.Frozen({}, None), None, 2, first=False
+    )[0]
     jax.tree.map(np.testing.assert_array_equal, state, again)
     _, alone, state_alone, _ = one_step(monkeypatch, 1)
     np.testing.assert_array_equal(held.tokens, alone[0].tokens)

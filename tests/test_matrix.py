@@ -155,7 +155,8 @@ def learner(algorithm):
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
     reference = run.params if assemble.needs_reference(cfg) else None
-    return functools.partial(jax.jit(program, compiler_options=QUICK), state, reference), state
+    frozen = start.Frozen({}, reference)
+    return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 
 
 @pytest.mark.parametrize('name', assemble.ENVIRONMENTS)

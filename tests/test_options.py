@@ -174,6 +174,9 @@ def test_options_with_a_value_everywhere_are_refused_by_no_algorithm(name):
 # ---- a whole step --------------------------------------------------------------------------------
 
 
+NOTHING_FROZEN = start.Frozen(model={}, reference=None)
+
+
 def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
     """The same step twice is the same update; without the key it is another."""
     changes = {
@@ -185,10 +188,10 @@ def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
     def fresh():
         return start.start_state(run, run.params)
 
-    one, measured, seen = train.train_step(run, fresh(), None, 0, first=False)
+    one, measured, seen = train.train_step(run, fresh(), NOTHING_FROZEN, None, 0, first=False)
     assert measured['policy/grad_norm'] > 0 and measured['update/skipped'] == 0
-    again = train.train_step(run, fresh(), None, 0, first=False)[0]
+    again = train.train_step(run, fresh(), NOTHING_FROZEN, None, 0, first=False)[0]
     jax.tree.map(np.testing.assert_array_equal, one, again)
-    ordered = run.learn(fresh(), None, seen[0])[0]
+    ordered = run.learn(fresh(), NOTHING_FROZEN, seen[0])[0]
     same = jax.tree.map(np.array_equal, one.params, ordered.params)
     assert not all(jax.tree.leaves(same))

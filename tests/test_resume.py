@@ -20,9 +20,11 @@ KILLED = -signal.SIGKILL
 class Runs:
     """Runs of one config in subprocesses that share their compiled programs."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **changes):
         self.folder = folder
         self.cfg = micro_runs.get_config()
+        self.cfg.update_from_flattened_dict(changes)
+        self.arguments = [f'--config.{name}={value}' for name, value in changes.items()]
         self.undisturbed = folder / 'undisturbed'
         process = self.start(self.undisturbed)
         assert self.finish(process) == 0, self.said(self.undisturbed)
@@ -31,7 +33,7 @@ class Runs:
         with (self.folder / f'{workdir.name}.log').open('ab') as log:
             return subprocess.Popen(
                 [sys.executable, '-m', 'agentrl_jax.train', '--config=tests/micro_runs.py',
-                 f'--workdir={workdir}'],
+                 f'--workdir={workdir}', *self.arguments],
                 cwd=micro_runs.ROOT, env=micro_runs.environment(self.folder / 'programs'),
                 stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
@@ -76,10 +78,10 @@ def runs(tmp_path_factory):
     yield from with_shared_programs(tmp_path_factory.mktemp('runs'))
 
 
-def with_shared_programs(folder):
+def with_shared_programs(folder, **changes):
     programs = micro_runs.compilation_cache(folder / 'programs_here')
     next(programs)
-    yield Runs(folder)
+    yield Runs(folder, **changes)
     next(programs, None)
 
 

@@ -278,7 +278,7 @@ def trace(cfg, *, with_rollout):
     txs = assemble.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
-    reference = start.policy_of(state.params) if assemble.needs_reference(cfg) else None
+    reference = start.policy_of(state.params, {}) if assemble.needs_reference(cfg) else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     out = abstract_rollout(rows, cfg)
     if with_rollout:
@@ -286,7 +286,7 @@ def trace(cfg, *, with_rollout):
         listed = rollout.Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
         collect = assemble.build_collect(cfg, found[0], mesh, split='train')
         key = jax.eval_shape(lambda: jax.random.key(0))
-        policy = start.policy_of(state.params)
+        policy = start.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(
             lambda x: (x.shape, x.dtype), out
@@ -297,7 +297,7 @@ def trace(cfg, *, with_rollout):
         group_size=cfg.rollout.group_size,
         settings=assemble_update.update_settings(cfg, mesh),
     )  # fmt: skip
-    after, measured, *_ = jax.eval_shape(learn, state, reference, out)
+    after, measured, *_ = jax.eval_shape(learn, state, start.Frozen({}, reference), out)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
 

@@ -14,9 +14,9 @@ def init_head(config: qwen2.ModelConfig) -> Params:
 
 
 def init(policy_params: Params, config: qwen2.ModelConfig) -> Params:
-    """A copy of the policy's backbone and a fresh head."""
-    backbone = {'model': jax.tree.map(jnp.copy, policy_params['model'])}
-    return {'backbone': backbone, 'value_head': init_head(config)}
+    """A copy of the policy's backbone (with LoRA: of its adapters) and a fresh head."""
+    backbone = {name: policy_params[name] for name in ('model', 'lora') if name in policy_params}
+    return {'backbone': jax.tree.map(jnp.copy, backbone), 'value_head': init_head(config)}
 
 
 def value_from_hidden(head: Params, hidden: jax.Array) -> jax.Array:

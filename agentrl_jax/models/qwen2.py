@@ -40,6 +40,7 @@ class ModelConfig:
     qkv_bias: bool = True  # False: Llama
     rope_scaling: tuple[float, float, float, float] | None = None  # Llama 3: see rope_frequencies
     dtype: str = 'float32'  # compute dtype
+    lora_scale: float = 1.0  # alpha / rank, factor of the low-rank corrections in params['lora']
     remat: bool = False  # recompute each layer in the backward pass of forward()
 
     def __post_init__(self):
@@ -170,7 +171,12 @@ def _dense(x, features: int, name: str, config: ModelConfig, *, bias: bool = Fal
     dense = nn.Dense(features, use_bias=bias, dtype=config.dtype, kernel_init=init, name=name)
     # One token axis: with two, XLA's CPU backend transposes both factors of the kernel's gradient
     # and multiplies them slowly (48 ms against 11 for the MLP of 64 x 144 tokens, D = 64).
-    return dense(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], features)
+    flat = x.reshape(-1, x.shape[-1])
+    out = dense(flat)
+    if dense.has_variable('lora', 'lora_a'):  # models/lora.py
+        a, b = (dense.get_variable('lora', name).astype(out.dtype) for name in ('lora_a', 'lora_b'))
+        out += config.lora_scale * ((flat @ a) @ b)
+    return out.reshape(*x.shape[:-1], features)
 
 
 class Attention(nn.Module):
@@ -290,7 +296,7 @@ class _Where:
 def _variables(params: Params) -> dict:
     model = dict(params['model'])
     model['embedding'] = model.pop('embed_tokens')['embedding']
-    return {'params': model}
+    return {'params': model} | {name: params[name] for name in ('lora',) if name in params}
 
 
 def init(key: jax.Array, config: ModelConfig) -> Params:

@@ -27,15 +27,20 @@ LISTED = 5  # names spelled out in an error
 
 
 def hf_name(path: str) -> str:
-    """'model/layers_0/mlp/up_proj/kernel' -> 'model.layers.0.mlp.up_proj.weight'."""
+    """'model/layers_0/mlp/up_proj/kernel' -> 'model.layers.0.mlp.up_proj.weight'.
+
+    .../up_proj/lora_a -> PEFT's 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'.
+    """
     module, _, kind = path.rpartition('/')
     name = re.sub(r'layers_(\d+)', r'layers.\1', module).replace('/', '.')
+    if kind in ('lora_a', 'lora_b'):
+        return f'base_model.model.{name}.lora_{kind[-1].upper()}.weight'
     return f'{name}.bias' if kind == 'bias' else f'{name}.weight'
 
 
 def is_transposed(path: str) -> bool:
-    """Kernels are [in, out] here and [out, in] in the files."""
-    return path.endswith('/kernel')
+    """Kernels (and adapters) are [in, out] here and [out, in] in the files."""
+    return path.endswith(('/kernel', '/lora_a', '/lora_b'))
 
 
 def abstract_params(config: qwen2.ModelConfig) -> Params:

@@ -1,0 +1,64 @@
+"""LoRA: trained low-rank corrections to the kernels of a frozen model (arXiv:2106.09685).
+
+x W becomes x W + s (x A) B with A [in, rank], B [rank, out] and s = alpha / rank. Adapters are a
+tree of their own, params['lora'], whose paths are those of the kernels in params['model'].
+
+qwen2.forward *applies* them (two thin products a layer): gradients exist for A and B only, and
+neither a kernel's gradient nor a corrected copy of it is ever computed or stored, as it would be
+if the gradient went through `merge`. Sampling uses `merge`, once for all tokens of a rollout.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from agentrl_jax.types import Params
+
+ATTENTION = ('q_proj', 'k_proj', 'v_proj', 'o_proj')
+TARGETS = (*ATTENTION, 'gate_proj', 'up_proj', 'down_proj')
+ALL = 'all-linear'
+
+
+def target_names(targets: str) -> tuple[str, ...]:
+    """'all-linear', or some of TARGETS with commas between them, as a tuple."""
+    if targets == ALL:
+        return TARGETS
+    names = tuple(name.strip() for name in targets.split(','))
+    if len(set(names)) < len(names) or not set(names) <= set(TARGETS):
+        raise ValueError(
+            f'lora.targets={targets!r} must be {ALL!r} or different names of '
+            f'{", ".join(TARGETS)}, with commas between them'
+        )
+    return names
+
+
+def init(key: jax.Array, model: Params, *, rank: int, targets: tuple[str, ...]) -> Params:
+    """float32 adapters of params['model'] that correct nothing yet: B = 0.
+
+    A is uniform in +-1 / sqrt(in), as PEFT and the paper's own code draw it.
+    """
+    kernels = traverse_util.flatten_dict(model)
+    chosen = sorted(path for path in kernels if path[-1] == 'kernel' and path[-2] in targets)
+    adapters = {}
+    for i, path in enumerate(chosen):
+        width, features = kernels[path].shape
+        bound, where = width**-0.5, path[:-1]
+        adapters[*where, 'lora_a'] = jax.random.uniform(
+            jax.random.fold_in(key, i), (width, rank), jnp.float32, -bound, bound
+        )
+        adapters[*where, 'lora_b'] = jnp.zeros((rank, features), jnp.float32)
+    return traverse_util.unflatten_dict(adapters)
+
+
+def merge(params: Params, scale: float) -> Params:
+    """The policy without adapters: W + scale A B in float32 wherever there is one."""
+    if 'lora' not in params:
+        return params
+    kernels = traverse_util.flatten_dict(params['model'])
+    adapters = traverse_util.flatten_dict(params['lora'])
+    for where in {path[:-1] for path in adapters}:
+        a, b = adapters[*where, 'lora_a'], adapters[*where, 'lora_b']
+        # the default precision of a product is less than float32 on a TPU, and W must not lose it
+        kernels[*where, 'kernel'] += scale * jnp.matmul(a, b, precision='highest')
+    rest = {name: part for name, part in params.items() if name != 'lora'}
+    return {**rest, 'model': traverse_util.unflatten_dict(kernels)}

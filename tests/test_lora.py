@@ -1,0 +1,335 @@
+"""LoRA: adapters on a frozen model, by hand and beside float64, and what a step of them touches."""
+
+import dataclasses
+import functools
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_models
+import toy_rollouts as toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from agentrl_jax import assemble, assemble_update, config_check, sharding, start, train
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.models import lora, qwen2
+
+SCALE = 1.5
+TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
+QUICK = {'xla_backend_optimization_level': 0}
+LR = 1e-5
+
+
+def initialiser(rank=3, targets=lora.TARGETS):
+    return functools.partial(lora.init, jax.random.key(0), rank=rank, targets=targets)
+
+
+def fresh_adapters(model, *which):
+    return jax.jit(initialiser(*which), compiler_options=QUICK)(model)
+
+
+def with_adapters(config=TINY, rank=3):
+    """A random model whose adapters all correct something."""
+    params, rng = tiny_models.random_params(config), np.random.default_rng(2)
+    shapes = jax.eval_shape(initialiser(rank), params['model'])
+    adapters = jax.tree.map(lambda x: jnp.float32(rng.normal(0, 0.1, x.shape)), shapes)
+    return {**params, 'lora': adapters}
+
+
+class OneLayer(nn.Module):
+    """The dense layer of the model, alone."""
+
+    features: int
+    config: qwen2.ModelConfig = TINY
+
+    @nn.compact
+    def __call__(self, x):
+        return qwen2._dense(x, self.features, 'up_proj', self.config)
+
+
+def apply_layer(kernel, a, b, x):
+    adapter = {'lora_a': a, 'lora_b': b}
+    variables = {'params': {'up_proj': {'kernel': kernel}}, 'lora': {'up_proj': adapter}}
+    return OneLayer(kernel.shape[1]).apply(variables, x)
+
+
+# ---- one layer -----------------------------------------------------------------------------------
+
+
+def test_a_layer_and_its_merged_kernel_by_hand():
+    # A B = (1, 2)^T (0.5, -1) = ((0.5, -1), (1, -2)); 1.5 of it on W = ((1, 2), (3, 4)):
+    # ((1.75, 0.5), (4.5, 1)). For x = (1, 1): x W = (4, 6), x A = 3, 1.5 x 3 B = (2.25, -4.5).
+    kernel = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    a, b = jnp.array([[1.0], [2.0]]), jnp.array([[0.5, -1.0]])
+    out = apply_layer(kernel, a, b, jnp.ones((1, 1, 2)))
+    np.testing.assert_array_equal(out[0, 0], [6.25, 1.5])
+    tree = {
+        'model': {'up_proj': {'kernel': kernel}}, 'lora': {'up_proj': {'lora_a': a, 'lora_b': b}}
+    }  # fmt: skip
+    merged = lora.merge(tree, SCALE)
+    assert merged.keys() == {'model'}
+    np.testing.assert_array_equal(merged['model']['up_proj']['kernel'], [[1.75, 0.5], [4.5, 1.0]])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_layer_and_its_gradient_are_those_of_float64(seed):
+    """y = x W + s x A B; for dL/dy = G: dL/dA = s x^T G B^T, dL/dB = s (x A)^T G."""
+    rng = np.random.default_rng(seed)
+    shapes = (4, 3), (3, 6), (4, 6), (5, 4), (5, 6)
+    a, b, w, x, g = arrays = [rng.normal(size=shape) for shape in shapes]
+    grads, out = layer_gradient(*map(jnp.float32, arrays))
+    np.testing.assert_allclose(out, x @ w + SCALE * x @ a @ b, atol=1e-5)
+    np.testing.assert_allclose(grads[0], SCALE * x.T @ g @ b.T, atol=2e-5)
+    np.testing.assert_allclose(grads[1], SCALE * (x @ a).T @ g, atol=2e-5)
+
+
+@jax.jit
+def layer_gradient(*arrays):
+    def product(a, b, w, x, g):
+        out = apply_layer(w, a, b, x[None])[0]
+        return (out * g).sum(), out
+
+    return jax.grad(product, (0, 1), has_aux=True)(*arrays)
+
+
+# ---- the model -----------------------------------------------------------------------------------
+
+
+def test_a_model_with_adapters_is_the_model_with_merged_kernels():
+    """Values, and gradients by the chain rule: dA = s dW B^T, dB = s A^T dW."""
+    config = dataclasses.replace(TINY, remat=True)
+    params = with_adapters()
+    tokens, positions = tiny_models.rows(config)
+    weight = jax.random.normal(jax.random.key(5), (*tokens.shape, config.hidden_size))
+
+    def loss(params):
+        hidden = qwen2.forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
+        return (hidden * weight).sum(), hidden
+
+    def of_adapters(adapters):
+        return loss({**params, 'lora': adapters})
+
+    def gradient(of, at):
+        program = jax.jit(jax.grad(of, has_aux=True), compiler_options=QUICK)
+        return jax.device_get(program(at))
+
+    grads, applied = gradient(of_adapters, params['lora'])
+    kernel_grads, expected = gradient(loss, lora.merge(params, SCALE))
+    np.testing.assert_allclose(applied, expected, atol=2e-5)
+    for block, names in (('self_attn', lora.ATTENTION), ('mlp', lora.TARGETS[4:])):
+        for name in names:
+            got, own, dense = (
+                tree['layers_1'][block][name]
+                for tree in (grads, params['lora'], kernel_grads['model'])
+            )
+            a, b, dw = (np.float64(x) for x in (own['lora_a'], own['lora_b'], dense['kernel']))
+            assert np.abs(dw).max() > 0.1
+            np.testing.assert_allclose(got['lora_a'], SCALE * dw @ b.T, atol=2e-4)
+            np.testing.assert_allclose(got['lora_b'], SCALE * a.T @ dw, atol=2e-4)
+
+
+def test_what_samples_is_what_is_trained():
+    """Decoding with merged kernels, as rollouts do, beside the forward pass with adapters."""
+    params, (tokens, positions) = with_adapters(), tiny_models.rows(TINY)
+
+    def decode(params):
+        cache = qwen2.init_cache(TINY, *tokens.shape)
+        merged = lora.merge(params, SCALE)
+        return qwen2.forward_cached(merged, TINY, tokens, positions, cache, None)[0]
+
+    def forward(params):
+        return qwen2.forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+
+    sampled, trained, base = (
+        jax.jit(run, compiler_options=QUICK)(of)
+        for run, of in ((decode, params), (forward, params), (forward, {'model': params['model']}))
+    )
+    np.testing.assert_allclose(sampled, trained, atol=2e-5)
+    assert np.abs(trained - base).max() > 0.1
+
+
+def test_fresh_adapters_change_no_bit():
+    params, (tokens, positions) = tiny_models.random_params(TINY), tiny_models.rows(TINY)
+    adapters = fresh_adapters(params['model'])
+    fresh = {**params, 'lora': adapters}
+    jax.tree.map(np.testing.assert_array_equal, lora.merge(fresh, SCALE), params)
+    every = jnp.ones(tokens.shape, bool)
+    run = jax.jit(lambda p: qwen2.forward(p, TINY, tokens, positions, every))
+    np.testing.assert_array_equal(run(fresh), run(params))
+
+
+def test_adapters_are_drawn_for_the_targets_alone():
+    """A uniform in +-1 / sqrt(in): variance 1 / (3 in); every kernel its own draw."""
+    model = tiny_models.random_params(TINY)['model']
+    adapters = fresh_adapters(model, 5, ('q_proj', 'down_proj'))
+    assert adapters.keys() == {'layers_0', 'layers_1'}
+    layer = adapters['layers_1']
+    assert {n: set(part) for n, part in layer.items()} == {
+        'self_attn': {'q_proj'}, 'mlp': {'down_proj'}
+    }  # fmt: skip
+    down = layer['mlp']['down_proj']
+    assert down['lora_a'].shape == (96, 5) and down['lora_b'].shape == (5, 64)
+    assert not down['lora_b'].any()
+    assert 0.8 / np.sqrt(96) < np.abs(down['lora_a']).max() <= 1 / np.sqrt(96)
+    np.testing.assert_allclose(np.var(down['lora_a']), 1 / (3 * 96), rtol=0.2)
+    other = adapters['layers_0']['mlp']['down_proj']
+    assert (other['lora_a'] != down['lora_a']).all()
+
+
+def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
+    """Beside the gradient through merge, which holds one more array per kernel at least."""
+    config = dataclasses.replace(TINY, hidden_size=128, intermediate_size=512, num_layers=3)
+    params = jax.eval_shape(lambda: with_adapters(config, rank=2))
+    row = jax.ShapeDtypeStruct((1, 16), jnp.int32)
+
+    def loss(params, tokens):
+        hidden = qwen2.forward(params, config, tokens, tokens, tokens >= 0)
+        return jnp.square(hidden).sum()
+
+    def bytes_of(use):
+        program = jax.grad(lambda ad, base, x: loss(use({**base, 'lora': ad}), x))
+        base = {'model': params['model']}
+        compiled = jax.jit(program).lower(params['lora'], base, row).compile()
+        found = compiled.memory_analysis()
+        return found.temp_size_in_bytes + found.output_size_in_bytes
+
+    kernels = sum(x.size for x in jax.tree.leaves(params['model']['layers_0'])) * 3 * 4
+    through_merge = bytes_of(lambda tree: lora.merge(tree, config.lora_scale))
+    assert bytes_of(lambda tree: tree) < through_merge - 0.7 * kernels
+
+
+# ---- one update ----------------------------------------------------------------------------------
+
+UPDATES = {
+    'ppo': {'algorithm': 'ppo'},
+    'ppo on a shared backbone': {'algorithm': 'ppo', 'critic.share_backbone': True},
+    'grpo with a reference': {'algorithm': 'grpo', 'loss.kl_coef': 0.1},
+}
+
+
+def mesh_of(data, fsdp, tensor):
+    devices = jax.devices()[: data * fsdp * tensor]
+    kinds = (AxisType.Auto,) * 3
+    return jax.make_mesh((data, fsdp, tensor), sharding.AXES, axis_types=kinds, devices=devices)
+
+
+@functools.cache
+def updated(name, shape=(1, 1, 1)):
+    """(state before, after, frozen before, after, metrics) of a learn step with adapters."""
+    cfg = micro_runs.config(
+        'frozen_lake', **UPDATES[name],
+        **{
+            'lora.rank': 2, 'lora.targets': 'q_proj,o_proj,up_proj,down_proj', 'optim.lr': LR,
+            'optim.critic_lr': LR, 'rollout.group_size': 2, 'batch.minibatch_rows': 4,
+            'batch.microbatch_rows': 4, 'batch.epochs': 2,
+        },
+    )  # fmt: skip
+    mesh = mesh_of(*shape)
+    config, params = assemble.build_model(cfg, assemble.build_tokenizer(cfg), mesh)
+    txs = assemble.build_optimisers(cfg)
+    run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
+    state = start.start_state(run, params)
+    reference = jax.tree.map(jnp.copy, state.params) if assemble.needs_reference(cfg) else None
+    frozen = start.Frozen({'model': params['model']}, reference)
+    before = jax.device_get((state, frozen))
+    learn = functools.partial(
+        train.learn, algorithm=ALGORITHMS[cfg.algorithm], txs=txs, group_size=2,
+        fns=assemble.model_functions(cfg, config, mesh),
+        settings=assemble_update.update_settings(cfg, mesh),
+    )  # fmt: skip
+    rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
+    after, metrics, *_ = jax.jit(learn, compiler_options=QUICK)(state, frozen, rollout)
+    return *before, *jax.device_get((after, frozen, metrics))
+
+
+def count(tree):
+    return sum(x.size for x in jax.tree.leaves(tree) if x.ndim)
+
+
+each_update = pytest.mark.parametrize('name', UPDATES)
+
+
+@each_update
+def test_an_update_moves_adapters_and_heads_and_nothing_else(name):
+    before, frozen, after, same, metrics = updated(name)
+    jax.tree.map(np.testing.assert_array_equal, frozen, same)
+    assert int(after.skipped) == 0 and metrics['policy/grad_norm'] > 0
+    assert before.params.keys() == {'lora'} | ({'value_head'} if 'shared' in name else set())
+    trained = [(before.params, after.params), (before.critic_params, after.critic_params)]
+    for one, other in trained:
+        moved = jax.tree.map(lambda x, y: bool((x != y).any()), one, other)
+        assert all(jax.tree.leaves(moved))
+
+
+def test_a_critic_of_its_own_has_other_adapters_on_the_same_base():
+    state = updated('ppo')[0]
+    backbone = state.critic_params['backbone']
+    assert state.critic_params.keys() == {'backbone', 'value_head'} and backbone.keys() == {'lora'}
+    a, b = (
+        adapters['layers_0']['mlp']['up_proj']
+        for adapters in (state.params['lora'], backbone['lora'])
+    )
+    assert (a['lora_a'] != b['lora_a']).all() and not b['lora_b'].any()
+    assert count(state.critic_opt_state) == 2 * count(state.critic_params)
+
+
+@each_update
+def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
+    before, *_ = updated(name)
+    assert count(before.opt_state) == 2 * count(before.params)
+    # q, o [32, 32]; up [32, 64], down [64, 32]: rank 2 x (64 + 64 + 96 + 96) numbers in 1 layer
+    head = 33 if 'shared' in name else 0
+    assert count(before.params) == 2 * (64 + 64 + 96 + 96) + head
+
+
+def test_the_reference_is_the_base_without_adapters():
+    """Fresh adapters: no distance in the first epoch's step, some in the second."""
+    *_, metrics = updated('grpo with a reference')
+    assert 0 < metrics['policy/kl_ref'] < 1e-4
+
+
+def test_eight_devices_update_adapters_like_one():
+    one, eight = (updated('ppo on a shared backbone', shape)[2] for shape in ((1, 1, 1), (2, 2, 2)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), one, eight)
+
+
+def test_adapters_lie_along_their_kernels():
+    """A is split as the kernel's input is, B as its output; the rank never."""
+    mesh = sharding.make_mesh(2, 2, 2)
+    abstract = jax.eval_shape(lambda: with_adapters(rank=4))
+    for rules, axis in ((sharding.TRAIN_RULES, 'fsdp'), (sharding.ROLLOUT_RULES, None)):
+        layer = sharding.specs(abstract, rules, mesh)['lora']['layers_0']
+        up, down = layer['mlp']['up_proj'], layer['mlp']['down_proj']
+        assert tuple(up['lora_a'].spec) == (axis,) and tuple(up['lora_b'].spec) == (None, 'tensor')
+        assert tuple(down['lora_a'].spec) == ('tensor',)
+        assert tuple(down['lora_b'].spec) == (None, axis)
+
+
+# ---- configs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'lora.rank': -1}, 'lora.rank=-1 must not be negative'),
+        ({'lora.rank': 2, 'lora.alpha': 0.0}, 'lora.alpha=0.0 must be positive'),
+        ({'lora.rank': 2, 'lora.targets': 'q_proj,query'}, "lora.targets='q_proj,query' must be"),
+        ({'lora.rank': 2, 'lora.targets': ''}, "lora.targets='' must be 'all-linear' or different"),
+        ({'lora.rank': 2, 'lora.targets': 'v_proj, v_proj'}, 'different names of q_proj, k_proj'),
+    ],
+)
+def test_impossible_adapters_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_check.check(micro_runs.config('frozen_lake', **changes))
+
+
+def test_target_names():
+    assert lora.target_names('all-linear') == lora.TARGETS
+    assert lora.target_names('q_proj, v_proj') == ('q_proj', 'v_proj')
