@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from agentrl_jax import curriculum, rollout, sharding, update
+from agentrl_jax import curriculum, rollout, runtime, sharding, update
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.text import TextTask, build_task
@@ -99,7 +99,7 @@ def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
 
 def tokenizer_source(cfg: Any) -> Path:
     """Where the tokenizer comes from: its own field, the model's folder, or this package."""
-    return Path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
+    return runtime.local_path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
 
 
 def build_tokenizer(cfg: Any) -> Any:
@@ -128,7 +128,10 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig,
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
         config, params = weights.load_model(
-            cfg.model.path, dtype=cfg.model.dtype, remat=cfg.model.remat, mesh=mesh
+            runtime.local_path(cfg.model.path),
+            dtype=cfg.model.dtype,
+            remat=cfg.model.remat,
+            mesh=mesh,
         )
         check_fits(tokenizer, config.vocab_size)
         return dataclasses.replace(config, lora_scale=lora_scale(cfg)), params

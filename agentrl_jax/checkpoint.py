@@ -43,7 +43,7 @@ def open_checkpoints(
     """
     if keep < 1:
         raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
-    directory = runtime.check_workdir(pathlib.Path(workdir) / FOLDER)
+    directory = runtime.check_workdir(runtime.local_path(workdir) / FOLDER)
     policies = ocp.training.preservation_policies
     preserve = policies.LatestN(keep)
     if best is not None:
@@ -158,7 +158,7 @@ def load_params_only(
 
 def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Path:
     """The folder of a step, given itself, the checkpoint folder or the workdir."""
-    path = pathlib.Path(path).expanduser().absolute()
+    path = runtime.local_path(path).expanduser().absolute()
     if step is None and (path / MARK).exists():
         return path
     directory = path / FOLDER if (path / FOLDER).is_dir() else path

@@ -44,6 +44,7 @@ AT_LEAST_ONE = (
     'alarm.baseline_steps', *(f'alarm.{name}.patience' for name in collapse.SIGNALS),
 )  # fmt: skip
 NOT_NEGATIVE = (
+    'log.profile_steps',
     'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
     'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',

@@ -10,7 +10,6 @@ with --trajectories=FILE the episodes in AgentTraj's format (.json, .jsonl), whi
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from agentrl_jax import (
     pages,
     report,
     run_log,
+    runtime,
     start,
     train,
     trajectories,
@@ -48,7 +48,7 @@ def evaluate(
     rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
     collecting.check_counters(counters)
     metrics = validation.summarise(run.count(rollout, run.eval_task))
-    folder = Path(out or workdir or '.')
+    folder = runtime.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
     metrics |= {f'reference/{name}': x for name, x in report.reference(run.eval_task).items()}
     name = f'evaluation_{cfg.eval.split}'

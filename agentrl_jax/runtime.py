@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
@@ -126,9 +127,32 @@ class CompileCounter:
             self.seconds += duration
 
 
+def local_path(path: str | os.PathLike) -> pathlib.Path:
+    """The path itself; gs://bucket/folder is the folder in the mount of its bucket.
+
+    Buckets are used through mounts (gcsfuse), since the logs and pages of a run are plain files.
+    A mount that is missing must not become a folder on the disk of a machine that may vanish.
+    """
+    scheme, found, rest = str(path).partition('://')
+    if not found:
+        return pathlib.Path(path)
+    if scheme != 'gs':
+        raise ValueError(f'{path}: only gs://bucket/folder and plain paths are understood')
+    if BUCKETS not in os.environ:
+        raise ValueError(
+            f'{path}: {BUCKETS} must name the folder where the bucket is mounted; '
+            'tpu_scripts/setup mounts it, gcsfuse does it by hand'
+        )
+    bucket, _, folder = rest.partition('/')
+    mount = pathlib.Path(os.environ[BUCKETS]).expanduser() / bucket
+    if not bucket or not (mount.is_mount() or mount.is_symlink()):
+        raise ValueError(f'{path}: nothing is mounted at {mount}; run tpu_scripts/setup again')
+    return mount / folder
+
+
 def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathlib.Path:
     """Create the directory, write a file in it, look at the free space; returns it absolute."""
-    workdir = pathlib.Path(path).expanduser().absolute()
+    workdir = local_path(path).expanduser().absolute()
     probe = workdir / f'.write-test-{os.getpid()}'
     try:
         workdir.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,7 @@ from agentrl_jax import (
     metrics,
     mutual_information,
     pages,
+    profiling,
     report,
     roll_back,
     run_log,
@@ -279,16 +280,21 @@ def play(run: Run, workdir: Path) -> int | None:
         ) as log,
         runtime.Preemption() as preemption,
         Progress(cfg.steps, 'training', done=first) as progress,
+        profiling.Trace(
+            workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
+        ) as trace,
     ):  # fmt: skip
         models = (frozen, base)
-        code, state = loop(run, state, models, workdir, checkpoints, log, preemption, progress)
+        code, state = loop(
+            run, state, models, workdir, checkpoints, log, preemption, progress, trace
+        )
     if code is not None:
         checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
     checkpoint.close(checkpoints)
     return code
 
 
-def loop(run, state, models, workdir, checkpoints, log, preemption, progress) -> tuple:
+def loop(run, state, models, workdir, checkpoints, log, preemption, progress, trace) -> tuple:
     """The steps from state.step on; (exit code or None for a roll back, state)."""
     cfg, counter, warm, (frozen, _) = run.cfg, runtime.CompileCounter(), None, models
     first, validated = int(state.step), False
@@ -304,7 +310,7 @@ def loop(run, state, models, workdir, checkpoints, log, preemption, progress) ->
             validated = True
         if step < cfg.steps:
             state = next_iteration(run, state, step, workdir)
-        with counter:
+        with counter, trace.step(step):
             if step < cfg.steps:
                 state, measured, seen = train_step(run, state, *models, step, step == first)
                 row |= jax.device_get(measured)
@@ -343,6 +349,11 @@ def loop(run, state, models, workdir, checkpoints, log, preemption, progress) ->
 def page_due(cfg: Any, step: int) -> bool:
     every = cfg.log.rollouts_every
     return step == cfg.steps - 1 or bool(every and step % every == 0)
+
+
+def last_traced(cfg: Any, first: int) -> int:
+    """The last step of the trace of a run that starts at `first`; its own last step at the most."""
+    return min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
 
 
 def shown(row: dict, history: list[dict]) -> dict[str, float]:

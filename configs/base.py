@@ -251,5 +251,6 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.log = ml_collections.ConfigDict()
     cfg.log.tensorboard = False
     cfg.log.wandb_project = ''  # '' = off
+    cfg.log.profile_steps = 0  # steps to trace once compiled, after every start; 0 = none
     cfg.log.rollouts_every = 50  # steps between saved rollout pages; 0 = only the last
     return cfg

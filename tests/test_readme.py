@@ -88,6 +88,11 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
         targets = re.findall(r'^([a-z]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
         assert set(words[1:]) <= set(targets)
         return
+    if words[0].startswith('tpu_scripts/'):
+        assert (ROOT / words[0]).is_file(), words[0]
+        if '--' not in words:
+            return
+        words = words[words.index('--') + 1 :]
     assert words[:2] == ['python', '-m']
     spec = importlib.util.find_spec(words[2])
     assert spec is not None, words[2]
@@ -118,7 +123,7 @@ def test_every_field_that_is_named_exists():
 
 
 def test_every_file_that_is_named_exists():
-    folders = 'agentrl_jax|configs|tests|experiments|benchmarks'
+    folders = 'agentrl_jax|configs|tests|experiments|benchmarks|tpu_scripts'
     named = set(re.findall(rf'\b((?:{folders})/[\w/]+\.[a-z]+)', README))
     assert len(named) > 30
     missing = sorted(name for name in named if not (ROOT / name).is_file())

@@ -1,0 +1,45 @@
+"""Traces of training steps, for xprof: what the devices and the host did, and when."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+import jax
+
+FOLDER = 'profile'  # below the workdir
+
+
+class Trace:
+    """Steps first..last as one trace in workdir/profile; none if last < first.
+
+    with Trace(workdir, first=2, last=4) as trace:
+        for step in ...:
+            with trace.step(step):
+                state = update(state)  # and wait for it
+
+    Every process writes what its own devices did. Leaving early ends the trace, and keeps it.
+    """
+
+    def __init__(self, workdir: pathlib.Path, *, first: int, last: int):
+        self._folder, self._first, self._last = workdir / FOLDER, first, last
+        self._running = False
+
+    def __enter__(self) -> 'Trace':
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        if step == self._first <= self._last:
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # every Python call would drown and slow the rest
+            jax.profiler.start_trace(self._folder, profiler_options=options)
+            self._running = True
+        with jax.profiler.StepTraceAnnotation('train', step_num=step):
+            yield
+        if step == self._last:
+            self.__exit__()

