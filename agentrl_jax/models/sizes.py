@@ -1,0 +1,25 @@
+"""Sizes of published models by name, for plans without a checkpoint.
+
+Source: config.json of the Qwen2.5 repositories on the HuggingFace hub; layers, heads and tying also
+in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models have equal sizes.
+"""
+
+from agentrl_jax.models import qwen2
+
+_NAMES = (
+    'hidden_size', 'intermediate_size', 'num_layers', 'num_heads', 'num_kv_heads', 'head_dim',
+    'vocab_size', 'tie_embeddings',
+)  # fmt: skip
+QWEN25 = {
+    'Qwen2.5-0.5B': (896, 4864, 24, 14, 2, 64, 151936, True),
+    'Qwen2.5-1.5B': (1536, 8960, 28, 12, 2, 128, 151936, True),
+    'Qwen2.5-3B': (2048, 11008, 36, 16, 2, 128, 151936, True),
+    'Qwen2.5-7B': (3584, 18944, 28, 28, 4, 128, 152064, False),
+}
+
+
+def named(name: str, **compute) -> qwen2.ModelConfig:
+    """ModelConfig of a published size; compute: dtype, remat."""
+    if name not in QWEN25:
+        raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}')
+    return qwen2.ModelConfig(**dict(zip(_NAMES, QWEN25[name], strict=True)), **compute)

@@ -1,0 +1,134 @@
+"""Machines that a program can be compiled for without having them, and what their chips can do.
+
+TPU topologies come from libtpu (requirements-plan.txt), which compiles for slices it does not see.
+Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity, memory
+bandwidth. Sources: cloud.google.com/tpu/docs pages v5e, v5p, v6e; NVIDIA's A100, H100 and H200
+data sheets (SXM).
+"""
+
+import dataclasses
+import os
+import re
+import sys
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+GB, GIB = 1e9, 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device: HBM in bytes, of which `usable` for programs; peaks in FLOP/s and bytes/s."""
+
+    hbm: float
+    usable: float
+    flops: float | None = None  # None: not known, no time is estimated
+    bandwidth: float | None = None
+
+
+# usable: what XLA's TPU compiler allows a program, as its own out-of-memory errors state it
+# (libtpu 0.0.42).
+TPU = {
+    'v5e': Chip(16 * GIB, 15.75 * GIB, 197e12, 819e9),
+    'v5p': Chip(95 * GIB, 95.0 * GIB, 459e12, 2765e9),
+    'v6e': Chip(32 * GIB, 31.25 * GIB, 918e12, 1640e9),
+}
+GPU = {  # by a part of the device's name: peak FLOP/s, bytes/s
+    'H200': (989e12, 4.8e12),
+    'H100': (989e12, 3.35e12),
+    'A100': (312e12, 2.04e12),
+}
+GPU_SHARE = 0.75  # of the memory, unless told otherwise: JAX preallocates so much
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    name: str  # as asked for: v5e:2x4, cpu:8, gpu:1
+    devices: Any
+    chip: Chip
+
+
+def parse(name: str) -> tuple[str, tuple[int, ...]]:
+    """('v5e', (2, 4)) of 'v5e:2x4'."""
+    match = re.fullmatch(r'(v5e|v5p|v6e|cpu|gpu):(\d+(?:x\d+)*)', name)
+    sizes = tuple(int(size) for size in match[2].split('x')) if match else ()
+    axes = {'v5e': 2, 'v6e': 2, 'v5p': 3, 'cpu': 1, 'gpu': 1}
+    if not match or len(sizes) != axes[match[1]] or min(sizes) < 1:
+        raise ValueError(
+            f'topology {name!r} is not known: say v5e:2x4 or v6e:2x4 (two axes), v5p:2x2x1 '
+            '(three), cpu:8 or gpu:1 (a number of devices)'
+        )
+    return match[1], sizes
+
+
+def prepare(argv: list[str]) -> None:
+    """Chooses JAX's backend for the --topology in argv; before anything else touches jax."""
+    names = [word.partition('=')[2] for word in argv if re.match(r'--?topology=', word)]
+    if not names:
+        return  # the flag's own check will say so
+    kind, sizes = parse(names[-1])
+    if kind != 'gpu':
+        jax.config.update('jax_platforms', 'cpu')
+    if kind == 'cpu':
+        jax.config.update('jax_num_cpu_devices', sizes[0])
+
+
+def find(name: str) -> Topology:
+    """The devices of a topology: abstract ones of a TPU slice, or those of this machine."""
+    kind, sizes = parse(name)
+    if kind in TPU:
+        return Topology(name, _tpu_devices(name, sizes), TPU[kind])
+    return Topology(name, *(_cpu(sizes[0]) if kind == 'cpu' else _gpu(sizes[0])))
+
+
+def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
+    # There is no metadata server to ask, and several plans may compile at the same time.
+    os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+    os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+    single = {'chips_per_host_bounds': [1, 1, 1]} if max(sizes) == 1 else {}
+    try:
+        return topologies.get_topology_desc(platform='tpu', topology_name=name, **single).devices
+    except (RuntimeError, ImportError, ValueError) as error:
+        if 'libtpu' in sys.modules or _has_libtpu():
+            raise ValueError(f'topology {name!r}: {error}') from error
+        raise ValueError(
+            f'topology {name!r} needs libtpu (Linux, x86-64): '
+            'pip install -r requirements-plan.txt'
+        ) from error
+
+
+def _has_libtpu() -> bool:
+    try:
+        import libtpu  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _cpu(count: int) -> tuple[Any, Chip]:
+    devices = jax.devices('cpu')
+    if len(devices) < count:
+        raise ValueError(
+            f'topology cpu:{count}: jax runs with {len(devices)} CPU devices; set '
+            f'jax_num_cpu_devices to {count} before it starts'
+        )
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / count
+    return devices[:count], Chip(memory, memory)
+
+
+def _gpu(count: int) -> tuple[Any, Chip]:
+    try:
+        devices = jax.devices('gpu')
+    except RuntimeError as error:
+        raise ValueError(
+            f'topology gpu:{count} needs a GPU and a jax that sees it (pip install "jax[cuda13]"): '
+            f'{error}'
+        ) from error
+    if len(devices) < count:
+        raise ValueError(f'topology gpu:{count}: there are {len(devices)} GPUs')
+    usable = devices[0].memory_stats()['bytes_limit']
+    kind = devices[0].device_kind
+    peaks = next((peak for part, peak in GPU.items() if part in kind), (None, None))
+    return devices[:count], Chip(usable / GPU_SHARE, usable, *peaks)

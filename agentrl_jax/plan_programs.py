@@ -1,0 +1,143 @@
+"""The programs of a run, from shapes alone: nothing is allocated, whatever the model's size."""
+
+import dataclasses
+import functools
+import re
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import assemble, config_check, sharding, start, train
+from agentrl_jax.models import sizes, weights
+
+OUT_OF_MEMORY = re.compile(r'Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm')
+UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """A run as shapes with layouts."""
+
+    cfg: Any
+    config: Any  # sizes of the model
+    mesh: jax.sharding.Mesh
+    state: Any  # TrainState
+    reference: Any  # parameters or None
+    collect: tuple  # (jitted, arguments)
+    learn: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program; bytes a device."""
+
+    name: str
+    arguments: int
+    outputs: int
+    shared: int  # outputs that take the place of arguments
+    temporaries: int
+    code: int
+    seconds: float  # spent tracing and compiling
+    xla_flops: float  # bodies of loops counted once
+    xla_bytes: float
+    refused: str = ''  # why the compiler gave up; sizes are then what it said
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.outputs - self.shared + self.temporaries + self.code
+
+
+def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
+    """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
+    compute = dict(dtype=cfg.model.dtype, remat=cfg.model.remat)
+    if model:
+        config = sizes.named(model, **compute)
+    elif cfg.model.path:
+        config = weights.open_source(cfg.model.path).config(**compute)
+    else:
+        config = assemble.random_model_config(cfg, tokenizer)
+    return dataclasses.replace(config, num_layers=layers) if layers else config
+
+
+def with_layout(tree: Any, layout: Any) -> Any:
+    """Shapes with one layout for all, or with a tree of layouts."""
+
+    def one(x, at):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+    if isinstance(layout, NamedSharding):
+        return jax.tree.map(lambda x: one(x, layout), tree)
+    return jax.tree.map(one, tree, layout)
+
+
+def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
+    """The collect and learn programs of a config with their arguments, over the given devices."""
+    mesh = assemble.build_mesh(cfg, devices)
+    config_check.check(cfg, sharding.row_shards(mesh))
+    whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
+    tokenizer = assemble.build_tokenizer(cfg)
+    config = model_config(cfg, tokenizer, model, layers)
+    task = with_layout(assemble.build_text_task(cfg, tokenizer, 'train', None), whole)
+    txs = assemble.build_optimisers(cfg)
+    make = functools.partial(start.make_state, cfg=cfg, config=config, txs=txs)
+    state = jax.eval_shape(make, weights.abstract_params(config))
+    state = with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
+    policy = start.policy_of(state.params)
+    reference = policy if assemble.needs_reference(cfg) else None
+    key = with_layout(jax.eval_shape(jax.random.key, 0), whole)
+    episodes = cfg.rollout.num_groups * cfg.rollout.group_size
+    drawn = assemble.every_level(episodes, 1, 1)
+    collect = assemble.build_collect(cfg, config, mesh, split='train')
+    played = (policy, task, with_layout(jax.tree.map(np.asarray, drawn), rows), key)
+    rollout, _ = jax.eval_shape(collect, *played)
+    learn = train.build_learn(cfg, mesh, assemble.model_functions(cfg, config, mesh), txs)
+    shuffle = key if cfg.batch.shuffle else None
+    return Shapes(
+        cfg=cfg, config=config, mesh=mesh, state=state, reference=reference,
+        collect=(collect, played),
+        learn=(learn, (state, reference, with_layout(rollout, rows), shuffle, task)),
+    )  # fmt: skip
+
+
+def compile_program(name: str, program: tuple) -> Compiled:
+    """Compiles (jitted, arguments); a program too large for the device is an answer, not an error.
+    """
+    function, arguments = program
+    began = time.monotonic()
+    lowered = function.lower(*arguments)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return _refused(name, str(error), time.monotonic() - began)
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    return Compiled(
+        name=name,
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        shared=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        seconds=time.monotonic() - began,
+        xla_flops=cost['flops'],
+        xla_bytes=cost['bytes accessed'],
+    )
+
+
+def _refused(name: str, message: str, seconds: float) -> Compiled:
+    used = OUT_OF_MEMORY.search(message)
+    if not used:
+        raise ValueError(f'{name} does not compile: {message[:2000]}')
+    total = int(float(used[1]) * UNITS[used[2]])
+    return Compiled(name, 0, 0, 0, total, 0, seconds, 0.0, 0.0, refused=used[0])
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that a tree of laid-out shapes takes on one device."""
+    return sum(
+        int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+    )
