@@ -144,10 +144,9 @@ class _Counter:
         return total
 
     def loop(self, eqn: Any, weights: list[bool]) -> Cost:
-        test, consts = eqn.params['cond_nconsts'], eqn.params['body_nconsts']
+        test = eqn.params['cond_nconsts']
         inside = dataclasses.replace(self, depth=self.depth + 1)
         inner, _ = inside.body(eqn.params['body_jaxpr'].jaxpr, weights[test:])
-        del consts
         trips = self.machine.trips
         total = Cost()
         total.add(inner, trips[self.depth] if self.depth < len(trips) and inner.flops else 1.0)
@@ -164,8 +163,7 @@ class _Counter:
         return max(costs, key=lambda cost: (cost.seconds, cost.bytes, cost.flops))
 
     def call(self, eqn: Any, weights: list[bool]) -> tuple[Cost, list[bool]]:
-        """An equation around one jaxpr (jit, shard_map, remat, custom_vjp), or an elementwise one.
-        """
+        """An equation around one jaxpr (jit, shard_map, remat, ...), or an elementwise one."""
         for name in ('jaxpr', 'call_jaxpr', 'fun_jaxpr'):
             if name in eqn.params:
                 inner = eqn.params[name]

@@ -15,14 +15,14 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-GB, GIB = 1e9, 2**30
+GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device: HBM in bytes, of which `usable` for programs; peaks in FLOP/s and bytes/s."""
+    """One device: memory as published, bytes that a program may use; FLOP/s and bytes/s."""
 
-    hbm: float
+    memory: str
     usable: float
     flops: float | None = None  # None: not known, no time is estimated
     bandwidth: float | None = None
@@ -31,16 +31,15 @@ class Chip:
 # usable: what XLA's TPU compiler allows a program, as its own out-of-memory errors state it
 # (libtpu 0.0.42).
 TPU = {
-    'v5e': Chip(16 * GIB, 15.75 * GIB, 197e12, 819e9),
-    'v5p': Chip(95 * GIB, 95.0 * GIB, 459e12, 2765e9),
-    'v6e': Chip(32 * GIB, 31.25 * GIB, 918e12, 1640e9),
+    'v5e': Chip('16 GB', 15.75 * GIB, 197e12, 819e9),
+    'v5p': Chip('95 GB', 95.74 * GIB, 459e12, 2765e9),
+    'v6e': Chip('32 GB', 31.25 * GIB, 918e12, 1640e9),
 }
 GPU = {  # by a part of the device's name: peak FLOP/s, bytes/s
     'H200': (989e12, 4.8e12),
     'H100': (989e12, 3.35e12),
     'A100': (312e12, 2.04e12),
 }
-GPU_SHARE = 0.75  # of the memory, unless told otherwise: JAX preallocates so much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +93,7 @@ def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
         if 'libtpu' in sys.modules or _has_libtpu():
             raise ValueError(f'topology {name!r}: {error}') from error
         raise ValueError(
-            f'topology {name!r} needs libtpu (Linux, x86-64): '
-            'pip install -r requirements-plan.txt'
+            f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements-plan.txt'
         ) from error
 
 
@@ -115,7 +113,7 @@ def _cpu(count: int) -> tuple[Any, Chip]:
             f'jax_num_cpu_devices to {count} before it starts'
         )
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / count
-    return devices[:count], Chip(memory, memory)
+    return devices[:count], Chip(f'{memory / 1e9:.1f} GB', memory)
 
 
 def _gpu(count: int) -> tuple[Any, Chip]:
@@ -131,4 +129,4 @@ def _gpu(count: int) -> tuple[Any, Chip]:
     usable = devices[0].memory_stats()['bytes_limit']
     kind = devices[0].device_kind
     peaks = next((peak for part, peak in GPU.items() if part in kind), (None, None))
-    return devices[:count], Chip(usable / GPU_SHARE, usable, *peaks)
+    return devices[:count], Chip(kind, usable, *peaks)

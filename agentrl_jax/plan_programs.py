@@ -14,7 +14,10 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax import assemble, config_check, sharding, start, train
 from agentrl_jax.models import sizes, weights
 
-OUT_OF_MEMORY = re.compile(r'Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm')
+OUT_OF_MEMORY = (  # of libtpu 0.0.42
+    re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),
+    re.compile(r'total memory required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds [^.]*'),
+)
 UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
@@ -104,8 +107,7 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
 
 
 def compile_program(name: str, program: tuple) -> Compiled:
-    """Compiles (jitted, arguments); a program too large for the device is an answer, not an error.
-    """
+    """Compiles (jitted, arguments); that it is too large for a device is an answer too."""
     function, arguments = program
     began = time.monotonic()
     lowered = function.lower(*arguments)
@@ -128,8 +130,8 @@ def compile_program(name: str, program: tuple) -> Compiled:
 
 
 def _refused(name: str, message: str, seconds: float) -> Compiled:
-    used = OUT_OF_MEMORY.search(message)
-    if not used:
+    used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
+    if used is None:
         raise ValueError(f'{name} does not compile: {message[:2000]}')
     total = int(float(used[1]) * UNITS[used[2]])
     return Compiled(name, 0, 0, 0, total, 0, seconds, 0.0, 0.0, refused=used[0])

@@ -1,0 +1,239 @@
+"""Will it fit, and how long is a step at best? The real programs, compiled for machines not there.
+
+  python -m agentrl_jax.plan --config=configs/frozen_lake.py --topology=v5e:2x4 \\
+      --model=Qwen2.5-0.5B [--config.mesh.fsdp=8] [--layers=2,4] [--json]
+
+Compiles rollout (collect) and update (learn) of the config for a TPU slice (with libtpu:
+requirements-plan.txt), for CPU devices or for the GPUs of this machine, from shapes alone: no
+weights are made. --model names a size instead of a checkpoint. --layers compiles models of two
+depths and draws the line through them, where the whole would take long.
+"""
+
+import sys
+
+from agentrl_jax import plan_hardware
+
+if __name__ == '__main__':
+    # First of all: gymnax computes a constant when it is imported, and that starts the backend.
+    try:
+        plan_hardware.prepare(sys.argv)
+    except ValueError as error:
+        sys.exit(f'error: {error}')
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax import plan_advice, plan_cost, plan_programs, sharding
+from agentrl_jax.models import qwen2
+from agentrl_jax.plan_hardware import GIB
+from agentrl_jax.plan_programs import Compiled
+
+PROGRAMS = ('collect', 'learn')
+ANSWER_SHARE = 5  # an answer is taken to be 1 / 5 of rollout.max_response unless told otherwise
+
+
+def plan(
+    cfg: Any, topology: str, *, model: str = '', layers: tuple[int, ...] = (),
+    answer_tokens: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """The plan as a dict that JSON can hold; `text` makes a page of it."""
+    where = plan_hardware.find(topology)
+    whole = plan_programs.shapes(cfg, where.devices, model)
+    compiled = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers or (0,)]
+    answer_tokens = answer_tokens or -(-cfg.rollout.max_response // ANSWER_SHARE)
+    mesh = whole.mesh
+    counts = plan_cost.trips(cfg, sharding.row_shards(mesh), answer_tokens)
+    platform = where.devices[0].platform
+    machine = plan_cost.Machine(
+        platform=platform, flops=where.chip.flops, bandwidth=where.chip.bandwidth, trips=counts,
+        data=mesh.shape['data'], fsdp=mesh.shape['fsdp'], tensor=mesh.shape['tensor'],
+    )  # fmt: skip
+    programs, beside = {}, resident(whole)
+    for name in PROGRAMS:
+        parts = [plan_programs.compile_program(name, getattr(s, name)) for s in compiled]
+        one = parts[0]
+        if layers:
+            one = extrapolate(parts, layers, whole.config.num_layers)
+        programs[name] = program_row(one, beside[name], where.chip) | cost_row(name, whole, machine)
+    tightest = max(PROGRAMS, key=lambda name: programs[name]['device_bytes'])
+    fits = all(row['fits'] for row in programs.values())
+    return {
+        'topology': topology,
+        'devices': mesh.devices.size,
+        'mesh': dict(mesh.shape),
+        'model': model or cfg.model.path or 'sizes of the config',
+        'parameters': qwen2.param_count(whole.config),
+        'layers_compiled': list(layers) or [whole.config.num_layers],
+        'memory': where.chip.memory,
+        'usable_bytes': int(where.chip.usable),
+        'assumed': {
+            'answer_tokens': answer_tokens,
+            'turns': cfg.env.max_turns,
+            'serves_per_shard': counts[0],
+            'decodes_per_shard': counts[0] * counts[1],
+        },
+        'state_bytes': plan_programs.device_bytes(whole.state),
+        'programs': programs,
+        'fits': fits,
+        'tightest': tightest,
+        'knobs': [dataclasses.asdict(knob) for knob in plan_advice.knobs(whole, tightest)],
+        'step_seconds': sum(row['seconds'] for row in programs.values()) if machine.flops else None,
+    }
+
+
+def resident(shapes: plan_programs.Shapes) -> dict[str, int]:
+    """Bytes a device that are in memory while a program runs and are not among its arguments."""
+    state, reference, policy = (
+        plan_programs.device_bytes(tree)
+        for tree in (shapes.state, shapes.reference, shapes.collect[1][0])
+    )
+    return {'collect': state + reference - policy, 'learn': 0}
+
+
+def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> Compiled:
+    """The line through two depths, at the depth of the model; every layer is alike."""
+    (few, many), (a, b) = parts, layers
+    refused = few.refused or many.refused
+
+    def line(name):
+        low, high = getattr(few, name), getattr(many, name)
+        return type(low)(low + (high - low) * (depth - a) / (b - a))
+
+    fields = [field.name for field in dataclasses.fields(Compiled)]
+    numbers = {name: line(name) for name in fields if name not in ('name', 'refused', 'seconds')}
+    return Compiled(name=few.name, seconds=few.seconds + many.seconds, refused=refused, **numbers)
+
+
+def program_row(program: Compiled, beside: int, chip: plan_hardware.Chip) -> dict[str, Any]:
+    row = dataclasses.asdict(program)
+    compile_seconds = row.pop('seconds')
+    total = program.total + beside
+    fits = not program.refused and total <= chip.usable
+    return row | {
+        'compile_seconds': compile_seconds, 'beside': beside, 'device_bytes': total, 'fits': fits,
+    }  # fmt: skip
+
+
+def cost_row(name: str, shapes: plan_programs.Shapes, machine: plan_cost.Machine) -> dict:
+    """FLOPs, bytes and roofline seconds of a device, for the model's full depth."""
+    function, arguments = getattr(shapes, name)
+    marks = [jax.tree.map(lambda _: False, argument) for argument in arguments]
+    if name == 'collect':
+        marks[0] = jax.tree.map(lambda _: True, arguments[0])
+    else:
+        state = marks[0]
+        marks[0] = state.replace(
+            params=jax.tree.map(lambda _: True, state.params),
+            critic_params=jax.tree.map(lambda _: True, state.critic_params),
+        )
+        marks[1] = jax.tree.map(lambda _: True, arguments[1])
+    traced = function.trace(*arguments)
+    cost = plan_cost.count(traced.jaxpr, jax.tree.leaves(marks), machine)
+    return dataclasses.asdict(cost)
+
+
+def text(plan: dict[str, Any]) -> str:
+    """The plan for a person."""
+    mesh = ' '.join(f'{axis}={size}' for axis, size in plan['mesh'].items())
+    programs = plan['programs']
+    lines = [
+        f'{plan["model"]} ({plan["parameters"] / 1e6:.0f} M parameters) on {plan["topology"]}, '
+        f'mesh {mesh}',
+        '',
+        f'{"GiB a device":<34}' + ''.join(f'{name:>10}' for name in PROGRAMS),
+    ]
+
+    def row(label, value, unit=GIB, form='.2f'):
+        values = (value(programs[name]) / unit for name in PROGRAMS)
+        lines.append(f'{label:<34}' + ''.join(f'{format(x, form):>10}' for x in values))
+
+    row('state kept beside the program', lambda p: p['beside'])
+    row('arguments', lambda p: p['arguments'])
+    row('outputs (new memory)', lambda p: p['outputs'] - p['shared'])
+    row('temporaries', lambda p: p['temporaries'])
+    row('code', lambda p: p['code'])
+    row('total', lambda p: p['device_bytes'])
+    lines.append(
+        f'memory {plan["memory"]}, of which a program may use '
+        f'{plan["usable_bytes"] / GIB:.2f} GiB: {"fits" if plan["fits"] else "DOES NOT FIT"}'
+    )
+    lines += [f'{name}: the compiler says "{programs[name]["refused"]}"'
+              for name in PROGRAMS if programs[name]['refused']]  # fmt: skip
+    lines.append('')
+    row('TFLOP a device', lambda p: p['flops'], 1e12, '.3g')
+    row('GB moved a device', lambda p: p['bytes'], 1e9, '.4g')
+    if plan['step_seconds'] is not None:
+        row('roofline seconds', lambda p: p['seconds'], 1, '.3g')
+    row('seconds to compile, here', lambda p: p['compile_seconds'], 1, '.0f')
+    lines += ['', *notes(plan)]
+    return '\n'.join(lines)
+
+
+def notes(plan: dict[str, Any]) -> list[str]:
+    assumed = plan['assumed']
+    out = [
+        f'Assumed: every episode has {assumed["turns"]} turns with answers of '
+        f'{assumed["answer_tokens"]} tokens (--answer_tokens), so a shard decodes '
+        f'{assumed["decodes_per_shard"]:.0f} times and serves '
+        f'{assumed["serves_per_shard"]:.0f} times.'
+    ]
+    if plan['step_seconds'] is None:
+        out.append('No time is estimated: the peaks of this machine are not known.')
+    else:
+        out.append(
+            f'A step takes at least {plan["step_seconds"]:.3g} s: each product at the longer of '
+            'peak arithmetic and full bandwidth, transfers between devices hidden.'
+        )
+    if len(plan['layers_compiled']) == 2:
+        a, b = plan['layers_compiled']
+        out.append(f'Memory is the line through models of {a} and {b} layers.')
+    if plan['knobs']:
+        out.append(
+            f'To save memory in {plan["tightest"]}, most first (GiB a device, estimates):'
+            if plan['fits']
+            else f'Turn these for {plan["tightest"]}, most first (GiB a device, estimates):'
+        )
+        out += [f'  {k["saves"] / GIB:7.2f}  --config.{k["setting"]}' for k in plan['knobs']]
+    return out
+
+
+def layer_pair(words: list[str]) -> tuple[int, ...]:
+    """--layers=2,4 as numbers."""
+    if not words:
+        return ()
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        raise ValueError(f'--layers={",".join(words)}: give two depths, as --layers=2,4')
+    few, many = (int(word) for word in words)
+    if not 0 < few < many:
+        raise ValueError(f'--layers={few},{many}: the first must be smaller and at least 1')
+    return few, many
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    given = flags.FLAGS
+    try:
+        made = plan(
+            given.config, given.topology, model=given.model, layers=layer_pair(given.layers),
+            answer_tokens=given.answer_tokens,
+        )  # fmt: skip
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+    print(json.dumps(made, indent=2) if given.json else text(made))
+    sys.exit(0 if made['fits'] else 1)
+
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('topology', None, 'v5e:2x4, v5p:2x2x2, v6e:2x4, cpu:8, gpu:1, ...')
+    flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
+    flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
+    flags.DEFINE_integer('answer_tokens', 0, 'Tokens of an answer; 0 = a fifth of max_response.')
+    flags.DEFINE_bool('json', False, 'Print JSON.')
+    flags.mark_flags_as_required(['config', 'topology'])
+    app.run(main)

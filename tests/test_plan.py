@@ -1,0 +1,241 @@
+"""Plans: programs compiled from shapes, their cost counted, machines that are not there."""
+
+import importlib.util
+import json
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import pytest
+
+from agentrl_jax import plan, plan_advice, plan_cost, plan_hardware, plan_programs, start, train
+from agentrl_jax.models import qwen2, sizes
+
+NO_LIBTPU = importlib.util.find_spec('libtpu') is None
+MACHINE = plan_cost.Machine('cpu', 100.0, 10.0, (3.0, 2.0), data=2, fsdp=2, tensor=1)
+
+
+def arrays(*shapes):
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def cost(function, *shapes, weights=(), machine=MACHINE):
+    marks = [i in weights for i in range(len(shapes))]
+    return plan_cost.count(jax.make_jaxpr(function)(*arrays(*shapes)), marks, machine)
+
+
+@pytest.mark.parametrize(
+    'name, kind, axes',
+    [('v5e:2x4', 'v5e', (2, 4)), ('v5p:2x2x1', 'v5p', (2, 2, 1)), ('cpu:8', 'cpu', (8,))],
+)
+def test_a_topology_is_a_kind_and_its_axes(name, kind, axes):
+    assert plan_hardware.parse(name) == (kind, axes)
+
+
+@pytest.mark.parametrize('name', ['v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', ''])
+def test_an_unknown_topology_is_refused_with_examples(name):
+    with pytest.raises(ValueError, match='say v5e:2x4'):
+        plan_hardware.parse(name)
+
+
+def test_devices_that_are_missing_are_named():
+    with pytest.raises(ValueError, match='needs a GPU'):
+        plan_hardware.find('gpu:1')
+    with pytest.raises(ValueError, match='8 CPU devices; set jax_num_cpu_devices to 16'):
+        plan_hardware.find('cpu:16')
+
+
+@pytest.mark.parametrize(
+    'name, published',  # billions, table 1 of arXiv:2412.15115 and the model cards
+    [('0.5B', 0.49), ('1.5B', 1.54), ('3B', 3.09), ('7B', 7.61)],
+)
+def test_named_sizes_have_the_published_number_of_parameters(name, published):
+    count = qwen2.param_count(sizes.named(f'Qwen2.5-{name}'))
+    assert count / 1e9 == pytest.approx(published, abs=0.006)
+
+
+def test_an_unknown_model_is_refused():
+    with pytest.raises(ValueError, match='not one of Qwen2.5-0.5B'):
+        sizes.named('Qwen2.5-8B')
+
+
+def test_a_product_costs_two_flops_a_term_and_its_arrays_once():
+    found = cost(lambda a, b: a @ b, (8, 16), (16, 4))
+    assert found.flops == 2 * 8 * 16 * 4 / 4  # 4 devices
+    assert found.bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4) / 4
+    assert found.seconds == max(256 / 100, 224 / 10)
+
+
+def test_every_device_reads_all_of_a_weight_whatever_its_form():
+    found = cost(lambda a, b: a @ b.T.astype(jnp.float32), (8, 16), (4, 16), weights={1})
+    assert found.bytes == 4 * (8 * 16 + 8 * 4) / 4 + 4 * 16 * 4
+
+
+def test_a_scan_counts_as_long_as_it_is_and_moves_its_carry():
+    def run(a, b):
+        return jax.lax.scan(lambda carry, _: (carry @ b, None), a, None, length=5)[0]
+
+    found = cost(run, (8, 8), (8, 8))
+    assert found.flops == 5 * 2 * 8**3 / 4
+    assert found.bytes == 5 * (3 * 256 / 4 + 2 * 256 / 2)  # the carry is split over fsdp
+
+
+def test_nested_while_loops_count_as_often_as_assumed_and_small_ones_once():
+    def inner(x):
+        return jax.lax.while_loop(lambda x: x.sum() > 0, lambda x: x @ x, x)
+
+    def run(x):
+        return jax.lax.while_loop(lambda x: x.sum() > 0, lambda x: inner(x @ x), x)
+
+    assert cost(run, (8, 8)).flops == 3 * (1 + 2) * 2 * 8**3 / 4
+    small = cost(lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, jnp.sin, x), (8, 8))
+    assert small.flops == 0
+
+
+def test_of_branches_the_one_of_the_platform_counts_else_the_most_expensive():
+    def by_platform(x):
+        return jax.lax.platform_dependent(x, tpu=lambda x: x @ x @ x, default=lambda x: x @ x)
+
+    for platform, products in (('cpu', 1), ('tpu', 2)):
+        machine = plan_cost.Machine(platform, 100.0, 10.0, (), 1, 1, 1)
+        assert cost(by_platform, (4, 4), machine=machine).flops == products * 2 * 4**3
+    either = cost(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x @ x, lambda: x), (4, 4))
+    assert either.flops == 2 * 2 * 4**3 / 4
+
+
+def test_remat_computes_the_forward_products_again():
+    def loss(w, x):
+        return jnp.sum(jnp.sin(jnp.sin(x @ w) @ w))
+
+    plain = cost(jax.grad(loss), (8, 8), (8, 8)).flops
+    assert plain == 2 * 8**3 * (2 + 3) / 4  # no gradient of x
+    again = cost(jax.grad(jax.checkpoint(loss)), (8, 8), (8, 8)).flops
+    assert again == plain + 2 * 2 * 8**3 / 4
+
+
+def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_attention():
+    config = sizes.named('Qwen2.5-0.5B')
+    rows, length = 4, 256
+    params = jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    mask = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
+    traced = jax.jit(lambda *a: qwen2.forward(a[0], config, *a[1:])).trace(params, ids, ids, mask)
+    marks = [True] * len(jax.tree.leaves(params)) + [False] * 3
+    machine = plan_cost.Machine('tpu', 1.0, 1.0, (), 1, 1, 1)
+    found = plan_cost.count(traced.jaxpr, marks, machine).flops
+    d, f, kv = config.hidden_size, config.intermediate_size, config.num_kv_heads * config.head_dim
+    kernels = config.num_layers * (2 * d * d + 2 * d * kv + 3 * d * f)
+    attention = config.num_layers * 2 * 2 * rows * length**2 * d
+    assert found == 2 * kernels * rows * length + attention
+
+
+@pytest.fixture(scope='module')
+def cfg():
+    return micro_runs.config('frozen_lake', **{'mesh.fsdp': 4, 'mesh.tensor': 2})
+
+
+@pytest.fixture(scope='module')
+def shapes(cfg):
+    return plan_programs.shapes(cfg, jax.devices())
+
+
+def test_shapes_are_those_of_a_real_run(cfg, shapes):
+    run = train.build(cfg)
+    state = start.start_state(run, run.params)
+    assert jax.tree.all(
+        jax.tree.map(
+            lambda a, b: a.shape == b.shape and a.dtype == b.dtype
+            and a.sharding.is_equivalent_to(b.sharding, b.ndim),
+            shapes.state, state,
+        )
+    )  # fmt: skip
+    device = jax.devices()[0]
+    held = sum(
+        part.data.nbytes
+        for x in jax.tree.leaves(state)
+        for part in x.addressable_shards
+        if part.device == device
+    )
+    assert plan_programs.device_bytes(shapes.state) == held
+
+
+def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
+    for name in plan.PROGRAMS:
+        saved = [knob.saves for knob in plan_advice.knobs(shapes, name)]
+        assert saved and min(saved) > 0 and saved == sorted(saved, reverse=True)
+    spread = micro_runs.config('frozen_lake', **{'mesh.fsdp': 1, 'mesh.tensor': 2})
+    before = plan_programs.shapes(spread, jax.devices())
+    knob = next(k for k in plan_advice.knobs(before, 'learn') if 'fsdp' in k.setting)
+    assert knob.setting == 'mesh.fsdp=4'
+    weights = plan_programs.device_bytes(before.state) - plan_programs.device_bytes(shapes.state)
+    assert knob.saves == pytest.approx(weights, rel=0.1)  # norms and scalars stay whole
+
+
+@pytest.mark.parametrize(
+    'message, used',
+    [
+        ('RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space '
+         'hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G.', 20.5),
+        ('RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO '
+         'temporaries (256.00G) exceeds available HBM (15.75G).', 256.0),
+    ],
+)  # fmt: skip
+def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, used):
+    found = plan_programs._refused('learn', message, 1.0)
+    assert found.total == used * 2**30 and found.refused
+    chip = plan_hardware.TPU['v6e']
+    assert not plan.program_row(found, 0, chip)['fits']
+
+
+def test_any_other_refusal_is_an_error():
+    with pytest.raises(ValueError, match='learn does not compile: UNIMPLEMENTED'):
+        plan_programs._refused('learn', 'UNIMPLEMENTED: sort', 1.0)
+
+
+def test_two_depths_make_a_line():
+    def made(depth):
+        return plan_programs.Compiled('learn', 10 * depth, 5, 5, 7 + 3 * depth, 0, 1.0, 2.0, 3.0)
+
+    line = plan.extrapolate([made(2), made(4)], (2, 4), 24)
+    assert (line.arguments, line.temporaries, line.total) == (240, 79, 240 + 79)
+    assert plan.layer_pair(['2', '4']) == (2, 4) and plan.layer_pair([]) == ()
+    for words in (['2'], ['4', '2'], ['a', 'b']):
+        with pytest.raises(ValueError, match='--layers'):
+            plan.layer_pair(words)
+
+
+def test_the_loops_of_a_rollout_run_as_often_as_its_turns_need():
+    cfg = micro_runs.config('frozen_lake')  # 16 episodes of 2 turns, served 4 at a time
+    assert plan_cost.trips(cfg, 2, answer_tokens=6) == (6.0, 2.0)  # (8 x 2 + 8) / 4; 2 x 6 / 6
+    cfg.rollout.slots = 8  # 4 a shard: two rounds; (16 + 4) / 4 serves
+    assert plan_cost.trips(cfg, 2, answer_tokens=6) == (5.0, 24 / 5)
+
+
+def check(made):
+    for row in made['programs'].values():
+        assert row['fits'] and 0 < row['device_bytes'] < 2**30 and row['flops'] > 0
+        assert row['arguments'] > 0 and row['compile_seconds'] > 0
+    assert made['programs']['learn']['arguments'] >= made['state_bytes']
+    assert json.loads(json.dumps(made)) == made
+    page = plan.text(made)
+    assert 'fits' in page and '--config.' in page and made['topology'] in page
+
+
+def test_the_programs_compile_for_cpu_devices(cfg):
+    made = plan.plan(cfg, 'cpu:8')
+    check(made)
+    assert made['step_seconds'] is None and 'No time is estimated' in plan.text(made)
+
+
+@pytest.mark.skipif(NO_LIBTPU, reason='libtpu is not installed (requirements-plan.txt)')
+def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
+    made = plan.plan(cfg, 'v5e:2x4')
+    check(made)
+    assert made['devices'] == 8 and made['step_seconds'] > 0
+    assert made['usable_bytes'] == 15.75 * 2**30
+
+
+@pytest.mark.skipif(not NO_LIBTPU, reason='libtpu is installed')
+def test_without_libtpu_the_error_says_what_to_install(cfg):
+    with pytest.raises(ValueError, match='requirements-plan.txt'):
+        plan_hardware.find('v5e:2x4')
