@@ -24,7 +24,6 @@ import dataclasses
 import json
 from typing import Any
 
-import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
@@ -44,22 +43,16 @@ def plan(
     """The plan as a dict that JSON can hold; `text` makes a page of it."""
     where = plan_hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
-    compiled = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers or (0,)]
-    answer_tokens = answer_tokens or -(-cfg.rollout.max_response // ANSWER_SHARE)
     mesh = whole.mesh
-    counts = plan_cost.trips(cfg, sharding.row_shards(mesh), answer_tokens)
-    platform = where.devices[0].platform
-    machine = plan_cost.Machine(
-        platform=platform, flops=where.chip.flops, bandwidth=where.chip.bandwidth, trips=counts,
-        data=mesh.shape['data'], fsdp=mesh.shape['fsdp'], tensor=mesh.shape['tensor'],
-    )  # fmt: skip
-    programs, beside = {}, resident(whole)
+    answer_tokens = answer_tokens or -(-cfg.rollout.max_response // ANSWER_SHARE)
+    machine = machine_of(cfg, where, mesh, answer_tokens)
+    parts = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers]
+    programs = {}
     for name in PROGRAMS:
-        parts = [plan_programs.compile_program(name, getattr(s, name)) for s in compiled]
-        one = parts[0]
-        if layers:
-            one = extrapolate(parts, layers, whole.config.num_layers)
-        programs[name] = program_row(one, beside[name], where.chip) | cost_row(name, whole, machine)
+        made = [plan_programs.compile_program(name, s, machine) for s in parts or [whole]]
+        one = extrapolate(made, layers, whole.config.num_layers) if layers else made[0]
+        programs[name] = program_row(one, where.chip)
+    counts = machine.trips
     tightest = max(PROGRAMS, key=lambda name: programs[name]['device_bytes'])
     fits = all(row['fits'] for row in programs.values())
     return {
@@ -86,55 +79,35 @@ def plan(
     }
 
 
-def resident(shapes: plan_programs.Shapes) -> dict[str, int]:
-    """Bytes a device that are in memory while a program runs and are not among its arguments."""
-    state, reference, policy = (
-        plan_programs.device_bytes(tree)
-        for tree in (shapes.state, shapes.reference, shapes.collect[1][0])
-    )
-    return {'collect': state + reference - policy, 'learn': 0}
+def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> plan_cost.Machine:
+    """The device as plan_cost sees it, and how often the loops of a rollout run."""
+    return plan_cost.Machine(
+        platform=where.devices[0].platform, flops=where.chip.flops,
+        bandwidth=where.chip.bandwidth,
+        trips=plan_cost.trips(cfg, sharding.row_shards(mesh), answer_tokens), **dict(mesh.shape),
+    )  # fmt: skip
 
 
 def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> Compiled:
     """The line through two depths, at the depth of the model; every layer is alike."""
     (few, many), (a, b) = parts, layers
-    refused = few.refused or many.refused
 
     def line(name):
         low, high = getattr(few, name), getattr(many, name)
         return type(low)(low + (high - low) * (depth - a) / (b - a))
 
-    fields = [field.name for field in dataclasses.fields(Compiled)]
-    numbers = {name: line(name) for name in fields if name not in ('name', 'refused', 'seconds')}
-    return Compiled(name=few.name, seconds=few.seconds + many.seconds, refused=refused, **numbers)
+    numbers = [field.name for field in dataclasses.fields(Compiled) if field.type is not str]
+    spent = few.compile_seconds + many.compile_seconds
+    return Compiled(
+        name=few.name, refused=few.refused or many.refused,
+        **{name: line(name) for name in numbers} | {'compile_seconds': spent},
+    )  # fmt: skip
 
 
-def program_row(program: Compiled, beside: int, chip: plan_hardware.Chip) -> dict[str, Any]:
-    row = dataclasses.asdict(program)
-    compile_seconds = row.pop('seconds')
-    total = program.total + beside
-    fits = not program.refused and total <= chip.usable
-    return row | {
-        'compile_seconds': compile_seconds, 'beside': beside, 'device_bytes': total, 'fits': fits,
-    }  # fmt: skip
-
-
-def cost_row(name: str, shapes: plan_programs.Shapes, machine: plan_cost.Machine) -> dict:
-    """FLOPs, bytes and roofline seconds of a device, for the model's full depth."""
-    function, arguments = getattr(shapes, name)
-    marks = [jax.tree.map(lambda _: False, argument) for argument in arguments]
-    if name == 'collect':
-        marks[0] = jax.tree.map(lambda _: True, arguments[0])
-    else:
-        state = marks[0]
-        marks[0] = state.replace(
-            params=jax.tree.map(lambda _: True, state.params),
-            critic_params=jax.tree.map(lambda _: True, state.critic_params),
-        )
-        marks[1] = jax.tree.map(lambda _: True, arguments[1])
-    traced = function.trace(*arguments)
-    cost = plan_cost.count(traced.jaxpr, jax.tree.leaves(marks), machine)
-    return dataclasses.asdict(cost)
+def program_row(program: Compiled, chip: plan_hardware.Chip) -> dict[str, Any]:
+    """Of one program: what the compiler and the count say, all memory in use, does it fit."""
+    fits = not program.refused and program.total <= chip.usable
+    return dataclasses.asdict(program) | {'device_bytes': program.total, 'fits': fits}
 
 
 def text(plan: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import assemble, config_check, sharding, start, train
+from agentrl_jax import assemble, config_check, plan_cost, sharding, start, train
 from agentrl_jax.models import sizes, weights
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -36,22 +36,28 @@ class Shapes:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program; bytes a device."""
+    """What the compiler says of a program, and what it costs by plan_cost; of one device."""
 
     name: str
+    beside: int  # bytes: state in memory that is not among the arguments
     arguments: int
     outputs: int
     shared: int  # outputs that take the place of arguments
     temporaries: int
     code: int
-    seconds: float  # spent tracing and compiling
-    xla_flops: float  # bodies of loops counted once
+    flops: float
+    bytes: float
+    seconds: float  # by the roofline
+    xla_flops: float  # by the compiler: bodies of loops counted once
     xla_bytes: float
-    refused: str = ''  # why the compiler gave up; sizes are then what it said
+    compile_seconds: float  # spent tracing and compiling
+    refused: str = ''  # why the compiler gave up; temporaries are then all that it wanted
 
     @property
     def total(self) -> int:
-        return self.arguments + self.outputs - self.shared + self.temporaries + self.code
+        """Bytes in use while the program runs."""
+        new = self.outputs - self.shared + self.temporaries + self.code
+        return self.beside + self.arguments + new
 
 
 def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
@@ -106,35 +112,69 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     )  # fmt: skip
 
 
-def compile_program(name: str, program: tuple) -> Compiled:
-    """Compiles (jitted, arguments); that it is too large for a device is an answer too."""
-    function, arguments = program
+def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Compiled:
+    """Compiles 'collect' or 'learn'; that it is too large for a device is an answer too."""
+    function, arguments = getattr(shapes, name)
     began = time.monotonic()
-    lowered = function.lower(*arguments)
+    traced = function.trace(*arguments)
+    cost = plan_cost.count(traced.jaxpr, parameters_of(name, arguments), machine)
+    known = dataclasses.asdict(cost) | {'name': name, 'beside': beside(name, shapes)}
     try:
-        compiled = lowered.compile()
+        compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        return _refused(name, str(error), time.monotonic() - began)
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+        return Compiled(**known, **refused(name, str(error)), compile_seconds=since(began))
+    memory, xla = compiled.memory_analysis(), compiled.cost_analysis()
     return Compiled(
-        name=name,
+        **known,
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         shared=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        seconds=time.monotonic() - began,
-        xla_flops=cost['flops'],
-        xla_bytes=cost['bytes accessed'],
+        xla_flops=xla['flops'],
+        xla_bytes=xla['bytes accessed'],
+        compile_seconds=since(began),
     )
 
 
-def _refused(name: str, message: str, seconds: float) -> Compiled:
+def beside(name: str, shapes: Shapes) -> int:
+    """Bytes a device of the state that lies in memory and is no argument of the program."""
+    if name == 'learn':
+        return 0
+    policy = shapes.collect[1][0]
+    return device_bytes((shapes.state, shapes.reference)) - device_bytes(policy)
+
+
+def since(began: float) -> float:
+    return time.monotonic() - began
+
+
+def refused(name: str, message: str) -> dict[str, Any]:
+    """Fields of Compiled for a program that takes more memory than there is."""
     used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
     if used is None:
         raise ValueError(f'{name} does not compile: {message[:2000]}')
+    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code', 'xla_flops', 'xla_bytes'), 0)
     total = int(float(used[1]) * UNITS[used[2]])
-    return Compiled(name, 0, 0, 0, total, 0, seconds, 0.0, 0.0, refused=used[0])
+    return sizes | {'temporaries': total, 'refused': used[0]}
+
+
+def parameters_of(name: str, arguments: tuple) -> list[bool]:
+    """Which flat inputs of a program are parameters of a model."""
+
+    def mark(value, tree):
+        return jax.tree.map(lambda _: value, tree)
+
+    marks = [mark(False, argument) for argument in arguments]
+    if name == 'collect':
+        marks[0] = mark(True, arguments[0])
+    else:
+        state = marks[0]
+        marks[0] = state.replace(
+            params=mark(True, state.params), critic_params=mark(True, state.critic_params)
+        )
+        marks[1] = mark(True, arguments[1])
+    return jax.tree.leaves(marks)
 
 
 def device_bytes(tree: Any) -> int:

@@ -181,23 +181,30 @@ def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
     ],
 )  # fmt: skip
 def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, used):
-    found = plan_programs._refused('learn', message, 1.0)
+    fields = plan_programs.refused('learn', message)
+    costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'compile_seconds', 'beside'), 0)
+    found = plan_programs.Compiled(name='learn', **fields, **costs)
     assert found.total == used * 2**30 and found.refused
     chip = plan_hardware.TPU['v6e']
-    assert not plan.program_row(found, 0, chip)['fits']
+    assert not plan.program_row(found, chip)['fits']
 
 
 def test_any_other_refusal_is_an_error():
     with pytest.raises(ValueError, match='learn does not compile: UNIMPLEMENTED'):
-        plan_programs._refused('learn', 'UNIMPLEMENTED: sort', 1.0)
+        plan_programs.refused('learn', 'UNIMPLEMENTED: sort')
 
 
 def test_two_depths_make_a_line():
     def made(depth):
-        return plan_programs.Compiled('learn', 10 * depth, 5, 5, 7 + 3 * depth, 0, 1.0, 2.0, 3.0)
+        costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'xla_flops', 'xla_bytes'), depth + 0.5)
+        return plan_programs.Compiled(
+            name='learn', arguments=10 * depth, outputs=5, shared=5, temporaries=7 + 3 * depth,
+            code=0, beside=0, compile_seconds=9.0, **costs,
+        )  # fmt: skip
 
     line = plan.extrapolate([made(2), made(4)], (2, 4), 24)
     assert (line.arguments, line.temporaries, line.total) == (240, 79, 240 + 79)
+    assert (line.flops, line.compile_seconds) == (24.5, 18.0)
     assert plan.layer_pair(['2', '4']) == (2, 4) and plan.layer_pair([]) == ()
     for words in (['2'], ['4', '2'], ['a', 'b']):
         with pytest.raises(ValueError, match='--layers'):
