@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import assemble, config_check, plan_cost, sharding, start, train
+from agentrl_jax import assemble, config_check, plan_cost, sft, sharding, start, train
 from agentrl_jax.models import sizes, weights
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -95,8 +95,8 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     make = functools.partial(start.make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, weights.abstract_params(config))
     state = with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
-    policy = start.policy_of(state.params)
-    reference = policy if assemble.needs_reference(cfg) else None
+    policy = start.player_of(state)
+    reference = start.policy_of(state.params) if assemble.needs_reference(cfg) else None
     key = with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = assemble.every_level(episodes, 1, 1)
@@ -104,12 +104,26 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     played = (policy, task, with_layout(jax.tree.map(np.asarray, drawn), rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     learn = train.build_learn(cfg, mesh, assemble.model_functions(cfg, config, mesh), txs)
+    rollout = with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
+    scale = with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
+    joining = demonstrations(rollout, config_check.base_rows(cfg), rows)
     return Shapes(
         cfg=cfg, config=config, mesh=mesh, state=state, reference=reference,
         collect=(collect, played),
-        learn=(learn, (state, reference, with_layout(rollout, rows), shuffle, task)),
+        learn=(learn, (state, reference, rollout, shuffle, task, scale, joining)),
     )  # fmt: skip
+
+
+def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
+    """Demonstrations that join a batch (AgentEvol); None if there are none."""
+    if not count:
+        return None
+    tokens, mask = (
+        jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype, sharding=layout)
+        for x in (rollout.tokens, rollout.action_mask)
+    )
+    return sft.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
 
 
 def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Compiled:
