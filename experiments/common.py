@@ -1,0 +1,179 @@
+"""What all experiments share: a plan of runs and tables, trained by the sweep, shown by the tables.
+
+  python -m experiments.ragen_actions --scale=tiny --seeds=5 --jobs=2
+
+An experiment is one file: its question as docstring, a function per scale that returns a Plan, and
+`common.main(__file__, __doc__, SCALES)`. The command writes the runs to <workdir>/sweep.py, hands
+them to agentrl_jax.sweep (the same command resumes) and prints the tables, which are also written
+to <workdir>/tables. Other arguments go to the sweep: --launcher, --gpus, --only, --retries,
+and --config.field=value, which holds for all runs and wins over what the experiment sets.
+"""
+
+import argparse
+import importlib
+import json
+import pprint
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentrl_jax import run_log, sweep_spec, tables, tables_render, tables_runs
+from agentrl_jax.sweep_status import Overrides
+from agentrl_jax.tables_cells import build
+from agentrl_jax.tables_spec import make_spec, metrics_of, show
+
+FOLDER = Path(__file__).parent
+TINY = 'tiny'
+FIELD = '--config.'
+
+
+class Plan(NamedTuple):
+    """An experiment at one scale: every cell is trained with every seed."""
+
+    config: str  # file of the config that all runs start from
+    cells: tuple[Overrides, ...]  # dotted fields, as in a sweep
+    tables: Mapping[str, Mapping[str, Any]]  # by name, as in a table.json
+
+
+Scales = Mapping[str, Callable[[], Plan]]
+
+
+def load_config(path: str) -> Any:
+    """The config of configs/<name>.py."""
+    return importlib.import_module(path.removesuffix('.py').replace('/', '.')).get_config()
+
+
+def difference(base: str, other: str) -> Overrides:
+    """The overrides that make config file `base` equal to config file `other`."""
+    start, goal = (tables_runs.flatten(load_config(path).to_dict()) for path in (base, other))
+    return {name: value for name, value in goal.items() if value != start[name]}
+
+
+def cross(*factors: Iterable[Overrides]) -> tuple[Overrides, ...]:
+    """Every combination of the factors' overrides; the last factor changes fastest."""
+    return tuple(sweep_spec.Hyper.product([list(factor) for factor in factors]))
+
+
+def labels(config: str, cells: Mapping[str, Overrides], rows: Sequence[str]) -> dict[str, str]:
+    """{what a table would call the row: the name of the cell}."""
+    base, found = load_config(config), {}
+    for name, overrides in cells.items():
+        cfg, _ = sweep_spec.resolve(base, overrides, name)
+        fields = tables_runs.flatten(cfg.to_dict())
+        found[', '.join(show(_as_json(fields[row])) for row in rows)] = name
+    if len(found) < len(cells):
+        raise ValueError(f'{", ".join(rows)} do not tell {", ".join(cells)} apart')
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def list_runs(plan: Plan, seeds: Iterable[int], taken: Iterable[str] = ()) -> list[Overrides]:
+    """The overrides of all runs, the first seed of all cells first.
+
+    taken: fields that the command line sets for all runs, and that no run sets for itself.
+    """
+    cells = [{name: x for name, x in cell.items() if name not in taken} for cell in plan.cells]
+    return [{'seed': seed} | cell for seed in seeds for cell in cells]
+
+
+def sweep_file(runs: Sequence[Overrides], command: str) -> str:
+    """A file for agentrl_jax.sweep that lists these runs."""
+    listed = pprint.pformat(list(runs), width=96, sort_dicts=False)
+    return (
+        f'"""Written by {command}."""\n\nRUNS = {listed}\n\n\n'
+        'def sweep(add):\n    for overrides in RUNS:\n        add(overrides)\n'
+    )
+
+
+def given_fields(words: Sequence[str]) -> set[str]:
+    """The config fields that a command line sets."""
+    return {word.removeprefix(FIELD).split('=')[0] for word in words if word.startswith(FIELD)}
+
+
+def make_tables(plan: Plan, seeds: int, workdir: Path) -> None:
+    """Prints the tables of the runs as they stand and writes them to <workdir>/tables."""
+    for name, given in plan.tables.items():
+        spec = make_spec(given | {'seeds': seeds})
+        table = build(tables_runs.load([workdir], metrics_of(spec)), spec)
+        tables.write(table, workdir / 'tables' / name)
+        print(f'\n{name}\n\n{tables_render.markdown(table)}', end='')
+
+
+def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> None:
+    """Keeps the compact metrics, the tables and the first README of an experiment in a folder.
+
+    page: the README, if there is none yet; the tables go between its marks. `make tables` makes
+    them again from what is kept.
+    """
+    specs = {name: dict(given) | {'seeds': seeds} for name, given in plan.tables.items()}
+    metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
+    tables_runs.compact(tables_runs.load([workdir], metrics), folder / tables.METRICS_FOLDER)
+    text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
+    run_log.write_atomic(folder / tables.SPEC_FILE, text)
+    if not (folder / 'README.md').exists():
+        run_log.write_atomic(folder / 'README.md', page)
+    tables.rebuild(folder.parent)
+
+
+def first_page(doc: str, command: str, names: Iterable[str]) -> str:
+    """A README with the question, the command, and the marks between which tables are written."""
+    blocks = [f'<!-- table {name} -->\n<!-- end of table -->\n' for name in names]
+    return '\n'.join([f'# {doc.strip()}\n', f'```sh\n{command}\n```\n', *blocks])
+
+
+def arguments(
+    name: str, doc: str, scales: Scales, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, list[str]]:
+    """What is said of the experiment, and the words for the sweep."""
+    parser = argparse.ArgumentParser(
+        prog=f'python -m experiments.{name}', description=doc, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='Other arguments go to agentrl_jax.sweep, --config.field=value among them.',
+    )  # fmt: skip
+    add = parser.add_argument
+    add('--scale', required=True, choices=list(scales))
+    add('--seeds', type=int, default=5, help='runs of a cell')
+    add('--first_seed', type=int, default=0, help='100 for tuning: tables use 0, 1, ...')
+    add('--jobs', type=int, default=1, help='runs that train at once')
+    add('--workdir', default='', help=f'default: runs/{name}/<scale>')
+    add('--launcher', default='local', choices=['local', 'print', 'slurm'])
+    add('--publish', action='store_true', help=f'write experiments/{name}_<scale> as well')
+    args, rest = parser.parse_known_args(argv)
+    if args.seeds < 1:
+        parser.error(f'--seeds={args.seeds} must be at least 1')
+    if args.publish and args.first_seed:
+        parser.error('--publish is for seeds 0, 1, ...: others are for tuning')
+    if args.scale != TINY and 'model.path' not in given_fields(rest):
+        parser.error(f'--scale={args.scale} needs --config.model.path=<folder or .gguf>')
+    return args, rest
+
+
+def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None) -> int:
+    """Trains what is not trained yet and shows the tables; the sweep's exit code."""
+    name = Path(file).stem
+    args, rest = arguments(name, doc, scales, argv)
+    plan = scales[args.scale]()
+    workdir = Path(args.workdir or f'runs/{name}/{args.scale}')
+    workdir.mkdir(parents=True, exist_ok=True)
+    command = f'python -m experiments.{name} --scale={args.scale} --seeds={args.seeds}'
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    listed = list_runs(plan, seeds, given_fields(rest))
+    path = workdir / 'sweep.py'
+    run_log.write_atomic(path, sweep_file(listed, command))
+    words = [
+        sys.executable, '-m', 'agentrl_jax.sweep', f'--config={plan.config}', f'--sweep={path}',
+        f'--workdir={workdir}', f'--jobs={args.jobs}', f'--launcher={args.launcher}', *rest,
+    ]  # fmt: skip
+    code = subprocess.run(words, check=False).returncode
+    if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
+        return code
+    make_tables(plan, args.seeds, workdir)
+    if args.publish:
+        page = first_page(doc, command, plan.tables)
+        publish(plan, args.seeds, workdir, FOLDER / f'{name}_{args.scale}', page)
+    return code

@@ -1,0 +1,93 @@
+"""Do more actions a turn help an agent, or only the larger budget of actions that came with them?
+
+RAGEN's Table 3 (arXiv:2504.20073) allows 1 to 7 actions a turn in five turns, so the budget of an
+episode grows from 5 to 35 actions. Random play with these budgets reaches what the paper prints, to
+within about one standard error of its 256 episodes. Here the budget grows as published, or stays at
+10 actions: as many turns as it takes to use them, 10 turns of 1 action to 2 turns of 7. Two actions
+in five turns are both. Random play stands in every row: its budget is the row's.
+
+tiny   FrozenLake with the policy of configs/demo.py, which is known to learn there; 8 x 16
+       episodes, cloned on play that is 60 % oracle.
+0.5b   Sokoban and FrozenLake, budget growing and fixed. paper: as published: training on Sokoban,
+       growing budget, for Qwen2.5-0.5B-Instruct.
+
+The paper's FrozenLake column is, by its launch script, the validation of a policy trained on
+Sokoban. Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
+"""
+
+import sys
+
+from experiments import common
+
+COUNTS = range(1, 8)
+BUDGET, TURNS = 10, 5
+NAMES = {'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}
+PRINTED = {  # Table 3, per cent
+    'Sokoban': (12.11, 16.41, 19.53, 26.95, 28.13, 33.59, 22.27),
+    'FrozenLake': (11.72, 18.36, 20.88, 20.70, 21.09, 18.36, 19.53),
+}
+
+
+def episode(count, turns, budget):
+    return {
+        'env.max_actions_per_turn': count, 'env.max_turns': turns,
+        'env.max_actions_per_episode': budget,
+    }  # fmt: skip
+
+
+GROWING = [episode(count, TURNS, TURNS * count) for count in COUNTS]
+FIXED = [episode(count, -(-BUDGET // count), BUDGET) for count in COUNTS]  # turns rounded up
+
+
+def plan(config, episodes, more, worlds):
+    """All episodes in all worlds; a table for each budget, both of which hold what they share."""
+    table = {
+        'rows': 'env.max_actions_per_turn', 'cols': 'env.name', 'labels': NAMES,
+        'signals': 'group/return_std,policy/entropy',
+    }  # fmt: skip
+    published = {
+        str(count): {name: f'{row[count - 1]}' for name, row in PRINTED.items()} for count in COUNTS
+    }
+    growing = {'where': {'env.max_turns': str(TURNS)}, 'published': published}
+    fixed = {'where': {'env.max_actions_per_episode': str(BUDGET)}}
+    tables = {'growing_budget': table | growing}
+    if any(cell in episodes for cell in FIXED if cell not in GROWING):
+        tables['fixed_budget'] = table | fixed
+    cells = common.cross(episodes, [more], [{'env.name': world} for world in worlds])
+    return common.Plan(config, cells, tables)
+
+
+def every_episode():
+    return GROWING + [cell for cell in FIXED if cell not in GROWING]
+
+
+def tiny():
+    """An answer of n actions takes 2 n + 5 tokens of the demo's tokenizer, a turn's prompt 19."""
+
+    def sized(cell):
+        answer = 2 * cell['env.max_actions_per_turn'] + 5
+        tokens = 8 + cell['env.max_turns'] * (21 + answer)
+        return cell | {'rollout.max_response': answer, 'rollout.max_tokens': tokens}
+
+    more = {
+        'steps': 80, 'eval.every': 20, 'clone.oracle': 0.6, 'clone.steps': 400,
+        'rollout.num_groups': 8, 'rollout.group_size': 16,
+    }  # fmt: skip
+    made = plan('configs/demo.py', every_episode(), more, ['frozen_lake'])
+    return made._replace(cells=tuple(sized(cell) for cell in made.cells))
+
+
+def half_billion():
+    more = {'steps': 200, 'eval.every': 10, 'rollout.max_tokens': 4800}
+    return plan('configs/sokoban.py', every_episode(), more, list(NAMES))
+
+
+def paper():
+    more = {'steps': 200, 'eval.every': 10, 'rollout.max_tokens': 3600, 'batch.microbatch_rows': 4}
+    return plan('configs/sokoban.py', GROWING, more, ['sokoban'])
+
+
+SCALES = {'tiny': tiny, '0.5b': half_billion, 'paper': paper}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))

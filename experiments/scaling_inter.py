@@ -1,0 +1,86 @@
+"""Does a horizon that grows during training beat a fixed short and a fixed long one?
+
+AgentGym-RL (arXiv:2509.08755, "ScalingInter-RL") reports for its search task, where training allows
+5, 10, or 5, 8, then 10 turns: fixed long collapses, fixed short levels off, growing ends highest.
+One seed, one environment. Here all three see as many episodes and are validated at the full horizon
+from the start; curves over tokens show what the shorter episodes save.
+
+tiny   FrozenLake with two moves a turn (configs/scaling_inter.py): 2, 5, or 2, 3, then 5 turns,
+       50 steps a stage, 150 steps; GRPO with all groups and the paper's KL; cloned on play that is
+       60 % oracle. Two turns of two moves reach the near goals only, so the horizon can matter.
+0.5b   The same horizons at RAGEN's sizes. paper: rounds, stage and optimiser of the released search
+       script for Qwen2.5-7B-Instruct, on the card catalogue with up to seven lookups: the search
+       environment itself is not part of this package. Its other environments: SCHEDULES.
+
+Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s. The published figures are
+training rewards read off a figure at 370 steps.
+"""
+
+import sys
+
+from experiments import common
+
+ROWS = ('curriculum.rounds',)
+SCHEDULES = {  # released rounds and steps a stage
+    'WebArena': ((8, 12, 15), 80), 'DeepSearch': ((5, 8, 10), 100),
+    'TextCraft': ((10, 20, 30), 100), 'SciWorld': ((10, 20, 30), 100),
+    'BabyAI': ((6, 13, 20), 100),
+}  # fmt: skip
+PUBLISHED = {
+    'fixed short': '≈ 54.5 (DeepSearch)',
+    'fixed long': '< 30 (DeepSearch)',
+    'growing': '≈ 63 (DeepSearch)',
+}
+GRPO = {
+    'algorithm': 'grpo', 'filter.keep': 1.0, 'loss.clip_high': 0.2, 'loss.kl_coef': 0.001,
+    'loss.kl_in': 'loss', 'loss.kl_estimator': 'k3',
+}  # fmt: skip
+
+
+def plan(config, rounds, stage_steps, world, more):
+    """Fixed at the first of the rounds, fixed at the last, and growing through all."""
+    horizons = {'fixed short': rounds[:1], 'fixed long': rounds[-1:], 'growing': rounds}
+    cells = {name: {'curriculum.rounds': turns} for name, turns in horizons.items()}
+    everywhere = GRPO | {
+        'curriculum.stage_steps': stage_steps, 'env.max_turns': rounds[-1], 'env.name': world,
+    }  # fmt: skip
+    table = {
+        'rows': ','.join(ROWS), 'cols': 'env.name', 'baseline': 'fixed long',
+        'labels': common.labels(config, cells, ROWS),
+        'signals': 'group/return_std,policy/entropy,policy/grad_norm',
+        'published': {name: {world: text} for name, text in PUBLISHED.items()},
+    }  # fmt: skip
+    tables = {'last': table, 'best': table | {'at': 'best-validation', 'published': {}}}
+    return common.Plan(config, common.cross(cells.values(), [everywhere | more]), tables)
+
+
+def tiny():
+    more = {
+        'steps': 150, 'eval.every': 25, 'rollout.num_groups': 8, 'rollout.group_size': 16,
+        'batch.minibatch_rows': 64, 'clone.oracle': 0.6, 'clone.steps': 400,
+    }  # fmt: skip
+    return plan('configs/scaling_inter.py', (2, 3, 5), 50, 'frozen_lake', more)
+
+
+def half_billion():
+    more = {'steps': 200, 'env.max_actions_per_turn': 2}
+    return plan('configs/frozen_lake.py', (2, 3, 5), 67, 'frozen_lake', more)
+
+
+def paper():
+    rounds, stage_steps = SCHEDULES['DeepSearch']
+    more = {
+        'steps': 370, 'env.prompt': 'tools', 'env.max_actions_per_turn': 1,
+        'env.max_actions_per_episode': rounds[-1], 'library.max_hops': 7,
+        'model.dtype': 'bfloat16', 'model.remat': True,
+        'rollout.num_groups': 32, 'rollout.group_size': 4, 'rollout.max_response': 512,
+        'rollout.max_tokens': 1024 + 8192, 'batch.minibatch_rows': 32, 'batch.microbatch_rows': 1,
+        'eval.temperature': 1.0,
+    }  # fmt: skip
+    return plan('configs/base.py', rounds, stage_steps, 'library', more)
+
+
+SCALES = {'tiny': tiny, '0.5b': half_billion, 'paper': paper}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))

@@ -1,0 +1,227 @@
+"""The plans of experiments/: every run builds, cells differ in what they name, figures add up."""
+
+import importlib
+import json
+import pathlib
+
+import pytest
+
+from agentrl_jax import assemble, rollout, sweep_spec, tables_runs
+from agentrl_jax.tables_cells import build
+from agentrl_jax.tables_spec import make_spec
+from experiments import common, mtgrpo_credit, ragen_actions, ragen_starpo_vs_s, scaling_inter
+
+NAMES = ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit')
+MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
+PLANS = [(name, scale) for name in NAMES for scale in ('tiny', '0.5b', 'paper')]
+
+
+def make_plan(name, scale):
+    return MODULES[name].SCALES[scale]()
+
+
+def fields(name, scale):
+    """The resolved configs of one seed."""
+    plan = make_plan(name, scale)
+    base = common.load_config(plan.config)
+    return [sweep_spec.resolve(base, cell, name)[0] for cell in plan.cells]
+
+
+def changed(base, cell):
+    return {field for field in base.keys() | cell.keys() if base.get(field) != cell.get(field)}
+
+
+@pytest.mark.parametrize('name, scale', PLANS)
+def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scale):
+    """sweep_spec.expand refuses impossible configs and duplicates; build refuses mixed cells."""
+    plan = make_plan(name, scale)
+    listed = common.list_runs(plan, range(2))
+    expanded = sweep_spec.expand(common.load_config(plan.config), listed, source=name)
+    assert [run.config['seed'] for run in expanded] == [0] * len(plan.cells) + [1] * len(plan.cells)
+    runs = [
+        tables_runs.Run(run.name, tables_runs.flatten(json.loads(json.dumps(run.config))), [], {})
+        for run in expanded
+    ]
+    shown = set()
+    for given in plan.tables.values():
+        table = build(runs, make_spec(given | {'seeds': 2}))
+        labels = {line.label for line in table.lines if line.kind == 'runs'}
+        cells = [cell for line in table.lines if line.kind == 'runs' for cell in line.cells]
+        assert {cell.planned for cell in cells if cell.entries} <= {2, 2 * len(table.columns)}
+        shown |= {entry.run for cell in cells for entry in cell.entries}
+        assert not any(', ' in label and '=' in label for label in labels)
+        known = set(make_spec(given).labels.values())
+        if 'env.max_actions_per_turn' not in given['rows']:
+            assert labels <= known  # every row has the name of a cell, not a list of values
+    assert shown == {run.name for run in runs}
+
+
+def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
+    plan = common.Plan('configs/demo.py', ({'steps': 3, 'optim.lr': 1e-3}, {'steps': 4}), {})
+    assert common.list_runs(plan, range(100, 102), taken={'optim.lr'}) == [
+        {'seed': 100, 'steps': 3}, {'seed': 100, 'steps': 4},
+        {'seed': 101, 'steps': 3}, {'seed': 101, 'steps': 4},
+    ]  # fmt: skip
+    words = ['--config.optim.lr=3e-4', '--gpus=0', '--config.model.path=/a=b']
+    assert common.given_fields(words) == {'optim.lr', 'model.path'}
+
+
+@pytest.mark.parametrize('cell, field', [
+    ('PPO, filter alone', 'filter.keep'), ('PPO, no KL alone', 'loss.kl_coef'),
+    ('PPO, clip-higher alone', 'loss.clip_high'),
+    ('PPO, fewer updates alone', 'batch.minibatch_rows'),
+])  # fmt: skip
+def test_a_piece_of_starpo_s_alone_is_one_field(cell, field):
+    own = ragen_starpo_vs_s
+    assert changed(own.PPO, own.ALONE[cell]) == {field}
+
+
+def test_starpo_s_is_all_its_pieces_and_its_control_lacks_the_filter_only():
+    own = ragen_starpo_vs_s
+    starpo_s = own.METHODS['StarPO-S']
+    assert changed(own.PPO, starpo_s) == {'filter.keep', 'loss.kl_coef', 'loss.clip_high'}
+    assert changed(starpo_s, own.CONTROL['StarPO-S without filter']) == {'filter.keep'}
+    assert all(changed(starpo_s, cell) == {'filter.keep'} for cell in own.RATIOS.values())
+    assert changed(own.PPO, own.METHODS['GRPO']) == {'algorithm', 'loss.kl_in'}
+
+
+@pytest.mark.parametrize('scale', ['tiny', '0.5b', 'paper'])
+def test_updates_of_a_step_are_those_of_ragen(scale):
+    """128 episodes in minibatches of 32 are 4 updates; a quarter of the groups, 32, is 1."""
+    for cfg in fields('ragen_starpo_vs_s', scale):
+        assert cfg.rollout.num_groups * cfg.rollout.group_size == 128
+        kept = int(cfg.filter.keep * 8) * 16
+        expected = {1.0: 4, 0.75: 3, 0.5: 2, 0.25: 1}[cfg.filter.keep]
+        assert kept / cfg.batch.minibatch_rows == (
+            1 if cfg.batch.minibatch_rows == 128 else expected
+        )
+
+
+def test_budgets_of_actions_grow_or_stay():
+    growing = [list(cell.values()) for cell in ragen_actions.GROWING]
+    assert growing == [[k, 5, 5 * k] for k in range(1, 8)]  # count, turns, budget
+    fixed = [list(cell.values()) for cell in ragen_actions.FIXED]
+    assert fixed == [[1, 10, 10], [2, 5, 10], [3, 4, 10], [4, 3, 10], [5, 2, 10], [6, 2, 10],
+                     [7, 2, 10]]  # fmt: skip
+    assert all(count * turns >= 10 for count, turns, _ in fixed)  # the whole budget can be used
+    assert len(make_plan('ragen_actions', 'tiny').cells) == 7 + 7 - 1  # two in five turns: both
+
+
+def test_horizons_end_alike_and_see_as_many_episodes():
+    for scale in scaling_inter.SCALES:
+        short, long, growing = fields('scaling_inter', scale)
+        rounds = growing.curriculum.rounds
+        assert len(rounds) == 3 and short.curriculum.rounds == rounds[:1]
+        assert long.curriculum.rounds == rounds[-1:] == (long.env.max_turns,)
+        for cfg in (short, long):
+            cfg.curriculum.rounds = rounds
+            assert cfg.to_dict() == growing.to_dict()  # nothing else differs
+        assert growing.steps > 2 * growing.curriculum.stage_steps  # the last stage is reached
+
+
+def test_credit_arms_differ_in_nothing_but_credit():
+    arms = mtgrpo_credit.ARMS
+    modes = [arm for arm in arms.values() if arm['algorithm'] == 'mt_grpo']
+    assert all(changed(modes[0], arm) == {'turn_credit.mode'} for arm in modes[1:])
+    assert changed(arms['MT-PPO'], arms['flattened MT-PPO']) == {'loss.reward_on'}
+    paper = fields('mtgrpo_credit', 'paper')
+    v1 = paper[0]
+    assert v1.rollout.num_groups * v1.rollout.group_size == v1.batch.minibatch_rows == 336
+    assert v1.rollout.num_groups * v1.steps == 2400
+    assert paper[-1].rollout.num_groups * paper[-1].rollout.group_size == 512
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
+    tokenizer = assemble.build_tokenizer(common.load_config('configs/demo.py'))
+    seen = set()
+    for cfg in fields(name, 'tiny'):
+        episode = (cfg.env.name, cfg.env.max_turns, cfg.env.max_actions_per_turn)
+        if episode in seen:
+            continue
+        seen.add(episode)
+        cfg.env.eval_levels = 4
+        task = assemble.build_text_task(cfg, tokenizer, 'validation', None)
+        rollout.check_budget(
+            task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
+        )
+        turn = task.width + cfg.rollout.max_response
+        assert task.prefix.shape[0] + cfg.env.max_turns * turn <= cfg.rollout.max_tokens
+
+
+def test_published_figures_add_up():
+    # MT-GRPO v2: the averages are means of NQ, TriviaQA, PopQA, HotpotQA, 2Wiki and Musique
+    assert round((49.0 + 64.7 + 45.9 + 45.3 + 42.4 + 20.9) / 6, 1) == 44.7
+    assert round((48.3 + 63.9 + 45.6 + 43.5 + 38.2 + 19.9) / 6, 1) == 43.2
+    assert mtgrpo_credit.PUBLISHED['MT-PPO'].startswith('44.7')
+    assert mtgrpo_credit.PUBLISHED['PPO-OR'].startswith('43.2')
+    # The replication: content 30.12 - 23.53 = +6.6, placement 27.43 - 30.12 = -2.7
+    assert round(30.12 - 23.53, 1) == 6.6 and round(27.43 - 30.12, 1) == -2.7
+    # RAGEN's Table 3 counts successes among 256 episodes
+    for share in ragen_actions.PRINTED['Sokoban']:
+        assert abs(share * 2.56 - round(share * 2.56)) < 0.0129  # half a unit of the last digit
+    rows = {*ragen_starpo_vs_s.METHODS, *ragen_starpo_vs_s.ALONE, *ragen_starpo_vs_s.RATIOS}
+    assert ragen_starpo_vs_s.AT_200.keys() == ragen_starpo_vs_s.PEAK.keys() <= rows
+
+
+def test_rows_that_fields_do_not_tell_apart_are_refused():
+    with pytest.raises(ValueError, match='seed do not tell a, b apart'):
+        common.labels('configs/demo.py', {'a': {'steps': 1}, 'b': {'steps': 2}}, ['seed'])
+
+
+def test_a_difference_of_configs_turns_one_into_the_other():
+    found = common.difference('configs/demo.py', 'configs/demo_bandit.py')
+    cfg, _ = sweep_spec.resolve(common.load_config('configs/demo.py'), found, 'test')
+    assert cfg.to_dict() == common.load_config('configs/demo_bandit.py').to_dict()
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def fake_sweep(words, check):
+    """Stands in for the sweep's process: writes what the sweep and one trained run write."""
+    given = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
+    base = common.load_config(given['config'])
+    for number, run in enumerate(
+        sweep_spec.expand(base, sweep_spec.load(given['sweep']), source='')
+    ):
+        folder = pathlib.Path(given['workdir']) / run.name
+        folder.mkdir(exist_ok=True)
+        (folder / 'run.json').write_text(json.dumps({'config': run.config}))
+        rows = [
+            {'step': step, 'time_s': step, 'eval/success': 0.5, 'eval/success_low': 0.4,
+             'eval/success_high': 0.6, 'group/return_std': 0.1, 'policy/entropy': 1.0,
+             'policy/grad_norm': 1.0}
+            for step in (0, run.steps)
+        ]  # fmt: skip
+        if number == 0:
+            (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return type('Done', (), {'returncode': 0})
+
+
+def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(common.subprocess, 'run', fake_sweep)
+    monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')
+    own = scaling_inter
+    argv = ['--scale=tiny', '--seeds=2', f'--workdir={tmp_path}/w', '--publish']
+    assert common.main(own.__file__, own.__doc__, own.SCALES, argv) == 0
+    printed = capsys.readouterr().out
+    assert '| fixed short | 50.0' in printed and '(1/2)' in printed and '(0/2)' in printed
+    folder = tmp_path / 'experiments' / 'scaling_inter_tiny'
+    page = (folder / 'README.md').read_text()
+    assert page.startswith('# Does a horizon') and '| growing |' in page
+    before = {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
+    common.tables.rebuild(folder.parent)  # what `make tables` does
+    assert before == {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
+
+
+@pytest.mark.parametrize('words, complaint', [
+    (['--scale=0.5b'], 'needs --config.model.path'), (['--scale=huge'], 'invalid choice'),
+    (['--scale=tiny', '--seeds=0'], 'must be at least 1'),
+    (['--scale=tiny', '--publish', '--first_seed=100'], 'others are for tuning'),
+])  # fmt: skip
+def test_wrong_words_are_refused_with_a_reason(words, complaint, capsys):
+    own = scaling_inter
+    with pytest.raises(SystemExit):
+        common.main(own.__file__, own.__doc__, own.SCALES, words)
+    assert complaint in capsys.readouterr().err
