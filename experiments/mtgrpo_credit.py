@@ -3,8 +3,8 @@
 MT-GRPO (arXiv:2505.11821) compares the outcome alone (OR), outcome plus turn rewards in one sum
 (MR) and turn rewards credited to their own turns (MT, MT-PPO). Its second version's MR lacks
 rewards that MT-PPO has, so content and placement change together. The flattened arms separate them:
-all content, one advantage for the whole episode. An independent replication saw +6.6 points for content
-and -2.7 for placement, one seed.
+all content, one advantage for the whole episode. An independent replication saw +6.6 points for
+content and -2.7 for placement, one seed.
 
 tiny   The card catalogue with configs/demo_library.py's policy: two to four lookups, then the
        answer; a guess is right one time in sixteen. At the demo's learning rate MT-GRPO is done in
