@@ -207,7 +207,11 @@ def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
     argv = ['--scale=tiny', '--seeds=2', f'--workdir={tmp_path}/w', '--publish']
     assert common.main(own.__file__, own.__doc__, own.SCALES, argv) == 0
     printed = capsys.readouterr().out
-    assert '| fixed short | 50.0' in printed and '(1/2)' in printed and '(0/2)' in printed
+    assert (
+        '| fixed short | 50.0' in printed
+        and '(1/2, 1 unfinished)' in printed
+        and '(0/2, 2 ' in printed
+    )
     folder = tmp_path / 'experiments' / 'scaling_inter_tiny'
     page = (folder / 'README.md').read_text()
     assert page.startswith('# Does a horizon') and '| growing |' in page
