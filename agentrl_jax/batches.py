@@ -37,7 +37,8 @@ def prepare(
     if settings['order'] is not None:
         usable = rollout.healthy & keep & rollout.action_mask.any(1)
         placed = settings['order'](rollout.returns, usable, group_size=group_size)
-        rollout, rows, keep = jax.tree.map(lambda x: x[placed], (rollout, rows, keep))
+        taken = (rollout, rows, keep, factors)
+        rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
     seen = None
     if settings['window'] is not None:
         seen = context.windows(task, rollout, **settings['window'])

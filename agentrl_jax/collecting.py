@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentrl_jax import filtering
 from agentrl_jax.rollout import Episodes
@@ -25,30 +26,31 @@ def check_counters(counters: dict) -> None:
         raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
 
 
-def play(run: Any, params: Any, task: Any, step: int, number: int = 0) -> tuple[Played, jax.Array]:
+def play(run: Any, params: Any, task: Any, step: int, number: int = 0) -> tuple[Played, int]:
     """(rollout and its episodes, tokens sampled) of one rollout of a step; waits for it."""
     levels = stream_key(run, REFILL, number) if number else stream_key(run, LEVELS)
     rows = run.cfg.rollout.num_groups * run.cfg.rollout.group_size
     episodes = run.draw(levels, step, number * rows)
     rollout, counters = run.collect(params, task, episodes, stream_key(run, COLLECT, step))
     check_counters(counters)  # the host's only look at it
-    return (rollout, episodes), counters['generated'].sum()
+    return (rollout, episodes), int(counters['generated'].sum())
 
 
-def collect(run: Any, params: Any, task: Any, step: int) -> tuple[Played, jax.Array, dict]:
+def collect(run: Any, params: Any, task: Any, step: int) -> tuple[Played, int, dict]:
     """(what the update gets, tokens sampled, metrics) of a step, played on `task`."""
     played, sampled = play(run, params, task, step)
     measured = run.rollout_metrics(played[0], run.task) | {'filter/collects': 1}
     if run.pack is None:
         return played, sampled, measured
-    groups, held, count, kept = run.cfg.rollout.num_groups, played, jnp.int32(0), 0
+    groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.filter.refill):
         if number:
             played, more = play(run, params, task, step, number)
-            sampled = sampled + more
-        held, count, found = run.pack(held, count, played)
-        kept += int(found)
-        if int(count) == groups:
+            sampled += more
+        # The count goes through the host: on devices it would have two layouts, so two programs.
+        held, filled, found = run.pack(held, np.int32(count), played)
+        count, kept = int(filled), kept + int(found)
+        if count == groups:
             break
     measured['filter/collects'] = number + 1
     measured['filter/kept'] = kept / (groups * (number + 1))

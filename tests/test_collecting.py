@@ -1,5 +1,6 @@
 """Dynamic sampling: rollouts until the batch is full of groups worth training on."""
 
+import dataclasses
 import functools
 import types
 
@@ -17,6 +18,7 @@ from agentrl_jax import (
     config_check,
     filtering,
     rollout,
+    runtime,
     start,
     train,
 )
@@ -125,10 +127,22 @@ def one_step(monkeypatch, devices):
         **{'filter.keep': 0.25, 'filter.refill': 5, 'env.eval_levels': 8, 'optim.lr': 1e-5},
     )  # fmt: skip
     run = train.build(cfg)
+    params = start.policy_of(start.start_state(run, run.params).params, {})
+    collect_without_compiling(run, params)
     state, measured, seen = train.train_step(
         run, start.start_state(run, run.params), start.Frozen({}, None), None, 2, first=False
     )
     return run, seen, state, measured
+
+
+def collect_without_compiling(run, params):
+    """A first step that one rollout fills, then one that takes four: no further program."""
+    cfg = run.cfg.copy_and_resolve_references()
+    cfg.filter.refill = 0
+    collecting.collect(dataclasses.replace(run, cfg=cfg), params, run.task, 2)
+    with runtime.CompileCounter() as counter:
+        _, _, measured = collecting.collect(run, params, run.task, 2)
+    assert measured['filter/collects'] == 4 and counter.count == 0
 
 
 def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
