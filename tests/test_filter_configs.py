@@ -1,7 +1,6 @@
 """Filters as a config asks for them, from the rollout to the parameters after the update."""
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from agentrl_jax import (
     config_check,
     filtering,
     run_log,
+    start,
     train,
 )
 from agentrl_jax.algorithms import ALGORITHMS
@@ -26,6 +26,7 @@ from agentrl_jax.types import TrainState
 # Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
 RETURNS = np.array([1, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 2, 0, 0, 0], np.float32)
 STDS = [0.5, 0.0, 1.5, 1.0]
+NOTHING_FROZEN = start.Frozen(model={}, reference=None)
 
 
 def rollout_of(returns=RETURNS):
@@ -34,12 +35,16 @@ def rollout_of(returns=RETURNS):
 
 def fresh(seed=0, critic=False):
     params, tx = toy.toy_params(seed), optax.adam(0.01)
-    own = toy.toy_params(seed + 1) if critic else None
+    own = {'backbone': toy.toy_params(seed + 1)} if critic else None
     return TrainState(
         step=jnp.int32(0), params=params, opt_state=tx.init(params), critic_params=own,
         critic_opt_state=tx.init(own) if critic else None, kl_coef=jnp.float32(0),
         skipped=jnp.int32(0),
     )  # fmt: skip
+
+
+def values(params, critic_params, *rows):
+    return toy.toy_values(params, critic_params['backbone'], *rows)
 
 
 def parts_of(algorithm, changes):
@@ -48,9 +53,9 @@ def parts_of(algorithm, changes):
     config_check.check(cfg)
     settings = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
     settings['update'] |= {'row_sharding': None}
-    fns = types.SimpleNamespace(
+    fns = assemble.ModelFns(
         hidden=toy.toy_hidden, head=toy.toy_head, value_head=None,
-        values=toy.toy_values if ALGORITHMS[algorithm].USES_CRITIC else None,
+        values=values if ALGORITHMS[algorithm].USES_CRITIC else None,
     )  # fmt: skip
     return dict(algorithm=ALGORITHMS[algorithm], fns=fns, group_size=4, settings=settings)
 
@@ -60,7 +65,7 @@ def learn(rollout=None, algorithm='grpo', **changes):
     parts = parts_of(algorithm, changes) | {'txs': (optax.adam(0.01), optax.adam(0.01))}
     critic = parts['fns'].values is not None
     return jax.jit(functools.partial(train.learn, **parts))(
-        fresh(critic=critic), None, rollout or rollout_of()
+        fresh(critic=critic), NOTHING_FROZEN, rollout or rollout_of()
     )
 
 

@@ -146,7 +146,9 @@ def test_token_mean_over_micro_batches_of_one_row_is_a_mean_of_rows():
         learn = functools.partial(
             tiny_steps.train.learn, **parts, txs=(tiny_steps.optax.adam(0.01), None)
         )
-        return jax.tree.leaves(jax.jit(learn)(tiny_steps.fresh(), None, out)[0].params)
+        return jax.tree.leaves(
+            jax.jit(learn)(tiny_steps.fresh(), tiny_steps.NOTHING_FROZEN, out)[0].params
+        )
 
     by_rows = params(**{'loss.aggregation': 'seq_mean_token_mean'})
     by_parts = params(**{'parity.microbatch_means': True})
