@@ -291,7 +291,7 @@ def kill_one_training(workdir, rng):
 def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     """One micro run, started by the command line; its folder has an = and a comma in its name."""
     listed = tmp_path / 'listed.py'
-    listed.write_text("def sweep(add):\n    add(seed=3, **{'env.max_turns': 1})\n")
+    listed.write_text("def sweep(add):\n    add(seed=3, **{'optim.lr': 0.002})\n")
     words = [
         sys.executable, '-m', 'agentrl_jax.sweep', '--config=tests/micro_runs.py',
         f'--sweep={listed}', f'--workdir={tmp_path}/w', '--config.steps=1',
@@ -299,10 +299,10 @@ def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     ]  # fmt: skip
     done = subprocess.run(
         words, cwd=micro_runs.ROOT, env=micro_runs.environment(tmp_path / 'programs'),
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / 'w').glob('seed=3,max_turns=1-*')
+    (folder,) = (tmp_path / 'w').glob('seed=3,lr=0.002-*')
     assert run_log.finished_step(folder) == 1 and checkpoint.steps(folder / 'checkpoints') == [0, 1]
     planned, used = (json.loads((folder / f'{n}.json').read_text()) for n in ('run', 'config'))
     assert planned['config'] == used['config'] and used['config']['seed'] == 3
