@@ -155,7 +155,10 @@ def collect_planned(
 ):
     """rollout.collect with answers as long as plan int32 [E, K] says."""
     k_tokens, k_world = jax.random.split(key)
-    state = rollout.start(params, task, episodes, config=config, slots=slots, max_tokens=max_tokens)
+    state = rollout.start(
+        params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
+        cache_tokens=max_tokens,
+    )  # fmt: skip
     static = dict(config=config, max_response=max_response)
 
     def decode_once(state):

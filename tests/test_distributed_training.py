@@ -59,6 +59,7 @@ class Cluster:
                         'agentrl_jax.train',
                         '--config=tests/micro_runs.py',
                         f'--workdir={workdir}',
+                        '--config.curriculum.rounds=()',  # all turns from the first step on
                         *arguments,
                     ],
                     cwd=micro_runs.ROOT,

@@ -96,7 +96,7 @@ def test_the_rate_falls_with_each_roll_back_and_the_run_may_go_on(undisturbed, m
         learn = run.learn
 
         def noting(*args):
-            scales.append(float(args[-1]))
+            scales.append(float(args[-2]))
             return learn(*args)
 
         return train.dataclasses.replace(run, learn=noting)
