@@ -36,8 +36,9 @@ test-reference: | python-version
 	.venv-reference/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
 	.venv-reference/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  -r requirements-reference.txt
-	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos"  # the tests skip without it
-	.venv-reference/bin/python -m pytest tests/test_against_verl.py
+	# the tests skip without these
+	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos, trl.trainer.dpo_trainer"
+	.venv-reference/bin/python -m pytest tests/test_against_verl.py tests/test_dpo.py
 
 clean:
 	rm -rf $(VENV) .venv-reference runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -177,7 +177,7 @@ def trl_loss(trl, torch, batch, current, beta):
 
 
 def test_loss_and_gradient_are_those_of_the_trl_package():
-    """Runs where it is installed (pip install 'trl>=1.16')."""
+    """Runs where it is installed (make test-reference)."""
     torch = pytest.importorskip('torch')
     trl = pytest.importorskip('trl.trainer.dpo_trainer', exc_type=ImportError)
     rollout = toy.random_rollout(11, rows=8)
