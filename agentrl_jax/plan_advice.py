@@ -31,20 +31,21 @@ def knobs(shapes: Shapes, tightest: str) -> list[Knob]:
 def _of_state(shapes: Shapes) -> list[Knob]:
     cfg, mesh = shapes.cfg, shapes.mesh
     state = plan_programs.device_bytes(shapes.state)
-    reference = plan_programs.device_bytes(shapes.reference)
+    reference = plan_programs.device_bytes(shapes.frozen.reference)
+    frozen = plan_programs.device_bytes(shapes.frozen)
     fsdp, found = mesh.devices.size // mesh.shape['tensor'], []
     if fsdp > mesh.shape['fsdp']:
         share = 1 - mesh.shape['fsdp'] / fsdp
-        found.append(Knob(f'mesh.fsdp={fsdp}', int((state + reference) * share)))
+        found.append(Knob(f'mesh.fsdp={fsdp}', int((state + frozen) * share)))
     critic = (shapes.state.critic_params, shapes.state.critic_opt_state)
     if shapes.state.critic_params is not None:
         saved = plan_programs.device_bytes(critic)
         found.append(Knob('critic.share_backbone=True', saved))
     if reference:
         found.append(Knob('loss.kl_coef=0 (no reference model)', reference))
-    if 'lora' in cfg and not cfg.lora.rank:
-        moments = plan_programs.device_bytes(shapes.state.opt_state)
-        found.append(Knob('lora.rank=32 (moments and gradients of adapters only)', moments))
+    if not cfg.lora.rank:  # the policy's parameters stay, as the base of policy and critic
+        kept = plan_programs.device_bytes(shapes.state.params)
+        found.append(Knob('lora.rank=64', state + reference - kept))
     return found
 
 

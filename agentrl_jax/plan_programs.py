@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import assemble, config_check, plan_cost, sft, sharding, start, train
+from agentrl_jax import assemble, config_check, plan_cost, runtime, sft, sharding, start, train
 from agentrl_jax.models import sizes, weights
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -29,7 +29,7 @@ class Shapes:
     config: Any  # sizes of the model
     mesh: jax.sharding.Mesh
     state: Any  # TrainState
-    reference: Any  # parameters or None
+    frozen: Any  # start.Frozen
     collect: tuple  # (jitted, arguments)
     learn: tuple
 
@@ -66,21 +66,11 @@ def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
     if model:
         config = sizes.named(model, **compute)
     elif cfg.model.path:
-        config = weights.open_source(cfg.model.path).config(**compute)
+        config = weights.open_source(runtime.local_path(cfg.model.path)).config(**compute)
     else:
         config = assemble.random_model_config(cfg, tokenizer)
+    config = dataclasses.replace(config, lora_scale=assemble.lora_scale(cfg))
     return dataclasses.replace(config, num_layers=layers) if layers else config
-
-
-def with_layout(tree: Any, layout: Any) -> Any:
-    """Shapes with one layout for all, or with a tree of layouts."""
-
-    def one(x, at):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
-
-    if isinstance(layout, NamedSharding):
-        return jax.tree.map(lambda x: one(x, layout), tree)
-    return jax.tree.map(one, tree, layout)
 
 
 def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
@@ -90,29 +80,37 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = assemble.build_tokenizer(cfg)
     config = model_config(cfg, tokenizer, model, layers)
-    task = with_layout(assemble.build_text_task(cfg, tokenizer, 'train', None), whole)
+    task = start.with_layout(assemble.build_text_task(cfg, tokenizer, 'train', None), whole)
     txs = assemble.build_optimisers(cfg)
-    make = functools.partial(start.make_state, cfg=cfg, config=config, txs=txs)
-    state = jax.eval_shape(make, weights.abstract_params(config))
-    state = with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
-    policy = start.player_of(state)
-    reference = start.policy_of(state.params) if assemble.needs_reference(cfg) else None
-    key = with_layout(jax.eval_shape(jax.random.key, 0), whole)
+    state, frozen = state_of(cfg, config, mesh, txs)
+    policy = start.player_of(state, frozen.model)
+    key = start.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = assemble.every_level(episodes, 1, 1)
     collect = assemble.build_collect(cfg, config, mesh, split='train')
-    played = (policy, task, with_layout(jax.tree.map(np.asarray, drawn), rows), key)
+    played = (policy, task, start.with_layout(jax.tree.map(np.asarray, drawn), rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     learn = train.build_learn(cfg, mesh, assemble.model_functions(cfg, config, mesh), txs)
-    rollout = with_layout(rollout, rows)
+    rollout = start.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
-    scale = with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
+    scale = start.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
     joining = demonstrations(rollout, config_check.base_rows(cfg), rows)
     return Shapes(
-        cfg=cfg, config=config, mesh=mesh, state=state, reference=reference,
+        cfg=cfg, config=config, mesh=mesh, state=state, frozen=frozen,
         collect=(collect, played),
-        learn=(learn, (state, reference, rollout, shuffle, task, scale, joining)),
+        learn=(learn, (state, frozen, rollout, shuffle, task, scale, joining)),
     )  # fmt: skip
+
+
+def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
+    """(TrainState, start.Frozen) as start.open_state makes them."""
+    params = weights.abstract_params(config)
+    params = start.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
+    make = functools.partial(start.make_state, cfg=cfg, config=config, txs=txs)
+    state = jax.eval_shape(make, params)
+    state = start.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
+    reference = start.policy_of(state.params, {}) if assemble.needs_reference(cfg) else None
+    return state, start.Frozen(params if cfg.lora.rank else {}, reference)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
@@ -156,7 +154,7 @@ def beside(name: str, shapes: Shapes) -> int:
     if name == 'learn':
         return 0
     policy = shapes.collect[1][0]
-    return device_bytes((shapes.state, shapes.reference)) - device_bytes(policy)
+    return device_bytes((shapes.state, shapes.frozen)) - device_bytes(policy)
 
 
 def since(began: float) -> float:

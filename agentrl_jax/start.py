@@ -58,6 +58,17 @@ def abstract_of(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
+def with_layout(tree: Any, layout: Any) -> Any:
+    """Shapes and dtypes with one layout for all arrays, or with a tree of layouts."""
+
+    def one(x, at):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+    if isinstance(layout, jax.sharding.Sharding):
+        return jax.tree.map(lambda x: one(x, layout), tree)
+    return jax.tree.map(one, tree, layout)
+
+
 def policy_of(params: Params, base: Params) -> Params:
     """The parameters a rollout needs: with the base, without a value head on a shared backbone."""
     return {**base, **{name: part for name, part in params.items() if name != 'value_head'}}
@@ -104,6 +115,14 @@ def start_state(run: Any, params: Any) -> TrainState:
     make = functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs)
     layout = sharding.state_specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
+
+
+def abstract_state(run: Any) -> TrainState:
+    """Shapes, dtypes and layouts of start_state(run, run.params)."""
+    state = jax.eval_shape(
+        functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs), run.params
+    )
+    return with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, run.mesh))
 
 
 def demonstrations(run: Any) -> sft.Demonstrations:
@@ -160,14 +179,14 @@ def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Frozen, Any]:
     shown = demonstrations(run) if joins or (fresh and config_check.clones(run.cfg)) else None
     if fresh and shown is not None:
         params = clone(run, shown)
-    state = start_state(run, params)
+    state = start_state(run, params) if fresh else abstract_state(run)
     if fresh:
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
         checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
-        state, _ = checkpoint.restore(checkpoints, abstract_of(state))
+        state, _ = checkpoint.restore(checkpoints, state)
     model = params if fresh and run.cfg.lora.rank else open_base(run.cfg, workdir, run.params)
     reference = None
     if assemble.needs_reference(run.cfg) or assemble.explores(run.cfg):
@@ -222,10 +241,7 @@ def saved_policy(
     """The policy of a checkpoint, adapters and base; params: as in open_base."""
     abstract = jax.eval_shape(functools.partial(trained_policy, cfg=cfg, config=config), params)
     layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
-    abstract = jax.tree.map(
-        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), abstract, layout
-    )
-    trained = checkpoint.load_params_only(workdir, abstract, step=step)
+    trained = checkpoint.load_params_only(workdir, with_layout(abstract, layout), step=step)
     saved = checkpoint.read_extra(workdir, step=step)['config'] | {'lora': cfg.lora}
     return policy_of(trained, open_base(saved, workdir, params))
 

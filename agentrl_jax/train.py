@@ -57,6 +57,7 @@ from agentrl_jax.start import (
     EVALUATE,
     PAIRS,
     SHUFFLE,
+    abstract_of,
     base_rows,
     next_iteration,
     open_state,
@@ -257,7 +258,12 @@ def train(cfg: Any, workdir: str) -> int:
         report.write_reference(workdir, run.eval_task)
     code = None
     while code is None:  # after a roll back the run resumes as if it had been killed
-        code = play(dataclasses.replace(run, roll_backs=roll_back.settle(workdir)), workdir)
+        run = dataclasses.replace(run, roll_backs=roll_back.settle(workdir))
+        checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
+        opened = open_state(run, checkpoints)
+        if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
+            run = dataclasses.replace(run, params=abstract_of(run.params))
+        code = play(run, *opened, checkpoints, workdir)
     if speaks and code == 0:
         report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
         print(report.summary(workdir, f'python -m agentrl_jax.train {" ".join(sys.argv[1:])}'))
@@ -265,12 +271,9 @@ def train(cfg: Any, workdir: str) -> int:
     return code
 
 
-def play(run: Run, workdir: Path) -> int | None:
-    """From the newest checkpoint to the end: an exit code, or None after a roll back."""
-    cfg = run.cfg
-    checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
-    state, frozen, base = open_state(run, checkpoints)
-    first = int(state.step)
+def play(run, state, frozen, base, checkpoints, workdir: Path) -> int | None:
+    """From the state to the end: an exit code, or None after a roll back."""
+    cfg, first = run.cfg, int(state.step)
     if jax.process_index() == 0:
         run_log.write_config(workdir, cfg, sys.argv)
     with (

@@ -139,24 +139,34 @@ def shapes(cfg):
     return plan_programs.shapes(cfg, jax.devices())
 
 
-def test_shapes_are_those_of_a_real_run(cfg, shapes):
+@pytest.mark.parametrize('rank', [0, 4])
+def test_shapes_are_those_of_a_real_run(rank):
+    cfg = micro_runs.config(
+        'frozen_lake', **{'mesh.fsdp': 4, 'mesh.tensor': 2, 'lora.rank': rank, 'loss.kl_coef': 0.1}
+    )
+    shapes = plan_programs.shapes(cfg, jax.devices())
     run = train.build(cfg)
     state = start.start_state(run, run.params)
+    base = run.params if rank else {}
+    real = (state, start.Frozen(base, start.policy_of(state.params, {})))
+    planned = (shapes.state, shapes.frozen)
     assert jax.tree.all(
         jax.tree.map(
             lambda a, b: a.shape == b.shape and a.dtype == b.dtype
             and a.sharding.is_equivalent_to(b.sharding, b.ndim),
-            shapes.state, state,
+            planned, real,
         )
     )  # fmt: skip
     device = jax.devices()[0]
     held = sum(
         part.data.nbytes
-        for x in jax.tree.leaves(state)
+        for x in jax.tree.leaves(real)
         for part in x.addressable_shards
         if part.device == device
     )
-    assert plan_programs.device_bytes(shapes.state) == held
+    assert plan_programs.device_bytes(planned) == held
+    policy = plan_programs.device_bytes(start.player_of(shapes.state, shapes.frozen.model))
+    assert plan_programs.beside('collect', shapes) == held - policy
 
 
 def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
