@@ -1,7 +1,7 @@
 """Training without a model, one process a host: python fake_host_training.py DIR STEPS
 
 Each process counts its steps in a file of DIR, goes on from there when started again, and leaves
-with 75 when asked to stop.
+with 75 when asked to stop. At the step that the file `limit` in DIR names, if any, it waits.
 """
 
 import os
@@ -11,6 +11,11 @@ import sys
 import time
 
 STEP_S = 0.05
+
+
+def limit(folder):
+    path = folder / 'limit'
+    return int(path.read_text()) if path.exists() else None
 
 
 def main(folder, steps):
@@ -27,6 +32,8 @@ def main(folder, steps):
     print(f'step {first} of {steps}', flush=True)
     for step in range(first, int(steps)):
         time.sleep(STEP_S)
+        while not asked and step == limit(folder):
+            time.sleep(STEP_S)
         saved.with_suffix('.new').write_text(str(step + 1))
         os.replace(saved.with_suffix('.new'), saved)
         if asked:
