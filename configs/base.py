@@ -46,7 +46,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.sokoban.symbols = '#_O√XPS'  # wall, floor, target, box on target, box, player, on target
 
     cfg.bandit = ml_collections.ConfigDict()
-    cfg.bandit.pairs = 'main'  # which arm names: main (many pairs) or v0423 (one)
+    cfg.bandit.pairs = 'main'  # which arm names: a key of envs.bandit.PAIRS
 
     cfg.library = ml_collections.ConfigDict()
     cfg.library.cards = 8  # cards of a level; 16 people may be asked for

@@ -1,5 +1,8 @@
 """The demo's small policy on RAGEN's bandit: two named arms, one pull.
 
+A policy that has read nothing cannot tell from names which arm is the bold one. It learns that of
+the one pair it plays, and is validated on that pair.
+
 python -m agentrl_jax.train --config=configs/demo_bandit.py --workdir=runs/bandit
 """
 
@@ -13,7 +16,7 @@ def get_config():
     cfg.env.max_turns = 1
     cfg.env.max_actions_per_turn = 1
     cfg.env.max_actions_per_episode = 1
-    cfg.bandit.pairs = 'v0423'  # one pair of names: what is learnt is which arm pays
+    cfg.bandit.pairs = 'one_pair'  # for validation too: what is learnt is which arm pays
     cfg.rollout.max_tokens = 128
     cfg.clone.episodes = 1024
     cfg.clone.steps = 60

@@ -8,7 +8,6 @@ import micro_runs
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from test_resume import kill_and_resume, with_shared_programs
 
 from agentrl_jax import checkpoint, evaluate, export, run_log, start, train
 from agentrl_jax.models import weights
@@ -232,10 +231,3 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     )  # fmt: skip
     settings = json.loads((out / 'adapter_config.json').read_text())
     assert settings['base_model_name_or_path'] == str(exported['policy'])
-
-
-@pytest.mark.slow
-def test_kill_9_at_random_moments_changes_nothing_with_adapters(tmp_path):
-    changes = {'lora.rank': 2, 'lora.alpha': 8.0}
-    for runs in with_shared_programs(tmp_path, **changes):
-        kill_and_resume(runs, 'killed', kills=3, seed=2)

@@ -20,11 +20,8 @@ KILLED = -signal.SIGKILL
 class Runs:
     """Runs of one config in subprocesses that share their compiled programs."""
 
-    def __init__(self, folder, **changes):
-        self.folder = folder
-        self.cfg = micro_runs.get_config()
-        self.cfg.update_from_flattened_dict(changes)
-        self.arguments = [f'--config.{name}={value}' for name, value in changes.items()]
+    def __init__(self, folder):
+        self.folder, self.cfg = folder, micro_runs.get_config()
         self.undisturbed = folder / 'undisturbed'
         process = self.start(self.undisturbed)
         assert self.finish(process) == 0, self.said(self.undisturbed)
@@ -33,7 +30,7 @@ class Runs:
         with (self.folder / f'{workdir.name}.log').open('ab') as log:
             return subprocess.Popen(
                 [sys.executable, '-m', 'agentrl_jax.train', '--config=tests/micro_runs.py',
-                 f'--workdir={workdir}', *self.arguments],
+                 f'--workdir={workdir}'],
                 cwd=micro_runs.ROOT, env=micro_runs.environment(self.folder / 'programs'),
                 stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
@@ -75,27 +72,11 @@ class Runs:
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-    yield from with_shared_programs(tmp_path_factory.mktemp('runs'))
-
-
-def with_shared_programs(folder, **changes):
+    folder = tmp_path_factory.mktemp('runs')
     programs = micro_runs.compilation_cache(folder / 'programs_here')
     next(programs)
-    yield Runs(folder, **changes)
+    yield Runs(folder)
     next(programs, None)
-
-
-def kill_and_resume(runs, name, *, kills, seed):
-    """kill -9 at random moments: some while the program starts, most a few steps later."""
-    rng, workdir, killed = random.Random(seed), runs.folder / name, 0
-    for number in range(kills):
-        rows = runs.rows(workdir)
-        reached = rows[-1]['step'] if rows else -1
-        row = -1 if number % 4 == 1 else reached + rng.randint(0, 4)
-        delay = rng.uniform(2, 6) if row == -1 else rng.uniform(0, 0.3)
-        killed += runs.stop_after(workdir, row, delay, signal.SIGKILL) == KILLED
-    assert killed >= kills - 1  # the last one may come too late
-    runs.assert_same_as_undisturbed(workdir)
 
 
 def test_the_undisturbed_run_trained(runs):
@@ -109,13 +90,18 @@ def test_the_undisturbed_run_trained(runs):
     assert all(np.isfinite(x).all() for x in moments) and any(x.any() for x in moments)
 
 
-def test_kill_9_at_random_moments_changes_nothing(runs):
-    kill_and_resume(runs, 'killed', kills=3, seed=0)
-
-
 @pytest.mark.slow
 def test_kill_9_at_ten_random_moments_changes_nothing(runs):
-    kill_and_resume(runs, 'killed_often', kills=10, seed=1)
+    """Some while the program starts, most a few steps later."""
+    rng, workdir, kills, killed = random.Random(1), runs.folder / 'killed', 10, 0
+    for number in range(kills):
+        rows = runs.rows(workdir)
+        reached = rows[-1]['step'] if rows else -1
+        row = -1 if number % 4 == 1 else reached + rng.randint(0, 4)
+        delay = rng.uniform(2, 6) if row == -1 else rng.uniform(0, 0.3)
+        killed += runs.stop_after(workdir, row, delay, signal.SIGKILL) == KILLED
+    assert killed >= kills - 1  # the last one may come too late
+    runs.assert_same_as_undisturbed(workdir)
 
 
 def test_sigterm_saves_the_step_and_says_so_by_its_exit_code(runs):

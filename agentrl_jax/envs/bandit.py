@@ -14,7 +14,8 @@ from agentrl_jax.envs.base import SPLITS, Lines, TextEnvironment
 
 # (low arm, high arm) by set and split. Train and test pairs are RAGEN's: 'main' of its main branch,
 # the others of branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has
-# no third split; the validation pairs were made up for this library in the same spirit.
+# no third split; the validation pairs were made up for this library in the same spirit. 'one_pair'
+# is for policies that know nothing of words: half of RAGEN's validation, too, is the training pair.
 PAIRS = {
     'main': {
         'train': (
@@ -52,6 +53,11 @@ PAIRS = {
         'train': (('Phoenix', 'Dragon'),),
         'validation': (('Dentist', 'Inventor'),),
         'test': (('Trader', 'Librarian'),),
+    },
+    'one_pair': {
+        'train': (('Phoenix', 'Dragon'),),
+        'validation': (('Phoenix', 'Dragon'),),
+        'test': (('Phoenix', 'Dragon'),),
     },
     'generalization': {
         'train': (('Engineer', 'Teacher'),),
