@@ -151,13 +151,13 @@ def bi_level_gae(
 def whiten(x: jax.Array, mask: jax.Array, over: jax.Array | None = None) -> jax.Array:
     """(x - mean) / sqrt(var + 1e-8), var unbiased, statistics over `over` (mask if None); [B, T].
 
-    A mask of one token gives 0; equal values give 0.
+    A mask of one token gives 0. Values that are equal but for rounding give exactly 0: without that
+    the eps multiplies their rounding by 1e4, and Adam makes whole steps of what comes out.
     """
     over = mask if over is None else over
     x = jnp.where(mask, x, 0.0)
-    centred = x - masked.masked_mean(x, over)
-    white = centred * jax.lax.rsqrt(masked.masked_var(x, over, ddof=1) + 1e-8)
-    return jnp.where(mask, white, 0.0)
+    centred, var = x - masked.masked_mean(x, over), masked.masked_var(x, over, ddof=1)
+    return jnp.where(mask & (var > MIN_STD**2), centred * jax.lax.rsqrt(var + 1e-8), 0.0)
 
 
 # ---- comparisons inside a group ------------------------------------------------------------------

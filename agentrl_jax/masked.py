@@ -33,11 +33,3 @@ def masked_max(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Ar
 def masked_min(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Array:
     """Smallest x where mask; inf where nothing is selected."""
     return jnp.min(jnp.where(mask, x, jnp.inf), axis=axis)
-
-
-def masked_whiten(x: jax.Array, mask: jax.Array, eps: float = 1e-8) -> jax.Array:
-    """(x - mean) / sqrt(var + eps) over mask, var with Bessel's correction; 0 off the mask."""
-    white = (jnp.where(mask, x, 0.0) - masked_mean(x, mask)) * jax.lax.rsqrt(
-        masked_var(x, mask, ddof=1) + eps
-    )
-    return jnp.where(mask, white, 0.0)

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax import losses
+from agentrl_jax.advantages import MIN_STD
 from agentrl_jax.algorithms import common
 from agentrl_jax.masked import masked_mean, masked_var
 from agentrl_jax.score import positions_of
@@ -351,9 +352,10 @@ def batch_metrics(batch: Batch, has_critic: bool) -> dict[str, jax.Array]:
         'batch/advantage_std': jnp.sqrt(masked_var(batch.advantages, batch.mask)),
     }
     if has_critic:
-        # 1 - var(R - V) / var(R); 0 when the returns do not vary
+        # 1 - var(R - V) / var(R); 0 when the returns do not vary but for rounding
         spread = masked_var(batch.returns, batch.value_mask)
         rest = masked_var(batch.returns - batch.old_values, batch.value_mask)
-        explained = jnp.where(spread > 0, 1.0 - rest / jnp.where(spread > 0, spread, 1.0), 0.0)
+        varied = spread > MIN_STD**2
+        explained = jnp.where(varied, 1.0 - rest / jnp.where(varied, spread, 1.0), 0.0)
         metrics['value/explained_variance'] = explained
     return metrics

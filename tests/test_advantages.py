@@ -293,6 +293,21 @@ def test_whitening_uses_the_statistics_of_its_second_mask():
     np.testing.assert_array_equal(adv.whiten(x, jnp.zeros((1, 4), bool)), np.zeros((1, 4)))
 
 
+@pytest.mark.parametrize('tokens', [48, 97])
+@pytest.mark.parametrize('value', [-0.1, 0.3, 7.7])
+def test_whitening_equal_values_leaves_exactly_nothing(value, tokens):
+    """Not their rounding, 1e-8 of the mean of -0.1s, times the 1e4 of 1 / sqrt(1e-8)."""
+    x = jnp.full((1, tokens), value).at[0, 1].add(3e-7 * value)
+    mask = jnp.ones_like(x, bool)
+    np.testing.assert_array_equal(adv.whiten(x, mask), np.zeros((1, tokens)))
+
+
+def test_whitening_a_small_spread_keeps_it():
+    # 0 and 2e-4: mean 1e-4, unbiased var 2e-8, so 1e-4 / sqrt(2e-8 + 1e-8) = 0.57735
+    white = adv.whiten(row(0.0, 2e-4), jnp.ones((1, 2), bool))
+    np.testing.assert_allclose(white, [[-0.57735, 0.57735]], rtol=1e-5)
+
+
 # ---- against the loops, and properties ----------------------------------------------------------
 
 

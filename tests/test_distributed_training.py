@@ -21,6 +21,7 @@ ARGUMENTS = [
     '--config.steps=3', '--config.eval.every=2', '--config.log.rollouts_every=0',
     f'--config.optim.lr={LR}', f'--config.optim.critic_lr={LR}',
     f'--config.clone.lr={LR}', '--config.clone.steps=3',
+    '--config.curriculum.stage_steps=1',  # one turn at step 0, two from then on
 ]  # fmt: skip
 
 
@@ -59,7 +60,6 @@ class Cluster:
                         'agentrl_jax.train',
                         '--config=tests/micro_runs.py',
                         f'--workdir={workdir}',
-                        '--config.curriculum.rounds=()',  # all turns from the first step on
                         *arguments,
                     ],
                     cwd=micro_runs.ROOT,
@@ -113,6 +113,7 @@ def assert_same_training(workdir, other):
     assert furthest(one, two) <= 1e-6  # parameters, critic, moments
     assert furthest(one.params, saved(workdir, 0).params) > 2 * LR
     rows, expected = (run_log.read_metrics(w / run_log.METRICS_FILE) for w in (workdir, other))
+    assert [row['rollout/horizon'] for row in rows[:3]] == [1, 2, 2]
     for row, wanted in zip(rows, expected, strict=True):
         assert row.keys() == wanted.keys() and row['perf/recompiles'] == 0
         for name in ('rollout/return', 'eval/return', 'batch/trained_tokens'):

@@ -305,6 +305,8 @@ def test_explained_variance_by_hand():
     metrics = update.batch_metrics(batch, True)
     assert metrics['value/explained_variance'] == pytest.approx(0.75)
     assert 'value/explained_variance' not in update.batch_metrics(batch, False)
+    equal = batch.replace(returns=jnp.array([[0.0, -0.1, -0.1 - 1e-8]]))  # but for rounding
+    assert update.batch_metrics(equal, True)['value/explained_variance'] == 0
 
 
 def test_metrics_have_the_promised_names_and_are_scalars():
