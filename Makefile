@@ -9,7 +9,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-reference tables lint clean python-version
+.PHONY: help demo test test-reference bench-tunix tables lint clean python-version
 
 help:
 	@sed -n 's/^# //p' Makefile | head -4
@@ -40,8 +40,19 @@ test-reference: | python-version
 	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos, trl.trainer.dpo_trainer"
 	.venv-reference/bin/python -m pytest tests/test_against_verl.py tests/test_dpo.py
 
+# In an environment of its own too: Tunix wants an older safetensors than ours.
+bench-tunix: | python-version
+	$(PYTHON) -m venv .venv-tunix
+	.venv-tunix/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	.venv-tunix/bin/python -m pip install --disable-pip-version-check --no-deps \
+	  -r requirements-tunix.txt
+	.venv-tunix/bin/python -c "import benchmarks.tunix_peer"  # the tests skip without it
+	.venv-tunix/bin/python -m pytest tests/test_against_tunix.py
+	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-reference runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-reference .venv-tunix runs build *.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.
 $(VENV)/run.stamp: requirements.txt | python-version

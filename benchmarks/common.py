@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentrl_jax import sharding
 from agentrl_jax.models import qwen2, weights
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
+PINNED = 'BENCHMARK_IS_PINNED'  # set in the environment of a program that pin started anew
 # A policy of 5 million parameters: small enough for a CPU, large enough that matmuls dominate.
 SHAPE = dict(hidden_size=256, intermediate_size=1024, num_layers=4, num_heads=4, num_kv_heads=2)
 SMALL_VOCAB, QWEN_VOCAB = 4096, 151936
@@ -39,26 +41,32 @@ def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
 
 
 def pin(core: int) -> None:
-    """Keeps this process on one core with one thread; call it before JAX or torch compute."""
-    if core < 0:
+    """Keeps this program on one core with one thread; -1: leaves it as it is.
+
+    XLA reads its flags and starts its threads while modules are imported, so the program is started
+    anew with these settings.
+    """
+    if core < 0 or PINNED in os.environ:
         return
-    os.environ['XLA_FLAGS'] = f'{os.environ["XLA_FLAGS"] if "XLA_FLAGS" in os.environ else ""} ' + (
-        ONE_THREAD
-    )
-    os.environ['OMP_NUM_THREADS'] = '1'
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core if core in allowed else min(allowed)})
+    flags = f'{os.environ["XLA_FLAGS"]} ' if 'XLA_FLAGS' in os.environ else ''
+    settings = {'XLA_FLAGS': flags + ONE_THREAD, 'OMP_NUM_THREADS': '1', PINNED: '1'}
+    if hasattr(os, 'sched_setaffinity'):  # Linux
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {core if core in allowed else min(allowed)})
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, arguments, dict(os.environ, **settings))
 
 
-def import_optional(name: str) -> ModuleType:
-    """A package that only comparisons need."""
+def import_optional(
+    name: str, install: str = 'the test requirements: pip install -r requirements-test.txt'
+) -> ModuleType:
+    """A package that only comparisons need; install: what to install for it."""
     os.environ['HF_HUB_OFFLINE'] = '1'
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise SystemExit(
-            f'this benchmark compares with {name}, which is not installed ({error}); install the '
-            'test requirements: pip install -r requirements-test.txt'
+            f'this benchmark needs {name}, which cannot be imported ({error}); install {install}'
         ) from error
 
 
@@ -74,9 +82,11 @@ def seconds(call: Callable[[], Any]) -> float:
     return clock() - start
 
 
-def alternate(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, by name, taking turns, after one round to compile and warm up."""
-    for call in calls.values():
+def alternate(
+    calls: dict[str, Callable[[], Any]], repeats: int, warm: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each call, by name, taking turns, after `warm` rounds to compile and warm up."""
+    for call in [*calls.values()] * warm:
         jax.block_until_ready(call())
     times = {name: [] for name in calls}
     for _ in range(repeats):
@@ -87,6 +97,18 @@ def alternate(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, li
 
 def medians(times: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def compare(times: dict[str, list[float]], ours: str, other: str) -> dict[str, float]:
+    """Medians, and how many times as long the other took: median and range over the pairs."""
+    ratios = [b / a for a, b in zip(times[ours], times[other], strict=True)]
+    return {
+        'ours_s': statistics.median(times[ours]),
+        'other_s': statistics.median(times[other]),
+        'times_as_fast': statistics.median(ratios),
+        'times_low': min(ratios),
+        'times_high': max(ratios),
+    }
 
 
 def timed(call: Callable[[], Any], repeats: int) -> float:

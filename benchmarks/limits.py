@@ -85,6 +85,22 @@ def decode_step(config: qwen2.ModelConfig, rows: int, context: float, itemsize: 
     }
 
 
+def prefill(
+    config: qwen2.ModelConfig, rows: int, new: int, behind: int = 0, itemsize: int = 4
+) -> dict:
+    """{moved, flops} of reading `new` tokens a row at once behind `behind` cached ones.
+
+    Weights and caches are read once, keys and values written; the head sees the last token.
+    """
+    pairs = rows * (new * behind + new * (new + 1) / 2)
+    used = body_params(config) + head_params(config)
+    return {
+        'moved': used * itemsize + cache_bytes(config, rows * (behind + new), itemsize),
+        'flops': 2 * rows * (body_params(config) * new + head_params(config))
+        + attention_flops(config, pairs),
+    }
+
+
 def generate(
     config: qwen2.ModelConfig, rows: int, prompt: int, new: int, itemsize: int = 4
 ) -> dict:
@@ -93,8 +109,7 @@ def generate(
     The last sampled token is not read; the head is used once for each sampled token.
     """
     steps = [decode_step(config, rows, prompt + i + 1, itemsize) for i in range(new - 1)]
-    first = 2 * rows * (body_params(config) * prompt + head_params(config))
-    first += attention_flops(config, rows * prompt * (prompt + 1) / 2)
+    first = prefill(config, rows, prompt, itemsize=itemsize)['flops']
     return {
         'moved': sum(step['moved'] for step in steps),
         'flops': sum(step['flops'] for step in steps) + first,

@@ -9,6 +9,7 @@ ours reports. "same gradient" is the relative difference of the gradient norms.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,24 +44,38 @@ def make_batch(vocab: int, rows: int, prompt: int, new: int) -> Batch:
     )
 
 
-def ours(
-    params: Any, config: qwen2.ModelConfig, batch: Batch, *, new: int, microbatches: int, chunk: int
-) -> Any:
-    """step() -> metrics of one update; the state stays on the device and is donated."""
-    tx = update.make_optimizer(LR, weight_decay=WEIGHT_DECAY)
-    program = functools.partial(
+def optimiser() -> Any:
+    """AdamW behind a clip of the global norm."""
+    return update.make_optimizer(LR, weight_decay=WEIGHT_DECAY)
+
+
+def build_step(
+    config: qwen2.ModelConfig, tx: Any, *, new: int, microbatches: int, chunk: int
+) -> Callable:
+    """step(state, batch) -> (state, metrics); not jitted. new: trained tokens of a row at most."""
+    return functools.partial(
         update.update_step,
         hidden_fn=lambda params, *rows: qwen2.forward(params, config, *rows),
         head_fn=lambda params: qwen2.head_kernel(params, config),
         tx=tx, num_microbatches=microbatches, chunk_size=chunk, row_tokens=new,
         aggregation='seq_mean_token_mean', clip_low=CLIP, clip_high=CLIP,
     )  # fmt: skip
-    program = jax.jit(program, donate_argnums=0)
+
+
+def first_state(params: Any, tx: Any) -> TrainState:
+    """State around a copy of the parameters, without a critic."""
     params = jax.tree.map(jnp.copy, params)
-    state = TrainState(
+    return TrainState(
         step=jnp.int32(0), params=params, opt_state=tx.init(params), critic_params=None,
         critic_opt_state=None, kl_coef=jnp.float32(0.0), skipped=jnp.int32(0),
     )  # fmt: skip
+
+
+def ours(params: Any, config: qwen2.ModelConfig, batch: Batch, **sizes: int) -> Callable:
+    """step() -> metrics of one update; the state stays on the device and is donated."""
+    tx = optimiser()
+    program = jax.jit(build_step(config, tx, **sizes), donate_argnums=0)
+    state = first_state(params, tx)
 
     def step():
         nonlocal state

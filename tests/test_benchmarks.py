@@ -1,9 +1,13 @@
 """The benchmarks measure what they say: both sides do the same work. No time is asserted."""
 
+import subprocess
+import sys
+
+import micro_runs
 import numpy as np
 import pytest
 
-from benchmarks import common, decode, limits, rollout, update
+from benchmarks import common, decode, limits, prefill, rollout, step, tunix, update
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 
@@ -12,7 +16,7 @@ SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, nu
 def quick_limits():
     """The machine's limits are not what these tests are about."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(limits, 'measure', lambda: limits.Limits(bandwidth=1e9, flops=1e9))
+    patch.setattr(limits, 'measure', lambda *_: limits.Limits(bandwidth=1e9, flops=1e9))
     yield
     patch.undo()
 
@@ -52,6 +56,75 @@ def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     plan = np.random.default_rng(0).integers(rollout.SHORT, rollout.LONG + 1, (4, 2))
     assert result['serve_rows']['1']['sampled'] == plan.sum()
     assert 0 < result['serve_rows']['1']['occupancy'] <= 1
+
+
+def test_reading_a_prompt_and_transformers_expect_the_same_token():
+    pytest.importorskip('torch')
+    result = prefill.run(
+        vocab=128, batch=2, lengths='4,8', observation=3, histories='0,5', repeats=1, **SHAPE
+    )
+    assert [row['same_token'] for row in result['prompts'].values()] == [1.0, 1.0]
+    assert result['observations']['0']['times_first'] == 1.0
+    assert 'read again' in prefill.show(result)
+
+
+def test_reading_a_prompt_is_the_part_of_generate_in_front_of_its_first_token():
+    config = common.model_config(128, **SHAPE)
+    # A layer has 32 x (32 + 2 x 16) weights and 32 + 2 x 16 biases of q, k, v, 32 x 32 of o, 3 x 32
+    # x 64 of the MLP and 2 x 32 of norms: 9344. Two layers and the last norm: 18,720. The head has
+    # 128 x 32 = 4096. Pairs of 2 rows of 3 tokens behind 5: 2 x (3 x 5 + 6) = 42, at 4 x 2 x 2 x 16.
+    least = limits.prefill(config, 2, 3, 5)
+    assert least['flops'] == 2 * 2 * (18_720 * 3 + 4096) + 256 * 42
+    # Keys and values of a token: 2 layers x 2 x 16 numbers.
+    assert least['moved'] == 4 * (18_720 + 4096) + 4 * 2 * 8 * 64
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    cfg = micro_runs.config('frozen_lake', algorithm='grpo')
+    result = step.run(cfg, repeats=1)
+    np.testing.assert_allclose(sum(result['parts'].values()), result['seconds']['step'])
+    assert result['turns'] == 16 * 2
+    assert 0 <= result['wasted_slots'] < 1
+    assert all(x['limit_s'] > 0 and x['compile_s'] > 0 for x in result['programs'].values())
+    assert 'host share' in step.show(result)
+
+
+def test_the_script_for_another_library_says_what_the_policy_was_shown():
+    ours = tunix.build_ours(common.model_config(1408, **SHAPE), episodes=4, turns=2, new=3)
+    played, shown = ours.rollout, tunix.observations(ours.rollout)
+    assert [len(episode) for episode in shown] == [2] * 4
+    for row, episode in enumerate(shown):
+        length = played.attention_mask[row].sum()
+        first, second = episode
+        answer = played.tokens[row, len(first) : len(first) + 3].tolist()
+        assert played.tokens[row, : length - 3].tolist() == first + answer + second
+
+
+def test_a_benchmark_without_the_other_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tunix', None)  # importing it fails
+    with pytest.raises(SystemExit, match='make bench-tunix'):
+        tunix.load_peer()
+
+
+def test_ratios_are_of_pairs():
+    # 2 / 1, 6 / 2 and 4 / 4
+    found = common.compare({'a': [1.0, 2.0, 4.0], 'b': [2.0, 6.0, 4.0]}, 'a', 'b')
+    assert found == {
+        'ours_s': 2.0, 'other_s': 4.0, 'times_as_fast': 2.0, 'times_low': 1.0, 'times_high': 3.0
+    }  # fmt: skip
+
+
+def test_a_pinned_program_starts_anew_on_one_core_with_one_thread():
+    program = (
+        'import os; from benchmarks import common; common.pin(0); '
+        'print(len(os.sched_getaffinity(0)), os.environ["XLA_FLAGS"])'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program], cwd=micro_runs.ROOT, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    cores, *flags = done.stdout.split()
+    assert cores == '1' and common.ONE_THREAD in flags
 
 
 def test_runs_take_turns_and_the_median_counts():

@@ -1,0 +1,282 @@
+"""One step of training, part by part: rollout, scores, update and the rest.
+
+  python -m benchmarks.step [--config=FILE] [--config.field=value] [--repeats=3] [--json=PATH]
+
+Any config of training; weights are random unless model.path names some. The parts are the programs
+of a run, each timed alone; the step is what a run does, with metrics fetched; the rest is what the
+parts leave of it. `update` is the program that scores and updates less scoring alone.
+FLOPs and bytes are counted in the programs, loops as often as they ran (agentrl_jax.plan_cost); a
+limit is what these would take at the copy bandwidth and matmul rate measured here. The host's share
+is CPU time of the Python thread; wasted are slots that decoded without wanting a token.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax import (
+    assemble,
+    assemble_update,
+    batches,
+    collecting,
+    plan_cost,
+    plan_programs,
+    runtime,
+    start,
+    train,
+)
+from agentrl_jax.algorithms import ALGORITHMS
+from benchmarks import common, limits
+
+CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
+MIB = 2**20
+
+
+@dataclasses.dataclass
+class Session:
+    """A run that is in the middle of training; `state` is replaced by every update."""
+
+    run: train.Run
+    state: Any
+    frozen: start.Frozen
+    rollout: Any = None
+
+    @property
+    def policy(self) -> Any:
+        return start.player_of(self.state, self.frozen.model)
+
+    def collect_arguments(self) -> tuple:
+        run = self.run
+        episodes = run.draw(start.stream_key(run, start.LEVELS), 0, 0)
+        return self.policy, run.task, episodes, start.stream_key(run, start.COLLECT)
+
+    def learn_arguments(self) -> tuple:
+        run = self.run
+        shuffle = start.stream_key(run, start.SHUFFLE) if run.cfg.batch.shuffle else None
+        return self.state, self.frozen, self.rollout, shuffle, run.task, np.float32(1.0), None
+
+    def learn(self) -> Any:
+        self.state, *measured = self.run.learn(*self.learn_arguments())
+        return measured
+
+    def play(self) -> Any:
+        return collecting.play(self.run, self.policy, self.run.task, 0)
+
+    def step(self) -> Any:
+        self.state, measured, _ = train.train_step(
+            self.run, self.state, self.frozen, None, 0, first=False
+        )
+        return jax.device_get(measured)
+
+
+def open_session(cfg: Any) -> Session:
+    """A run at step 0, without a folder."""
+    run = train.build(cfg)
+    state = start.start_state(run, run.params)
+    reference = None
+    if assemble.needs_reference(cfg):
+        reference = jax.tree.map(jax.numpy.copy, start.policy_of(state.params, {}))
+    return Session(run, state, start.Frozen(run.params if cfg.lora.rank else {}, reference))
+
+
+def build_score(session: Session) -> Any:
+    """score() -> the Batch of the session's rollout."""
+    run, cfg = session.run, session.run.cfg
+    program = functools.partial(
+        batches.prepare, algorithm=ALGORITHMS[cfg.algorithm],
+        fns=assemble.on_base(
+            assemble.model_functions(cfg, run.config, run.mesh), session.frozen.model
+        ),
+        group_size=cfg.rollout.group_size, settings=assemble_update.update_settings(cfg, run.mesh),
+    )  # fmt: skip
+    program = jax.jit(program)
+    return lambda: program(session.state, session.frozen.reference, session.rollout, run.task)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program of the run, compiled but not yet run."""
+
+    traced: Any
+    memory: Any
+    weights: list[bool]  # which flat inputs are parameters
+    compile_s: float  # tracing, lowering and compiling
+
+
+def compile_program(session: Session, name: str) -> Program:
+    arguments = getattr(session, f'{name}_arguments')()
+    began = time.monotonic()
+    traced = getattr(session.run, name).trace(*arguments)
+    memory = traced.lower().compile().memory_analysis()
+    spent = time.monotonic() - began
+    return Program(traced, memory, plan_programs.parameters_of(name, arguments), spent)
+
+
+def analyse(
+    session: Session, programs: dict[str, Program], found: limits.Limits, counters: dict[str, Any]
+) -> dict[str, Any]:
+    """Of each program, on a device: compile time, memory, and what it computes and moves.
+
+    counters: of a rollout, one number for each shard; the slowest counts.
+    """
+    mesh, out = session.run.mesh, {}
+    serves, decodes = (float(counters[name].max()) for name in ('serves', 'decodes'))
+    again = (serves, decodes / serves)
+    machine = plan_cost.Machine(
+        platform=jax.default_backend(), flops=found.flops, bandwidth=found.bandwidth, trips=again,
+        data=mesh.shape['data'], fsdp=mesh.shape['fsdp'], tensor=mesh.shape['tensor'],
+    )  # fmt: skip
+    for name, program in programs.items():
+        cost = plan_cost.count(program.traced.jaxpr, program.weights, machine)
+        memory = program.memory
+        new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+        out[name] = {
+            'flops': cost.flops,
+            'bytes': cost.bytes,
+            'limit_s': cost.seconds,
+            'compile_s': program.compile_s,
+            'memory_mib': (memory.argument_size_in_bytes + new) / MIB,
+        }
+    return out
+
+
+def host_shares(session: Session, repeats: int) -> dict[str, float]:
+    """CPU time of the Python thread over the seconds of a rollout and of a step; medians."""
+    out = {}
+    for name in ('play', 'step'):
+        shares = []
+        for _ in range(repeats):
+            thread, whole = time.thread_time(), common.clock()
+            jax.block_until_ready(getattr(session, name)())
+            shares.append((time.thread_time() - thread) / (common.clock() - whole))
+        out[name] = statistics.median(shares)
+    return out
+
+
+def peak_bytes() -> int:
+    """Most memory this process, or its first accelerator, had in use."""
+    stats = jax.devices()[0].memory_stats()
+    if stats is not None and 'peak_bytes_in_use' in stats:
+        return stats['peak_bytes_in_use']
+    unit = 1 if sys.platform == 'darwin' else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def split(times: dict[str, float]) -> dict[str, float]:
+    """Seconds of the parts that add up to a step."""
+    return {
+        'collect': times['collect'],
+        'score': times['score'],
+        'update': times['learn'] - times['score'],
+        'rest': times['step'] - times['collect'] - times['learn'],
+    }
+
+
+def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
+    """All measurements, as the dictionary that is printed."""
+    found = limits.measure(cfg.model.dtype)
+    session = open_session(cfg)
+    with runtime.CompileCounter() as counter:
+        built = {'collect': compile_program(session, 'collect')}
+        (session.rollout, _), generated = session.play()
+        built['learn'] = compile_program(session, 'learn')
+        session.step()
+    score = build_score(session)
+    calls = {
+        'collect': lambda: session.run.collect(*session.collect_arguments()),
+        'score': score,
+        'learn': session.learn,
+        'step': session.step,
+    }
+    times = common.medians(common.alternate(calls, repeats, warm=2))
+    shares = host_shares(session, repeats)
+    counters = jax.device_get(session.run.collect(*session.collect_arguments())[1])
+    rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
+    decodes = counters['decodes'].mean() * min(cfg.rollout.slots or rows, rows)
+    tokens = int(session.rollout.attention_mask.sum())
+    programs = analyse(session, built, found, counters)
+    for name, program in programs.items():
+        program['share_of_limit'] = program['limit_s'] / times[name]
+        program['share_of_matmul'] = program['flops'] / found.flops / times[name]
+        program['mflop_a_token'] = program['flops'] * devices / tokens / 1e6
+        program['mb_a_token'] = program['bytes'] * devices / tokens / 1e6
+    return {
+        'algorithm': cfg.algorithm,
+        'episodes': rows,
+        'turns': int(session.rollout.num_turns.sum()),
+        'tokens': tokens,
+        'generated': generated,
+        'seconds': times,
+        'parts': split(times),
+        'tokens_per_s': tokens / times['step'],
+        'turns_per_s': int(session.rollout.num_turns.sum()) / times['step'],
+        'programs': programs,
+        'host_share': {'rollout': shares['play'], 'step': shares['step']},
+        'wasted_slots': float(1.0 - counters['generated'].sum() / decodes),
+        'compile_s': counter.seconds,
+        'peak_mib': peak_bytes() / MIB,
+        'limits': vars(found),
+    }
+
+
+def show(result: dict[str, Any]) -> str:
+    whole = result['seconds']['step']
+    rows = [[name, s, s / whole] for name, s in result['parts'].items()]
+    title = (
+        f'{result["algorithm"]}, {result["episodes"]} episodes, {result["turns"]} turns, '
+        f'{result["tokens"]:,} tokens ({result["generated"]:,} sampled)'
+    )
+    first = common.table(title, ['part', 'seconds', 'share'], [*rows, ['step', whole, 1.0]])
+    names = (
+        'limit_s', 'share_of_limit', 'share_of_matmul', 'mflop_a_token', 'mb_a_token', 'memory_mib',
+        'compile_s',
+    )  # fmt: skip
+    columns = [
+        'program', 'least s', 'share of limit', 'of matmul', 'MFLOP/token', 'MB/token', 'MiB',
+        'compile s',
+    ]  # fmt: skip
+    rows = [[name, *(x[n] for n in names)] for name, x in result['programs'].items()]
+    host = result['host_share']
+    facts = [
+        ['tokens/s', result['tokens_per_s']],
+        ['turns/s', result['turns_per_s']],
+        ['host share of the rollout', host['rollout']],
+        ['host share of the step', host['step']],
+        ['wasted decode slots', result['wasted_slots']],
+        ['all compiling, s', result['compile_s']],
+        ['peak memory, MiB', result['peak_mib']],
+    ]
+    return '\n\n'.join(
+        [first, common.table('programs', columns, rows), common.table('', ['what', ''], facts)]
+    )
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    given = flags.FLAGS
+    common.pin(given.core)
+    jax.config.update('jax_enable_compilation_cache', False)  # compile times are a result
+    try:
+        result = run(given.config, repeats=given.repeats)
+    except ValueError as error:
+        sys.exit(f'error: {error}')
+    print(show(result))
+    common.emit('step', result, pathlib.Path(given.json) if given.json else None)
+
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', str(CONFIG), 'Config file, see configs/.')
+    flags.DEFINE_integer('repeats', 3, 'Rounds; the median counts.')
+    flags.DEFINE_integer('core', 0, 'CPU core to stay on; -1: any.')
+    flags.DEFINE_string('json', '', 'Also write the result to this file.')
+    app.run(main)

@@ -1,0 +1,38 @@
+"""benchmarks.tunix with both sides: the same weights, tokens and turns. No time is asserted.
+
+`make bench-tunix` installs Tunix (requirements-tunix.txt) and runs this file; without Tunix it skips.
+"""
+
+import pytest
+
+from benchmarks import common, tunix
+
+pytest.importorskip('tunix', reason='make bench-tunix runs it')
+
+SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+
+
+def test_both_decode_the_same_greedy_tokens():
+    config = common.model_config(128, **SHAPE)
+    found = tunix.compare_decode(
+        common.init_params(config), config, batch=2, prompt=4, new=6, repeats=1, modes=('greedy',)
+    )
+    assert found['greedy']['same_tokens'] == 1.0
+
+
+def test_both_updates_have_the_same_gradient():
+    config = common.model_config(128, **SHAPE)
+    found = tunix.compare_update(
+        common.init_params(config), config, batch=4, prompt=4, new=4, repeats=1
+    )
+    assert found['gradient_difference'] < 1e-4
+
+
+def test_its_learner_plays_the_same_turns_with_the_same_number_of_tokens():
+    found = tunix.compare_turns(
+        common.model_config(1408, **SHAPE), episodes=8, turns=2, new=3, repeats=1
+    )
+    assert found['turns'] == 8 * 2
+    assert found['tunix_tokens'] == found['tokens']
+    assert len(found['rows']) == 4
+    assert 'step with update' in tunix.show({'shapes': {}, 'turns': found})
