@@ -68,11 +68,12 @@ def test_reading_a_prompt_and_transformers_expect_the_same_token():
     assert 'read again' in prefill.show(result)
 
 
-def test_reading_a_prompt_is_the_part_of_generate_in_front_of_its_first_token():
+def test_the_limit_of_reading_by_hand():
     config = common.model_config(128, **SHAPE)
     # A layer has 32 x (32 + 2 x 16) weights and 32 + 2 x 16 biases of q, k, v, 32 x 32 of o, 3 x 32
     # x 64 of the MLP and 2 x 32 of norms: 9344. Two layers and the last norm: 18,720. The head has
-    # 128 x 32 = 4096. Pairs of 2 rows of 3 tokens behind 5: 2 x (3 x 5 + 6) = 42, at 4 x 2 x 2 x 16.
+    # 128 x 32 = 4096. Pairs of 2 rows of 3 tokens behind 5: 2 x (3 x 5 + 6) = 42, each 4 x 2 x 2 x
+    # 16 = 256.
     least = limits.prefill(config, 2, 3, 5)
     assert least['flops'] == 2 * 2 * (18_720 * 3 + 4096) + 256 * 42
     # Keys and values of a token: 2 layers x 2 x 16 numbers.
