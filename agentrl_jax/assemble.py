@@ -111,6 +111,14 @@ def lora_scale(cfg: Any) -> float:
     return cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else 1.0
 
 
+def execution(cfg: Any) -> dict[str, Any]:
+    """Fields of ModelConfig that say how a model computes, whatever its sizes."""
+    how = cfg.model
+    return dict(
+        dtype=how.dtype, remat=how.remat, scan_layers=how.scan_layers, lora_scale=lora_scale(cfg)
+    )
+
+
 def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
     """Sizes of a model that is not loaded."""
     size = cfg.model
@@ -118,23 +126,17 @@ def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,
         hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
         num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
-        head_dim=size.hidden_size // size.num_heads, dtype=size.dtype, remat=size.remat,
-        tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta,
-        lora_scale=lora_scale(cfg),
+        head_dim=size.hidden_size // size.num_heads,
+        tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta, **execution(cfg),
     )  # fmt: skip
 
 
 def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
-        config, params = weights.load_model(
-            runtime.local_path(cfg.model.path),
-            dtype=cfg.model.dtype,
-            remat=cfg.model.remat,
-            mesh=mesh,
-        )
+        config, params = weights.load_model(runtime.local_path(cfg.model.path), mesh=mesh)
         check_fits(tokenizer, config.vocab_size)
-        return dataclasses.replace(config, lora_scale=lora_scale(cfg)), params
+        return dataclasses.replace(config, **execution(cfg)), params
     config = random_model_config(cfg, tokenizer)
     init = functools.partial(qwen2.init, config=config)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)

@@ -62,14 +62,13 @@ class Compiled:
 
 def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
     """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
-    compute = dict(dtype=cfg.model.dtype, remat=cfg.model.remat)
     if model:
-        config = sizes.named(model, **compute)
+        config = sizes.named(model)
     elif cfg.model.path:
-        config = weights.open_source(runtime.local_path(cfg.model.path)).config(**compute)
+        config = weights.open_source(runtime.local_path(cfg.model.path)).config()
     else:
         config = assemble.random_model_config(cfg, tokenizer)
-    config = dataclasses.replace(config, lora_scale=assemble.lora_scale(cfg))
+    config = dataclasses.replace(config, **assemble.execution(cfg))
     return dataclasses.replace(config, num_layers=layers) if layers else config
 
 

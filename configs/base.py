@@ -64,6 +64,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.model.tokenizer = ''  # folder, .gguf or .model; '' = that of path, or the bundled one
     cfg.model.dtype = 'float32'  # compute dtype; parameters and optimiser stay float32
     cfg.model.remat = False  # recompute activations in the backward pass, layer by layer
+    cfg.model.scan_layers = placeholder(bool)  # training runs the layers as one loop, which
+    # makes a small program of a deep model; unset: with remat, from 8 layers on
     cfg.model.hidden_size = 128
     cfg.model.intermediate_size = 256
     cfg.model.num_layers = 4

@@ -13,6 +13,7 @@ from tiny_models import TINY, random_params, rows
 
 from agentrl_jax import sharding
 from agentrl_jax.models import attention, critic, qwen2, weights
+from agentrl_jax.models.hf_config import config_from_hf
 
 forward = jax.jit(qwen2.forward, static_argnums=1)
 values = jax.jit(critic.values, static_argnums=1)
@@ -251,15 +252,15 @@ HF = {
 
 
 def test_config_json_of_both_kinds_and_both_spellings_of_rope():
-    assert qwen2.config_from_hf(HF) == TINY
+    assert config_from_hf(HF) == TINY
     nested = {k: v for k, v in HF.items() if k != 'rope_theta'}
     nested['rope_parameters'] = {'rope_type': 'default', 'rope_theta': 1e6}
-    assert qwen2.config_from_hf(nested) == TINY
+    assert config_from_hf(nested) == TINY
     scaling = dict(
         rope_type='llama3', factor=8, low_freq_factor=1, high_freq_factor=4,
         original_max_position_embeddings=32,
     )  # fmt: skip
-    llama = qwen2.config_from_hf(HF | {'model_type': 'llama', 'rope_scaling': scaling})
+    llama = config_from_hf(HF | {'model_type': 'llama', 'rope_scaling': scaling})
     assert llama == dataclasses.replace(TINY, qkv_bias=False, rope_scaling=LLAMA3)
 
 
@@ -276,12 +277,12 @@ def test_config_json_of_both_kinds_and_both_spellings_of_rope():
 )
 def test_config_json_that_cannot_be_run_is_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
-        qwen2.config_from_hf(HF | change)
+        config_from_hf(HF | change)
 
 
 def test_config_json_without_a_size_is_refused_by_name():
     with pytest.raises(ValueError, match='intermediate_size missing'):
-        qwen2.config_from_hf({k: v for k, v in HF.items() if k != 'intermediate_size'})
+        config_from_hf({k: v for k, v in HF.items() if k != 'intermediate_size'})
 
 
 def test_a_fresh_critic_copies_the_backbone_and_says_zero():

@@ -10,7 +10,6 @@ G = H / Kh query heads per key-value head, Dh head width.
 
 import dataclasses
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,8 +18,11 @@ from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.models import layer_scan
 from agentrl_jax.models.attention import attend_cache, attend_rows
 from agentrl_jax.types import Params
+
+SCAN_FROM = 8  # layers; fewer compile as fast one after another
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class ModelConfig:
     dtype: str = 'float32'  # compute dtype
     lora_scale: float = 1.0  # alpha / rank, factor of the low-rank corrections in params['lora']
     remat: bool = False  # recompute each layer in the backward pass of forward()
+    scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -50,6 +53,15 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f'head_dim={self.head_dim} must be even for rotary positions')
+
+    @property
+    def scans(self) -> bool:
+        """Where nothing but the border of a layer is kept for its gradient, a loop costs nothing.
+
+        Otherwise it keeps one array several times and is slower (experiments/LOG.md).
+        """
+        deep = self.remat and self.num_layers >= SCAN_FROM
+        return deep if self.scan_layers is None else self.scan_layers
 
 
 @struct.dataclass
@@ -62,66 +74,6 @@ class KVCache:
     @property
     def length(self) -> int:
         return self.k[0].shape[1]
-
-
-def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
-    """ModelConfig of a config.json of type qwen2 or llama; compute: dtype, remat.
-
-    What is not built is refused.
-    """
-    kind = hf.get('model_type')
-    if kind not in ('qwen2', 'llama'):
-        raise ValueError(f'config.json: model_type {kind!r} is not supported (qwen2, llama)')
-    if hf.get('use_sliding_window'):
-        raise ValueError('config.json: use_sliding_window is not supported')
-    if hf.get('hidden_act', 'silu') != 'silu':
-        raise ValueError(f'config.json: hidden_act {hf["hidden_act"]!r} is not supported (silu)')
-    if kind == 'llama' and (hf.get('attention_bias') or hf.get('mlp_bias')):
-        raise ValueError('config.json: Llama with attention_bias or mlp_bias is not supported')
-    absent = [name for name in _HF_SIZES if name not in hf]
-    if absent:
-        raise ValueError(f'config.json: {", ".join(absent)} missing')
-    theta, scaling = _rope_from_hf(hf)
-    # HuggingFace writes null (or, in older files, nothing) where the size follows from the others.
-    kv_heads = hf.get('num_key_value_heads') or hf['num_attention_heads']
-    head_dim = hf.get('head_dim') or hf['hidden_size'] // hf['num_attention_heads']
-    return ModelConfig(
-        vocab_size=hf['vocab_size'],
-        hidden_size=hf['hidden_size'],
-        intermediate_size=hf['intermediate_size'],
-        num_layers=hf['num_hidden_layers'],
-        num_heads=hf['num_attention_heads'],
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        tie_embeddings=bool(hf.get('tie_word_embeddings', False)),
-        rope_theta=theta,
-        rms_norm_eps=hf['rms_norm_eps'],
-        qkv_bias=kind == 'qwen2',
-        rope_scaling=scaling,
-        **compute,
-    )
-
-
-_HF_SIZES = (
-    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
-    'rms_norm_eps',
-)  # fmt: skip
-_LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
-
-
-def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
-    """(theta, Llama 3 scaling or None); transformers 5 nests both in rope_parameters."""
-    nested = hf.get('rope_parameters')
-    rope = dict(nested or hf.get('rope_scaling') or {})
-    theta = rope['rope_theta'] if 'rope_theta' in rope else hf.get('rope_theta')
-    if theta is None:
-        raise ValueError('config.json: rope_theta missing')
-    kind = rope.get('rope_type', rope.get('type', 'default'))
-    if kind == 'default':
-        return float(theta), None
-    if kind != 'llama3':
-        raise ValueError(f'config.json: rope type {kind!r} is not supported (default, llama3)')
-    return float(theta), tuple(float(rope[name]) for name in _LLAMA3)
 
 
 def rope_frequencies(config: ModelConfig) -> jax.Array:
@@ -258,6 +210,15 @@ class Backbone(nn.Module):
         angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
         shards = row_sharding.shard_shape(tokens.shape) if row_sharding else tokens.shape
         shards = tokens.shape[0] // shards[0]
+        if c.scans and cache is None and not self.is_initializing():
+            layer = Layer(c, shards, parent=None)
+            x = layer_scan.run(
+                lambda variables, x: pin(layer.apply(variables, x, angles, mask)[0]),
+                [{kind: tree[f'layers_{i}'] for kind, tree in self.variables.items()}
+                 for i in range(c.num_layers)],
+                x, dtype=c.dtype, remat=c.remat, mesh=row_sharding.mesh if row_sharding else None,
+            )  # fmt: skip
+            return RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x), None
         layer = nn.remat(Layer) if c.remat and cache is None else Layer
         keys, values = [], []
         for i in range(c.num_layers):

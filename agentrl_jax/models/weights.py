@@ -17,6 +17,7 @@ import safetensors
 from agentrl_jax import sharding
 from agentrl_jax.models import qwen2
 from agentrl_jax.models.gguf import GGUFSource
+from agentrl_jax.models.hf_config import config_from_hf
 from agentrl_jax.types import Params
 
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}  # safetensors' names
@@ -187,7 +188,7 @@ class SafetensorsSource:
         if 'quantization_config' in self._hf:
             raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')
         try:
-            return qwen2.config_from_hf(self._hf, **compute)
+            return config_from_hf(self._hf, **compute)
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}') from error
 

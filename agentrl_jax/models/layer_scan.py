@@ -1,0 +1,49 @@
+"""The layers of a model as one loop: its program holds one layer, whatever the depth.
+
+Parameters are kept layer by layer; they are stacked inside the program, in the compute dtype.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import sharding
+from agentrl_jax.types import Params
+
+
+def stack(layers: Sequence[Params], dtype: str) -> Params:
+    """One tree of arrays [L, ...] of L trees of arrays [...]."""
+    return jax.tree.map(lambda *of_layers: jnp.stack([x.astype(dtype) for x in of_layers]), *layers)
+
+
+def run(
+    layer: Callable[[Params, jax.Array], jax.Array],
+    layers: Sequence[Params],
+    x: jax.Array,
+    *,
+    dtype: str,
+    remat: bool,
+    mesh: Mesh | None,
+) -> jax.Array:
+    """layer(variables, x) for the variables of each layer in turn; returns the last x.
+
+    On a mesh each layer's parameters, and their gradients, keep their training layout up to the
+    products inside the loop, so that no more than one layer is ever gathered.
+    """
+    layout = None if mesh is None else sharding.specs(layers[0], sharding.TRAIN_RULES, mesh)
+
+    def split(tree, *, stacked):
+        if mesh is None:
+            return tree
+        at = jax.tree.map(lambda s: NamedSharding(mesh, P(*[None] * stacked, *s.spec)), layout)
+        return jax.lax.with_sharding_constraint(tree, at)
+
+    def body(x, variables):
+        return layer(split(variables, stacked=False), x), None
+
+    if remat:
+        body = jax.checkpoint(body, prevent_cse=False)  # the loop already keeps passes apart
+    return jax.lax.scan(body, x, split(stack(layers, dtype), stacked=True))[0]

@@ -1,0 +1,141 @@
+"""Layers as one loop: the results of layers one after another, from a program of one layer."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_models
+
+from agentrl_jax import assemble, sharding
+from agentrl_jax.models import layer_scan, lora, qwen2
+
+LAYERS = 3
+UNROLLED = dataclasses.replace(
+    tiny_models.TINY, num_layers=LAYERS, lora_scale=1.5, scan_layers=False
+)
+LOOP = dataclasses.replace(UNROLLED, scan_layers=True)
+ROWS, LENGTH = 8, 11
+QUICK = {'xla_backend_optimization_level': 0}
+
+
+def parameters(config, *, adapters):
+    params, rng = tiny_models.random_params(config), np.random.default_rng(2)
+    if not adapters:
+        return params
+    init = functools.partial(lora.init, jax.random.key(0), rank=3, targets=lora.TARGETS)
+    shapes = jax.eval_shape(init, params['model'])
+    drawn = jax.tree.map(lambda x: jnp.float32(rng.normal(0, 0.1, x.shape)), shapes)
+    return {**params, 'lora': drawn}
+
+
+def loss(params, tokens, positions, mask, *, config, row_sharding=None):
+    hidden = qwen2.forward(params, config, tokens, positions, mask, row_sharding=row_sharding)
+    mean = jnp.where(mask[..., None], jnp.sin(hidden.astype(jnp.float32)), 0.0).mean()
+    return mean, qwen2.logits(params, config, hidden)
+
+
+def program(config, params, mesh_shape=None):
+    """(jitted gradient and logits, its arguments), laid out for training."""
+    tokens, positions = tiny_models.rows(config, batch=ROWS, length=LENGTH)
+    data = tokens, positions, jnp.asarray(np.arange(LENGTH)[None] < np.arange(4, 12)[:, None])
+    if mesh_shape is None:
+        of = functools.partial(loss, config=config)
+        return jax.jit(jax.grad(of, has_aux=True), compiler_options=QUICK), (params, *data)
+    mesh = sharding.make_mesh(*mesh_shape)
+    rows, layout = sharding.shard_rows(mesh), sharding.specs(params, sharding.TRAIN_RULES, mesh)
+    of = jax.grad(functools.partial(loss, config=config, row_sharding=rows), has_aux=True)
+    gradient = jax.jit(of, out_shardings=(layout, None), compiler_options=QUICK)
+    return gradient, (jax.device_put(params, layout), *jax.device_put(data, rows))
+
+
+@functools.cache
+def outcome(config, mesh_shape=None):
+    """Gradient of all parameters, adapters included, and logits."""
+    gradient, arguments = program(config, parameters(config, adapters=True), mesh_shape)
+    return jax.device_get(gradient(*arguments))
+
+
+def assert_close(got, expected, atol):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, expected)
+
+
+@pytest.mark.parametrize('remat', [False, True], ids=['kept', 'remat'])
+def test_the_loop_has_the_logits_and_gradients_of_layers_one_after_another(remat):
+    expected = outcome(UNROLLED)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(expected[0])) > 0.01
+    assert_close(outcome(dataclasses.replace(LOOP, remat=remat)), expected, 1e-5)
+
+
+def test_the_loop_on_a_mesh_equals_one_device():
+    config = dataclasses.replace(LOOP, remat=True)
+    assert_close(outcome(config, (2, 2, 2)), outcome(UNROLLED), 1e-5)
+
+
+def test_in_bfloat16_the_loop_rounds_where_layers_one_after_another_do():
+    params = parameters(UNROLLED, adapters=True)
+    _, (_, *data) = program(UNROLLED, params)
+
+    def hidden(config, dtype):
+        config = dataclasses.replace(config, dtype=dtype)
+        program = jax.jit(lambda *x: qwen2.forward(x[0], config, *x[1:]), compiler_options=QUICK)
+        return np.asarray(program(params, *data), np.float32)
+
+    exact, loop, unrolled = (
+        hidden(UNROLLED, 'float32'), hidden(LOOP, 'bfloat16'), hidden(UNROLLED, 'bfloat16'),
+    )  # fmt: skip
+    off = np.abs(unrolled - exact).mean()
+    assert 0.001 < off < 0.1 and np.abs(loop - unrolled).mean() < off
+
+
+def test_with_fsdp_no_device_ever_holds_all_of_a_stack():
+    config = dataclasses.replace(LOOP, remat=True)
+    gradient, arguments = program(config, parameters(config, adapters=False), (1, 8, 1))
+    text = gradient.lower(*arguments).compile().as_text()
+    # gate_proj: [64, 96] a layer, split over 8 devices along its inputs
+    shapes = set(re.findall(r'= \(?f32\[([\d,]+)\]', text))
+    assert f'{LAYERS},8,96' in shapes and '64,96' in shapes  # a part of the stack; one whole layer
+    assert f'{LAYERS},64,96' not in shapes
+    gathered = re.findall(r'= \(?f32\[([\d,]+)\]\S* all-gather', text)
+    assert '64,96' in gathered
+
+
+def test_a_deeper_model_is_no_larger_a_program():
+    def products(layers):
+        config = dataclasses.replace(LOOP, num_layers=layers)
+        shapes = jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
+        ids = jax.ShapeDtypeStruct((2, 4), jnp.int32)
+        mask = jax.ShapeDtypeStruct((2, 4), jnp.bool_)
+        of = jax.grad(functools.partial(loss, config=config), has_aux=True)
+        return str(jax.make_jaxpr(of)(shapes, ids, ids, mask)).count('dot_general')
+
+    assert products(2) == products(5) > 0
+
+
+def test_parameters_are_stacked_in_the_compute_dtype():
+    layers = [{'kernel': jnp.full((2, 3), i, jnp.float32)} for i in range(4)]
+    stacked = layer_scan.stack(layers, 'bfloat16')['kernel']
+    assert stacked.shape == (4, 2, 3) and stacked.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(stacked[:, 0, 0].astype(jnp.float32), [0, 1, 2, 3])
+
+
+def test_models_of_eight_layers_with_remat_loop_unless_told_otherwise():
+    def loops(layers, asked, remat=True):
+        return dataclasses.replace(LOOP, num_layers=layers, scan_layers=asked, remat=remat).scans
+
+    assert [loops(layers, None) for layers in (1, 7, 8, 24)] == [False, False, True, True]
+    assert not loops(24, None, remat=False) and not loops(24, False)
+    assert loops(2, True) and loops(2, True, remat=False)
+
+
+def test_the_field_of_the_config_reaches_the_model():
+    tokenizer = assemble.build_tokenizer(micro_runs.config('frozen_lake'))
+    for asked in (None, True, False):
+        cfg = micro_runs.config('frozen_lake', **{'model.scan_layers': asked})
+        assert assemble.random_model_config(cfg, tokenizer).scan_layers is asked
+    with pytest.raises(TypeError):
+        micro_runs.config('frozen_lake', **{'model.scan_layers': 'yes'})
