@@ -235,6 +235,8 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
 
     def collect(params, task, episodes, key):
         params = lora.merge(params, config.lora_scale)
+        # Before they move: whole float32 parameters are more than a small chip can hold.
+        params = jax.tree.map(lambda x: x.astype(config.dtype), params)
         layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
         params = jax.lax.with_sharding_constraint(params, layout)
         return play(params, task, episodes, key)

@@ -50,18 +50,26 @@ def cases() -> list[Case]:
     """PPO with a critic, 128 episodes of 3072 tokens; the mesh and, where needed, less memory."""
     whole = (('mesh.fsdp', 8),)
     halved = (('mesh.fsdp', 4), ('mesh.tensor', 2))
-    shared = (('critic.share_backbone', True),)
     quarters = (('mesh.fsdp', 2), ('mesh.tensor', 4))
-    slices = {'v5e': 'v5e:2x4', 'v6e': 'v6e:2x4', 'v5p': 'v5p:2x2x2'}
-    small = [Case(f'Qwen2.5-{size}', at, whole) for size in ('0.5B', '1.5B')
-             for at in slices.values()]  # fmt: skip
-    return small + [
-        Case('Qwen2.5-3B', slices['v5e'], halved + shared),
-        Case('Qwen2.5-3B', slices['v6e'], whole),
-        Case('Qwen2.5-3B', slices['v5p'], whole),
+    shared = (('critic.share_backbone', True),)
+    adapters = (('lora.rank', 64),)
+    v5e, v6e, v5p = 'v5e:2x4', 'v6e:2x4', 'v5p:2x2x2'
+    return [
+        Case('Qwen2.5-0.5B', v5e, whole),
+        Case('Qwen2.5-1.5B', v5e, whole),
+        Case('Qwen2.5-7B', v5e, quarters + adapters),
+        Case('Qwen2.5-7B', v6e, halved + adapters),
+        Case('Qwen2.5-7B', v6e, quarters + shared),
+        Case('Qwen2.5-7B', 'v5p:2x2x1', (('mesh.fsdp', 4),)),
         Case('Qwen2.5-7B', 'v5e:4x4', (('mesh.fsdp', 4), ('mesh.tensor', 4)) + shared),
-        Case('Qwen2.5-7B', slices['v6e'], quarters + shared),
-        Case('Qwen2.5-7B', slices['v5p'], whole),
+        Case('Qwen2.5-3B', v5e, halved + shared),
+        Case('Qwen2.5-3B', v6e, whole),
+        Case('Qwen2.5-3B', v5p, whole),
+        Case('Qwen2.5-1.5B', v6e, whole),
+        Case('Qwen2.5-1.5B', v5p, whole),
+        Case('Qwen2.5-0.5B', v6e, whole),
+        Case('Qwen2.5-0.5B', v5p, whole),
+        Case('Qwen2.5-7B', v5p, whole),
     ]
 
 
