@@ -151,7 +151,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.loss.sampler_high = placeholder(float)  # upper bound (tis 2, icepop 5)
     cfg.loss.sampler_sequence = False  # one factor for an episode, the product of its tokens'
     cfg.loss.value_clip = 0.5
-    cfg.loss.value_coef = 1.0  # weight of the value loss with critic.share_backbone
+    cfg.loss.value_coef = 1.0  # weight of the value loss with critic.share_backbone; that loss is
+    # in squared units of the return: returns up to 10 call for a hundredth of what suits 1
 
     cfg.parity = ml_collections.ConfigDict()  # what reference implementations do, for comparison
     cfg.parity.loss_on = (
