@@ -14,7 +14,16 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from agentrl_jax import assemble, checkpoint, config_check, evol, sft, sharding, trajectories
+from agentrl_jax import (
+    assemble,
+    checkpoint,
+    clones,
+    config_check,
+    evol,
+    sft,
+    sharding,
+    trajectories,
+)
 from agentrl_jax.envs import experts
 from agentrl_jax.models import critic, lora
 from agentrl_jax.progress import Progress
@@ -22,7 +31,8 @@ from agentrl_jax.types import Params, TrainState
 
 LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS, BASE, ADAPTERS = range(9)  # streams
 AFTER_ROLL_BACK = 1 << 20  # streams of training after a roll back lie from here on
-MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm')  # what a resumed run may change
+# What a resumed run may change
+MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'clone.keep_in')
 BASE_FOLDER = 'base'  # below the workdir: the model under adapters
 
 
@@ -154,8 +164,9 @@ def demonstrations(run: Any) -> sft.Demonstrations:
         )  # fmt: skip
 
 
-def clone(run: Any, shown: sft.Demonstrations) -> Any:
-    """Behaviour-cloned policy parameters."""
+def clone(run: Any, shown: sft.Demonstrations | None) -> Any:
+    """Behaviour-cloned policy parameters; None: of demonstrations made for it."""
+    shown = demonstrations(run) if shown is None else shown
     cfg, fns = run.cfg, assemble.model_functions(run.cfg, run.config, run.mesh)
     with Progress(cfg.clone.steps, 'cloning') as progress:
         return sft.clone(
@@ -176,9 +187,10 @@ def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Frozen, Any]:
     workdir = checkpoints.directory.parent
     fresh = checkpoint.latest_step(checkpoints) is None
     params, joins = run.params, config_check.base_rows(run.cfg) > 0
-    shown = demonstrations(run) if joins or (fresh and config_check.clones(run.cfg)) else None
-    if fresh and shown is not None:
-        params = clone(run, shown)
+    shown = demonstrations(run) if joins else None
+    if fresh and config_check.clones(run.cfg):
+        make = functools.partial(clone, run, shown)
+        params = clones.kept(config_dict(run.cfg), workdir, abstract_of(params), make)
     state = start_state(run, params) if fresh else abstract_state(run)
     if fresh:
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it

@@ -208,6 +208,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.clone.batch = 64  # episodes per step
     cfg.clone.microbatch_rows = 0  # episodes per forward and backward pass; 0 = all of a step
     cfg.clone.lr = 1e-3  # falls linearly to 0
+    cfg.clone.keep_in = ''  # folder, below the workdir ('../clones'), whose clones runs share; '' =
+    # every run clones for itself
 
     cfg.evol = ml_collections.ConfigDict()  # algorithm agent_evol
     cfg.evol.threshold = placeholder(float)  # episodes whose return is above are imitated (0)

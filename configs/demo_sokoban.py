@@ -16,7 +16,7 @@ def get_config():
     cfg.clone.steps = 1500
     cfg.clone.oracle = 0.5
 
-    # Returns are ten times the lake's, and the loss of the values, on the shared backbone, a hundred
-    # times. At the lake's 0.5 their gradient is all that is left of the clipped one.
+    # Returns are ten times the lake's and the loss of the values a hundred times: with the lake's
+    # 0.5 little but its gradient is left of the clipped one, and the policy forgets to speak.
     cfg.loss.value_coef = 0.005
     return cfg

@@ -167,7 +167,9 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     run_log.write_atomic(path, sweep_file(listed, command))
     words = [
         sys.executable, '-m', 'agentrl_jax.sweep', f'--config={plan.config}', f'--sweep={path}',
-        f'--workdir={workdir}', f'--jobs={args.jobs}', f'--launcher={args.launcher}', *rest,
+        f'--workdir={workdir}', f'--jobs={args.jobs}', f'--launcher={args.launcher}',
+        f'{FIELD}clone.keep_in=../clones',  # the arms of a seed start from one clone
+        *rest,
     ]  # fmt: skip
     code = subprocess.run(words, check=False).returncode
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):

@@ -18,7 +18,7 @@ LAYERS = (
     {'losses', 'advantages', 'turn_credit', 'models', 'tokens', 'envs', 'sharding', 'metrics'},
     {'algorithms', 'sampling', 'filtering', 'curriculum', 'checkpoint', 'score', 'context'},
     {'rollout', 'rollout_host', 'mutual_information'},
-    {'update', 'sft', 'evol', 'trajectories'},
+    {'update', 'sft', 'evol', 'trajectories', 'clones'},
 )
 NEVER = {  # pairs that a layer alone would allow
     'envs': {'models', 'losses', 'advantages', 'sharding'},

@@ -1,0 +1,73 @@
+"""Cloned policies are kept for other runs, and only where these would clone the same."""
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import clones, start, train
+from agentrl_jax.start import config_dict
+
+CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8, 'clone.keep_in': '../clones'}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+def opened(workdir, **changes):
+    """The parameters with which a run starts."""
+    run = train.build(micro_runs.config('frozen_lake', **(CLONES | changes)))
+    checkpoints = train.checkpoint.open_checkpoints(workdir, keep=1)
+    state, _, _ = start.open_state(run, checkpoints)
+    train.checkpoint.close(checkpoints)
+    return jax.device_get(state.params)
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_another_algorithm_starts_from_the_clone_that_is_there(tmp_path, monkeypatch):
+    alone = opened(tmp_path / 'alone', **{'clone.keep_in': ''})
+    first = opened(tmp_path / 'first')
+    monkeypatch.setattr(start, 'clone', lambda *_: pytest.fail('cloned again'))
+    second = opened(tmp_path / 'second', algorithm='grpo', **{'optim.lr': 1e-2, 'steps': 7})
+    (kept,) = (tmp_path / 'clones').iterdir()
+    assert_same(first, alone)
+    assert_same({name: second[name] for name in second}, {name: first[name] for name in second})
+    assert len(kept.name) == 16
+
+
+@pytest.mark.parametrize('change', [{'seed': 1}, {'clone.oracle': 0.4}, {'optim.beta2': 0.9},
+                                    {'env.max_turns': 3}, {'model.dtype': 'bfloat16'}])  # fmt: skip
+def test_what_cloning_reads_asks_for_another_clone(change):
+    one, other = (
+        clones.key(config_dict(micro_runs.config('frozen_lake', **(CLONES | more))))
+        for more in ({}, change)
+    )
+    assert one != other
+
+
+def test_a_file_of_trajectories_is_known_by_what_is_in_it(tmp_path):
+    file, keys = tmp_path / 'shown.json', set()
+    for text in ('[]', '[1]', '[]'):
+        file.write_text(text)
+        cfg = micro_runs.config('frozen_lake', **{'clone.file': str(file)})
+        keys.add(clones.key(config_dict(cfg)))
+    assert len(keys) == 2
+
+
+def test_of_two_runs_that_clone_at_once_one_keeps_its_clone(tmp_path):
+    config = config_dict(micro_runs.config('frozen_lake', **CLONES))
+    params, workdir = {'x': np.arange(3.0, dtype=np.float32)}, tmp_path / 'run'
+    abstract = start.abstract_of(jax.device_put(params))
+
+    def while_another_does():
+        clones.kept(config, workdir, abstract, lambda: jax.device_put(params))
+        return jax.device_put({'x': params['x'] + 1})
+
+    assert clones.kept(config, workdir, abstract, while_another_does)['x'][0] == 1
+    assert_same(clones.kept(config, workdir, abstract, None), params)
+    assert [path.name for path in (tmp_path / 'clones').iterdir()] == [clones.key(config)]
