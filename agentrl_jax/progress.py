@@ -1,9 +1,11 @@
 """A progress bar on a terminal, plain lines elsewhere."""
 
+import io
 import sys
 import time
 from typing import Any, TextIO
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
@@ -14,12 +16,12 @@ PLAIN_LINES = 20  # lines of a whole job where no bar can be drawn
 class Progress:
     """with Progress(total, label) as progress: progress.advance(1, success=0.5)
 
-    `done` steps count as finished before it starts (a resumed run).
+    `done` steps count as finished before it starts (a resumed run). Only process 0 shows anything.
     """
 
     def __init__(self, total: int, label: str, *, done: int = 0, stream: TextIO | None = None):
         self._total, self._label, self._done = total, label, done
-        self._stream = stream or sys.stderr
+        self._stream = stream or (sys.stderr if jax.process_index() == 0 else io.StringIO())
         self._begun_with = done
         self._start = time.monotonic()
         console = Console(file=self._stream)

@@ -7,15 +7,18 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
+import traceback
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
+HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: a process silent for so long is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
@@ -31,11 +34,19 @@ def initialize_distributed(
 
     Arguments left out are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID. With none of them a run is one process. coordinator='auto' lets jax ask the
-    cluster (TPU slices, SLURM). Collectives on CPU go over gloo.
+    cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process that says nothing for
+    AGENTRL_HEARTBEAT_S seconds (100) is taken for dead, and the others end.
     """
     coordinator = coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS')
+    # jax would take SIGTERM from here on, and nobody would hear of it before training has begun.
+    jax.config.update('jax_enable_preemption_service', False)
+    patience = {
+        'initialization_timeout': timeout_s,
+        'heartbeat_timeout_seconds': _from_environment(None, HEARTBEAT) or 100,
+    }
     if coordinator == 'auto':
-        jax.distributed.initialize(initialization_timeout=timeout_s)
+        os.environ.pop('JAX_COORDINATOR_ADDRESS', None)  # jax would take the word for an address
+        jax.distributed.initialize(**patience)
         return
     num_processes = _from_environment(num_processes, 'JAX_NUM_PROCESSES')
     process_id = _from_environment(process_id, 'JAX_PROCESS_ID')
@@ -49,9 +60,7 @@ def initialize_distributed(
         )
     if not 0 <= process_id < num_processes:
         raise ValueError(f'process_id={process_id} must be in 0..{num_processes - 1}')
-    jax.distributed.initialize(
-        coordinator, num_processes, process_id, initialization_timeout=timeout_s
-    )
+    jax.distributed.initialize(coordinator, num_processes, process_id, **patience)
 
 
 def _from_environment(value: int | None, name: str) -> int | None:
@@ -61,6 +70,30 @@ def _from_environment(value: int | None, name: str) -> int | None:
     if not text.isdigit():
         raise ValueError(f'{name}={text!r} must be a whole number')
     return int(text)
+
+
+def fail(error: Exception) -> NoReturn:
+    """Ends a program that cannot go on: with one line for ValueError and OSError, else a traceback.
+
+    One of several processes ends at once: a normal exit would wait for the others, and they wait
+    for this one in a collective. Collectives of a process that has ended fail in the others.
+    """
+    explained = isinstance(error, (ValueError, OSError))
+    if jax.process_count() == 1:
+        if explained:
+            sys.exit(f'error: {error}')
+        raise error
+    if not explained:
+        traceback.print_exception(error)
+    print(
+        f'error: {error}\nprocess {jax.process_index()} of {jax.process_count()} ends; if another '
+        'one did so first, its output says why. The same command in all of them goes on from the '
+        'newest checkpoint',
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 class Preemption:

@@ -383,8 +383,8 @@ def main(_) -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     try:
         code = train(flags.FLAGS.config, flags.FLAGS.workdir)
-    except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+    except (ValueError, OSError, RuntimeError) as error:
+        runtime.fail(error)
     sys.exit(code)
 
 

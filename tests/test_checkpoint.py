@@ -344,3 +344,13 @@ def test_incomplete_process_flags_are_refused(monkeypatch):
     monkeypatch.setenv('JAX_NUM_PROCESSES', 'two')
     with pytest.raises(ValueError, match="JAX_NUM_PROCESSES='two' must be a whole number"):
         runtime.initialize_distributed('localhost:1', process_id=0)
+
+
+def test_processes_that_are_to_be_found_are_left_to_jax(monkeypatch):
+    asked = []
+    monkeypatch.setattr(jax.distributed, 'initialize', lambda **given: asked.append(given))
+    monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'auto')
+    monkeypatch.setenv(runtime.HEARTBEAT, '7')
+    runtime.initialize_distributed(timeout_s=3)
+    assert asked == [{'initialization_timeout': 3, 'heartbeat_timeout_seconds': 7}]
+    assert 'JAX_COORDINATOR_ADDRESS' not in os.environ  # jax would read "auto" as an address

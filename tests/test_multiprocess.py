@@ -1,4 +1,4 @@
-"""Two processes of two devices each, over gloo: one checkpoint, one decision to stop."""
+"""Several processes over gloo: one checkpoint, one decision to stop, nobody waits for the dead."""
 
 import os
 import pathlib
@@ -21,13 +21,12 @@ START = """
 import sys, time
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update('jax_platforms', 'cpu')
-jax.config.update('jax_num_cpu_devices', 2)
 from agentrl_jax import checkpoint, runtime, sharding
 runtime.initialize_distributed(timeout_s=60)
 from jax.sharding import NamedSharding, PartitionSpec as P
-workdir = sys.argv[1]
+workdir = sys.argv[-1]
 mesh = sharding.make_mesh(1, 2, 2)
-assert jax.process_count() == 2 and len(jax.local_devices()) == 2 and mesh.size == 4
+assert jax.process_count() * len(jax.local_devices()) == mesh.size == 4
 placed = {'w': NamedSharding(mesh, P('fsdp', 'tensor')), 'b': NamedSharding(mesh, P())}
 init = jax.jit(
     lambda: {'w': jnp.arange(32.0).reshape(8, 4), 'b': jnp.zeros((), jnp.int32)},
@@ -76,29 +75,42 @@ sys.exit(runtime.EXIT_PREEMPTED)
 """
 
 
-def start(program: str, workdir: pathlib.Path) -> list[subprocess.Popen]:
+LOSE_ONE = """
+state = init()
+print('ready', flush=True)
+try:
+    while True:
+        jax.block_until_ready(state := step_fn(state))
+except RuntimeError as error:
+    runtime.fail(error)
+"""
+
+
+def start(program: str, *arguments, processes: int = 2, **variables) -> list[subprocess.Popen]:
+    """The program in so many processes, which have four devices together."""
     with socket.socket() as probe:
         probe.bind(('localhost', 0))
         port = probe.getsockname()[1]
-    started = []
-    for process_id in range(2):
-        environment = dict(
-            os.environ,
-            PYTHONPATH=str(ROOT),
-            JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
-            JAX_NUM_PROCESSES='2',
-            JAX_PROCESS_ID=str(process_id),
+    shared = dict(
+        PYTHONPATH=str(ROOT),
+        JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+        JAX_NUM_PROCESSES=str(processes),
+        JAX_NUM_CPU_DEVICES=str(4 // processes),
+        **variables,
+    )
+    return [
+        subprocess.Popen(
+            [sys.executable, '-c', START + program, *map(str, arguments)],
+            env={**os.environ, **shared, 'JAX_PROCESS_ID': str(process_id)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        started.append(
-            subprocess.Popen(
-                [sys.executable, '-c', START + program, str(workdir)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    return started
+        for process_id in range(processes)
+    ]  # fmt: skip
+
+
+def said_line(process: subprocess.Popen, wanted: str) -> None:
+    """Returns when the process has printed the line; fails when it ends without."""
+    assert any(line.strip() == wanted for line in process.stdout)
 
 
 def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
@@ -136,14 +148,45 @@ def test_two_processes_write_one_checkpoint_that_one_process_reads(tmp_path):
     np.testing.assert_allclose(state['w'], expected, rtol=1e-6)
 
 
-def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
-    processes = start(STOP, tmp_path)
-    for line in processes[1].stdout:
-        if line.strip() == '5':
-            break
+def test_sigterm_to_one_of_four_processes_stops_all_at_the_same_step(tmp_path):
+    processes = start(STOP, tmp_path, processes=4)
+    said_line(processes[1], '5')
     processes[1].send_signal(signal.SIGTERM)
     said = finish(processes, code=runtime.EXIT_PREEMPTED)
     state, _, steps = read_state(tmp_path)
     assert len(steps) == 1 and steps[0] >= 5 and int(state['b']) == steps[0]
-    assert said[0].endswith(f'stopped {steps[0]} False\n')  # told by the other
-    assert said[1].endswith(f'stopped {steps[0]} True\n')
+    for index, text in enumerate(said):  # the others are told
+        assert text.endswith(f'stopped {steps[0]} {index == 1}\n')
+
+
+def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
+    """What the survivor printed; it must end by itself in time, and not as if all were well."""
+    try:
+        text, _ = process.communicate(timeout=within_s)
+    finally:
+        process.kill()
+    assert process.returncode not in (0, runtime.EXIT_PREEMPTED, -signal.SIGKILL), text
+    return text
+
+
+def test_the_others_end_at_once_when_one_is_killed():
+    """The coordinator's connection to it breaks, so it need not wait for a heartbeat."""
+    processes = start(LOSE_ONE)
+    said_line(processes[1], 'ready')
+    processes[1].kill()
+    text = ended_without(processes[0], within_s=60)  # of a heartbeat of 100
+    processes[1].communicate()
+    assert 'process 0 of 2 ends' in text and 'goes on from the newest checkpoint' in text
+
+
+def test_the_others_end_within_the_heartbeat_when_one_is_silent():
+    """A stopped process keeps its connections: only the missing heartbeat tells of it."""
+    processes = start(LOSE_ONE, AGENTRL_HEARTBEAT_S='5')
+    said_line(processes[0], 'ready')
+    processes[0].send_signal(signal.SIGSTOP)
+    try:
+        text = ended_without(processes[1], within_s=60)
+    finally:
+        processes[0].kill()
+        processes[0].communicate()
+    assert 'distributed service detected fatal errors' in text
