@@ -47,7 +47,7 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  -r requirements-tunix.txt
 	.venv-tunix/bin/python -c "import benchmarks.tunix_peer"  # the tests skip without it
-	.venv-tunix/bin/python -m pytest tests/test_against_tunix.py
+	.venv-tunix/bin/python -m pytest -W ignore tests/test_against_tunix.py
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:

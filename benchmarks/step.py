@@ -3,8 +3,8 @@
   python -m benchmarks.step [--config=FILE] [--config.field=value] [--repeats=3] [--json=PATH]
 
 Any config of training; weights are random unless model.path names some. The parts are the programs
-of a run, each timed alone; the step is what a run does, with metrics fetched; the rest is what the
-parts leave of it. `update` is the program that scores and updates less scoring alone.
+of a run, timed within steps as a run does them, with metrics fetched; the rest is what they leave.
+Scores and update are one program; scoring is timed alone, the update is the difference.
 FLOPs and bytes are counted in the programs, loops as often as they ran (agentrl_jax.plan_cost); a
 limit is what these would take at the copy bandwidth and matmul rate measured here. The host's share
 is CPU time of the Python thread; wasted are slots that decoded without wanting a token.
@@ -39,6 +39,7 @@ from agentrl_jax.algorithms import ALGORITHMS
 from benchmarks import common, limits
 
 CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
+PROGRAMS = ('collect', 'learn')
 MIB = 2**20
 
 
@@ -64,10 +65,6 @@ class Session:
         run = self.run
         shuffle = start.stream_key(run, start.SHUFFLE) if run.cfg.batch.shuffle else None
         return self.state, self.frozen, self.rollout, shuffle, run.task, np.float32(1.0), None
-
-    def learn(self) -> Any:
-        self.state, *measured = self.run.learn(*self.learn_arguments())
-        return measured
 
     def play(self) -> Any:
         return collecting.play(self.run, self.policy, self.run.task, 0)
@@ -150,6 +147,30 @@ def analyse(
     return out
 
 
+def time_steps(session: Session, repeats: int) -> dict[str, float]:
+    """Seconds of a step and of its programs, medians over steps; two steps warm up."""
+    spent = dict.fromkeys(PROGRAMS, 0.0)
+
+    def watched(name):
+        call = getattr(session.run, name)
+
+        def timed(*arguments):
+            began = common.clock()
+            out = jax.block_until_ready(call(*arguments))
+            spent[name] += common.clock() - began
+            return out
+
+        return timed
+
+    run, rows = session.run, []
+    session.run = dataclasses.replace(run, **{name: watched(name) for name in PROGRAMS})
+    for _ in range(2 + repeats):
+        spent.update(dict.fromkeys(PROGRAMS, 0.0))
+        rows.append({'step': common.seconds(session.step)} | spent)
+    session.run = run
+    return {name: statistics.median(row[name] for row in rows[2:]) for name in rows[0]}
+
+
 def host_shares(session: Session, repeats: int) -> dict[str, float]:
     """CPU time of the Python thread over the seconds of a rollout and of a step; medians."""
     out = {}
@@ -191,14 +212,8 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         (session.rollout, _), generated = session.play()
         built['learn'] = compile_program(session, 'learn')
         session.step()
-    score = build_score(session)
-    calls = {
-        'collect': lambda: session.run.collect(*session.collect_arguments()),
-        'score': score,
-        'learn': session.learn,
-        'step': session.step,
-    }
-    times = common.medians(common.alternate(calls, repeats, warm=2))
+    times = time_steps(session, repeats)
+    times['score'] = common.timed(build_score(session), repeats)
     shares = host_shares(session, repeats)
     counters = jax.device_get(session.run.collect(*session.collect_arguments())[1])
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size

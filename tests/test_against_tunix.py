@@ -3,6 +3,7 @@
 `make bench-tunix` installs Tunix (requirements-tunix.txt) and runs this file; without it it skips.
 """
 
+import jax
 import pytest
 
 from benchmarks import common, tunix
@@ -10,6 +11,15 @@ from benchmarks import common, tunix
 pytest.importorskip('tunix', reason='make bench-tunix runs it')
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def any_rank():
+    """Tunix multiplies vectors with arrays of more axes, which our tests forbid."""
+    before = jax.config.jax_numpy_rank_promotion
+    jax.config.update('jax_numpy_rank_promotion', 'allow')
+    yield
+    jax.config.update('jax_numpy_rank_promotion', before)
 
 
 def test_both_decode_the_same_greedy_tokens():

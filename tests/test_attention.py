@@ -136,17 +136,48 @@ def test_one_query_against_a_cache_equals_attention(one, monkeypatch):
         np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
 
 
-def test_longer_neighbours_do_not_change_a_row_by_a_bit(monkeypatch):
-    monkeypatch.setattr(attention, 'BLOCK', 8)
+def observation_masks(lengths, queries, width):
+    """bool [R, queries, width]: `queries` tokens whose last stands at lengths - 1."""
+    last = jnp.array(lengths)[:, None] - queries + jnp.arange(queries)[None]
+    return jnp.arange(width)[None, None] <= last[:, :, None]
+
+
+def test_a_block_of_queries_against_the_filled_cache_equals_attention(monkeypatch):
+    monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
     rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, 1, 2, 3, 4)), jnp.float32)
+    q = jnp.asarray(rng.normal(size=(3, 4, 2, 3, 4)), jnp.float32)
+    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
+    for lengths in ((4, 5, 8), (9, 4, 16), (21, 20, 7)):
+        mask = observation_masks(lengths, 4, 21)
+        poisoned = jnp.where(mask[:, -1, :, None, None], k, 50.0)
+        out = attention.attend_filled(q, poisoned, v, mask)
+        np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('queries', [1, 4])
+def test_longer_neighbours_do_not_change_a_row_by_a_bit(queries, monkeypatch):
+    monkeypatch.setattr(attention, 'BLOCK', 8)
+    monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
+    attend = attention.attend_blocks if queries == 1 else attention.attend_filled
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.normal(size=(3, queries, 2, 3, 4)), jnp.float32)
     k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
 
     def first(others):
-        mask = jnp.arange(21)[None, None] < jnp.array([5, others, others])[:, None, None]
-        return attention.attend_blocks(q, k, v, mask)[0]
+        return attend(q, k, v, observation_masks([5, others, others], queries, 21))[0]
 
-    np.testing.assert_array_equal(first(3), first(20))
+    np.testing.assert_array_equal(first(4), first(20))
+
+
+def test_observations_in_a_wide_cache_equal_the_whole_forward():
+    # 300 entries are more than 4 blocks of 64, and more than twice the 5 tokens of a block
+    params, width = random_params(TINY), 300
+    tokens, positions = rows(TINY, batch=2, length=10)
+    whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    cache = qwen2.init_cache(TINY, 2, width)
+    first, cache = cached(params, TINY, tokens[:, :5], positions[:, :5], cache, None)
+    second, _ = cached(params, TINY, tokens[:, 5:], positions[:, 5:], cache, None)
+    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, rtol=0, atol=1e-5)
 
 
 def decode_loop(params, config, cache, steps):

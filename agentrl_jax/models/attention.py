@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 NEVER = -1e30  # score of a key that may not be seen; finite, so that rows without keys stay finite
 BLOCK = 64  # cache entries per step of attend_blocks
+WIDE_BLOCK = 128  # ... of attend_filled
 FEW_BLOCKS = 4  # up to so many, copying the blocks in use costs more than reading the whole cache
 SCORE_BYTES = 3 << 19  # scores that attend_rows has alive at a time on a CPU
 
@@ -58,8 +59,15 @@ def attend_rows(
 
 def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """attend() against a cache; mask[r, o] is a prefix of the keys."""
-    if q.shape[1] != 1 or _heads_are_split():
+    if _heads_are_split():
         return attend_rows(q, k, v, mask)
+    if q.shape[1] != 1:
+        # An observation is far shorter than the cache, and most caches are far from full: reading
+        # 32 tokens of 16 rows took 39 ms instead of 61 with 0 to 64 of 1056 entries filled, and 59
+        # with all (4 layers, hidden size 256, one core).
+        if k.shape[1] < max(FEW_BLOCKS * BLOCK, 2 * q.shape[1]):
+            return attend_rows(q, k, v, mask)
+        return jax.lax.platform_dependent(q, k, v, mask, cpu=attend_filled, default=attend)
     # A loop of data-dependent length costs a GPU a host round trip per iteration, so only the CPU
     # loops: 0.92 s against 1.6 s (attend_one) and 2.5 s (attend) for 64 tokens of 64 rows, 232 of
     # 512 cache entries in use, 6 layers; bound by memory.
@@ -105,14 +113,53 @@ def attend_one(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax
 
 
 def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """attend_one() that reads the cache only up to the longest row, block by block.
-
-    Running maximum m, normaliser l and output o as in arXiv:1805.02867; a block that a row does
-    not see leaves its m, l and o unchanged to the bit, so other rows do not matter.
-    """
+    """attend_one() that reads the cache only up to the longest row, block by block."""
     rows, length, heads, width = k.shape
     k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
-    query, block = _spread(q), min(BLOCK, length)
+    query = _spread(q)
+
+    def score(keys, seen):
+        scores = jnp.einsum('rnd,rtd->rnt', query, keys, preferred_element_type=jnp.float32)
+        return jnp.where(seen, scores * width**-0.5, NEVER)
+
+    def weigh(weights, values):
+        return jnp.einsum('rnt,rtd->rnd', weights, values, preferred_element_type=jnp.float32)
+
+    out = _in_blocks(k, v, mask, score, weigh, block=BLOCK, shape=query.shape)
+    return _gather(out.astype(v.dtype), heads)
+
+
+def attend_filled(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """attend() that reads the cache only up to the longest row, block by block."""
+    rows, queries, heads, members, width = q.shape
+    query = q.transpose(0, 2, 3, 1, 4).reshape(rows, heads, members * queries, width)
+
+    def score(keys, seen):
+        scores = jnp.einsum('rknd,rtkd->rknt', query, keys, preferred_element_type=jnp.float32)
+        apart = scores.reshape(rows, heads, members, queries, -1) * width**-0.5
+        return jnp.where(seen[:, None, None], apart, NEVER).reshape(scores.shape)
+
+    def weigh(weights, values):
+        return jnp.einsum('rknt,rtkd->rknd', weights, values, preferred_element_type=jnp.float32)
+
+    out = _in_blocks(k, v, mask, score, weigh, block=WIDE_BLOCK, shape=query.shape, counted=True)
+    out = out.astype(v.dtype).reshape(rows, heads, members, queries, width)
+    return out.transpose(0, 3, 1, 2, 4).reshape(rows, queries, -1)
+
+
+def _in_blocks(
+    k, v, mask, score, weigh, *, block: int, shape: tuple[int, ...], counted: bool = False
+) -> jax.Array:
+    """Values v [R, T, ...] weighted by softmax of scores, up to the longest row; float32 [*shape].
+
+    score(keys, seen bool [R, O, t]) -> scores [*shape[:-1], t] of t entries, weigh(weights, values)
+    -> their sum [*shape]. Running maximum m, normaliser l and output o as in arXiv:1805.02867; a
+    block that a query does not see leaves its m, l and o unchanged to the bit, so other rows do not
+    matter. counted: the loop has the length of the whole cache, which can be read in the program,
+    and passes over the rest of it; as fast where blocks are few.
+    """
+    length = k.shape[1]
+    block = min(block, length)
     blocks = -(-jnp.max(mask.sum(-1)) // block)
 
     def body(i, carry):
@@ -122,20 +169,22 @@ def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
         new = start + jnp.arange(block) >= i * block
         keys, values = (jax.lax.dynamic_slice_in_dim(x, start, block, 1) for x in (k, v))
         seen = jax.lax.dynamic_slice_in_dim(mask, start, block, 2) & new[None, None]
-        scores = jnp.einsum('rnd,rtd->rnt', query, keys, preferred_element_type=jnp.float32)
-        scores = jnp.where(seen, scores * width**-0.5, NEVER)
+        scores = score(keys, seen)
         highest = jnp.maximum(m, scores.max(-1))
         old, weights = jnp.exp(m - highest), jnp.exp(scores - highest[..., None])
-        part = jnp.einsum(
-            'rnt,rtd->rnd', weights.astype(v.dtype), values, preferred_element_type=jnp.float32
-        )
+        part = weigh(weights.astype(v.dtype), values)
         return highest, l * old + weights.sum(-1), o * old[..., None] + part
 
-    queries = query.shape[1]
     start = (
-        jnp.full((rows, queries), NEVER, jnp.float32),
-        jnp.zeros((rows, queries), jnp.float32),
-        jnp.zeros((rows, queries, heads * width), jnp.float32),
+        jnp.full(shape[:-1], NEVER, jnp.float32),
+        jnp.zeros(shape[:-1], jnp.float32),
+        jnp.zeros(shape, jnp.float32),
     )
-    _, normaliser, out = jax.lax.fori_loop(0, blocks, body, start)
-    return _gather((out / normaliser[..., None]).astype(v.dtype), heads)
+    if counted:
+        _, normaliser, out = jax.lax.fori_loop(
+            0, -(-length // block),
+            lambda i, carry: jax.lax.cond(i < blocks, body, lambda _, same: same, i, carry), start,
+        )  # fmt: skip
+    else:
+        _, normaliser, out = jax.lax.fori_loop(0, blocks, body, start)
+    return out / normaliser[..., None]
