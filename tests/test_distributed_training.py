@@ -2,25 +2,28 @@
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import checkpoint, run_log
+from agentrl_jax import checkpoint, run_log, runtime
 
 pytestmark = pytest.mark.slow
 # Adam divides a gradient by its own size: where it is 0 but for rounding (biases of the keys hardly
 # move attention) the parameter moves by lr times noise. At lr 1e-3 that is 1e-4, of tokens alike.
-LR = 1e-5
+LR, STEPS = 1e-5, 5
 ARGUMENTS = [
-    '--config.steps=3', '--config.eval.every=2', '--config.log.rollouts_every=0',
+    f'--config.steps={STEPS}', '--config.eval.every=2', '--config.log.rollouts_every=0',
     f'--config.optim.lr={LR}', f'--config.optim.critic_lr={LR}',
     f'--config.clone.lr={LR}', '--config.clone.steps=3',
+    '--config.checkpoint.keep=9',
     '--config.curriculum.stage_steps=1',  # one turn at step 0, two from then on
 ]  # fmt: skip
 
@@ -40,45 +43,54 @@ class Cluster:
             self.finished[asked] = workdir
         return self.finished[asked]
 
-    def train(self, workdir, processes, devices, *arguments):
-        """Trains in the workdir to the end; what the processes printed."""
+    def start(self, workdir, processes, devices, *arguments):
+        """The processes of a run."""
         with socket.socket() as probe:
             probe.bind(('localhost', 0))
             port = probe.getsockname()[1]
-        started = []
-        for index in range(processes):
-            alone = processes == 1
-            joined = {} if alone else {
-                'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-                'JAX_NUM_PROCESSES': str(processes), 'JAX_PROCESS_ID': str(index),
-            }  # fmt: skip
-            started.append(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        '-m',
-                        'agentrl_jax.train',
-                        '--config=tests/micro_runs.py',
-                        f'--workdir={workdir}',
-                        *arguments,
-                    ],
-                    cwd=micro_runs.ROOT,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env=micro_runs.environment(
-                        self.folder / 'programs', JAX_NUM_CPU_DEVICES=str(devices), **joined
-                    ),
-                )  # fmt: skip
+        joined = {} if processes == 1 else {
+            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': str(processes),
+        }  # fmt: skip
+        shared = micro_runs.environment(
+            self.folder / 'programs', JAX_NUM_CPU_DEVICES=str(devices), **joined
+        )
+        return [
+            subprocess.Popen(
+                [sys.executable, '-m', 'agentrl_jax.train', '--config=tests/micro_runs.py',
+                 f'--workdir={workdir}', *arguments],
+                cwd=micro_runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=shared if processes == 1 else {**shared, 'JAX_PROCESS_ID': str(index)},
             )
-        try:
-            said = [process.communicate(timeout=280)[0] for process in started]
-        finally:
+            for index in range(processes)
+        ]  # fmt: skip
+
+    def train(self, workdir, processes, devices, *arguments):
+        """Trains in the workdir to the end; what the processes printed."""
+        ended = finish(self.start(workdir, processes, devices, *arguments))
+        for code, text in ended:
+            assert code == 0, text
+        return [text for _, text in ended]
+
+
+def finish(started):
+    """(exit code, output) of each process; nobody is left behind."""
+    try:
+        said = [process.communicate(timeout=600)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+def wait_for_row(workdir, step, started):
+    """Returns when the metrics of a step are there."""
+    deadline = time.monotonic() + 600
+    while not any(r['step'] >= step for r in run_log.read_metrics(workdir / run_log.METRICS_FILE)):
+        if time.monotonic() > deadline or any(process.poll() is not None for process in started):
             for process in started:
                 process.kill()
-        for process, text in zip(started, said, strict=True):
-            assert process.returncode == 0, text
-        return said
+            raise AssertionError(finish(started))
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope='module')
@@ -102,13 +114,13 @@ def furthest(one, other):
 
 def sampled(workdir):
     """Tokens of the last training rollout, episode by episode."""
-    page = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
+    page = json.loads((workdir / 'rollouts' / f'step_{STEPS - 1:06d}.json').read_text())
     return [[token['s'] for token in episode['tokens']] for episode in page['episodes']]
 
 
 def assert_same_training(workdir, other):
     one, two = saved(workdir), saved(other)
-    assert int(one.step) == int(two.step) == 3
+    assert int(one.step) == int(two.step) == STEPS
     assert sampled(workdir) == sampled(other)
     assert furthest(one, two) <= 1e-6  # parameters, critic, moments
     assert furthest(one.params, saved(workdir, 0).params) > 2 * LR
@@ -124,23 +136,50 @@ def test_eight_devices_train_like_one(cluster):
     assert_same_training(cluster.run(1, 8), cluster.run(1, 1))
 
 
-def test_two_processes_of_two_devices_train_like_one_of_one(cluster):
+@pytest.fixture(scope='module')
+def disturbed(cluster):
+    """(workdir, what it saved at SIGTERM, endings of all processes) of a run of 2 x 2 devices.
+
+    The first time one is asked to stop, the second time one is killed, the third time it ends.
+    """
+    workdir = cluster.folder / 'disturbed'
+    job = (workdir, 2, 2, *ARGUMENTS, '--config.mesh.data=2', '--config.mesh.fsdp=2')
+    started = cluster.start(*job)
+    wait_for_row(workdir, 0, started)
+    started[1].send_signal(signal.SIGTERM)
+    endings = [finish(started)]
+    saved_steps = checkpoint.steps(workdir / 'checkpoints')
+    started = cluster.start(*job)
+    wait_for_row(workdir, saved_steps[-1], started)
+    started[1].kill()
+    endings.append(finish(started))
+    endings.append(finish(cluster.start(*job)))
+    return workdir, saved_steps, endings
+
+
+def test_two_processes_train_like_one_through_a_signal_and_a_loss(cluster, disturbed):
     """Rows over all four devices, parameters over pairs: cloning, updates, checkpoint, page."""
-    workdir = cluster.run(2, 2, '--config.mesh.data=2', '--config.mesh.fsdp=2')
-    assert checkpoint.steps(workdir / 'checkpoints') == [0, 3]
+    workdir, saved_steps, (asked, lost, last) = disturbed
+    assert [code for code, _ in asked] == [runtime.EXIT_PREEMPTED] * 2, asked
+    assert saved_steps[0] == 0 and 0 < saved_steps[-1] < STEPS
+    (code, text), (killed, _) = lost
+    assert killed == -signal.SIGKILL and code not in (0, runtime.EXIT_PREEMPTED, killed), text
+    assert 'process 0 of 2 ends' in text or 'distributed service detected' in text
+    assert [code for code, _ in last] == [0, 0], last
+    for only_of_the_first in (f'training {STEPS}/{STEPS}', 'resume  '):
+        assert [only_of_the_first in text for _, text in last] == [True, False]
     assert_same_training(workdir, cluster.run(1, 1))
 
 
-def test_one_process_goes_on_where_two_stopped(cluster, tmp_path):
+def test_one_process_goes_on_where_two_stopped(cluster, disturbed, tmp_path):
     """It restores the checkpoint of the two on its own mesh, and does what it would have done."""
     shared, alone = (
         shutil.copytree(workdir, tmp_path / workdir.name)
-        for workdir in (
-            cluster.run(2, 2, '--config.mesh.data=2', '--config.mesh.fsdp=2'), cluster.run(1, 1)
-        )
-    )  # fmt: skip
+        for workdir in (disturbed[0], cluster.run(1, 1))
+    )
     for workdir in (shared, alone):
-        cluster.train(workdir, 1, 1, *ARGUMENTS, '--config.steps=4')
+        cluster.train(workdir, 1, 1, *ARGUMENTS, f'--config.steps={STEPS + 1}')
         rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-        assert [row['step'] for row in rows] == [0, 1, 2, 3, 4]
-    assert int(saved(shared).step) == 4 and furthest(saved(shared), saved(alone)) <= 1e-6
+        assert [row['step'] for row in rows] == list(range(STEPS + 2))
+    assert int(saved(shared).step) == STEPS + 1
+    assert furthest(saved(shared), saved(alone)) <= 1e-6
