@@ -89,9 +89,10 @@ def both_outcomes(config, more):
 
 
 def tiny():
-    more = library('configs/demo.py', 'configs/demo_library.py') | HOPS
+    more = library('configs/demo.py', 'configs/demo_library.py')
     more |= {
         'steps': 40, 'optim.lr': 3e-4, 'rollout.num_groups': 16, 'batch.minibatch_rows': 64,
+        'clone.episodes': 16384, 'clone.steps': 1600,
     }  # fmt: skip
     return both_outcomes('configs/demo.py', more)
 
