@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 from absl import app, flags, logging
+from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import config_flags
 
 from agentrl_jax import (
@@ -29,6 +30,7 @@ from agentrl_jax import (
     assemble_update,
     batches,
     collecting,
+    config_check,
     plan_cost,
     plan_programs,
     runtime,
@@ -78,6 +80,8 @@ class Session:
 
 def open_session(cfg: Any) -> Session:
     """A run at step 0, without a folder."""
+    if config_check.base_rows(cfg):
+        raise ValueError('no demonstrations are made here; set evol.base_rows=0')
     run = train.build(cfg)
     state = start.start_state(run, run.params)
     reference = None
@@ -281,6 +285,7 @@ def main(_) -> None:
     given = flags.FLAGS
     common.pin(given.core)
     jax.config.update('jax_enable_compilation_cache', False)  # compile times are a result
+    compilation_cache.reset_cache()  # it was asked for when modules were imported
     try:
         result = run(given.config, repeats=given.repeats)
     except ValueError as error:
