@@ -1,5 +1,6 @@
 """Plans: programs compiled from shapes, their cost counted, machines that are not there."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import micro_runs
 import pytest
+from tiny_models import TINY
 
 from agentrl_jax import plan, plan_advice, plan_cost, plan_hardware, plan_programs, start, train
 from agentrl_jax.models import qwen2, sizes
@@ -127,6 +129,26 @@ def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_
     kernels = config.num_layers * (2 * d * d + 2 * d * kv + 3 * d * f)
     attention = config.num_layers * 2 * 2 * rows * length**2 * d
     assert found == 2 * kernels * rows * length + attention
+
+
+def test_a_loop_over_layers_costs_its_layers_and_the_states_it_carries():
+    rows, length = 4, 16
+    shapes = jax.eval_shape(lambda key: qwen2.init(key, TINY), jax.random.key(0))
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    mask = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
+
+    def of(scan):
+        config = dataclasses.replace(TINY, scan_layers=scan)
+        traced = jax.jit(lambda *a: qwen2.forward(a[0], config, *a[1:])).trace(
+            shapes, ids, ids, mask
+        )
+        marks = [True] * len(jax.tree.leaves(shapes)) + [False] * 3
+        return plan_cost.count(traced.jaxpr, marks, MACHINE)
+
+    loop, unrolled = of(True), of(False)
+    assert loop.flops == unrolled.flops > 0
+    states = 4 * rows * length * TINY.hidden_size  # read and written in each layer, split over fsdp
+    assert loop.bytes == unrolled.bytes + 2 * TINY.num_layers * states / 2
 
 
 @pytest.fixture(scope='module')
