@@ -12,9 +12,9 @@ is the median over the pairs, beside their range.
    device. Tunix gets the same observations from a script, so that its worlds cost nothing, and the
    length of an answer, for which its agentic learner has no setting. Beside ours are: the rollout
    of that learner, one episode at a time and all at once; its Sampler with all episodes in one call
-   and the cheapest loop around it, which none of its learners does; and a whole step of the
-   learner, its own training loop, beside rollout and update of ours. (It computes the trainer's
-   log-probabilities once more for its metrics; ours come with the update.)
+   and the cheapest loop around it, which none of its agentic learners does; and a whole step of
+   the learner, its own training loop, beside rollout and update of ours. (It computes the
+   trainer's log-probabilities once more for its metrics; ours come with the update.)
 """
 
 import dataclasses
