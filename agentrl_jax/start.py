@@ -195,6 +195,8 @@ def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Frozen, Any]:
     if fresh:
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
+        if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
+            checkpoint.wait(checkpoints)
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
         checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
