@@ -12,6 +12,7 @@ and --config.field=value, which holds for all runs and wins over what the experi
 import argparse
 import importlib
 import json
+import os
 import pprint
 import subprocess
 import sys
@@ -171,7 +172,9 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
         f'{FIELD}clone.keep_in=../clones',  # the arms of a seed start from one clone
         *rest,
     ]  # fmt: skip
-    code = subprocess.run(words, check=False).returncode
+    # Runs that differ in a number only are one program, compiled once
+    cache = {'JAX_COMPILATION_CACHE_DIR': str((workdir / 'programs').absolute())}
+    code = subprocess.run(words, check=False, env=cache | os.environ).returncode
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
         return code
     make_tables(plan, args.seeds, workdir)

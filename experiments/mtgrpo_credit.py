@@ -6,9 +6,11 @@ rewards that MT-PPO has, so content and placement change together. The flattened
 all content, one advantage for the whole episode. An independent replication saw +6.6 points for
 content and -2.7 for placement, one seed.
 
-tiny   The card catalogue with configs/demo_library.py's policy: two to four lookups, then the
+tiny   The card catalogue with configs/demo_library.py's policy: one to three lookups, then the
        answer; a guess is right one time in sixteen. At the demo's learning rate MT-GRPO is done in
-       15 steps, so it is 3e-4 here, with half the episodes. Outcomes exact or graded (word F1).
+       15 steps, so it is 3e-4 here, with half the episodes, and cloning is longer, since policies
+       that do not read cards yet begin to at a step that differs by seed and hides all else.
+       Outcomes exact or graded (word F1).
 0.5b   configs/library.py with 8 x 16 episodes, two to four lookups. paper: optimiser, batch and
        rewards as published, on the catalogue in place of a search engine; v1 (one lookup, then the
        answer; Qwen2.5-7B) and v2 (four turns, PPO; minibatch 256 and entropy 0 are not stated

@@ -89,12 +89,11 @@ def plan(config, cells, worlds):
 
 
 def tiny():
-    cloned = {'steps': 100, 'clone.oracle': 0.6, 'clone.steps': 400}
-    more = SIZES | {'loss.entropy_coef': 0.005, 'eval.every': 20}
+    more = SIZES | {'loss.entropy_coef': 0.005, 'steps': 100, 'eval.every': 20}
     worlds = [
         common.difference('configs/demo.py', 'configs/demo_bandit.py') | {'eval.every': 10},
-        common.difference('configs/demo.py', 'configs/demo_sokoban.py') | cloned,
-        {'env.name': 'frozen_lake'} | cloned,
+        common.difference('configs/demo.py', 'configs/demo_sokoban.py'),
+        {'env.name': 'frozen_lake', 'clone.oracle': 0.6},
     ]
     return plan('configs/demo.py', METHODS | ALONE | CONTROL, [more | world for world in worlds])
 

@@ -136,6 +136,11 @@ def test_eight_devices_train_like_one(cluster):
     assert_same_training(cluster.run(1, 8), cluster.run(1, 1))
 
 
+def test_four_processes_train_like_one(cluster):
+    four = cluster.run(4, 1, '--config.mesh.data=2', '--config.mesh.fsdp=2')
+    assert_same_training(four, cluster.run(1, 1))
+
+
 @pytest.fixture(scope='module')
 def disturbed(cluster):
     """(workdir, what it saved at SIGTERM, endings of all processes) of a run of 2 x 2 devices.

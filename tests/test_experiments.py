@@ -179,9 +179,10 @@ def test_a_difference_of_configs_turns_one_into_the_other():
 # ---- the command -------------------------------------------------------------------------------
 
 
-def fake_sweep(words, check):
+def fake_sweep(words, check, env):
     """Stands in for the sweep's process: writes what the sweep and one trained run write."""
     given = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
+    assert 'JAX_COMPILATION_CACHE_DIR' in env
     base = common.load_config(given['config'])
     for number, run in enumerate(
         sweep_spec.expand(base, sweep_spec.load(given['sweep']), source='')

@@ -12,13 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import fake_gcloud
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tpu_bench import FAKE_TRAINING, ROOT, SCRIPTS, Bench
+from tpu_bench import FAKE_TRAINING, ROOT, SCRIPTS, Bench, eventually, group, vanish
 
 VERBS = (
     'create', 'setup', 'sync', 'run', 'launch', 'logs', 'status', 'stop', 'unlock', 'babysit',
@@ -274,25 +273,6 @@ def local(tmp_path):
     bench = Bench(tmp_path / 'x', 'local')
     yield bench
     bench.call('delete', 'demo', '--yes')
-
-
-def eventually(condition, *, within_s=120):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def group(bench, host):
-    """The processes of the job on a host."""
-    return int((bench.folder / f'hosts/demo/{host}/agentrl_job/pid').read_text())
-
-
-def vanish(bench):
-    """Both hosts are taken away without a warning."""
-    (bench.folder / 'hosts/demo/preempted').touch()
-    for host in range(2):
-        os.killpg(group(bench, host), signal.SIGKILL)
 
 
 def step(run, process):

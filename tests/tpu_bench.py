@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / 'tpu_scripts'
@@ -85,3 +86,22 @@ class Bench:
         """What gcloud was asked for: a list of words for each call."""
         log = self.folder / 'calls.jsonl'
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def eventually(condition, *, within_s=120):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def group(bench, host):
+    """The processes of the job on a host."""
+    return int((bench.folder / f'hosts/demo/{host}/agentrl_job/pid').read_text())
+
+
+def vanish(bench):
+    """Both hosts are taken away without a warning."""
+    (bench.folder / 'hosts/demo/preempted').touch()
+    for host in range(2):
+        os.killpg(group(bench, host), signal.SIGKILL)

@@ -1,0 +1,51 @@
+"""tpu_scripts with the training itself: two hosts of this machine, and what a bucket must hold."""
+
+import json
+import os
+import signal
+import socket
+
+import micro_runs
+import pytest
+from tpu_bench import Bench, eventually, group, vanish
+
+from agentrl_jax import run_log
+
+pytestmark = pytest.mark.slow
+STEPS = 5
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(('localhost', 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def local(tmp_path):
+    wanted = micro_runs.environment(tmp_path / 'programs', JAX_NUM_CPU_DEVICES='1')
+    bench = Bench(tmp_path / 'x', 'local', TPU_LOCAL_PORT=str(free_port()), TPU_GRACE='60')
+    bench.environment |= {name: wanted[name] for name in wanted if name.startswith(('JAX', 'XLA'))}
+    bench.environment |= {'PYTHONPATH': '.:tests', 'TPU_POLL': '0.5'}  # of the copy that hosts have
+    yield bench
+    bench.call('delete', 'demo', '--yes')
+
+
+def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(local):
+    """The hosts vanish once; then one process is asked to stop; the run ends all the same."""
+    run = local.buckets / 'my-bucket' / 'run'
+    babysit = local.start(
+        'babysit', 'demo', '--', 'python', '-m', 'agentrl_jax.train',
+        '--config=tests/micro_runs.py', '--workdir=gs://my-bucket/run', '--config.mesh.data=2',
+        f'--config.steps={STEPS}', '--config.eval.every=0', '--config.clone.steps=2',
+        '--config.checkpoint.every=1', '--config.log.rollouts_every=0',
+    )  # fmt: skip
+    eventually(lambda: (run / 'checkpoints' / '1').is_dir(), within_s=240)
+    vanish(local)
+    eventually(lambda: (run / 'checkpoints' / '3').is_dir(), within_s=240)
+    os.killpg(group(local, 1), signal.SIGTERM)
+    said = local.end(babysit, within_s=240)
+    assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
+    rows = run_log.read_metrics(run / run_log.METRICS_FILE)
+    assert [row['step'] for row in rows] == list(range(STEPS + 1))
+    assert json.loads((run / run_log.FINISHED_FILE).read_text())['step'] == STEPS
