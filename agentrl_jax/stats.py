@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -103,6 +104,19 @@ def improvement_interval(
     values = np.mean([_wins(x, y) for x, y in redrawn], axis=0)
     low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
+
+
+def paired_difference(
+    ours: np.ndarray, theirs: np.ndarray, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """(mean, low, high) of ours - theirs, run by run; Student's interval, nan for one pair.
+
+    For runs that share a seed, and with it start, levels and noise, which then cancel.
+    """
+    gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    centre, error = mean_se(gaps)
+    margin = error * stdtrit(gaps.size - 1, 0.5 + confidence / 2) if gaps.size > 1 else math.nan
+    return centre, float(centre - margin), float(centre + margin)
 
 
 def _check_tasks(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> None:

@@ -57,6 +57,7 @@ class Cell(NamedTuple):
     planned: int = 0  # 0: not a figure of runs
     also: tuple[float, ...] = ()  # means over the runs that count
     better: tuple[float, float, float] | None = None  # P(> baseline) and its interval
+    gain: tuple[float, float, float] | None = None  # mean of this - baseline, seed by seed
 
     @property
     def values(self) -> np.ndarray:
@@ -195,6 +196,20 @@ def _better(ours: Sequence[Cell], theirs: Sequence[Cell]) -> tuple[float, float,
     return stats.probability_of_improvement(*pairs), low, high
 
 
+def _gain(ours: Cell, theirs: Cell) -> tuple[float, float, float] | None:
+    """The mean difference of runs of one seed with Student's interval; None without such runs."""
+    values = [{e.seed: e.value for e in cell.entries if e.counts} for cell in (ours, theirs)]
+    if any(
+        len(of_seed) < cell.values.size
+        for of_seed, cell in zip(values, (ours, theirs), strict=True)
+    ):
+        return None  # several runs of a seed
+    seeds = sorted(values[0].keys() & values[1].keys(), key=rank)
+    if not seeds:
+        return None
+    return stats.paired_difference(*([of_seed[seed] for seed in seeds] for of_seed in values))
+
+
 # ---- lines -------------------------------------------------------------------------------------
 
 
@@ -211,7 +226,12 @@ def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
             base = grid[spec.baseline]
             better = [_better([ours], [theirs]) for ours, theirs in zip(found, base, strict=True)]
             better += [_better(found, base)] * spec.overall
-            cells = [cell._replace(better=b) for cell, b in zip(cells, better, strict=True)]
+            gains = [_gain(ours, theirs) for ours, theirs in zip(found, base, strict=True)]
+            gains += [None] * spec.overall
+            cells = [
+                cell._replace(better=b, gain=g)
+                for cell, b, g in zip(cells, better, gains, strict=True)
+            ]
         lines.append(Line('runs', label, tuple(cells)))
     return lines
 

@@ -56,7 +56,8 @@ def csv_text(table: Table) -> str:
     beside = [name for name in table.also]
     names = ['mean', 'std', 'iqm', 'low', 'high']
     header = ['kind', 'row', 'column', 'metric', 'at', 'runs', 'planned', 'unfinished', *names]
-    header += ['interval', 'p_better', 'p_low', 'p_high', *beside, 'published', 'values']
+    header += ['interval', 'p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high']
+    header += [*beside, 'published', 'values']
     lines = [header]
     for line in table.lines:
         for column, cell in zip(table.columns, line.cells, strict=True):
@@ -67,6 +68,7 @@ def csv_text(table: Table) -> str:
                  len(cell.values), cell.planned, len(_unfinished(cell)),
                  *map(_exact, (shown.mean, shown.spread, shown.iqm, shown.low, shown.high)),
                  shown.interval, *map(_exact, cell.better or (math.nan,) * 3),
+                 *map(_exact, cell.gain or (math.nan,) * 3),
                  *map(_exact, cell.also or (math.nan,) * len(beside)),
                  published(table.spec, line.label, column), ' '.join(map(_exact, cell.values))]
             )  # fmt: skip
@@ -87,7 +89,6 @@ def runs_csv(table: Table) -> str:
 def matrix(table: Table) -> list[list[str]]:
     """Header and lines: for each column its figure and what stands beside it."""
     spec = table.spec
-    runs = [line for line in table.lines if line.kind == 'runs']
     printed = {
         column: any(published(spec, line.label, column) for line in table.lines)
         for column in table.columns
@@ -96,7 +97,8 @@ def matrix(table: Table) -> list[list[str]]:
     lines = [[line.label] for line in table.lines]
     for i, column in enumerate(table.columns):
         header += [column, *map(plain_name, table.also)]
-        header += [f'P(> {spec.baseline})'] * bool(spec.baseline) + ['published'] * printed[column]
+        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}'][: 1 + _own(column)]
+        header += compared * bool(spec.baseline) + ['published'] * printed[column]
         for texts, line in zip(lines, table.lines, strict=True):
             cell = line.cells[i]
             beside = cell.also if cell.planned else ()
@@ -104,7 +106,7 @@ def matrix(table: Table) -> list[list[str]]:
             texts += [number(name, x) for name, x in zip(table.also, beside, strict=False)]
             texts += [''] * (len(table.also) - len(beside))
             if spec.baseline:
-                texts.append(_better_text(cell) if line in runs else '')
+                texts += [_better_text(cell), _gain_text(cell, spec.metric)][: len(compared)]
             if printed[column]:
                 texts.append(published(spec, line.label, column))
     return [header, *lines]
@@ -153,6 +155,10 @@ def notes(table: Table) -> list[str]:
         found.append(
             f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half; no '
             'interval where redrawn runs are all alike.'
+        )
+        found.append(
+            f'Less {spec.baseline}: mean difference of runs of one seed, which share start, levels '
+            "and noise, with Student's 95 % interval."
         )
     if spec.overall:
         found.append(
@@ -213,6 +219,13 @@ def _better_text(cell: Cell) -> str:
         return ''
     p, low, high = cell.better
     return f'{p:.2f}' + ('' if math.isnan(low) else f' [{low:.2f}, {high:.2f}]')
+
+
+def _gain_text(cell: Cell, metric: str) -> str:
+    if cell.gain is None:
+        return ''
+    mean, *ends = (('+' if x > 0 else '') + number(metric, x) for x in cell.gain)
+    return mean if math.isnan(cell.gain[1]) else f'{mean} [{", ".join(ends)}]'
 
 
 def _mean_text(shown: Figure, metric: str) -> str:

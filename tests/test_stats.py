@@ -8,6 +8,7 @@ from agentrl_jax.stats import (
     iqm,
     mean,
     mean_se,
+    paired_difference,
     probability_of_improvement,
     stratified_bootstrap,
     wilson_interval,
@@ -127,3 +128,13 @@ def test_the_interval_of_an_improvement():
     assert (low, high) == improvement_interval([ours], [theirs])
     with pytest.raises(ValueError, match='at least one run in each task'):
         improvement_interval([ours], [np.array([])])
+
+
+def test_a_paired_difference_is_students():
+    ours, theirs = np.array([3.0, 5.0, 8.0]), np.array([2.0, 3.0, 2.0])  # gaps 1, 2, 6
+    mean, low, high = paired_difference(ours, theirs)
+    # s.d. sqrt(7), over sqrt(3); two-sided 5 % point of t with 2 degrees of freedom: 4.3027
+    np.testing.assert_allclose((mean, mean - low, high - mean), (3, 6.5724, 6.5724), rtol=1e-4)
+    expected = pytest.importorskip('scipy.stats').ttest_rel(ours, theirs).confidence_interval()
+    np.testing.assert_allclose((low, high), expected)
+    assert np.isnan(paired_difference(ours[:1], theirs[:1])[1:]).all()

@@ -173,6 +173,10 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert np.isnan(found['ppo', 'sokoban'].better[1])  # redrawn, it is 1 every time
     p, low, high = found['ppo', 'bandit'].better
     assert 0 <= low < p < high <= 1
+    # Seed by seed .9 - .7, .8 - .75, .7 - .6; of one pair there is no interval.
+    assert found['ppo', 'bandit'].gain[0] == pytest.approx(0.35 / 3)
+    one = cells(table_of(sweep, baseline='grpo'))['ppo', 'sokoban'].gain
+    assert one[0] > 0 and np.isnan(one[1]) and found['grpo', 'bandit'].gain is None
     # .3 .35 .4 .7 .8 .9 without one at either end: 2.25 / 4.
     assert found['ppo', 'all'].figure.iqm == pytest.approx(2.25 / 4)
     # Three runs on one and one on the other: nothing over both that a row could be compared by.
@@ -180,7 +184,8 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert found['random play', 'all'].figure.mean == pytest.approx(0.35)
     assert found['grpo', 'bandit'].better is None
     header = tables_render.matrix(table)[0]
-    assert header[:4] == ['algorithm', 'bandit', 'valid format', 'P(> grpo)']
+    assert header[:5] == ['algorithm', 'bandit', 'valid format', 'P(> grpo)', 'less grpo']
+    assert header[-3:] == ['all', 'valid format', 'P(> grpo)']
     with pytest.raises(ValueError, match="baseline 'dapo' is no row"):
         table_of(sweep, baseline='dapo')
 
