@@ -73,13 +73,13 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def list_runs(plan: Plan, seeds: Iterable[int], taken: Iterable[str] = ()) -> list[Overrides]:
-    """The overrides of all runs, the first seed of all cells first.
+def list_runs(plan: Plan, seeds: Sequence[int], taken: Iterable[str] = ()) -> list[Overrides]:
+    """The overrides of all runs, all seeds of the first cell first: they clone for the others.
 
     taken: fields that the command line sets for all runs, and that no run sets for itself.
     """
     cells = [{name: x for name, x in cell.items() if name not in taken} for cell in plan.cells]
-    return [{'seed': seed} | cell for seed in seeds for cell in cells]
+    return [{'seed': seed} | cell for cell in cells for seed in seeds]
 
 
 def sweep_file(runs: Sequence[Overrides], command: str) -> str:

@@ -37,7 +37,7 @@ def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scal
     plan = make_plan(name, scale)
     listed = common.list_runs(plan, range(2))
     expanded = sweep_spec.expand(common.load_config(plan.config), listed, source=name)
-    assert [run.config['seed'] for run in expanded] == [0] * len(plan.cells) + [1] * len(plan.cells)
+    assert [run.config['seed'] for run in expanded] == [0, 1] * len(plan.cells)
     runs = [
         tables_runs.Run(run.name, tables_runs.flatten(json.loads(json.dumps(run.config))), [], {})
         for run in expanded
@@ -60,8 +60,8 @@ def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scal
 def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
     plan = common.Plan('configs/demo.py', ({'steps': 3, 'optim.lr': 1e-3}, {'steps': 4}), {})
     assert common.list_runs(plan, range(100, 102), taken={'optim.lr'}) == [
-        {'seed': 100, 'steps': 3}, {'seed': 100, 'steps': 4},
-        {'seed': 101, 'steps': 3}, {'seed': 101, 'steps': 4},
+        {'seed': 100, 'steps': 3}, {'seed': 101, 'steps': 3},
+        {'seed': 100, 'steps': 4}, {'seed': 101, 'steps': 4},
     ]  # fmt: skip
     words = ['--config.optim.lr=3e-4', '--gpus=0', '--config.model.path=/a=b']
     assert common.given_fields(words) == {'optim.lr', 'model.path'}
