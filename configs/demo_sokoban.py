@@ -1,5 +1,8 @@
 """The demo's small policy on RAGEN's SimpleSokoban (6 x 6, one box, 10 actions).
 
+Seed 100, with which it was tuned, on 512 validation rooms: 36.9 % after cloning, 55.3 % at step 25,
+49.6 % at step 200; random play 13.5 %, oracle 98.8 %.
+
 python -m agentrl_jax.train --config=configs/demo_sokoban.py --workdir=runs/sokoban
 """
 
