@@ -89,7 +89,7 @@ def plan(config, cells, worlds):
 
 
 def tiny():
-    more = SIZES | {'loss.entropy_coef': 0.005, 'steps': 100, 'eval.every': 20}
+    more = SIZES | {'loss.entropy_coef': 0.005, 'eval.every': 20}
     worlds = [
         common.difference('configs/demo.py', 'configs/demo_bandit.py') | {'eval.every': 10},
         common.difference('configs/demo.py', 'configs/demo_sokoban.py'),

@@ -5,9 +5,9 @@ AgentGym-RL (arXiv:2509.08755, "ScalingInter-RL") reports for its search task, w
 One seed, one environment. Here all three see as many episodes and are validated at the full horizon
 from the start; curves over tokens show what the shorter episodes save.
 
-tiny   FrozenLake with two moves a turn (configs/scaling_inter.py): 2, 5, or 2, 3, then 5 turns,
-       50 steps a stage, 150 steps; GRPO with all groups and the paper's KL; cloned on play that is
-       60 % oracle. Two turns of two moves reach the near goals only, so the horizon can matter.
+tiny   FrozenLake with one move a turn: 2, 8, or 2, 4, then 8 turns, 50 steps a stage, 150 steps;
+       GRPO with all groups and the paper's KL; the policy of configs/demo.py, cloned on play that
+       is 60 % oracle. Two moves reach goals next door only, so the horizon can matter.
 0.5b   The same horizons at RAGEN's sizes. paper: rounds, stage and optimiser of the released search
        script for Qwen2.5-7B-Instruct, on the card catalogue with up to seven lookups: the search
        environment itself is not part of this package. Its other environments: SCHEDULES.
@@ -55,11 +55,13 @@ def plan(config, rounds, stage_steps, world, more):
 
 
 def tiny():
+    """An answer takes 7 tokens of the demo's tokenizer, a turn 28."""
     more = {
-        'steps': 150, 'eval.every': 25, 'rollout.num_groups': 8, 'rollout.group_size': 16,
-        'batch.minibatch_rows': 64, 'clone.oracle': 0.6, 'clone.steps': 400,
+        'steps': 150, 'eval.every': 25, 'env.max_actions_per_turn': 1, 'rollout.max_response': 7,
+        'rollout.max_tokens': 8 + 8 * 28, 'rollout.num_groups': 8, 'rollout.group_size': 16,
+        'batch.minibatch_rows': 64, 'optim.lr': 3e-4, 'clone.oracle': 0.6,
     }  # fmt: skip
-    return plan('configs/scaling_inter.py', (2, 3, 5), 50, 'frozen_lake', more)
+    return plan('configs/scaling_inter.py', (2, 4, 8), 50, 'frozen_lake', more)
 
 
 def half_billion():
