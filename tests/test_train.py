@@ -252,14 +252,6 @@ def test_the_arm_that_pays_more_on_average_is_found(algorithm, tmp_path):
     assert success[0] < 0.4 and success[-5:].mean() > 0.9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', [1, 2])
-@pytest.mark.parametrize('algorithm', ['ppo', 'grpo'])
-def test_the_arm_is_found_with_other_seeds(algorithm, seed, tmp_path):
-    success = bandit_probe(algorithm, seed, tmp_path)
-    assert success[0] < 0.4 and success[-5:].mean() > 0.9
-
-
 # ---- configs -----------------------------------------------------------------------------------
 
 
