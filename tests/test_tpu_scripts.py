@@ -294,10 +294,10 @@ def test_two_hosts_go_on_after_a_preemption_and_a_signal(local):
     command = ['python', FAKE_TRAINING, 'gs://my-bucket/run', '30']
     wait_at(run, 10)
     babysit = local.start('babysit', 'demo', '--', *command)
-    eventually(lambda: step(run, 0) == step(run, 1) == 10)
+    eventually(lambda: step(run, 0) == step(run, 1) == 10, while_runs=babysit)
     vanish(local)
     wait_at(run, 20)
-    eventually(lambda: step(run, 0) == step(run, 1) == 20)
+    eventually(lambda: step(run, 0) == step(run, 1) == 20, while_runs=babysit)
     os.killpg(group(local, 1), signal.SIGTERM)
     wait_at(run, 30)
     said = local.end(babysit)
@@ -307,6 +307,16 @@ def test_two_hosts_go_on_after_a_preemption_and_a_signal(local):
         # On a busy machine one host may end long before the other: that is one start more.
         assert len(starts) >= 3 and starts[1] == 10 and starts == sorted(starts)
     assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
+
+
+def test_a_preemption_while_it_is_set_up_is_no_failure(local):
+    local.environment['TPU_FAILURES'] = '0'
+    tar = local.folder / 'bin' / 'tar'  # the first that unpacks finds the TPU taken away
+    lost = f'touch {local.folder}/hosts/demo/preempted; rm -f "$0"; exit 1'
+    tar.write_text(f'#!/bin/sh\ncase $1 in -x*) {lost};; esac\nexec {shutil.which("tar")} "$@"\n')
+    tar.chmod(0o755)
+    said = local.call('babysit', 'demo', '--', 'true')
+    assert 'demo was preempted' in said and 'failure' not in said
 
 
 def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):

@@ -40,9 +40,9 @@ def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(
         f'--config.steps={STEPS}', '--config.eval.every=0', '--config.clone.steps=2',
         '--config.checkpoint.every=1', '--config.log.rollouts_every=0',
     )  # fmt: skip
-    eventually(lambda: (run / 'checkpoints' / '1').is_dir(), within_s=240)
+    eventually(lambda: (run / 'checkpoints' / '1').is_dir(), within_s=240, while_runs=babysit)
     vanish(local)
-    eventually(lambda: (run / 'checkpoints' / '3').is_dir(), within_s=240)
+    eventually(lambda: (run / 'checkpoints' / '3').is_dir(), within_s=240, while_runs=babysit)
     os.killpg(group(local, 1), signal.SIGTERM)
     said = local.end(babysit, within_s=240)
     assert 'demo was preempted' in said and 'again, from the last checkpoint' in said

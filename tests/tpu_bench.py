@@ -88,9 +88,11 @@ class Bench:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def eventually(condition, *, within_s=120):
+def eventually(condition, *, within_s=120, while_runs=None):
+    """Wait for a condition; while_runs is the process that brings it about."""
     deadline = time.monotonic() + within_s
     while not condition():
+        assert while_runs is None or while_runs.poll() is None, while_runs.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
