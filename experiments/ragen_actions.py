@@ -70,7 +70,7 @@ def tiny():
         return cell | {'rollout.max_response': answer, 'rollout.max_tokens': tokens}
 
     more = {
-        'steps': 80, 'eval.every': 20, 'clone.oracle': 0.6, 'clone.steps': 400,
+        'steps': 60, 'eval.every': 20, 'clone.oracle': 0.6, 'clone.steps': 400,
         'rollout.num_groups': 8, 'rollout.group_size': 16,
     }  # fmt: skip
     made = plan('configs/demo.py', every_episode(), more, ['frozen_lake'])

@@ -6,8 +6,8 @@ One seed, one environment. Here all three see as many episodes and are validated
 from the start; curves over tokens show what the shorter episodes save.
 
 tiny   FrozenLake with one move a turn: 2, 8, or 2, 4, then 8 turns, 50 steps a stage, 150 steps;
-       GRPO with all groups and the paper's KL; the policy of configs/demo.py, cloned on play that
-       is 60 % oracle. With two moves a turn and 2, 3, 5 turns the horizon did not matter.
+       GRPO with all groups and the paper's KL; the policy of configs/demo.py and its clone. With
+       two moves a turn and 2, 3, 5 turns the horizon did not matter.
 0.5b   The same horizons at RAGEN's sizes. paper: rounds, stage and optimiser of the released search
        script for Qwen2.5-7B-Instruct, on the card catalogue with up to seven lookups: the search
        environment itself is not part of this package. Its other environments: SCHEDULES.
@@ -59,7 +59,7 @@ def tiny():
     more = {
         'steps': 150, 'eval.every': 25, 'env.max_actions_per_turn': 1, 'rollout.max_response': 7,
         'rollout.max_tokens': 8 + 8 * 28, 'rollout.num_groups': 8, 'rollout.group_size': 16,
-        'batch.minibatch_rows': 64, 'optim.lr': 3e-4, 'clone.oracle': 0.6,
+        'batch.minibatch_rows': 64, 'optim.lr': 3e-4,
     }  # fmt: skip
     return plan('configs/scaling_inter.py', (2, 4, 8), 50, 'frozen_lake', more)
 
