@@ -14,11 +14,12 @@ MAX_COLUMNS = 3
 def write(table: Table, folder: Path) -> list[Path]:
     """curves_step, curves_tokens, curves_seconds and signals, each .png and .svg.
 
-    An axis that no run knows is left out. All panels of a metric have the same range of y.
+    An axis that no run knows is left out. Panels of the table's metric have one range of y; those
+    of signals, whose size differs by environment, have their own.
     """
     panels = _panels(table, table.spec.metric)
     limits = {table.spec.metric: plots.y_range(panels)}
-    columns = 2 if len(panels) in (2, 4) else min(len(panels), MAX_COLUMNS)
+    columns = _columns(len(panels))
     rows = [row for runs in table.runs.values() for run in runs for row in run.rows]
     written = []
     for axis in AXES:
@@ -28,11 +29,18 @@ def write(table: Table, folder: Path) -> list[Path]:
     if table.spec.signals and rows:
         of_signal = [_panels(table, name) for name in table.spec.signals]
         panels = [panel for found in of_signal for panel in found]
-        limits = {found[0].metric: plots.y_range(found) for found in of_signal}
-        columns = len(of_signal[0]) if len(of_signal[0]) > 1 else min(len(panels), MAX_COLUMNS)
+        if len(of_signal[0]) > 1:
+            columns = len(of_signal[0])  # a line a signal
+        else:  # its name says more than that of the one column
+            panels = [p._replace(title=plain_name(p.metric), y_label='') for p in panels]
+            columns = _columns(len(panels))
         stem = folder / 'signals'
-        written += plots.draw(panels, stem, x='step', columns=columns, limits=limits)
+        written += plots.draw(panels, stem, x='step', columns=columns)
     return written
+
+
+def _columns(panels: int) -> int:
+    return 2 if panels in (2, 4) else min(panels, MAX_COLUMNS)
 
 
 def _panels(table: Table, metric: str) -> list[plots.Panel]:
