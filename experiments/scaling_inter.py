@@ -26,6 +26,7 @@ SCHEDULES = {  # released rounds and steps a stage
     'TextCraft': ((10, 20, 30), 100), 'SciWorld': ((10, 20, 30), 100),
     'BabyAI': ((6, 13, 20), 100),
 }  # fmt: skip
+NAMES = {'frozen_lake': 'FrozenLake', 'library': 'card catalogue'}
 PUBLISHED = {
     'fixed short': '≈ 54.5 (DeepSearch)',
     'fixed long': '< 30 (DeepSearch)',
@@ -46,7 +47,7 @@ def plan(config, rounds, stage_steps, world, more):
     }  # fmt: skip
     table = {
         'rows': ','.join(ROWS), 'cols': 'env.name', 'baseline': 'fixed long',
-        'labels': common.labels(config, cells, ROWS),
+        'labels': common.labels(config, cells, ROWS) | NAMES,
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
         'published': {name: {world: text} for name, text in PUBLISHED.items()},
     }  # fmt: skip
