@@ -49,7 +49,7 @@ def plan(config, rounds, stage_steps, world, more):
         'rows': ','.join(ROWS), 'cols': 'env.name', 'baseline': 'fixed long',
         'labels': common.labels(config, cells, ROWS) | NAMES,
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
-        'published': {name: {world: text} for name, text in PUBLISHED.items()},
+        'published': {name: {NAMES[world]: text} for name, text in PUBLISHED.items()},
     }  # fmt: skip
     tables = {'last': table, 'best': table | {'at': 'best-validation', 'published': {}}}
     return common.Plan(config, common.cross(cells.values(), [everywhere | more]), tables)
