@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from agentrl_jax import checkpoint, runtime
+from agentrl_jax import checkpoint, config_check, runtime
 from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
@@ -29,6 +29,8 @@ def key(config: dict[str, Any]) -> str:
     for name in UNREAD:
         section, _, field = name.rpartition('.')
         del (read[section] if section else read)[field]
+    for section, field in config_check.CLONE_LIMITS:
+        read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]
     read['file'] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ''

@@ -50,12 +50,18 @@ NOT_NEGATIVE = (
     'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
     'loss.sampler_low', 'loss.sampler_high',
     'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
-    'filter.refill', 'clone.microbatch_rows', 'evol.base_rows', 'dpo.min_gap', 'lora.rank',
+    'clone.max_turns', 'clone.max_actions_per_turn', 'clone.max_actions_per_episode',
+    'clone.max_tokens', 'filter.refill', 'clone.microbatch_rows', 'evol.base_rows', 'dpo.min_gap',
+    'lora.rank',
     'alarm.mi_every', 'alarm.max_roll_backs', *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
 )  # fmt: skip
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
 SHARES = (  # in [0, 1]
     'loss.gamma', 'loss.lam', 'turn_credit.turn_gamma', 'filter.p', 'filter.low', 'filter.high',
+)  # fmt: skip
+CLONE_LIMITS = (  # fields of these sections that clone has too, for its own demonstrations
+    ('env', 'max_turns'), ('env', 'max_actions_per_turn'), ('env', 'max_actions_per_episode'),
+    ('rollout', 'max_tokens'),
 )  # fmt: skip
 OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
@@ -286,6 +292,8 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> dict[str, bool]:
         'on agent_evol: set it to 0': cfg.evol.base_rows > 0 and cfg.algorithm != 'agent_evol',
         f'evol.base_rows={cfg.evol.base_rows} are whole conversations: set context.window=0':
             base_rows(cfg) > 0 and cfg.context.window > 0,
+        'the play that evol.base_rows joins to batches has the limits of rollouts: set those of '
+        'clone (clone.max_turns and its like) to 0': base_rows(cfg) > 0 and demonstrates_apart(cfg),
         f'dpo.beta={dpo.beta} must be positive': dpo.beta is not None and dpo.beta <= 0,
         f'dpo.pairs={dpo.pairs} must be at least 1': dpo.pairs is not None and dpo.pairs < 1,
         f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='
@@ -301,6 +309,11 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> dict[str, bool]:
         "loss.kl_in='reward' does not go with dpo, which compares returns: set loss.kl_in=loss":
             pairs and cfg.loss.kl_coef > 0 and cfg.loss.kl_in == 'reward',
     }  # fmt: skip
+
+
+def demonstrates_apart(cfg: Any) -> bool:
+    """Whether own demonstrations have limits that are not those of the run's episodes."""
+    return any(cfg.clone[field] for _, field in CLONE_LIMITS)
 
 
 def clones(cfg: Any) -> bool:

@@ -4,6 +4,7 @@ With LoRA these weights are the frozen base of policy, critic and reference alik
 model.path again when a run resumes; weights that were drawn or cloned are kept in workdir/base.
 """
 
+import copy
 import functools
 import json
 import sys
@@ -152,16 +153,29 @@ def demonstrations(run: Any) -> sft.Demonstrations:
             )  # fmt: skip
         return found
 
+    task = run.task
+    if config_check.demonstrates_apart(cfg):
+        cfg = with_clone_limits(cfg)
+        task = assemble.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
+
     def expert(states, used):
         return experts.plans(
-            run.task.env, run.task.env_params, states, used, cfg.env.max_actions_per_episode
+            task.env, task.env_params, states, used, cfg.env.max_actions_per_episode
         )
 
-    with Progress(run.task.max_turns, 'demonstrating') as progress:
+    with Progress(task.max_turns, 'demonstrating') as progress:
         return sft.demonstrate(
-            run.task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
+            task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
             oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens, report=progress.advance,
         )  # fmt: skip
+
+
+def with_clone_limits(cfg: Any) -> Any:
+    """The config with the limits of own demonstrations in the place of the run's."""
+    cfg = copy.deepcopy(cfg)
+    for section, field in config_check.CLONE_LIMITS:
+        cfg[section][field] = cfg.clone[field] or cfg[section][field]
+    return cfg
 
 
 def clone(run: Any, shown: sft.Demonstrations | None) -> Any:

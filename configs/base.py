@@ -204,6 +204,12 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.clone.file = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = own ones:
     cfg.clone.episodes = 0  # own demonstrations cloned before step 0; 0 = none
     cfg.clone.oracle = 0.5  # share of turns played by the oracle, the rest at random
+    # Limits of own demonstrations; 0 = those of env and rollout. If they are set, arms whose
+    # episodes differ can start from one clone.
+    cfg.clone.max_turns = 0
+    cfg.clone.max_actions_per_turn = 0
+    cfg.clone.max_actions_per_episode = 0
+    cfg.clone.max_tokens = 0
     cfg.clone.steps = 300  # optimiser steps
     cfg.clone.batch = 64  # episodes per step
     cfg.clone.microbatch_rows = 0  # episodes per forward and backward pass; 0 = all of a step

@@ -7,7 +7,9 @@ within about one standard error of its 256 episodes. Here the budget grows as pu
 in five turns are both. Random play stands in every row: its budget is the row's.
 
 tiny   FrozenLake with the policy of configs/demo.py, which is known to learn there; 8 x 16
-       episodes, cloned on play that is 60 % oracle.
+       episodes. All arms of a seed start from one clone, which was shown up to 7 actions a turn,
+       and are not told their budget: with a clone of its own an arm starts the lower the more
+       actions a turn it has.
 0.5b   Sokoban and FrozenLake, budget growing and fixed. paper: as published: training on Sokoban,
        growing budget, for Qwen2.5-0.5B-Instruct.
 
@@ -62,19 +64,20 @@ def every_episode():
 
 
 def tiny():
-    """An answer of n actions takes 2 n + 5 tokens of the demo's tokenizer, a turn's prompt 19."""
-
-    def sized(cell):
-        answer = 2 * cell['env.max_actions_per_turn'] + 5
-        tokens = 8 + cell['env.max_turns'] * (21 + answer)
-        return cell | {'rollout.max_response': answer, 'rollout.max_tokens': tokens}
-
+    """An answer of n actions takes 2 n + 5 tokens of the demo's tokenizer, a prompt at most 19."""
+    answer = 2 * COUNTS[-1] + 5  # further actions of an answer are cut, as everywhere
     more = {
-        'steps': 60, 'eval.every': 20, 'clone.oracle': 0.6, 'clone.steps': 400,
-        'rollout.num_groups': 8, 'rollout.group_size': 16,
+        'steps': 60, 'eval.every': 20, 'rollout.num_groups': 8, 'rollout.group_size': 16,
+        'rollout.max_response': answer, 'env.prompt': 'plain',
+        'clone.oracle': 0.8, 'clone.steps': 1000, 'clone.max_turns': 2,
+        'clone.max_actions_per_turn': COUNTS[-1], 'clone.max_actions_per_episode': 14,
+        'clone.max_tokens': 8 + 2 * (21 + answer),
     }  # fmt: skip
     made = plan('configs/demo.py', every_episode(), more, ['frozen_lake'])
-    return made._replace(cells=tuple(sized(cell) for cell in made.cells))
+    tokens = [
+        {'rollout.max_tokens': 8 + cell['env.max_turns'] * (21 + answer)} for cell in made.cells
+    ]
+    return made._replace(cells=tuple(c | t for c, t in zip(made.cells, tokens, strict=True)))
 
 
 def half_billion():

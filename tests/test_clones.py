@@ -5,7 +5,7 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import clones, start, train
+from agentrl_jax import clones, sft, start, train
 from agentrl_jax.start import config_dict
 
 CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8, 'clone.keep_in': '../clones'}
@@ -48,6 +48,25 @@ def test_what_cloning_reads_asks_for_another_clone(change):
         for more in ({}, change)
     )
     assert one != other
+
+
+def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):
+    limits = {'clone.max_turns': 2, 'clone.max_actions_per_turn': 3, 'clone.max_tokens': 96,
+              'clone.max_actions_per_episode': 6}  # fmt: skip
+    own = {name.replace('clone', 'env'): value for name, value in limits.items()}
+    own['rollout.max_tokens'] = own.pop('env.max_tokens')
+    of_its_own = opened(tmp_path / 'a', **own)
+    monkeypatch.setattr(start, 'clone', lambda *_: pytest.fail('cloned again'))
+    short = {'env.max_turns': 3, 'env.max_actions_per_turn': 1, 'rollout.max_tokens': 128}
+    assert_same(opened(tmp_path / 'b', **(limits | short)), of_its_own)
+
+
+def test_demonstrations_have_the_limits_of_the_clone():
+    limits = {'clone.max_turns': 1, 'clone.max_actions_per_turn': 4, 'rollout.max_response': 12}
+    run = train.build(micro_runs.config('frozen_lake', **(CLONES | limits)))
+    longest = int(start.demonstrations(run).mask.sum(axis=1).max())
+    texts = [len(sft.answer_tokens(run.task, run.tokenizer, [0] * n)) + 1 for n in range(5)]
+    assert longest == texts[4] < 2 * texts[2]  # one turn of four actions, not two of two
 
 
 def test_a_file_of_trajectories_is_known_by_what_is_in_it(tmp_path):

@@ -56,6 +56,9 @@ BRIEF = PromptStyle(
     tail='{left} left\n',
 )
 
+# The same for every budget of actions: an agent is not told what is left of it.
+PLAIN = dataclasses.replace(BRIEF, tail='')
+
 # For tool use: one action a turn. Rewards stay unseen, as in MT-GRPO (arXiv:2505.11821): one could
 # tell from them what a result is worth. The wording is ours.
 TOOLS = PromptStyle(
@@ -73,5 +76,5 @@ TOOLS = PromptStyle(
     ),
 )
 
-STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'tools': TOOLS}
+STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'plain': PLAIN, 'tools': TOOLS}
 SEPARATOR = '||'
