@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import pprint
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,6 +128,18 @@ def first_page(doc: str, command: str, names: Iterable[str]) -> str:
     return '\n'.join([f'# {doc.strip()}\n', f'```sh\n{command}\n```\n', *blocks])
 
 
+def wait_for(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Exit code of a command; signals to end are passed on, since the sweep saves its runs."""
+    child = subprocess.Popen(words, env=environment)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda n, _: child.send_signal(n)) for number in numbers]
+    try:
+        return child.wait()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def arguments(
     name: str, doc: str, scales: Scales, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, list[str]]:
@@ -174,7 +187,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     ]  # fmt: skip
     # Runs that differ in a number only are one program, compiled once
     cache = {'JAX_COMPILATION_CACHE_DIR': str((workdir / 'programs').absolute())}
-    code = subprocess.run(words, check=False, env=cache | os.environ).returncode
+    code = wait_for(words, cache | os.environ)
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
         return code
     make_tables(plan, args.seeds, workdir)

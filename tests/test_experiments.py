@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import os
 import pathlib
+import signal
+import sys
 
 import pytest
 
@@ -179,10 +182,10 @@ def test_a_difference_of_configs_turns_one_into_the_other():
 # ---- the command -------------------------------------------------------------------------------
 
 
-def fake_sweep(words, check, env):
+def fake_sweep(words, environment):
     """Stands in for the sweep's process: writes what the sweep and one trained run write."""
     given = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
-    assert 'JAX_COMPILATION_CACHE_DIR' in env
+    assert 'JAX_COMPILATION_CACHE_DIR' in environment
     base = common.load_config(given['config'])
     for number, run in enumerate(
         sweep_spec.expand(base, sweep_spec.load(given['sweep']), source='')
@@ -198,11 +201,11 @@ def fake_sweep(words, check, env):
         ]  # fmt: skip
         if number == 0:
             (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    return type('Done', (), {'returncode': 0})
+    return 0
 
 
 def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(common.subprocess, 'run', fake_sweep)
+    monkeypatch.setattr(common, 'wait_for', fake_sweep)
     monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')
     own = scaling_inter
     argv = ['--scale=tiny', '--seeds=2', f'--workdir={tmp_path}/w', '--publish']
@@ -231,3 +234,13 @@ def test_wrong_words_are_refused_with_a_reason(words, complaint, capsys):
     with pytest.raises(SystemExit):
         common.main(own.__file__, own.__doc__, own.SCALES, words)
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_sweep(number):
+    asked = (
+        'import os, signal, time; '
+        f'signal.signal({int(number)}, lambda *_: os._exit(75)); '
+        f'os.kill(os.getppid(), {int(number)}); time.sleep(60)'
+    )
+    assert common.wait_for([sys.executable, '-c', asked], os.environ) == 75
