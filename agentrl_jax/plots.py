@@ -36,6 +36,7 @@ STYLE = {
 }
 SHARES = ('success', 'valid_format', 'pass_at_n', '_frac', '_actions')  # metrics from 0 to 1
 AXIS_LABELS = {'time_s': 'seconds', 'tokens': 'tokens sampled'}
+NAMES_APART = 0.06  # of the range of the lines across a panel
 PAD = 0.04  # of the range of y, above and below
 Rows = Sequence[Mapping[str, float]]
 
@@ -235,9 +236,16 @@ def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]
 
 
 def _draw_references(panel: Axes, references: Mapping[str, float]) -> None:
-    for index, (name, value) in enumerate(references.items()):
+    """Lines across a panel; of many, those have a name that stand apart from the next below."""
+    values = [value for value in references.values() if np.isfinite(value)] or [0.0]
+    apart, named = NAMES_APART * (max(values) - min(values)), -np.inf
+    lines = sorted(references.items(), key=lambda line: line[1])
+    for index, (name, value) in enumerate(lines):
         style = REFERENCE_STYLES[index % len(REFERENCE_STYLES)]
         panel.axhline(value, color=REFERENCE_COLOUR, linewidth=1, linestyle=style)
+        if value - named < apart:
+            continue
+        named = value
         # Fractions of the axes across, data upwards: the label sits on its line's right end.
         panel.annotate(
             f'{name} {value:.3g}', (1, value), xycoords=panel.get_yaxis_transform(),

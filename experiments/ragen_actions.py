@@ -24,6 +24,7 @@ from experiments import common
 COUNTS = range(1, 8)
 BUDGET, TURNS = 10, 5
 NAMES = {'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}
+ROWS = {str(count): f'{count} action{"s" * (count > 1)}' for count in COUNTS}
 PRINTED = {  # Table 3, per cent
     'Sokoban': (12.11, 16.41, 19.53, 26.95, 28.13, 33.59, 22.27),
     'FrozenLake': (11.72, 18.36, 20.88, 20.70, 21.09, 18.36, 19.53),
@@ -44,11 +45,12 @@ FIXED = [episode(count, -(-BUDGET // count), BUDGET) for count in COUNTS]  # tur
 def plan(config, episodes, more, worlds):
     """All episodes in all worlds; a table for each budget, both of which hold what they share."""
     table = {
-        'rows': 'env.max_actions_per_turn', 'cols': 'env.name', 'labels': NAMES,
+        'rows': 'env.max_actions_per_turn', 'cols': 'env.name', 'labels': NAMES | ROWS,
         'signals': 'group/return_std,policy/entropy',
     }  # fmt: skip
     published = {
-        str(count): {name: f'{row[count - 1]}' for name, row in PRINTED.items()} for count in COUNTS
+        ROWS[str(count)]: {name: f'{row[count - 1]}' for name, row in PRINTED.items()}
+        for count in COUNTS
     }
     growing = {'where': {'env.max_turns': str(TURNS)}, 'published': published}
     fixed = {'where': {'env.max_actions_per_episode': str(BUDGET)}}
