@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from agentrl_jax import checkpoint, config_check, runtime
+from agentrl_jax import checkpoint, runtime
 from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
@@ -21,6 +21,10 @@ UNREAD = (
     'batch.epochs', 'batch.shuffle', 'rollout.num_groups', 'rollout.group_size', 'rollout.slots',
     'rollout.temperature', 'rollout.serve_rows', 'clone.keep_in',
 )  # fmt: skip
+LIMITS = (  # fields of these sections that `clone` has too, for its own demonstrations
+    ('env', 'max_turns'), ('env', 'max_actions_per_turn'), ('env', 'max_actions_per_episode'),
+    ('rollout', 'max_tokens'),
+)  # fmt: skip
 
 
 def key(config: dict[str, Any]) -> str:
@@ -29,7 +33,7 @@ def key(config: dict[str, Any]) -> str:
     for name in UNREAD:
         section, _, field = name.rpartition('.')
         del (read[section] if section else read)[field]
-    for section, field in config_check.CLONE_LIMITS:
+    for section, field in LIMITS:
         read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]

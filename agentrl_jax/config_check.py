@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl_jax import advantages, collapse, curriculum, filtering, losses, turn_credit
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
+from agentrl_jax.clones import LIMITS
 from agentrl_jax.models import lora
 
 CHOICES = {
@@ -58,10 +59,6 @@ NOT_NEGATIVE = (
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
 SHARES = (  # in [0, 1]
     'loss.gamma', 'loss.lam', 'turn_credit.turn_gamma', 'filter.p', 'filter.low', 'filter.high',
-)  # fmt: skip
-CLONE_LIMITS = (  # fields of these sections that clone has too, for its own demonstrations
-    ('env', 'max_turns'), ('env', 'max_actions_per_turn'), ('env', 'max_actions_per_episode'),
-    ('rollout', 'max_tokens'),
 )  # fmt: skip
 OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
@@ -313,7 +310,7 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> dict[str, bool]:
 
 def demonstrates_apart(cfg: Any) -> bool:
     """Whether own demonstrations have limits that are not those of the run's episodes."""
-    return any(cfg.clone[field] for _, field in CLONE_LIMITS)
+    return any(cfg.clone[field] for _, field in LIMITS)
 
 
 def clones(cfg: Any) -> bool:

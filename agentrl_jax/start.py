@@ -173,7 +173,7 @@ def demonstrations(run: Any) -> sft.Demonstrations:
 def with_clone_limits(cfg: Any) -> Any:
     """The config with the limits of own demonstrations in the place of the run's."""
     cfg = copy.deepcopy(cfg)
-    for section, field in config_check.CLONE_LIMITS:
+    for section, field in clones.LIMITS:
         cfg[section][field] = cfg.clone[field] or cfg[section][field]
     return cfg
 
