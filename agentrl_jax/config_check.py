@@ -291,6 +291,8 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> dict[str, bool]:
             base_rows(cfg) > 0 and cfg.context.window > 0,
         'the play that evol.base_rows joins to batches has the limits of rollouts: set those of '
         'clone (clone.max_turns and its like) to 0': base_rows(cfg) > 0 and demonstrates_apart(cfg),
+        'clone.max_turns and its like are for own demonstrations, not for those of clone.file: set '
+        'them to 0': bool(clone.file) and demonstrates_apart(cfg),
         f'dpo.beta={dpo.beta} must be positive': dpo.beta is not None and dpo.beta <= 0,
         f'dpo.pairs={dpo.pairs} must be at least 1': dpo.pairs is not None and dpo.pairs < 1,
         f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='

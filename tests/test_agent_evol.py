@@ -280,6 +280,9 @@ def test_cloning_in_microbatches_is_cloning():
     [
         ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'needs demonstrations: set clone.file'),
         ({'evol.base_rows': 8, 'clone.episodes': 8}, "has no effect on algorithm='ppo'"),
+        ({'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8,
+          'clone.max_turns': 1}, 'has the limits of rollouts'),
+        ({'clone.file': 'shown.json', 'clone.max_turns': 1}, 'not for those of clone.file'),
         ({'algorithm': 'agent_evol', 'evol.base_rows': 4, 'clone.episodes': 8},
          '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8'),
         ({'algorithm': 'agent_evol', 'evol.weights': 'best'}, 'is not one of reward, equal'),
