@@ -17,18 +17,12 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax import (
-    checkpoint,
-    collecting,
-    pages,
-    report,
-    run_log,
-    runtime,
-    start,
-    train,
-    trajectories,
-    validation,
-)
+from agentrl_jax import train
+from agentrl_jax.imitation import trajectories
+from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.measure import validation
+from agentrl_jax.records import pages, report, run_log
+from agentrl_jax.run import collecting, state
 
 
 def evaluate(
@@ -42,13 +36,13 @@ def evaluate(
     params = run.params
     if workdir:
         saved = checkpoint.read_extra(workdir, step=step)
-        checkpoint.check_config(saved['config'], start.config_dict(cfg), may_differ=MAY_DIFFER)
-        params = start.saved_policy(cfg, run.config, run.mesh, params, workdir, step=step)
-    key = start.stream_key(run, start.EVALUATE)
+        checkpoint.check_config(saved['config'], state.config_dict(cfg), may_differ=MAY_DIFFER)
+        params = state.saved_policy(cfg, run.config, run.mesh, params, workdir, step=step)
+    key = state.stream_key(run, state.EVALUATE)
     rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
     collecting.check_counters(counters)
     metrics = validation.summarise(run.count(rollout, run.eval_task))
-    folder = runtime.local_path(out or workdir or '.')
+    folder = processes.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
     metrics |= {f'reference/{name}': x for name, x in report.reference(run.eval_task).items()}
     name = f'evaluation_{cfg.eval.split}'

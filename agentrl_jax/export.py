@@ -28,8 +28,9 @@ from jax.experimental import multihost_utils
 from ml_collections import config_flags
 from safetensors.numpy import save_file
 
-from agentrl_jax import assemble, checkpoint, sharding, start
+from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.models import lora, qwen2, weights
+from agentrl_jax.run import parts, state
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Params
 
@@ -251,22 +252,20 @@ def export_checkpoint(
         raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
     saved = checkpoint.read_extra(workdir, step=step)['config']
     if 'lora' in saved:  # runs of older versions have none; alpha shows in no tensor
-        ours = start.config_dict(cfg)['lora']
+        ours = state.config_dict(cfg)['lora']
         checkpoint.check_config({'lora': saved['lora']}, {'lora': ours})
-    mesh, tokenizer = assemble.build_mesh(cfg), assemble.build_tokenizer(cfg)
-    config, params = assemble.build_model(cfg, tokenizer, mesh)
-    params = start.saved_policy(cfg, config, mesh, params, workdir, step=step)
+    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
+    config, params = parts.build_model(cfg, tokenizer, mesh)
+    params = state.saved_policy(cfg, config, mesh, params, workdir, step=step)
     if part == 'adapter':
         return export_adapter(
             params['lora'], out, rank=cfg.lora.rank, alpha=cfg.lora.alpha, dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
-            base=cfg.model.path if start.base_is_given(saved) else None,
+            base=cfg.model.path if state.base_is_given(saved) else None,
         )  # fmt: skip
     if part == 'policy':
         params = lora.merge(params, config.lora_scale)
-    return export_hf(
-        params, config, out, dtype=dtype, tokenizer_source=assemble.tokenizer_source(cfg)
-    )
+    return export_hf(params, config, out, dtype=dtype, tokenizer_source=parts.tokenizer_source(cfg))
 
 
 def main(_) -> None:

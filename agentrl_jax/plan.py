@@ -11,12 +11,12 @@ depths and draws the line through them, where the whole would take long.
 
 import sys
 
-from agentrl_jax import plan_hardware
+from agentrl_jax.planning import hardware
 
 if __name__ == '__main__':
     # First of all: gymnax computes a constant when it is imported, and that starts the backend.
     try:
-        plan_hardware.prepare(sys.argv)
+        hardware.prepare(sys.argv)
     except ValueError as error:
         sys.exit(f'error: {error}')
 
@@ -27,10 +27,12 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax import plan_advice, plan_cost, plan_programs, sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2
-from agentrl_jax.plan_hardware import GIB
-from agentrl_jax.plan_programs import Compiled
+from agentrl_jax.planning import advice, cost
+from agentrl_jax.planning import programs as plan_programs
+from agentrl_jax.planning.hardware import GIB
+from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
 ANSWER_SHARE = 5  # an answer is taken to be 1 / 5 of rollout.max_response unless told otherwise
@@ -41,7 +43,7 @@ def plan(
     answer_tokens: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The plan as a dict that JSON can hold; `text` makes a page of it."""
-    where = plan_hardware.find(topology)
+    where = hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
     mesh = whole.mesh
     answer_tokens = answer_tokens or -(-cfg.rollout.max_response // ANSWER_SHARE)
@@ -74,17 +76,17 @@ def plan(
         'programs': programs,
         'fits': fits,
         'tightest': tightest,
-        'knobs': [dataclasses.asdict(knob) for knob in plan_advice.knobs(whole, tightest)],
+        'knobs': [dataclasses.asdict(knob) for knob in advice.knobs(whole, tightest)],
         'step_seconds': sum(row['seconds'] for row in programs.values()) if machine.flops else None,
     }
 
 
-def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> plan_cost.Machine:
+def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> cost.Machine:
     """The device as plan_cost sees it, and how often the loops of a rollout run."""
-    return plan_cost.Machine(
+    return cost.Machine(
         platform=where.devices[0].platform, flops=where.chip.flops,
         bandwidth=where.chip.bandwidth,
-        trips=plan_cost.trips(cfg, sharding.row_shards(mesh), answer_tokens), **dict(mesh.shape),
+        trips=cost.trips(cfg, sharding.row_shards(mesh), answer_tokens), **dict(mesh.shape),
     )  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> C
     )  # fmt: skip
 
 
-def program_row(program: Compiled, chip: plan_hardware.Chip) -> dict[str, Any]:
+def program_row(program: Compiled, chip: hardware.Chip) -> dict[str, Any]:
     """Of one program: what the compiler and the count say, all memory in use, does it fit."""
     fits = not program.refused and program.total <= chip.usable
     return dataclasses.asdict(program) | {'device_bytes': program.total, 'fits': fits}

@@ -24,9 +24,11 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import config_flags
 
-from agentrl_jax import run_log, runtime, sweep_local, sweep_spec, sweep_status
-from agentrl_jax.sweep_board import Board
-from agentrl_jax.sweep_status import Overrides, Run
+from agentrl_jax.machine import processes
+from agentrl_jax.records import run_log
+from agentrl_jax.sweeps import local, spec, status
+from agentrl_jax.sweeps.board import Board
+from agentrl_jax.sweeps.status import Overrides, Run
 
 SCRIPT_FILE = 'sweep.sbatch'
 GRACE_S = 120  # seconds before the end of its time that SLURM warns a task
@@ -64,20 +66,20 @@ def prepare(
 
     All of them exist before the first run starts, so a table can show what is missing.
     """
-    root = runtime.check_workdir(workdir)
+    root = processes.check_workdir(workdir)
     if (root / run_log.METRICS_FILE).exists():
         raise ValueError(f'{workdir} is the folder of a run; a sweep needs one of its own')
     for run in runs:
         folder = root / run.name
         folder.mkdir(exist_ok=True)
-        words = sweep_spec.command(run, config_file, workdir.rstrip('/'), common)
-        document = run_log.redact(sweep_spec.document(run, words))
+        words = spec.command(run, config_file, workdir.rstrip('/'), common)
+        document = run_log.redact(spec.document(run, words))
         text = json.dumps(document, indent=2, sort_keys=True) + '\n'
-        path = folder / sweep_status.RUN_FILE
+        path = folder / status.RUN_FILE
         if not path.exists() or path.read_text(encoding='utf-8') != text:
             run_log.write_atomic(path, text)
     own = {run.name for run in runs}
-    found = sorted(path.parent.name for path in root.glob(f'*/{sweep_status.RUN_FILE}'))
+    found = sorted(path.parent.name for path in root.glob(f'*/{status.RUN_FILE}'))
     others = [name for name in found if name not in own]
     return root, about_others(workdir, others)
 
@@ -94,12 +96,10 @@ def about_others(workdir: str, others: Sequence[str]) -> str:
 def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: Overrides) -> None:
     """One shell line for each run that is not done; nothing is written anywhere."""
     for run in runs:
-        if sweep_status.is_done(run, Path(workdir) / run.name):
+        if status.is_done(run, Path(workdir) / run.name):
             print(f'{run.name} is done', file=sys.stderr)
             continue
-        words = sweep_spec.command(
-            run, config_file, workdir.rstrip('/'), common, python=sys.executable
-        )
+        words = spec.command(run, config_file, workdir.rstrip('/'), common, python=sys.executable)
         print(shlex.join(words))
 
 
@@ -131,7 +131,7 @@ def slurm_script(
         '# A signal ends a wait with 143, and the next wait says how the child ended; 127: nothing',
         '# more is known, as it was stopped before it listened to signals.',
         'while [ $code -eq 143 ]; do wait $child; code=$?; done',
-        f'if [ $code -eq {runtime.EXIT_PREEMPTED} ] || [ "$asked$code" = yes127 ]; then',
+        f'if [ $code -eq {processes.EXIT_PREEMPTED} ] || [ "$asked$code" = yes127 ]; then',
         '  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
         'fi',
         'exit $code',
@@ -158,7 +158,7 @@ def own_words(
     """The command of this sweep, without a launcher."""
     options = {'config': config_file, 'sweep': sweep, 'workdir': workdir, 'retries': retries}
     given = [f'--{name}={value}' for name, value in options.items()]
-    return [*PROGRAM, *given, *sweep_spec.arguments(common)]
+    return [*PROGRAM, *given, *spec.arguments(common)]
 
 
 def run_sweep(args: flags.FlagValues, rest: Sequence[str] = ()) -> int:
@@ -167,8 +167,8 @@ def run_sweep(args: flags.FlagValues, rest: Sequence[str] = ()) -> int:
         raise ValueError(f'unknown arguments: {" ".join(rest)}')
     holder = args['config']
     config_file, common = holder.config_filename, dict(holder.override_values)
-    listed = sweep_spec.load(args.sweep)
-    everything = sweep_spec.expand(args.config, listed, source=args.sweep, taken=common)
+    listed = spec.load(args.sweep)
+    everything = spec.expand(args.config, listed, source=args.sweep, taken=common)
     runs = chosen(everything, args.only)
     if args.launcher == 'print':
         print_commands(runs, config_file, args.workdir, common)
@@ -183,11 +183,11 @@ def run_sweep(args: flags.FlagValues, rest: Sequence[str] = ()) -> int:
         return launch_slurm(root, script, args.submit)
 
     def command(run):
-        return sweep_spec.command(run, config_file, str(root), common, python=sys.executable)
+        return spec.command(run, config_file, str(root), common, python=sys.executable)
 
-    plan = sweep_local.Plan(runs, root, command, environments, args.retries)
+    plan = local.Plan(runs, root, command, environments, args.retries)
     with Board() as board:
-        return sweep_local.train_all(plan, board)
+        return local.train_all(plan, board)
 
 
 def main(argv: Sequence[str]) -> None:

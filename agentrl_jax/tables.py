@@ -20,10 +20,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl_jax import run_log, tables_plots, tables_render
-from agentrl_jax.tables_cells import Table, build
-from agentrl_jax.tables_runs import Run, compact, load
-from agentrl_jax.tables_spec import (
+from agentrl_jax.records import run_log
+from agentrl_jax.results import curves, render
+from agentrl_jax.results.cells import Table, build
+from agentrl_jax.results.runs import Run, compact, load
+from agentrl_jax.results.spec import (
     BEST,
     COUNT,
     LAST,
@@ -42,12 +43,12 @@ def write(table: Table, folder: Path) -> list[Path]:
     """Every form of a table as files; the same runs, the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        'table.md': tables_render.markdown(table), 'table.tex': tables_render.latex(table),
-        'table.csv': tables_render.csv_text(table), 'runs.csv': tables_render.runs_csv(table),
+        'table.md': render.markdown(table), 'table.tex': render.latex(table),
+        'table.csv': render.csv_text(table), 'runs.csv': render.runs_csv(table),
     }  # fmt: skip
     for name, text in texts.items():
         run_log.write_atomic(folder / name, text)
-    return [*(folder / name for name in texts), *tables_plots.write(table, folder)]
+    return [*(folder / name for name in texts), *curves.write(table, folder)]
 
 
 def rebuild(experiments: Path) -> list[Path]:
@@ -59,7 +60,7 @@ def rebuild(experiments: Path) -> list[Path]:
             spec = make_spec(given)
             table = build(load([path.parent / METRICS_FOLDER]), spec)
             written += write(table, path.parent / name)
-            written += _embed(path.parent / 'README.md', name, tables_render.markdown(table))
+            written += _embed(path.parent / 'README.md', name, render.markdown(table))
     return written
 
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
         spec = make_spec(given | {'where': _where(args.where)})
         runs: list[Run] = load(args.folders, metrics_of(spec))
         table = build(runs, spec)
-        print(tables_render.markdown(table), end='')
+        print(render.markdown(table), end='')
         for path in write(table, Path(args.out)) if args.out else []:
             print(path, file=sys.stderr)
 

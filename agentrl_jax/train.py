@@ -8,12 +8,12 @@ step), so a run that was killed and resumed ends with the same bits as one that 
 
 import sys
 
-from agentrl_jax import runtime
+from agentrl_jax.machine import processes
 
 if __name__ == '__main__':
     # First of all: gymnax computes a constant when it is imported, and that starts the backend.
     try:
-        runtime.initialize_distributed()
+        processes.initialize_distributed()
     except ValueError as error:
         sys.exit(f'error: {error}')
 
@@ -29,30 +29,16 @@ from absl import app, flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import config_flags
 
-from agentrl_jax import (
-    assemble,
-    assemble_update,
-    batches,
-    checkpoint,
-    collecting,
-    config_check,
-    context,
-    filtering,
-    metrics,
-    mutual_information,
-    pages,
-    profiling,
-    report,
-    roll_back,
-    run_log,
-    score,
-    sharding,
-    update,
-    validation,
-)
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.progress import Progress
-from agentrl_jax.start import (
+from agentrl_jax.machine import checkpoint, profiling, sharding
+from agentrl_jax.measure import metrics, mutual_information, validation
+from agentrl_jax.records import pages, report, run_log
+from agentrl_jax.records.progress import Progress
+from agentrl_jax.rl import batches, filtering, score, update
+from agentrl_jax.rollout import windows
+from agentrl_jax.run import check, collecting, parts, roll_back
+from agentrl_jax.run import settings as assemble_update
+from agentrl_jax.run.state import (
     COLLECT,
     EVALUATE,
     PAIRS,
@@ -107,7 +93,7 @@ def learn(
     Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
     rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
-    fns = assemble.on_base(fns, frozen.model)
+    fns = parts.on_base(fns, frozen.model)
     samples, rows, advantages, chosen = batches.prepare(
         state, frozen.reference, rollout, task, base,
         algorithm=algorithm, fns=fns, group_size=group_size, settings=settings,
@@ -131,7 +117,7 @@ def rescore(params, rollout, task=None, *, fns, cfg):
     window = assemble_update.window_settings(cfg)
     return score.score(
         params, None, None, rollout, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=None,
-        windows=None if window is None else context.windows(task, rollout, **window),
+        windows=None if window is None else windows.windows(task, rollout, **window),
         microbatch_rows=cfg.batch.microbatch_rows, temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk, recompute=True,
     ).old_logprobs  # fmt: skip
@@ -149,16 +135,16 @@ def build_learn(cfg: Any, mesh: Any, fns: Any, txs: tuple):
 
 def build(cfg: Any) -> Run:
     """Checks the config and assembles its parts; nothing is trained yet."""
-    mesh = assemble.build_mesh(cfg)
-    config_check.check(cfg, sharding.row_shards(mesh))
-    tokenizer = assemble.build_tokenizer(cfg)
-    task = assemble.build_text_task(cfg, tokenizer, 'train', mesh)
-    eval_task = assemble.build_text_task(cfg, tokenizer, cfg.eval.split, mesh)
-    config, params = assemble.build_model(cfg, tokenizer, mesh)
-    fns = assemble.model_functions(cfg, config, mesh)
-    txs = assemble.build_optimisers(cfg)
+    mesh = parts.build_mesh(cfg)
+    check.check(cfg, sharding.row_shards(mesh))
+    tokenizer = parts.build_tokenizer(cfg)
+    task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
+    eval_task = parts.build_text_task(cfg, tokenizer, cfg.eval.split, mesh)
+    config, params = parts.build_model(cfg, tokenizer, mesh)
+    fns = parts.model_functions(cfg, config, mesh)
+    txs = parts.build_optimisers(cfg)
     draw = functools.partial(
-        assemble.draw_episodes, levels=task.env.num_levels(task.env_params),
+        parts.draw_episodes, levels=task.env.num_levels(task.env_params),
         groups=cfg.rollout.num_groups, group_size=cfg.rollout.group_size,
         common=cfg.rollout.common_random_numbers,
     )  # fmt: skip
@@ -166,12 +152,12 @@ def build(cfg: Any) -> Run:
     return Run(
         cfg=cfg, mesh=mesh, tokenizer=tokenizer, config=config, params=params,
         task=task, eval_task=eval_task,
-        collect=assemble.build_collect(cfg, config, mesh, split='train'),
-        collect_eval=assemble.build_collect(cfg, config, mesh, split=cfg.eval.split),
+        collect=parts.build_collect(cfg, config, mesh, split='train'),
+        collect_eval=parts.build_collect(cfg, config, mesh, split=cfg.eval.split),
         draw=jax.jit(draw, out_shardings=rows),
         pack=collecting.build_pack(cfg, assemble_update.build_keep(cfg), rows, whole),
         eval_episodes=jax.device_put(
-            assemble.every_level(
+            parts.every_level(
                 cfg.env.eval_levels, eval_task.env.num_levels(eval_task.env_params),
                 sharding.row_shards(mesh),
             ),
@@ -189,7 +175,7 @@ def build(cfg: Any) -> Run:
         information=jax.jit(
             functools.partial(
                 mutual_information.information, hidden_fn=fns.hidden, head_fn=fns.head,
-                layout=whole, **assemble.information_settings(cfg),
+                layout=whole, **parts.information_settings(cfg),
             ),
             out_shardings=whole,
         ),
@@ -216,7 +202,7 @@ def train_step(
     """
     every, policy = run.cfg.alarm.mi_every, player_of(state, frozen.model)
     began = time.monotonic()
-    horizon = assemble.turn_limit(run.cfg, step)
+    horizon = parts.turn_limit(run.cfg, step)
     task = run.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
     (rollout, episodes), sampled, measured = collecting.collect(run, policy, task, step)
     collected = time.monotonic()
@@ -252,7 +238,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Any, seen: tuple) -> N
 def train(cfg: Any, workdir: str) -> int:
     """Runs or resumes a run; returns the exit code (0, or 75 when asked to stop early)."""
     run = build(cfg)
-    workdir = runtime.check_workdir(workdir, min_free_bytes=space_needed(run))
+    workdir = processes.check_workdir(workdir, min_free_bytes=space_needed(run))
     speaks = jax.process_index() == 0
     if speaks:
         report.write_reference(workdir, run.eval_task)
@@ -281,7 +267,7 @@ def play(run, state, frozen, base, checkpoints, workdir: Path) -> int | None:
             workdir, resume_step=first, tensorboard=cfg.log.tensorboard,
             wandb_project=cfg.log.wandb_project, config=cfg, process_index=jax.process_index(),
         ) as log,
-        runtime.Preemption() as preemption,
+        processes.Preemption() as preemption,
         Progress(cfg.steps, 'training', done=first) as progress,
         profiling.Trace(
             workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
@@ -299,7 +285,7 @@ def play(run, state, frozen, base, checkpoints, workdir: Path) -> int | None:
 
 def loop(run, state, models, workdir, checkpoints, log, preemption, progress, trace) -> tuple:
     """The steps from state.step on; (exit code or None for a roll back, state)."""
-    cfg, counter, warm, (frozen, _) = run.cfg, runtime.CompileCounter(), None, models
+    cfg, counter, warm, (frozen, _) = run.cfg, processes.CompileCounter(), None, models
     first, validated = int(state.step), False
     history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     history = [row for row in history if row['step'] < first]  # other processes have not cut it yet
@@ -340,7 +326,7 @@ def loop(run, state, models, workdir, checkpoints, log, preemption, progress, tr
             return (1 if action == 'stop' else None), state
         if preemption.agreed():
             progress.say(f'asked to stop: step {step + 1} is being saved')
-            return runtime.EXIT_PREEMPTED, state
+            return processes.EXIT_PREEMPTED, state
         if (step + 1) % cfg.checkpoint.every == 0:
             checkpoint.save(checkpoints, step + 1, state, saved_beside(run))
         if problem := filtering.starved(history, cfg.filter.max_empty):
@@ -373,7 +359,7 @@ def shown(row: dict, history: list[dict]) -> dict[str, float]:
 def space_needed(run: Run) -> int:
     """Bytes of the checkpoints that are on disk at once."""
     state = jax.eval_shape(functools.partial(start_state, run), run.params)
-    refers = assemble.needs_reference(run.cfg) or assemble.explores(run.cfg)
+    refers = parts.needs_reference(run.cfg) or parts.explores(run.cfg)
     once = run.params if run.cfg.lora.rank or refers else {}
     keep = run.cfg.checkpoint.keep + 1
     return checkpoint.state_bytes(state) * keep + checkpoint.state_bytes(once)
@@ -384,7 +370,7 @@ def main(_) -> None:
     try:
         code = train(flags.FLAGS.config, flags.FLAGS.workdir)
     except (ValueError, OSError, RuntimeError) as error:
-        runtime.fail(error)
+        processes.fail(error)
     sys.exit(code)
 
 

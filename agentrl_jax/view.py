@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.run_log import write_atomic
+from agentrl_jax.records.page_html import MAX_EPISODES, VERSION, check_document, render_page
+from agentrl_jax.records.run_log import write_atomic
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
-from agentrl_jax.view_page import MAX_EPISODES, VERSION, check_document, render_page
 
 
 def episodes_document(

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax import sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'

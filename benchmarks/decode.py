@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax import sampling
 from agentrl_jax.models import qwen2
+from agentrl_jax.rollout import sampling
 from benchmarks import common, limits
 
 MODES = {

@@ -12,16 +12,17 @@ import dataclasses
 import json
 import pathlib
 
-from agentrl_jax import plan_hardware
+from agentrl_jax.planning import hardware
 
 if __name__ == '__main__':
-    plan_hardware.prepare(['--topology=v5e:2x4'])  # every case: the backend is the CPU
+    hardware.prepare(['--topology=v5e:2x4'])  # every case: the backend is the CPU
 
 import jax
 
-from agentrl_jax import plan, plan_programs
+from agentrl_jax import plan
 from agentrl_jax.models import sizes
-from agentrl_jax.plan_hardware import GIB
+from agentrl_jax.planning import programs as plan_programs
+from agentrl_jax.planning.hardware import GIB
 from configs import frozen_lake
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -82,7 +83,7 @@ def load() -> dict[str, dict]:
 
 def compile_missing(case: Case, depth: int) -> None:
     """Appends what the records lack of a case, program by program."""
-    cfg, where = case.config(), plan_hardware.find(case.topology)
+    cfg, where = case.config(), hardware.find(case.topology)
     missing = [name for name in plan.PROGRAMS if case.key(depth, name) not in load()]
     if not missing:
         return
@@ -111,7 +112,7 @@ def row_of(case: Case, records: dict) -> str:
 
 
 def figures(case: Case, programs: list, whole: bool) -> str:
-    chip = plan_hardware.TPU[case.topology.partition(':')[0]]
+    chip = hardware.TPU[case.topology.partition(':')[0]]
     gib = ' | '.join(f'{program.total / GIB:.2f}' for program in programs)
     fits = all(plan.program_row(program, chip)['fits'] for program in programs)
     answer = ('yes' if fits else 'no') if whole else 'not known'
@@ -129,8 +130,10 @@ def table(records: dict) -> str:
         'said otherwise. Compiled',
         'by libtpu 0.0.42 and jax 0.10.2 on a CPU; nothing was run on a TPU. GiB are those of one',
         'chip while the program runs, all state included. Seconds are the roofline of',
-        f'`agentrl_jax/plan_cost.py` with answers of {ANSWER_TOKENS} tokens, a lower bound. Where',
-        'fewer layers than the model has were compiled, all figures are of that smaller model.', '',
+        f'`agentrl_jax/planning/cost.py` with answers of {ANSWER_TOKENS} tokens, a lower bound.',
+        'Where fewer layers than the model has were compiled, all figures are of that smaller',
+        'model.',
+        '',
         '| model | slice | settings | layers compiled | collect, GiB | learn, GiB | fits |'
         ' seconds, collect + learn |',
         '| --- | --- | --- | --- | --- | --- | --- | --- |',

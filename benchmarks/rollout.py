@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax import rollout, sampling
-from agentrl_jax.assemble import BUNDLED_TOKENIZER
-from agentrl_jax.envs import FrozenLake, text
+from agentrl_jax.envs import FrozenLake
 from agentrl_jax.models import qwen2
+from agentrl_jax.rollout import device, sampling
+from agentrl_jax.run.parts import BUNDLED_TOKENIZER
+from agentrl_jax.text import task as text
+from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.tokens import chat as chats
-from agentrl_jax.tokens.answer import parse_answer
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from benchmarks import common, decode, limits
 
@@ -44,9 +45,9 @@ def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
     return task.replace(eos_ids=jnp.array([vocab], jnp.int32)), tokenizer, vocab
 
 
-def episode_list(episodes: int) -> rollout.Episodes:
+def episode_list(episodes: int) -> device.Episodes:
     stream = jnp.arange(episodes, dtype=jnp.int32)
-    return rollout.Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
+    return device.Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
 
 
 class HostLoop:
@@ -121,7 +122,7 @@ def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) 
     params = common.init_params(config)
     length = task.prefix.shape[0] + turns * (task.width + new)
     collect = functools.partial(
-        rollout.collect, config=config, slots=episodes, serve_rows=episodes, max_tokens=length,
+        device.collect, config=config, slots=episodes, serve_rows=episodes, max_tokens=length,
         max_response=new,
     )  # fmt: skip
     collect, listed = jax.jit(collect), episode_list(episodes)
@@ -155,7 +156,7 @@ def collect_planned(
 ):
     """rollout.collect with answers as long as plan int32 [E, K] says."""
     k_tokens, k_world = jax.random.split(key)
-    state = rollout.start(
+    state = device.start(
         params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
         cache_tokens=max_tokens,
     )  # fmt: skip
@@ -169,21 +170,21 @@ def collect_planned(
             token, logprob = sampling.sample(logits, uniform)
             return jnp.where(state.response + 1 >= wanted, task.eos_ids[0], token), logprob
 
-        return rollout.decode(
+        return device.decode(
             state, params, task, episodes, k_tokens, stop_at_answer=False, draw=draw, **static
         )
 
     def decoding(state):
-        waiting = jnp.sum(state.phase == rollout.WAITING)
-        return jnp.any(state.phase == rollout.GENERATING) & (waiting < serve_rows)
+        waiting = jnp.sum(state.phase == device.WAITING)
+        return jnp.any(state.phase == device.GENERATING) & (waiting < serve_rows)
 
     def advance(state):
-        state = rollout.serve(
+        state = device.serve(
             state, params, task, episodes, k_world, serve_rows=serve_rows, **static
         )
         return jax.lax.while_loop(decoding, decode_once, state)
 
-    state = jax.lax.while_loop(lambda s: jnp.any(s.phase != rollout.IDLE), advance, state)
+    state = jax.lax.while_loop(lambda s: jnp.any(s.phase != device.IDLE), advance, state)
     out = state.out
     return out.num_turns.sum(), out.attention_mask.sum(), state.decodes, state.generated
 

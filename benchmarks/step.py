@@ -25,19 +25,14 @@ from absl import app, flags, logging
 from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import config_flags
 
-from agentrl_jax import (
-    assemble,
-    assemble_update,
-    batches,
-    collecting,
-    config_check,
-    plan_cost,
-    plan_programs,
-    runtime,
-    start,
-    train,
-)
+from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.machine import processes
+from agentrl_jax.planning import cost as plan_cost
+from agentrl_jax.planning import programs as plan_programs
+from agentrl_jax.rl import batches
+from agentrl_jax.run import check, collecting, parts, settings
+from agentrl_jax.run import state as start
 from benchmarks import common, limits
 
 CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
@@ -80,12 +75,12 @@ class Session:
 
 def open_session(cfg: Any) -> Session:
     """A run at step 0, without a folder."""
-    if config_check.base_rows(cfg):
+    if check.base_rows(cfg):
         raise ValueError('no demonstrations are made here; set evol.base_rows=0')
     run = train.build(cfg)
     state = start.start_state(run, run.params)
     reference = None
-    if assemble.needs_reference(cfg):
+    if parts.needs_reference(cfg):
         reference = jax.tree.map(jax.numpy.copy, start.policy_of(state.params, {}))
     return Session(run, state, start.Frozen(run.params if cfg.lora.rank else {}, reference))
 
@@ -95,10 +90,10 @@ def build_score(session: Session) -> Any:
     run, cfg = session.run, session.run.cfg
     program = functools.partial(
         batches.prepare, algorithm=ALGORITHMS[cfg.algorithm],
-        fns=assemble.on_base(
-            assemble.model_functions(cfg, run.config, run.mesh), session.frozen.model
+        fns=parts.on_base(
+            parts.model_functions(cfg, run.config, run.mesh), session.frozen.model
         ),
-        group_size=cfg.rollout.group_size, settings=assemble_update.update_settings(cfg, run.mesh),
+        group_size=cfg.rollout.group_size, settings=settings.update_settings(cfg, run.mesh),
     )  # fmt: skip
     program = jax.jit(program)
     return lambda: program(session.state, session.frozen.reference, session.rollout, run.task)
@@ -211,7 +206,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     """All measurements, as the dictionary that is printed."""
     found = limits.measure(cfg.model.dtype)
     session = open_session(cfg)
-    with runtime.CompileCounter() as counter:
+    with processes.CompileCounter() as counter:
         built = {'collect': compile_program(session, 'collect')}
         (session.rollout, _), generated = session.play()
         built['learn'] = compile_program(session, 'learn')

@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from agentrl_jax import rollout as rollouts
 from agentrl_jax.algorithms import grpo
 from agentrl_jax.models import qwen2
-from agentrl_jax.tokens import answer as answers
+from agentrl_jax.rollout import device as rollouts
+from agentrl_jax.text import answer as answers
 from agentrl_jax.types import Rollout, Scores
 from benchmarks import common, decode, rollout, update
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax import update
 from agentrl_jax.models import qwen2
+from agentrl_jax.rl import update
 from agentrl_jax.types import Batch, TrainState
 from benchmarks import common, limits
 

@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.env = ml_collections.ConfigDict()
     cfg.env.name = 'frozen_lake'  # frozen_lake, sokoban, bandit, library
-    cfg.env.prompt = 'ragen'  # wording: a name in agentrl_jax.envs.prompts.STYLES
+    cfg.env.prompt = 'ragen'  # wording: a name in agentrl_jax.text.prompts.STYLES
     cfg.env.think = True  # answers open with <think>; False: with <answer>
     cfg.env.max_turns = 5
     cfg.env.max_actions_per_turn = 5  # further actions of an answer are cut
@@ -163,7 +163,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.parity.filter_normalised = False  # the filter ranks returns that are normalised already
 
     cfg.turn_credit = ml_collections.ConfigDict()  # mt_grpo and gspo_turn, where no other is named
-    cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.turn_credit.MODES; default
+    cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.rl.turn_credit.MODES; default
     # mt_cumulative; or, mr, mt_v1, mt_local, gtpo, hybrid, flattened
     cfg.turn_credit.outcome = placeholder(str)  # success (the default), final, return,
     # answer: see agentrl_jax/algorithms/mt_grpo.py
@@ -240,8 +240,9 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.checkpoint.every = 50  # steps
     cfg.checkpoint.keep = 2  # newest ones kept
 
-    # What watches for collapse (agentrl_jax/collapse.py). action: off, warn, stop, roll_back;
-    # limit: a number, or a multiple of what the run has shown; patience: measurements in a row
+    # What watches for collapse (agentrl_jax/measure/collapse.py). action: off, warn, stop or
+    # roll_back; limit: a number, or a multiple of what the run has shown; patience: measurements
+    # in a row
     cfg.alarm = ml_collections.ConfigDict()
     cfg.alarm.baseline_steps = 10  # first values whose mean is the run's start
     cfg.alarm.std_drop = _signal('warn', 0.1, 10)  # group/return_std below 0.1 x start (RAGEN)

@@ -4,7 +4,7 @@
 
 FrozenLake, two moves a turn, GRPO as in the paper. Validation plays all five turns from the start.
 The fixed horizon to compare with: --config.curriculum.rounds='()'. Stages of the paper's own
-environments, 80 to 100 steps each, are listed in agentrl_jax/curriculum.py.
+environments, 80 to 100 steps each, are listed in agentrl_jax/rl/curriculum.py.
 """
 
 from configs import demo

@@ -21,10 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl_jax import run_log, sweep_spec, tables, tables_render, tables_runs
-from agentrl_jax.sweep_status import Overrides
-from agentrl_jax.tables_cells import build
-from agentrl_jax.tables_spec import make_spec, metrics_of, show
+from agentrl_jax import tables
+from agentrl_jax.records import run_log
+from agentrl_jax.results import render
+from agentrl_jax.results import runs as tables_runs
+from agentrl_jax.results.cells import build
+from agentrl_jax.results.spec import make_spec, metrics_of, show
+from agentrl_jax.sweeps import spec as sweep_spec
+from agentrl_jax.sweeps.status import Overrides
 
 FOLDER = Path(__file__).parent
 TINY = 'tiny'
@@ -103,7 +107,7 @@ def make_tables(plan: Plan, seeds: int, workdir: Path) -> None:
         spec = make_spec(given | {'seeds': seeds})
         table = build(tables_runs.load([workdir], metrics_of(spec)), spec)
         tables.write(table, workdir / 'tables' / name)
-        print(f'\n{name}\n\n{tables_render.markdown(table)}', end='')
+        print(f'\n{name}\n\n{render.markdown(table)}', end='')
 
 
 def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> None:

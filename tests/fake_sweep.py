@@ -6,8 +6,8 @@ python fake_sweep.py <workdir> <runs> <jobs> <retries> <steps> <seconds of a ste
 import pathlib
 import sys
 
-from agentrl_jax import sweep_local, sweep_status
-from agentrl_jax.sweep_board import Board
+from agentrl_jax.sweeps import local, status
+from agentrl_jax.sweeps.board import Board
 
 TRAINING = pathlib.Path(__file__).with_name('fake_training.py')
 
@@ -15,7 +15,7 @@ TRAINING = pathlib.Path(__file__).with_name('fake_training.py')
 def plan(workdir, runs, jobs, retries, steps, step_s, *fault):
     """A Plan of runs run-0, run-1, ...; their folders exist."""
     workdir = pathlib.Path(workdir)
-    made = [sweep_status.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
+    made = [status.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
     for run in made:
         (workdir / run.name).mkdir(parents=True, exist_ok=True)
 
@@ -24,9 +24,9 @@ def plan(workdir, runs, jobs, retries, steps, step_s, *fault):
         words = [workdir / run.name, run.steps, step_s, *fault]
         return [sys.executable, '-S', '-E', str(TRAINING), *map(str, words)]
 
-    return sweep_local.Plan(made, workdir, command, [{}] * int(jobs), int(retries))
+    return local.Plan(made, workdir, command, [{}] * int(jobs), int(retries))
 
 
 if __name__ == '__main__':
     with Board(plain_every_s=1.0) as board:
-        sys.exit(sweep_local.train_all(plan(*sys.argv[1:]), board, poll_s=0.02, refresh_s=0.1))
+        sys.exit(local.train_all(plan(*sys.argv[1:]), board, poll_s=0.02, refresh_s=0.1))

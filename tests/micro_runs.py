@@ -8,7 +8,9 @@ import pathlib
 import jax
 from jax.experimental.compilation_cache import compilation_cache as compilation_cache_module
 
-from agentrl_jax import checkpoint, start, train
+from agentrl_jax import train
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.run import state as start
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

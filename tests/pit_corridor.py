@@ -16,10 +16,10 @@ import toy_rollouts as toy
 from flax import struct
 from gymnax.environments import environment
 
-from agentrl_jax import update
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs import text
 from agentrl_jax.envs.base import TextEnvironment
+from agentrl_jax.rl import update
+from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Scores, TrainState
 
 CELLS, TURNS, GROUPS, GROUP_SIZE, SEEDS = 8, 12, 6, 8, 8

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import advantages as adv
+from agentrl_jax.rl import advantages as adv
 
 SETTINGS = settings(max_examples=25, deadline=None)
 NORMALISERS = (adv.group_normalize, adv.group_center, adv.leave_one_out)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import losses
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms import common as shared
+from agentrl_jax.rl import losses
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore')

@@ -14,19 +14,15 @@ import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import (
-    checkpoint,
-    config_check,
-    evol,
-    losses,
-    run_log,
-    sft,
-    start,
-    train,
-    trajectories,
-)
+from agentrl_jax import train
 from agentrl_jax.algorithms import agent_evol
-from agentrl_jax.sft import Demonstrations
+from agentrl_jax.imitation import clone, trajectories
+from agentrl_jax.imitation.clone import Demonstrations
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.records import run_log
+from agentrl_jax.rl import evol, losses
+from agentrl_jax.run import check
+from agentrl_jax.run import state as start
 from agentrl_jax.types import TrainState
 
 CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
@@ -265,7 +261,7 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
 def test_cloning_in_microbatches_is_cloning():
     data = tiny.demonstrations('frozen_lake')
     whole, parts = (
-        sft.clone(
+        clone.clone(
             tiny.untrained(), data, jax.random.key(3), hidden_fn=tiny.hidden, head_fn=tiny.head,
             tx=optax.sgd(0.1), steps=2, batch_size=8, chunk_size=4096, microbatch_rows=rows,
             report=lambda step, loss: None,
@@ -298,4 +294,4 @@ def test_cloning_in_microbatches_is_cloning():
 )  # fmt: skip
 def test_impossible_imitation_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes), 1)
+        check.check(micro_runs.config('frozen_lake', **changes), 1)

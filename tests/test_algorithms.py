@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import advantages as adv
-from agentrl_jax import losses
 from agentrl_jax.algorithms import ALGORITHMS, common, grpo, ppo
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import losses
 from agentrl_jax.types import EpisodeStop
 
 

@@ -8,7 +8,7 @@ import pytest
 import qwen_vocabulary
 
 from agentrl_jax.envs import Bandit
-from agentrl_jax.tokens import answer, train_sentencepiece
+from agentrl_jax.text import answer, demo_tokenizer
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 
 MOVES = ['Up', 'Down', 'Left', 'Right']
@@ -28,7 +28,7 @@ FRAGMENTS = [
 def tokenizer(name):
     if name == 'qwen':
         return qwen_vocabulary.qwen_tokenizer()
-    return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL)
 
 
 @functools.cache

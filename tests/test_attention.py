@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import TINY, random_params, rows
 
-from agentrl_jax import sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention, qwen2
 
 forward = jax.jit(qwen2.forward, static_argnums=1)

@@ -3,7 +3,7 @@ import random
 import pytest
 import qwen_vocabulary
 
-from agentrl_jax.tokens import train_sentencepiece
+from agentrl_jax.text import demo_tokenizer
 from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 
@@ -21,7 +21,7 @@ USER = '\nTurn 1:\nState:\nP_O_\n__OG\n\nYou have 10 actions left.\n'
 @pytest.fixture(params=['demo', 'qwen', 'gguf'])
 def tokenizer(request):
     if request.param == 'demo':
-        return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+        return load_tokenizer(demo_tokenizer.DEMO_MODEL)
     if request.param == 'gguf':
         return qwen_vocabulary.gguf_tokenizer()
     return qwen_vocabulary.qwen_tokenizer()
@@ -29,7 +29,7 @@ def tokenizer(request):
 
 def with_template(template):
     """The demo tokenizer as if its checkpoint came with a chat template."""
-    tokenizer = load_tokenizer(train_sentencepiece.DEMO_MODEL)
+    tokenizer = load_tokenizer(demo_tokenizer.DEMO_MODEL)
     tokenizer.chat_template = template
     return tokenizer
 

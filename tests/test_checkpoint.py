@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import checkpoint, runtime
+from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.types import TrainState
 
 
@@ -273,12 +273,12 @@ def test_an_unwritable_workdir_is_refused(tmp_path):
     if os.geteuid() != 0:  # root may write everywhere
         (tmp_path / 'locked').mkdir(mode=0o500)
         with pytest.raises(OSError, match='workdir is not writable'):
-            runtime.check_workdir(tmp_path / 'locked')
+            processes.check_workdir(tmp_path / 'locked')
 
 
 def test_a_workdir_without_space_is_refused(tmp_path):
     with pytest.raises(OSError, match='this run needs 1000000000.00 GB'):
-        runtime.check_workdir(tmp_path, min_free_bytes=10**18)
+        processes.check_workdir(tmp_path, min_free_bytes=10**18)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -295,10 +295,10 @@ def test_another_config_is_refused_field_by_field():
 
 
 def test_config_hash_ignores_the_order_of_fields():
-    assert runtime.config_hash({'a': 1, 'b': {'c': 2, 'd': 3}}) == runtime.config_hash(
+    assert processes.config_hash({'a': 1, 'b': {'c': 2, 'd': 3}}) == processes.config_hash(
         {'b': {'d': 3, 'c': 2}, 'a': 1}
     )
-    assert runtime.config_hash({'a': 1}) != runtime.config_hash({'a': 2})
+    assert processes.config_hash({'a': 1}) != processes.config_hash({'a': 2})
 
 
 def test_state_bytes_by_hand():
@@ -310,7 +310,7 @@ def test_state_bytes_by_hand():
 def test_compiles_are_counted_and_known_shapes_add_none(ckpts):
     double = jax.jit(lambda x: x * 2)
     small, large = jnp.ones(5), jnp.ones(6)
-    with runtime.CompileCounter() as compiles:
+    with processes.CompileCounter() as compiles:
         double(small)
         assert compiles.count == 1
         double(small)
@@ -325,7 +325,7 @@ def test_compiles_are_counted_and_known_shapes_add_none(ckpts):
 
 def test_sigterm_asks_once_and_handlers_are_given_back():
     before = signal.getsignal(signal.SIGTERM)
-    with runtime.Preemption() as preemption:
+    with processes.Preemption() as preemption:
         assert not preemption.agreed()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -336,21 +336,21 @@ def test_sigterm_asks_once_and_handlers_are_given_back():
 def test_incomplete_process_flags_are_refused(monkeypatch):
     for name in ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'):
         monkeypatch.delenv(name, raising=False)
-    runtime.initialize_distributed()  # one process: nothing to do
+    processes.initialize_distributed()  # one process: nothing to do
     with pytest.raises(ValueError, match='not given: num_processes, process_id'):
-        runtime.initialize_distributed('localhost:1')
+        processes.initialize_distributed('localhost:1')
     with pytest.raises(ValueError, match=r'process_id=2 must be in 0\.\.1'):
-        runtime.initialize_distributed('localhost:1', 2, 2)
+        processes.initialize_distributed('localhost:1', 2, 2)
     monkeypatch.setenv('JAX_NUM_PROCESSES', 'two')
     with pytest.raises(ValueError, match="JAX_NUM_PROCESSES='two' must be a whole number"):
-        runtime.initialize_distributed('localhost:1', process_id=0)
+        processes.initialize_distributed('localhost:1', process_id=0)
 
 
 def test_processes_that_are_to_be_found_are_left_to_jax(monkeypatch):
     asked = []
     monkeypatch.setattr(jax.distributed, 'initialize', lambda **given: asked.append(given))
     monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'auto')
-    monkeypatch.setenv(runtime.HEARTBEAT, '7')
-    runtime.initialize_distributed(timeout_s=3)
+    monkeypatch.setenv(processes.HEARTBEAT, '7')
+    processes.initialize_distributed(timeout_s=3)
     assert asked == [{'initialization_timeout': 3, 'heartbeat_timeout_seconds': 7}]
     assert 'JAX_COORDINATOR_ADDRESS' not in os.environ  # jax would read "auto" as an address

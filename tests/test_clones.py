@@ -5,8 +5,11 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import clones, sft, start, train
-from agentrl_jax.start import config_dict
+from agentrl_jax import train
+from agentrl_jax.imitation import clone
+from agentrl_jax.imitation import kept as clones
+from agentrl_jax.run import state as start
+from agentrl_jax.run.state import config_dict
 
 CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8, 'clone.keep_in': '../clones'}
 
@@ -65,7 +68,7 @@ def test_demonstrations_have_the_limits_of_the_clone():
     limits = {'clone.max_turns': 1, 'clone.max_actions_per_turn': 4, 'rollout.max_response': 12}
     run = train.build(micro_runs.config('frozen_lake', **(CLONES | limits)))
     longest = int(start.demonstrations(run).mask.sum(axis=1).max())
-    texts = [len(sft.answer_tokens(run.task, run.tokenizer, [0] * n)) + 1 for n in range(5)]
+    texts = [len(clone.answer_tokens(run.task, run.tokenizer, [0] * n)) + 1 for n in range(5)]
     assert longest == texts[4] < 2 * texts[2]  # one turn of four actions, not two of two
 
 

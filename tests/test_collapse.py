@@ -6,8 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from agentrl_jax import collapse, config_check, roll_back, run_log, tables_runs
-from agentrl_jax.collapse import judge, judge_all
+from agentrl_jax.measure import collapse
+from agentrl_jax.measure.collapse import judge, judge_all
+from agentrl_jax.records import run_log
+from agentrl_jax.results import runs as tables_runs
+from agentrl_jax.run import check, roll_back
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -231,4 +234,4 @@ def test_impossible_alarms_are_refused(changes, says):
     cfg = base.get_config()
     cfg.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=says):
-        config_check.check(cfg)
+        check.check(cfg)

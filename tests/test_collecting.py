@@ -11,17 +11,12 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import (
-    assemble,
-    assemble_update,
-    collecting,
-    config_check,
-    filtering,
-    rollout,
-    runtime,
-    start,
-    train,
-)
+from agentrl_jax import train
+from agentrl_jax.machine import processes
+from agentrl_jax.rl import filtering
+from agentrl_jax.rollout import device
+from agentrl_jax.run import check, collecting, parts, settings
+from agentrl_jax.run import state as start
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
 VARIED = functools.partial(filtering.keep_rows, group_size=GROUP_SIZE, rule='varied')
@@ -31,7 +26,7 @@ def played_of(returns, first=0):
     """A rollout of one turn and its episodes; level = 100 + stream."""
     stream = first + jnp.arange(len(returns), dtype=jnp.int32)
     out = toy.rollout_of([[(1, 1)]] * len(returns), np.asarray(returns)[:, None], length=3)
-    episodes = rollout.Episodes(level=100 + stream, token_stream=stream, world_stream=stream)
+    episodes = device.Episodes(level=100 + stream, token_stream=stream, world_stream=stream)
     return out.replace(level=episodes.level), episodes
 
 
@@ -106,7 +101,7 @@ def test_without_refilling_one_rollout_is_played_and_nothing_marked():
 
 def test_further_rollouts_have_streams_of_their_own():
     draw = functools.partial(
-        assemble.draw_episodes, jax.random.key(0), 3, levels=9, groups=2, group_size=2
+        parts.draw_episodes, jax.random.key(0), 3, levels=9, groups=2, group_size=2
     )
     own, common = draw(8, common=False), draw(8, common=True)
     assert own.token_stream.tolist() == own.world_stream.tolist() == [8, 9, 10, 11]
@@ -121,7 +116,7 @@ def one_step(monkeypatch, devices):
     mesh = jax.sharding.Mesh(
         np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ('data', 'fsdp', 'tensor')
     )
-    monkeypatch.setattr(assemble, 'build_mesh', lambda cfg: mesh)
+    monkeypatch.setattr(parts, 'build_mesh', lambda cfg: mesh)
     cfg = micro_runs.config(
         'frozen_lake', algorithm='grpo',
         **{'filter.keep': 0.25, 'filter.refill': 5, 'env.eval_levels': 8, 'optim.lr': 1e-5},
@@ -140,7 +135,7 @@ def collect_without_compiling(run, params):
     cfg = run.cfg.copy_and_resolve_references()
     cfg.filter.refill = 0
     collecting.collect(dataclasses.replace(run, cfg=cfg), params, run.task, 2)
-    with runtime.CompileCounter() as counter:
+    with processes.CompileCounter() as counter:
         _, _, measured = collecting.collect(run, params, run.task, 2)
     assert measured['filter/collects'] == 4 and counter.count == 0
 
@@ -151,7 +146,7 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
     assert measured['filter/collects'] == 4 and measured['filter/kept'] == 0.25
     assert measured['batch/trained_rows'] == 16 and measured['filter/empty'] == 0
     held, params = seen[0], start.policy_of(start.start_state(run, run.params).params, {})
-    keep = assemble_update.build_keep(run.cfg)
+    keep = settings.build_keep(run.cfg)
     for number in range(4):
         (out, _), _ = collecting.play(run, params, run.task, 2, number)
         rows = np.flatnonzero(keep(out)[1])
@@ -181,4 +176,4 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
 )  # fmt: skip
 def test_refilling_that_can_do_nothing_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax import config_check, context, run_log, train
+from agentrl_jax import train
+from agentrl_jax.records import run_log
+from agentrl_jax.rollout import windows
+from agentrl_jax.run import check
 
 KEY, NAME = tiny.KEY, 'frozen_lake'
 STATIC = dict(max_response=tiny.MAX_RESPONSE)
@@ -21,14 +24,14 @@ def played(window, style='brief'):
     task = tiny.task(NAME, style=style)
     more = {} if style == 'brief' else {'max_tokens': 512}
     out, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, window=window, **more)
-    find = jax.jit(functools.partial(context.windows, window=window or task.max_turns, **STATIC))
+    find = jax.jit(functools.partial(windows.windows, window=window or task.max_turns, **STATIC))
     return out, jax.device_get(find(task, out))
 
 
 def samples(out, found):
     """{(episode, turn): ids the policy saw, answer included} of the turns that were played."""
     tokens, seen = (
-        np.asarray(context.split_turns(x, found)) for x in (out.tokens, out.attention_mask)
+        np.asarray(windows.split_turns(x, found)) for x in (out.tokens, out.attention_mask)
     )
     turns = found.index.shape[1]
     assert not seen[~seen.any(1)].any()
@@ -43,9 +46,9 @@ def samples(out, found):
 def test_the_sampler_is_the_trainer(window):
     out, found = played(window)
     assert (out.num_turns > window).any()
-    rows = context.split_turns((jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)), found)
+    rows = windows.split_turns((jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)), found)
     scores, _ = tiny.score()(tiny.cloned(NAME)[0], *rows)
-    trained = np.asarray(context.put_back(scores, found, out.tokens.shape[1]))
+    trained = np.asarray(windows.put_back(scores, found, out.tokens.shape[1]))
     gap = np.where(out.action_mask, np.abs(trained - out.logprobs), 0.0)
     assert out.action_mask.sum() > 50 and gap.max() <= 1e-5
 
@@ -111,11 +114,11 @@ def test_a_shorter_window_changes_what_is_sampled_only_from_the_turn_on_that_it_
 def test_put_back_undoes_split_turns_on_every_answer():
     out, found = played(2)
     mask = jnp.asarray(out.action_mask)
-    back = context.put_back(
-        context.split_turns(jnp.asarray(out.logprobs), found), found, mask.shape[1]
+    back = windows.put_back(
+        windows.split_turns(jnp.asarray(out.logprobs), found), found, mask.shape[1]
     )
     np.testing.assert_array_equal(np.where(mask, back, 0.0), out.logprobs)
-    own = context.own_rows(mask, found)
+    own = windows.own_rows(mask, found)
     assert own.sum() == mask.sum()  # each sampled token is trained in one sample
 
 
@@ -146,7 +149,7 @@ def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
     sizes = dict(max_tokens=640 if style == 'ragen' else 256, window=1)
     out, counters = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, **sizes)
     assert counters['overflow'] == 0 and (out.num_turns == 3).any()
-    find = jax.jit(functools.partial(context.windows, window=1, **STATIC))
+    find = jax.jit(functools.partial(windows.windows, window=1, **STATIC))
     got, several = samples(out, jax.device_get(find(task, out))), 0
     for b in range(16):
         states, turns = tiny.replay(out, b, task, KEY, b)
@@ -169,7 +172,7 @@ def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
 
 def test_a_summary_without_a_window_of_one_turn_is_refused():
     with pytest.raises(ValueError, match='set context.window=1'):
-        config_check.check(micro(2, **{'context.summary': 1}))
+        check.check(micro(2, **{'context.summary': 1}))
 
 
 def micro(window, **changes):
@@ -208,4 +211,4 @@ def test_a_critic_trains_on_windows(tmp_path):
 @pytest.mark.parametrize('algorithm', ['gspo'])
 def test_a_ratio_of_whole_episodes_is_refused(algorithm):
     with pytest.raises(ValueError, match='context.window=1'):
-        config_check.check(micro(1, algorithm=algorithm))
+        check.check(micro(1, algorithm=algorithm))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import assemble, config_check
-from agentrl_jax.curriculum import horizon
+from agentrl_jax.rl.curriculum import horizon
+from agentrl_jax.run import check, parts
 
 # rounds / steps a stage of the released scripts
 RELEASED = {
@@ -90,17 +90,17 @@ def test_horizons_are_those_of_a_counter_and_never_shrink(rounds, stage_steps):
 )
 def test_rounds_that_cannot_be_played_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))
 
 
 def test_a_config_without_rounds_plays_every_turn():
     cfg = micro_runs.config('frozen_lake')
-    assert [assemble.turn_limit(cfg, step) for step in (0, 500)] == [2, 2]
+    assert [parts.turn_limit(cfg, step) for step in (0, 500)] == [2, 2]
     cfg.curriculum.rounds, cfg.curriculum.stage_steps = (1, 2), 500
-    config_check.check(cfg)
-    assert [assemble.turn_limit(cfg, step) for step in (0, 499, 500)] == [1, 1, 2]
+    check.check(cfg)
+    assert [parts.turn_limit(cfg, step) for step in (0, 499, 500)] == [1, 1, 2]
     cfg.curriculum.rounds, cfg.curriculum.interpolate, cfg.env.max_turns = (1, 5), True, 5
-    assert [assemble.turn_limit(cfg, step) for step in (124, 125, 499, 500)] == [1, 2, 4, 5]
+    assert [parts.turn_limit(cfg, step) for step in (124, 125, 499, 500)] == [1, 2, 4, 5]
 
 
 # ---- what it is for ----------------------------------------------------------------------------

@@ -13,7 +13,9 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import checkpoint, run_log, runtime
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import processes as runtime
+from agentrl_jax.records import run_log
 
 pytestmark = pytest.mark.slow
 # Adam divides a gradient by its own size: where it is 0 but for rounding (biases of the keys hardly

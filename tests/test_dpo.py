@@ -13,9 +13,9 @@ import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import update
 from agentrl_jax.algorithms import dpo
-from agentrl_jax.score import positions_of
+from agentrl_jax.rl import update
+from agentrl_jax.rl.score import positions_of
 from agentrl_jax.types import TrainState
 
 CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)

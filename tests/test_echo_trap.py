@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import toy_rollouts as toy
 
-from agentrl_jax import collapse, filtering, losses, metrics, update
 from agentrl_jax.algorithms import ppo
+from agentrl_jax.measure import collapse, metrics
+from agentrl_jax.rl import filtering, losses, update
 from agentrl_jax.types import Scores, TrainState
 
 WORDS, GROUPS, GROUP_SIZE, STEPS = 8, 8, 8, 150

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax import metrics, validation
-from agentrl_jax.envs import Library, experts, solvers, text
+from agentrl_jax.envs import Library, experts, solvers
 from agentrl_jax.envs.library import EMPTY, PEOPLE, EnvParams, EnvState
-from agentrl_jax.tokens import answer as answers
+from agentrl_jax.measure import metrics, validation
+from agentrl_jax.text import answer as answers
+from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 from configs import library as library_config
 

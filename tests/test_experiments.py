@@ -9,9 +9,12 @@ import sys
 
 import pytest
 
-from agentrl_jax import assemble, rollout, sweep_spec, tables_runs
-from agentrl_jax.tables_cells import build
-from agentrl_jax.tables_spec import make_spec
+from agentrl_jax.results import runs as tables_runs
+from agentrl_jax.results.cells import build
+from agentrl_jax.results.spec import make_spec
+from agentrl_jax.rollout import device
+from agentrl_jax.run import parts
+from agentrl_jax.sweeps import spec
 from experiments import common, mtgrpo_credit, ragen_actions, ragen_starpo_vs_s, scaling_inter
 
 NAMES = ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit')
@@ -27,7 +30,7 @@ def fields(name, scale):
     """The resolved configs of one seed."""
     plan = make_plan(name, scale)
     base = common.load_config(plan.config)
-    return [sweep_spec.resolve(base, cell, name)[0] for cell in plan.cells]
+    return [spec.resolve(base, cell, name)[0] for cell in plan.cells]
 
 
 def changed(base, cell):
@@ -39,7 +42,7 @@ def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scal
     """sweep_spec.expand refuses impossible configs and duplicates; build refuses mixed cells."""
     plan = make_plan(name, scale)
     listed = common.list_runs(plan, range(2))
-    expanded = sweep_spec.expand(common.load_config(plan.config), listed, source=name)
+    expanded = spec.expand(common.load_config(plan.config), listed, source=name)
     assert [run.config['seed'] for run in expanded] == [0, 1] * len(plan.cells)
     runs = [
         tables_runs.Run(run.name, tables_runs.flatten(json.loads(json.dumps(run.config))), [], {})
@@ -137,7 +140,7 @@ def test_credit_arms_differ_in_nothing_but_credit():
 
 @pytest.mark.parametrize('name', NAMES)
 def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
-    tokenizer = assemble.build_tokenizer(common.load_config('configs/demo.py'))
+    tokenizer = parts.build_tokenizer(common.load_config('configs/demo.py'))
     seen = set()
     for cfg in fields(name, 'tiny'):
         episode = (cfg.env.name, cfg.env.max_turns, cfg.env.max_actions_per_turn)
@@ -145,8 +148,8 @@ def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
             continue
         seen.add(episode)
         cfg.env.eval_levels = 4
-        task = assemble.build_text_task(cfg, tokenizer, 'validation', None)
-        rollout.check_budget(
+        task = parts.build_text_task(cfg, tokenizer, 'validation', None)
+        device.check_budget(
             task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
         )
         turn = task.width + cfg.rollout.max_response
@@ -175,7 +178,7 @@ def test_rows_that_fields_do_not_tell_apart_are_refused():
 
 def test_a_difference_of_configs_turns_one_into_the_other():
     found = common.difference('configs/demo.py', 'configs/demo_bandit.py')
-    cfg, _ = sweep_spec.resolve(common.load_config('configs/demo.py'), found, 'test')
+    cfg, _ = spec.resolve(common.load_config('configs/demo.py'), found, 'test')
     assert cfg.to_dict() == common.load_config('configs/demo_bandit.py').to_dict()
 
 
@@ -187,9 +190,7 @@ def fake_sweep(words, environment):
     given = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
     assert 'JAX_COMPILATION_CACHE_DIR' in environment
     base = common.load_config(given['config'])
-    for number, run in enumerate(
-        sweep_spec.expand(base, sweep_spec.load(given['sweep']), source='')
-    ):
+    for number, run in enumerate(spec.expand(base, spec.load(given['sweep']), source='')):
         folder = pathlib.Path(given['workdir']) / run.name
         folder.mkdir(exist_ok=True)
         (folder / 'run.json').write_text(json.dumps({'config': run.config}))

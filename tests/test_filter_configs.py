@@ -10,17 +10,14 @@ import optax
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import (
-    assemble,
-    assemble_update,
-    batches,
-    config_check,
-    filtering,
-    run_log,
-    start,
-    train,
-)
+from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.records import run_log
+from agentrl_jax.rl import batches, filtering
+from agentrl_jax.run import check
+from agentrl_jax.run import parts as assemble
+from agentrl_jax.run import settings as assemble_update
+from agentrl_jax.run import state as start
 from agentrl_jax.types import TrainState
 
 # Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
@@ -50,7 +47,7 @@ def values(params, critic_params, *rows):
 def parts_of(algorithm, changes):
     """What train.learn is given for a toy model by a checked config."""
     cfg = micro_runs.config('frozen_lake', algorithm=algorithm, **changes)
-    config_check.check(cfg)
+    check.check(cfg)
     settings = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
     settings['update'] |= {'row_sharding': None}
     fns = assemble.ModelFns(
@@ -235,4 +232,4 @@ def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
 )
 def test_impossible_filters_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))

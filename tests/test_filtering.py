@@ -10,7 +10,7 @@ import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import advantages, filtering
+from agentrl_jax.rl import advantages, filtering
 
 SETTINGS = settings(max_examples=25, deadline=None)
 SOKOBAN_LIKE = jnp.array([5.2, 4.8, 3.6, 2.9, 0.25, 0.2, 0.1, 0.0])

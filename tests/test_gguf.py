@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tiny_models import TINY, by_hf_name, hf_tensors, random_params
 
-from agentrl_jax import export, sharding
+from agentrl_jax import export
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tiny_models
 
-from agentrl_jax import assemble, sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import layer_scan, lora, qwen2
+from agentrl_jax.run import parts
 
 LAYERS = 3
 UNROLLED = dataclasses.replace(
@@ -133,9 +134,9 @@ def test_models_of_eight_layers_with_remat_loop_unless_told_otherwise():
 
 
 def test_the_field_of_the_config_reaches_the_model():
-    tokenizer = assemble.build_tokenizer(micro_runs.config('frozen_lake'))
+    tokenizer = parts.build_tokenizer(micro_runs.config('frozen_lake'))
     for asked in (None, True, False):
         cfg = micro_runs.config('frozen_lake', **{'model.scan_layers': asked})
-        assert assemble.random_model_config(cfg, tokenizer).scan_layers is asked
+        assert parts.random_model_config(cfg, tokenizer).scan_layers is asked
     with pytest.raises(TypeError):
         micro_runs.config('frozen_lake', **{'model.scan_layers': 'yes'})

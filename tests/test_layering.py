@@ -62,7 +62,7 @@ def imports(tree: ast.AST):
 
 
 def unit(module: str) -> str:
-    """'agentrl_jax.envs.text' belongs to 'envs'."""
+    """'agentrl_jax.text.task' belongs to 'envs'."""
     return module.split('.')[1] if '.' in module else module
 
 
@@ -106,7 +106,7 @@ def none_of(problems) -> None:
 
 
 def test_there_is_something_to_look_at():
-    assert {'agentrl_jax.types', 'agentrl_jax.checkpoint', 'agentrl_jax.models'} <= MODULES
+    assert {'agentrl_jax.types', 'agentrl_jax.machine.checkpoint', 'agentrl_jax.models'} <= MODULES
 
 
 def test_imports_point_one_way():

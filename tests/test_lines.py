@@ -7,7 +7,8 @@ import pytest
 import qwen_vocabulary
 
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, bandit, frozen_lake, sokoban
-from agentrl_jax.tokens import chat, lines, train_sentencepiece
+from agentrl_jax.text import demo_tokenizer, lines
+from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 
 
@@ -15,7 +16,7 @@ from agentrl_jax.tokens.tokenizer import load_tokenizer
 def tokenizer(name):
     if name == 'qwen':
         return qwen_vocabulary.qwen_tokenizer()
-    return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL)
 
 
 def lakes(env, count, seed=0):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.progress import Progress
-from agentrl_jax.run_log import (
+from agentrl_jax.records.progress import Progress
+from agentrl_jax.records.run_log import (
     RunLog,
     is_secret_name,
     plain_number,

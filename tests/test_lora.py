@@ -16,9 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from agentrl_jax import assemble, assemble_update, config_check, sharding, start, train
+from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import lora, qwen2
+from agentrl_jax.run import check, parts
+from agentrl_jax.run import settings as assemble_update
+from agentrl_jax.run import state as start
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
@@ -232,16 +236,16 @@ def updated(name, shape=(1, 1, 1)):
         },
     )  # fmt: skip
     mesh = mesh_of(*shape)
-    config, params = assemble.build_model(cfg, assemble.build_tokenizer(cfg), mesh)
-    txs = assemble.build_optimisers(cfg)
+    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
+    txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
     state = start.start_state(run, params)
-    reference = jax.tree.map(jnp.copy, state.params) if assemble.needs_reference(cfg) else None
+    reference = jax.tree.map(jnp.copy, state.params) if parts.needs_reference(cfg) else None
     frozen = start.Frozen({'model': params['model']}, reference)
     before = jax.device_get((state, frozen))
     learn = functools.partial(
         train.learn, algorithm=ALGORITHMS[cfg.algorithm], txs=txs, group_size=2,
-        fns=assemble.model_functions(cfg, config, mesh),
+        fns=parts.model_functions(cfg, config, mesh),
         settings=assemble_update.update_settings(cfg, mesh),
     )  # fmt: skip
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
@@ -327,7 +331,7 @@ def test_adapters_lie_along_their_kernels():
 )
 def test_impossible_adapters_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))
 
 
 def test_target_names():

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from agentrl_jax import checkpoint, evaluate, export, run_log, start, train
+from agentrl_jax import evaluate, export, train
+from agentrl_jax.machine import checkpoint
 from agentrl_jax.models import weights
-from agentrl_jax.tokens.train_sentencepiece import DEMO_MODEL
+from agentrl_jax.records import run_log
+from agentrl_jax.run import state as start
+from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
 CHANGES = {
     'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,v_proj,down_proj',

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import losses
+from agentrl_jax.rl import losses
 
 SETTINGS = settings(max_examples=25, deadline=None)
 

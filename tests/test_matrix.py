@@ -15,9 +15,14 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import assemble, assemble_update, rollout, sft, start, train
+from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import experts
+from agentrl_jax.imitation import clone
+from agentrl_jax.rollout import device
+from agentrl_jax.run import parts as assemble
+from agentrl_jax.run import settings
+from agentrl_jax.run import state as start
 from agentrl_jax.types import EpisodeStop
 
 README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
@@ -87,7 +92,7 @@ def scripted(run, chosen):
     ids = np.full((EPISODES, TURNS, RESPONSE), end, np.int32)
     for b, turns in enumerate(chosen):
         for k, plan in enumerate(turns):
-            answer = sft.answer_tokens(run.task, run.tokenizer, plan) if plan else []
+            answer = clone.answer_tokens(run.task, run.tokenizer, plan) if plan else []
             ids[b, k, : len(answer)] = answer
     return jnp.asarray(ids)
 
@@ -95,7 +100,7 @@ def scripted(run, chosen):
 def play(params, task, listed, ids, *, model):
     """rollout.collect with the given answers; the log-probabilities are the policy's."""
     static = dict(config=model, max_response=RESPONSE)
-    state = rollout.start(
+    state = device.start(
         params, task, listed, config=model, slots=8, max_tokens=LENGTH, cache_tokens=LENGTH
     )
 
@@ -108,19 +113,19 @@ def play(params, task, listed, ids, *, model):
             logprobs = jax.nn.log_softmax(logits)
             return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
 
-        return rollout.decode(
+        return device.decode(
             state, params, task, listed, KEY, stop_at_answer=False, draw=draw, **static
         )
 
     def decoding(state):
-        waiting = jnp.sum(state.phase == rollout.WAITING)
-        return jnp.any(state.phase == rollout.GENERATING) & (waiting < 4)
+        waiting = jnp.sum(state.phase == device.WAITING)
+        return jnp.any(state.phase == device.GENERATING) & (waiting < 4)
 
     def advance(state):
-        state = rollout.serve(state, params, task, listed, KEY, serve_rows=4, **static)
+        state = device.serve(state, params, task, listed, KEY, serve_rows=4, **static)
         return jax.lax.while_loop(decoding, decode_once, state)
 
-    return jax.lax.while_loop(lambda s: jnp.any(s.phase != rollout.IDLE), advance, state).out
+    return jax.lax.while_loop(lambda s: jnp.any(s.phase != device.IDLE), advance, state).out
 
 
 @functools.cache
@@ -130,7 +135,7 @@ def episodes(name, turns):
     per_turn = ACTIONS if turns == 1 else 1 if name in ('bandit', 'library') else 2
     levels, chosen = plans(run, per_turn)
     stream = jnp.arange(EPISODES, dtype=jnp.int32)
-    listed = rollout.Episodes(level=levels, token_stream=stream, world_stream=stream)
+    listed = device.Episodes(level=levels, token_stream=stream, world_stream=stream)
     program = jax.jit(functools.partial(play, model=run.config), compiler_options=QUICK)
     out = program(run.params, run.task, listed, scripted(run, chosen))
     pad = {
@@ -150,7 +155,7 @@ def learner(algorithm):
     program = functools.partial(
         train.learn, algorithm=ALGORITHMS[algorithm], txs=txs, group_size=4,
         fns=assemble.model_functions(cfg, run.config, run.mesh),
-        settings=assemble_update.update_settings(cfg, run.mesh),
+        settings=settings.update_settings(cfg, run.mesh),
     )  # fmt: skip
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.diversity import distinct_action_rate, repeated_ngrams
-from agentrl_jax.metrics import METRICS, metrics_table, rollout_metrics
+from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
+from agentrl_jax.measure.metrics import METRICS, metrics_table, rollout_metrics
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 GROUP_SIZE = 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_models import TINY, random_params, rows
 
-from agentrl_jax import sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention, critic, qwen2, weights
 from agentrl_jax.models.hf_config import config_from_hf
 

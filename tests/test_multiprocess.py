@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from agentrl_jax import checkpoint, runtime
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import processes as runtime
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow

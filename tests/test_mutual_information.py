@@ -12,8 +12,8 @@ import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import mutual_information as information
-from agentrl_jax.tokens import answer as answers
+from agentrl_jax.measure import mutual_information as information
+from agentrl_jax.text import answer as answers
 
 SCORING = dict(microbatch_rows=5, temperature=1.0, chunk_size=64)
 REGIMES = dict(low_mi=0.1, low_entropy=0.05)

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import assemble, assemble_update, config_check, losses, start, train, update
+from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS, common
+from agentrl_jax.rl import losses, update
+from agentrl_jax.run import check, parts, state
+from agentrl_jax.run import settings as assemble_update
 from configs import base
 
 GIVEN = {'rollout', 'scores', 'group_size', 'keep', 'kl_coef', 'kl_in_reward'}
@@ -23,7 +26,7 @@ def test_every_keyword_of_make_batch_is_a_setting_and_every_setting_a_field(name
     keywords = set(inspect.signature(module.make_batch).parameters) - GIVEN - BY_HAND
     assert keywords == set(module.SETTINGS)
     for setting in module.SETTINGS:
-        assert sum(setting in cfg[name] for name in config_check.OPTION_SECTIONS) == 1
+        assert sum(setting in cfg[name] for name in check.OPTION_SECTIONS) == 1
 
 
 def test_every_keyword_of_an_update_is_given_by_a_config():
@@ -35,7 +38,7 @@ def test_every_keyword_of_an_update_is_given_by_a_config():
         *(inspect.signature(f).parameters for f in (update.update_step, common.policy_loss))
     )
     cfg = micro_runs.config('frozen_lake')
-    given = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))['update']
+    given = assemble_update.update_settings(cfg, parts.build_mesh(cfg))['update']
     of_the_step = {'key', 'lr_scale'}  # functions of seed and step, and of roll backs
     assert asked - functions == set(given) | of_the_step
 
@@ -46,7 +49,7 @@ def test_every_keyword_of_an_update_is_given_by_a_config():
 def settings_of(algorithm, **changes):
     """What make_batch is called with: fields checked as train.build does."""
     cfg = micro_runs.config('frozen_lake', algorithm=algorithm, **changes)
-    config_check.check(cfg)
+    check.check(cfg)
     return assemble_update.batch_settings(cfg)
 
 
@@ -124,7 +127,7 @@ def test_the_constant_of_token_sum_norm_comes_from_the_config():
     cfg = micro_runs.config(
         'frozen_lake', **{'loss.aggregation': 'token_sum_norm', 'loss.norm_length': 10}
     )
-    given = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))['update']
+    given = assemble_update.update_settings(cfg, parts.build_mesh(cfg))['update']
     mask = np.array([[True, False, False], [True, True, True]])
     weights = losses.token_weights(mask, given['aggregation'], norm_length=given['norm_length'])
     np.testing.assert_allclose(weights, mask / 20)
@@ -161,20 +164,20 @@ def test_the_constant_of_token_sum_norm_comes_from_the_config():
 )  # fmt: skip
 def test_an_option_that_would_do_nothing_or_harm_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))
 
 
 @OWN_TESTS
 def test_options_with_a_value_everywhere_are_refused_by_no_algorithm(name):
     """So that any algorithm runs with any config by one field."""
     changes = {'loss.gamma': 0.9, 'loss.lam': 0.9, 'loss.reward_on': 'episode'}
-    config_check.check(micro_runs.config('frozen_lake', algorithm=name, **changes))
+    check.check(micro_runs.config('frozen_lake', algorithm=name, **changes))
 
 
 # ---- a whole step --------------------------------------------------------------------------------
 
 
-NOTHING_FROZEN = start.Frozen(model={}, reference=None)
+NOTHING_FROZEN = state.Frozen(model={}, reference=None)
 
 
 def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
@@ -186,7 +189,7 @@ def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
     run = train.build(micro_runs.config('frozen_lake', **changes))
 
     def fresh():
-        return start.start_state(run, run.params)
+        return state.start_state(run, run.params)
 
     one, measured, seen = train.train_step(run, fresh(), NOTHING_FROZEN, None, 0, first=False)
     assert measured['policy/grad_norm'] > 0 and measured['update/skipped'] == 0

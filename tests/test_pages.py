@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax import pages
+from agentrl_jax.records import pages
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 

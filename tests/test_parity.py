@@ -10,16 +10,12 @@ import pytest
 import test_filter_configs as tiny_steps
 import tiny_agents as tiny
 
-from agentrl_jax import (
-    assemble,
-    assemble_update,
-    batches,
-    config_check,
-    parity,
-    rollout,
-    update,
-)
 from agentrl_jax.algorithms import grpo
+from agentrl_jax.rl import batches, parity, update
+from agentrl_jax.rollout import device
+from agentrl_jax.run import check
+from agentrl_jax.run import parts as assemble
+from agentrl_jax.run import settings as assemble_update
 
 START = 9
 # <s> sys \n <s> usr obs \n <s> asst think ACT END \n <s> usr obs \n <s> asst think ACT pad
@@ -48,7 +44,7 @@ def test_ragen_s_masks_by_hand():
 
 def settings_of(**changes):
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
-    config_check.check(cfg)
+    check.check(cfg)
     return assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
 
 
@@ -185,7 +181,7 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
 )  # fmt: skip
 def test_switches_that_exclude_something_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))
 
 
 # ---- a sampler that is not the trainer -----------------------------------------------------------
@@ -217,10 +213,10 @@ def batch_of(sampler, **correction):
     params, play_in = tiny.cloned('frozen_lake')[0], tiny.config()
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **dict(correction['fields']))
     cfg.rollout.sampler_dtype = sampler
-    config_check.check(cfg)
+    check.check(cfg)
     play = assemble.build_collect(cfg, play_in, assemble.build_mesh(cfg), split='train')
     stream = jnp.arange(16, dtype=jnp.int32)
-    listed = rollout.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
+    listed = device.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
     task = tiny.task('frozen_lake', max_turns=2, max_actions_per_turn=2, max_actions_per_episode=4)
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
@@ -285,4 +281,4 @@ def test_a_sampler_of_the_same_precision_needs_no_correction(correction):
 )
 def test_corrections_that_cannot_be_meant_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        config_check.check(micro_runs.config('frozen_lake', **changes))
+        check.check(micro_runs.config('frozen_lake', **changes))

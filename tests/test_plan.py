@@ -10,8 +10,11 @@ import micro_runs
 import pytest
 from tiny_models import TINY
 
-from agentrl_jax import plan, plan_advice, plan_cost, plan_hardware, plan_programs, start, train
+from agentrl_jax import plan, train
 from agentrl_jax.models import qwen2, sizes
+from agentrl_jax.planning import advice, hardware, programs
+from agentrl_jax.planning import cost as plan_cost
+from agentrl_jax.run import state as start
 
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
 MACHINE = plan_cost.Machine('cpu', 100.0, 10.0, (3.0, 2.0), data=2, fsdp=2, tensor=1)
@@ -31,20 +34,20 @@ def cost(function, *shapes, weights=(), machine=MACHINE):
     [('v5e:2x4', 'v5e', (2, 4)), ('v5p:2x2x1', 'v5p', (2, 2, 1)), ('cpu:8', 'cpu', (8,))],
 )
 def test_a_topology_is_a_kind_and_its_axes(name, kind, axes):
-    assert plan_hardware.parse(name) == (kind, axes)
+    assert hardware.parse(name) == (kind, axes)
 
 
 @pytest.mark.parametrize('name', ['v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', ''])
 def test_an_unknown_topology_is_refused_with_examples(name):
     with pytest.raises(ValueError, match='say v5e:2x4'):
-        plan_hardware.parse(name)
+        hardware.parse(name)
 
 
 def test_devices_that_are_missing_are_named():
     with pytest.raises(ValueError, match='needs a GPU'):
-        plan_hardware.find('gpu:1')
+        hardware.find('gpu:1')
     with pytest.raises(ValueError, match='8 CPU devices; set jax_num_cpu_devices to 16'):
-        plan_hardware.find('cpu:16')
+        hardware.find('cpu:16')
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def cfg():
 
 @pytest.fixture(scope='module')
 def shapes(cfg):
-    return plan_programs.shapes(cfg, jax.devices())
+    return programs.shapes(cfg, jax.devices())
 
 
 @pytest.mark.parametrize('rank', [0, 4])
@@ -166,7 +169,7 @@ def test_shapes_are_those_of_a_real_run(rank):
     cfg = micro_runs.config(
         'frozen_lake', **{'mesh.fsdp': 4, 'mesh.tensor': 2, 'lora.rank': rank, 'loss.kl_coef': 0.1}
     )
-    shapes = plan_programs.shapes(cfg, jax.devices())
+    shapes = programs.shapes(cfg, jax.devices())
     run = train.build(cfg)
     state = start.start_state(run, run.params)
     base = run.params if rank else {}
@@ -186,20 +189,20 @@ def test_shapes_are_those_of_a_real_run(rank):
         for part in x.addressable_shards
         if part.device == device
     )
-    assert plan_programs.device_bytes(planned) == held
-    policy = plan_programs.device_bytes(start.player_of(shapes.state, shapes.frozen.model))
-    assert plan_programs.beside('collect', shapes) == held - policy
+    assert programs.device_bytes(planned) == held
+    policy = programs.device_bytes(start.player_of(shapes.state, shapes.frozen.model))
+    assert programs.beside('collect', shapes) == held - policy
 
 
 def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
     for name in plan.PROGRAMS:
-        saved = [knob.saves for knob in plan_advice.knobs(shapes, name)]
+        saved = [knob.saves for knob in advice.knobs(shapes, name)]
         assert saved and min(saved) > 0 and saved == sorted(saved, reverse=True)
     spread = micro_runs.config('frozen_lake', **{'mesh.fsdp': 1, 'mesh.tensor': 2})
-    before = plan_programs.shapes(spread, jax.devices())
-    knob = next(k for k in plan_advice.knobs(before, 'learn') if 'fsdp' in k.setting)
+    before = programs.shapes(spread, jax.devices())
+    knob = next(k for k in advice.knobs(before, 'learn') if 'fsdp' in k.setting)
     assert knob.setting == 'mesh.fsdp=4'
-    weights = plan_programs.device_bytes(before.state) - plan_programs.device_bytes(shapes.state)
+    weights = programs.device_bytes(before.state) - programs.device_bytes(shapes.state)
     assert knob.saves == pytest.approx(weights, rel=0.1)  # norms and scalars stay whole
 
 
@@ -213,23 +216,23 @@ def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
     ],
 )  # fmt: skip
 def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, used):
-    fields = plan_programs.refused('learn', message)
+    fields = programs.refused('learn', message)
     costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'compile_seconds', 'beside'), 0)
-    found = plan_programs.Compiled(name='learn', **fields, **costs)
+    found = programs.Compiled(name='learn', **fields, **costs)
     assert found.total == used * 2**30 and found.refused
-    chip = plan_hardware.TPU['v6e']
+    chip = hardware.TPU['v6e']
     assert not plan.program_row(found, chip)['fits']
 
 
 def test_any_other_refusal_is_an_error():
     with pytest.raises(ValueError, match='learn does not compile: UNIMPLEMENTED'):
-        plan_programs.refused('learn', 'UNIMPLEMENTED: sort')
+        programs.refused('learn', 'UNIMPLEMENTED: sort')
 
 
 def test_two_depths_make_a_line():
     def made(depth):
         costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'xla_flops', 'xla_bytes'), depth + 0.5)
-        return plan_programs.Compiled(
+        return programs.Compiled(
             name='learn', arguments=10 * depth, outputs=5, shared=5, temporaries=7 + 3 * depth,
             code=0, beside=0, compile_seconds=9.0, **costs,
         )  # fmt: skip
@@ -277,4 +280,4 @@ def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
 @pytest.mark.skipif(not NO_LIBTPU, reason='libtpu is installed')
 def test_without_libtpu_the_error_says_what_to_install(cfg):
     with pytest.raises(ValueError, match='requirements-plan.txt'):
-        plan_hardware.find('v5e:2x4')
+        hardware.find('v5e:2x4')

@@ -4,8 +4,8 @@ import re
 import numpy as np
 import pytest
 
-from agentrl_jax.plots import learning_curves, summarise
-from agentrl_jax.run_log import RunLog
+from agentrl_jax.records.plots import learning_curves, summarise
+from agentrl_jax.records.run_log import RunLog
 
 
 def rows_of(values, first=0, every=1):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import losses, update
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.rl import losses, update
 from agentrl_jax.types import Scores, TrainState
 
 SYMBOLS, GROUPS, GROUP_SIZE, SEEDS = 5, 6, 8, 3

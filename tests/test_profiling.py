@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from agentrl_jax import profiling, runtime, train
+from agentrl_jax import train
+from agentrl_jax.machine import processes, profiling
 from configs import base
 
 
@@ -57,28 +58,28 @@ def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
 
 
 def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, monkeypatch):
-    monkeypatch.setenv(runtime.BUCKETS, str(tmp_path / 'gcs'))
+    monkeypatch.setenv(processes.BUCKETS, str(tmp_path / 'gcs'))
     (tmp_path / 'shared').mkdir()
     (tmp_path / 'gcs').mkdir()
     (tmp_path / 'gcs' / 'bucket').symlink_to(tmp_path / 'shared')
-    assert runtime.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
-    assert runtime.local_path('runs/a').parts == ('runs', 'a')
-    workdir = runtime.check_workdir('gs://bucket/run')
+    assert processes.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
+    assert processes.local_path('runs/a').parts == ('runs', 'a')
+    workdir = processes.check_workdir('gs://bucket/run')
     assert workdir.is_dir() and (tmp_path / 'shared' / 'run').is_dir()
 
 
 @pytest.mark.parametrize('path', ['gs://other/run', 'gs://plain/run', 'gs:///run'])
 def test_a_bucket_that_is_not_mounted_is_refused(path, tmp_path, monkeypatch):
     """Else a run would go to a disk that vanishes with its machine."""
-    monkeypatch.setenv(runtime.BUCKETS, str(tmp_path))
+    monkeypatch.setenv(processes.BUCKETS, str(tmp_path))
     (tmp_path / 'plain').mkdir()  # a mount that has gone leaves its folder behind
     with pytest.raises(ValueError, match='nothing is mounted at .*tpu_scripts/setup'):
-        runtime.check_workdir(path)
+        processes.check_workdir(path)
 
 
 def test_a_bucket_without_mounts_and_other_schemes_are_refused(monkeypatch):
-    monkeypatch.delenv(runtime.BUCKETS, raising=False)
+    monkeypatch.delenv(processes.BUCKETS, raising=False)
     with pytest.raises(ValueError, match='AGENTRL_GCS must name the folder'):
-        runtime.local_path('gs://bucket/run')
+        processes.local_path('gs://bucket/run')
     with pytest.raises(ValueError, match='only gs://bucket/folder and plain paths'):
-        runtime.local_path('s3://bucket/run')
+        processes.local_path('s3://bucket/run')

@@ -17,10 +17,13 @@ import test_probes as probes
 import tiny_agents as tiny
 import toy_rollouts as toy
 
-from agentrl_jax import metrics, report, rollout, run_log, view_page
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.assemble import build_environment
-from agentrl_jax.envs import ENVIRONMENTS, solvers, text
+from agentrl_jax.envs import ENVIRONMENTS, solvers
+from agentrl_jax.measure import metrics
+from agentrl_jax.records import page_html, report, run_log
+from agentrl_jax.rollout import device
+from agentrl_jax.run.parts import build_environment
+from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 from configs import base
 
@@ -227,7 +230,7 @@ def test_the_example_environment_offers_what_the_interface_asks(corridor):
         player, door = pools[0][level]
         said = f'You are at {player}, the door is at {door}.\n'
         assert lines[int(line)] == env.observation_text(state) == said
-        assert set(env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(view_page.CELLS)
+        assert set(env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_html.CELLS)
     obs, state, reward, terminated, truncated, info = env.step(
         jax.random.key(0), env.reset_level(jnp.int32(0), params), 1, params
     )
@@ -256,7 +259,7 @@ def test_the_example_environment_plays_in_a_rollout(corridor):
     env, params = corridor
     task = text.build_task(env, params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
     stream = jnp.arange(8, dtype=jnp.int32)
-    listed = rollout.Episodes(level=stream // 2, token_stream=stream, world_stream=stream)
+    listed = device.Episodes(level=stream // 2, token_stream=stream, world_stream=stream)
     out, counters = tiny.play(
         'bandit', tiny.untrained(), jax.random.key(0), listed=listed, task_=task
     )

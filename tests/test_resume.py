@@ -12,7 +12,8 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import checkpoint, run_log, runtime
+from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.records import run_log
 
 KILLED = -signal.SIGKILL
 
@@ -107,7 +108,7 @@ def test_kill_9_at_ten_random_moments_changes_nothing(runs):
 def test_sigterm_saves_the_step_and_says_so_by_its_exit_code(runs):
     """Rows behind the checkpoint, the last one cut (what kill -9 may leave), are forgotten."""
     workdir = runs.folder / 'preempted'
-    assert runs.stop_after(workdir, 5, 0.0, signal.SIGTERM) == runtime.EXIT_PREEMPTED
+    assert runs.stop_after(workdir, 5, 0.0, signal.SIGTERM) == processes.EXIT_PREEMPTED
     (step,) = checkpoint.steps(workdir / 'checkpoints')[-1:]
     rows = runs.rows(workdir)
     assert 5 < step < 20 and rows[-1]['step'] == step - 1

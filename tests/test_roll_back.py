@@ -5,7 +5,11 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import checkpoint, metrics, roll_back, run_log, train
+from agentrl_jax import train
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.measure import metrics
+from agentrl_jax.records import run_log
+from agentrl_jax.run import roll_back
 
 # Entropy is above 0 x its start in every row behind the first three: an alarm in step 4 that began
 # in step 3. Checkpoints 0, 2 and 4 are there: 2 is restored, 4 is removed. In its second life the

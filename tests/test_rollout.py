@@ -10,7 +10,7 @@ import pytest
 import tiny_agents as tiny
 from jax.sharding import AxisType
 
-from agentrl_jax import rollout
+from agentrl_jax.rollout import device
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 KEY, played = tiny.KEY, tiny.played
@@ -168,7 +168,7 @@ def test_no_mesh_changes_what_is_sampled(data, tensor):
     mesh = jax.make_mesh(
         (data, 1, tensor), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3
     )
-    collect = rollout.collect_on_mesh(
+    collect = device.collect_on_mesh(
         mesh, config=tiny.config(), slots=8, serve_rows=3, max_tokens=160,
         max_response=tiny.MAX_RESPONSE,
     )  # fmt: skip
@@ -186,7 +186,7 @@ def test_no_mesh_changes_what_is_sampled(data, tensor):
 def test_slots_must_be_divisible_by_the_shards():
     mesh = jax.make_mesh((8, 1, 1), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     with pytest.raises(ValueError, match='rollout.slots=12 must be a multiple of 8 shards'):
-        rollout.collect_on_mesh(mesh, slots=12, serve_rows=4)
+        device.collect_on_mesh(mesh, slots=12, serve_rows=4)
 
 
 def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
@@ -245,16 +245,16 @@ def test_an_episode_ends_before_the_turn_that_would_not_fit():
 def test_token_budgets_without_room_for_one_turn_are_refused():
     task = tiny.task('frozen_lake')
     least = len(task.prefix) + task.width + 12
-    rollout.check_budget(task, max_tokens=least, max_response=12)
+    device.check_budget(task, max_tokens=least, max_response=12)
     with pytest.raises(ValueError, match=f'set it to at least {least}'):
-        rollout.check_budget(task, max_tokens=least - 1, max_response=12)
+        device.check_budget(task, max_tokens=least - 1, max_response=12)
 
 
 def test_the_streams_of_an_episode_are_all_its_luck():
     """Same tokens and worlds: the same episode. Same tokens on other ice: the same first answer."""
     params = tiny.cloned('frozen_lake')[0]
     own = jnp.arange(16, dtype=jnp.int32)
-    listed = rollout.Episodes(level=own * 0, token_stream=own // 4, world_stream=own // 4)
+    listed = device.Episodes(level=own * 0, token_stream=own // 4, world_stream=own // 4)
     out, _ = tiny.play('frozen_lake', params, KEY, listed=listed)
     assert (out.tokens == out.tokens[::4].repeat(4, 0)).all()
     assert (out.tokens != out.tokens[:1]).any()
@@ -314,7 +314,7 @@ def test_sampled_tokens_follow_the_policy():
     """Mean of -log p of the drawn tokens is the entropy: 512 first tokens of one prompt."""
     params = tiny.untrained()
     stream = jnp.arange(512, dtype=jnp.int32)
-    listed = rollout.Episodes(level=stream * 0, token_stream=stream, world_stream=stream)
+    listed = device.Episodes(level=stream * 0, token_stream=stream, world_stream=stream)
     out, _ = tiny.play(
         'frozen_lake', params, KEY, listed=listed, task_=tiny.task('frozen_lake', max_turns=1),
         slots=64, serve_rows=64, max_tokens=64, max_response=1,
@@ -331,7 +331,7 @@ def test_sampled_tokens_follow_the_policy():
 
 def test_playing_never_copies_the_cache():
     static = dict(slots=7, serve_rows=3, max_tokens=160, max_response=12, config=tiny.config())
-    program = jax.jit(functools.partial(rollout.collect, **static))
+    program = jax.jit(functools.partial(device.collect, **static))
     arguments = (tiny.untrained(), tiny.task('frozen_lake'), tiny.episodes('frozen_lake'), KEY)
     lines = program.lower(*arguments).compile().as_text().splitlines()
     shape = f'f32[7,160,{tiny.config().num_kv_heads},{tiny.config().head_dim}]'

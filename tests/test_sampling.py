@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax import sampling
+from agentrl_jax.rollout import sampling
 
 
 def sorted_nucleus(p, top_p):

@@ -9,11 +9,11 @@ import optax
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax import sft
 from agentrl_jax.envs import FrozenLake, experts
-from agentrl_jax.envs.text import build_task
-from agentrl_jax.score import positions_of
-from agentrl_jax.tokens.answer import parse_answer
+from agentrl_jax.imitation import clone
+from agentrl_jax.rl.score import positions_of
+from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.task import build_task
 
 END = tiny.tokenizer().special('<|im_end|>')
 OPENING = tiny.spelled('<|im_start|>assistant\n<think>')
@@ -101,7 +101,7 @@ def by_the_oracle(task, seed=0, episodes=24):
     def expert(states, used):
         return experts.plans(task.env, task.env_params, states, used, task.max_actions_per_episode)
 
-    shown = sft.demonstrate(
+    shown = clone.demonstrate(
         task, tiny.tokenizer(), expert, seed=seed, episodes=episodes, oracle=1.0, max_tokens=400
     )
     return jax.device_get(shown)
@@ -163,7 +163,7 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
             return [[] for _ in used]
 
         settings = dict(seed=0, episodes=16, oracle=0.0, max_tokens=budget)
-        return jax.device_get(sft.demonstrate(task, tiny.tokenizer(), expert, **settings))
+        return jax.device_get(clone.demonstrate(task, tiny.tokenizer(), expert, **settings))
 
     free = shown(400)
     ends = [np.flatnonzero(np.diff(np.append(mask, False).astype(int)) == -1) for mask in free.mask]
@@ -180,12 +180,12 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
 def test_plans_are_mixed_turn_by_turn():
     rng = np.random.default_rng(0)
     oracle = [[0, 1, 2, 3, 0]] * 2000
-    plans = sft.mixed_plans(rng, oracle, oracle=0.25, per_turn=3, names=4)
+    plans = clone.mixed_plans(rng, oracle, oracle=0.25, per_turn=3, names=4)
     # a random plan equals the oracle's first three with probability 1/3 (length) / 64
     share = np.mean([plan == [0, 1, 2] for plan in plans])
     assert abs(share - (0.25 + 0.75 / 192)) < 4 * np.sqrt(0.25 * 0.75 / 2000)
     assert {len(plan) for plan in plans} == {1, 2, 3}
-    assert sft.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)[0]  # no way out: at random
+    assert clone.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)[0]  # no way out: at random
 
 
 def test_cloning_lowers_the_loss_and_learns_the_format():
@@ -204,7 +204,7 @@ def test_the_loss_is_the_mean_over_answer_tokens_only():
     shown = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
     params = tiny.untrained()
     loss = functools.partial(
-        sft.clone_loss, hidden_fn=tiny.hidden, head_fn=tiny.head, chunk_size=64
+        clone.clone_loss, hidden_fn=tiny.hidden, head_fn=tiny.head, chunk_size=64
     )
     loss = jax.jit(loss)
     logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
@@ -223,7 +223,7 @@ def test_cloning_is_the_same_every_time():
         report=lambda step, loss: None,
     )  # fmt: skip
     one, two = (
-        sft.clone(tiny.untrained(), data, jax.random.key(3), tx=optax.adam(1e-2), **settings)
+        clone.clone(tiny.untrained(), data, jax.random.key(3), tx=optax.adam(1e-2), **settings)
         for _ in range(2)
     )
     jax.tree.map(np.testing.assert_array_equal, one, two)

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import critic, qwen2, weights
 from agentrl_jax.types import TrainState
 

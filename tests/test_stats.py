@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl_jax.stats import (
+from agentrl_jax.measure.stats import (
     improvement_interval,
     iqm,
     mean,

@@ -15,8 +15,11 @@ import fake_sweep
 import micro_runs
 import pytest
 
-from agentrl_jax import checkpoint, run_log, sweep_local, sweep_status
-from agentrl_jax.sweep_board import Board
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.records import run_log
+from agentrl_jax.sweeps import local
+from agentrl_jax.sweeps import status as sweep_status
+from agentrl_jax.sweeps.board import Board
 
 DRIVER = pathlib.Path(fake_sweep.__file__)
 ENVIRONMENT = os.environ | {'PYTHONPATH': str(DRIVER.parent.parent), 'JAX_PLATFORMS': 'cpu'}
@@ -36,7 +39,7 @@ def run_here(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.01, fault=
     plan = fake_sweep.plan(workdir, runs, jobs, retries, steps, step_s, *map(str, fault))
     said = io.StringIO()
     with Board(said) as board:
-        code = sweep_local.train_all(plan, board, poll_s=0.01, refresh_s=0.05)
+        code = local.train_all(plan, board, poll_s=0.01, refresh_s=0.05)
     return code, said.getvalue()
 
 
@@ -93,7 +96,7 @@ def test_no_more_runs_at_once_than_jobs(tmp_path):
         def show(self, statuses):
             most.append(sum(status.state == 'running' for status in statuses))
 
-    assert sweep_local.train_all(plan, Watcher(), poll_s=0.01, refresh_s=0.01) == 0
+    assert local.train_all(plan, Watcher(), poll_s=0.01, refresh_s=0.01) == 0
     assert max(most) == 2
 
 
@@ -140,8 +143,8 @@ def test_each_slot_has_its_own_environment(tmp_path):
         return [sys.executable, '-S', '-E', '-c', report]
 
     slots = [{'CUDA_VISIBLE_DEVICES': '0,1'}, {'CUDA_VISIBLE_DEVICES': '2,3'}]
-    plan = sweep_local.Plan(plan.runs, tmp_path, command, slots, retries=0)
-    assert sweep_local.train_all(plan, Board(io.StringIO()), poll_s=0.01, refresh_s=0.05) == 1
+    plan = local.Plan(plan.runs, tmp_path, command, slots, retries=0)
+    assert local.train_all(plan, Board(io.StringIO()), poll_s=0.01, refresh_s=0.05) == 1
     logs = [(tmp_path / f'run-{i}' / 'output.txt').read_text().splitlines()[-1] for i in range(2)]
     assert sorted(logs) == ['0,1', '2,3']
 

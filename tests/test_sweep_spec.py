@@ -21,16 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
-from agentrl_jax import sweep, sweep_board, sweep_spec, sweep_status
-from agentrl_jax.sweep_spec import Hyper as h
+from agentrl_jax import sweep
+from agentrl_jax.sweeps import board, spec, status
+from agentrl_jax.sweeps.spec import Hyper as h
 from configs import base
 
-ROOT = pathlib.Path(sweep_spec.__file__).parent.parent
+ROOT = pathlib.Path(spec.__file__).parent.parent
 SWEEPS = sorted((ROOT / 'configs' / 'sweeps').glob('demo_*.py'))
 
 
 def expand(*listed, **more):
-    return sweep_spec.expand(base.get_config(), listed, source='s.py', **more)
+    return spec.expand(base.get_config(), listed, source='s.py', **more)
 
 
 def write(folder, text):
@@ -69,13 +70,13 @@ def test_sweeps_that_contradict_themselves_are_refused():
 
 
 def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
-    added = sweep_spec.load(write(tmp_path, (
+    added = spec.load(write(tmp_path, (
         'def sweep(add):\n'
         '    for clip in (0.2, 0.28):\n'
         '        for seed in range(2):\n'
         "            add({'loss.clip_high': clip}, seed=seed)\n"
     )))  # fmt: skip
-    listed = sweep_spec.load(write(tmp_path, (
+    listed = spec.load(write(tmp_path, (
         'def get_hyper(hyper):\n'
         "    seeds = hyper.sweep('config.seed', range(2))\n"
         "    return hyper.product([hyper.sweep('loss.clip_high', (0.2, 0.28)), seeds])\n"
@@ -92,9 +93,9 @@ def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
 ])  # fmt: skip
 def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text, said):
     with pytest.raises(ValueError, match=said):
-        sweep_spec.load(write(tmp_path, text))
+        spec.load(write(tmp_path, text))
     with pytest.raises(ValueError, match='is no Python file'):
-        sweep_spec.load(tmp_path / 'missing.py')
+        spec.load(tmp_path / 'missing.py')
 
 
 # ---- resolved configs --------------------------------------------------------------------------
@@ -142,7 +143,7 @@ def test_a_field_of_the_command_line_is_not_swept():
 def test_fields_that_follow_others_are_resolved():
     cfg = ml_collections.ConfigDict({'rows': config_dict.FieldReference(4)})
     cfg.batch = cfg.get_ref('rows') * 16
-    resolved, held = sweep_spec.resolve(cfg.lock(), {'rows': 8}, 'here')
+    resolved, held = spec.resolve(cfg.lock(), {'rows': 8}, 'here')
     assert (resolved.batch, cfg.batch, held) == (128, 64, {'rows': 8})
 
 
@@ -159,7 +160,7 @@ def test_a_name_is_the_overrides_and_the_hash_of_the_config():
 
 def test_names_are_readable_and_safe():
     digest = '0123456789abcdef'
-    name = sweep_spec.run_name
+    name = spec.run_name
     assert name({}, digest) == 'base-0123456789'
     assert name({'optim.lr': 1e-6, 'clone.lr': 0.1}, digest).startswith('optim.lr=1e-06,clone.lr=')
     assert name({'model.path': '/data/Qwen2.5-0.5B/'}, digest) == 'path=Qwen2.5-0.5B-0123456789'
@@ -169,7 +170,7 @@ def test_names_are_readable_and_safe():
 @given(st.dictionaries(st.from_regex(r'[a-z_]+(\.[a-z_]+)?', fullmatch=True),
                        st.text() | st.floats() | st.integers(), max_size=12))  # fmt: skip
 def test_every_name_is_one_short_folder(overrides):
-    name = sweep_spec.run_name(overrides, '0' * 64)
+    name = spec.run_name(overrides, '0' * 64)
     assert re.fullmatch(r'[A-Za-z0-9._+=,-]+', name) and len(name) <= 91
 
 
@@ -209,9 +210,9 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
     path = tmp_path_factory.getbasetemp() / 'small_config.py'
     if not path.exists():
         path.write_text(CONFIG)
-    resolved, held = sweep_spec.resolve(parse(path, []), overrides, 'here')
-    run = sweep_status.Run('name', held, {}, 1)
-    words = sweep_spec.command(run, 'c.py', 'runs/x', {})
+    resolved, held = spec.resolve(parse(path, []), overrides, 'here')
+    run = status.Run('name', held, {}, 1)
+    words = spec.command(run, 'c.py', 'runs/x', {})
     assert shlex.split(shlex.join(words)) == words and words[2:5] == [
         'agentrl_jax.train', '--config=c.py', '--workdir=runs/x/name',
     ]  # fmt: skip
@@ -230,7 +231,7 @@ def test_there_are_sweeps():
 @pytest.mark.parametrize('path', SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_of_the_demo_expands_to_runs_with_three_seeds(path):
     cfg = importlib.import_module('configs.demo').get_config()
-    runs = sweep_spec.expand(cfg, sweep_spec.load(path), source=str(path))
+    runs = spec.expand(cfg, spec.load(path), source=str(path))
     seeds = [run.config['seed'] for run in runs]
     assert len(runs) > 9 and all(seeds.count(seed) == len(runs) // 3 for seed in range(3))
     assert f'--sweep={path.relative_to(ROOT)}' in path.read_text()
@@ -239,7 +240,7 @@ def test_every_sweep_of_the_demo_expands_to_runs_with_three_seeds(path):
 def test_the_ablation_has_the_same_number_of_optimiser_steps_everywhere():
     cfg = importlib.import_module('configs.demo').get_config()
     path = ROOT / 'configs' / 'sweeps' / 'demo_ablation.py'
-    runs = sweep_spec.expand(cfg, sweep_spec.load(path), source=str(path))
+    runs = spec.expand(cfg, spec.load(path), source=str(path))
     kept = [run.config['filter']['keep'] * 32 * 8 for run in runs]
     # 0.25 x 256 / 32 = 2 and 1.0 x 256 / 128 = 2
     small = [run.config['batch']['minibatch_rows'] for run in runs]
@@ -253,31 +254,31 @@ def test_progress_by_hand():
     """Rows of steps 10 and 14 are 8 s apart: 2 s a step, and 5 of 20 steps are left."""
     rows = [{'step': 10, 'time_s': 30.0, 'eval/success': 0.5, 'rollout/success': 0.1},
             {'step': 14, 'time_s': 38.0, 'rollout/success': 0.2}]  # fmt: skip
-    assert sweep_status.progress(rows, 20) == (15, 0.5, 10.0)
-    assert sweep_status.progress(rows[1:], 20) == (15, 0.2, None)
-    assert sweep_status.progress([{'step': 20, 'time_s': 1.0}], 20) == (20, None, None)
-    assert sweep_status.progress([], 20) == (0, None, None)
+    assert status.progress(rows, 20) == (15, 0.5, 10.0)
+    assert status.progress(rows[1:], 20) == (15, 0.2, None)
+    assert status.progress([{'step': 20, 'time_s': 1.0}], 20) == (20, None, None)
+    assert status.progress([], 20) == (0, None, None)
 
 
 def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
     path = tmp_path / 'metrics.jsonl'
-    assert sweep_status.tail(path) == []
+    assert status.tail(path) == []
     path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
-    assert [row['step'] for row in sweep_status.tail(path)] == [0, 1, 2]
-    monkeypatch.setattr(sweep_status, 'TAIL_BYTES', 20)  # "ep": 2}, {"st and 4 bytes more
-    assert [row['step'] for row in sweep_status.tail(path)] == [2]
+    assert [row['step'] for row in status.tail(path)] == [0, 1, 2]
+    monkeypatch.setattr(status, 'TAIL_BYTES', 20)  # "ep": 2}, {"st and 4 bytes more
+    assert [row['step'] for row in status.tail(path)] == [2]
 
 
 def test_durations_by_hand():
-    assert [sweep_board.duration(s) for s in (0.4, 59, 150, 3500, 11100)] == [
+    assert [board.duration(s) for s in (0.4, 59, 150, 3500, 11100)] == [
         '0 s', '59 s', '2 min', '58 min', '3 h 05 min',
     ]  # fmt: skip
 
 
 def test_the_table_names_running_runs_first():
     states = [('a', 'done'), ('b', 'waiting'), ('c', 'running')]
-    rows = [sweep_status.Status(name, state, 2, 1, 4, 0.5, 60.0) for name, state in states]
-    drawn = sweep_board.table(rows)
+    rows = [status.Status(name, state, 2, 1, 4, 0.5, 60.0) for name, state in states]
+    drawn = board.table(rows)
     assert drawn.title == '3 runs: 1 running, 1 waiting, 1 done'
     assert list(drawn.columns[0].cells) == ['c', 'b', 'a']
     assert list(drawn.columns[1].cells)[0] == 'running (attempt 2)'

@@ -10,9 +10,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from agentrl_jax import plots, run_log, stats, tables, tables_plots, tables_render
-from agentrl_jax.tables_cells import build
-from agentrl_jax.tables_runs import Run, compact, flatten, load, rounded
+from agentrl_jax import tables
+from agentrl_jax.measure import stats
+from agentrl_jax.records import plots, run_log
+from agentrl_jax.results import curves, render
+from agentrl_jax.results.cells import build
+from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXPERIMENTS = sorted((ROOT / 'experiments').glob(f'*/{tables.SPEC_FILE}'))
@@ -76,7 +79,7 @@ def cells(table):
 
 
 def texts(table):
-    header, *lines = tables_render.matrix(table)
+    header, *lines = render.matrix(table)
     return {(line[0], name): text for line in lines for name, text in zip(header, line)}  # noqa: B905
 
 
@@ -98,11 +101,11 @@ def test_missing_and_unfinished_runs_are_shown(sweep):
     # Of three seeds one finished at 20 of 100 episodes (Wilson 0.133 to 0.289), one stands at 10.
     assert texts(table)['grpo', 'sokoban'] == '20.0 [13.3, 28.9]ʷ (1/3, 1 unfinished)'
     assert texts(table)['grpo', 'bandit'].endswith('(3/3)')
-    notes = tables_render.notes(table)
+    notes = render.notes(table)
     assert 'Unfinished, not counted: grpo / sokoban, seed 1, at step 10 of 20.' in notes
     assert 'Missing: grpo / sokoban of seed 2.' in notes
     assert any(note.startswith('ʷ: one run; 95 % Wilson') for note in notes)
-    (line,) = (x for x in tables_render.details(table) if x[:2] == ['grpo', 'sokoban'])
+    (line,) = (x for x in render.details(table) if x[:2] == ['grpo', 'sokoban'])
     assert line[2:] == ['20.0', '20.0, 31.0 (at step 10 of 20), — (seed 2)']
     counted = cells(table_of(sweep, unfinished='count'))['grpo', 'sokoban']
     np.testing.assert_allclose(counted.figure.mean, (0.2 + 0.31) / 2)
@@ -114,9 +117,7 @@ def test_a_run_that_was_planned_and_has_not_begun_is_counted(sweep, tmp_path):
         write_run(tmp_path / f'run{seed}', seed, [0.1, 0.2, 0.3] if seed == 0 else [])
     table = table_of(tmp_path)
     assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 unfinished)')
-    assert 'Unfinished, not counted: ppo / sokoban, seed 1, not begun.' in tables_render.notes(
-        table
-    )
+    assert 'Unfinished, not counted: ppo / sokoban, seed 1, not begun.' in render.notes(table)
 
 
 def test_a_cell_without_a_run_is_a_dash(sweep):
@@ -124,7 +125,7 @@ def test_a_cell_without_a_run_is_a_dash(sweep):
     runs = [run for run in load([sweep]) if not only.items() <= run.fields.items()]
     table = build(runs, tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'}))
     assert texts(table)['grpo', 'sokoban'] == '— (0/3)'
-    assert 'Missing: grpo / sokoban of seed 0, 1, 2.' in tables_render.notes(table)
+    assert 'Missing: grpo / sokoban of seed 0, 1, 2.' in render.notes(table)
     assert table_of(sweep, overall=True).columns == ('bandit', 'sokoban', 'all')
 
 
@@ -135,9 +136,7 @@ def test_where_the_value_is_taken(sweep):
     np.testing.assert_allclose(value('last'), [0.9, 0.8, 0.7])
     np.testing.assert_allclose(value('best-validation'), [0.95, 0.85, 0.75])
     np.testing.assert_allclose(value('0'), [0.1, 0.11, 0.12])
-    assert any(
-        'biased upwards' in x for x in tables_render.notes(table_of(sweep, at='best-validation'))
-    )
+    assert any('biased upwards' in x for x in render.notes(table_of(sweep, at='best-validation')))
     # grpo's run that stands at step 10 has reached it.
     assert len(cells(table_of(sweep, at='10'))['grpo', 'sokoban'].values) == 2
     with pytest.raises(ValueError, match=r'at step 7, only at \[0, 10, 20\]'):
@@ -150,7 +149,7 @@ def test_lines_beside_the_runs(sweep):
     assert shown['oracle', 'bandit'] == '100.0'
     # Both algorithms start from the policies of seeds 0, 1, 2: 0.10, 0.11, 0.12.
     assert shown['starting policy', 'bandit'] == '11.0 [10.0, 12.0] (3/3)'
-    assert not [x for x in tables_render.matrix(table_of(sweep, metric='eval/return'))
+    assert not [x for x in render.matrix(table_of(sweep, metric='eval/return'))
                 if x[0] in ('random play', 'oracle')]  # fmt: skip
 
 
@@ -183,7 +182,7 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert np.isnan(found['grpo', 'all'].figure.iqm)
     assert found['random play', 'all'].figure.mean == pytest.approx(0.35)
     assert found['grpo', 'bandit'].better is None
-    header = tables_render.matrix(table)[0]
+    header = render.matrix(table)[0]
     assert header[:5] == ['algorithm', 'bandit', 'valid format', 'P(> grpo)', 'less grpo']
     assert header[-3:] == ['all', 'valid format', 'P(> grpo)']
     with pytest.raises(ValueError, match="baseline 'dapo' is no row"):
@@ -192,10 +191,10 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
 
 def test_published_figures_stand_beside_ours_as_they_were_printed(sweep):
     table = table_of(sweep, published={'ppo': {'sokoban': '12.1'}}, labels={'ppo': 'PPO'})
-    assert 'published' not in tables_render.matrix(table)[0]  # rows go by the names that are shown
+    assert 'published' not in render.matrix(table)[0]  # rows go by the names that are shown
     given = {'PPO': {'sokoban': '12.1'}}
     table = table_of(sweep, published=given, labels={'ppo': 'PPO', 'grpo': 'GRPO'})
-    header, first, second, *_ = tables_render.matrix(table)
+    header, first, second, *_ = render.matrix(table)
     assert header == ['algorithm', 'bandit', 'valid format', 'sokoban', 'valid format', 'published']
     assert (first[0], first[-1], second[0], second[-1]) == ('PPO', '12.1', 'GRPO', '')
 
@@ -284,9 +283,7 @@ def test_a_compact_folder_gives_the_same_runs_and_tables(sweep, tmp_path):
     assert common == {'steps': 20}
     header = json.loads(written[0].read_text().splitlines()[0])
     assert header['fields'] == {'algorithm': 'grpo', 'env.name': 'bandit', 'seed': 0}
-    texts = [
-        tables_render.markdown(table_of(x, baseline='grpo')) for x in (sweep, tmp_path / 'metrics')
-    ]
+    texts = [render.markdown(table_of(x, baseline='grpo')) for x in (sweep, tmp_path / 'metrics')]
     assert texts[0] == texts[1]
     # Compacting what is compact changes nothing, and runs that are gone disappear.
     before = [path.read_bytes() for path in written[:5]]
@@ -323,11 +320,11 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
 
 def test_csv_holds_every_cell_and_every_run(sweep):
     table = table_of(sweep)
-    lines = list(csv.DictReader(tables_render.csv_text(table).splitlines()))
+    lines = list(csv.DictReader(render.csv_text(table).splitlines()))
     assert len(lines) == (2 + 1 + 2) * 2  # rows, start, references; two columns
     (line,) = (x for x in lines if (x['row'], x['column']) == ('ppo', 'bandit'))
     assert (line['runs'], line['mean'], line['values']) == ('3', '0.8', '0.9 0.8 0.7')
-    runs = list(csv.DictReader(tables_render.runs_csv(table).splitlines()))
+    runs = list(csv.DictReader(render.runs_csv(table).splitlines()))
     assert len(runs) == 11
     (line,) = (x for x in runs if x['run'] == 'grpo-sokoban-1')
     assert (line['step'], line['finished'], line['value']) == ('10', 'False', '0.31')
@@ -339,17 +336,17 @@ def test_csv_holds_every_cell_and_every_run(sweep):
 
 def test_latex_and_markdown_are_escaped(sweep):
     table = table_of(sweep, labels={'ppo': r'a_b & 5 % {x} | $y$'})
-    text = tables_render.latex(table)
+    text = render.latex(table)
     assert r'a\_b \& 5 \% \{x\} $|$ \$y\$ & ' in text and r'\textsuperscript{w}' in text
     body = text[text.index('tabular') : text.rindex('tabular')].replace('\\\\', '')
     widths = {len(re.findall(r'(?<!\\)&', line)) for line in body.splitlines() if '&' in line}
     assert widths == {4}
-    assert r'a_b & 5 % {x} \| $y$' in tables_render.markdown(table)
+    assert r'a_b & 5 % {x} \| $y$' in render.markdown(table)
 
 
 def test_all_curves_have_one_range_and_say_how_many_seeds(sweep, tmp_path):
     table = table_of(sweep)
-    svgs = [path for path in tables_plots.write(table, tmp_path) if path.suffix == '.svg']
+    svgs = [path for path in curves.write(table, tmp_path) if path.suffix == '.svg']
     for svg in svgs:
         labels = re.findall(r'<!-- (.*?) -->', svg.read_text())
         assert 'ppo (n = 3)' in labels and 'grpo (n = 3 | 1 of 3)' in labels
@@ -401,7 +398,7 @@ def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):
     assert readme in written and (tmp_path / 'try' / 'one' / 'curves_step.png') in written
     text, table = readme.read_text(), (tmp_path / 'try' / 'main' / 'table.md').read_text()
     assert text == f'Before\n<!-- table main -->\n{table}<!-- end of table -->\nAfter\n'
-    monkeypatch.setattr(tables_plots, 'write', lambda table, folder: [])
+    monkeypatch.setattr(curves, 'write', lambda table, folder: [])
     tables.rebuild(tmp_path)
     assert readme.read_text() == text
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs import FrozenLake, text
+from agentrl_jax.envs import FrozenLake
 from agentrl_jax.envs.frozen_lake import FROZEN, GOAL, HOLE, START, EnvParams
-from agentrl_jax.tokens import answer as answers
+from agentrl_jax.text import answer as answers
+from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 
 LEFT, DOWN, RIGHT, UP = range(4)

@@ -7,7 +7,8 @@ import qwen_vocabulary
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
-from agentrl_jax.tokens import gguf_tokenizer, train_sentencepiece
+from agentrl_jax.text import demo_tokenizer
+from agentrl_jax.tokens import gguf_tokenizer
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer, check_fits, load_tokenizer
 
 TEXTS = [
@@ -60,7 +61,7 @@ def write_gguf(path, backend, *, pre='qwen2', model='gpt2', unused=2) -> None:
 
 @pytest.fixture(scope='module')
 def demo():
-    return load_tokenizer(train_sentencepiece.DEMO_MODEL)
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL)
 
 
 @pytest.fixture(scope='module')
@@ -176,7 +177,7 @@ def test_unreadable_tokenizers_give_one_clear_error(tmp_path, demo):
     (tmp_path / 'x.model').write_bytes(b'not a model')
     with pytest.raises(ValueError, match='not a SentencePiece model'):
         load_tokenizer(tmp_path / 'x.model')
-    half = train_sentencepiece.DEMO_MODEL.read_bytes()[:4000]
+    half = demo_tokenizer.DEMO_MODEL.read_bytes()[:4000]
     (tmp_path / 'half.model').write_bytes(half)
     with pytest.raises(ValueError, match='half.model: '):
         load_tokenizer(tmp_path / 'half.model')
@@ -204,16 +205,16 @@ def test_a_cell_a_tag_and_an_action_are_one_token_each(demo):
     assert len(demo.encode('#_O√XPS\nW.GCBA@\n')) == 16
     assert len(demo.encode('<think></think><answer>Left || Up</answer>')) == 7
     assert len(demo.encode('<answer>VentureCapitalist</answer>')) == 3
-    train_sentencepiece.check(train_sentencepiece.DEMO_MODEL.read_bytes())
+    demo_tokenizer.check(demo_tokenizer.DEMO_MODEL.read_bytes())
 
 
 def test_training_again_gives_the_committed_pieces(demo):
     """The prompts the demo tokenizer was trained on are still those of the environments."""
-    again = PieceTokenizer(train_sentencepiece.train(), 'trained again')
+    again = PieceTokenizer(demo_tokenizer.train(), 'trained again')
     assert sorted(again.token_bytes()) == sorted(demo.token_bytes()), (
-        'prompts changed: run python -m agentrl_jax.tokens.train_sentencepiece'
+        'prompts changed: run python -m agentrl_jax.text.demo_tokenizer'
     )
 
 
 def test_training_is_deterministic():
-    assert train_sentencepiece.train() == train_sentencepiece.train()
+    assert demo_tokenizer.train() == demo_tokenizer.train()

@@ -9,7 +9,7 @@ import micro_runs
 import pytest
 from tpu_bench import Bench, eventually, group, vanish
 
-from agentrl_jax import run_log
+from agentrl_jax.records import run_log
 
 pytestmark = pytest.mark.slow
 STEPS = 5

@@ -16,19 +16,14 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import (
-    assemble,
-    assemble_update,
-    checkpoint,
-    config_check,
-    metrics,
-    rollout,
-    run_log,
-    sharding,
-    start,
-    train,
-)
+from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.machine import checkpoint, sharding
+from agentrl_jax.measure import metrics
+from agentrl_jax.records import run_log
+from agentrl_jax.rollout import device
+from agentrl_jax.run import check, parts, settings
+from agentrl_jax.run import state as start
 from agentrl_jax.types import Rollout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -96,7 +91,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
         assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
-        kept = config_check.kept_groups(cfg) * cfg.rollout.group_size
+        kept = check.kept_groups(cfg) * cfg.rollout.group_size
         assert row['batch/trained_rows'] == kept
         per_episode = row['rollout/response_length']
         assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
@@ -261,25 +256,25 @@ def config_file(name):
 
 def trace(cfg, *, with_rollout):
     """Shapes of one whole cycle of a config: nothing is computed or compiled."""
-    mesh, tokenizer = assemble.build_mesh(cfg), assemble.build_tokenizer(cfg)
+    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     found = []
 
     def init():
-        config, params = assemble.build_model(cfg, tokenizer, mesh)
+        config, params = parts.build_model(cfg, tokenizer, mesh)
         found.append(config)
         return params
 
     params = jax.eval_shape(init)
-    txs = assemble.build_optimisers(cfg)
+    txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
-    reference = start.policy_of(state.params, {}) if assemble.needs_reference(cfg) else None
+    reference = start.policy_of(state.params, {}) if parts.needs_reference(cfg) else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     out = abstract_rollout(rows, cfg)
     if with_rollout:
-        task = assemble.build_text_task(cfg, tokenizer, 'train', mesh)
-        listed = rollout.Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
-        collect = assemble.build_collect(cfg, found[0], mesh, split='train')
+        task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
+        listed = device.Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
+        collect = parts.build_collect(cfg, found[0], mesh, split='train')
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = start.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
@@ -288,9 +283,9 @@ def trace(cfg, *, with_rollout):
         )
     learn = functools.partial(
         train.learn, algorithm=ALGORITHMS[cfg.algorithm],
-        fns=assemble.model_functions(cfg, found[0], mesh), txs=txs,
+        fns=parts.model_functions(cfg, found[0], mesh), txs=txs,
         group_size=cfg.rollout.group_size,
-        settings=assemble_update.update_settings(cfg, mesh),
+        settings=settings.update_settings(cfg, mesh),
     )  # fmt: skip
     after, measured, *_ = jax.eval_shape(learn, state, start.Frozen({}, reference), out)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -315,7 +310,7 @@ def abstract_rollout(rows, cfg):
 def test_every_config_builds(name):
     """Checked as it is; traced on small pools and on the bundled model where it asks for a path."""
     cfg = config_file(name)
-    config_check.check(cfg)
+    check.check(cfg)
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
     measured = trace(cfg, with_rollout=True)
@@ -325,7 +320,7 @@ def test_every_config_builds(name):
 @pytest.mark.parametrize('name', ALGORITHMS)
 def test_every_algorithm_runs_with_the_fields_of_the_config(name):
     cfg = micro_runs.config('frozen_lake', algorithm=name)
-    config_check.check(cfg)
+    check.check(cfg)
     assert set(trace(cfg, with_rollout=False)) <= set(metrics.METRICS)
 
 
@@ -367,7 +362,7 @@ def test_impossible_runs_are_refused_before_time_is_spent(changes, message, monk
     def too_late(*_):
         raise AssertionError('parameters were made')
 
-    monkeypatch.setattr(assemble, 'build_model', too_late)
+    monkeypatch.setattr(parts, 'build_model', too_late)
     with pytest.raises(ValueError, match=message):
         train.build(micro_runs.config('frozen_lake', **changes))
 
@@ -385,7 +380,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
 
 
 def test_levels_are_drawn_without_repetition_and_by_step():
-    draw = functools.partial(assemble.draw_episodes, levels=6, groups=6, group_size=2)
+    draw = functools.partial(parts.draw_episodes, levels=6, groups=6, group_size=2)
     drawn = [draw(jax.random.key(0), step, common=True) for step in (0, 1)]
     assert sorted(drawn[0].level[::2].tolist()) == list(range(6))
     assert (drawn[0].level[::2] == drawn[0].level[1::2]).all()
@@ -393,15 +388,13 @@ def test_levels_are_drawn_without_repetition_and_by_step():
     np.testing.assert_array_equal(drawn[0].world_stream, np.arange(12) // 2)
     own = draw(jax.random.key(0), 0, common=False)
     np.testing.assert_array_equal(own.world_stream, own.token_stream)
-    many = assemble.draw_episodes(
-        jax.random.key(0), 0, levels=2, groups=5, group_size=1, common=False
-    )
+    many = parts.draw_episodes(jax.random.key(0), 0, levels=2, groups=5, group_size=1, common=False)
     assert many.level.shape == (5,) and set(many.level.tolist()) <= {0, 1}
 
 
 def test_validation_plays_every_level_and_counts_no_filling():
     """12 episodes over a pool of 5 on 8 shards: 16 rows, each level twice or three times in 12."""
-    listed = assemble.every_level(12, 5, 8)
+    listed = parts.every_level(12, 5, 8)
     assert listed.level.shape == (16,)
     assert np.bincount(listed.level[:12]).tolist() == [3, 3, 2, 2, 2]
-    assert sharding.row_shards(assemble.build_mesh(micro_runs.config('bandit'))) == 8
+    assert sharding.row_shards(parts.build_mesh(micro_runs.config('bandit'))) == 8

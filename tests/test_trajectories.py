@@ -10,7 +10,7 @@ import qwen_vocabulary
 import tiny_agents as tiny
 from test_chat import CHATML, with_template
 
-from agentrl_jax import trajectories
+from agentrl_jax.imitation import trajectories
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
 

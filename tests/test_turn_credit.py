@@ -10,8 +10,8 @@ import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import advantages as adv
-from agentrl_jax import turn_credit
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import turn_credit
 
 SETTINGS = settings(max_examples=15, deadline=None)
 

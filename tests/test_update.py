@@ -12,9 +12,9 @@ import toy_rollouts as toy
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import losses, update
 from agentrl_jax.algorithms import common, grpo, ppo
 from agentrl_jax.models import qwen2
+from agentrl_jax.rl import losses, update
 from agentrl_jax.types import TrainState
 
 TX = optax.sgd(0.1)

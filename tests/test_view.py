@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from agentrl_jax import view
+from agentrl_jax.records.page_html import MAX_TOKENS, check_document, render_page
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
-from agentrl_jax.view_page import MAX_TOKENS, check_document, render_page
 
 HOSTILE = (
     '<script>alert(1)</script>',

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_models import TINY, by_hf_name, hf_tensors, write_folder
 
-from agentrl_jax import export, sharding
+from agentrl_jax import export
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
 
 UNTIED = dataclasses.replace(TINY, tie_embeddings=False)

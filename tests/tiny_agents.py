@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentrl_jax import losses, rollout, sft
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, experts
-from agentrl_jax.envs.text import build_task
+from agentrl_jax.imitation import clone
 from agentrl_jax.models import qwen2
-from agentrl_jax.score import positions_of
-from agentrl_jax.tokens.answer import parse_answer
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.score import positions_of
+from agentrl_jax.rollout import device
+from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
+from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.tokenizer import load_tokenizer
-from agentrl_jax.tokens.train_sentencepiece import DEMO_MODEL
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
@@ -92,7 +94,7 @@ def demonstrations(name, oracle=0.5, episodes=64):
     def expert(states, used):
         return experts.plans(*environment(name), states, used, BUDGETS['max_actions_per_episode'])
 
-    return sft.demonstrate(
+    return clone.demonstrate(
         task(name), tokenizer(), expert,
         seed=0, episodes=episodes, oracle=oracle, max_tokens=MAX_TOKENS[name],
     )  # fmt: skip
@@ -102,7 +104,7 @@ def demonstrations(name, oracle=0.5, episodes=64):
 def cloned(name, steps=30):
     """(policy that mostly speaks the format and plays badly, losses on the way)."""
     losses = []
-    params = sft.clone(
+    params = clone.clone(
         untrained(), demonstrations(name), jax.random.key(1),
         hidden_fn=hidden, head_fn=head, tx=optax.adam(2e-2), steps=steps, batch_size=32,
         chunk_size=4096, report=lambda step, loss: losses.append(float(loss)),
@@ -114,7 +116,7 @@ def episodes(name, *, groups=4, group_size=4, common=False):
     """Group-major episodes on the first levels, every stream its own unless common."""
     stream = jnp.arange(groups * group_size, dtype=jnp.int32)
     env, env_params = environment(name)
-    return rollout.Episodes(
+    return device.Episodes(
         level=stream // group_size % env.num_levels(env_params),
         token_stream=stream,
         world_stream=stream // group_size if common else stream,
@@ -127,7 +129,7 @@ QUICK = {'xla_backend_optimization_level': 0}  # halves the time XLA needs for a
 @functools.cache
 def compiled(**settings):
     """rollout.collect under jit."""
-    program = functools.partial(rollout.collect, config=config(), **settings)
+    program = functools.partial(device.collect, config=config(), **settings)
     return jax.jit(program, compiler_options=QUICK)
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from agentrl_jax import export, sharding
+from agentrl_jax import export
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
 
 TINY = qwen2.ModelConfig(

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.algorithms import common
-from agentrl_jax.masked import masked_mean
+from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

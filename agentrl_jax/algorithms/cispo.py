@@ -7,8 +7,8 @@ The paper leaves the lower side open: clip_low = 1. dual_clip does not apply.
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import losses
 from agentrl_jax.algorithms import grpo
+from agentrl_jax.rl import losses
 from agentrl_jax.types import Batch
 
 USES_CRITIC = False

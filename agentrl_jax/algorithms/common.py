@@ -5,10 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import advantages as adv
-from agentrl_jax import losses
-from agentrl_jax.masked import masked_sum
-from agentrl_jax.score import positions_of
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.masked import masked_sum
+from agentrl_jax.rl.score import positions_of
 from agentrl_jax.types import Batch, Params, Rollout, Scores
 
 

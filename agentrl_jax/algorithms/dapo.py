@@ -8,8 +8,8 @@ length counts the sampled tokens of an episode; max_length 0 leaves the penalty 
 
 import jax
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common, grpo
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

@@ -21,8 +21,8 @@ Tables: none of the papers'; AgentGym ships it as an example (examples/dpo).
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

@@ -11,9 +11,9 @@ default runs over steps, so there long episodes weigh more).
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import advantages as adv
-from agentrl_jax import turn_credit
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import turn_credit
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

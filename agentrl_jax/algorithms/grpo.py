@@ -8,8 +8,8 @@ RAGEN: KL loss of 0.001 and seq_mean_token_mean; MT-GRPO's GRPO-MR is this with 
 
 import jax
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

@@ -9,8 +9,8 @@ Clip ranges are far smaller than PPO's: the paper has 3e-4 and 4e-4, with seq_me
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import losses
 from agentrl_jax.algorithms import common, grpo
+from agentrl_jax.rl import losses
 from agentrl_jax.types import Batch
 
 USES_CRITIC = False

@@ -16,9 +16,9 @@ approximate. MT-PPO (v2) is ppo with reward_on='turn'.
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax import advantages as adv
-from agentrl_jax import turn_credit
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import turn_credit
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
 USES_CRITIC = False

@@ -9,8 +9,8 @@ RAGEN: gamma = lam = 1, reward_on 'episode'. MT-PPO (arXiv:2505.11821 v2): rewar
 
 import jax
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = True

@@ -8,8 +8,8 @@ gives each turn the rewards from itself on, 'episode' the whole return.
 
 import jax
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

@@ -6,8 +6,8 @@
 
 import jax
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

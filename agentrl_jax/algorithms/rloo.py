@@ -5,8 +5,8 @@ A[b, t] = R_b - mean of the other healthy members = (R_b - mean) n / (n - 1)
 
 import jax
 
-from agentrl_jax import advantages as adv
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False

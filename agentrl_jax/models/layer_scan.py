@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.types import Params
 
 

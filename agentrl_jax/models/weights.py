@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import safetensors
 
-from agentrl_jax import sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2
 from agentrl_jax.models.gguf import GGUFSource
 from agentrl_jax.models.hf_config import config_from_hf

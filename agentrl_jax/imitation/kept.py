@@ -1,0 +1,69 @@
+"""Cloned policies that are kept: the arms of an experiment start from one clone of each seed."""
+
+import copy
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.types import Params
+
+# What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
+UNREAD = (
+    'algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic', 'lora', 'curriculum',
+    'evol', 'dpo', 'eval', 'checkpoint', 'alarm', 'log', 'optim.lr', 'optim.critic_lr',
+    'optim.warmup_steps', 'optim.max_grad_norm', 'batch.minibatch_rows', 'batch.microbatch_rows',
+    'batch.epochs', 'batch.shuffle', 'rollout.num_groups', 'rollout.group_size', 'rollout.slots',
+    'rollout.temperature', 'rollout.serve_rows', 'clone.keep_in',
+)  # fmt: skip
+LIMITS = (  # fields of these sections that `clone` has too, for its own demonstrations
+    ('env', 'max_turns'), ('env', 'max_actions_per_turn'), ('env', 'max_actions_per_episode'),
+    ('rollout', 'max_tokens'),
+)  # fmt: skip
+
+
+def key(config: dict[str, Any]) -> str:
+    """Name of the clone of a config (as JSON): equal for two that clone alike on these devices."""
+    read = copy.deepcopy(config)
+    for name in UNREAD:
+        section, _, field = name.rpartition('.')
+        del (read[section] if section else read)[field]
+    for section, field in LIMITS:
+        read[section][field] = read['clone'].pop(field) or read[section][field]
+    file, devices = config['clone']['file'], jax.devices()
+    read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]
+    read['file'] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ''
+    return processes.config_hash(read)[:16]
+
+
+def kept(
+    config: dict[str, Any], workdir: Path, abstract: Params, make: Callable[[], Params]
+) -> Params:
+    """The clone of a config: read from clone.keep_in below the workdir, or made and put there.
+
+    Without keep_in it is made. Of two runs that make the same clone at once one keeps it.
+    """
+    if not config['clone']['keep_in']:
+        return make()
+    if jax.process_count() > 1:
+        raise ValueError('clone.keep_in is for runs of one process: unset it')
+    folder = Path(workdir) / config['clone']['keep_in'] / key(config)
+    if folder.exists():
+        return checkpoint.load_params_only(folder, abstract)
+    params = make()
+    own = folder.with_name(f'{folder.name}.{os.getpid()}')
+    opened = checkpoint.open_checkpoints(own, keep=1, async_=False)
+    checkpoint.save(opened, 0, {'params': params}, {})
+    checkpoint.close(opened)
+    try:
+        os.replace(own, folder)
+    except OSError:  # another run was first
+        if not folder.exists():
+            raise
+        shutil.rmtree(own)
+    return params

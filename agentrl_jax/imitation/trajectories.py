@@ -1,0 +1,236 @@
+"""Trajectories in files: AgentTraj's format (AgentGym, arXiv:2406.04151), read and written.
+
+A file is a JSON list of records, or one record a line (.jsonl):
+
+  {"item_id": "webshop_5475", "conversations": [
+    {"from": "human", "loss": null, "value": "You are web shopping. ..."},
+    {"from": "gpt", "loss": false, "value": "Ok."},
+    {"from": "human", "loss": null, "value": "WebShop [SEP] Instruction: ..."},
+    {"from": "gpt", "loss": true, "value": "Thought: ... Action: search[...]"}]}
+
+Trained are the gpt messages whose loss is true, with their end-of-turn tokens, and nothing else;
+the first pair is the instruction and a canned acknowledgement. (AgentGym's bc_trainer.py does not
+look at the flag and trains on every gpt message.) What stands behind the last trained message
+cannot matter and is left out.
+
+Files written here hold two things more, both optional: a first message from "system", and in a gpt
+message "tokens", the ids that were sampled. They are taken if they spell the message in the
+tokenizer at hand, so our own episodes come back token for token; else the text is tokenised.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.imitation.clone import Demonstrations, pad_rows
+from agentrl_jax.records import run_log
+from agentrl_jax.tokens.chat import Chat, build_chat
+from agentrl_jax.types import Rollout
+
+Record = dict[str, Any]
+ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """The records of a .json or .jsonl file, not looked at yet."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file of trajectories')
+    text = path.read_text(encoding='utf-8')
+    lines = enumerate(text.split('\n'), 1) if path.suffix == '.jsonl' else [(1, text)]
+    records = []
+    for number, line in lines:
+        try:
+            found = json.loads(line) if line.strip() else []
+        except json.JSONDecodeError as error:
+            at = number + error.lineno - 1
+            raise ValueError(f'{path}: broken JSON in line {at} ({error.msg})') from error
+        records += found if isinstance(found, list) else [found]
+    return records
+
+
+def check_record(record: Any, number: int) -> None:
+    """Raises a ValueError that names the record and the field; number counts from 0."""
+
+    def refuse(field: str, problem: str) -> None:
+        name = record['item_id'] if isinstance(record, dict) and 'item_id' in record else '?'
+        raise ValueError(f'record {number} (item_id {name!r}): {field} {problem}')
+
+    if not isinstance(record, dict):
+        refuse('the record', f'is {type(record).__name__}, not an object')
+    for field, kind in (('item_id', str), ('conversations', list)):
+        if field not in record:
+            refuse(field, 'is missing')
+        if not isinstance(record[field], kind):
+            refuse(field, f'is {type(record[field]).__name__}, not {kind.__name__}')
+    for i, message in enumerate(record['conversations']):
+        problem = _message_problem(message)
+        if problem:
+            refuse(f'conversations[{i}]', problem)
+    speakers = [message['from'] for message in record['conversations']]
+    dialogue = speakers[1:] if speakers[:1] == ['system'] else speakers
+    for i, speaker in enumerate(dialogue):
+        if speaker != ('human', 'gpt')[i % 2]:
+            at = i + len(speakers) - len(dialogue)
+            refuse(f'conversations[{at}].from', f'is {speaker!r} where the other one must speak')
+    if not any(message['loss'] for message in record['conversations']):
+        refuse('conversations', 'has no gpt message whose loss is true: nothing to learn')
+
+
+def _message_problem(message: Any) -> str:
+    if not isinstance(message, dict):
+        return f'is {type(message).__name__}, not an object'
+    missing = [field for field in ('from', 'loss', 'value') if field not in message]
+    if missing:
+        return f'has no {missing[0]!r}'
+    if message['from'] not in ROLES:
+        return f"has 'from' {message['from']!r}, not human or gpt"
+    if not isinstance(message['value'], str):
+        return f"has a 'value' that is {type(message['value']).__name__}, not a text"
+    if not isinstance(message['loss'], bool | None):
+        return f"has 'loss' {message['loss']!r}, not null, true or false"
+    if message['loss'] and message['from'] != 'gpt':
+        return f"has 'loss' true, but is from {message['from']!r}: only gpt messages are trained"
+    return ''
+
+
+def encode_record(record: Record, chat: Chat, answer_prefix: str) -> tuple[list[int], list[bool]]:
+    """(tokens, trained) of a checked record, worded like a rollout.
+
+    answer_prefix is what the program itself puts in front of every answer ('<think>'); where a gpt
+    message begins with it, it is not trained.
+    """
+    conversation = record['conversations']
+    last = max(i for i, message in enumerate(conversation) if message['loss'])
+    conversation = conversation[: last + 1]
+    system = conversation[0]['from'] == 'system'
+    first = conversation[1 if system else 0]['value']
+    if system:
+        tokens = chat.episode_prefix(conversation[0]['value'], first)
+    else:
+        tokens = chat.default_prefix(first)
+    trained, ended = [False] * len(tokens), True
+    for message in conversation[2 if system else 1 :]:
+        if message['from'] == 'human':
+            new = [*([] if ended else [chat.end_id]), *chat.user_open(message['value'])]
+            learnt = [False] * len(new)
+        else:
+            forced = answer_prefix if message['value'].startswith(answer_prefix) else ''
+            opening = chat.answer_open(forced)
+            answer = _answer_ids(message, message['value'][len(forced) :], chat)
+            ended = answer[-1] in chat.tokenizer.eos_ids
+            new = [*opening, *answer]
+            learnt = [False] * len(opening) + [bool(message['loss'])] * len(answer)
+        tokens += new
+        trained += learnt
+    return tokens, trained
+
+
+def _answer_ids(message: Record, text: str, chat: Chat) -> list[int]:
+    """The tokens of a gpt message: those that were sampled where they are known, else its text."""
+    tokenizer = chat.tokenizer
+    if 'tokens' in message:
+        ids = message['tokens']
+        known = isinstance(ids, list) and ids and all(_is_token(i, tokenizer) for i in ids)
+        if known and tokenizer.decode(ids[: len(ids) - (ids[-1] in tokenizer.eos_ids)]) == text:
+            return ids
+    return [*tokenizer.encode(text), chat.end_id]
+
+
+def _is_token(i: Any, tokenizer: Any) -> bool:
+    return isinstance(i, int) and 0 <= i < tokenizer.vocab_size
+
+
+def demonstrations_of(
+    records: list[Record], tokenizer: Any, *, answer_prefix: str, max_tokens: int
+) -> tuple[Demonstrations, int]:
+    """(demonstrations, how many records were dropped because they are longer than max_tokens).
+
+    A malformed record is a ValueError that names it; so is a file of which nothing remains.
+    """
+    for number, record in enumerate(records):
+        check_record(record, number)
+    chat = build_chat(tokenizer)
+    encoded = [encode_record(record, chat, answer_prefix) for record in records]
+    kept = [pair for pair in encoded if len(pair[0]) <= max_tokens]
+    if not kept:
+        longest = max((len(tokens) for tokens, _ in encoded), default=0)
+        raise ValueError(
+            f'none of {len(records)} trajectories is left: the longest has {longest} tokens, '
+            f'rollout.max_tokens={max_tokens}'
+        )
+    rows, trained = zip(*kept, strict=True)
+    return pad_rows(rows, trained, max_tokens, tokenizer.pad_id), len(encoded) - len(kept)
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def conversation_of(tokens: np.ndarray, trained: np.ndarray, chat: Chat) -> list[Record]:
+    """The messages of one episode: tokens int [n] without padding, trained bool [n]."""
+    # A message begins at each <|im_start|> that the program wrote; one that was sampled is text.
+    starts = np.flatnonzero((np.asarray(tokens) == chat.start_id) & ~np.asarray(trained))
+    ends = [*starts[1:], len(tokens)]
+    return [
+        _message(np.asarray(tokens[i + 1 : j]), np.asarray(trained[i + 1 : j]), chat)
+        for i, j in zip(starts, ends, strict=True)
+    ]
+
+
+def _message(ids: np.ndarray, trained: np.ndarray, chat: Chat) -> Record:
+    tokenizer = chat.tokenizer
+    names = {role: name for name, role in ROLES.items()}
+    if not trained.any():
+        end = int(np.argmax(ids == chat.end_id)) if (ids == chat.end_id).any() else len(ids)
+        role, _, value = tokenizer.decode(ids[:end]).partition('\n')
+        return {'from': names[role], 'loss': False if role == 'assistant' else None, 'value': value}
+    sampled = ids[trained].tolist()
+    role, _, prefix = tokenizer.decode(ids[: int(np.argmax(trained))]).partition('\n')
+    said = sampled[: len(sampled) - (sampled[-1] in tokenizer.eos_ids)]
+    value = prefix + tokenizer.decode(said)
+    return {'from': names[role], 'loss': True, 'value': value, 'tokens': sampled}
+
+
+def records_of(
+    tokens: Any, attention_mask: Any, trained: Any, tokenizer: Any, *, item_ids: list[str]
+) -> list[Record]:
+    """Records of N episodes as host arrays [N, T]."""
+    chat = build_chat(tokenizer)
+    rows = zip(*map(np.asarray, (tokens, attention_mask, trained)), item_ids, strict=True)
+    return [
+        {'item_id': name, 'conversations': conversation_of(row[real], mask[real], chat)}
+        for row, real, mask, name in rows
+    ]
+
+
+def rollout_records(rollout: Rollout, tokenizer: Any, env_name: str) -> list[Record]:
+    """Records of the healthy episodes of a rollout, with their reward and success.
+
+    item_id is the environment's name without underscores, one underscore and the level: AgentGym
+    takes what stands before the first and behind the last one.
+    """
+    names = [f'{env_name.replace("_", "")}_{level}' for level in np.asarray(rollout.level)]
+    records = records_of(
+        rollout.tokens, rollout.attention_mask, rollout.action_mask, tokenizer, item_ids=names
+    )
+    rewards = np.asarray(rollout.rewards).sum(1)
+    outcomes = zip(records, rewards, np.asarray(rollout.success), strict=True)
+    for record, reward, success in outcomes:
+        record |= {'reward': round(float(reward), 6), 'success': bool(success)}
+    healthy = np.asarray(rollout.healthy)
+    return [record for record, fine in zip(records, healthy, strict=True) if fine]
+
+
+def write_records(path: str | Path, records: Iterable[Record]) -> None:
+    """Writes a .json list, or a line for each record if the name ends in .jsonl."""
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    if Path(path).suffix == '.jsonl':
+        run_log.write_atomic(Path(path), ''.join(line + '\n' for line in lines))
+    else:
+        run_log.write_atomic(Path(path), '[\n' + ',\n'.join(lines) + '\n]\n')

@@ -1,0 +1,168 @@
+"""What a run reports: the meaning of every metric name, and the metrics of a rollout."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
+from agentrl_jax.rl.masked import masked_max, masked_mean, masked_min, masked_var
+from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+
+NGRAM = 4
+# Returns are sums of a few rewards: equal outcomes reached in another order differ by rounding.
+EQUAL_RETURNS = 1e-5
+
+METRICS = {
+    'rollout/success': 'Share of episodes that ended solved.',
+    'rollout/return': 'Sum of rewards and format penalties of an episode.',
+    'rollout/turns': 'Turns played in an episode.',
+    'rollout/horizon': 'Turns an episode could take in this step (curriculum).',
+    'rollout/actions': 'Environment actions executed in an episode.',
+    'rollout/tokens': 'Tokens of an episode: prompts, observations and answers.',
+    'rollout/response_length': 'Tokens the policy sampled in an episode.',
+    'rollout/valid_format': 'Share of played turns whose answer parsed into legal actions.',
+    'rollout/turn_length_stop': 'Share of played turns cut at the longest allowed answer.',
+    'rollout/token_budget_stop': 'Share of episodes ended because no further turn would fit.',
+    'rollout/env_error': 'Share of all episodes lost to environment faults (in no other metric).',
+    'rollout/pass_at_n': 'Share of groups with at least one solved episode.',
+    'group/return_std': 'Unbiased standard deviation of the returns in a group, mean over groups.',
+    'group/zero_std_frac': 'Share of groups whose members all have the same return.',
+    'group/all_fail_frac': 'Share of groups in which no episode is solved.',
+    'group/all_pass_frac': 'Share of groups in which every episode is solved.',
+    'echo/repeated_ngrams': 'Share of 4-grams of sampled tokens that repeat one of their episode.',
+    'echo/distinct_actions': 'Different action sequences in a group / its episodes.',
+    'library/tool_calls': 'Lookups in an episode.',
+    'library/tool_success': 'Lookups that found a card / lookups of an episode; 0 without any.',
+    'library/answer_presence': 'Share of episodes in which the card with the answer was shown.',
+    'library/answered': 'Share of episodes that gave an answer.',
+    'library/answer_f1': 'Word F1 of the answer and the right one; 0 without an answer.',
+    'filter/collects': 'Rollouts played for a step; more than 1 with dynamic sampling.',
+    'filter/kept': 'Share of the episodes played that the filter kept.',
+    'filter/group_std_kept': 'Standard deviation of returns in the kept groups, mean over them.',
+    'filter/group_std_max': 'Largest standard deviation of returns in a group.',
+    'filter/empty': '1 for a step that kept nothing to train on and changed nothing, else 0.',
+    'batch/trained_rows': 'Episodes the update trains on: healthy, and kept by the filter.',
+    'batch/trained_tokens': 'Tokens the update trains on: those sampled in these episodes.',
+    'batch/advantage_std': 'Standard deviation of the advantages over trained tokens.',
+    'policy/loss': 'Policy loss, all of its terms.',
+    'policy/surrogate': 'The clipped surrogate, the first of its terms.',
+    'policy/clip_frac_low': 'Share of trained tokens whose ratio was clipped from below.',
+    'policy/clip_frac_high': 'Share of trained tokens whose ratio was clipped from above.',
+    'policy/kl_old': 'Estimate of KL(policy before the update, policy) per trained token.',
+    'policy/kl_old_k3': 'The same by the estimator k3, which is never negative.',
+    'policy/ratio_max': 'Largest probability ratio of a trained token.',
+    'policy/entropy': 'Entropy of the policy over the vocabulary, mean over trained tokens.',
+    'policy/kl_ref': 'Estimate of KL(policy, reference) per trained token.',
+    'policy/kl_coef': 'Coefficient of the KL term during the update.',
+    'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
+    'update/skipped': 'Optimiser steps skipped for a loss or gradient that is not finite.',
+    'value/loss': 'Loss of the critic.',
+    'value/clip_frac': 'Share of trained tokens whose value was clipped.',
+    'value/explained_variance': '1 - Var(return - value) / Var(return) over trained tokens.',
+    'value/grad_norm': 'Global norm of the critic gradient before clipping.',
+    'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step.',
+    'sampler/weight': 'Mean factor that corrects for the sampler (loss.sampler_correction).',
+    'sampler/outside': 'Share of trained tokens whose factor was out of bounds.',
+    'time/collect_s': 'Seconds spent playing episodes in a step.',
+    'time/update_s': 'Seconds spent on scores and updates in a step.',
+    'time/step_s': 'Seconds of a whole step.',
+    'perf/tokens_per_s': 'Tokens sampled per second of a whole step.',
+    'perf/recompiles': 'Programs compiled after warm-up (must stay 0).',
+    'eval/success': 'Share of validation episodes that ended solved.',
+    'eval/success_low': 'Lower end of the 95 % Wilson interval of eval/success.',
+    'eval/success_high': 'Upper end of the 95 % Wilson interval of eval/success.',
+    'eval/return': 'Sum of rewards and format penalties of a validation episode.',
+    'collapse/mi': 'Mutual information of answers and prompts in nats; 0 = prompts are ignored.',
+    'collapse/mi_share': 'As a share of the most that collapse/mi can be, log(prompts).',
+    'collapse/mi_token': 'The same estimate of log-probabilities per token (RAGEN-2).',
+    'collapse/mi_z': 'Ratio of collapse/mi_token to collapse/marginal_std + 0.001.',
+    'collapse/mi_z_ema': 'The same with a smoothed std, which keeps 0.9 of itself.',
+    'collapse/marginal_std': 'Spread over answers of their log p per token, prompts averaged out.',
+    'collapse/conditional_entropy': 'Entropy per token of what is scored, given its prompt.',
+    'collapse/marginal_entropy': 'Entropy per token of what is scored, prompts averaged out.',
+    'collapse/quadrant': '0 diverse, 1 template collapse, 2 compressed, 3 low-entropy collapse.',
+    'collapse/retrieval_accuracy': 'How often an answer is likeliest under its own prompt.',
+    'collapse/retrieval_accuracy_2': 'How often its prompt is among the 2 likeliest.',
+    'collapse/retrieval_accuracy_4': 'How often its prompt is among the 4 likeliest.',
+    'collapse/retrieval_accuracy_8': 'How often its prompt is among the 8 likeliest.',
+    'collapse/retrieval_chance': 'The accuracy of guessing.',
+    'collapse/retrieval_above_chance': 'What collapse/retrieval_accuracy is above chance.',
+    'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
+    'alarm/roll_backs': 'Roll backs to an earlier checkpoint so far.',
+    'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions.',
+    'eval/tool_calls': 'As library/tool_calls, of validation episodes.',
+    'eval/tool_success': 'As library/tool_success, of validation episodes.',
+    'eval/answer_presence': 'As library/answer_presence, of validation episodes.',
+    'eval/answered': 'As library/answered, of validation episodes.',
+    'eval/answer_f1': 'As library/answer_f1, of validation episodes.',
+}
+
+
+def metrics_table() -> str:
+    """METRICS as a Markdown table."""
+    rows = [f'| `{name}` | {meaning} |' for name, meaning in METRICS.items()]
+    return '\n'.join(['| metric | meaning |', '| --- | --- |', *rows]) + '\n'
+
+
+def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
+    """Metrics of the healthy episodes as float32 scalars; 0 where there is nothing to average.
+
+    Groups count with their healthy members: in-group spread needs two of them, the rest one.
+    """
+    metrics = _episode_metrics(rollout) | _group_metrics(rollout, group_size)
+    return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
+def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
+    """Means over the healthy episodes of what the environment of a text task counts by itself."""
+    own = task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
+    return {f'{task.env.name}/{name}': masked_mean(x, rollout.healthy) for name, x in own.items()}
+
+
+def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
+    healthy = rollout.healthy
+    turn_index = jnp.arange(rollout.rewards.shape[1])[None]
+    played = (turn_index < rollout.num_turns[:, None]) & healthy[:, None]
+    repeated, ngrams = repeated_ngrams(rollout.tokens, rollout.action_mask, rollout.turn, n=NGRAM)
+    return {
+        'rollout/success': masked_mean(rollout.success.astype(jnp.float32), healthy),
+        'rollout/return': masked_mean(rollout.returns, healthy),
+        'rollout/turns': masked_mean(rollout.num_turns, healthy),
+        'rollout/actions': masked_mean(rollout.num_actions.sum(1), healthy),
+        'rollout/tokens': masked_mean(rollout.attention_mask.sum(1), healthy),
+        'rollout/response_length': masked_mean(rollout.action_mask.sum(1), healthy),
+        'rollout/valid_format': masked_mean(rollout.valid.astype(jnp.float32), played),
+        'rollout/turn_length_stop': masked_mean(
+            (rollout.turn_stop == TurnStop.LENGTH).astype(jnp.float32), played
+        ),
+        'rollout/token_budget_stop': masked_mean(
+            (rollout.episode_stop == EpisodeStop.TOKEN_BUDGET).astype(jnp.float32), healthy
+        ),
+        'rollout/env_error': jnp.mean(~healthy),
+        'echo/repeated_ngrams': masked_mean(repeated, healthy & (ngrams > 0)),
+    }
+
+
+def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
+    healthy = rollout.healthy.reshape(-1, group_size)
+    returns = rollout.returns.reshape(-1, group_size)
+    success = rollout.success.reshape(-1, group_size)
+    some, several = healthy.any(1), healthy.sum(1) >= 2
+    spread = jnp.sqrt(masked_var(returns, healthy, axis=1, ddof=1))
+    span = masked_max(returns, healthy, axis=1) - masked_min(returns, healthy, axis=1)
+    solved = jnp.any(success & healthy, axis=1)
+    all_solved = jnp.all(success | ~healthy, axis=1)
+    distinct, _ = distinct_action_rate(rollout.actions, rollout.healthy, group_size=group_size)
+
+    def share(x, mask):
+        return masked_mean(x.astype(jnp.float32), mask)
+
+    return {
+        'rollout/pass_at_n': share(solved, some),
+        'group/return_std': masked_mean(spread, several),
+        'group/zero_std_frac': share(span <= EQUAL_RETURNS, several),
+        'group/all_fail_frac': share(~solved, some),
+        'group/all_pass_frac': share(all_solved, some),
+        'echo/distinct_actions': masked_mean(distinct, several),
+    }

@@ -1,0 +1,261 @@
+"""What the policy's reasoning says of its prompt: RAGEN-2's cross-scoring (arXiv:2604.06268).
+
+X is all that stands in front of an answer, the forced <think> included; Z is what was sampled up to
+</think> (or the whole answer). Some answers z_i are scored under every one of N prompts x_j:
+  l[i, j] = log p(z_i | x_j)              matched_i = l[i, own_i]
+  marginal_i = logsumexp_j l[i, j] - log N
+  I(X; Z) = mean(matched - marginal) <= log N,   H(Z | X) = -mean matched,   H(Z) = -mean marginal
+under the uniform distribution over the N prompts. Reasoning that would have been written for any
+prompt has I = 0, however varied it is: template collapse, which entropy does not show.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.measure.collapse import STD_EPS, quadrant
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.masked import masked_mean, masked_var
+from agentrl_jax.rl.score import positions_of
+from agentrl_jax.text import answer as answers
+from agentrl_jax.types import Params, Rollout
+
+TIE = 1e-4  # nats: log-probabilities closer than this differ by float32 rounding only
+TOP = (1, 2, 4, 8)  # retrieval accuracy among so many best prompts
+
+
+@struct.dataclass
+class Pairs:
+    """M answers and N prompts, as places in a rollout."""
+
+    row: jax.Array  # int32 [M]
+    start: jax.Array  # int32 [M]  first token of the answer = length of its own prompt
+    length: jax.Array  # int32 [M]  tokens of the answer that count
+    own: jax.Array  # int32 [M]  column of the answer's own prompt
+    used: jax.Array  # bool [M]   the episode is healthy and there is something to score
+    prompt_row: jax.Array  # int32 [N]
+    prompt_length: jax.Array  # int32 [N]
+    prompt_used: jax.Array  # bool [N]
+
+
+def choose_pairs(
+    key: jax.Array,
+    rollout: Rollout,
+    table: answers.AnswerTable,
+    eos_ids: jax.Array,
+    *,
+    group_size: int,
+    pairs: int,
+    turns: str,
+    text: str,
+    max_response: int,
+) -> Pairs:
+    """Up to `pairs` answers at random.
+
+    turns 'first': equally many first turns from each group, the groups' prompts as columns (with
+    more groups than pairs, from a random choice of groups). turns 'any': a random turn of random
+    episodes, each with its own prompt as a column. text: 'reasoning' or 'answer'.
+    """
+    k_turn, k_group, k_row = jax.random.split(key, 3)
+    rows = rollout.tokens.shape[0]
+    turn = jnp.zeros(rows, jnp.int32)
+    if turns == 'any':
+        turn = jax.random.randint(k_turn, (rows,), 0, jnp.maximum(rollout.num_turns, 1))
+    start, length = _answers_of(rollout, turn, table, eos_ids, text, max_response)
+    used = rollout.healthy & (length > 0)
+    order = jax.random.uniform(k_row, (rows,)) + ~used  # those that cannot be used come last
+    if turns == 'any':
+        row = jnp.argsort(order)[:pairs].astype(jnp.int32)
+        own, prompt_row = jnp.arange(row.shape[0], dtype=jnp.int32), row
+    else:
+        groups = rows // group_size
+        columns = min(groups, pairs)
+        members = min(pairs // columns, group_size)
+        chosen = jnp.sort(jax.random.permutation(k_group, groups)[:columns])
+        ranked = jnp.argsort(order.reshape(groups, group_size), axis=1)[:, :members]
+        row = (chosen[:, None] * group_size + ranked[chosen]).astype(jnp.int32)
+        own = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
+        row, prompt_row = row.reshape(-1), row[:, 0]
+    return Pairs(
+        row=row, start=start[row], length=length[row], own=own, used=used[row],
+        prompt_row=prompt_row, prompt_length=start[prompt_row], prompt_used=used[prompt_row],
+    )  # fmt: skip
+
+
+def _answers_of(rollout, turn, table, eos_ids, text, max_response):
+    """(first token, number of tokens that count) of the given turn of each row, int32 [B] each."""
+    sampled = rollout.action_mask & (rollout.turn == turn[:, None])
+    start = jnp.argmax(sampled, axis=1).astype(jnp.int32)
+    place = jnp.arange(max_response)[None]
+    live = place < sampled.sum(1)[:, None]
+    if text == 'answer':
+        return start, live.sum(1).astype(jnp.int32)
+    at = jnp.minimum(start[:, None] + place, rollout.tokens.shape[1] - 1)
+    tokens = jnp.take_along_axis(rollout.tokens, at, axis=1)
+    live &= ~jnp.isin(tokens, eos_ids)
+    return start, answers.reasoning_length(table, tokens, live)
+
+
+def cross_logprobs(
+    params: Params,
+    rollout: Rollout,
+    pairs: Pairs,
+    *,
+    hidden_fn: Callable,
+    head_fn: Callable,
+    microbatch_rows: int,
+    width: int,
+    max_response: int,
+    temperature: float,
+    chunk_size: int,
+) -> jax.Array:
+    """l[i, j] = sum over the tokens of answer i of log p behind prompt j: float32 [M, N].
+
+    M N rows of `width` tokens are put together and scored microbatch_rows at a time.
+    """
+    count, columns = pairs.row.shape[0], pairs.prompt_row.shape[0]
+    slices = -(-count * columns // microbatch_rows)
+    place = jnp.arange(width)[None]
+
+    def score(index):
+        i, j = index // columns, index % columns
+        prompt, answer = pairs.prompt_length[j][:, None], pairs.length[i][:, None]
+        inside = place < prompt
+        row = jnp.where(inside, pairs.prompt_row[j][:, None], pairs.row[i][:, None])
+        column = jnp.where(inside, place, pairs.start[i][:, None] + place - prompt)
+        attention = place < prompt + answer
+        tokens = jnp.where(attention, rollout.tokens.at[row, column].get(mode='clip'), 0)
+        mask = attention & ~inside
+        hidden = hidden_fn(params, tokens, positions_of(attention), attention)
+        logprobs, _ = losses.token_logprobs(
+            hidden, head_fn(params), tokens,
+            temperature=temperature, chunk_size=chunk_size, mask=mask, row_tokens=max_response,
+        )  # fmt: skip
+        return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=1)
+
+    index = jnp.minimum(jnp.arange(slices * microbatch_rows), count * columns - 1)
+    scored = jax.lax.map(score, index.reshape(slices, microbatch_rows))
+    return scored.reshape(-1)[: count * columns].reshape(count, columns)
+
+
+def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
+    """bool [N, N]: prompts of the same tokens."""
+    place = jnp.arange(width)[None]
+    tokens = rollout.tokens[pairs.prompt_row][:, :width]
+    tokens = jnp.where(place < pairs.prompt_length[:, None], tokens, -1)
+    return jnp.all(tokens[:, None] == tokens[None], axis=-1)
+
+
+def reduce_matrix(
+    sums: jax.Array,
+    lengths: jax.Array,
+    own: jax.Array,
+    used: jax.Array,
+    prompt_used: jax.Array,
+    same: jax.Array,
+    *,
+    low_mi: float,
+    low_entropy: float,
+) -> dict[str, jax.Array]:
+    """The numbers of a matrix l [M, N]; used [M], prompt_used [N] bool, same bool [N, N].
+
+    mi is of whole answers (nats); mi_token, the entropies and the z-score are of l / length, as
+    RAGEN-2 logs them. Fewer than two different prompts, or no answer: nan.
+    """
+    per_token = sums / jnp.maximum(lengths, 1)[:, None]
+    prompts = prompt_used.sum()
+    matched, marginal = _matched_and_marginal(sums, own, prompt_used)
+    matched_token, marginal_token = _matched_and_marginal(per_token, own, prompt_used)
+    mi = masked_mean(matched - marginal, used)
+    mi_token = masked_mean(matched_token - marginal_token, used)
+    share = mi / jnp.log(jnp.maximum(prompts, 2))
+    std = jnp.sqrt(masked_var(marginal_token, used))
+    metrics = {
+        'collapse/mi': mi,
+        'collapse/mi_share': share,
+        'collapse/mi_token': mi_token,
+        'collapse/mi_z': mi_token / (std + STD_EPS),
+        'collapse/marginal_std': std,
+        'collapse/conditional_entropy': -masked_mean(matched_token, used),
+        'collapse/marginal_entropy': -masked_mean(marginal_token, used),
+        'collapse/quadrant': quadrant(
+            share, -masked_mean(matched_token, used), low_mi=low_mi, low_entropy=low_entropy
+        ),
+        **_retrieval(sums, own, used, prompt_used, same),
+    }
+    different = jnp.any(~same & prompt_used[None] & prompt_used[:, None])
+    known = different & jnp.any(used)
+    return {name: jnp.where(known, x, jnp.nan).astype(jnp.float32) for name, x in metrics.items()}
+
+
+def _matched_and_marginal(matrix, own, prompt_used):
+    matched = jnp.take_along_axis(matrix, own[:, None], axis=1)[:, 0]
+    seen = jnp.where(prompt_used[None], matrix, -jnp.inf)
+    return matched, jax.nn.logsumexp(seen, axis=1) - jnp.log(jnp.maximum(prompt_used.sum(), 1))
+
+
+def _retrieval(sums, own, used, prompt_used, same):
+    """How often the own prompt (or an equal one) is among the k best, ties broken at random."""
+    mine = same[own] & prompt_used[None]  # [M, N]
+    best = jnp.max(jnp.where(mine, sums, -jnp.inf), axis=1, keepdims=True)
+    better = jnp.sum(prompt_used[None] & (sums > best + TIE), axis=1)
+    tied = jnp.sum(prompt_used[None] & (jnp.abs(sums - best) <= TIE), axis=1)
+    equal = jnp.sum(mine & (jnp.abs(sums - best) <= TIE), axis=1)
+    out = {}
+    for k in TOP:
+        name = 'collapse/retrieval_accuracy' + (f'_{k}' if k > 1 else '')
+        out[name] = masked_mean(_drawn(tied, equal, k - better, k), used)
+    chance = masked_mean(_drawn(prompt_used.sum(), mine.sum(1), jnp.int32(1), 1), used)
+    out['collapse/retrieval_chance'] = chance
+    out['collapse/retrieval_above_chance'] = out['collapse/retrieval_accuracy'] - chance
+    return out
+
+
+def _drawn(total, good, draws, most):
+    """Probability that `draws` (at most `most`) of `total` things hold one of the `good` ones."""
+    miss = jnp.float32(1.0)
+    for already in range(most):
+        left = jnp.maximum(total - already, 1)
+        miss = jnp.where(already < draws, miss * jnp.maximum(left - good, 0) / left, miss)
+    return 1.0 - miss
+
+
+def information(
+    params: Params,
+    task,
+    rollout: Rollout,
+    key: jax.Array,
+    *,
+    group_size: int,
+    pairs: int,
+    turns: str,
+    text: str,
+    low_mi: float,
+    low_entropy: float,
+    max_response: int,
+    layout: jax.sharding.Sharding | None = None,
+    **scoring,
+) -> dict[str, jax.Array]:
+    """The metrics of a rollout under the policy that played it; scoring: as in cross_logprobs.
+
+    layout: that of the rollout while answers are picked from it, whole on every device: rows put
+    together from all of its rows are no place to look for them shard by shard.
+    """
+    if layout is not None:
+        rollout = jax.lax.with_sharding_constraint(rollout, layout)
+    chosen = choose_pairs(
+        key, rollout, task.answer, task.eos_ids, group_size=group_size, pairs=pairs,
+        turns=turns, text=text, max_response=max_response,
+    )  # fmt: skip
+    width = rollout.tokens.shape[1]
+    if turns == 'first':  # first prompts are much shorter than episodes
+        width = min(width, task.prefix.shape[0] + task.width + max_response)
+    sums = cross_logprobs(
+        params, rollout, chosen, width=width, max_response=max_response, **scoring
+    )
+    return reduce_matrix(
+        sums, chosen.length, chosen.own, chosen.used, chosen.prompt_used,
+        equal_prompts(rollout, chosen, width), low_mi=low_mi, low_entropy=low_entropy,
+    )  # fmt: skip

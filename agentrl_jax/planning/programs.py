@@ -1,0 +1,201 @@
+"""The programs of a run, from shapes alone: nothing is allocated, whatever the model's size."""
+
+import dataclasses
+import functools
+import re
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax import train
+from agentrl_jax.imitation import clone
+from agentrl_jax.machine import processes, sharding
+from agentrl_jax.models import sizes, weights
+from agentrl_jax.planning import cost as plan_cost
+from agentrl_jax.run import check, parts
+from agentrl_jax.run import state as start
+
+OUT_OF_MEMORY = (  # of libtpu 0.0.42
+    re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),
+    re.compile(r'total memory required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds [^.]*'),
+)
+UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """A run as shapes with layouts."""
+
+    cfg: Any
+    config: Any  # sizes of the model
+    mesh: jax.sharding.Mesh
+    state: Any  # TrainState
+    frozen: Any  # start.Frozen
+    collect: tuple  # (jitted, arguments)
+    learn: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program, and what it costs by plan_cost; of one device."""
+
+    name: str
+    beside: int  # bytes: state in memory that is not among the arguments
+    arguments: int
+    outputs: int
+    shared: int  # outputs that take the place of arguments
+    temporaries: int
+    code: int
+    flops: float
+    bytes: float
+    seconds: float  # by the roofline
+    xla_flops: float  # by the compiler: bodies of loops counted once
+    xla_bytes: float
+    compile_seconds: float  # spent tracing and compiling
+    refused: str = ''  # why the compiler gave up; temporaries are then all that it wanted
+
+    @property
+    def total(self) -> int:
+        """Bytes in use while the program runs."""
+        new = self.outputs - self.shared + self.temporaries + self.code
+        return self.beside + self.arguments + new
+
+
+def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
+    """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
+    if model:
+        config = sizes.named(model)
+    elif cfg.model.path:
+        config = weights.open_source(processes.local_path(cfg.model.path)).config()
+    else:
+        config = parts.random_model_config(cfg, tokenizer)
+    config = dataclasses.replace(config, **parts.execution(cfg))
+    return dataclasses.replace(config, num_layers=layers) if layers else config
+
+
+def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
+    """The collect and learn programs of a config with their arguments, over the given devices."""
+    mesh = parts.build_mesh(cfg, devices)
+    check.check(cfg, sharding.row_shards(mesh))
+    whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
+    tokenizer = parts.build_tokenizer(cfg)
+    config = model_config(cfg, tokenizer, model, layers)
+    task = start.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
+    txs = parts.build_optimisers(cfg)
+    state, frozen = state_of(cfg, config, mesh, txs)
+    policy = start.player_of(state, frozen.model)
+    key = start.with_layout(jax.eval_shape(jax.random.key, 0), whole)
+    episodes = cfg.rollout.num_groups * cfg.rollout.group_size
+    drawn = parts.every_level(episodes, 1, 1)
+    collect = parts.build_collect(cfg, config, mesh, split='train')
+    played = (policy, task, start.with_layout(jax.tree.map(np.asarray, drawn), rows), key)
+    rollout, _ = jax.eval_shape(collect, *played)
+    learn = train.build_learn(cfg, mesh, parts.model_functions(cfg, config, mesh), txs)
+    rollout = start.with_layout(rollout, rows)
+    shuffle = key if cfg.batch.shuffle else None
+    scale = start.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
+    joining = demonstrations(rollout, check.base_rows(cfg), rows)
+    return Shapes(
+        cfg=cfg, config=config, mesh=mesh, state=state, frozen=frozen,
+        collect=(collect, played),
+        learn=(learn, (state, frozen, rollout, shuffle, task, scale, joining)),
+    )  # fmt: skip
+
+
+def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
+    """(TrainState, start.Frozen) as start.open_state makes them."""
+    params = weights.abstract_params(config)
+    params = start.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
+    make = functools.partial(start.make_state, cfg=cfg, config=config, txs=txs)
+    state = jax.eval_shape(make, params)
+    state = start.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
+    reference = start.policy_of(state.params, {}) if parts.needs_reference(cfg) else None
+    return state, start.Frozen(params if cfg.lora.rank else {}, reference)
+
+
+def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
+    """Demonstrations that join a batch (AgentEvol); None if there are none."""
+    if not count:
+        return None
+    tokens, mask = (
+        jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype, sharding=layout)
+        for x in (rollout.tokens, rollout.action_mask)
+    )
+    return clone.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
+
+
+def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Compiled:
+    """Compiles 'collect' or 'learn'; that it is too large for a device is an answer too."""
+    function, arguments = getattr(shapes, name)
+    began = time.monotonic()
+    traced = function.trace(*arguments)
+    cost = plan_cost.count(traced.jaxpr, parameters_of(name, arguments), machine)
+    known = dataclasses.asdict(cost) | {'name': name, 'beside': beside(name, shapes)}
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        return Compiled(**known, **refused(name, str(error)), compile_seconds=since(began))
+    memory, xla = compiled.memory_analysis(), compiled.cost_analysis()
+    return Compiled(
+        **known,
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        shared=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        xla_flops=xla['flops'],
+        xla_bytes=xla['bytes accessed'],
+        compile_seconds=since(began),
+    )
+
+
+def beside(name: str, shapes: Shapes) -> int:
+    """Bytes a device of the state that lies in memory and is no argument of the program."""
+    if name == 'learn':
+        return 0
+    policy = shapes.collect[1][0]
+    return device_bytes((shapes.state, shapes.frozen)) - device_bytes(policy)
+
+
+def since(began: float) -> float:
+    return time.monotonic() - began
+
+
+def refused(name: str, message: str) -> dict[str, Any]:
+    """Fields of Compiled for a program that takes more memory than there is."""
+    used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
+    if used is None:
+        raise ValueError(f'{name} does not compile: {message[:2000]}')
+    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code', 'xla_flops', 'xla_bytes'), 0)
+    total = int(float(used[1]) * UNITS[used[2]])
+    return sizes | {'temporaries': total, 'refused': used[0]}
+
+
+def parameters_of(name: str, arguments: tuple) -> list[bool]:
+    """Which flat inputs of a program are parameters of a model."""
+
+    def mark(value, tree):
+        return jax.tree.map(lambda _: value, tree)
+
+    marks = [mark(False, argument) for argument in arguments]
+    if name == 'collect':
+        marks[0] = mark(True, arguments[0])
+    else:
+        state = marks[0]
+        marks[0] = state.replace(
+            params=mark(True, state.params), critic_params=mark(True, state.critic_params)
+        )
+        marks[1] = mark(True, arguments[1])
+    return jax.tree.leaves(marks)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that a tree of laid-out shapes takes on one device."""
+    return sum(
+        int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+    )

@@ -1,0 +1,66 @@
+"""What a finished run says of itself: success before and after, and where to look."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.envs import solvers
+from agentrl_jax.records import plots, run_log
+
+REFERENCE_FILE = run_log.REFERENCE_FILE
+PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
+
+
+def reference(task: Any) -> dict[str, float]:
+    """Success of random play and of the best player on the pool of a task."""
+    env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
+    return solvers.reference_success(task.env, env_params, task.max_actions_per_episode)
+
+
+def write_reference(workdir: Path, task: Any) -> None:
+    """Keeps the reference of the validation pool in the workdir."""
+    text = json.dumps(reference(task), sort_keys=True) + '\n'
+    run_log.write_atomic(Path(workdir) / REFERENCE_FILE, text)
+
+
+def write_curves(workdir: Path, title: str) -> Path:
+    """Learning curves of a run as PNG and SVG; the path of the PNG."""
+    workdir = Path(workdir)
+    success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    lines = {name: success[name] for name in ('random', 'oracle')}
+    png, _ = plots.learning_curves(
+        {title: [workdir / run_log.METRICS_FILE]}, workdir / 'curves', metrics=PANELS,
+        references={'eval/success': lines}, title=title,
+    )  # fmt: skip
+    return png
+
+
+def summary(workdir: Path, command: str) -> str:
+    """The closing words of a run."""
+    workdir = Path(workdir)
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    evaluated = [row for row in rows if 'eval/success' in row]
+    first, last = evaluated[0], evaluated[-1]
+    pages = sorted((workdir / 'rollouts').glob('*.html'))
+    return '\n'.join(
+        [
+            f'held-out success {_interval(first)} at step {first["step"]}'
+            f' -> {_interval(last)} at step {last["step"]}',
+            f'random play {100 * success["random"]:.1f} %, oracle '
+            f'{100 * success["oracle"]:.1f} % on the same levels',
+            f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
+            f'curves      {workdir / "curves.png"} (and .svg)',
+            f'rollouts    {pages[-1] if pages else "none saved"}',
+            f'checkpoint  {workdir / "checkpoints"}',
+            f'resume      {command}',
+        ]
+    )
+
+
+def _interval(row: dict[str, float]) -> str:
+    low, high = 100 * row['eval/success_low'], 100 * row['eval/success_high']
+    return f'{100 * row["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]'

@@ -1,0 +1,316 @@
+"""The figures of a table: seeds joined, with intervals, beside start, random play and oracle."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentrl_jax.measure import stats
+from agentrl_jax.results.runs import Run
+from agentrl_jax.results.spec import (
+    BEST,
+    COUNT,
+    LAST,
+    OVERALL,
+    SUCCESS,
+    Spec,
+    choose,
+    field,
+    group_runs,
+    ordered,
+    rank,
+)
+
+RESAMPLES = 10_000
+LINE_NAMES = {'random': 'random play', 'oracle': 'oracle', 'start': 'starting policy'}
+
+
+class Figure(NamedTuple):
+    """One statistic of runs; nan where there is none."""
+
+    mean: float = math.nan
+    spread: float = math.nan  # unbiased standard deviation over runs
+    iqm: float = math.nan
+    low: float = math.nan  # 95 % interval of the IQM, or Wilson's of a single run
+    high: float = math.nan
+    interval: str = ''  # bootstrap, wilson or none
+
+
+class Entry(NamedTuple):
+    """What one run says to a cell."""
+
+    run: str
+    seed: Any
+    step: int | None  # of the value; where an unfinished run stands; None: it has not begun
+    steps: int | None  # the run's last step, as planned
+    value: float = math.nan
+    also: tuple[float, ...] = ()
+    wilson: tuple[float, float] | None = None
+    finished: bool = False
+    counts: bool = False  # it enters the statistic
+
+
+class Cell(NamedTuple):
+    figure: Figure
+    entries: tuple[Entry, ...] = ()
+    planned: int = 0  # 0: not a figure of runs
+    also: tuple[float, ...] = ()  # means over the runs that count
+    better: tuple[float, float, float] | None = None  # P(> baseline) and its interval
+    gain: tuple[float, float, float] | None = None  # mean of this - baseline, seed by seed
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.array([entry.value for entry in self.entries if entry.counts])
+
+
+class Line(NamedTuple):
+    kind: str  # runs, start, random or oracle
+    label: str
+    cells: tuple[Cell, ...]  # one a column
+
+
+class Table(NamedTuple):
+    spec: Spec
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    also: tuple[str, ...]  # those of spec.also that some run has
+    seeds: tuple[Any, ...]  # of any run
+    runs: Mapping[tuple[str, str], tuple[Run, ...]]  # by (row, column)
+
+
+def build(runs: Sequence[Run], spec: Spec) -> Table:
+    """The table that spec describes, of those runs that it takes."""
+    runs = choose(runs, spec)
+    groups = group_runs(runs, spec)
+    rows, columns = (ordered({key[i] for key in groups}, spec.labels) for i in (0, 1))
+    also = tuple(name for name in spec.also if any(name in row for r in runs for row in r.rows))
+    seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
+    planned = max(len(seeds), spec.seeds)
+    empty = _cell([], planned, len(also))
+    cells = {
+        key: _cell([_entry(run, spec, also) for run in members], planned, len(also))
+        for key, members in groups.items()
+    }
+    grid = {
+        row: [cells[row, column] if (row, column) in cells else empty for column in columns]
+        for row in rows
+    }
+    lines = _run_lines(grid, spec)
+    lines += _start_lines(groups, rows, columns, planned, spec, also)
+    lines += _reference_lines(groups, rows, columns, spec)
+    shown = (*columns, OVERALL) if spec.overall else tuple(columns)
+    return Table(spec, shown, tuple(lines), also, tuple(seeds), groups)
+
+
+# ---- what a run says ---------------------------------------------------------------------------
+
+
+def _entry(run: Run, spec: Spec, also: Sequence[str]) -> Entry:
+    """The run's value at the place that the spec names."""
+    seed, steps = field(run, 'seed'), field(run, 'steps')
+    evaluated = [row for row in run.rows if spec.metric in row]
+    finished = bool(run.rows) and run.rows[-1]['step'] >= steps
+    if spec.at not in (LAST, BEST):
+        evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
+        finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
+    if not evaluated:
+        return Entry(run.name, seed, run.rows[-1]['step'] if run.rows else None, steps)
+    row = evaluated[-1]
+    if spec.at == BEST:  # the earliest of the best
+        row = max((r for r in evaluated if SUCCESS in r), key=lambda r: r[SUCCESS], default=row)
+    stands = row['step'] if finished else run.rows[-1]['step']
+    counts = finished or spec.unfinished == COUNT
+    return _reading(run, row, spec, also)._replace(step=stands, finished=finished, counts=counts)
+
+
+def _reading(run: Run, row: Mapping[str, float], spec: Spec, also: Sequence[str]) -> Entry:
+    """The metrics of one row of a run."""
+    ends = [f'{spec.metric}_{end}' for end in ('low', 'high')]
+    return Entry(
+        run=run.name, seed=run.fields['seed'], step=row['step'], steps=run.fields['steps'],
+        value=row[spec.metric],
+        also=tuple(row[name] if name in row else math.nan for name in also),
+        wilson=tuple(row[end] for end in ends) if all(end in row for end in ends) else None,
+        finished=True, counts=True,
+    )  # fmt: skip
+
+
+# ---- statistics --------------------------------------------------------------------------------
+
+
+def figure(strata: Sequence[np.ndarray], wilson: tuple[float, float] | None = None) -> Figure:
+    """Mean and IQM of all runs, and an interval: bootstrap within strata, or that of a run."""
+    if not strata or any(len(runs) == 0 for runs in strata):
+        return Figure()
+    runs = np.concatenate(strata)
+    spread = float(runs.std(ddof=1)) if runs.size > 1 else math.nan
+    low, high, interval = math.nan, math.nan, 'none'
+    if max(len(part) for part in strata) > 1:
+        low, high = stats.stratified_bootstrap(strata, resamples=RESAMPLES)
+        interval = 'bootstrap'
+    elif runs.size == 1 and wilson:
+        (low, high), interval = wilson, 'wilson'
+    return Figure(float(runs.mean()), spread, float(stats.iqm(runs)), low, high, interval)
+
+
+def _cell(entries: Sequence[Entry], planned: int, width: int) -> Cell:
+    """The runs of one cell; width: how many metrics stand beside its own."""
+    used = [entry for entry in entries if entry.counts]
+    single = used[0].wilson if len(used) == 1 else None
+    columns = zip(*(entry.also for entry in used), strict=True)
+    beside = [[x for x in column if not math.isnan(x)] for column in columns]
+    return Cell(
+        figure([np.array([entry.value for entry in used])], single), tuple(entries),
+        max(planned, len(entries)),
+        tuple(sum(x) / len(x) if x else math.nan for x in beside) or (math.nan,) * width,
+    )  # fmt: skip
+
+
+def _overall(cells: Sequence[Cell]) -> Cell:
+    """All columns of a line together, each a stratum; no figure unless all have as many runs.
+
+    With fewer runs in one column the others would weigh more, and rows could not be compared.
+    """
+    if not any(cell.planned for cell in cells):  # random play, the oracle
+        mean = float(np.mean([cell.figure.mean for cell in cells]))
+        return Cell(Figure(mean=mean, iqm=mean))
+    strata = [cell.values for cell in cells]
+    return Cell(
+        figure(strata if len({len(values) for values in strata}) == 1 else []),
+        tuple(entry for cell in cells for entry in cell.entries),
+        sum(cell.planned for cell in cells),
+        tuple(np.mean([cell.also for cell in cells], axis=0).tolist()),
+    )
+
+
+def _better(ours: Sequence[Cell], theirs: Sequence[Cell]) -> tuple[float, float, float] | None:
+    """P(a run of ours beats one of theirs) with its interval, mean over columns."""
+    pairs = [[cell.values for cell in cells] for cells in (ours, theirs)]
+    sizes = [values.size for cells in pairs for values in cells]
+    if min(sizes) == 0:
+        return None
+    low, high = stats.improvement_interval(*pairs, resamples=RESAMPLES)
+    if low == high:  # one run each, or all pairs alike: redrawing says nothing of what is uncertain
+        low = high = math.nan
+    return stats.probability_of_improvement(*pairs), low, high
+
+
+def _gain(ours: Cell, theirs: Cell) -> tuple[float, float, float] | None:
+    """The mean difference of runs of one seed with Student's interval; None without such runs."""
+    values = [{e.seed: e.value for e in cell.entries if e.counts} for cell in (ours, theirs)]
+    if any(
+        len(of_seed) < cell.values.size
+        for of_seed, cell in zip(values, (ours, theirs), strict=True)
+    ):
+        return None  # several runs of a seed
+    seeds = sorted(values[0].keys() & values[1].keys(), key=rank)
+    if not seeds:
+        return None
+    return stats.paired_difference(*([of_seed[seed] for seed in seeds] for of_seed in values))
+
+
+# ---- lines -------------------------------------------------------------------------------------
+
+
+def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
+    """One line a row of the table, compared with the baseline where there is one."""
+    if spec.baseline and spec.baseline not in grid:
+        raise ValueError(f'baseline {spec.baseline!r} is no row; rows are {list(grid)}')
+    lines = []
+    for label, found in grid.items():
+        cells = list(found)
+        if spec.overall:
+            cells.append(_overall(found))
+        if spec.baseline and label != spec.baseline:
+            base = grid[spec.baseline]
+            better = [_better([ours], [theirs]) for ours, theirs in zip(found, base, strict=True)]
+            better += [_better(found, base)] * spec.overall
+            gains = [_gain(ours, theirs) for ours, theirs in zip(found, base, strict=True)]
+            gains += [None] * spec.overall
+            cells = [
+                cell._replace(better=b, gain=g)
+                for cell, b, g in zip(cells, better, gains, strict=True)
+            ]
+        lines.append(Line('runs', label, tuple(cells)))
+    return lines
+
+
+def _start_lines(
+    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str],
+    planned: int, spec: Spec, also: Sequence[str],
+) -> list[Line]:  # fmt: skip
+    """What the policies of step 0 reach: one line when all rows start from the same, else one each.
+
+    Rows have the same start when wherever they have a seed in common, its first figures are equal.
+    """
+    found = {
+        key: {(entry.seed, repr(entry[4:6])): entry for entry in _starts(runs, spec, also)}
+        for key, runs in groups.items()
+    }  # 4, 5: value and also
+
+    def cell(members: Sequence[str], column: str) -> Cell:
+        entries = {k: e for row in members if (row, column) in found
+                   for k, e in found[row, column].items()}  # fmt: skip
+        ordered = sorted(entries.values(), key=lambda entry: rank(entry.seed))
+        return _cell(ordered, planned, len(also))
+
+    def common(column: str) -> bool:
+        tables = [found[row, column] for row in rows if (row, column) in found]
+        of_seed: dict[Any, set] = {}
+        for table in tables:
+            for seed in {seed for seed, _ in table}:
+                of_seed.setdefault(seed, set()).add(frozenset(x for s, x in table if s == seed))
+        return all(len(distinct) == 1 for distinct in of_seed.values())
+
+    return _shared_lines('start', rows, columns, cell, all(map(common, columns)), spec)
+
+
+def _starts(runs: Sequence[Run], spec: Spec, also: Sequence[str]) -> list[Entry]:
+    return [
+        _reading(run, row, spec, also)
+        for run in runs for row in run.rows[:1] if row['step'] == 0 and spec.metric in row
+    ]  # fmt: skip
+
+
+def _reference_lines(
+    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str],
+    spec: Spec,
+) -> list[Line]:  # fmt: skip
+    """Random play and the oracle on the same levels: one line each when the rows share them."""
+    if spec.metric != SUCCESS:
+        return []
+
+    def values(kind: str, row: str, column: str) -> list[float]:
+        runs = groups[row, column] if (row, column) in groups else ()
+        return sorted({run.reference[kind] for run in runs if kind in run.reference})
+
+    def lines(kind: str) -> list[Line]:
+        def cell(members: Sequence[str], column: str) -> Cell:
+            known = sorted({x for row in members for x in values(kind, row, column)})
+            mean = sum(known) / len(known) if known else math.nan
+            return Cell(Figure(mean=mean, iqm=mean))
+
+        shared = all(
+            len({tuple(found) for row in rows if (found := values(kind, row, column))}) <= 1
+            for column in columns
+        )
+        return _shared_lines(kind, rows, columns, cell, shared, spec)
+
+    return lines('random') + lines('oracle')
+
+
+def _shared_lines(
+    kind: str, rows: Sequence[str], columns: Sequence[str],
+    cell: Callable[[Sequence[str], str], Cell], shared: bool, spec: Spec,
+) -> list[Line]:  # fmt: skip
+    """One line for all rows or one for each; none without a figure."""
+    lines = []
+    for members in [list(rows)] if shared else [[row] for row in rows]:
+        cells = [cell(members, column) for column in columns]
+        if spec.overall:
+            cells.append(_overall(cells))
+        label = LINE_NAMES[kind] if shared else f'{members[0]}: {LINE_NAMES[kind]}'
+        if any(not math.isnan(found.figure.mean) for found in cells):
+            lines.append(Line(kind, label, tuple(cells)))
+    return lines

@@ -1,0 +1,148 @@
+"""What a table shows, and which runs go into which of its cells."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agentrl_jax.results.runs import AXES, Run
+
+SUCCESS = 'eval/success'  # random play and the oracle are known of it only
+OVERALL = 'all'  # the column over all others
+LAST, BEST = 'last', 'best-validation'
+LEAVE_OUT, COUNT = 'leave-out', 'count'
+FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
+LISTS = ('rows', 'cols', 'also', 'pooled', 'signals')
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a table shows; the keys of a table in an experiment's table.json."""
+
+    rows: tuple[str, ...]  # config fields whose values name a row
+    cols: tuple[str, ...] = ()  # ... and a column
+    metric: str = SUCCESS
+    at: str = LAST  # last, best-validation (the highest eval/success), or a step
+    also: tuple[str, ...] = ('eval/valid_format',)  # metrics beside it, where runs have them
+    baseline: str = ''  # label of the row that others are compared with
+    where: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # runs to take
+    pooled: tuple[str, ...] = ()  # fields beside the seed that may differ within a cell
+    unfinished: str = LEAVE_OUT  # or count: take the last validation of runs that did not get there
+    seeds: int = 0  # runs a cell should have; 0 = all seeds that any cell has
+    overall: bool = False  # one more column over all columns, which are its strata
+    signals: tuple[str, ...] = ()  # further metrics to draw
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names to show, in order
+    published: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    # figures of others, as they printed them: {row: {column: figure}}
+
+
+def make_spec(given: Mapping[str, Any]) -> Spec:
+    """A Spec of plain values, as JSON or flags give them: lists may be texts joined by commas."""
+    fields = {field.name for field in dataclasses.fields(Spec)}
+    unknown = sorted(set(given) - fields)
+    if unknown:
+        raise ValueError(f'a table has no {", ".join(unknown)}; it has {", ".join(sorted(fields))}')
+    if 'rows' not in given or not given['rows']:
+        raise ValueError('a table needs rows, such as --rows=algorithm')
+    values = dict(given)
+    for name in LISTS:
+        if name in values:
+            values[name] = split_names(values[name])
+    if 'where' in values:
+        values['where'] = {name: split_names(x, '|') for name, x in values['where'].items()}
+    spec = Spec(**values)
+    if spec.at not in (LAST, BEST) and not str(spec.at).isdigit():
+        raise ValueError(f'at={spec.at} must be {LAST}, {BEST} or a step')
+    if spec.unfinished not in (LEAVE_OUT, COUNT):
+        raise ValueError(f'unfinished={spec.unfinished} must be {LEAVE_OUT} or {COUNT}')
+    also = tuple(name for name in spec.also if name != spec.metric)
+    return dataclasses.replace(spec, at=str(spec.at), also=also)
+
+
+def metrics_of(spec: Spec) -> tuple[str, ...]:
+    """The metrics that a table reads."""
+    return (spec.metric, *spec.also, *spec.signals)
+
+
+def split_names(given: str | Iterable[str], separator: str = ',') -> tuple[str, ...]:
+    parts = given.split(separator) if isinstance(given, str) else given
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def show(value: Any) -> str:
+    """A config value as a label: 0.25, ppo, True."""
+    return f'{value:g}' if isinstance(value, float) else str(value)
+
+
+def field(run: Run, name: str) -> Any:
+    if name not in run.fields:
+        near = [known for known in run.fields if known.split('.')[-1] == name.split('.')[-1]]
+        raise ValueError(f'run {run.name} has no field {name}' + (f'; it has {near}' * bool(near)))
+    return run.fields[name]
+
+
+def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
+    taken = [
+        run for run in runs
+        if all(show(field(run, name)) in values for name, values in spec.where.items())
+    ]  # fmt: skip
+    if not taken:
+        raise ValueError(f'none of {len(runs)} runs has {dict(spec.where)}')
+    measured = {name for run in taken for row in run.rows for name in row} - set(AXES)
+    for name in (spec.metric, *spec.signals):
+        if measured and name not in measured:
+            raise ValueError(f'no run has the metric {name}; there are {sorted(measured)}')
+    steps = sorted({row['step'] for run in taken for row in run.rows if spec.metric in row})
+    if steps and spec.at not in (LAST, BEST) and int(spec.at) not in steps:
+        raise ValueError(f'no run has {spec.metric} at step {spec.at}, only at {steps}')
+    return taken
+
+
+def _label(run: Run, names: Sequence[str], spec: Spec) -> str:
+    text = ', '.join(show(field(run, name)) for name in names)
+    return spec.labels[text] if text in spec.labels else text
+
+
+def group_runs(runs: Sequence[Run], spec: Spec) -> dict[tuple[str, str], tuple[Run, ...]]:
+    """Runs by (row, column), in each by seed; a cell must differ in nothing but the seed."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        column = _label(run, spec.cols, spec) if spec.cols else spec.metric
+        found.setdefault((_label(run, spec.rows, spec), column), []).append(run)
+    for (row, column), members in found.items():
+        members.sort(key=lambda run: (rank(field(run, 'seed')), run.name))
+        differ = _differing(members, {'seed', *spec.pooled})
+        if differ:
+            raise ValueError(
+                f'the runs of {row} / {column} differ in {", ".join(differ)}, not only in their '
+                'seeds: add it to the rows or columns, choose runs with where, or name it in pooled'
+            )
+        seeds = [run.fields['seed'] for run in members]
+        twice = [run.name for run in members if seeds.count(run.fields['seed']) > 1]
+        if twice and not spec.pooled:
+            raise ValueError(f'{row} / {column} has runs of the same config: {", ".join(twice)}')
+    return {key: tuple(members) for key, members in found.items()}
+
+
+def _differing(runs: Sequence[Run], free: set[str]) -> list[str]:
+    names = {name for run in runs for name in run.fields if name.split('.')[0] not in FREE}
+    values = {
+        name: {json.dumps(run.fields[name] if name in run.fields else None) for run in runs}
+        for name in names - free
+    }
+    return sorted(name for name, found in values.items() if len(found) > 1)
+
+
+def rank(value: Any) -> tuple:
+    """Numbers by size, before texts by letter."""
+    try:
+        return 0, float(str(value)), ''
+    except ValueError:
+        return 1, 0.0, str(value)
+
+
+def ordered(labels: set[str], named: Mapping[str, str]) -> list[str]:
+    """As in `labels` of the spec; the others after them, part by part, numbers by size."""
+    first = [label for label in dict.fromkeys(named.values()) if label in labels]
+    rest = sorted(labels - set(first), key=lambda text: [rank(x) for x in text.split(', ')])
+    return [*first, *rest]

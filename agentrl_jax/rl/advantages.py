@@ -1,0 +1,267 @@
+"""Where an advantage is: rewards live on turns, advantages on action tokens.
+
+Pure functions of arrays; [B] episodes, group-major; [B, K] turns; [B, T] tokens. Recursions run
+over the tokens of a mask and step over everything else, so observation tokens of any number or
+content change no advantage. Groups see only the members given as healthy: an episode with an
+environment fault leaves the baselines of the others. Returned values are 0 for unhealthy rows and
+off the mask.
+
+Groups without a comparison are defined so: with group_size 1 a return is its own advantage (mean 0,
+std 1); a lone healthy member of a larger group gets 0; equal returns give exactly 0.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl import masked
+
+NORMS = ('std', 'mean', 'none')  # of compare
+NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # of normalize_returns
+MIN_STD = 1e-5  # below this the spread of a group is the rounding of float32 sums, not a signal
+
+
+# ---- from turns to tokens ------------------------------------------------------------------------
+
+
+def _next_masked(x: jax.Array, mask: jax.Array, empty: float) -> jax.Array:
+    """x at the next masked position after t, `empty` where there is none; x [B, T]."""
+    length = mask.shape[1]
+    here = jnp.where(mask, jnp.arange(length)[None], length)
+    after = jnp.pad(here[:, 1:], ((0, 0), (0, 1)), constant_values=length)
+    index = jax.lax.cummin(after, axis=1, reverse=True)
+    padded = jnp.pad(x, ((0, 0), (0, 1)), constant_values=empty)
+    return jnp.take_along_axis(padded, index, axis=1)
+
+
+def turn_ends(action_mask: jax.Array, turn: jax.Array) -> jax.Array:
+    """Last action token of each turn, bool [B, T]; a turn is a turn whatever its reward."""
+    return action_mask & (_next_masked(turn, action_mask, -1) != turn)
+
+
+def episode_ends(action_mask: jax.Array) -> jax.Array:
+    """Last action token of each row, bool [B, T]."""
+    return turn_ends(action_mask, jnp.zeros_like(action_mask, jnp.int32))
+
+
+def to_tokens(per_turn: jax.Array, turn: jax.Array, mask: jax.Array) -> jax.Array:
+    """Each masked token receives the number of its turn: [B, K] -> [B, T], 0 off the mask."""
+    index = jnp.clip(turn, 0, per_turn.shape[1] - 1)
+    return jnp.where(mask, jnp.take_along_axis(per_turn, index, axis=1), 0.0)
+
+
+def place_on_turn_ends(rewards: jax.Array, action_mask: jax.Array, turn: jax.Array) -> jax.Array:
+    """Reward of each turn on its last action token: [B, K] -> [B, T]."""
+    return to_tokens(rewards, turn, turn_ends(action_mask, turn))
+
+
+def place_on_episode_end(returns: jax.Array, action_mask: jax.Array) -> jax.Array:
+    """Return of each episode on its last action token: [B] -> [B, T]."""
+    return jnp.where(episode_ends(action_mask), returns[:, None], 0.0)
+
+
+def subtract_kl(
+    rewards: jax.Array,
+    old_logprobs: jax.Array,
+    ref_logprobs: jax.Array,
+    mask: jax.Array,
+    *,
+    kl_coef: jax.Array | float,
+) -> jax.Array:
+    """r_t - kl_coef (log pi_old - log pi_ref) on the mask; all [B, T] (specs: KL in the reward)."""
+    return rewards - kl_coef * jnp.where(mask, old_logprobs - ref_logprobs, 0.0)
+
+
+# ---- recursions over action tokens ---------------------------------------------------------------
+
+
+def linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
+    """y_t = x_t + decay_t y_{t+1} with y behind the end 0; [B, T], in log2(T) passes."""
+
+    def compose(later, earlier):
+        return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
+
+    return jax.lax.associative_scan(compose, (decay, x), axis=1, reverse=True)[1]
+
+
+def _gae(rewards, values, mask, bootstrap, gamma, lam):
+    """GAE over mask; where `bootstrap` is false the next value and advantage count as 0."""
+    rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
+    next_values = jnp.where(bootstrap, _next_masked(values, mask, 0.0), 0.0)
+    deltas = jnp.where(mask, rewards + gamma * next_values - values, 0.0)
+    decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: step over the token
+    return jnp.where(mask, linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
+
+
+def gae(
+    rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float, lam: float
+) -> jax.Array:
+    """delta_t = r_t + gamma V_n - V_t;  A_t = delta_t + gamma lam A_n;  n = next masked token.
+
+    (arXiv:1506.02438 eq. 16, observation tokens stepped over.) All [B, T]; 0 off the mask.
+    """
+    return _gae(rewards, values, mask, mask, gamma, lam)
+
+
+def rewards_to_go(rewards: jax.Array, mask: jax.Array, *, gamma: float) -> jax.Array:
+    """R_t = r_t + gamma R_n over masked tokens; [B, T]."""
+    return gae(rewards, jnp.zeros_like(rewards), mask, gamma=gamma, lam=1.0)
+
+
+def turn_wise_gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    mask: jax.Array,
+    turn: jax.Array,
+    *,
+    turn_gamma: float,
+    lam: float,
+) -> jax.Array:
+    """GAE over turn ends only, copied to every token of the turn; all [B, T] (VAGEN).
+
+    delta_k = r_k + turn_gamma V[E_{k+1}] - V[E_k] with E_k the last action token of turn k.
+    """
+    ends = turn_ends(mask, turn)
+    at_ends = gae(rewards, values, ends, gamma=turn_gamma, lam=lam)
+    own_end = jnp.where(ends, at_ends, _next_masked(at_ends, ends, 0.0))
+    return jnp.where(mask, own_end, 0.0)
+
+
+def bi_level_gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    mask: jax.Array,
+    turn: jax.Array,
+    *,
+    gamma: float,
+    turn_gamma: float,
+    lam: float,
+) -> jax.Array:
+    """GAE over turn ends (turn_gamma, lam), then inside each turn (gamma, lam); all [B, T].
+
+    The turn level's A_k + V[E_k] takes the place of the reward at the turn end E_k, and the token
+    level starts anew there, so A[E_k] = A_k (RAGEN, VAGEN). Turn ends are explicit: a turn whose
+    reward is 0 is a turn.
+    """
+    ends = turn_ends(mask, turn)
+    at_ends = gae(rewards, values, ends, gamma=turn_gamma, lam=lam)
+    rewards = jnp.where(ends, at_ends + jnp.where(ends, values, 0.0), rewards)
+    return _gae(rewards, values, mask, mask & ~ends, gamma, lam)
+
+
+def whiten(x: jax.Array, mask: jax.Array, over: jax.Array | None = None) -> jax.Array:
+    """(x - mean) / sqrt(var + 1e-8), var unbiased, statistics over `over` (mask if None); [B, T].
+
+    A mask of one token gives 0. Values that are equal but for rounding give exactly 0: without that
+    the eps multiplies their rounding by 1e4, and Adam makes whole steps of what comes out.
+    """
+    over = mask if over is None else over
+    x = jnp.where(mask, x, 0.0)
+    centred, var = x - masked.masked_mean(x, over), masked.masked_var(x, over, ddof=1)
+    return jnp.where(mask & (var > MIN_STD**2), centred * jax.lax.rsqrt(var + 1e-8), 0.0)
+
+
+# ---- comparisons inside a group ------------------------------------------------------------------
+
+
+def _grouped(x: jax.Array, group_size: int) -> jax.Array:
+    """[B, ...] -> [B / G, G, ...]."""
+    return x.reshape(-1, group_size, *x.shape[1:])
+
+
+def _compare(returns, healthy, group_size):
+    """Returns less the group mean, the healthy count and unbiased std, [P, G, ...] or [P, 1, ...].
+
+    Members are counted from the group's smallest return: equal returns are then exactly 0 apart,
+    which a mean of float32 numbers does not give.
+    """
+    r, ok = _grouped(returns, group_size), _grouped(healthy, group_size)
+    lowest = jnp.min(jnp.where(ok, r, jnp.inf), axis=1, keepdims=True)
+    r = jnp.where(ok, r - lowest, 0.0)
+    count = ok.sum(1, keepdims=True)
+    centred = jnp.where(ok, r - r.sum(1, keepdims=True) / jnp.maximum(count, 1), 0.0)
+    variance = (centred**2).sum(1, keepdims=True) / jnp.maximum(count - 1, 1)
+    return centred, count, jnp.sqrt(variance)
+
+
+def _alone(returns: jax.Array, healthy: jax.Array) -> jax.Array:
+    """Groups of one: mean 0, std 1."""
+    return jnp.where(healthy, returns, 0.0)
+
+
+def group_std(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+    """Unbiased std of the healthy members of each group, 0 below two; [B] -> [B / group_size]."""
+    return _compare(returns, healthy, group_size)[2][:, 0]
+
+
+def group_center(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+    """R - mean of the group (Dr.GRPO, arXiv:2503.20783); [B] or [B, K], healthy of that shape."""
+    if group_size == 1:
+        return _alone(returns, healthy)
+    return _compare(returns, healthy, group_size)[0].reshape(returns.shape)
+
+
+def group_normalize(
+    returns: jax.Array,
+    healthy: jax.Array,
+    *,
+    group_size: int,
+    eps: float = 1e-6,
+    std_floor: float = 0.0,
+) -> jax.Array:
+    """(R - mean) / (max(std, std_floor) + eps), std unbiased; [B] or [B, K], healthy likewise.
+
+    GRPO (arXiv:2402.03300). Groups with std <= MIN_STD give 0: a spread of rounding size would be
+    blown up to advantages of size 1. A larger std_floor tempers small real spreads in the same way.
+    """
+    if group_size == 1:
+        return _alone(returns, healthy)
+    centred, _, std = _compare(returns, healthy, group_size)
+    scaled = centred / (jnp.maximum(std, std_floor) + eps)
+    return jnp.where(std > MIN_STD, scaled, 0.0).reshape(returns.shape)
+
+
+def leave_one_out(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+    """R - mean of the *other* healthy members = (R - mean) n / (n - 1); [B] (arXiv:2402.14740)."""
+    if group_size == 1:
+        return _alone(returns, healthy)
+    centred, count, _ = _compare(returns, healthy, group_size)
+    return (centred * count / jnp.maximum(count - 1, 1)).reshape(returns.shape)
+
+
+def normalize_returns(
+    returns: jax.Array, healthy: jax.Array, *, method: str, group_size: int
+) -> jax.Array:
+    """RAGEN's reward normalisations over groups of group_size rows (B for the whole batch); [B].
+
+    identity | mean: R - mean | mean_std: (R - mean) / (std + 1e-6) | asym_clip: the same, clipped
+    to [-1, 3]. Groups of one are left as they are.
+    """
+    if method == 'identity' or group_size == 1:
+        return _alone(returns, healthy)
+    if method == 'mean':
+        return group_center(returns, healthy, group_size=group_size)
+    normal = group_normalize(returns, healthy, group_size=group_size)
+    if method == 'mean_std':
+        return normal
+    if method == 'asym_clip':
+        return jnp.clip(normal, -1.0, 3.0)
+    raise ValueError(f'reward normalisation {method!r}: identity, mean, mean_std or asym_clip')
+
+
+def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
+    """min(0, (max_length - buffer - length) / buffer) coef; [B] (DAPO, arXiv:2503.14476 eq. 13)."""
+    over = (lengths - (max_length - buffer)) / max(buffer, 1)
+    return jnp.minimum(-over * coef, 0.0)
+
+
+def compare(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, norm: str, **std_settings: float
+) -> jax.Array:
+    """group_normalize ('std'), group_center ('mean') or the returns themselves ('none')."""
+    if norm == 'none':
+        return _alone(returns, healthy)
+    if norm == 'mean':
+        return group_center(returns, healthy, group_size=group_size)
+    if norm == 'std':
+        return group_normalize(returns, healthy, group_size=group_size, **std_settings)
+    raise ValueError(f'norm={norm!r} must be std, mean or none')

@@ -1,0 +1,73 @@
+"""What stands around AgentEvol's loss: base demonstrations in a batch, iterations (2406.04151).
+
+D_m u D_base: `draw` takes demonstrations for a step, `base_batch` and `join` put them among its
+episodes. Iterations: `begin_iteration` makes the policy just learnt the one that explores, and lets
+learning start again. Everything else is an ordinary run of algorithms/agent_evol.py.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from agentrl_jax.imitation.clone import Demonstrations
+from agentrl_jax.types import Batch, Params, Scores, TrainState
+
+
+def draw(
+    demonstrations: Demonstrations, key: jax.Array, *, rows: int, max_tokens: int, pad_id: int
+) -> Demonstrations:
+    """`rows` of the demonstrations, without repetition where there are enough; host [rows, T].
+
+    T = max_tokens, so that they stand beside the episodes of a rollout.
+    """
+    total, width = demonstrations.tokens.shape
+    index = np.asarray(jax.random.choice(key, total, (rows,), replace=rows > total))
+
+    def widened(x, fill):
+        pad = ((0, 0), (0, max_tokens - width))
+        return np.pad(np.asarray(x[index]), pad, constant_values=fill)
+
+    return Demonstrations(
+        tokens=widened(demonstrations.tokens, pad_id),
+        attention_mask=widened(demonstrations.attention_mask, False),
+        mask=widened(demonstrations.mask, False),
+    )
+
+
+def base_batch(base: Demonstrations, scores: Scores) -> Batch:
+    """Demonstrations as rows of a batch, each of weight 1."""
+    zeros = jnp.zeros(base.tokens.shape, jnp.float32)
+    return Batch(
+        tokens=base.tokens,
+        attention_mask=base.attention_mask,
+        mask=base.mask,
+        value_mask=jnp.zeros_like(base.mask),
+        turn=jnp.where(base.attention_mask, 0, -1),
+        old_logprobs=jnp.where(base.mask, scores.old_logprobs, 0.0),
+        ref_logprobs=jnp.where(base.mask, scores.ref_logprobs, 0.0),
+        advantages=base.mask.astype(jnp.float32),
+        returns=zeros,
+        old_values=zeros,
+    )
+
+
+def join(batch: Batch, other: Batch) -> Batch:
+    """Rows of both, mixed evenly: any run of rows holds its share of each."""
+    sizes = (batch.tokens.shape[0], other.tokens.shape[0])
+    place = np.concatenate([(np.arange(n) + 0.5) / n for n in sizes])
+    order = np.argsort(place, kind='stable')
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b])[order], batch, other)
+
+
+def begin_iteration(
+    state: TrainState, tx: optax.GradientTransformation, start: Params | None
+) -> TrainState:
+    """pi_m becomes the explorer; learning starts again from `start`, or goes on if that is None."""
+    state = state.replace(explorer=jax.tree.map(jnp.copy, state.params))
+    if start is None:
+        return state
+    layout: Any = jax.tree.map(lambda x: x.sharding, state.opt_state)
+    return state.replace(params=start, opt_state=jax.jit(tx.init, out_shardings=layout)(start))

@@ -1,0 +1,240 @@
+"""Which groups are trained on: StarPO-S and its successors, on raw returns, with static shapes.
+
+A group's score is the spread of its raw returns (rewards and format penalties, before any
+normalisation; ranking normalised returns is arbitrary, since they all have std 1). A rule turns
+scores [P] into a keep mask bool [P]. The mask is used in one of two ways, which give the same loss:
+as weights (row_mask: dropped rows stay and weigh 0) or compacting (the rows of a fixed number of
+groups, which saves the compute of the others). P = B / group_size groups.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl import advantages, masked
+from agentrl_jax.types import Rollout
+
+ZERO = 1e-10  # scores up to this are "zero" for include_zero=False
+
+
+def group_scores(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+    """Unbiased std of the raw returns of each group's healthy members, 0 below two; [B] -> [P]."""
+    return advantages.group_std(returns, healthy, group_size=group_size)
+
+
+def row_mask(keep: jax.Array, *, group_size: int) -> jax.Array:
+    """Keep mask of groups [P] as one of rows: bool [B]."""
+    return jnp.repeat(keep, group_size)
+
+
+# ---- rules: scores [P] -> keep mask [P] ----------------------------------------------------------
+
+
+def _rank(scores: jax.Array) -> jax.Array:
+    """0 for the largest score, ties to the earlier group; int32 [P]."""
+    return jnp.argsort(jnp.argsort(-scores, stable=True), stable=True)
+
+
+def _by_rank(scores: jax.Array, keep_sorted: jax.Array) -> jax.Array:
+    """A mask over the descending order put back into batch order."""
+    return keep_sorted[_rank(scores)]
+
+
+def keep_top_k(scores: jax.Array, *, keep: int, smallest: bool = False) -> jax.Array:
+    """The `keep` largest (or smallest) scores; ties go to the earlier group."""
+    return _rank(-scores if smallest else scores) < keep
+
+
+def keep_top_p(
+    scores: jax.Array, *, p: float, include_zero: bool = False, eps: float = 0.01
+) -> jax.Array:
+    """Largest scores until their sum reaches p * total - eps; p >= 1 keeps all (RAGEN-2, linear).
+
+    Nothing is kept when no score is positive or the threshold is not: the step is to be skipped.
+    """
+    eligible = include_zero | (jnp.abs(scores) > ZERO)
+    if p >= 1:
+        return jnp.broadcast_to(eligible, scores.shape)
+    ordered = -jnp.sort(-jnp.where(eligible, scores, 0.0))
+    before = jnp.cumsum(ordered) - ordered
+    keep = (before < p * ordered.sum() - eps) & (ordered > 0)
+    return _by_rank(scores, keep)
+
+
+def keep_top_p_softmax(scores: jax.Array, *, p: float, include_zero: bool = True) -> jax.Array:
+    """Fewest groups whose softmax(scores) sums to p (RAGEN-2, softmax); at least one.
+
+    Depends on the scale of the scores: small ones give nearly equal mass and keep nearly all.
+    """
+    eligible = include_zero | (jnp.abs(scores) > ZERO)
+    mass = jax.nn.softmax(jnp.where(eligible, scores, -jnp.inf))
+    mass = jnp.where(eligible, mass, 0.0)
+    if p >= 1:
+        return jnp.broadcast_to(eligible, scores.shape)
+    order = jnp.argsort(-mass, stable=True)
+    before = jnp.cumsum(mass[order]) - mass[order]
+    keep = (before < p) & (mass[order] > 0)
+    return jnp.zeros(scores.shape, bool).at[order].set(keep)
+
+
+def keep_min_p(scores: jax.Array, *, p: float, include_zero: bool = False) -> jax.Array:
+    """Scores of at least p times the largest."""
+    eligible = include_zero | (jnp.abs(scores) > ZERO)
+    return eligible & (scores >= p * scores.max())
+
+
+def keep_percentile(scores: jax.Array, *, low: float, high: float) -> jax.Array:
+    """Ranks round(low P) up to, not including, round(high P), counted from the largest score."""
+    rank, groups = _rank(scores), scores.shape[0]
+    return (rank >= round(low * groups)) & (rank < round(high * groups))
+
+
+def keep_all(scores: jax.Array) -> jax.Array:
+    """Every group."""
+    return jnp.ones(scores.shape, bool)
+
+
+def keep_varied(scores: jax.Array) -> jax.Array:
+    """Groups whose members differ at all (DAPO's dynamic sampling)."""
+    return scores > advantages.MIN_STD
+
+
+RULES = {
+    'all': keep_all,
+    'varied': keep_varied,
+    'top_k': keep_top_k,
+    'top_p': keep_top_p,
+    'top_p_softmax': keep_top_p_softmax,
+    'min_p': keep_min_p,
+    'percentile': keep_percentile,
+}
+
+
+def keep_within_groups(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, keep: int
+) -> jax.Array:
+    """Per group the `keep` healthy members whose returns vary most: bool [B].
+
+    The best set is always j smallest and keep - j largest for some j; all keep + 1 are compared.
+    """
+    r, ok = returns.reshape(-1, group_size), healthy.reshape(-1, group_size)
+    order = jnp.argsort(jnp.where(ok, r, jnp.inf), axis=1, stable=True)
+    r = jnp.take_along_axis(jnp.where(ok, r, 0.0), order, axis=1)[:, None]  # [P, 1, G] ascending
+    count = ok.sum(1)[:, None, None]
+    place = jnp.arange(group_size)[None, None]
+    low = jnp.arange(keep + 1)[None, :, None]
+    chosen = ((place < low) | (place >= count - (keep - low))) & (place < count)  # [P, keep + 1, G]
+    r = jnp.broadcast_to(r, chosen.shape)
+    spread = masked.masked_var(r, chosen, axis=2)
+    best = jnp.take_along_axis(chosen, spread.argmax(1)[:, None, None], axis=1)[:, 0]
+    back = jnp.take_along_axis(best, jnp.argsort(order, axis=1), axis=1)
+    return back.reshape(-1) & healthy
+
+
+def refill(
+    held: Any, count: jax.Array, fresh: Any, keep: jax.Array, *, group_size: int
+) -> tuple[Any, jax.Array]:
+    """Puts the kept groups of `fresh` behind the `count` groups held; (held, count).
+
+    held and fresh are pytrees of arrays with rows in front, held with room for a fixed number of
+    groups: what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
+    """
+    rows = jax.tree.leaves(held)[0].shape[0]
+    slot = count + jnp.cumsum(keep) - 1  # place of each kept group
+    slot = jnp.where(keep, slot, rows)  # out of range: dropped
+    index = (slot[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
+    held = jax.tree.map(lambda old, new: old.at[index].set(new, mode='drop'), held, fresh)
+    return held, jnp.minimum(count + keep.sum(), rows // group_size).astype(jnp.int32)
+
+
+# ---- soft forms and statistics -------------------------------------------------------------------
+
+
+def soft_weights(scores: jax.Array, *, group_size: int) -> jax.Array:
+    """std_g / (largest std + 1e-6), a factor of the advantages of each row; [P] -> [B]."""
+    return jnp.repeat(scores / (scores.max() + 1e-6), group_size)
+
+
+def kept_scale(kept_ratio: jax.Array, *, scaling: str) -> jax.Array:
+    """Factor of the advantages for a filtered batch: 1 (none), kept ratio (linear), its root."""
+    if scaling == 'none':
+        return jnp.ones_like(kept_ratio)
+    return {'linear': kept_ratio, 'sqrt': jnp.sqrt(kept_ratio)}[scaling]
+
+
+def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
+    """What was kept, and its spread; scores float32 [P], keep bool [P, group_size]."""
+    return {
+        'filter/kept': keep.mean(),
+        'filter/group_std_kept': masked.masked_mean(scores.astype(jnp.float32), keep.any(1)),
+        'filter/group_std_max': scores.max().astype(jnp.float32),
+    }
+
+
+# ---- of a rollout --------------------------------------------------------------------------------
+
+
+def keep_rows(
+    rollout: Rollout, *, group_size: int, rule: str, normalised: bool = False, **settings: Any
+) -> tuple[jax.Array, jax.Array]:
+    """(scores [P], rows that the rule keeps bool [B]); settings: keywords of the rule.
+
+    rule is a name of RULES, or 'within_group' (keep_within_groups). `normalised` scores returns
+    that are normalised in their group, as RAGEN did by accident: every spread is then 1.
+    """
+    returns, healthy = rollout.returns, rollout.healthy
+    if normalised:
+        returns = advantages.group_normalize(returns, healthy, group_size=group_size)
+    scores = group_scores(returns, healthy, group_size=group_size)
+    if rule == 'within_group':
+        return scores, keep_within_groups(returns, healthy, group_size=group_size, **settings)
+    return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
+
+
+def select(
+    rollout: Rollout,
+    *,
+    keep_fn: Callable,
+    group_size: int,
+    order: str,
+    count: int,
+    soft: bool = False,
+    scaling: str = 'none',
+) -> tuple[Rollout, jax.Array, jax.Array, jax.Array | None, dict[str, jax.Array]]:
+    """(rollout [b], its rows int32 [b], which of them train bool [b], factors [b] | None, metrics).
+
+    keep_fn(rollout) -> (scores [P], bool [B]). order: 'all' takes the rows as they are; 'compact'
+    the kept ones, exactly `count`; 'kept_first' all, whole kept groups in front, so that optimiser
+    steps without a kept row come last and are skipped. Factors (None: 1) multiply advantages: by
+    the spread of the group (soft), by the share that is kept (scaling).
+    """
+    scores, keep = keep_fn(rollout)
+    metrics = filter_metrics(scores, keep.reshape(-1, group_size))
+    rows = jnp.arange(keep.shape[0], dtype=jnp.int32)
+    if order == 'compact':
+        rows = jnp.nonzero(keep, size=count)[0].astype(jnp.int32)
+    elif order == 'kept_first':
+        rows = jnp.argsort(~keep, stable=True).astype(jnp.int32)
+    elif order != 'all':
+        raise ValueError(f'order={order!r} must be all, compact or kept_first')
+    if order != 'all':
+        rollout = jax.tree.map(lambda x: x[rows], rollout)
+    if not soft and scaling == 'none':
+        return rollout, rows, keep[rows], None, metrics
+    factors = jnp.broadcast_to(kept_scale(metrics['filter/kept'], scaling=scaling), rows.shape)
+    if soft:
+        factors = factors * soft_weights(scores, group_size=group_size)[rows]
+    return rollout, rows, keep[rows], factors, metrics
+
+
+def starved(history: list[dict], patience: int) -> str:
+    """What is wrong when the last `patience` steps kept nothing to train on, else ''; 0: never."""
+    empty = [row['filter/empty'] for row in history if 'filter/empty' in row]
+    if not patience or len(empty) < patience or not all(empty[-patience:]):
+        return ''
+    return (
+        f'the filter kept nothing in {patience} steps in a row (filter.max_empty): all members of '
+        'a group have the same return; play more or other levels, or loosen filter.rule'
+    )

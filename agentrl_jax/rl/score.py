@@ -1,0 +1,83 @@
+"""score: what the critic, the reference and (if asked) the policy itself say of a rollout."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl import losses
+from agentrl_jax.rollout import windows as context
+from agentrl_jax.types import Params, Rollout, Scores
+
+
+def positions_of(attention_mask: jax.Array) -> jax.Array:
+    """int32 [B, T]: 0, 1, 2 ... over the real tokens of each row."""
+    return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)
+
+
+def score_rows(fn: Callable, rows: tuple, microbatch_rows: int):
+    """fn over slices of microbatch_rows rows, one after another; results put back together."""
+    total = rows[0].shape[0]
+    # Row i goes to slice i % n, so that every slice has rows of each device's block.
+    parts = jax.tree.map(
+        lambda x: x.reshape(microbatch_rows, total // microbatch_rows, *x.shape[1:]).swapaxes(0, 1),
+        rows,
+    )
+    out = jax.lax.map(lambda part: fn(*part), parts)
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(total, *x.shape[2:]), out)
+
+
+def score(
+    params: Params,
+    critic_params: Params | None,
+    ref_params: Params | None,
+    rollout: Rollout,
+    *,
+    hidden_fn: Callable,
+    head_fn: Callable,
+    values_fn: Callable | None,
+    microbatch_rows: int,
+    temperature: float,
+    chunk_size: int,
+    recompute: bool,
+    row_tokens: int | None = None,
+    windows: context.Windows | None = None,
+) -> Scores:
+    """Scores of every token; zeros where no model is given.
+
+    The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
+    again (for a sampler of another precision). values_fn(params, critic_params, tokens, positions,
+    attention_mask) -> raw values [B, T]. row_tokens: as in losses.token_logprobs.
+    With windows every token is scored behind what the policy saw of the conversation.
+    """
+    rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
+    zeros = jnp.zeros_like(rollout.logprobs)
+    if windows is not None:
+        rows = context.split_turns(rows[:2], windows) + (context.own_rows(rows[2], windows),)
+
+    def logprobs(model, tokens, attention, mask):
+        hidden = hidden_fn(model, tokens, positions_of(attention), attention)
+        return losses.token_logprobs(
+            hidden, head_fn(model), tokens,
+            temperature=temperature, chunk_size=chunk_size, mask=mask, row_tokens=row_tokens,
+        )[0]  # fmt: skip
+
+    def values(tokens, attention):
+        raw = values_fn(params, critic_params, tokens, positions_of(attention), attention)
+        return losses.token_values(raw)
+
+    def every(fn, *rows):
+        scores = score_rows(fn, rows, microbatch_rows)
+        if windows is None:
+            return scores
+        return context.put_back(scores, windows, rollout.tokens.shape[1])
+
+    old, ref, value = rollout.logprobs, zeros, zeros
+    if recompute:
+        old = every(lambda *x: logprobs(params, *x), *rows)
+    if ref_params is not None:
+        ref = every(lambda *x: logprobs(ref_params, *x), *rows)
+    if values_fn is not None:
+        value = every(values, *rows[:2])
+    mask = rollout.action_mask
+    return Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))

@@ -1,0 +1,140 @@
+"""Advantages of single turns without a critic: MT-GRPO and its relatives, GiGPO's step groups.
+
+Turn k of an episode is compared with turn k of the group's other episodes (MT-GRPO), or with the
+turns of the group that saw the same observation (GiGPO). [B, K], 0 for turns that were not played.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl import advantages as adv
+
+MODES = ('or', 'mr', 'mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
+
+
+def turns_played(num_turns: jax.Array, healthy: jax.Array, turns: int) -> jax.Array:
+    """bool [B, turns]: turns of healthy episodes that were reached."""
+    return healthy[:, None] & (jnp.arange(turns)[None] < num_turns[:, None])
+
+
+def discounted_to_go(
+    rewards: jax.Array, outcome: jax.Array, num_turns: jax.Array, *, gamma: float
+) -> jax.Array:
+    """sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o with last = num_turns - 1; [B, K]."""
+    suffix = adv.linear_recursion(rewards, jnp.full_like(rewards, gamma))
+    left = jnp.maximum(num_turns[:, None] - 1 - jnp.arange(rewards.shape[1])[None], 0)
+    return suffix + jnp.asarray(gamma, rewards.dtype) ** left * outcome[:, None]
+
+
+def turn_advantages(
+    rewards: jax.Array,
+    outcome: jax.Array,
+    num_turns: jax.Array,
+    healthy: jax.Array,
+    *,
+    group_size: int,
+    mode: str = 'mt_cumulative',
+    turn_coef: float = 1.0,
+    outcome_coef: float = 1.0,
+    gamma: float = 0.9,
+    norm: str = 'std',
+    eps: float = 1e-4,
+    std_floor: float = 0.0,
+) -> jax.Array:
+    """Advantage of each turn from turn rewards r [B, K] and outcomes o [B]; [B, K].
+
+    norm compares whole episodes, norm_k turn k over the members that reached it (0 if fewer than
+    two); c = turn_coef, w = outcome_coef.
+      or             w norm(o)                                         GRPO-OR
+      mr             norm(c sum_l r_l + w o)                           GRPO-MR: add, then normalise
+      mt_v1          w norm(o), plus c norm_0(r_0) in the first turn   MT-GRPO (arXiv:2505.11821 v1)
+      mt_cumulative  c sum_{l >= k} norm_l(r_l) + w norm(o)            K turns (arXiv:2604.02869)
+      mt_local       c norm_k(r_k) + w norm(o)
+      gtpo           norm_k(c sum_{l >= k} gamma^(l-k) r_l + w gamma^(last-k) o)
+      hybrid         c norm_k(sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o) + w norm(o)
+      flattened      mt_cumulative's first turn in all turns: the content without the placement
+    """
+    reached = turns_played(num_turns, healthy, rewards.shape[1])
+    r = jnp.where(reached, rewards, 0.0)
+    o = jnp.where(healthy, outcome, 0.0).astype(r.dtype)
+
+    def compare(x, ok):
+        x = jnp.where(ok, x, 0.0)
+        return adv.compare(x, ok, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor)
+
+    def to_go(c, w):
+        return compare(discounted_to_go(c * r, w * o, num_turns, gamma=gamma), reached)
+
+    def suffix():
+        return jnp.cumsum(turn_coef * compare(r, reached)[:, ::-1], axis=1)[:, ::-1]
+
+    whole = outcome_coef * compare(o, healthy)[:, None]
+    local = turn_coef * compare(r, reached)
+    first = jnp.arange(r.shape[1])[None] == 0
+    modes = {
+        'or': lambda: whole,
+        'mr': lambda: compare(turn_coef * r.sum(1) + outcome_coef * o, healthy)[:, None],
+        'mt_v1': lambda: whole + jnp.where(first, local, 0.0),
+        'mt_cumulative': lambda: whole + suffix(),
+        'mt_local': lambda: whole + local,
+        'gtpo': lambda: to_go(turn_coef, outcome_coef),
+        'hybrid': lambda: turn_coef * to_go(1.0, 1.0) + whole,
+        'flattened': lambda: whole + suffix()[:, :1],
+    }
+    if mode not in modes:
+        raise ValueError(f'mode={mode!r} is not one of {", ".join(MODES)}')
+    return jnp.where(reached, jnp.broadcast_to(modes[mode](), r.shape), 0.0)
+
+
+def observation_hashes(tokens: jax.Array, turn: jax.Array, action_mask: jax.Array, *, turns: int):
+    """uint32 [B, turns]: equal for turns whose observation (all but sampled tokens) is equal.
+
+    sum_i mix(token_i) 0x9E3779B1^i over the turn's tokens that were not sampled, i counted from the
+    turn's first such token. The text of a turn holds what is left of the budgets, so equal hashes
+    also mean equal budgets.
+    """
+    rows, length = tokens.shape
+    observed = (turn >= 0) & ~action_mask
+    index = jnp.where(observed, turn, turns)
+    row = jnp.arange(rows)[:, None]
+    count = jnp.cumsum(observed, axis=1) - 1
+    first = jnp.full((rows, turns + 1), length, count.dtype).at[row, index].min(count)
+    place = count - jnp.take_along_axis(first, index, axis=1)
+    mixed = (tokens.astype(jnp.uint32) + 1) * jnp.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+    mixed = mixed ^ (mixed >> 16)
+    powers = jnp.cumprod(jnp.full((length,), 0x9E3779B1, jnp.uint32).at[0].set(1), dtype=jnp.uint32)
+    term = jnp.where(observed, mixed * powers[jnp.clip(place, 0, length - 1)], 0)
+    sums = jnp.zeros((rows, turns + 1), jnp.uint32).at[row, index].add(term.astype(jnp.uint32))
+    return sums[:, :turns]
+
+
+def step_advantages(
+    returns: jax.Array,
+    anchors: jax.Array,
+    played: jax.Array,
+    *,
+    group_size: int,
+    norm: str = 'mean',
+) -> jax.Array:
+    """GiGPO's A_S: return-to-go less the mean over turns of the group with the same anchor; [B, K].
+
+    norm 'mean' divides by 1, 'std' by the unbiased std + 1e-6. A turn whose anchor nobody else saw
+    gets 0 (arXiv:2505.10978).
+    """
+    turns = returns.shape[1]
+    r, ok, anchor = (
+        x.reshape(-1, group_size * turns)
+        for x in (jnp.where(played, returns, 0.0), played, anchors)
+    )
+    same = (anchor[:, :, None] == anchor[:, None, :]) & ok[:, :, None] & ok[:, None, :]
+    count = same.sum(2)
+    mean = jnp.where(same, r[:, None, :], 0.0).sum(2) / jnp.maximum(count, 1)
+    out = r - mean
+    if norm == 'std':
+        spread = jnp.where(same, r[:, None, :] - mean[:, :, None], 0.0)
+        std = jnp.sqrt((spread**2).sum(2) / jnp.maximum(count - 1, 1))
+        out = jnp.where(std > adv.MIN_STD, out / (std + 1e-6), 0.0)
+    elif norm != 'mean':
+        raise ValueError(f'norm={norm!r} must be mean or std')
+    return jnp.where(ok & (count > 1), out, 0.0).reshape(returns.shape)

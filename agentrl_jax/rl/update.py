@@ -1,0 +1,361 @@
+"""update_step: one Batch into optimiser steps; (state, batch) -> (state, metrics), all in one jit.
+
+Mini-batches are optimiser steps, micro-batches only bound memory: the weights of a loss are counted
+on the whole mini-batch, gradients of micro-batches are summed, so every split gives the same step.
+In each mini-batch the critic moves before the policy. A step whose loss or gradient is not finite,
+or that has no trained token, leaves parameters and optimiser as they were.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.algorithms import common
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.advantages import MIN_STD
+from agentrl_jax.rl.masked import masked_mean, masked_var
+from agentrl_jax.rl.score import positions_of
+from agentrl_jax.types import Batch, Params, TrainState
+
+GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy that sampled
+MAXIMA = ('policy/ratio_max', GAP)  # metrics that are maxima; all others are sums
+NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all others sums over tokens
+
+
+def make_optimizer(
+    lr: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.01,
+    max_grad_norm: float = 1.0,
+    warmup_steps: int = 0,
+) -> optax.GradientTransformation:
+    """Global-norm clip, then AdamW; the rate rises linearly to lr in warmup_steps, then stays.
+
+    The first of n warm-up steps uses lr / n, so no step is lost.
+    """
+    rate = lr
+    if warmup_steps:
+        rate = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay),
+    )
+
+
+def adapt_kl_coef(
+    kl_coef: jax.Array, kl: jax.Array, *, target: float, horizon: float, episodes: jax.Array | int
+) -> jax.Array:
+    """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2)."""
+    error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
+    return kl_coef * (1.0 + error * episodes / horizon)
+
+
+def steered_kl_coef(state: TrainState, batch: Batch, target: float, horizon: float) -> jax.Array:
+    """adapt_kl_coef by the batch's mean of log pi_old - log pi_ref; unchanged if not finite."""
+    kl = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
+    episodes = batch.mask.any(1).sum()
+    new = adapt_kl_coef(state.kl_coef, kl, target=target, horizon=horizon, episodes=episodes)
+    return jnp.where(jnp.isfinite(new), new, state.kl_coef)
+
+
+def minibatch_rows(
+    key: jax.Array | None, *, rows: int, num_minibatches: int, epochs: int, unit: int = 1
+) -> jax.Array:
+    """Row indices of each optimiser step, int32 [epochs * num_minibatches, rows / num_minibatches].
+
+    Without a key rows come in order (RAGEN does not shuffle); with one, permuted anew each epoch,
+    `unit` rows together.
+    """
+    order = jnp.tile(jnp.arange(rows, dtype=jnp.int32)[None], (epochs, 1))
+    if key is not None:
+        keys = jax.random.split(key, epochs)
+        units = jnp.arange(rows, dtype=jnp.int32).reshape(rows // unit, unit)
+        order = jax.vmap(lambda k: jax.random.permutation(k, units).reshape(rows))(keys)
+    return order.reshape(epochs * num_minibatches, rows // num_minibatches)
+
+
+def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1) -> Any:
+    """Rows [B, ...] to [parts, B / parts, ...]; the i-th `unit` rows to part i % parts.
+
+    So each part has rows of every device's block, and splitting moves nothing between devices.
+    """
+
+    def one(x):
+        rows = x.shape[0]
+        x = x.reshape(rows // (parts * unit), parts, unit, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(parts, rows // parts, *x.shape[3:])
+        if sharding is None:
+            return x
+        return jax.lax.with_sharding_constraint(
+            x, NamedSharding(sharding.mesh, P(None, *sharding.spec))
+        )
+
+    return jax.tree.map(one, batch)
+
+
+def weigher(aggregation: str, norm_length: int | None, parts: int) -> Callable:
+    """Token weights of a mask bool [B, T], whose denominators are counted in each of `parts` parts.
+
+    Parts are those of _split, and the loss is the mean over them: with more than one, what the
+    references do, a token weighs more the fewer tokens its micro-batch has.
+    """
+    whole = functools.partial(
+        losses.token_weights, aggregation=aggregation, norm_length=norm_length
+    )
+
+    def weights(mask):
+        split = jax.vmap(whole)(_split(mask, parts, None)) / parts
+        return split.swapaxes(0, 1).reshape(mask.shape)
+
+    return whole if parts == 1 else weights
+
+
+def _add(a: dict, b: dict) -> dict:
+    return {n: jnp.maximum(a[n], b[n]) if n in MAXIMA else a[n] + b[n] for n in a}
+
+
+def accumulate(
+    loss_fn: Callable,
+    params: Params,
+    rows: Any,
+    *,
+    parts: int,
+    sharding: NamedSharding | None,
+    unit: int = 1,
+) -> tuple[jax.Array, dict, Params]:
+    """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
+
+    Each `unit` rows that stand side by side stay together.
+    """
+    value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+    if parts == 1:
+        (loss, sums), grads = value_and_grad(params, *rows)
+        return loss, sums, grads
+    slices = _split(rows, parts, sharding, unit)
+
+    def body(carry, part):
+        (loss, sums), grads = value_and_grad(params, *part)
+        total, all_sums, all_grads = carry
+        grads = jax.tree.map(jnp.add, all_grads, grads)
+        return (total + loss, _add(all_sums, sums), grads), None
+
+    first = jax.tree.map(lambda x: x[0], slices)
+    shapes = jax.eval_shape(value_and_grad, params, *first)
+    (zero_loss, zero_sums), zero_grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(body, (zero_loss, zero_sums, zero_grads), slices)[0]
+
+
+def apply_if_finite(tx, grads, opt_state, params, loss, allowed, lr_scale):
+    """(params, opt_state, gradient norm, finite): unchanged if not finite or not allowed."""
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    updates, new_opt_state = tx.update(grads, opt_state, params)
+    updates = jax.tree.map(lambda x: x * lr_scale, updates)  # AdamW is linear in its rate
+    new = (optax.apply_updates(params, updates), new_opt_state)
+    take = finite & allowed
+    params, opt_state = jax.tree.map(lambda a, b: jnp.where(take, a, b), new, (params, opt_state))
+    return params, opt_state, norm, finite
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What stays the same over the optimiser steps of one update."""
+
+    objective: Callable  # joint_loss of (params, batch, weights, value_weights, kl_coef)
+    values_fn: Callable | None
+    value_clip: float | None
+    weights: Callable  # token weights of a mask
+    tx: optax.GradientTransformation
+    critic_tx: optax.GradientTransformation | None
+    parts: int
+    unit: int
+    row_sharding: NamedSharding | None
+    critic_warmup: int
+    lr_scale: jax.Array | float
+
+
+def critic_step(
+    state: TrainState, batch: Batch, weights: jax.Array, s: _Settings
+) -> tuple[TrainState, dict, jax.Array]:
+    """One step of a critic with parameters of its own; (state, metrics, finite)."""
+
+    def objective(critic_params, batch, weights):
+        attention = batch.attention_mask
+        raw = s.values_fn(
+            state.params, critic_params, batch.tokens, positions_of(attention), attention
+        )
+        return common.value_loss(raw, batch, weights, clip_value=s.value_clip)
+
+    loss, sums, grads = accumulate(
+        objective, state.critic_params, (batch, weights), parts=s.parts, sharding=s.row_sharding
+    )
+    tokens = batch.value_mask.sum()
+    params, opt_state, norm, finite = apply_if_finite(
+        s.critic_tx, grads, state.critic_opt_state, state.critic_params, loss, tokens > 0,
+        s.lr_scale,
+    )  # fmt: skip
+    metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
+    metrics |= {'value/loss': loss, 'value/grad_norm': norm}
+    return state.replace(critic_params=params, critic_opt_state=opt_state), metrics, finite
+
+
+def policy_step(
+    state: TrainState, batch: Batch, weights: jax.Array, value_weights: jax.Array, s: _Settings
+) -> tuple[TrainState, dict, jax.Array]:
+    """One step of the policy, with a critic that shares its backbone; (state, metrics, finite)."""
+
+    def objective(params, *rows):
+        return s.objective(params, *rows, state.kl_coef)
+
+    loss, sums, grads = accumulate(
+        objective, state.params, (batch, weights, value_weights),
+        parts=s.parts, sharding=s.row_sharding, unit=s.unit,
+    )  # fmt: skip
+    tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
+    params, opt_state, norm, finite = apply_if_finite(
+        s.tx, grads, state.opt_state, state.params, loss,
+        (tokens > 0) & (state.step >= s.critic_warmup), s.lr_scale,
+    )  # fmt: skip
+    counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
+    counts |= {name: 1 for name in NOT_PER_TOKEN}
+    metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
+    metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
+    return state.replace(params=params, opt_state=opt_state), metrics, finite
+
+
+def one_step(
+    state: TrainState, rows: jax.Array, batch: Batch, s: _Settings
+) -> tuple[TrainState, dict]:
+    """One mini-batch: the critic's optimiser step, then the policy's."""
+    part = jax.tree.map(lambda x: x[rows], batch)
+    if s.row_sharding is not None:
+        part = jax.lax.with_sharding_constraint(part, s.row_sharding)
+    weights, value_weights = s.weights(part.mask), s.weights(part.value_mask)
+    metrics, skipped = {}, jnp.zeros((), jnp.int32)
+    if state.critic_params is not None:
+        state, metrics, finite = critic_step(state, part, value_weights, s)
+        skipped += ~finite
+    state, more, finite = policy_step(state, part, weights, value_weights, s)
+    state = state.replace(skipped=state.skipped + skipped + ~finite)
+    # A step without a trained token is no part of any mean.
+    trains = part.mask.any()
+    metrics = {
+        name: x if name in MAXIMA else jnp.where(trains, x, jnp.nan)
+        for name, x in {**metrics, **more}.items()
+    }
+    return state, metrics
+
+
+def joint_loss(
+    params, batch, weights, value_weights, kl_coef, *, values_fn, value_head_fn, value_clip,
+    value_coef, **policy,
+):  # fmt: skip
+    """Policy loss, plus value_coef * value loss where a critic shares the backbone."""
+    total, (sums, hidden) = common.policy_loss(params, batch, weights, kl_coef, **policy)
+    if value_head_fn is not None:
+        raw = value_head_fn(params, hidden)
+    elif values_fn is not None:
+        attention = batch.attention_mask
+        raw = values_fn(params, None, batch.tokens, positions_of(attention), attention)
+    else:
+        return total, sums
+    value, more = common.value_loss(raw, batch, value_weights, clip_value=value_clip)
+    return total + value_coef * value, {**sums, **more, 'value/loss': value}
+
+
+def update_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    hidden_fn: Callable,
+    head_fn: Callable,
+    tx: optax.GradientTransformation,
+    values_fn: Callable | None = None,
+    value_head_fn: Callable | None = None,
+    critic_tx: optax.GradientTransformation | None = None,
+    aggregation: str = 'token_mean',
+    norm_length: int | None = None,
+    value_clip: float | None = 0.5,
+    value_coef: float = 1.0,
+    num_minibatches: int = 1,
+    num_microbatches: int = 1,
+    epochs: int = 1,
+    critic_warmup: int = 0,
+    lr_scale: jax.Array | float = 1.0,
+    microbatch_means: bool = False,
+    kl_target: float | None = None,
+    kl_horizon: float = 10000.0,
+    key: jax.Array | None = None,
+    row_sharding: NamedSharding | None = None,
+    unit: int = 1,
+    **policy: Any,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """epochs x num_minibatches optimiser steps of num_microbatches slices each.
+
+    hidden_fn(params, tokens, positions, attention_mask) -> [B, T, D], head_fn(params) -> [D, V],
+    values_fn(params, critic_params, tokens, positions, attention_mask) -> raw values [B, T].
+    Without state.critic_params the critic shares the backbone and value_coef * value loss joins the
+    policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
+    key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
+    unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
+    microbatch_means counts the denominators of losses in each micro-batch, as references do;
+    lr_scale: factor of both learning rates; policy: keywords of common.policy_loss (loss, ...).
+    """
+    shared = (values_fn, value_head_fn) if state.critic_params is None else (None, None)
+    settings = _Settings(
+        objective=functools.partial(
+            joint_loss, hidden_fn=hidden_fn, head_fn=head_fn, value_clip=value_clip,
+            value_coef=value_coef, values_fn=shared[0], value_head_fn=shared[1], **policy,
+        ),
+        values_fn=values_fn, value_clip=value_clip, tx=tx, critic_tx=critic_tx, lr_scale=lr_scale,
+        weights=weigher(aggregation, norm_length, num_microbatches if microbatch_means else 1),
+        parts=num_microbatches, unit=unit, row_sharding=row_sharding, critic_warmup=critic_warmup,
+    )  # fmt: skip
+    rows = minibatch_rows(
+        key, rows=len(batch.tokens), num_minibatches=num_minibatches, epochs=epochs, unit=unit
+    )
+    before = state.skipped
+    state, steps = jax.lax.scan(lambda s, r: one_step(s, r, batch, settings), state, rows)
+    metrics = reduce_steps(steps) | batch_metrics(batch, values_fn is not None)
+    metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
+    metrics['policy/kl_coef'] = state.kl_coef
+    if kl_target is not None:
+        state = state.replace(kl_coef=steered_kl_coef(state, batch, kl_target, kl_horizon))
+    return state.replace(step=state.step + 1), metrics
+
+
+def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Only finite numbers count."""
+    out = {}
+    for name, x in steps.items():
+        if name == GAP:
+            out[name] = x[0]
+            continue
+        finite = jnp.isfinite(x)
+        out[name] = jnp.max(x) if name in MAXIMA else masked_mean(x, finite).astype(jnp.float32)
+    return out
+
+
+def batch_metrics(batch: Batch, has_critic: bool) -> dict[str, jax.Array]:
+    """Of the batch before the update: advantages, trained tokens, how well the critic explains."""
+    metrics = {
+        'batch/trained_tokens': batch.mask.sum().astype(jnp.float32),
+        'batch/trained_rows': batch.mask.any(1).sum().astype(jnp.float32),
+        'batch/advantage_std': jnp.sqrt(masked_var(batch.advantages, batch.mask)),
+    }
+    if has_critic:
+        # 1 - var(R - V) / var(R); 0 when the returns do not vary but for rounding
+        spread = masked_var(batch.returns, batch.value_mask)
+        rest = masked_var(batch.returns - batch.old_values, batch.value_mask)
+        varied = spread > MIN_STD**2
+        explained = jnp.where(varied, 1.0 - rest / jnp.where(varied, spread, 1.0), 0.0)
+        metrics['value/explained_variance'] = explained
+    return metrics

@@ -1,0 +1,386 @@
+"""collect: batched multi-turn episodes in one XLA program.
+
+A fixed number of slots play a longer list of episodes. The program alternates between
+  serve    up to `serve_rows` slots whose turn has ended step their worlds, get the next observation
+           written and prefilled as one block, or take over the next episode of the list;
+  decode   every generating slot samples one token and runs it through the model, again and again
+           until `serve_rows` slots wait or nobody generates.
+Nothing leaves the device, no token is ever read twice, and rows whose turns end early do not wait
+for the longest one.
+
+A token of episode e at position t is drawn with fold_in(fold_in(key, e), t): neither the schedule,
+nor the slot, nor the mesh changes which tokens an episode gets.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.models import qwen2
+from agentrl_jax.rollout import sampling
+from agentrl_jax.rollout import windows as context
+from agentrl_jax.text import answer as answers
+from agentrl_jax.text import task as text
+from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
+
+IDLE, GENERATING, WAITING = 0, 1, 2
+
+
+@struct.dataclass
+class Episodes:
+    """The episodes to play, group-major."""
+
+    level: jax.Array  # int32 [E]  level of the environment's pool; equal within a group
+    token_stream: jax.Array  # int32 [E]  random stream of the sampled tokens, different for all
+    world_stream: jax.Array  # int32 [E]  random stream of the world; equal = common random numbers
+
+
+@struct.dataclass
+class Slots:
+    """State of the S slots, and the episodes written so far (E rows)."""
+
+    cache: qwen2.KVCache  # keys and values, S rows of T (or fewer) positions
+    hidden: jax.Array  # compute dtype [S, D]  final hidden state of the last token
+    length: jax.Array  # int32 [S]     tokens in the row
+    context: jax.Array  # int32 [S]     tokens in the cache: as many, or those of the last turns
+    episode: jax.Array  # int32 [S]     index of the episode being played; E = none
+    phase: jax.Array  # int32 [S]     IDLE, GENERATING or WAITING
+    response: jax.Array  # int32 [S]     tokens sampled in the current turn
+    answer: answers.AnswerState  # parser of the current turn, S rows
+    world: text.Episode  # worlds, S rows
+    next_episode: jax.Array  # int32 []
+    out: Rollout  # E rows
+    decodes: jax.Array  # int32 []      decode iterations
+    serves: jax.Array  # int32 []      serve iterations
+    generated: jax.Array  # int32 []      tokens sampled
+    overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
+
+
+def empty_rollout(task: text.TextTask, level: jax.Array, max_tokens: int) -> Rollout:
+    """E episodes that hold nothing but the common prefix."""
+    rows, turns = level.shape[0], task.max_turns
+    prefix = task.prefix.shape[0]
+    grid = (rows, max_tokens)
+    return Rollout(
+        tokens=jnp.full(grid, task.pad_id, jnp.int32).at[:, :prefix].set(task.prefix[None]),
+        logprobs=jnp.zeros(grid, jnp.float32),
+        attention_mask=jnp.zeros(grid, bool).at[:, :prefix].set(True),
+        action_mask=jnp.zeros(grid, bool),
+        turn=jnp.full(grid, -1, jnp.int32).at[:, :prefix].set(0),
+        rewards=jnp.zeros((rows, turns), jnp.float32),
+        penalties=jnp.zeros((rows, turns), jnp.float32),
+        turn_stop=jnp.zeros((rows, turns), jnp.int32),
+        valid=jnp.zeros((rows, turns), bool),
+        num_actions=jnp.zeros((rows, turns), jnp.int32),
+        actions=jnp.full((rows, turns, task.max_actions_per_turn), -1, jnp.int32),
+        num_turns=jnp.zeros(rows, jnp.int32),
+        episode_stop=jnp.zeros(rows, jnp.int32),
+        success=jnp.zeros(rows, bool),
+        level=level,
+    )
+
+
+def prefill_prefix(
+    params: Params, config: qwen2.ModelConfig, prefix: jax.Array, slots: int, max_tokens: int
+) -> qwen2.KVCache:
+    """Runs the prefix that all episodes share once and copies its keys and values to every slot."""
+    # Two rows: XLA's CPU matmul takes another path for a single one, with other last bits.
+    one = qwen2.init_cache(config, 2, prefix.shape[0])
+    tokens = jnp.broadcast_to(prefix, (2, prefix.shape[0]))
+    positions = jnp.broadcast_to(jnp.arange(prefix.shape[0]), tokens.shape)
+    _, one = qwen2.forward_cached(params, config, tokens, positions, one, None)
+    full = qwen2.init_cache(config, slots, max_tokens)
+
+    def spread(into, prefix_part):
+        return into.at[:, : prefix.shape[0]].set(prefix_part[:1])
+
+    return jax.tree.map(spread, full, one)
+
+
+def decode(slots, params, task, episodes, key, *, config, max_response, stop_at_answer, draw):
+    """Every generating slot samples one token; the token's keys and values go into the cache."""
+    live = slots.phase == GENERATING
+    out, length = slots.out, slots.length
+    num_episodes = out.tokens.shape[0]
+    logits = qwen2.logits(params, config, slots.hidden)
+
+    def uniform(episode, position):
+        stream = episodes.token_stream[jnp.minimum(episode, num_episodes - 1)]
+        row_key = jax.random.fold_in(key, stream)
+        return jax.random.uniform(jax.random.fold_in(row_key, position))
+
+    token, logprob = draw(logits, jax.vmap(uniform)(slots.episode, length))
+    token = jnp.where(live, token, task.pad_id)
+    row = jnp.where(live, slots.episode, num_episodes)
+    eos = jnp.isin(token, task.eos_ids) & live
+    parser = answers.advance(task.answer, slots.answer, token, live & ~eos)
+    response = slots.response + live
+    answered = answers.matched(task.answer, parser) & stop_at_answer
+    stop = jnp.where(response >= max_response, TurnStop.LENGTH, TurnStop.NONE)
+    stop = jnp.where(answered, TurnStop.ANSWER, stop)
+    stop = jnp.where(eos, TurnStop.EOS, stop)
+    turn = slots.world.turn
+    out = out.replace(
+        tokens=out.tokens.at[row, length].set(token, mode='drop'),
+        logprobs=out.logprobs.at[row, length].set(logprob, mode='drop'),
+        attention_mask=out.attention_mask.at[row, length].set(True, mode='drop'),
+        action_mask=out.action_mask.at[row, length].set(True, mode='drop'),
+        turn=out.turn.at[row, length].set(turn, mode='drop'),
+        turn_stop=out.turn_stop.at[row, turn].set(stop, mode='drop'),
+    )
+    position = jnp.where(live, slots.context, slots.cache.length)
+    hidden, cache = qwen2.forward_cached(
+        params, config, token[:, None], position[:, None], slots.cache, None
+    )
+    return slots.replace(
+        cache=cache,
+        hidden=hidden[:, 0],
+        length=length + live,
+        context=slots.context + live,
+        phase=jnp.where(live & (stop != TurnStop.NONE), WAITING, slots.phase),
+        response=response,
+        answer=parser,
+        out=out,
+        decodes=slots.decodes + 1,
+        generated=slots.generated + live.sum(),
+    )
+
+
+def finish_turn(slots, task, episodes, key, rows, *, max_response):
+    """Steps the worlds of the given slots with their parsed answers and records the outcome.
+
+    Returns (worlds after the turn, out, episode_over bool [w], sampled_end bool [w]).
+    """
+    out = slots.out
+    num_episodes, max_tokens = out.tokens.shape
+    world = jax.tree.map(lambda x: x[rows], slots.world)
+    parser = jax.tree.map(lambda x: x[rows], slots.answer)
+    episode = slots.episode[rows]
+    playing = episode < num_episodes
+    source = jnp.minimum(episode, num_episodes - 1)
+    streams = episodes.world_stream[source]
+    env_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, streams)
+    matched = answers.matched(task.answer, parser)
+    after, outcome = jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0))(
+        task, env_keys, world, parser.parts, matched
+    )
+    turn = world.turn
+    row = jnp.where(playing, episode, num_episodes)
+    stop = outcome.stop
+    sampled_end = out.turn_stop[source, turn] == TurnStop.EOS
+    prompt = jax.vmap(text.turn_length, in_axes=(None, 0, 0))(task, after, sampled_end)
+    fits = slots.length[rows] + prompt + max_response <= max_tokens
+    stop = jnp.where((stop == EpisodeStop.NONE) & ~fits, EpisodeStop.TOKEN_BUDGET, stop)
+    out = out.replace(
+        rewards=out.rewards.at[row, turn].set(outcome.reward, mode='drop'),
+        penalties=out.penalties.at[row, turn].set(outcome.penalty, mode='drop'),
+        valid=out.valid.at[row, turn].set(outcome.valid, mode='drop'),
+        num_actions=out.num_actions.at[row, turn].set(outcome.num_actions, mode='drop'),
+        actions=out.actions.at[row, turn].set(outcome.actions, mode='drop'),
+        num_turns=out.num_turns.at[row].set(turn + 1, mode='drop'),
+        episode_stop=out.episode_stop.at[row].set(stop, mode='drop'),
+        success=out.success.at[row].set(outcome.success, mode='drop'),
+    )
+    over = ~playing | (stop != EpisodeStop.NONE)
+    return after, out, over, sampled_end
+
+
+def start_episodes(slots, task, rows, world, over):
+    """Gives the next episodes of the list to the slots whose episode is over.
+
+    Returns (episode int32 [w], world, length int32 [w], next_episode).
+    """
+    num_episodes = slots.out.tokens.shape[0]
+    wants = over & (rows < slots.phase.shape[0])
+    candidate = slots.next_episode + jnp.cumsum(wants) - 1
+    starts = wants & (candidate < num_episodes)
+    episode = jnp.where(starts, candidate, jnp.where(over, num_episodes, slots.episode[rows]))
+    level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
+    fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
+
+    def choose(new, old):
+        return jnp.where(starts.reshape(starts.shape + (1,) * (new.ndim - 1)), new, old)
+
+    world = jax.tree.map(choose, fresh, world)
+    length = jnp.where(starts, task.prefix.shape[0], slots.length[rows])
+    return episode, world, length, slots.next_episode + starts.sum()
+
+
+def serve(slots, params, task, episodes, key, *, config, serve_rows, max_response, window=0):
+    """Takes up to serve_rows waiting slots to the start of their next answer."""
+    num_slots = slots.phase.shape[0]
+    num_episodes, max_tokens = slots.out.tokens.shape
+    # Padding rows point behind the last slot: gathers clamp, scatters drop.
+    rows = jnp.nonzero(slots.phase == WAITING, size=serve_rows, fill_value=num_slots)[0]
+    world, out, over, sampled_end = finish_turn(
+        slots, task, episodes, key, rows, max_response=max_response
+    )
+    over = over | (rows == num_slots)
+    episode, world, length, next_episode = start_episodes(slots, task, rows, world, over)
+    playing = episode < num_episodes
+    tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
+    count = jnp.where(playing, count, 0)
+    column = jnp.arange(tokens.shape[1])[None]
+    used = column < count[:, None]
+    position = jnp.where(used, length[:, None] + column, max_tokens)
+    row = jnp.where(playing, episode, num_episodes)[:, None]
+    out = out.replace(
+        tokens=out.tokens.at[row, position].set(tokens, mode='drop'),
+        attention_mask=out.attention_mask.at[row, position].set(True, mode='drop'),
+        turn=out.turn.at[row, position].set(world.turn[:, None], mode='drop'),
+    )
+
+    inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
+    if window:
+        inputs, begin, unread = context.read_again(
+            task, out, episode, world.turn, window=window, max_response=max_response
+        )
+    column = jnp.arange(inputs.shape[1])[None]
+    position = jnp.where(column < unread[:, None], begin[:, None] + column, slots.cache.length)
+
+    def read(cache):
+        hidden, cache = qwen2.forward_cached(params, config, inputs, position, cache, rows)
+        last = jnp.maximum(unread - 1, 0)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
+
+    def nothing(cache):
+        return jnp.zeros((serve_rows, config.hidden_size), config.dtype), cache
+
+    hidden, cache = jax.lax.cond(jnp.any(playing), read, nothing, slots.cache)
+
+    def put(into, value):
+        return into.at[rows].set(value, mode='drop')
+
+    return slots.replace(
+        cache=cache,
+        hidden=put(slots.hidden, hidden),
+        length=put(slots.length, length + count),
+        context=put(slots.context, begin + unread),
+        episode=put(slots.episode, episode),
+        phase=put(slots.phase, jnp.where(playing, GENERATING, IDLE)),
+        response=put(slots.response, jnp.zeros_like(count)),
+        answer=jax.tree.map(put, slots.answer, answers.init_answer(task.answer, serve_rows)),
+        world=jax.tree.map(put, slots.world, world),
+        next_episode=next_episode,
+        out=out,
+        serves=slots.serves + 1,
+        overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
+    )
+
+
+def collect(
+    params: Params,
+    task: text.TextTask,
+    episodes: Episodes,
+    key: jax.Array,
+    *,
+    config: qwen2.ModelConfig,
+    slots: int,
+    serve_rows: int,
+    max_tokens: int,
+    max_response: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop_at_answer: bool = False,
+    window: int = 0,
+) -> tuple[Rollout, dict[str, jax.Array]]:
+    """Plays the E episodes and returns them in their order, with counters int32 [].
+
+    window: turns that the policy sees, the current one included; 0 = the whole conversation.
+
+    Counters: decodes and serves (iterations), generated (sampled tokens), overflow (must be 0).
+    """
+    k_tokens, k_world = jax.random.split(key)
+    params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    state = start(
+        params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
+        cache_tokens=context.cache_tokens(task, window, max_tokens, max_response),
+    )  # fmt: skip
+    static = dict(config=config, max_response=max_response)
+
+    def draw(logits, uniform):
+        return sampling.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+
+    def decoding(state):
+        waiting = jnp.sum(state.phase == WAITING)
+        return jnp.any(state.phase == GENERATING) & (waiting < serve_rows)
+
+    def decode_once(state):
+        return decode(
+            state, params, task, episodes, k_tokens,
+            stop_at_answer=stop_at_answer, draw=draw, **static,
+        )  # fmt: skip
+
+    def advance(state):
+        state = serve(
+            state, params, task, episodes, k_world, serve_rows=serve_rows, window=window, **static
+        )
+        return jax.lax.while_loop(decoding, decode_once, state)
+
+    state = jax.lax.while_loop(lambda state: jnp.any(state.phase != IDLE), advance, state)
+    return state.out, {
+        'decodes': state.decodes,
+        'serves': state.serves,
+        'generated': state.generated,
+        'overflow': state.overflow,
+    }
+
+
+def start(params, task, episodes, *, config, slots, max_tokens, cache_tokens) -> Slots:
+    """All slots empty and waiting for their first episode; the common prefix is in their caches."""
+    num_episodes = episodes.level.shape[0]
+    zero = jnp.int32(0)
+    return Slots(
+        cache=prefill_prefix(params, config, task.prefix, slots, cache_tokens),
+        hidden=jnp.zeros((slots, config.hidden_size), config.dtype),
+        length=jnp.full(slots, task.prefix.shape[0], jnp.int32),
+        context=jnp.full(slots, task.prefix.shape[0], jnp.int32),
+        episode=jnp.full(slots, num_episodes, jnp.int32),
+        phase=jnp.full(slots, WAITING, jnp.int32),
+        response=jnp.zeros(slots, jnp.int32),
+        answer=answers.init_answer(task.answer, slots),
+        world=jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.zeros(slots, jnp.int32)),
+        next_episode=zero,
+        out=empty_rollout(task, episodes.level, max_tokens),
+        decodes=zero,
+        serves=zero,
+        generated=zero,
+        overflow=zero,
+    )
+
+
+def collect_on_mesh(mesh, **static):
+    """collect over the mesh: each shard of ('data', 'fsdp') plays its own rows with its own slots.
+
+    Shards run their loops independently, without waiting for one another; parameters must be
+    replicated over both axes (sharding.ROLLOUT_RULES) and may be split over 'tensor'. `slots` is
+    the number for the whole mesh. Counters come back per shard, int32 [shards].
+    """
+    rows = P(('data', 'fsdp'))
+    shards = mesh.shape['data'] * mesh.shape['fsdp']
+    if static['slots'] % shards:
+        raise ValueError(f'rollout.slots={static["slots"]} must be a multiple of {shards} shards')
+    static['slots'] //= shards
+    static['serve_rows'] = min(static['serve_rows'], static['slots'])
+
+    def local(params, task, episodes, key):
+        out, counters = collect(params, task, episodes, key, **static)
+        return out, jax.tree.map(lambda x: x[None], counters)
+
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P(), rows, P()), out_specs=(rows, rows),
+        axis_names={'data', 'fsdp'}, check_vma=False,
+    )  # fmt: skip
+
+
+def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> None:
+    """Refuses a token budget into which the first turn does not fit."""
+    least = task.prefix.shape[0] + task.width + max_response
+    if least > max_tokens:
+        raise ValueError(
+            f'rollout.max_tokens={max_tokens} is too small: the prompt prefix takes '
+            f'{task.prefix.shape[0]} tokens, a turn prompt up to {task.width} and an answer '
+            f'{max_response}; set it to at least {least}'
+        )

@@ -1,0 +1,125 @@
+"""What the policy sees of an episode: the whole conversation, or only its last turns.
+
+With a window of w turns, turn k is answered behind the common prefix and turns k-w+1 .. k, as if
+the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history). An episode of K
+turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
+each with the tokens that the policy saw and with one trained answer; put_back is the way back.
+Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.text import task as text
+from agentrl_jax.types import Batch, Rollout, TurnStop
+
+
+@struct.dataclass
+class Windows:
+    """Where the tokens of each turn's sample are in the rows of a rollout."""
+
+    index: jax.Array  # int32 [B, K, W]  position in the episode's row; T = nothing
+    own: jax.Array  # bool [B, K, W]   tokens of the turn itself
+
+
+def block_width(task: text.TextTask, *, window: int, max_response: int) -> int:
+    """Tokens of the longest prompt of a turn behind the prefix, earlier turns included."""
+    return task.width + (window - 1) * (task.width + max_response)
+
+
+def turn_bounds(task: text.TextTask, turn, rewards, turn_stop) -> tuple[jax.Array, jax.Array]:
+    """(first token of what each turn shows, one past its last token so far), int32 [B, K].
+
+    The prompt of a later turn opens with the end of the turn before and its reward; a window leaves
+    that out for its first turn. turn int32 [B, T], rewards and turn_stop [B, K].
+    """
+    k = jnp.arange(rewards.shape[1])
+    count = jnp.sum(turn[:, :, None] == k[None, None], axis=1)
+    end = jnp.cumsum(count, axis=1)
+    sampled_end = turn_stop == TurnStop.EOS
+    opening = jax.vmap(jax.vmap(text.opening_length, (None, 0, 0)), (None, 0, 0))(
+        task, rewards, sampled_end
+    )
+    begin = (end - count)[:, 1:] + opening[:, :-1]
+    first = jnp.full((turn.shape[0], 1), task.prefix.shape[0], begin.dtype)
+    return jnp.concatenate([first, begin], axis=1), end
+
+
+def cache_tokens(task: text.TextTask, window: int, max_tokens: int, max_response: int) -> int:
+    """Positions that a row of the cache needs."""
+    if not window:
+        return max_tokens
+    block = block_width(task, window=window, max_response=max_response)
+    return min(max_tokens, task.prefix.shape[0] + block + max_response)
+
+
+def read_again(
+    task: text.TextTask, out: Rollout, episode: jax.Array, turn: jax.Array, *,
+    window: int, max_response: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """What is read behind the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
+
+    Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).
+    """
+    row = jnp.minimum(episode, out.tokens.shape[0] - 1)
+    width = block_width(task, window=window, max_response=max_response)
+    begin, end = turn_bounds(task, out.turn[row], out.rewards[row], out.turn_stop[row])
+    first = jnp.maximum(turn - window + 1, 0)[:, None]
+    begin = jnp.take_along_axis(begin, first, axis=1)
+    end = jnp.take_along_axis(end, turn[:, None], axis=1)
+    position = begin + jnp.arange(width)[None]
+    tokens = jnp.take_along_axis(
+        out.tokens[row], jnp.minimum(position, out.tokens.shape[1] - 1), axis=1
+    )
+    count = jnp.where(episode < out.tokens.shape[0], (end - begin)[:, 0], 0)
+    start = jnp.full_like(count, task.prefix.shape[0])
+    return jnp.where(position < end, tokens, task.pad_id), start, count
+
+
+def windows(task: text.TextTask, rollout: Rollout, *, window: int, max_response: int) -> Windows:
+    """The samples of a rollout: K for each episode, empty for turns that were not played."""
+    prefix, length = task.prefix.shape[0], rollout.tokens.shape[1]
+    width = prefix + block_width(task, window=window, max_response=max_response) + max_response
+    begin, end = turn_bounds(task, rollout.turn, rollout.rewards, rollout.turn_stop)
+    first = jnp.maximum(jnp.arange(begin.shape[1]) - window + 1, 0)
+    column = jnp.arange(min(width, length))
+    behind = begin[:, first][:, :, None] + (column - prefix)[None, None]
+    index = jnp.where(column < prefix, column[None, None], behind)
+    turns = jnp.arange(begin.shape[1])[None]
+    played = (turns < rollout.num_turns[:, None])[:, :, None]
+    index = jnp.where(played & (index < end[:, :, None]), index, length)
+    own = take(rollout.turn, index, fill=-1) == turns[:, :, None]
+    return Windows(index=index, own=own & (column >= prefix)[None, None])
+
+
+def take(x: jax.Array, index: jax.Array, fill: Any = 0) -> jax.Array:
+    """x [B, T] at index int32 [B, K, W]: [B, K, W], `fill` where the index is T."""
+    rows = jnp.arange(x.shape[0])[:, None, None]
+    return jnp.asarray(x).at[rows, index].get(mode='fill', fill_value=fill)
+
+
+def split_turns(x: Any, found: Windows) -> Any:
+    """Every array [B, T] of a tree as [B * K, W]: one row for each turn."""
+    return jax.tree.map(lambda a: take(a, found.index).reshape(-1, found.index.shape[2]), x)
+
+
+def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
+    """A mask bool [B, T] as [B * K, W], only where a token belongs to the sample's own turn."""
+    return split_turns(mask, found) & found.own.reshape(-1, found.own.shape[2])
+
+
+def split_batch(batch: Batch, found: Windows) -> Batch:
+    """The batch as one row for each turn, in which only that turn's answer is trained."""
+    own = {name: own_rows(getattr(batch, name), found) for name in ('mask', 'value_mask')}
+    return split_turns(batch, found).replace(**own)
+
+
+def put_back(x: jax.Array, found: Windows, length: int) -> jax.Array:
+    """[B * K, W] of the samples to [B, T] of the rollout: each token as its own turn has it."""
+    x = x.reshape(found.index.shape)
+    index = jnp.where(found.own, found.index, length)
+    rows = jnp.arange(index.shape[0])[:, None, None]
+    return jnp.zeros((index.shape[0], length), x.dtype).at[rows, index].set(x, mode='drop')

@@ -1,0 +1,80 @@
+"""The rollouts of a step: one, or with dynamic sampling as many as it takes to fill the batch.
+
+Dynamic sampling (DAPO, arXiv:2503.14476): groups that the filter keeps are held, and other levels
+are played until there are as many groups as an update takes, or filter.refill further rollouts are
+played. Everything random is a function of seed, step and number of the rollout.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.rl import filtering
+from agentrl_jax.rollout.device import Episodes
+from agentrl_jax.run.state import COLLECT, LEVELS, REFILL, stream_key
+from agentrl_jax.types import EpisodeStop, Rollout
+
+Played = tuple[Rollout, Episodes]
+
+
+def check_counters(counters: dict) -> None:
+    lost = int(jnp.max(counters['overflow']))
+    if lost:
+        raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
+
+
+def play(run: Any, params: Any, task: Any, step: int, number: int = 0) -> tuple[Played, int]:
+    """(rollout and its episodes, tokens sampled) of one rollout of a step; waits for it."""
+    levels = stream_key(run, REFILL, number) if number else stream_key(run, LEVELS)
+    rows = run.cfg.rollout.num_groups * run.cfg.rollout.group_size
+    episodes = run.draw(levels, step, number * rows)
+    rollout, counters = run.collect(params, task, episodes, stream_key(run, COLLECT, step))
+    check_counters(counters)  # the host's only look at it
+    return (rollout, episodes), int(counters['generated'].sum())
+
+
+def collect(run: Any, params: Any, task: Any, step: int) -> tuple[Played, int, dict]:
+    """(what the update gets, tokens sampled, metrics) of a step, played on `task`."""
+    played, sampled = play(run, params, task, step)
+    measured = run.rollout_metrics(played[0], run.task) | {'filter/collects': 1}
+    if run.pack is None:
+        return played, sampled, measured
+    groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
+    for number in range(1 + run.cfg.filter.refill):
+        if number:
+            played, more = play(run, params, task, step, number)
+            sampled += more
+        # The count goes through the host: on devices it would have two layouts, so two programs.
+        held, filled, found = run.pack(held, np.int32(count), played)
+        count, kept = int(filled), kept + int(found)
+        if count == groups:
+            break
+    measured['filter/collects'] = number + 1
+    measured['filter/kept'] = kept / (groups * (number + 1))
+    return held, sampled, measured
+
+
+def pack(
+    held: Played, count: jax.Array, played: Played, *, keep_fn: Any, group_size: int
+) -> tuple[Played, jax.Array, jax.Array]:
+    """Puts the groups of `played` that keep_fn keeps behind the `count` held: (held, count, kept).
+
+    What stands behind the groups that are held is not trained on: it is marked as faulty.
+    """
+    keep = keep_fn(played[0])[1].reshape(-1, group_size).any(1)
+    held, count_after = filtering.refill(held, count, played, keep, group_size=group_size)
+    rollout, episodes = held
+    empty = jnp.arange(rollout.tokens.shape[0]) >= count_after * group_size
+    stop = jnp.where(empty, EpisodeStop.ENV_ERROR, rollout.episode_stop)
+    return (rollout.replace(episode_stop=stop), episodes), count_after, keep.sum()
+
+
+def build_pack(cfg: Any, keep_fn: Any, rows: Any, whole: Any) -> Any:
+    """Jitted pack over the mesh, None without dynamic sampling."""
+    if not cfg.filter.refill:
+        return None
+    program = functools.partial(pack, keep_fn=keep_fn, group_size=cfg.rollout.group_size)
+    return jax.jit(program, out_shardings=(rows, whole, whole))

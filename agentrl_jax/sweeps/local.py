@@ -1,0 +1,215 @@
+"""Runs of a sweep as child processes of this machine: claim, start, watch, retry.
+
+Several sweeps may work on one folder, and any of them may be killed at any moment. A run is started
+only by who holds its lock, and the lock belongs to the training process too, so an orphan whose
+sweep is gone is left alone until it ends, and its run is then looked at again.
+"""
+
+import dataclasses
+import math
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.machine import processes
+from agentrl_jax.sweeps import status as sweep_status
+from agentrl_jax.sweeps.status import Run, Status
+
+POLL_S = 0.2  # between looks at the children
+REFRESH_S = 2.0  # between looks at all files
+LAST_LINES, LAST_BYTES = 8, 4000  # of a failure's output
+ASKED_TO_STOP = (processes.EXIT_PREEMPTED, -signal.SIGTERM)  # SIGTERM before training listens to it
+
+
+@dataclasses.dataclass
+class Child:
+    """A training process and the lock it shares with this one."""
+
+    run: Run
+    folder: Path
+    slot: int
+    process: subprocess.Popen
+    lock: int
+    attempt: int
+    log_start: int  # where its output begins in output.txt
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a local sweep does."""
+
+    runs: Sequence[Run]
+    workdir: Path
+    command: Callable[[Run], Sequence[str]]
+    slots: Sequence[Mapping[str, str]]  # environment variables of each of the parallel runs
+    retries: int = 2  # failures of a run after which it is tried again
+
+
+@dataclasses.dataclass
+class Work:
+    """What a local sweep knows while it runs; nothing of it outlives the process."""
+
+    plan: Plan
+    before: dict[str, int]  # failures of each run before this sweep: every sweep tries anew
+    children: list[Child] = dataclasses.field(default_factory=list)
+    statuses: dict[str, Status] = dataclasses.field(default_factory=dict)
+
+
+def train_all(
+    plan: Plan, board: Any, *, poll_s: float = POLL_S, refresh_s: float = REFRESH_S
+) -> int:
+    """Trains until every run is done or has failed; the exit code: 0, 1 (failures), 75 (stopped).
+
+    board: show(statuses) and say(text), see sweep_board.Board.
+    """
+    before = {r.name: sweep_status.count_failures(plan.workdir / r.name) for r in plan.runs}
+    work = Work(plan, before)
+    with processes.Preemption(stop_signals()) as stop:
+        try:
+            watch(work, board, stop, poll_s, refresh_s)
+        finally:  # a sweep that fails itself leaves no child that nobody asked to stop
+            ask_to_stop(work.children)
+    if open_runs(work):
+        return processes.EXIT_PREEMPTED
+    return int(any(status.state == 'failed' for status in work.statuses.values()))
+
+
+def stop_signals() -> tuple[int, ...]:
+    """SIGTERM, Ctrl-C and a closed terminal, the latter unless nohup made it ignored."""
+    hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) + ((signal.SIGHUP,) if hangup else ())
+
+
+def watch(work: Work, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
+    """Starts runs and looks after them until none is open, or all children have stopped."""
+    looked, asked = -math.inf, False
+    while True:
+        ended = [child for child in work.children if child.process.poll() is not None]
+        for child in ended:
+            said = finish(child, work)
+            if said:
+                board.say(said)
+            work.children.remove(child)
+        if stop.requested and not asked:
+            board.say(f'asked to stop: {len(work.children)} runs are saving')
+            ask_to_stop(work.children)
+            asked = True
+        if ended or time.monotonic() - looked >= refresh_s:
+            if not asked:
+                fill(work)
+            look(work)
+            board.show([work.statuses[run.name] for run in work.plan.runs])
+            looked = time.monotonic()
+        if not work.children and (asked or not open_runs(work)):
+            return
+        time.sleep(poll_s)
+
+
+def open_runs(work: Work) -> list[Status]:
+    return [s for s in work.statuses.values() if s.state not in ('done', 'failed')]
+
+
+def look(work: Work) -> None:
+    """Brings the statuses up to date; a run that is done stays so."""
+    own = {child.run.name for child in work.children}
+    for run in work.plan.runs:
+        if run.name in work.statuses and work.statuses[run.name].state == 'done':
+            continue
+        folder = work.plan.workdir / run.name
+        work.statuses[run.name] = sweep_status.status(
+            run, folder, locked=run.name in own or sweep_status.is_locked(folder),
+            retries=work.plan.retries, before=work.before[run.name],
+        )  # fmt: skip
+
+
+def fill(work: Work) -> None:
+    """Starts runs in the free slots, those with the fewest attempts first."""
+    plan = work.plan
+    no_more = {child.run.name for child in work.children}
+    no_more |= {name for name, status in work.statuses.items() if status.state == 'done'}
+    waiting = [run for run in plan.runs if run.name not in no_more]
+    if len(work.children) == len(plan.slots):
+        return
+    waiting.sort(key=lambda run: len(sweep_status.read_attempts(plan.workdir / run.name)))
+    # An orphan still has the memory and the GPUs of the slot it was started in.
+    orphans = [sweep_status.orphan(plan.workdir / run.name) for run in waiting]
+    free = set(range(len(plan.slots))) - {child.slot for child in work.children}
+    free -= {holder['slot'] for holder in orphans if holder}
+    for run in waiting:
+        if not free:
+            return
+        child = claim_and_start(run, plan, min(free), work.before[run.name])
+        if child is not None:
+            work.children.append(child)
+            free.remove(child.slot)
+
+
+def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | None:
+    """Starts a run unless another process has it, or it needs nothing more."""
+    folder = plan.workdir / run.name
+    lock = sweep_status.claim(folder)
+    if lock is None:
+        return None
+    # Files are read after the claim: another sweep may have finished the run a moment ago.
+    spent = sweep_status.count_failures(folder) - before > plan.retries
+    if spent or sweep_status.is_done(run, folder):
+        os.close(lock)
+        return None
+    holder = {'host': socket.gethostname(), 'sweep': os.getpid(), 'slot': slot}
+    sweep_status.sign(lock, **holder)
+    attempt, words = sweep_status.begin_attempt(folder), list(plan.command(run))
+    with (folder / sweep_status.OUTPUT_FILE).open('ab') as log:
+        log.write(f'--- attempt {attempt}: {shlex.join(words)}\n'.encode())
+        log.flush()
+        log_start = log.tell()
+        # Own session: Ctrl-C reaches the sweep alone, which then asks its children to save.
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env={**os.environ, **plan.slots[slot]}, pass_fds=(lock,), start_new_session=True,
+        )  # fmt: skip
+    sweep_status.sign(lock, **holder, process=process.pid)
+    return Child(run, folder, slot, process, lock, attempt, log_start)
+
+
+def finish(child: Child, work: Work) -> str:
+    """Notes how a child ended and frees its run; what to say of a failure, '' of any other end."""
+    code, name = child.process.returncode, child.run.name
+    outcome = judge(sweep_status.is_done(child.run, child.folder), code)
+    sweep_status.end_attempt(child.folder, code, outcome)
+    failures = sweep_status.count_failures(child.folder) - work.before[name]
+    os.close(child.lock)
+    if outcome != 'failed':
+        return ''
+    left = work.plan.retries + 1 - failures
+    what = f'exit code {code}' if code else 'it ended without finishing'
+    then = f'{left} more attempts' if left > 0 else 'given up'
+    log = child.folder / sweep_status.OUTPUT_FILE
+    lines = ''.join(f'\n    {line}' for line in last_lines(log, child.log_start))
+    return f'{name} failed at attempt {child.attempt} ({what}), {then}. End of {log}:{lines}'
+
+
+def judge(done: bool, code: int) -> str:
+    """done, preempted or failed. What is on disk counts more than how the process ended."""
+    if done:
+        return 'done'
+    return 'preempted' if code in ASKED_TO_STOP else 'failed'
+
+
+def last_lines(log: Path, start: int) -> list[str]:
+    """The last lines of one attempt's output."""
+    with log.open('rb') as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        text = file.read().decode(errors='replace')
+    return text.splitlines()[-LAST_LINES:]
+
+
+def ask_to_stop(children: Sequence[Child]) -> None:
+    """SIGTERM: training finishes its step, saves and exits with 75."""
+    for child in children:
+        child.process.terminate()

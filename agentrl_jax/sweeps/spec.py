@@ -1,0 +1,231 @@
+"""What a sweep consists of: from a sweep file to resolved configs, names and commands. All pure.
+
+A sweep file defines one of two functions:
+
+  def sweep(add):                 def get_hyper(h):
+      for seed in range(3):           return h.product([
+          add({                           h.sweep('loss.clip_high', (0.2, 0.28)),
+              'loss.clip_high': 0.28,     h.sweep('seed', range(3)),
+              'seed': seed,           ])
+          })
+
+Both give a list of overrides {dotted field: value}; a `config.` in front of a field is dropped.
+"""
+
+import copy
+import difflib
+import functools
+import importlib.util
+import itertools
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.machine import processes
+from agentrl_jax.run import check
+from agentrl_jax.sweeps.status import Overrides, Run
+
+TRAIN = 'agentrl_jax.train'
+HASH_DIGITS, VALUE_LENGTH, NAME_LENGTH = 10, 24, 80
+UNSAFE = re.compile(r'[^A-Za-z0-9._+-]+')  # what no folder name has
+ON_COMMAND_LINE = (bool, int, float, str, tuple)  # types that a --config.field=value can give
+
+
+class Hyper:
+    """XManager's hyper: every function returns a list of overrides."""
+
+    @staticmethod
+    def sweep(field: str, values: Iterable[Any]) -> list[Overrides]:
+        """One run for each value."""
+        return [{field: value} for value in values]
+
+    @staticmethod
+    def fixed(field: str, value: Any, length: int = 1) -> list[Overrides]:
+        """The same value `length` times."""
+        return [{field: value}] * length
+
+    @staticmethod
+    def product(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
+        """Every combination; the last sweep changes fastest."""
+        return [_merge(parts) for parts in itertools.product(*sweeps)]
+
+    @staticmethod
+    def zip(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
+        """The first of each, the second of each, ...; all must be equally long."""
+        sweeps = [list(sweep) for sweep in sweeps]
+        lengths = [len(sweep) for sweep in sweeps]
+        if len(set(lengths)) > 1:
+            raise ValueError(f'zip of sweeps of different lengths: {lengths}')
+        return [_merge(parts) for parts in zip(*sweeps, strict=True)]
+
+    @staticmethod
+    def chain(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
+        """One sweep after the other."""
+        return list(itertools.chain.from_iterable(sweeps))
+
+    zipit, chainit = zip, chain  # as XManager spells them
+
+
+def _merge(parts: Iterable[Overrides]) -> Overrides:
+    merged: Overrides = {}
+    for part in parts:
+        twice = sorted(merged.keys() & part.keys())
+        if twice:
+            raise ValueError(f'{", ".join(twice)} is set by two factors of one sweep')
+        merged |= part
+    return merged
+
+
+def load(path: str | Path) -> list[Overrides]:
+    """The overrides that a sweep file lists, in its order."""
+    path = Path(path)
+    spec = importlib.util.spec_from_file_location('sweep_file', path)
+    if spec is None or not path.is_file():
+        raise ValueError(f'--sweep={path} is no Python file')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    habits = [name for name in ('sweep', 'get_hyper') if hasattr(module, name)]
+    if len(habits) != 1:
+        defined = 'both are' if habits else 'neither is'
+        raise ValueError(f'{path} must define sweep(add) or get_hyper(h); {defined} there')
+    found: list[Overrides] = []
+    if habits == ['sweep']:
+        module.sweep(lambda overrides=(), /, **more: found.append(dict(overrides, **more)))
+    else:
+        found = module.get_hyper(Hyper)
+    if not found or not all(isinstance(overrides, Mapping) for overrides in found):
+        raise ValueError(f'{path}: {habits[0]} gives no list of overrides, but {found!r}')
+    return [dict(overrides) for overrides in found]
+
+
+def expand(
+    base: Any, listed: Sequence[Overrides], *, source: str, taken: Iterable[str] = ()
+) -> list[Run]:
+    """One Run for each overrides; `source` is the file that errors name.
+
+    taken: fields that the command line sets for all runs, which the sweep must leave alone.
+    """
+    taken, runs, seen = set(taken), [], {}
+    for number, overrides in enumerate(listed, 1):
+        where = f'{source}, run {number}'
+        cfg, held = resolve(base, overrides, where)
+        clash = sorted(taken & held.keys())
+        if clash:
+            raise ValueError(f'{where} sets {", ".join(clash)}, and so does the command line')
+        try:
+            check.check(cfg)
+            config = json.loads(cfg.to_json_best_effort())
+            digest = processes.config_hash(config)
+        except ValueError as error:
+            raise ValueError(f'{where} ({_shown(held)}): {error}') from error
+        if digest in seen:
+            raise ValueError(
+                f'{where} ({_shown(held)}) has the same config as run {seen[digest]}; list it once'
+            )
+        seen[digest] = number
+        runs.append(Run(run_name(held, digest), held, config, cfg.steps))
+    return runs
+
+
+def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
+    """(a copy of the config with the overrides set, the overrides as the config holds them)."""
+    cfg, held = copy.deepcopy(base), {}
+    for name, value in overrides.items():
+        name = name.removeprefix('config.')
+        if name not in fields(base):
+            raise ValueError(f'{where} sets {name}, {_no_field(base, name)}')
+        *groups, leaf = name.split('.')
+        parent = functools.reduce(lambda part, key: part[key], groups, cfg)
+        value, old = _plain(value), parent[leaf]
+        if isinstance(old, bool) != isinstance(value, bool) and old is not None:
+            raise ValueError(f'{where} sets {name}={value!r} where the config has {old!r}')
+        try:
+            parent[leaf] = value
+        except (TypeError, ValueError) as error:
+            raise ValueError(f'{where} sets {name}={value!r}: {error}') from error
+        held[name] = _plain(parent[leaf])
+        if not _can_be_given(held[name]):
+            raise ValueError(f'{where} sets {name}={value!r}, which no command line can give')
+    return cfg, held
+
+
+def fields(cfg: Any, prefix: str = '') -> list[str]:
+    """Dotted names of all fields of a config."""
+    found = []
+    for name, value in cfg.items():
+        is_group = hasattr(value, 'items')
+        found += fields(value, f'{prefix}{name}.') if is_group else [prefix + name]
+    return found
+
+
+def _no_field(cfg: Any, name: str) -> str:
+    known = fields(cfg)
+    inside = [other for other in known if other.startswith(name + '.')]
+    if inside:
+        return f'which is a group of fields: name one, such as {inside[0]}'
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near += [other for other in known if other.split('.')[-1] == name.split('.')[-1]]
+    hint = f' (did you mean {near[0]}?)' if near else ''
+    return f'which is no field of the config{hint}'
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars as numbers; a list as a tuple, which is what a config holds."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(part) for part in value)
+    return value.item() if hasattr(value, 'item') else value
+
+
+def _can_be_given(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_can_be_given(part) for part in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, ON_COMMAND_LINE) and '\0' not in str(value)
+
+
+def run_name(overrides: Overrides, digest: str) -> str:
+    """'clip_high=0.28,seed=1-3f2a9c1b04': last parts of the names where these tell them apart."""
+    short = [name.rsplit('.', 1)[-1] for name in overrides]
+    names = short if len(set(short)) == len(short) else list(overrides)
+    words = [f'{n}={_word(v)}' for n, v in zip(names, overrides.values(), strict=True)]
+    return f'{",".join(words)[:NAME_LENGTH] or "base"}-{digest[:HASH_DIGITS]}'
+
+
+def _word(value: Any) -> str:
+    text = value.rstrip('/').rsplit('/', 1)[-1] if isinstance(value, str) else str(value)
+    return UNSAFE.sub('_', text)[:VALUE_LENGTH].strip('_')
+
+
+def _shown(overrides: Overrides) -> str:
+    return ', '.join(f'{name}={value!r}' for name, value in overrides.items()) or 'no overrides'
+
+
+def arguments(overrides: Overrides) -> list[str]:
+    """The overrides as ml_collections reads them; '=' keeps a value that starts with '-' whole."""
+    return [f'--config.{name}={value}' for name, value in overrides.items()]
+
+
+def command(
+    run: Run, config_file: str, workdir: str, common: Overrides, *, python: str = 'python'
+) -> list[str]:
+    """The words that start or resume a run; common: what the command line sets for all runs."""
+    return [
+        python, '-m', TRAIN, f'--config={config_file}', f'--workdir={workdir}/{run.name}',
+        *arguments({**common, **run.overrides}),
+    ]  # fmt: skip
+
+
+def document(run: Run, words: Sequence[str]) -> dict[str, Any]:
+    """What run.json says, secrets still in it."""
+    return {
+        'name': run.name,
+        'overrides': run.overrides,
+        'config': run.config,
+        'hash': processes.config_hash(run.config),
+        'command': shlex.join(words),
+    }

@@ -1,0 +1,186 @@
+"""How a run of a sweep stands, told by the files in its folder and by nothing else.
+
+run.json       what the run is; written for all runs before the first one starts
+lock           locked (flock) as long as the training process lives, whoever started it; says who
+attempts.json  one entry for each start; 'outcome' is null when the sweep did not see the end
+output.txt     what training printed
+metrics.jsonl, finished.json   written by training itself (run_log)
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.records import run_log
+
+RUN_FILE, LOCK_FILE, ATTEMPTS_FILE, OUTPUT_FILE = 'run.json', 'lock', 'attempts.json', 'output.txt'
+STATES = ('running', 'failed', 'preempted', 'waiting', 'done')  # in the order they are shown
+TAIL_BYTES = 1 << 18  # of metrics.jsonl: some hundred rows
+
+
+Overrides = dict[str, Any]  # dotted fields of a config
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a sweep."""
+
+    name: str  # of its folder: readable overrides and a hash of the resolved config
+    overrides: Overrides  # what the sweep sets, as the config holds it
+    config: dict[str, Any]  # the resolved config as plain JSON values
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    name: str
+    state: str  # one of STATES
+    attempts: int = 0  # starts so far
+    done_steps: int = 0
+    steps: int = 0
+    success: float | None = None  # held out where measured, else of the last rollout
+    left_s: float | None = None
+
+
+def claim(folder: Path) -> int | None:
+    """A descriptor that holds the run's lock, to be handed to its child; None: it is taken.
+
+    The kernel frees the lock when every process that has the descriptor is gone, kill -9 included.
+    The file is never removed: a second file of that name would be a second lock.
+    """
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError as error:
+        os.close(descriptor)
+        raise OSError(
+            error.errno, 'this file system cannot lock files (flock); name another workdir',
+            str(folder),
+        ) from error  # fmt: skip
+    return descriptor
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether some process trains this run now."""
+    descriptor = claim(folder)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+def sign(descriptor: int, **holder: Any) -> None:
+    """Writes into a lock that is held who holds it."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode() + b'\n', 0)
+
+
+def orphan(folder: Path) -> dict[str, Any] | None:
+    """Who trains this run on this machine though the sweep that started it is gone; else None."""
+    if not is_locked(folder):
+        return None
+    text = (folder / LOCK_FILE).read_text(encoding='utf-8')
+    holder = json.loads(text) if text.endswith('\n') else {'host': ''}  # just being signed
+    gone = holder['host'] == socket.gethostname() and not _is_alive(holder['sweep'])
+    return holder if gone else None
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def read_attempts(folder: Path) -> list[dict[str, Any]]:
+    path = folder / ATTEMPTS_FILE
+    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+
+
+def begin_attempt(folder: Path) -> int:
+    """Notes a start, the lock being held; the number of attempts, this one included."""
+    attempts = [*read_attempts(folder), {'started': time.time(), 'code': None, 'outcome': None}]
+    _write_attempts(folder, attempts)
+    return len(attempts)
+
+
+def end_attempt(folder: Path, code: int, outcome: str) -> None:
+    """Notes how the newest attempt ended, the lock being held."""
+    *before, last = read_attempts(folder)
+    last |= {'code': code, 'outcome': outcome, 'seconds': time.time() - last['started']}
+    _write_attempts(folder, [*before, last])
+
+
+def _write_attempts(folder: Path, attempts: list[dict]) -> None:
+    run_log.write_atomic(folder / ATTEMPTS_FILE, json.dumps(attempts, indent=1) + '\n')
+
+
+def count_failures(folder: Path) -> int:
+    return sum(attempt['outcome'] == 'failed' for attempt in read_attempts(folder))
+
+
+def is_done(run: Run, folder: Path) -> bool:
+    return run_log.finished_step(folder) == run.steps
+
+
+def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 0) -> Status:
+    """How a run stands; it has failed after more than `retries` failures beyond those `before`."""
+    attempts = read_attempts(folder)
+    failures = sum(attempt['outcome'] == 'failed' for attempt in attempts)
+    if is_done(run, folder):
+        state = 'done'
+    elif locked:
+        state = 'running'
+    elif failures - before > retries:
+        state = 'failed'
+    elif attempts and attempts[-1]['outcome'] != 'failed':
+        state = 'preempted'  # asked to stop, or killed together with its sweep
+    else:
+        state = 'waiting'
+    rows = tail(folder / run_log.METRICS_FILE) if attempts or locked or state == 'done' else []
+    done, success, left_s = progress(rows, run.steps)
+    return Status(
+        run.name, state, len(attempts), done, run.steps, success,
+        left_s if state == 'running' else None,
+    )  # fmt: skip
+
+
+def tail(path: Path) -> list[dict[str, Any]]:
+    """The whole rows in the last TAIL_BYTES of a metrics.jsonl, [] if there is none."""
+    if not path.exists():
+        return []
+    with path.open('rb') as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - TAIL_BYTES, 0))
+        lines = file.read().split(b'\n')
+    cut = 1 if size > TAIL_BYTES else 0  # the first line is but the end of one
+    whole = lines[cut:-1]  # what follows the last newline is still being written
+    return [json.loads(line) for line in whole if line.strip()]
+
+
+def progress(rows: list[dict[str, Any]], steps: int) -> tuple[int, float | None, float | None]:
+    """(steps done, success, seconds left) from rows of metrics, oldest first.
+
+    Row k < steps is written when step k is done; row `steps` holds the last validation.
+    """
+    if not rows:
+        return 0, None, None
+    done = min(rows[-1]['step'] + 1, steps)
+    known = [r['eval/success'] for r in rows if 'eval/success' in r]
+    known = known or [r['rollout/success'] for r in rows if 'rollout/success' in r]
+    first, last = rows[0], rows[-1]
+    left_s = None
+    if last['step'] > first['step']:
+        pace = (last['time_s'] - first['time_s']) / (last['step'] - first['step'])
+        left_s = pace * (steps - done)
+    return done, float(known[-1]) if known else None, left_s

@@ -1,0 +1,177 @@
+"""Trains the small tokenizer of the demo on the project's own prompts and environment texts.
+
+  python -m agentrl_jax.text.demo_tokenizer --out=agentrl_jax/tokens/demo.model
+
+A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
+name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
+unigram model, and what it has never seen falls back to bytes. The same inputs give the same file.
+Rows are whole because they are the words of these worlds: a policy of 0.1 M parameters cloned for a
+minute reads a map of four row tokens, but not yet one of sixteen cells (experiments/LOG.md).
+"""
+
+import argparse
+import io
+import itertools
+import re
+from pathlib import Path
+
+import sentencepiece
+
+from agentrl_jax.envs import bandit, frozen_lake, sokoban
+from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer
+
+DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
+VOCAB_SIZE = 1408
+TAGS = ('<think>', '</think>', '<answer>', '</answer>')
+ROLES = ('system\n', 'user\n', 'assistant\n')
+STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
+GRIDS = (frozen_lake.SYMBOLS, sokoban.SYMBOLS, sokoban.OTHER_SYMBOLS)
+TEMPLATES = ('system', 'reward', 'header', 'warning', 'tail')
+TURNS, ACTIONS, WORDS = 5, 10, 100  # as in configs/base.py; other numbers are single digits
+
+
+def environments() -> list:
+    """The environments and observation formats whose texts are made of whole words.
+
+    The library is not among them: it was worded in pieces that were there already.
+    """
+    return [
+        frozen_lake.FrozenLake(),
+        frozen_lake.FrozenLake(observation_format='grid_coord'),
+        sokoban.Sokoban(),
+        sokoban.Sokoban(symbols=sokoban.OTHER_SYMBOLS),
+        sokoban.Sokoban(observation_format='grid_coord'),
+        *(bandit.Bandit(pairs=pairs) for pairs in bandit.PAIRS),
+    ]
+
+
+def action_names() -> list[str]:
+    """Names of all actions of all environments."""
+    return sorted({name for env in environments() for name in env.ACTION_NAMES})
+
+
+def grid_symbols() -> list[str]:
+    """Every sign that can stand in a cell of a grid."""
+    return sorted(set(''.join(GRIDS)))
+
+
+def rows() -> list[str]:
+    """Every row of the default lake and of the default room, with its newline."""
+    return sorted({*frozen_lake.FrozenLake().lines(), *sokoban.Sokoban().lines()})
+
+
+def phrases() -> list[str]:
+    """What never changes within the prompts: sentences, and the words around a number or a tag."""
+    texts = [bandit.QUESTION, *(env.instruction for env in environments())]
+    texts += [getattr(style, part) for style in STYLES for part in TEMPLATES]
+    borders = r'\{\w+\}|\n|(?<=[.,:])(?= )|[()"\d]|' + '|'.join(TAGS)
+    parts = {part for text in texts for part in re.split(borders, text)}
+    parts = {p for p in parts if len(p.split()) > 1 and SEPARATOR not in p and ': ' not in p}
+    return sorted(parts | {env.name for env in environments()})
+
+
+def corpus() -> list[str]:
+    """Texts of episodes: system messages, parts of turns, answers. Grids are left out on purpose.
+
+    A piece can then not span two cells, and a row is as many tokens as it has cells.
+    """
+    texts = []
+    for env, style in itertools.product(environments(), STYLES):
+        texts.append(
+            style.system.format(
+                name=env.name,
+                instruction=env.instruction,
+                actions=', '.join(env.ACTION_NAMES),
+                max_actions=ACTIONS,
+                separator=SEPARATOR,
+            )
+        )
+        texts += [style.reward.format(reward=f'{n / 10:.1f}') for n in range(-10, 11)]
+        texts += [style.header.format(turn=k + 1) for k in range(TURNS)]
+        texts += [style.warning] * TURNS
+        texts += [style.tail.format(left=n, max_words=WORDS) for n in range(ACTIONS + 1)]
+    texts += [bandit.QUESTION.format(a='Teacher', b='Trader'), *_coordinates(), *_thoughts()]
+    words = {word for text in texts for word in re.split(r'[^A-Za-z]+', text) if len(word) > 2}
+    texts += [f' {word}' for word in sorted(words)] * 2 + [word for word in sorted(words)] * 2
+    # Longer pieces than a line cannot exist: the newline is always a token of its own.
+    return [line for text in texts for line in text.split('\n') if line]
+
+
+def _coordinates() -> list[str]:
+    cells = list(itertools.product(range(6), repeat=2))
+    names = ('Targets', 'Boxes', 'Boxes on target', 'Player', 'Start', 'Goal', 'Holes')
+    texts = [f'{name}: {a}, {b}' for name in names for a, b in zip(cells, cells[7:], strict=False)]
+    sizes = [f'Board size: {n} rows x {n} cols (zero-indexed).' for n in (4, 6, 8)]
+    return [*texts, *(['Coordinates: ', 'Grid Map: ', *sizes] * 8)]
+
+
+def _thoughts() -> list[str]:
+    """Sentences an agent may think."""
+    things = ('box', 'target', 'wall', 'hole', 'goal', 'player')
+    places = ('above', 'below', 'left of', 'right of', 'next to')
+    moves = ('up', 'down', 'left', 'right')
+    texts = [f'The {a} is {b} me, I go {c}.' for a in things for b in places for c in moves]
+    texts += [f'The {a} is {b} the {c}.' for a in things for b in places for c in things]
+    texts += [f'I push the box {a}, then I move {b}.' for a in moves for b in moves]
+    return texts + [f'I should go {a} then go {b}.' for a in moves for b in moves]
+
+
+def train(vocab_size: int = VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model."""
+    symbols = [*TAGS, f' {SEPARATOR} ', '\n', *ROLES, *action_names(), *phrases()]
+    signs = [sign for sign in grid_symbols() if not sign.isalpha() and sign != '.']
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus()),
+        model_writer=model,
+        model_type='unigram',
+        vocab_size=vocab_size,
+        byte_fallback=True,
+        character_coverage=1.0,
+        required_chars=''.join(sign for sign in grid_symbols() if sign not in signs),
+        control_symbols=list(CHAT_SPECIALS),
+        user_defined_symbols=[text.replace(' ', '\u2581') for text in [*symbols, *signs, *rows()]],
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        normalization_rule_name='identity',
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        split_by_whitespace=False,
+        split_by_unicode_script=False,
+        split_by_number=False,
+        split_digits=True,
+        max_sentencepiece_length=64,
+        num_threads=1,
+        minloglevel=2,
+    )
+    check(model.getvalue())
+    return model.getvalue()
+
+
+def check(model: bytes) -> None:
+    """Cells, newlines, rows, tags and action names must be one token each."""
+    tokenizer = PieceTokenizer(model, 'the trained model')
+    for grid in GRIDS:
+        for a, b in itertools.product(grid, repeat=2):
+            pieces = [tokenizer.decode([i]) for i in tokenizer.encode(f'{a}{b}\n')]
+            if pieces != [a, b, '\n']:
+                raise ValueError(f'the cells {a}{b} became the pieces {pieces}')
+    for text in [*TAGS, f' {SEPARATOR} ', *action_names(), *rows()]:
+        if len(tokenizer.encode(text)) != 1:
+            raise ValueError(f'{text!r} is not a single token')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--out', type=Path, default=DEMO_MODEL)
+    parser.add_argument('--vocab_size', type=int, default=VOCAB_SIZE)
+    options = parser.parse_args()
+    model = train(options.vocab_size)
+    options.out.write_bytes(model)
+    print(f'{options.out}: {options.vocab_size} pieces, {len(model)} bytes')
+
+
+if __name__ == '__main__':
+    main()

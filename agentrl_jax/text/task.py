@@ -1,0 +1,342 @@
+"""Any grid environment as a text environment whose prompts and answers never leave the device.
+
+Everything an episode can show is known before it starts: the lines of the observation, one line
+for each possible reward, turn number and number of actions left, and the chat markers between
+messages. They are tokenised once into one LineTable; a prompt is then a list of row numbers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from agentrl_jax.text import answer as answers
+from agentrl_jax.text import history
+from agentrl_jax.text import lines as line_tables
+from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle
+from agentrl_jax.tokens import chat as chats
+from agentrl_jax.types import EpisodeStop
+
+
+@struct.dataclass
+class Offsets:
+    """First row of each family of lines in the table."""
+
+    reward: int = struct.field(pytree_node=False)
+    reward_low: int = struct.field(pytree_node=False)  # reward of the first row, in quanta
+    reward_high: int = struct.field(pytree_node=False)
+    header: int = struct.field(pytree_node=False)
+    observation: int = struct.field(pytree_node=False)
+    warning: int = struct.field(pytree_node=False)
+    tail: int = struct.field(pytree_node=False)
+    next_turn: int = struct.field(pytree_node=False)  # opens a user message behind a sampled end
+    end_turn: int = struct.field(pytree_node=False)  # the same, and appends the missing end
+    close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer
+    past_summary: int = struct.field(pytree_node=False, default=-1)  # see envs.history
+    past_turn: int = struct.field(pytree_node=False, default=-1)
+    past_action: int = struct.field(pytree_node=False, default=-1)
+    past_reward: int = struct.field(pytree_node=False, default=-1)
+
+
+@struct.dataclass
+class TextTask:
+    """An environment, its prompts and its budgets. Arrays are leaves; the rest is static."""
+
+    env_params: Any
+    table: line_tables.LineTable
+    prefix: jax.Array  # int32 [P]  tokens in front of every first observation
+    answer: answers.AnswerTable
+    eos_ids: jax.Array  # int32 [n]  tokens that end a turn
+    no_past: jax.Array  # int32 [m, P]  history of an episode that begins
+    turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
+    env: Any = struct.field(pytree_node=False)
+    offsets: Offsets
+    style: PromptStyle = struct.field(pytree_node=False)
+    pad_id: int = struct.field(pytree_node=False)
+    width: int = struct.field(pytree_node=False)  # tokens of the longest possible turn prompt
+    max_turns: int = struct.field(pytree_node=False)
+    max_actions_per_turn: int = struct.field(pytree_node=False)
+    max_actions_per_episode: int = struct.field(pytree_node=False)
+    format_penalty: float = struct.field(pytree_node=False)
+    with_think: bool = struct.field(pytree_node=False)  # answers open with <think>
+
+
+@struct.dataclass
+class Episode:
+    """One running episode (no batch axis; vmapped by the rollout)."""
+
+    state: Any  # environment state
+    turn: jax.Array  # int32 []    turn about to be answered
+    used: jax.Array  # int32 []    actions executed so far
+    reward: jax.Array  # float32 []  environment reward of the previous turn
+    warn: jax.Array  # bool []     the previous answer held no valid action
+    past: jax.Array  # int32 [m, P]  rows that tell the last m turns; see envs.history
+
+
+@struct.dataclass
+class TurnOutcome:
+    """What a turn did (no batch axis)."""
+
+    reward: jax.Array  # float32 []
+    penalty: jax.Array  # float32 []  format penalty, <= 0
+    valid: jax.Array  # bool []     the answer matched and each of its actions exists
+    num_actions: jax.Array  # int32 []
+    actions: jax.Array  # int32 [A]   environment actions in order, -1 = none
+    success: jax.Array  # bool []
+    stop: jax.Array  # int32 []    EpisodeStop, NONE while the episode goes on
+
+
+def begin(task: TextTask, level: jax.Array) -> Episode:
+    """A new episode on the given level of the pool."""
+    return Episode(
+        state=task.env.reset_level(level, task.env_params),
+        turn=jnp.int32(0),
+        used=jnp.int32(0),
+        reward=jnp.float32(0.0),
+        warn=jnp.bool_(False),
+        past=task.no_past,
+    )
+
+
+def play_turn(
+    task: TextTask, key: jax.Array, episode: Episode, parts: jax.Array, matched: jax.Array
+) -> tuple[Episode, TurnOutcome]:
+    """Executes one answer: parts int32 [A] name indices (-1 unknown, -2 absent), matched bool [].
+
+    Unknown names are dropped and the rest is played. A fault (no match, an unknown name, nothing
+    valid) costs format_penalty once a turn; an answer without any valid action changes nothing
+    (RAGEN). Actions behind a terminal state or the action budget are not executed.
+    """
+    key = jax.random.fold_in(key, episode.turn)
+    action = jax.vmap(task.env.env_action, in_axes=(None, 0))(episode.state, parts)
+    present = matched & (parts != -2)
+    known = present & (parts >= 0) & (action >= 0)
+
+    def act(carry, x):
+        state, done, used, reward = carry
+        index, action, known = x
+        live = known & ~done & (used < task.max_actions_per_episode)
+        _, after, gain, terminated, _ = task.env.step_env(
+            jax.random.fold_in(key, index), state, jnp.maximum(action, 0), task.env_params
+        )
+        ended = terminated | task.env.is_truncated(after, task.env_params)
+        state = jax.tree.map(lambda new, old: jnp.where(live, new, old), after, state)
+        carry = (state, done | (live & ended), used + live, reward + jnp.where(live, gain, 0.0))
+        return carry, jnp.where(live, action, -1)
+
+    start = (episode.state, jnp.bool_(False), episode.used, jnp.float32(0.0))
+    index = jnp.arange(parts.shape[0])
+    (state, done, used, reward), executed = jax.lax.scan(act, start, (index, action, known))
+    turn = episode.turn + 1
+    stop = jnp.where(turn >= task.turn_limit, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
+    stop = jnp.where(used >= task.max_actions_per_episode, EpisodeStop.ACTION_BUDGET, stop)
+    stop = jnp.where(done, EpisodeStop.TERMINATED, stop)
+    valid = matched & jnp.any(known) & jnp.all(known == present)
+    outcome = TurnOutcome(
+        reward=reward,
+        penalty=jnp.where(valid, 0.0, task.format_penalty).astype(jnp.float32),
+        valid=valid,
+        num_actions=used - episode.used,
+        actions=executed,
+        success=task.env.success(state, task.env_params),
+        stop=stop,
+    )
+    after = Episode(
+        state=state, turn=turn, used=used, reward=reward, warn=~jnp.any(known),
+        past=_past(task, episode, parts, known, reward),
+    )  # fmt: skip
+    return after, outcome
+
+
+def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array:
+    """The history after a turn."""
+    if not episode.past.shape[0]:
+        return episode.past
+    row = reward_line(task, reward, task.offsets.past_reward) if task.style.rewards_shown() else -1
+    return history.extended(
+        episode.past, task.offsets, len(task.env.ACTION_NAMES), turn=episode.turn,
+        observation=observation_lines(task, episode.state), parts=parts, known=known, reward=row,
+    )  # fmt: skip
+
+
+def observation_lines(task: TextTask, state: Any) -> jax.Array:
+    """Rows of the observation; -1 = nothing. int32 [R]."""
+    ids = jnp.atleast_1d(task.env.line_ids(state, task.env_params))
+    return jnp.where(ids >= 0, ids + task.offsets.observation, -1).astype(jnp.int32)
+
+
+def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
+    """Row of a reward in a family that has a line for each multiple of REWARD_QUANTUM."""
+    at = task.offsets
+    step = jnp.round(reward / task.env.REWARD_QUANTUM).astype(jnp.int32)
+    return family + jnp.clip(step, at.reward_low, at.reward_high) - at.reward_low
+
+
+def opening_lines(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> list[jax.Array]:
+    """Rows with which a prompt answers the turn before it: end of that turn, user, reward."""
+    at = task.offsets
+    opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
+    return [opening, reward_line(task, reward, at.reward)]
+
+
+def opening_length(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> jax.Array:
+    """Tokens of opening_lines, for the reward of the turn before and whether it ended itself."""
+    return sum(task.table.length[row] for row in opening_lines(task, reward, sampled_end))
+
+
+def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
+    """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
+    at = task.offsets
+    opening = opening_lines(task, episode.reward, sampled_end)
+    told = history.shown(episode.past, at, episode.turn) if episode.past.shape[0] else -1
+    rows = [
+        *(jnp.where(episode.turn == 0, -1, row) for row in opening),
+        told,
+        at.header + episode.turn,
+        observation_lines(task, episode.state),
+        jnp.where(episode.warn, at.warning, -1),
+        at.tail + task.max_actions_per_episode - episode.used,
+        at.close,
+    ]
+    return jnp.concatenate([jnp.atleast_1d(jnp.asarray(row, jnp.int32)) for row in rows])
+
+
+def turn_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
+    """Tokens of the prompt of episode.turn. int32 []."""
+    rows = turn_lines(task, episode, sampled_end)
+    return jnp.sum(jnp.where(rows >= 0, task.table.length[jnp.maximum(rows, 0)], 0))
+
+
+def turn_tokens(
+    task: TextTask, episode: Episode, sampled_end: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Prompt of episode.turn: (tokens int32 [width], count int32 [])."""
+    rows = turn_lines(task, episode, sampled_end)
+    return line_tables.gather_lines(task.table, rows, width=task.width)
+
+
+def system_text(env: Any, style: PromptStyle, max_actions: int) -> str:
+    """System message of every episode."""
+    return style.system.format(
+        name=env.name,
+        instruction=env.instruction,
+        actions=', '.join(env.ACTION_NAMES),
+        max_actions=max_actions,
+        separator=SEPARATOR,
+    )
+
+
+def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_words, past_turns):
+    """The line families, in table order: name -> list of texts."""
+    low, high = env.REWARD_BOUNDS
+    quanta = range(
+        int(np.floor(per_turn * min(low, 0) / env.REWARD_QUANTUM + 0.5)),
+        int(np.floor(per_turn * max(high, 0) / env.REWARD_QUANTUM + 0.5)) + 1,
+    )
+    digits = 1 if env.REWARD_QUANTUM >= 0.1 else 2
+    numbers = [f'{q * env.REWARD_QUANTUM:.{digits}f}' for q in quanta]
+    rewards = [style.reward.format(reward=number) for number in numbers]
+    return quanta, {
+        'reward': [r.removeprefix('Reward:\n') for r in rewards],
+        'header': [style.header.format(turn=k + 1) for k in range(max_turns)],
+        'observation': env.lines(env_params),
+        'warning': [style.warning],
+        'tail': [style.tail.format(left=n, max_words=max_words) for n in range(max_actions + 1)],
+        **history.families(
+            env.ACTION_NAMES, numbers if style.rewards_shown() else [],
+            turns=past_turns, max_turns=max_turns,
+        ),
+    }  # fmt: skip
+
+
+def build_task(
+    env: Any,
+    env_params: Any,
+    tokenizer: Any,
+    *,
+    style: str = 'ragen',
+    generation_prefix: str = '<think>',
+    max_turns: int = 5,
+    max_actions_per_turn: int = 5,
+    max_actions_per_episode: int = 10,
+    format_penalty: float = -0.1,
+    max_words: int = 100,
+    past_turns: int = 0,
+) -> TextTask:
+    """Tokenises every possible line of the environment once (host; seconds at most).
+
+    generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking).
+    past_turns: turns before the current one that each prompt tells in words.
+    """
+    if style not in STYLES:
+        raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
+    if generation_prefix not in ('<think>', '<answer>'):
+        raise ValueError(f"generation_prefix={generation_prefix!r} must be '<think>' or '<answer>'")
+    words = STYLES[style]
+    quanta, families = _families(
+        env, env_params, words, max_turns=max_turns, max_actions=max_actions_per_episode,
+        per_turn=max_actions_per_turn, max_words=max_words, past_turns=past_turns,
+    )  # fmt: skip
+    chat = chats.build_chat(tokenizer)
+    table, offsets, at, sizes = _line_table(
+        tokenizer, chat, families, quanta, words, generation_prefix
+    )
+    prefix = chat.episode_prefix(system_text(env, words, max_actions_per_episode), words.lead)
+    return TextTask(
+        env_params=env_params,
+        table=table,
+        prefix=jnp.asarray(prefix, jnp.int32),
+        answer=answers.build_answer_table(
+            tokenizer.token_bytes(), env.ACTION_NAMES,
+            max_actions=max_actions_per_turn, with_think=generation_prefix == '<think>',
+        ),
+        eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
+        no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
+        turn_limit=jnp.int32(max_turns),
+        env=env, offsets=offsets, style=words,
+        pad_id=tokenizer.pad_id,
+        width=_width(
+            env, env_params, np.asarray(table.length), at, sizes, past_turns, max_actions_per_turn
+        ),
+        max_turns=max_turns,
+        max_actions_per_turn=max_actions_per_turn,
+        max_actions_per_episode=max_actions_per_episode,
+        format_penalty=format_penalty,
+        with_think=generation_prefix == '<think>',
+    )  # fmt: skip
+
+
+def _line_table(tokenizer, chat, families, quanta, style, generation_prefix):
+    """(table, offsets, first row of each family, lines of each family)."""
+    opening = chat.user_open('Reward:\n' if style.rewards_shown() else '')
+    extra = {
+        'next_turn': opening,
+        'end_turn': [chat.end_id, *opening],
+        'close': chat.answer_open(generation_prefix),
+    }
+    texts = [line for family in families.values() for line in family]
+    table = line_tables.build_line_table(tokenizer, texts, extra_rows=list(extra.values()))
+    sizes = {name: len(family) for name, family in families.items()}
+    starts = np.concatenate([[0], np.cumsum([*sizes.values(), *[1] * len(extra)])])
+    at = dict(zip([*sizes, *extra], starts[:-1].tolist(), strict=True))
+    return table, Offsets(reward_low=quanta[0], reward_high=quanta[-1], **at), at, sizes
+
+
+def _width(env, env_params, length, at, sizes, past_turns, per_turn) -> int:
+    """Tokens of the longest possible turn prompt: the longest line at each of its places."""
+
+    def longest(first, count):
+        return int(length[first : first + count].max()) if count else 0
+
+    most = {name: longest(at[name], count) for name, count in sizes.items()}
+    slots = env.line_slots(env_params)
+    observation = sum(longest(at['observation'] + r.start, len(r)) for r in slots)
+    past = 0
+    if past_turns:
+        a_turn = most['past_turn'] + per_turn * most['past_action'] + most['past_reward']
+        past = most['past_summary'] + past_turns * (observation + a_turn)
+    fixed = [most[name] for name in ('reward', 'header', 'warning', 'tail')]
+    markers = [longest(at[name], 1) for name in ('end_turn', 'close')]
+    return observation + sum(fixed) + sum(markers) + past
