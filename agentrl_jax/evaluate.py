@@ -49,11 +49,18 @@ def evaluate(
     run_log.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
     host = jax.tree.map(np.asarray, rollout)
     page = pages.write(
-        folder, name, host, task=run.eval_task, tokenizer=run.tokenizer,
-        streams=run.eval_episodes.world_stream, key=key, group_size=1,
+        folder,
+        name,
+        host,
+        task=run.eval_task,
+        tokenizer=run.tokenizer,
+        streams=run.eval_episodes.world_stream,
+        key=key,
+        group_size=1,
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
-        extras={}, limit=train.PAGE_EPISODES,
-    )  # fmt: skip
+        extras={},
+        limit=train.PAGE_EPISODES,
+    )
     if told:
         played = jax.tree.map(lambda x: x[: cfg.env.eval_levels], host)
         records = trajectories.rollout_records(played, run.tokenizer, cfg.env.name)
@@ -77,10 +84,30 @@ def describe(metrics: dict[str, float], split: str) -> str:
 
 # What an evaluation may choose for itself; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
-    'seed', 'steps', 'algorithm', 'eval', 'env.eval_levels', 'env.train_levels', 'env.pool_seed',
-    'rollout', 'filter', 'loss', 'evol', 'dpo', 'optim', 'batch', 'mesh', 'clone', 'checkpoint',
-    'alarm', 'log', 'curriculum', 'model.path', 'model.tokenizer', 'model.dtype',
-)  # fmt: skip
+    'seed',
+    'steps',
+    'algorithm',
+    'eval',
+    'env.eval_levels',
+    'env.train_levels',
+    'env.pool_seed',
+    'rollout',
+    'filter',
+    'loss',
+    'evol',
+    'dpo',
+    'optim',
+    'batch',
+    'mesh',
+    'clone',
+    'checkpoint',
+    'alarm',
+    'log',
+    'curriculum',
+    'model.path',
+    'model.tokenizer',
+    'model.dtype',
+)
 
 
 def main(_) -> None:

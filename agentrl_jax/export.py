@@ -38,10 +38,17 @@ DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
-    'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
-    'vocab.json', 'merges.txt', 'tokenizer.model', 'chat_template.jinja', 'chat_template.json',
+    'tokenizer.json',
+    'tokenizer_config.json',
+    'special_tokens_map.json',
+    'added_tokens.json',
+    'vocab.json',
+    'merges.txt',
+    'tokenizer.model',
+    'chat_template.jinja',
+    'chat_template.json',
     'generation_config.json',
-)  # fmt: skip
+)
 
 
 def config_to_hf(config: qwen2.ModelConfig, *, dtype: str) -> dict[str, Any]:
@@ -129,10 +136,18 @@ def export_adapter(
     if jax.process_index():
         return out_dir
     settings = {
-        'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'base_model_name_or_path': base,
-        'r': rank, 'lora_alpha': alpha, 'target_modules': list(targets), 'lora_dropout': 0.0,
-        'bias': 'none', 'fan_in_fan_out': False, 'inference_mode': True, 'modules_to_save': None,
-    }  # fmt: skip
+        'peft_type': 'LORA',
+        'task_type': 'CAUSAL_LM',
+        'base_model_name_or_path': base,
+        'r': rank,
+        'lora_alpha': alpha,
+        'target_modules': list(targets),
+        'lora_dropout': 0.0,
+        'bias': 'none',
+        'fan_in_fan_out': False,
+        'inference_mode': True,
+        'modules_to_save': None,
+    }
 
     def write(folder):
         save_file(tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'})
@@ -259,10 +274,14 @@ def export_checkpoint(
     params = state.saved_policy(cfg, config, mesh, params, workdir, step=step)
     if part == 'adapter':
         return export_adapter(
-            params['lora'], out, rank=cfg.lora.rank, alpha=cfg.lora.alpha, dtype=dtype,
+            params['lora'],
+            out,
+            rank=cfg.lora.rank,
+            alpha=cfg.lora.alpha,
+            dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
             base=cfg.model.path if state.base_is_given(saved) else None,
-        )  # fmt: skip
+        )
     if part == 'policy':
         params = lora.merge(params, config.lora_scale)
     return export_hf(params, config, out, dtype=dtype, tokenizer_source=parts.tokenizer_source(cfg))
@@ -274,7 +293,7 @@ def main(_) -> None:
     try:
         folder = export_checkpoint(
             args.config, args.workdir, args.out, step=args.step, dtype=args.dtype, part=args.part
-        )  # fmt: skip
+        )
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     print(folder)

@@ -39,9 +39,13 @@ ANSWER_SHARE = 5  # an answer is taken to be 1 / 5 of rollout.max_response unles
 
 
 def plan(
-    cfg: Any, topology: str, *, model: str = '', layers: tuple[int, ...] = (),
+    cfg: Any,
+    topology: str,
+    *,
+    model: str = '',
+    layers: tuple[int, ...] = (),
     answer_tokens: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The plan as a dict that JSON can hold; `text` makes a page of it."""
     where = hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
@@ -84,10 +88,12 @@ def plan(
 def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> cost.Machine:
     """The device as plan_cost sees it, and how often the loops of a rollout run."""
     return cost.Machine(
-        platform=where.devices[0].platform, flops=where.chip.flops,
+        platform=where.devices[0].platform,
+        flops=where.chip.flops,
         bandwidth=where.chip.bandwidth,
-        trips=cost.trips(cfg, sharding.row_shards(mesh), answer_tokens), **dict(mesh.shape),
-    )  # fmt: skip
+        trips=cost.trips(cfg, sharding.row_shards(mesh), answer_tokens),
+        **dict(mesh.shape),
+    )
 
 
 def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> Compiled:
@@ -101,9 +107,10 @@ def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> C
     numbers = [field.name for field in dataclasses.fields(Compiled) if field.type is not str]
     spent = few.compile_seconds + many.compile_seconds
     return Compiled(
-        name=few.name, refused=few.refused or many.refused,
+        name=few.name,
+        refused=few.refused or many.refused,
         **{name: line(name) for name in numbers} | {'compile_seconds': spent},
-    )  # fmt: skip
+    )
 
 
 def program_row(program: Compiled, chip: hardware.Chip) -> dict[str, Any]:
@@ -137,8 +144,11 @@ def text(plan: dict[str, Any]) -> str:
         f'memory {plan["memory"]}, of which a program may use '
         f'{plan["usable_bytes"] / GIB:.2f} GiB: {"fits" if plan["fits"] else "DOES NOT FIT"}'
     )
-    lines += [f'{name}: the compiler says "{programs[name]["refused"]}"'
-              for name in PROGRAMS if programs[name]['refused']]  # fmt: skip
+    lines += [
+        f'{name}: the compiler says "{programs[name]["refused"]}"'
+        for name in PROGRAMS
+        if programs[name]['refused']
+    ]
     lines.append('')
     row('TFLOP a device', lambda p: p['flops'], 1e12, '.3g')
     row('GB moved a device', lambda p: p['bytes'], 1e9, '.4g')
@@ -194,9 +204,12 @@ def main(_) -> None:
     given = flags.FLAGS
     try:
         made = plan(
-            given.config, given.topology, model=given.model, layers=layer_pair(given.layers),
+            given.config,
+            given.topology,
+            model=given.model,
+            layers=layer_pair(given.layers),
             answer_tokens=given.answer_tokens,
-        )  # fmt: skip
+        )
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     print(json.dumps(made, indent=2) if given.json else text(made))

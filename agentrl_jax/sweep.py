@@ -210,9 +210,12 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     )
     define(flags.DEFINE_integer, 'jobs', 1, 'Runs that train at once.', lower_bound=1)
     define(
-        flags.DEFINE_integer, 'retries', 2, 'How often a run that failed is tried again.',
+        flags.DEFINE_integer,
+        'retries',
+        2,
+        'How often a run that failed is tried again.',
         lower_bound=0,
-    )  # fmt: skip
+    )
     define(flags.DEFINE_multi_string, 'only', [], 'Name of a run; all if left out.')
     define(flags.DEFINE_string, 'gpus', '', 'GPUs to share out among the jobs: 0,1,2,3.')
     define(flags.DEFINE_multi_string, 'sbatch', [], 'More for SLURM: --sbatch=--gres=gpu:1.')

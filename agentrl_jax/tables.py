@@ -43,9 +43,11 @@ def write(table: Table, folder: Path) -> list[Path]:
     """Every form of a table as files; the same runs, the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        'table.md': render.markdown(table), 'table.tex': render.latex(table),
-        'table.csv': render.csv_text(table), 'runs.csv': render.runs_csv(table),
-    }  # fmt: skip
+        'table.md': render.markdown(table),
+        'table.tex': render.latex(table),
+        'table.csv': render.csv_text(table),
+        'runs.csv': render.runs_csv(table),
+    }
     for name, text in texts.items():
         run_log.write_atomic(folder / name, text)
     return [*(folder / name for name in texts), *curves.write(table, folder)]
@@ -83,9 +85,10 @@ def _where(given: Sequence[str]) -> dict[str, str]:
 
 def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
-        prog='python -m agentrl_jax.tables', description=__doc__,
+        prog='python -m agentrl_jax.tables',
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
     add('--rows', default='', help='config fields that name a row: algorithm,filter.keep')

@@ -85,9 +85,20 @@ class Run:
 
 
 def learn(
-    state, frozen, rollout, key=None, task=None, lr_scale=1.0, base=None, *,
-    algorithm, fns, txs, group_size, settings,
-):  # fmt: skip
+    state,
+    frozen,
+    rollout,
+    key=None,
+    task=None,
+    lr_scale=1.0,
+    base=None,
+    *,
+    algorithm,
+    fns,
+    txs,
+    group_size,
+    settings,
+):
     """One update from one rollout: keep groups, score, make the batch, optimise.
 
     Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
@@ -95,14 +106,29 @@ def learn(
     """
     fns = parts.on_base(fns, frozen.model)
     samples, rows, advantages, chosen = batches.prepare(
-        state, frozen.reference, rollout, task, base,
-        algorithm=algorithm, fns=fns, group_size=group_size, settings=settings,
-    )  # fmt: skip
+        state,
+        frozen.reference,
+        rollout,
+        task,
+        base,
+        algorithm=algorithm,
+        fns=fns,
+        group_size=group_size,
+        settings=settings,
+    )
     state, measured = update.update_step(
-        state, samples, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values,
-        value_head_fn=fns.value_head, tx=txs[0], critic_tx=txs[1], key=key, lr_scale=lr_scale,
+        state,
+        samples,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=fns.values,
+        value_head_fn=fns.value_head,
+        tx=txs[0],
+        critic_tx=txs[1],
+        key=key,
+        lr_scale=lr_scale,
         **settings['update'],
-    )  # fmt: skip
+    )
     return state, measured | chosen, rows, advantages
 
 
@@ -116,20 +142,31 @@ def rescore(params, rollout, task=None, *, fns, cfg):
     """Log-probabilities of a rollout's tokens under other parameters."""
     window = assemble_update.window_settings(cfg)
     return score.score(
-        params, None, None, rollout, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=None,
+        params,
+        None,
+        None,
+        rollout,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=None,
         windows=None if window is None else windows.windows(task, rollout, **window),
-        microbatch_rows=cfg.batch.microbatch_rows, temperature=cfg.rollout.temperature,
-        chunk_size=cfg.batch.head_chunk, recompute=True,
-    ).old_logprobs  # fmt: skip
+        microbatch_rows=cfg.batch.microbatch_rows,
+        temperature=cfg.rollout.temperature,
+        chunk_size=cfg.batch.head_chunk,
+        recompute=True,
+    ).old_logprobs
 
 
 def build_learn(cfg: Any, mesh: Any, fns: Any, txs: tuple):
     """Jitted learn(state, frozen, rollout, key, task, base); the state is donated."""
     learner = functools.partial(
-        learn, algorithm=ALGORITHMS[cfg.algorithm], fns=fns, txs=txs,
+        learn,
+        algorithm=ALGORITHMS[cfg.algorithm],
+        fns=fns,
+        txs=txs,
         group_size=cfg.rollout.group_size,
         settings=assemble_update.update_settings(cfg, mesh),
-    )  # fmt: skip
+    )
     return jax.jit(learner, donate_argnums=0)
 
 
@@ -144,21 +181,29 @@ def build(cfg: Any) -> Run:
     fns = parts.model_functions(cfg, config, mesh)
     txs = parts.build_optimisers(cfg)
     draw = functools.partial(
-        parts.draw_episodes, levels=task.env.num_levels(task.env_params),
-        groups=cfg.rollout.num_groups, group_size=cfg.rollout.group_size,
+        parts.draw_episodes,
+        levels=task.env.num_levels(task.env_params),
+        groups=cfg.rollout.num_groups,
+        group_size=cfg.rollout.group_size,
         common=cfg.rollout.common_random_numbers,
-    )  # fmt: skip
+    )
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     return Run(
-        cfg=cfg, mesh=mesh, tokenizer=tokenizer, config=config, params=params,
-        task=task, eval_task=eval_task,
+        cfg=cfg,
+        mesh=mesh,
+        tokenizer=tokenizer,
+        config=config,
+        params=params,
+        task=task,
+        eval_task=eval_task,
         collect=parts.build_collect(cfg, config, mesh, split='train'),
         collect_eval=parts.build_collect(cfg, config, mesh, split=cfg.eval.split),
         draw=jax.jit(draw, out_shardings=rows),
         pack=collecting.build_pack(cfg, assemble_update.build_keep(cfg), rows, whole),
         eval_episodes=jax.device_put(
             parts.every_level(
-                cfg.env.eval_levels, eval_task.env.num_levels(eval_task.env_params),
+                cfg.env.eval_levels,
+                eval_task.env.num_levels(eval_task.env_params),
                 sharding.row_shards(mesh),
             ),
             rows,
@@ -174,14 +219,17 @@ def build(cfg: Any) -> Run:
         rescore=jax.jit(functools.partial(rescore, fns=fns, cfg=cfg), out_shardings=rows),
         information=jax.jit(
             functools.partial(
-                mutual_information.information, hidden_fn=fns.hidden, head_fn=fns.head,
-                layout=whole, **parts.information_settings(cfg),
+                mutual_information.information,
+                hidden_fn=fns.hidden,
+                head_fn=fns.head,
+                layout=whole,
+                **parts.information_settings(cfg),
             ),
             out_shardings=whole,
         ),
         learn=build_learn(cfg, mesh, fns, txs),
         txs=txs,
-    )  # fmt: skip
+    )
 
 
 def measure(run: Run, policy: Any) -> dict[str, float]:
@@ -227,12 +275,18 @@ def save_page(run: Run, workdir: Path, step: int, policy: Any, seen: tuple) -> N
     spread[validation.fetch(rows)] = validation.fetch(advantages)
     if jax.process_index() == 0:
         pages.write(
-            workdir, f'step_{step:06d}', rollout, task=run.task,
-            tokenizer=run.tokenizer, streams=episodes.world_stream, key=key,
-            group_size=run.cfg.rollout.group_size, title=f'training rollout of step {step}',
+            workdir,
+            f'step_{step:06d}',
+            rollout,
+            task=run.task,
+            tokenizer=run.tokenizer,
+            streams=episodes.world_stream,
+            key=key,
+            group_size=run.cfg.rollout.group_size,
+            title=f'training rollout of step {step}',
             extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
             limit=PAGE_EPISODES,
-        )  # fmt: skip
+        )
 
 
 def train(cfg: Any, workdir: str) -> int:
@@ -264,15 +318,19 @@ def play(run, state, frozen, base, checkpoints, workdir: Path) -> int | None:
         run_log.write_config(workdir, cfg, sys.argv)
     with (
         run_log.RunLog(
-            workdir, resume_step=first, tensorboard=cfg.log.tensorboard,
-            wandb_project=cfg.log.wandb_project, config=cfg, process_index=jax.process_index(),
+            workdir,
+            resume_step=first,
+            tensorboard=cfg.log.tensorboard,
+            wandb_project=cfg.log.wandb_project,
+            config=cfg,
+            process_index=jax.process_index(),
         ) as log,
         processes.Preemption() as preemption,
         Progress(cfg.steps, 'training', done=first) as progress,
         profiling.Trace(
             workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
         ) as trace,
-    ):  # fmt: skip
+    ):
         models = (frozen, base)
         code, state = loop(
             run, state, models, workdir, checkpoints, log, preemption, progress, trace

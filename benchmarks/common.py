@@ -134,14 +134,22 @@ def hf_model(params: Any, config: qwen2.ModelConfig) -> Any:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     hf_config = transformers.Qwen2Config(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size, num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
         rope_parameters={'rope_type': 'default', 'rope_theta': config.rope_theta},
-        tie_word_embeddings=config.tie_embeddings, attn_implementation='sdpa',
-        bos_token_id=None, eos_token_id=None, pad_token_id=0, max_position_embeddings=32768,
-    )  # fmt: skip
+        tie_word_embeddings=config.tie_embeddings,
+        attn_implementation='sdpa',
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        max_position_embeddings=32768,
+    )
     model = transformers.Qwen2ForCausalLM(hf_config).eval()
     state = {}
     for where, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:

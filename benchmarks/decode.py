@@ -57,8 +57,11 @@ def generate(
         return hidden[:, 0], cache, tokens.at[:, t].set(token), logprobs.at[:, t].set(logprob)
 
     start = (
-        hidden[:, -1], cache, jnp.zeros((rows, new), jnp.int32), jnp.zeros((rows, new), jnp.float32)
-    )  # fmt: skip
+        hidden[:, -1],
+        cache,
+        jnp.zeros((rows, new), jnp.int32),
+        jnp.zeros((rows, new), jnp.float32),
+    )
     hidden, _, tokens, logprobs = jax.lax.fori_loop(0, new - 1, step, start)
     token, logprob = sample(new - 1, hidden)  # nobody needs the hidden state behind the last one
     return tokens.at[:, -1].set(token), logprobs.at[:, -1].set(logprob)
@@ -74,9 +77,15 @@ def hf_generate(model: Any, prompt: np.ndarray, new: int, mode: dict[str, float]
         sampled = dict(do_sample=True, temperature=mode['temperature'], top_k=0, top_p=top_p)
     with torch.inference_mode():
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
-            pad_token_id=0, eos_token_id=None, use_cache=True, **sampled,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            pad_token_id=0,
+            eos_token_id=None,
+            use_cache=True,
+            **sampled,
+        )
     return out[:, ids.shape[1] :].cpu().numpy()
 
 
@@ -129,9 +138,13 @@ def show(result: dict[str, Any]) -> str:
 def main() -> None:
     args = common.parse_arguments(
         __doc__.splitlines()[0],
-        vocab=common.SMALL_VOCAB, batch=16, prompt=64, new=64, repeats=5,
+        vocab=common.SMALL_VOCAB,
+        batch=16,
+        prompt=64,
+        new=64,
+        repeats=5,
         modes='greedy,plain,nucleus',
-    )  # fmt: skip
+    )
     common.pin(args.core)
     settings = {k: v for k, v in vars(args).items() if k not in ('json', 'core')}
     result = run(**settings)

@@ -122,23 +122,24 @@ def figures(case: Case, programs: list, whole: bool) -> str:
 
 def table(records: dict) -> str:
     """The page benchmarks/plans.md."""
-    return '\n'.join([
-        '# What fits where', '',
-        'Made by `python -m benchmarks.plans` from `benchmarks/plans.jsonl`: PPO with a critic,',
-        'bfloat16 compute, float32 parameters and moments, remat, 128 episodes of 3072 tokens,',
-        '5 turns of up to 400 tokens (`configs/frozen_lake.py`), micro-batches of 8 rows unless',
-        'said otherwise. Compiled',
-        'by libtpu 0.0.42 and jax 0.10.2 on a CPU; nothing was run on a TPU. GiB are those of one',
-        'chip while the program runs, all state included. Seconds are the roofline of',
-        f'`agentrl_jax/planning/cost.py` with answers of {ANSWER_TOKENS} tokens, a lower bound.',
-        'Where fewer layers than the model has were compiled, all figures are of that smaller',
-        'model.',
-        '',
+    head = (
+        'Made by `python -m benchmarks.plans` from `benchmarks/plans.jsonl`: PPO with a critic,\n'
+        'bfloat16 compute, float32 parameters and moments, remat, 128 episodes of 3072 tokens,\n'
+        '5 turns of up to 400 tokens (`configs/frozen_lake.py`), micro-batches of 8 rows unless\n'
+        'said otherwise. Compiled\n'
+        'by libtpu 0.0.42 and jax 0.10.2 on a CPU; nothing was run on a TPU. GiB are those of one\n'
+        'chip while the program runs, all state included. Seconds are the roofline of\n'
+        f'`agentrl_jax/planning/cost.py` with answers of {ANSWER_TOKENS} tokens, a lower bound.\n'
+        'Where fewer layers than the model has were compiled, all figures are of that smaller\n'
+        'model.'
+    )
+    columns = (
         '| model | slice | settings | layers compiled | collect, GiB | learn, GiB | fits |'
-        ' seconds, collect + learn |',
-        '| --- | --- | --- | --- | --- | --- | --- | --- |',
-        *(row_of(case, records) for case in cases()),
-    ]) + '\n'  # fmt: skip
+        ' seconds, collect + learn |'
+    )
+    rule = '| --- | --- | --- | --- | --- | --- | --- | --- |'
+    rows = [row_of(case, records) for case in cases()]
+    return '\n'.join(['# What fits where', '', head, '', columns, rule, *rows]) + '\n'
 
 
 def main() -> None:

@@ -64,9 +64,14 @@ def hf_read(model: Any, prompt: np.ndarray) -> np.ndarray:
 
 
 def prompts(
-    params: Any, config: qwen2.ModelConfig, found: limits.Limits, *, batch: int,
-    lengths: list[int], repeats: int,
-) -> dict[str, dict]:  # fmt: skip
+    params: Any,
+    config: qwen2.ModelConfig,
+    found: limits.Limits,
+    *,
+    batch: int,
+    lengths: list[int],
+    repeats: int,
+) -> dict[str, dict]:
     """Part 1, by length."""
     model, out = common.hf_model(params, config), {}
     ours = jax.jit(functools.partial(read_prompt, config=config))
@@ -89,9 +94,15 @@ def prompts(
 
 
 def observations(
-    params: Any, config: qwen2.ModelConfig, found: limits.Limits, *, batch: int, observation: int,
-    histories: list[int], repeats: int,
-) -> dict[str, dict]:  # fmt: skip
+    params: Any,
+    config: qwen2.ModelConfig,
+    found: limits.Limits,
+    *,
+    batch: int,
+    observation: int,
+    histories: list[int],
+    repeats: int,
+) -> dict[str, dict]:
     """Part 2, by tokens behind which the observation is read."""
     tokens = jnp.ones((batch, observation), jnp.int32)
     keep = jax.jit(
@@ -118,9 +129,15 @@ def observations(
 
 
 def run(
-    *, vocab: int, batch: int, lengths: str, observation: int, histories: str, repeats: int,
+    *,
+    vocab: int,
+    batch: int,
+    lengths: str,
+    observation: int,
+    histories: str,
+    repeats: int,
     **shape: int,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """All measurements, as the dictionary that is printed."""
     config = common.model_config(vocab, **shape)
     params, found = common.init_params(config), limits.measure()
@@ -151,9 +168,13 @@ def show(result: dict[str, Any]) -> str:
 def main() -> None:
     args = common.parse_arguments(
         __doc__.splitlines()[0],
-        vocab=common.SMALL_VOCAB, batch=16, lengths='64,256,1024', observation=32,
-        histories='0,64,256,1024', repeats=5,
-    )  # fmt: skip
+        vocab=common.SMALL_VOCAB,
+        batch=16,
+        lengths='64,256,1024',
+        observation=32,
+        histories='0,64,256,1024',
+        repeats=5,
+    )
     common.pin(args.core)
     result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})
     print(show(result))

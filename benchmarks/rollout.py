@@ -38,9 +38,13 @@ def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
     tokenizer = load_tokenizer(BUNDLED_TOKENIZER)
     env = FrozenLake()
     task = text.build_task(
-        env, env.make_params('train', num_levels=64), tokenizer,
-        style='brief', max_turns=turns, max_actions_per_episode=99,
-    )  # fmt: skip
+        env,
+        env.make_params('train', num_levels=64),
+        tokenizer,
+        style='brief',
+        max_turns=turns,
+        max_actions_per_episode=99,
+    )
     vocab = -(-tokenizer.vocab_size // 64) * 64
     return task.replace(eos_ids=jnp.array([vocab], jnp.int32)), tokenizer, vocab
 
@@ -75,9 +79,11 @@ class HostLoop:
         """(world after the answer, number of actions)."""
         task = self.task
         matched, parts = parse_answer(
-            self.tokenizer.decode_bytes(answer), task.env.ACTION_NAMES,
-            max_actions=task.max_actions_per_turn, with_think=task.with_think,
-        )  # fmt: skip
+            self.tokenizer.decode_bytes(answer),
+            task.env.ACTION_NAMES,
+            max_actions=task.max_actions_per_turn,
+            with_think=task.with_think,
+        )
         actions = [part for part in parts if part >= 0] if matched else []
         for action in actions:
             _, state, _, _, _ = self.step(key, state, action, task.env_params)
@@ -108,10 +114,17 @@ class HostLoop:
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
         with torch.inference_mode():
             out = self.model.generate(
-                ids.to(self.model.device), attention_mask=mask.to(self.model.device),
-                max_new_tokens=new, min_new_tokens=new, do_sample=True, temperature=1.0,
-                top_k=0, top_p=1.0, pad_token_id=0, eos_token_id=None,
-            )  # fmt: skip
+                ids.to(self.model.device),
+                attention_mask=mask.to(self.model.device),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                pad_token_id=0,
+                eos_token_id=None,
+            )
         return out[:, width:].tolist()
 
 
@@ -122,9 +135,13 @@ def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) 
     params = common.init_params(config)
     length = task.prefix.shape[0] + turns * (task.width + new)
     collect = functools.partial(
-        device.collect, config=config, slots=episodes, serve_rows=episodes, max_tokens=length,
+        device.collect,
+        config=config,
+        slots=episodes,
+        serve_rows=episodes,
+        max_tokens=length,
         max_response=new,
-    )  # fmt: skip
+    )
     collect, listed = jax.jit(collect), episode_list(episodes)
     levels = np.asarray(listed.level).tolist()
     host = HostLoop(common.hf_model(params, config), task, tokenizer)
@@ -157,9 +174,14 @@ def collect_planned(
     """rollout.collect with answers as long as plan int32 [E, K] says."""
     k_tokens, k_world = jax.random.split(key)
     state = device.start(
-        params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
+        params,
+        task,
+        episodes,
+        config=config,
+        slots=slots,
+        max_tokens=max_tokens,
         cache_tokens=max_tokens,
-    )  # fmt: skip
+    )
     static = dict(config=config, max_response=max_response)
 
     def decode_once(state):
@@ -239,15 +261,24 @@ def schedule(
     plan = np.random.default_rng(0).integers(SHORT, LONG + 1, (episodes, turns))
     length = task.prefix.shape[0] + turns * (task.width + LONG)
     costs = token_costs(
-        params, config, slots=slots, block=max(serve_rows), width=task.width, context=length // 2,
+        params,
+        config,
+        slots=slots,
+        block=max(serve_rows),
+        width=task.width,
+        context=length // 2,
         repeats=repeats,
-    )  # fmt: skip
+    )
     results = {}
     for rows in serve_rows:
         program = functools.partial(
-            collect_planned, config=config, slots=slots, serve_rows=rows, max_tokens=length,
+            collect_planned,
+            config=config,
+            slots=slots,
+            serve_rows=rows,
+            max_tokens=length,
             max_response=LONG,
-        )  # fmt: skip
+        )
         program, lengths = jax.jit(program), jnp.asarray(plan, jnp.int32)
         call = functools.partial(program, params, task, listed, jax.random.key(0), lengths)
         spent = common.timed(call, repeats)
@@ -290,19 +321,27 @@ def show(result: dict[str, Any]) -> str:
 def main() -> None:
     args = common.parse_arguments(
         __doc__.splitlines()[0],
-        episodes=16, turns=4, new=16, slots=64, scheduled=384, repeats=3,
-    )  # fmt: skip
+        episodes=16,
+        turns=4,
+        new=16,
+        slots=64,
+        scheduled=384,
+        repeats=3,
+    )
     common.pin(args.core)
     result = {
         'turns': compare(
             episodes=args.episodes, turns=args.turns, new=args.new, repeats=args.repeats
         ),
         'schedule': schedule(
-            episodes=args.scheduled, turns=args.turns, slots=args.slots, serve_rows=(4, 8, 16),
+            episodes=args.scheduled,
+            turns=args.turns,
+            slots=args.slots,
+            serve_rows=(4, 8, 16),
             repeats=args.repeats,
         ),
         'limits': vars(limits.measure()),
-    }  # fmt: skip
+    }
     print(show(result))
     common.emit('rollout', result, args.json)
 

@@ -89,12 +89,12 @@ def build_score(session: Session) -> Any:
     """score() -> the Batch of the session's rollout."""
     run, cfg = session.run, session.run.cfg
     program = functools.partial(
-        batches.prepare, algorithm=ALGORITHMS[cfg.algorithm],
-        fns=parts.on_base(
-            parts.model_functions(cfg, run.config, run.mesh), session.frozen.model
-        ),
-        group_size=cfg.rollout.group_size, settings=settings.update_settings(cfg, run.mesh),
-    )  # fmt: skip
+        batches.prepare,
+        algorithm=ALGORITHMS[cfg.algorithm],
+        fns=parts.on_base(parts.model_functions(cfg, run.config, run.mesh), session.frozen.model),
+        group_size=cfg.rollout.group_size,
+        settings=settings.update_settings(cfg, run.mesh),
+    )
     program = jax.jit(program)
     return lambda: program(session.state, session.frozen.reference, session.rollout, run.task)
 
@@ -129,9 +129,14 @@ def analyse(
     serves, decodes = (float(counters[name].max()) for name in ('serves', 'decodes'))
     again = (serves, decodes / serves)
     machine = plan_cost.Machine(
-        platform=jax.default_backend(), flops=found.flops, bandwidth=found.bandwidth, trips=again,
-        data=mesh.shape['data'], fsdp=mesh.shape['fsdp'], tensor=mesh.shape['tensor'],
-    )  # fmt: skip
+        platform=jax.default_backend(),
+        flops=found.flops,
+        bandwidth=found.bandwidth,
+        trips=again,
+        data=mesh.shape['data'],
+        fsdp=mesh.shape['fsdp'],
+        tensor=mesh.shape['tensor'],
+    )
     for name, program in programs.items():
         cost = plan_cost.count(program.traced.jaxpr, program.weights, machine)
         memory = program.memory
@@ -252,13 +257,24 @@ def show(result: dict[str, Any]) -> str:
     )
     first = common.table(title, ['part', 'seconds', 'share'], [*rows, ['step', whole, 1.0]])
     names = (
-        'limit_s', 'share_of_limit', 'share_of_matmul', 'mflop_a_token', 'mb_a_token', 'memory_mib',
+        'limit_s',
+        'share_of_limit',
+        'share_of_matmul',
+        'mflop_a_token',
+        'mb_a_token',
+        'memory_mib',
         'compile_s',
-    )  # fmt: skip
+    )
     columns = [
-        'program', 'least s', 'share of limit', 'of matmul', 'MFLOP/token', 'MB/token', 'MiB',
+        'program',
+        'least s',
+        'share of limit',
+        'of matmul',
+        'MFLOP/token',
+        'MB/token',
+        'MiB',
         'compile s',
-    ]  # fmt: skip
+    ]
     rows = [[name, *(x[n] for n in names)] for name, x in result['programs'].items()]
     host = result['host_share']
     facts = [

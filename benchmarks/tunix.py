@@ -46,9 +46,15 @@ def load_peer() -> Any:
 
 
 def compare_decode(
-    params: Any, config: qwen2.ModelConfig, *, batch: int, prompt: int, new: int, repeats: int,
+    params: Any,
+    config: qwen2.ModelConfig,
+    *,
+    batch: int,
+    prompt: int,
+    new: int,
+    repeats: int,
     modes: tuple[str, ...],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Part 1, sampling: a dictionary for each mode."""
     peer, out = load_peer(), {}
     tokens = np.random.default_rng(0).integers(1, config.vocab_size, (batch, prompt))
@@ -100,17 +106,25 @@ def build_ours(config: qwen2.ModelConfig, *, episodes: int, turns: int, new: int
     # Tokens that the tokenizer has not spell nothing, and none ends a turn.
     spelled = tokenizer.token_bytes() + [b''] * (config.vocab_size - tokenizer.vocab_size)
     table = answers.build_answer_table(
-        spelled, task.env.ACTION_NAMES,
-        max_actions=task.max_actions_per_turn, with_think=task.with_think,
-    )  # fmt: skip
+        spelled,
+        task.env.ACTION_NAMES,
+        max_actions=task.max_actions_per_turn,
+        with_think=task.with_think,
+    )
     task = task.replace(answer=table, eos_ids=jnp.array([config.vocab_size], jnp.int32))
     groups = jnp.repeat(jnp.arange(episodes // GROUP, dtype=jnp.int32), GROUP)
     listed = rollout.episode_list(episodes).replace(level=groups)
     collect = functools.partial(
-        rollouts.collect, task=task, episodes=listed, key=jax.random.key(0), config=config,
-        slots=episodes, serve_rows=episodes, max_response=new,
+        rollouts.collect,
+        task=task,
+        episodes=listed,
+        key=jax.random.key(0),
+        config=config,
+        slots=episodes,
+        serve_rows=episodes,
+        max_response=new,
         max_tokens=task.prefix.shape[0] + turns * (task.width + new),
-    )  # fmt: skip
+    )
     optimise = update.build_step(
         config, update.optimiser(), new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK
     )
@@ -145,9 +159,12 @@ def build_script(peer: Any, played: Rollout, new: int) -> Any:
         raise RuntimeError('token 0 is in a prompt; to Tunix it is padding')
     first = np.array([len(episode[0]) for episode in shown])
     return peer.Script(
-        turns=texts, group_size=GROUP, new=new, longest=int(length.max() - new),
+        turns=texts,
+        group_size=GROUP,
+        new=new,
+        longest=int(length.max() - new),
         response=int((length - first).max()) + 1,  # an episode that reaches it loses its last turn
-    )  # fmt: skip
+    )
 
 
 def compare_turns(
@@ -160,11 +177,14 @@ def compare_turns(
     collect = functools.partial(jax.jit(ours.collect), ours.params)
     learners = {
         f'rollout, {n} at once': peer.build_learner(
-            peer.build_model(ours.params, config), script, update.optimiser(),
-            clip=update.CLIP, concurrency=n,
+            peer.build_model(ours.params, config),
+            script,
+            update.optimiser(),
+            clip=update.CLIP,
+            concurrency=n,
         )
         for n in (1, episodes)
-    }  # fmt: skip
+    }
     sampler = peer.build_sampler(
         peer.build_model(ours.params, config), config, script.longest + script.new
     )
@@ -240,9 +260,19 @@ def show(result: dict[str, Any]) -> str:
 
 
 def run(
-    *, parts: str, vocabs: str, batches: str, prompt: int, new: int, episodes: int, turns: int,
-    turn_tokens: int, modes: str, repeats: int, **shape: int,
-) -> dict[str, Any]:  # fmt: skip
+    *,
+    parts: str,
+    vocabs: str,
+    batches: str,
+    prompt: int,
+    new: int,
+    episodes: int,
+    turns: int,
+    turn_tokens: int,
+    modes: str,
+    repeats: int,
+    **shape: int,
+) -> dict[str, Any]:
     """All measurements, as the dictionary that is printed."""
     result: dict[str, Any] = {'shapes': {}}
     wanted, sizes = parts.split(','), [int(x) for x in vocabs.split(',')]
@@ -260,18 +290,28 @@ def run(
     if 'turns' in wanted:
         result['turns'] = compare_turns(
             common.model_config(sizes[0], **shape),
-            episodes=episodes, turns=turns, new=turn_tokens, repeats=repeats,
-        )  # fmt: skip
+            episodes=episodes,
+            turns=turns,
+            new=turn_tokens,
+            repeats=repeats,
+        )
     return result
 
 
 def main() -> None:
     args = common.parse_arguments(
         __doc__.splitlines()[0],
-        parts='decode,update,turns', vocabs=f'{common.SMALL_VOCAB},{common.QWEN_VOCAB}',
-        batches='16,8', prompt=64, new=64, episodes=16, turns=4, turn_tokens=16,
-        modes='greedy,plain,nucleus', repeats=3,
-    )  # fmt: skip
+        parts='decode,update,turns',
+        vocabs=f'{common.SMALL_VOCAB},{common.QWEN_VOCAB}',
+        batches='16,8',
+        prompt=64,
+        new=64,
+        episodes=16,
+        turns=4,
+        turn_tokens=16,
+        modes='greedy,plain,nucleus',
+        repeats=3,
+    )
     common.pin(args.core)
     logging.set_verbosity(logging.ERROR)  # what Tunix says of logs, meshes and TPUs
     result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})

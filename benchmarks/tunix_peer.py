@@ -78,11 +78,17 @@ def our_path(path: tuple) -> tuple[str, ...]:
 def build_model(params: Any, config: qwen2.ModelConfig) -> Any:
     """Tunix's Qwen2 with copies of our parameters, which have tied embeddings."""
     sizes = tunix_qwen2.ModelConfig(
-        num_layers=config.num_layers, vocab_size=config.vocab_size, embed_dim=config.hidden_size,
-        hidden_dim=config.intermediate_size, num_heads=config.num_heads, head_dim=config.head_dim,
-        num_kv_heads=config.num_kv_heads, rope_theta=int(config.rope_theta),
-        norm_eps=config.rms_norm_eps, use_tied_embedding=True,
-    )  # fmt: skip
+        num_layers=config.num_layers,
+        vocab_size=config.vocab_size,
+        embed_dim=config.hidden_size,
+        hidden_dim=config.intermediate_size,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        num_kv_heads=config.num_kv_heads,
+        rope_theta=int(config.rope_theta),
+        norm_eps=config.rms_norm_eps,
+        use_tied_embedding=True,
+    )
     model = tunix_qwen2.Qwen2(sizes, rngs=nnx.Rngs(0))
 
     def ours(path, variable):
@@ -96,9 +102,11 @@ def build_model(params: Any, config: qwen2.ModelConfig) -> Any:
 
 def build_sampler(model: Any, config: qwen2.ModelConfig, length: int) -> Sampler:
     sizes = CacheConfig(
-        cache_size=length, num_layers=config.num_layers, num_kv_heads=config.num_kv_heads,
+        cache_size=length,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-    )  # fmt: skip
+    )
     return Sampler(model, Numbers(config.vocab_size), sizes)
 
 
@@ -107,9 +115,13 @@ def sample(
 ) -> list[np.ndarray]:
     """`new` tokens for each text; texts are padded to `width` tokens."""
     out = sampler(
-        input_strings=texts, max_generation_steps=new, max_prompt_length=width, echo=False,
-        eos_tokens=[sampler.tokenizer.eos_id()], **mode,
-    )  # fmt: skip
+        input_strings=texts,
+        max_generation_steps=new,
+        max_prompt_length=width,
+        echo=False,
+        eos_tokens=[sampler.tokenizer.eos_id()],
+        **mode,
+    )
     return [np.asarray(row) for row in out.tokens]
 
 
@@ -189,8 +201,10 @@ class Replay(base_environment.BaseTaskEnv):
         answer = action if isinstance(action, str) else action.action
         return base_environment.EnvStepResult(
             observation='' if done else self.lines[self.turn],
-            reward=float(int(answer.split(maxsplit=1)[0]) % 2), done=done, info={},
-        )  # fmt: skip
+            reward=float(int(answer.split(maxsplit=1)[0]) % 2),
+            done=done,
+            info={},
+        )
 
 
 class Echo(base_agent.ConversationAgentBase):
@@ -232,29 +246,44 @@ def build_learner(model: Any, script: Script, tx: Any, *, clip: float, concurren
     roles = rl_cluster.Role
     config = rl_cluster.ClusterConfig(
         role_to_mesh=dict.fromkeys((roles.ACTOR, roles.REFERENCE, roles.ROLLOUT), mesh),
-        rollout_engine='vanilla', offload_to_cpu=False,
+        rollout_engine='vanilla',
+        offload_to_cpu=False,
         training_config=rl_cluster.RLTrainingConfig(
-            actor_optimizer=tx, eval_every_n_steps=NEVER, max_steps=NEVER,
-            mini_batch_size=groups, train_micro_batch_size=groups,
+            actor_optimizer=tx,
+            eval_every_n_steps=NEVER,
+            max_steps=NEVER,
+            mini_batch_size=groups,
+            train_micro_batch_size=groups,
         ),
         rollout_config=base_rollout.RolloutConfig(
-            max_tokens_to_generate=script.response, max_prompt_length=script.longest,
-            kv_cache_size=script.longest + script.new, temperature=1.0, top_p=1.0, top_k=None,
-            eos_tokens=None, return_logprobs=True,
+            max_tokens_to_generate=script.response,
+            max_prompt_length=script.longest,
+            kv_cache_size=script.longest + script.new,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=None,
+            eos_tokens=None,
+            return_logprobs=True,
         ),
-    )  # fmt: skip
+    )
     tokenizer = Numbers(model.config.vocab_size)
     cluster = rl_cluster.RLCluster(
         actor=model, reference=None, tokenizer=tokenizer, cluster_config=config
     )
     learner = Learner(
-        rl_cluster=cluster, reward_fns=None, chat_parser=Plain(tokenizer),
+        rl_cluster=cluster,
+        reward_fns=None,
+        chat_parser=Plain(tokenizer),
         algo_config=grpo_config(
-            clip, num_generations=script.group_size, max_response_length=script.response,
+            clip,
+            num_generations=script.group_size,
+            max_response_length=script.response,
             max_concurrency=concurrency,
         ),
-        agent_class=Echo, env_class=Replay, env_kwargs={'script': script},
-    )  # fmt: skip
+        agent_class=Echo,
+        env_class=Replay,
+        env_kwargs={'script': script},
+    )
     learner.turn_tokens = script.new
     return learner
 
@@ -285,9 +314,14 @@ def collect_batched(sampler: Sampler, script: Script) -> list[str]:
     for turn in range(len(script.turns[0])):
         rows = [f'{row} {lines[turn]}' for row, lines in zip(rows, script.turns, strict=True)]
         answers = sample(
-            sampler, rows, new=script.new, width=script.longest, return_logprobs=True,
-            seed=turn, **MODES['plain'],
-        )  # fmt: skip
+            sampler,
+            rows,
+            new=script.new,
+            width=script.longest,
+            return_logprobs=True,
+            seed=turn,
+            **MODES['plain'],
+        )
         rows = [f'{row} {" ".join(map(str, x))}' for row, x in zip(rows, answers, strict=True)]
     return rows
 

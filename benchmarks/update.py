@@ -57,18 +57,28 @@ def build_step(
         update.update_step,
         hidden_fn=lambda params, *rows: qwen2.forward(params, config, *rows),
         head_fn=lambda params: qwen2.head_kernel(params, config),
-        tx=tx, num_microbatches=microbatches, chunk_size=chunk, row_tokens=new,
-        aggregation='seq_mean_token_mean', clip_low=CLIP, clip_high=CLIP,
-    )  # fmt: skip
+        tx=tx,
+        num_microbatches=microbatches,
+        chunk_size=chunk,
+        row_tokens=new,
+        aggregation='seq_mean_token_mean',
+        clip_low=CLIP,
+        clip_high=CLIP,
+    )
 
 
 def first_state(params: Any, tx: Any) -> TrainState:
     """State around a copy of the parameters, without a critic."""
     params = jax.tree.map(jnp.copy, params)
     return TrainState(
-        step=jnp.int32(0), params=params, opt_state=tx.init(params), critic_params=None,
-        critic_opt_state=None, kl_coef=jnp.float32(0.0), skipped=jnp.int32(0),
-    )  # fmt: skip
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=None,
+        critic_opt_state=None,
+        kl_coef=jnp.float32(0.0),
+        skipped=jnp.int32(0),
+    )
 
 
 def ours(params: Any, config: qwen2.ModelConfig, batch: Batch, **sizes: int) -> Callable:
@@ -102,9 +112,11 @@ def hf(model: Any, batch: Batch, prompt: int, *, with_entropy: bool) -> Any:
     def step():
         optimizer.zero_grad(set_to_none=True)
         logits = model(
-            input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False,
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            use_cache=False,
             logits_to_keep=new + 1,
-        ).logits[:, :-1]  # fmt: skip
+        ).logits[:, :-1]
         normaliser = torch.logsumexp(logits, -1)
         logprobs = torch.gather(logits, -1, answer[..., None])[..., 0] - normaliser
         if with_entropy:
@@ -170,9 +182,14 @@ def show(result: dict[str, Any]) -> str:
 def main() -> None:
     args = common.parse_arguments(
         __doc__.splitlines()[0],
-        vocab=common.SMALL_VOCAB, batch=16, prompt=64, new=64, microbatches=4, chunk=1024,
+        vocab=common.SMALL_VOCAB,
+        batch=16,
+        prompt=64,
+        new=64,
+        microbatches=4,
+        chunk=1024,
         repeats=5,
-    )  # fmt: skip
+    )
     common.pin(args.core)
     result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})
     print(show(result))

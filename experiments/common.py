@@ -149,10 +149,12 @@ def arguments(
 ) -> tuple[argparse.Namespace, list[str]]:
     """What is said of the experiment, and the words for the sweep."""
     parser = argparse.ArgumentParser(
-        prog=f'python -m experiments.{name}', description=doc, allow_abbrev=False,
+        prog=f'python -m experiments.{name}',
+        description=doc,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog='Other arguments go to agentrl_jax.sweep, --config.field=value among them.',
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add('--scale', required=True, choices=list(scales))
     add('--seeds', type=int, default=5, help='runs of a cell')
@@ -184,11 +186,17 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     path = workdir / 'sweep.py'
     run_log.write_atomic(path, sweep_file(listed, command))
     words = [
-        sys.executable, '-m', 'agentrl_jax.sweep', f'--config={plan.config}', f'--sweep={path}',
-        f'--workdir={workdir}', f'--jobs={args.jobs}', f'--launcher={args.launcher}',
+        sys.executable,
+        '-m',
+        'agentrl_jax.sweep',
+        f'--config={plan.config}',
+        f'--sweep={path}',
+        f'--workdir={workdir}',
+        f'--jobs={args.jobs}',
+        f'--launcher={args.launcher}',
         f'{FIELD}clone.keep_in=../clones',  # the arms of a seed start from one clone
         *rest,
-    ]  # fmt: skip
+    ]
     # Runs that differ in a number only are one program, compiled once
     cache = {'JAX_COMPILATION_CACHE_DIR': str((workdir / 'programs').absolute())}
     code = wait_for(words, cache | os.environ)

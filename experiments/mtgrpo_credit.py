@@ -60,14 +60,17 @@ PUBLISHED = {  # exact match, per cent
 
 def table(config, cells, rows, baseline, where):
     return {
-        'rows': ','.join(rows), 'cols': 'env.name', 'baseline': baseline, 'where': where,
+        'rows': ','.join(rows),
+        'cols': 'env.name',
+        'baseline': baseline,
+        'where': where,
         'also': 'eval/tool_success,eval/answer_presence,eval/tool_calls,eval/valid_format',
         'signals': 'eval/tool_success,eval/answer_presence,eval/tool_calls,policy/entropy',
         'labels': common.labels(config, cells, rows) | EXACT,
         'published': {
             name: {'exact match': PUBLISHED[name]} for name in cells if name in PUBLISHED
         },
-    }  # fmt: skip
+    }
 
 
 def library(base, other):
@@ -93,17 +96,23 @@ def both_outcomes(config, more):
 def tiny():
     more = library('configs/demo.py', 'configs/demo_library.py')
     more |= {
-        'steps': 40, 'optim.lr': 3e-4, 'rollout.num_groups': 16, 'batch.minibatch_rows': 64,
-        'clone.episodes': 16384, 'clone.steps': 1600,
-    }  # fmt: skip
+        'steps': 40,
+        'optim.lr': 3e-4,
+        'rollout.num_groups': 16,
+        'batch.minibatch_rows': 64,
+        'clone.episodes': 16384,
+        'clone.steps': 1600,
+    }
     return both_outcomes('configs/demo.py', more)
 
 
 def half_billion():
     more = library('configs/base.py', 'configs/library.py') | HOPS
     more |= {
-        'rollout.num_groups': 8, 'rollout.group_size': 16, 'batch.minibatch_rows': 128,
-    }  # fmt: skip
+        'rollout.num_groups': 8,
+        'rollout.group_size': 16,
+        'batch.minibatch_rows': 128,
+    }
     return both_outcomes('configs/base.py', more)
 
 
@@ -112,17 +121,34 @@ def paper():
     config = 'configs/base.py'
     rows = (*ROWS, 'env.format_penalty', 'library.lookup_cost')
     shared = library(config, 'configs/library.py') | {'rollout.stop_at_answer': True}
-    one = shared | {'library.min_hops': 1, 'library.max_hops': 1, 'env.max_turns': 2,
-                    'env.max_actions_per_episode': 2}  # fmt: skip
+    one = shared | {
+        'library.min_hops': 1,
+        'library.max_hops': 1,
+        'env.max_turns': 2,
+        'env.max_actions_per_episode': 2,
+    }
     first = {'OR': turns('or'), 'MR': turns('mr'), 'MT': turns('mt_v1')}
     two = shared | {
-        'steps': 500, 'env.max_turns': 4, 'env.max_actions_per_episode': 4, 'library.max_hops': 3,
-        'library.tool_reward': 0.0, 'library.presence_reward': 0.3, 'library.answer_reward': 1.0,
-        'rollout.num_groups': 512, 'rollout.group_size': 1, 'rollout.temperature': 1.0,
-        'loss.kl_coef': 0.001, 'loss.kl_in': 'reward', 'optim.critic_lr': 1e-5,
-        'optim.beta2': 0.999, 'optim.max_grad_norm': 1.0, 'optim.warmup_steps': 0,
-        'batch.minibatch_rows': 256, 'batch.epochs': 1, 'library.lookup_cost': 0.1,
-    }  # fmt: skip
+        'steps': 500,
+        'env.max_turns': 4,
+        'env.max_actions_per_episode': 4,
+        'library.max_hops': 3,
+        'library.tool_reward': 0.0,
+        'library.presence_reward': 0.3,
+        'library.answer_reward': 1.0,
+        'rollout.num_groups': 512,
+        'rollout.group_size': 1,
+        'rollout.temperature': 1.0,
+        'loss.kl_coef': 0.001,
+        'loss.kl_in': 'reward',
+        'optim.critic_lr': 1e-5,
+        'optim.beta2': 0.999,
+        'optim.max_grad_norm': 1.0,
+        'optim.warmup_steps': 0,
+        'batch.minibatch_rows': 256,
+        'batch.epochs': 1,
+        'library.lookup_cost': 0.1,
+    }
     no_cost = {'library.lookup_cost': 0.0}
     outcome_only = no_cost | {'library.presence_reward': 0.0, 'env.format_penalty': 0.0}
     second = {

@@ -33,9 +33,10 @@ PRINTED = {  # Table 3, per cent
 
 def episode(count, turns, budget):
     return {
-        'env.max_actions_per_turn': count, 'env.max_turns': turns,
+        'env.max_actions_per_turn': count,
+        'env.max_turns': turns,
         'env.max_actions_per_episode': budget,
-    }  # fmt: skip
+    }
 
 
 GROWING = [episode(count, TURNS, TURNS * count) for count in COUNTS]
@@ -45,9 +46,11 @@ FIXED = [episode(count, -(-BUDGET // count), BUDGET) for count in COUNTS]  # tur
 def plan(config, episodes, more, worlds):
     """All episodes in all worlds; a table for each budget, both of which hold what they share."""
     table = {
-        'rows': 'env.max_actions_per_turn', 'cols': 'env.name', 'labels': NAMES | ROWS,
+        'rows': 'env.max_actions_per_turn',
+        'cols': 'env.name',
+        'labels': NAMES | ROWS,
         'signals': 'group/return_std,policy/entropy',
-    }  # fmt: skip
+    }
     published = {
         ROWS[str(count)]: {name: f'{row[count - 1]}' for name, row in PRINTED.items()}
         for count in COUNTS
@@ -69,12 +72,19 @@ def tiny():
     """An answer of n actions takes 2 n + 5 tokens of the demo's tokenizer, a prompt at most 19."""
     answer = 2 * COUNTS[-1] + 5  # further actions of an answer are cut, as everywhere
     more = {
-        'steps': 60, 'eval.every': 20, 'rollout.num_groups': 8, 'rollout.group_size': 16,
-        'rollout.max_response': answer, 'env.prompt': 'plain',
-        'clone.oracle': 0.8, 'clone.steps': 1000, 'clone.max_turns': 2,
-        'clone.max_actions_per_turn': COUNTS[-1], 'clone.max_actions_per_episode': 14,
+        'steps': 60,
+        'eval.every': 20,
+        'rollout.num_groups': 8,
+        'rollout.group_size': 16,
+        'rollout.max_response': answer,
+        'env.prompt': 'plain',
+        'clone.oracle': 0.8,
+        'clone.steps': 1000,
+        'clone.max_turns': 2,
+        'clone.max_actions_per_turn': COUNTS[-1],
+        'clone.max_actions_per_episode': 14,
         'clone.max_tokens': 8 + 2 * (21 + answer),
-    }  # fmt: skip
+    }
     made = plan('configs/demo.py', every_episode(), more, ['frozen_lake'])
     tokens = [
         {'rollout.max_tokens': 8 + cell['env.max_turns'] * (21 + answer)} for cell in made.cells

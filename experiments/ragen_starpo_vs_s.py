@@ -24,9 +24,14 @@ from experiments import common
 
 ROWS = ('algorithm', 'filter.keep', 'loss.clip_high', 'loss.kl_coef', 'batch.minibatch_rows')
 PPO = {  # vanilla StarPO: KL in the reward, all rollouts, symmetric clip range
-    'algorithm': 'ppo', 'filter.keep': 1.0, 'loss.clip_high': 0.2, 'loss.kl_coef': 0.001,
-    'batch.minibatch_rows': 32, 'loss.kl_in': 'reward', 'loss.kl_estimator': 'k1',
-}  # fmt: skip
+    'algorithm': 'ppo',
+    'filter.keep': 1.0,
+    'loss.clip_high': 0.2,
+    'loss.kl_coef': 0.001,
+    'batch.minibatch_rows': 32,
+    'loss.kl_in': 'reward',
+    'loss.kl_estimator': 'k1',
+}
 FILTER, CLIP, NO_KL = {'filter.keep': 0.25}, {'loss.clip_high': 0.28}, {'loss.kl_coef': 0.0}
 METHODS = {
     'PPO': PPO,
@@ -45,43 +50,50 @@ RATIOS = {
     for keep in (0.5, 0.75)
 }
 SIZES = {
-    'rollout.num_groups': 8, 'rollout.group_size': 16, 'loss.reward_on': 'episode',
+    'rollout.num_groups': 8,
+    'rollout.group_size': 16,
+    'loss.reward_on': 'episode',
     'loss.entropy_coef': 0.001,
-}  # fmt: skip
+}
 NAMES = {'bandit': 'Bandit', 'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}
 AT_200 = {  # success after 200 steps
     'PPO': {'Bandit': '19.8 (Fig 5)', 'Sokoban': '0 (Fig 5)', 'FrozenLake': '0 (Fig 5)'},
     'GRPO': {'Bandit': '0 (Fig 5)', 'Sokoban': '0.4 (Fig 5)', 'FrozenLake': '21.1 (Fig 5)'},
     'StarPO-S': {
-        'Bandit': '100.0 (Fig 9)', 'Sokoban': '18.8 (Fig 9), 21.1 (Fig 7)',
+        'Bandit': '100.0 (Fig 9)',
+        'Sokoban': '18.8 (Fig 9), 21.1 (Fig 7)',
         'FrozenLake': '20.3 (Fig 9), 23.1 (Fig 7)',
     },
     'PPO, no KL alone': {'Sokoban': '0 (Fig 8)', 'FrozenLake': '9.4 (Fig 8)'},
     'PPO, clip-higher alone': {'Sokoban': '0 (Fig 8)', 'FrozenLake': '0 (Fig 8)'},
     'StarPO-S, 50 % kept': {'Sokoban': '16.0 (Fig 7)', 'FrozenLake': '23.8 (Fig 7)'},
     'StarPO-S, 75 % kept': {'Sokoban': '18.8 (Fig 7)', 'FrozenLake': '7.4 (Fig 7)'},
-}  # fmt: skip
+}
 PEAK = {  # the best of a curve's validations
     'PPO': {'Bandit': '74.8 (Fig 5)', 'Sokoban': '12.1 (Fig 5)', 'FrozenLake': '19.1 (Fig 5)'},
     'GRPO': {'Bandit': '19.1 (Fig 5)', 'Sokoban': '8.2 (Fig 5)', 'FrozenLake': '23.8 (Fig 5)'},
     'StarPO-S': {
-        'Bandit': '100.0 (Fig 9)', 'Sokoban': '21.1 (Fig 9), 23.4 (Fig 7)',
+        'Bandit': '100.0 (Fig 9)',
+        'Sokoban': '21.1 (Fig 9), 23.4 (Fig 7)',
         'FrozenLake': '20.5 (Fig 9), 23.1 (Fig 7)',
     },
     'PPO, no KL alone': {'Sokoban': '10.9 (Fig 8)', 'FrozenLake': '21.1 (Fig 8)'},
     'PPO, clip-higher alone': {'Sokoban': '11.7 (Fig 8)', 'FrozenLake': '19.9 (Fig 8)'},
     'StarPO-S, 50 % kept': {'Sokoban': '19.1 (Fig 7)', 'FrozenLake': '25.0 (Fig 7)'},
     'StarPO-S, 75 % kept': {'Sokoban': '22.3 (Fig 7)', 'FrozenLake': '26.6 (Fig 7)'},
-}  # fmt: skip
+}
 
 
 def plan(config, cells, worlds):
     """All cells in all worlds, with the tables after the last step and at the best validation."""
     table = {
-        'rows': ','.join(ROWS), 'cols': 'env.name', 'baseline': 'PPO', 'overall': True,
+        'rows': ','.join(ROWS),
+        'cols': 'env.name',
+        'baseline': 'PPO',
+        'overall': True,
         'labels': common.labels(config, cells, ROWS) | NAMES,
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
-    }  # fmt: skip
+    }
     tables = {
         'last': table | {'published': AT_200},
         'best': table | {'at': 'best-validation', 'published': PEAK},

@@ -22,10 +22,12 @@ from experiments import common
 
 ROWS = ('curriculum.rounds',)
 SCHEDULES = {  # released rounds and steps a stage
-    'WebArena': ((8, 12, 15), 80), 'DeepSearch': ((5, 8, 10), 100),
-    'TextCraft': ((10, 20, 30), 100), 'SciWorld': ((10, 20, 30), 100),
+    'WebArena': ((8, 12, 15), 80),
+    'DeepSearch': ((5, 8, 10), 100),
+    'TextCraft': ((10, 20, 30), 100),
+    'SciWorld': ((10, 20, 30), 100),
     'BabyAI': ((6, 13, 20), 100),
-}  # fmt: skip
+}
 NAMES = {'frozen_lake': 'FrozenLake', 'library': 'card catalogue'}
 PUBLISHED = {
     'fixed short': '≈ 54.5 (DeepSearch)',
@@ -33,9 +35,13 @@ PUBLISHED = {
     'growing': '≈ 63 (DeepSearch)',
 }
 GRPO = {
-    'algorithm': 'grpo', 'filter.keep': 1.0, 'loss.clip_high': 0.2, 'loss.kl_coef': 0.001,
-    'loss.kl_in': 'loss', 'loss.kl_estimator': 'k3',
-}  # fmt: skip
+    'algorithm': 'grpo',
+    'filter.keep': 1.0,
+    'loss.clip_high': 0.2,
+    'loss.kl_coef': 0.001,
+    'loss.kl_in': 'loss',
+    'loss.kl_estimator': 'k3',
+}
 
 
 def plan(config, rounds, stage_steps, world, more):
@@ -43,14 +49,18 @@ def plan(config, rounds, stage_steps, world, more):
     horizons = {'fixed short': rounds[:1], 'fixed long': rounds[-1:], 'growing': rounds}
     cells = {name: {'curriculum.rounds': turns} for name, turns in horizons.items()}
     everywhere = GRPO | {
-        'curriculum.stage_steps': stage_steps, 'env.max_turns': rounds[-1], 'env.name': world,
-    }  # fmt: skip
+        'curriculum.stage_steps': stage_steps,
+        'env.max_turns': rounds[-1],
+        'env.name': world,
+    }
     table = {
-        'rows': ','.join(ROWS), 'cols': 'env.name', 'baseline': 'fixed long',
+        'rows': ','.join(ROWS),
+        'cols': 'env.name',
+        'baseline': 'fixed long',
         'labels': common.labels(config, cells, ROWS) | NAMES,
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
         'published': {name: {NAMES[world]: text} for name, text in PUBLISHED.items()},
-    }  # fmt: skip
+    }
     tables = {'last': table, 'best': table | {'at': 'best-validation', 'published': {}}}
     return common.Plan(config, common.cross(cells.values(), [everywhere | more]), tables)
 
@@ -58,10 +68,16 @@ def plan(config, rounds, stage_steps, world, more):
 def tiny():
     """An answer takes 7 tokens of the demo's tokenizer, a turn 28."""
     more = {
-        'steps': 150, 'eval.every': 25, 'env.max_actions_per_turn': 1, 'rollout.max_response': 7,
-        'rollout.max_tokens': 8 + 8 * 28, 'rollout.num_groups': 8, 'rollout.group_size': 16,
-        'batch.minibatch_rows': 64, 'optim.lr': 3e-4,
-    }  # fmt: skip
+        'steps': 150,
+        'eval.every': 25,
+        'env.max_actions_per_turn': 1,
+        'rollout.max_response': 7,
+        'rollout.max_tokens': 8 + 8 * 28,
+        'rollout.num_groups': 8,
+        'rollout.group_size': 16,
+        'batch.minibatch_rows': 64,
+        'optim.lr': 3e-4,
+    }
     return plan('configs/scaling_inter.py', (2, 4, 8), 50, 'frozen_lake', more)
 
 
@@ -73,13 +89,21 @@ def half_billion():
 def paper():
     rounds, stage_steps = SCHEDULES['DeepSearch']
     more = {
-        'steps': 370, 'env.prompt': 'tools', 'env.max_actions_per_turn': 1,
-        'env.max_actions_per_episode': rounds[-1], 'library.max_hops': 7,
-        'model.dtype': 'bfloat16', 'model.remat': True,
-        'rollout.num_groups': 32, 'rollout.group_size': 4, 'rollout.max_response': 512,
-        'rollout.max_tokens': 1024 + 8192, 'batch.minibatch_rows': 32, 'batch.microbatch_rows': 1,
+        'steps': 370,
+        'env.prompt': 'tools',
+        'env.max_actions_per_turn': 1,
+        'env.max_actions_per_episode': rounds[-1],
+        'library.max_hops': 7,
+        'model.dtype': 'bfloat16',
+        'model.remat': True,
+        'rollout.num_groups': 32,
+        'rollout.group_size': 4,
+        'rollout.max_response': 512,
+        'rollout.max_tokens': 1024 + 8192,
+        'batch.minibatch_rows': 32,
+        'batch.microbatch_rows': 1,
         'eval.temperature': 1.0,
-    }  # fmt: skip
+    }
     return plan('configs/base.py', rounds, stage_steps, 'library', more)
 
 

@@ -98,12 +98,19 @@ def get_config():
     return config(
         'frozen_lake',
         **{
-            'steps': 20, 'eval.every': 6, 'checkpoint.every': 4, 'log.rollouts_every': 7,
-            'filter.keep': 0.5, 'loss.kl_coef': 0.05, 'loss.kl_target': 0.1,
-            'clone.episodes': 32, 'clone.steps': 12,
-            'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 8,
+            'steps': 20,
+            'eval.every': 6,
+            'checkpoint.every': 4,
+            'log.rollouts_every': 7,
+            'filter.keep': 0.5,
+            'loss.kl_coef': 0.05,
+            'loss.kl_target': 0.1,
+            'clone.episodes': 32,
+            'clone.steps': 12,
+            'curriculum.rounds': (1, 2),
+            'curriculum.stage_steps': 8,
         },
-    )  # fmt: skip
+    )
 
 
 def environment(folder, **more):

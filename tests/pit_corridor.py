@@ -80,9 +80,15 @@ class PitCorridor(TextEnvironment):
 @functools.cache
 def task(pits):
     return text.build_task(
-        PitCorridor(), EnvParams(pits=jnp.int32(pits)), tiny.tokenizer(), style='brief',
-        max_turns=TURNS, max_actions_per_turn=1, max_actions_per_episode=99, format_penalty=0.0,
-    )  # fmt: skip
+        PitCorridor(),
+        EnvParams(pits=jnp.int32(pits)),
+        tiny.tokenizer(),
+        style='brief',
+        max_turns=TURNS,
+        max_actions_per_turn=1,
+        max_actions_per_episode=99,
+        format_penalty=0.0,
+    )
 
 
 def play(params, key, task_, groups=GROUPS):
@@ -109,11 +115,15 @@ def play(params, key, task_, groups=GROUPS):
     blank = toy.rollout_of([[(1, 1)] * TURNS] * rows, np.zeros((rows, TURNS)), length=2 * TURNS)
     said = attention & blank.action_mask
     return blank.replace(
-        tokens=tokens.transpose(2, 0, 1).reshape(rows, -1), attention_mask=attention,
-        action_mask=said, logprobs=jnp.where(said, jnp.repeat(logprobs.T, 2, axis=1), 0.0),
-        turn=jnp.where(attention, blank.turn, -1), rewards=rewards.T, num_turns=played.sum(0),
+        tokens=tokens.transpose(2, 0, 1).reshape(rows, -1),
+        attention_mask=attention,
+        action_mask=said,
+        logprobs=jnp.where(said, jnp.repeat(logprobs.T, 2, axis=1), 0.0),
+        turn=jnp.where(attention, blank.turn, -1),
+        rewards=rewards.T,
+        num_turns=played.sum(0),
         success=jax.vmap(task_.env.success, in_axes=(0, None))(worlds.state, None),
-    )  # fmt: skip
+    )
 
 
 def hidden(params, tokens, positions, attention_mask):
@@ -133,17 +143,28 @@ def program(name):
         scores = Scores(old_logprobs=rollout.logprobs, ref_logprobs=zeros, values=zeros)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
         state, _ = update.update_step(
-            state, batch, hidden_fn=hidden, head_fn=lambda p: p['table'], values_fn=None,
-            tx=tx, critic_tx=None, loss=algorithm.loss,
-        )  # fmt: skip
+            state,
+            batch,
+            hidden_fn=hidden,
+            head_fn=lambda p: p['table'],
+            values_fn=None,
+            tx=tx,
+            critic_tx=None,
+            loss=algorithm.loss,
+        )
         return state, rollout.action_mask.sum()
 
     def run(task_, horizons, key):
         table = {'table': jnp.zeros((SYMBOLS, SYMBOLS))}
         state = TrainState(
-            step=jnp.int32(0), params=table, opt_state=tx.init(table), critic_params=None,
-            critic_opt_state=None, kl_coef=jnp.float32(0), skipped=jnp.int32(0),
-        )  # fmt: skip
+            step=jnp.int32(0),
+            params=table,
+            opt_state=tx.init(table),
+            critic_params=None,
+            critic_opt_state=None,
+            kl_coef=jnp.float32(0),
+            skipped=jnp.int32(0),
+        )
         keys = jax.random.split(key, len(horizons) + 1)
         state, sampled = jax.lax.scan(
             lambda state, x: step(state, task_, *x), state, (keys[1:], horizons)

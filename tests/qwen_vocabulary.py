@@ -18,15 +18,29 @@ from agentrl_jax.tokens.tokenizer import BytePairTokenizer, gpt2_byte_characters
 
 # Ids 151643.. in this order (Qwen2.5's tokenizer_config.json); True = special there.
 ADDED = [
-    ('<|endoftext|>', True), ('<|im_start|>', True), ('<|im_end|>', True),
-    ('<|object_ref_start|>', True), ('<|object_ref_end|>', True), ('<|box_start|>', True),
-    ('<|box_end|>', True), ('<|quad_start|>', True), ('<|quad_end|>', True),
-    ('<|vision_start|>', True), ('<|vision_end|>', True), ('<|vision_pad|>', True),
-    ('<|image_pad|>', True), ('<|video_pad|>', True), ('<tool_call>', False),
-    ('</tool_call>', False), ('<|fim_prefix|>', False), ('<|fim_middle|>', False),
-    ('<|fim_suffix|>', False), ('<|fim_pad|>', False), ('<|repo_name|>', False),
+    ('<|endoftext|>', True),
+    ('<|im_start|>', True),
+    ('<|im_end|>', True),
+    ('<|object_ref_start|>', True),
+    ('<|object_ref_end|>', True),
+    ('<|box_start|>', True),
+    ('<|box_end|>', True),
+    ('<|quad_start|>', True),
+    ('<|quad_end|>', True),
+    ('<|vision_start|>', True),
+    ('<|vision_end|>', True),
+    ('<|vision_pad|>', True),
+    ('<|image_pad|>', True),
+    ('<|video_pad|>', True),
+    ('<tool_call>', False),
+    ('</tool_call>', False),
+    ('<|fim_prefix|>', False),
+    ('<|fim_middle|>', False),
+    ('<|fim_suffix|>', False),
+    ('<|fim_pad|>', False),
+    ('<|repo_name|>', False),
     ('<|file_sep|>', False),
-]  # fmt: skip
+]
 
 
 def ranks() -> dict[bytes, int]:
@@ -69,9 +83,12 @@ def backend() -> tokenizers.Tokenizer:
 def qwen_tokenizer() -> BytePairTokenizer:
     """Qwen2.5-Instruct's tokenizer (seconds; built once a test run)."""
     return BytePairTokenizer(
-        backend(), pad='<|endoftext|>', eos=['<|im_end|>', '<|endoftext|>'],
-        chat_template=None, source='qwen-tokenizer',
-    )  # fmt: skip
+        backend(),
+        pad='<|endoftext|>',
+        eos=['<|im_end|>', '<|endoftext|>'],
+        chat_template=None,
+        source='qwen-tokenizer',
+    )
 
 
 @functools.cache

@@ -26,9 +26,10 @@ from verl.workers.config import ActorConfig  # noqa: E402
 ROWS, GROUP = 8, 4
 SEEDS = range(5)
 AGGREGATIONS = {
-    'token_mean': 'token-mean', 'seq_mean_token_mean': 'seq-mean-token-mean',
+    'token_mean': 'token-mean',
+    'seq_mean_token_mean': 'seq-mean-token-mean',
     'seq_mean_token_sum': 'seq-mean-token-sum',
-}  # fmt: skip
+}
 
 
 def tensor(x):
@@ -44,9 +45,11 @@ def rollout_of(seed, gaps=True):
 def batch_of(name, seed, gaps=True, **settings):
     rollout = rollout_of(seed, gaps)
     scores = toy.scores_of(rollout, seed)
-    return rollout, scores, ALGORITHMS[name].make_batch(
-        rollout, scores, group_size=GROUP, **settings
-    )  # fmt: skip
+    return (
+        rollout,
+        scores,
+        ALGORITHMS[name].make_batch(rollout, scores, group_size=GROUP, **settings),
+    )
 
 
 def episode_rewards(rollout):
@@ -71,9 +74,10 @@ def test_group_advantages(name, seed):
     rollout, _, batch = batch_of(name, seed)
     index = np.repeat(np.arange(ROWS // GROUP), GROUP)
     theirs, _ = OUTCOME[name](
-        token_level_rewards=episode_rewards(rollout), response_mask=tensor(rollout.action_mask),
+        token_level_rewards=episode_rewards(rollout),
+        response_mask=tensor(rollout.action_mask),
         index=index,
-    )  # fmt: skip
+    )
     same(batch.advantages, theirs)
 
 
@@ -93,22 +97,25 @@ def test_gae_steps_over_observations(seed, gaps):
 @pytest.mark.parametrize('seed', SEEDS)
 def test_reinforce_plus_plus_over_one_turn(seed):
     """Over several turns verl's running return is set to 0 at every observation: not compared."""
-    rollout, _, batch = batch_of(
-        'reinforce_pp', seed, gaps=False, gamma=0.95, reward_on='episode'
-    )  # fmt: skip
+    rollout, _, batch = batch_of('reinforce_pp', seed, gaps=False, gamma=0.95, reward_on='episode')
     rewards = episode_rewards(rollout)
     theirs, _ = core.compute_reinforce_plus_plus_outcome_advantage(
-        token_level_rewards=rewards, response_mask=tensor(rollout.action_mask),
+        token_level_rewards=rewards,
+        response_mask=tensor(rollout.action_mask),
         config=type('Config', (), {'gamma': 0.95}),
-    )  # fmt: skip
+    )
     same(batch.advantages, theirs * tensor(rollout.action_mask), 5e-5)
 
 
 def actor(**settings):
     return ActorConfig(
-        strategy='fsdp', rollout_n=1, ppo_micro_batch_size_per_gpu=1, use_dynamic_bsz=False,
-        clip_ratio=0.2, **settings,
-    )  # fmt: skip
+        strategy='fsdp',
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        use_dynamic_bsz=False,
+        clip_ratio=0.2,
+        **settings,
+    )
 
 
 def moved_logprobs(rollout, seed):
@@ -142,14 +149,18 @@ def test_policy_losses_and_their_gradients(case, aggregation, seed):
     value, gradient = jax.value_and_grad(ours)(jnp.asarray(new))
     logprobs = tensor(new).requires_grad_()
     config = actor(
-        clip_ratio_low=settings['clip_low'], clip_ratio_high=settings['clip_high'],
+        clip_ratio_low=settings['clip_low'],
+        clip_ratio_high=settings['clip_high'],
         clip_ratio_c=settings['dual_clip'] or 3.0,
-    )  # fmt: skip
+    )
     loss, _ = theirs_fn(
-        old_log_prob=tensor(batch.old_logprobs), log_prob=logprobs,
-        advantages=tensor(batch.advantages), response_mask=tensor(batch.mask),
-        loss_agg_mode=AGGREGATIONS[aggregation], config=config,
-    )  # fmt: skip
+        old_log_prob=tensor(batch.old_logprobs),
+        log_prob=logprobs,
+        advantages=tensor(batch.advantages),
+        response_mask=tensor(batch.mask),
+        loss_agg_mode=AGGREGATIONS[aggregation],
+        config=config,
+    )
     loss.backward()
     same(value, loss.detach())
     same(gradient, logprobs.grad)
@@ -182,12 +193,19 @@ def test_the_clipped_value_loss(aggregation):
     ours = losses.weighted_sum(
         weights,
         losses.clipped_value_loss(
-            jnp.asarray(values, jnp.float32), batch.old_values, batch.returns, batch.mask,
+            jnp.asarray(values, jnp.float32),
+            batch.old_values,
+            batch.returns,
+            batch.mask,
             clip_value=0.5,
         ),
-    )  # fmt: skip
+    )
     theirs, _ = core.compute_value_loss(
-        tensor(values), tensor(batch.returns), tensor(batch.old_values), tensor(batch.mask),
-        cliprange_value=0.5, loss_agg_mode=AGGREGATIONS[aggregation],
-    )  # fmt: skip
+        tensor(values),
+        tensor(batch.returns),
+        tensor(batch.old_values),
+        tensor(batch.mask),
+        cliprange_value=0.5,
+        loss_agg_mode=AGGREGATIONS[aggregation],
+    )
     same(ours, theirs)

@@ -96,9 +96,13 @@ def test_loss_and_gradient_are_those_of_float64_loops(seed, threshold, weights):
 
     value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
     want, slope = slow_loss(
-        np.asarray(rollout.returns, np.float64), np.asarray(rollout.healthy),
-        np.asarray(rollout.action_mask), logprobs, threshold, weights,
-    )  # fmt: skip
+        np.asarray(rollout.returns, np.float64),
+        np.asarray(rollout.healthy),
+        np.asarray(rollout.action_mask),
+        logprobs,
+        threshold,
+        weights,
+    )
     np.testing.assert_allclose(value, want, atol=1e-6, rtol=1e-6)
     np.testing.assert_allclose(gradient, slope, atol=1e-6)
 
@@ -157,11 +161,20 @@ def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
 # ---- whole runs --------------------------------------------------------------------------------
 
 EVOL = {
-    'algorithm': 'agent_evol', 'steps': 4, 'evol.iteration': 2, 'evol.base_rows': 8,
-    'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0, 'checkpoint.every': 1,
-    'checkpoint.keep': 9, 'log.rollouts_every': 0, 'frozen_lake.success_rate': 1.0,
-    'env.eval_levels': 16, 'eval.temperature': 1.0,  # so that validation compiles nothing new
-}  # fmt: skip
+    'algorithm': 'agent_evol',
+    'steps': 4,
+    'evol.iteration': 2,
+    'evol.base_rows': 8,
+    'clone.episodes': 32,
+    'clone.steps': 12,
+    'eval.every': 0,
+    'checkpoint.every': 1,
+    'checkpoint.keep': 9,
+    'log.rollouts_every': 0,
+    'frozen_lake.success_rate': 1.0,
+    'env.eval_levels': 16,
+    'eval.temperature': 1.0,  # so that validation compiles nothing new
+}
 
 
 def run(workdir, **changes):
@@ -212,9 +225,15 @@ def test_without_a_restart_learning_goes_on():
     tx = optax.adam(0.1)
     _, moved = tx.update(params, tx.init(params), params)
     state = TrainState(
-        step=jnp.int32(7), params=params, opt_state=moved, critic_params=None,
-        critic_opt_state=None, kl_coef=jnp.float32(0), skipped=jnp.int32(0), explorer=base,
-    )  # fmt: skip
+        step=jnp.int32(7),
+        params=params,
+        opt_state=moved,
+        critic_params=None,
+        critic_opt_state=None,
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+        explorer=base,
+    )
     on = evol.begin_iteration(state, tx, None)
     assert same(on.replace(explorer=base), state) and same(on.explorer, params)
     again = evol.begin_iteration(state, tx, base)
@@ -234,9 +253,12 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     built = train.build(micro_runs.config('frozen_lake', **changes))
     own = start.demonstrations(built)
     records = trajectories.records_of(
-        own.tokens, own.attention_mask, own.mask, built.tokenizer,
+        own.tokens,
+        own.attention_mask,
+        own.mask,
+        built.tokenizer,
         item_ids=[f'lake_{i}' for i in range(32)],
-    )  # fmt: skip
+    )
     path = tmp_path / 'shown.jsonl'
     trajectories.write_records(path, records)
     cfg = micro_runs.config('frozen_lake', **changes | {'clone.file': str(path)})
@@ -262,12 +284,20 @@ def test_cloning_in_microbatches_is_cloning():
     data = tiny.demonstrations('frozen_lake')
     whole, parts = (
         clone.clone(
-            tiny.untrained(), data, jax.random.key(3), hidden_fn=tiny.hidden, head_fn=tiny.head,
-            tx=optax.sgd(0.1), steps=2, batch_size=8, chunk_size=4096, microbatch_rows=rows,
+            tiny.untrained(),
+            data,
+            jax.random.key(3),
+            hidden_fn=tiny.hidden,
+            head_fn=tiny.head,
+            tx=optax.sgd(0.1),
+            steps=2,
+            batch_size=8,
+            chunk_size=4096,
+            microbatch_rows=rows,
             report=lambda step, loss: None,
         )
         for rows in (None, 2)
-    )  # fmt: skip
+    )
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), whole, parts)
 
 
@@ -276,11 +306,20 @@ def test_cloning_in_microbatches_is_cloning():
     [
         ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'needs demonstrations: set clone.file'),
         ({'evol.base_rows': 8, 'clone.episodes': 8}, "has no effect on algorithm='ppo'"),
-        ({'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8,
-          'clone.max_turns': 1}, 'has the limits of rollouts'),
+        (
+            {
+                'algorithm': 'agent_evol',
+                'evol.base_rows': 8,
+                'clone.episodes': 8,
+                'clone.max_turns': 1,
+            },
+            'has the limits of rollouts',
+        ),
         ({'clone.file': 'shown.json', 'clone.max_turns': 1}, 'not for those of clone.file'),
-        ({'algorithm': 'agent_evol', 'evol.base_rows': 4, 'clone.episodes': 8},
-         '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8'),
+        (
+            {'algorithm': 'agent_evol', 'evol.base_rows': 4, 'clone.episodes': 8},
+            '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8',
+        ),
         ({'algorithm': 'agent_evol', 'evol.weights': 'best'}, 'is not one of reward, equal'),
         ({'algorithm': 'agent_evol', 'evol.threshold': -1.0}, 'set evol.weights=equal'),
         ({'evol.threshold': 1.0}, "evol.threshold=1.0 has no effect on algorithm='ppo'"),
@@ -291,7 +330,7 @@ def test_cloning_in_microbatches_is_cloning():
         ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
         ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),
     ],
-)  # fmt: skip
+)
 def test_impossible_imitation_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check.check(micro_runs.config('frozen_lake', **changes), 1)

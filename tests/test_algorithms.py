@@ -95,14 +95,25 @@ def test_ppo_bi_level_equals_its_function():
     rollout = toy.random_rollout(2)
     scores = toy.scores_of(rollout)
     batch = ppo.make_batch(
-        rollout, scores, group_size=4, estimator='bi_level',
-        gamma=0.9, turn_gamma=0.95, lam=0.8, whiten=False,
-    )  # fmt: skip
+        rollout,
+        scores,
+        group_size=4,
+        estimator='bi_level',
+        gamma=0.9,
+        turn_gamma=0.95,
+        lam=0.8,
+        whiten=False,
+    )
     placed = adv.place_on_turn_ends(rollout.rewards, rollout.action_mask, rollout.turn)
     want = adv.bi_level_gae(
-        placed, scores.values, rollout.action_mask, rollout.turn,
-        gamma=0.9, turn_gamma=0.95, lam=0.8,
-    )  # fmt: skip
+        placed,
+        scores.values,
+        rollout.action_mask,
+        rollout.turn,
+        gamma=0.9,
+        turn_gamma=0.95,
+        lam=0.8,
+    )
     np.testing.assert_allclose(batch.advantages, want)
 
 
@@ -390,10 +401,16 @@ def test_policy_loss_adds_entropy_and_kl_by_hand():
         ref_logprobs=jnp.array([[0.0, *(logp - 0.5)]], jnp.float32),
     )
     loss, (sums, _) = common.policy_loss(
-        {}, batch, losses.token_weights(batch.mask, 'token_mean'), 0.2,
-        hidden_fn=lambda *_: jnp.ones((1, 3, 1)), head_fn=lambda _: jnp.log(jnp.array([[1.0, 3]])),
-        entropy_coef=0.1, kl_estimator='k1', clip_high=0.28,
-    )  # fmt: skip
+        {},
+        batch,
+        losses.token_weights(batch.mask, 'token_mean'),
+        0.2,
+        hidden_fn=lambda *_: jnp.ones((1, 3, 1)),
+        head_fn=lambda _: jnp.log(jnp.array([[1.0, 3]])),
+        entropy_coef=0.1,
+        kl_estimator='k1',
+        clip_high=0.28,
+    )
     entropy = -(np.exp(logp) * logp).sum()
     # ratio 1: -1 per token; entropy the same for both; k1 = .5
     np.testing.assert_allclose(loss, -1 - 0.1 * entropy + 0.2 * 0.5, rtol=1e-5)

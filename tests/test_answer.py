@@ -17,11 +17,50 @@ OPEN = '</think><answer>'
 
 # Pieces of fuzzed responses. Tags appear whole, in halves and doubled; see also _mutate.
 FRAGMENTS = [
-    '</think>', '<answer>', '</answer>', '<think>', '<|im_start|>', '<|im_end|>', '<|endoftext|>',
-    '</think> \n<answer>', '</', 'think>', 'ans', 'wer>', '<|im_', 'start|>', 'end|>', '<', '/',
-    '>', '||', '|', '|||', '||||', ' || ', ' ', '\n', '\t\x0b\x0c\r', '\0', '\u2028', 'é', '√',
-    '#', 'Up', ' up', 'UP', 'Down', 'dOWN', 'Left', ' right ', 'Jump', 'Up Down', 'U', 'p', 'Upp',
-]  # fmt: skip
+    '</think>',
+    '<answer>',
+    '</answer>',
+    '<think>',
+    '<|im_start|>',
+    '<|im_end|>',
+    '<|endoftext|>',
+    '</think> \n<answer>',
+    '</',
+    'think>',
+    'ans',
+    'wer>',
+    '<|im_',
+    'start|>',
+    'end|>',
+    '<',
+    '/',
+    '>',
+    '||',
+    '|',
+    '|||',
+    '||||',
+    ' || ',
+    ' ',
+    '\n',
+    '\t\x0b\x0c\r',
+    '\0',
+    '\u2028',
+    'é',
+    '√',
+    '#',
+    'Up',
+    ' up',
+    'UP',
+    'Down',
+    'dOWN',
+    'Left',
+    ' right ',
+    'Jump',
+    'Up Down',
+    'U',
+    'p',
+    'Upp',
+]
 
 
 @functools.cache
@@ -233,12 +272,18 @@ def test_every_token_of_the_vocabulary_acts_as_its_bytes(name):
     Tokens with a sign of a tag or separator in each place, all others in one of them.
     """
     contexts = [
-        ('', f'{OPEN}Up</answer>'), ('</think>', '<answer>Up</answer>'),
-        ('</think><', 'answer>Up</answer>'), (OPEN, '||Up</answer>'), (f'{OPEN}Up', '</answer>'),
-        (f'{OPEN}D', 'own</answer>'), (f'{OPEN}Up|', '|Left</answer>'),
-        (f'{OPEN}Up<', 'im_end|>||Left</answer>'), (f'{OPEN}Up</', '</answer>'),
-        (f'{OPEN}<|im_', '|>Right||Up</answer>'), (f'{OPEN}Up</answer', ''),
-    ]  # fmt: skip
+        ('', f'{OPEN}Up</answer>'),
+        ('</think>', '<answer>Up</answer>'),
+        ('</think><', 'answer>Up</answer>'),
+        (OPEN, '||Up</answer>'),
+        (f'{OPEN}Up', '</answer>'),
+        (f'{OPEN}D', 'own</answer>'),
+        (f'{OPEN}Up|', '|Left</answer>'),
+        (f'{OPEN}Up<', 'im_end|>||Left</answer>'),
+        (f'{OPEN}Up</', '</answer>'),
+        (f'{OPEN}<|im_', '|>Right||Up</answer>'),
+        (f'{OPEN}Up</answer', ''),
+    ]
     pieces = tokenizer(name).token_bytes()
     place = np.random.default_rng(0).integers(len(contexts), size=len(pieces))
     place[[bool(set(piece) & set(b'<|>')) for piece in pieces]] = -1

@@ -116,8 +116,9 @@ def test_attention_by_parts_of_rows_has_the_values_and_gradients_of_the_whole(sh
     by_parts = functools.partial(attention.attend_rows, shards=shards)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        run(by_parts), run(attention.attend),
-    )  # fmt: skip
+        run(by_parts),
+        run(attention.attend),
+    )
     text = jax.jit(by_parts).lower(q, k, v, mask).compile().as_text()
     part = {1: 2, 2: 2, 3: 6}[shards]  # 2 of 6; 1 of each of 2; 2 of each of 3 (all that is there)
     assert f'f32[{part},2,3,5,7]' in text
@@ -231,8 +232,12 @@ def test_decoding_inside_shard_map_equals_one_device():
     whole = jax.sharding.PartitionSpec()
     many = jax.jit(
         jax.shard_map(
-            play, mesh=mesh, in_specs=(whole, split), out_specs=split,
-            axis_names={'data', 'fsdp'}, check_vma=False,
+            play,
+            mesh=mesh,
+            in_specs=(whole, split),
+            out_specs=split,
+            axis_names={'data', 'fsdp'},
+            check_vma=False,
         )
-    )(jax.device_put(params, layout), tokens)  # fmt: skip
+    )(jax.device_put(params, layout), tokens)
     np.testing.assert_allclose(one, many, rtol=0, atol=1e-5)

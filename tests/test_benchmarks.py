@@ -50,9 +50,7 @@ def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
 
 
 def test_the_planned_schedule_samples_as_many_tokens_as_planned():
-    result = rollout.schedule(
-        episodes=4, turns=2, slots=2, serve_rows=(1,), repeats=1, **SHAPE
-    )  # fmt: skip
+    result = rollout.schedule(episodes=4, turns=2, slots=2, serve_rows=(1,), repeats=1, **SHAPE)
     plan = np.random.default_rng(0).integers(rollout.SHORT, rollout.LONG + 1, (4, 2))
     assert result['serve_rows']['1']['sampled'] == plan.sum()
     assert 0 < result['serve_rows']['1']['occupancy'] <= 1
@@ -111,8 +109,12 @@ def test_ratios_are_of_pairs():
     # 2 / 1, 6 / 2 and 4 / 4
     found = common.compare({'a': [1.0, 2.0, 4.0], 'b': [2.0, 6.0, 4.0]}, 'a', 'b')
     assert found == {
-        'ours_s': 2.0, 'other_s': 4.0, 'times_as_fast': 2.0, 'times_low': 1.0, 'times_high': 3.0
-    }  # fmt: skip
+        'ours_s': 2.0,
+        'other_s': 4.0,
+        'times_as_fast': 2.0,
+        'times_low': 1.0,
+        'times_high': 3.0,
+    }
 
 
 def test_a_pinned_program_starts_anew_on_one_core_with_one_thread():
@@ -121,9 +123,12 @@ def test_a_pinned_program_starts_anew_on_one_core_with_one_thread():
         'print(len(os.sched_getaffinity(0)), os.environ["XLA_FLAGS"])'
     )
     done = subprocess.run(
-        [sys.executable, '-c', program], cwd=micro_runs.ROOT, capture_output=True, text=True,
+        [sys.executable, '-c', program],
+        cwd=micro_runs.ROOT,
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     cores, *flags = done.stdout.split()
     assert cores == '1' and common.ONE_THREAD in flags
 

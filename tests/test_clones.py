@@ -43,8 +43,16 @@ def test_another_algorithm_starts_from_the_clone_that_is_there(tmp_path, monkeyp
     assert len(kept.name) == 16
 
 
-@pytest.mark.parametrize('change', [{'seed': 1}, {'clone.oracle': 0.4}, {'optim.beta2': 0.9},
-                                    {'env.max_turns': 3}, {'model.dtype': 'bfloat16'}])  # fmt: skip
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'seed': 1},
+        {'clone.oracle': 0.4},
+        {'optim.beta2': 0.9},
+        {'env.max_turns': 3},
+        {'model.dtype': 'bfloat16'},
+    ],
+)
 def test_what_cloning_reads_asks_for_another_clone(change):
     one, other = (
         clones.key(config_dict(micro_runs.config('frozen_lake', **(CLONES | more))))
@@ -54,8 +62,12 @@ def test_what_cloning_reads_asks_for_another_clone(change):
 
 
 def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):
-    limits = {'clone.max_turns': 2, 'clone.max_actions_per_turn': 3, 'clone.max_tokens': 96,
-              'clone.max_actions_per_episode': 6}  # fmt: skip
+    limits = {
+        'clone.max_turns': 2,
+        'clone.max_actions_per_turn': 3,
+        'clone.max_tokens': 96,
+        'clone.max_actions_per_episode': 6,
+    }
     own = {name.replace('clone', 'env'): value for name, value in limits.items()}
     own['rollout.max_tokens'] = own.pop('env.max_tokens')
     of_its_own = opened(tmp_path / 'a', **own)

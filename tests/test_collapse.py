@@ -207,8 +207,11 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
     assert run_log.read_metrics(tmp_path / 'metrics_abandoned_2.jsonl') == rows[2:]
     assert [past['to_step'] for past in roll_back.read(tmp_path)] == [4, 2]
     assert roll_back.read(tmp_path)[0] == {
-        'at_step': 8, 'to_step': 4, 'signal': 'std_drop', 'reason': 'why',
-    }  # fmt: skip
+        'at_step': 8,
+        'to_step': 4,
+        'signal': 'std_drop',
+        'reason': 'why',
+    }
     assert (tmp_path / run_log.METRICS_FILE).read_text() == text  # cut when the run goes on
 
 

@@ -62,9 +62,14 @@ def stub_run(refill, varied):
     cfg.filter.refill = refill
     pack = functools.partial(collecting.pack, keep_fn=VARIED, group_size=GROUP_SIZE)
     run = types.SimpleNamespace(
-        cfg=cfg, task=None, roll_backs=0, draw=draw, collect=collect, pack=pack if refill else None,
+        cfg=cfg,
+        task=None,
+        roll_backs=0,
+        draw=draw,
+        collect=collect,
+        pack=pack if refill else None,
         rollout_metrics=lambda out, task: {'rollout/return': float(out.returns.mean())},
-    )  # fmt: skip
+    )
     return run, drawn
 
 
@@ -118,9 +123,10 @@ def one_step(monkeypatch, devices):
     )
     monkeypatch.setattr(parts, 'build_mesh', lambda cfg: mesh)
     cfg = micro_runs.config(
-        'frozen_lake', algorithm='grpo',
+        'frozen_lake',
+        algorithm='grpo',
         **{'filter.keep': 0.25, 'filter.refill': 5, 'env.eval_levels': 8, 'optim.lr': 1e-5},
-    )  # fmt: skip
+    )
     run = train.build(cfg)
     params = start.policy_of(start.start_state(run, run.params).params, {})
     collect_without_compiling(run, params)
@@ -170,10 +176,12 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
         ({'filter.refill': 2}, 'filter.refill=2 needs a filter.rule that drops groups'),
         ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
         ({'filter.refill': -1}, 'filter.refill=-1 must not be negative'),
-        ({'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
-         "filter.scaling='sqrt' has no effect with filter.refill"),
+        (
+            {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
+            "filter.scaling='sqrt' has no effect with filter.refill",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refilling_that_can_do_nothing_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check.check(micro_runs.config('frozen_lake', **changes))

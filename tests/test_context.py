@@ -77,11 +77,15 @@ def test_a_sample_is_the_prefix_and_the_last_turns(window, style):
 def prompt(task, style, state, turn, before, stops, *, shown):
     """Ids of a turn's prompt; without `shown` as if no turn had been before it."""
     text = tiny.turn_text(
-        task.env, style, state, turn=turn, reward=before['reward'] if before else 0.0,
+        task.env,
+        style,
+        state,
+        turn=turn,
+        reward=before['reward'] if before else 0.0,
         warn=bool(before and before['warn']),
         left=task.max_actions_per_episode - (before['used'] if before else 0),
         sampled_end=turn > 0 and stops[turn - 1] == tiny.TurnStop.EOS,
-    )  # fmt: skip
+    )
     if turn and not shown:
         opening = tiny.turn_text(
             task.env,
@@ -161,9 +165,15 @@ def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
             before = turns[k - 1] if k else None
             opening = tiny.opening_text(task.env, style, task.max_actions_per_episode)
             block = tiny.turn_text(
-                task.env, style, states[k], turn=0, reward=0.0, warn=bool(k and before['warn']),
-                left=task.max_actions_per_episode - (before['used'] if k else 0), sampled_end=True,
-            ).replace('Turn 1:\n', f'Turn {k + 1}:\n')  # fmt: skip
+                task.env,
+                style,
+                states[k],
+                turn=0,
+                reward=0.0,
+                warn=bool(k and before['warn']),
+                left=task.max_actions_per_episode - (before['used'] if k else 0),
+                sampled_end=True,
+            ).replace('Turn 1:\n', f'Turn {k + 1}:\n')
             ids = tiny.spelled(opening + told(task, states, turns, k, 1) + block)
             ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == k)].tolist()
             assert got[b, k] == ids, (b, k)
@@ -177,9 +187,14 @@ def test_a_summary_without_a_window_of_one_turn_is_refused():
 
 def micro(window, **changes):
     sizes = {
-        'context.window': window, 'env.max_turns': 3, 'rollout.max_tokens': 144,
-        'clone.episodes': 32, 'clone.steps': 12, 'steps': 2, 'eval.every': 0,
-    }  # fmt: skip
+        'context.window': window,
+        'env.max_turns': 3,
+        'rollout.max_tokens': 144,
+        'clone.episodes': 32,
+        'clone.steps': 12,
+        'steps': 2,
+        'eval.every': 0,
+    }
     return micro_runs.config(NAME, **(sizes | changes))
 
 

@@ -22,12 +22,16 @@ pytestmark = pytest.mark.slow
 # move attention) the parameter moves by lr times noise. At lr 1e-3 that is 1e-4, of tokens alike.
 LR, STEPS = 1e-5, 5
 ARGUMENTS = [
-    f'--config.steps={STEPS}', '--config.eval.every=2', '--config.log.rollouts_every=0',
-    f'--config.optim.lr={LR}', f'--config.optim.critic_lr={LR}',
-    f'--config.clone.lr={LR}', '--config.clone.steps=3',
+    f'--config.steps={STEPS}',
+    '--config.eval.every=2',
+    '--config.log.rollouts_every=0',
+    f'--config.optim.lr={LR}',
+    f'--config.optim.critic_lr={LR}',
+    f'--config.clone.lr={LR}',
+    '--config.clone.steps=3',
     '--config.checkpoint.keep=9',
     '--config.curriculum.stage_steps=1',  # one turn at step 0, two from then on
-]  # fmt: skip
+]
 
 
 class Cluster:
@@ -50,21 +54,35 @@ class Cluster:
         with socket.socket() as probe:
             probe.bind(('localhost', 0))
             port = probe.getsockname()[1]
-        joined = {} if processes == 1 else {
-            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': str(processes),
-        }  # fmt: skip
+        joined = (
+            {}
+            if processes == 1
+            else {
+                'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
+                'JAX_NUM_PROCESSES': str(processes),
+            }
+        )
         shared = micro_runs.environment(
             self.folder / 'programs', JAX_NUM_CPU_DEVICES=str(devices), **joined
         )
         return [
             subprocess.Popen(
-                [sys.executable, '-m', 'agentrl_jax.train', '--config=tests/micro_runs.py',
-                 f'--workdir={workdir}', *arguments],
-                cwd=micro_runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                [
+                    sys.executable,
+                    '-m',
+                    'agentrl_jax.train',
+                    '--config=tests/micro_runs.py',
+                    f'--workdir={workdir}',
+                    *arguments,
+                ],
+                cwd=micro_runs.ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
                 env=shared if processes == 1 else {**shared, 'JAX_PROCESS_ID': str(index)},
             )
             for index in range(processes)
-        ]  # fmt: skip
+        ]
 
     def train(self, workdir, processes, devices, *arguments):
         """Trains in the workdir to the end; what the processes printed."""

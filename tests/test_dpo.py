@@ -137,10 +137,16 @@ def test_loss_and_gradient_are_those_of_float64_loops(seed, beta, pairs, group_s
 
     value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
     want, slope = slow_loss(
-        np.asarray(rollout.returns, np.float64), np.asarray(rollout.healthy),
-        np.asarray(rollout.action_mask), logprobs, np.asarray(scores.ref_logprobs, np.float64),
-        group_size, beta, pairs, 0.5,
-    )  # fmt: skip
+        np.asarray(rollout.returns, np.float64),
+        np.asarray(rollout.healthy),
+        np.asarray(rollout.action_mask),
+        logprobs,
+        np.asarray(scores.ref_logprobs, np.float64),
+        group_size,
+        beta,
+        pairs,
+        0.5,
+    )
     np.testing.assert_allclose(value, want, atol=1e-6, rtol=1e-6)
     np.testing.assert_allclose(gradient, slope, atol=1e-6)
 
@@ -162,17 +168,27 @@ def trl_loss(trl, torch, batch, current, beta):
         device='cpu', gather=lambda x: x, gather_for_metrics=lambda x: x
     )
     trainer = types.SimpleNamespace(
-        model=types.SimpleNamespace(training=True), accelerator=accelerator, beta=beta,
-        f_divergence_type='reverse_kl', loss_types=['sigmoid'], loss_weights=[1.0],
-        precompute_ref_logps=True, aux_loss_enabled=False, use_weighting=False, ld_alpha=None,
-        _tp_size=1, _total_train_tokens=0, _metrics={'train': collections.defaultdict(list)},
-    )  # fmt: skip
+        model=types.SimpleNamespace(training=True),
+        accelerator=accelerator,
+        beta=beta,
+        f_divergence_type='reverse_kl',
+        loss_types=['sigmoid'],
+        loss_weights=[1.0],
+        precompute_ref_logps=True,
+        aux_loss_enabled=False,
+        use_weighting=False,
+        ld_alpha=None,
+        _tp_size=1,
+        _total_train_tokens=0,
+        _metrics={'train': collections.defaultdict(list)},
+    )
     inputs = dict(
         input_ids=torch.tensor(np.asarray(batch.tokens)[rows]).long(),
-        attention_mask=torch.ones_like(mask), completion_mask=mask.long(),
+        attention_mask=torch.ones_like(mask),
+        completion_mask=mask.long(),
         ref_chosen_logps=torch.tensor(reference[0::2]),
         ref_rejected_logps=torch.tensor(reference[1::2]),
-    )  # fmt: skip
+    )
     return trl.DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
 
 
@@ -217,9 +233,14 @@ def ordered_batch(seed=0, poison=None):
 @functools.cache
 def run(**kwargs):
     settings = dict(
-        hidden_fn=toy.toy_hidden, head_fn=toy.toy_head, tx=TX, loss=dpo.loss, unit=2,
-        aggregation='seq_mean_token_sum', chunk_size=None,
-    )  # fmt: skip
+        hidden_fn=toy.toy_hidden,
+        head_fn=toy.toy_head,
+        tx=TX,
+        loss=dpo.loss,
+        unit=2,
+        aggregation='seq_mean_token_sum',
+        chunk_size=None,
+    )
     return jax.jit(
         functools.partial(update.update_step, **settings | kwargs),
         compiler_options={'xla_backend_optimization_level': 0},
@@ -229,9 +250,14 @@ def run(**kwargs):
 def start():
     params = toy.toy_params(0)
     return TrainState(
-        step=jnp.int32(0), params=params, opt_state=TX.init(params), critic_params=None,
-        critic_opt_state=None, kl_coef=jnp.float32(0), skipped=jnp.int32(0),
-    )  # fmt: skip
+        step=jnp.int32(0),
+        params=params,
+        opt_state=TX.init(params),
+        critic_params=None,
+        critic_opt_state=None,
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+    )
 
 
 def assert_close(a, b, atol):

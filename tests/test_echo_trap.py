@@ -50,10 +50,12 @@ def play(head, key, luck):
     paid = jnp.where(word == SURE, 0.1, jnp.where(word == RISKY, won.astype(jnp.float32), -0.1))
     chosen = jnp.take_along_axis(logits, word[:, None], axis=1)[:, 0]
     return BLANK.replace(
-        tokens=jnp.stack([prompt, word], axis=1), rewards=paid[:, None],
-        logprobs=BLANK.logprobs.at[:, 1].set(chosen), actions=word[:, None, None],
+        tokens=jnp.stack([prompt, word], axis=1),
+        rewards=paid[:, None],
+        logprobs=BLANK.logprobs.at[:, 1].set(chosen),
+        actions=word[:, None, None],
         success=risky & (word == RISKY),
-    )  # fmt: skip
+    )
 
 
 def train_step(state, key, *, keep, clip_high, luck, tx):
@@ -65,14 +67,24 @@ def train_step(state, key, *, keep, clip_high, luck, tx):
     )
     raw = values(None, state.critic_params, rollout.tokens, None, None)
     scores = Scores(
-        old_logprobs=rollout.logprobs, ref_logprobs=jnp.zeros_like(rollout.logprobs),
+        old_logprobs=rollout.logprobs,
+        ref_logprobs=jnp.zeros_like(rollout.logprobs),
         values=jnp.where(rollout.action_mask, losses.token_values(raw), 0.0),
-    )  # fmt: skip
+    )
     batch = ppo.make_batch(rollout, scores, group_size=GROUP_SIZE, reward_on='episode')
     state, more = update.update_step(
-        state, batch, hidden_fn=hidden, head_fn=lambda params: params['head'], values_fn=values,
-        tx=tx, critic_tx=tx, loss=ppo.loss, clip_low=0.2, clip_high=clip_high, epochs=4,
-    )  # fmt: skip
+        state,
+        batch,
+        hidden_fn=hidden,
+        head_fn=lambda params: params['head'],
+        values_fn=values,
+        tx=tx,
+        critic_tx=tx,
+        loss=ppo.loss,
+        clip_low=0.2,
+        clip_high=clip_high,
+        epochs=4,
+    )
     return state, {name: (measured | more)[name] for name in REPORTED}
 
 
@@ -82,9 +94,14 @@ def lives(*, keep, clip_high, luck=0.2, seeds=3):
     tx = update.make_optimizer(0.01, weight_decay=0.0)
     start, critic = {'head': jnp.zeros((GROUPS + 1, WORDS))}, {'value': jnp.zeros(GROUPS + 1)}
     state = TrainState(
-        step=jnp.int32(0), params=start, opt_state=tx.init(start), critic_params=critic,
-        critic_opt_state=tx.init(critic), kl_coef=jnp.float32(0), skipped=jnp.int32(0),
-    )  # fmt: skip
+        step=jnp.int32(0),
+        params=start,
+        opt_state=tx.init(start),
+        critic_params=critic,
+        critic_opt_state=tx.init(critic),
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+    )
     step = functools.partial(train_step, keep=keep, clip_high=clip_high, luck=luck, tx=tx)
 
     def life(seed):

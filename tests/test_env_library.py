@@ -269,9 +269,13 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
     quanta = rng.integers(0, 31, size=rows)
     warn, sampled_end = rng.random((2, rows)) < 0.5
     worlds = text.Episode(
-        state=states, turn=turn, used=used, reward=np.float32(0.05 * quanta), warn=warn,
+        state=states,
+        turn=turn,
+        used=used,
+        reward=np.float32(0.05 * quanta),
+        warn=warn,
         past=np.zeros((rows, 0, 0), np.int32),
-    )  # fmt: skip
+    )
     show = jax.jit(jax.vmap(text.turn_tokens, in_axes=(None, 0, 0)))
     tokens, count = jax.device_get(show(task, worlds, sampled_end))
     assert (count <= task.width).all()
@@ -349,9 +353,12 @@ def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_nam
     played = _Played(actions[..., None], jnp.zeros(3, jnp.int32), jnp.array([True, True, False]))
     got = metrics.environment_metrics(played, task)
     assert {name: float(x) for name, x in got.items()} == {
-        'library/tool_calls': 1.5, 'library/tool_success': 0.5, 'library/answer_presence': 0.5,
-        'library/answered': 1.0, 'library/answer_f1': 0.5,
-    }  # fmt: skip
+        'library/tool_calls': 1.5,
+        'library/tool_success': 0.5,
+        'library/answer_presence': 0.5,
+        'library/answered': 1.0,
+        'library/answer_f1': 0.5,
+    }
     assert {*got, *(f'eval/{name.split("/")[1]}' for name in got)} <= set(metrics.METRICS)
     sums = {name: 0 for name in ('episodes', 'successes', 'returns', 'turns', 'valid')}
     sums |= {'episodes': 4, 'own': {'tool_calls': jnp.float32(6.0)}}

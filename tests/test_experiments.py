@@ -66,18 +66,24 @@ def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scal
 def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
     plan = common.Plan('configs/demo.py', ({'steps': 3, 'optim.lr': 1e-3}, {'steps': 4}), {})
     assert common.list_runs(plan, range(100, 102), taken={'optim.lr'}) == [
-        {'seed': 100, 'steps': 3}, {'seed': 101, 'steps': 3},
-        {'seed': 100, 'steps': 4}, {'seed': 101, 'steps': 4},
-    ]  # fmt: skip
+        {'seed': 100, 'steps': 3},
+        {'seed': 101, 'steps': 3},
+        {'seed': 100, 'steps': 4},
+        {'seed': 101, 'steps': 4},
+    ]
     words = ['--config.optim.lr=3e-4', '--gpus=0', '--config.model.path=/a=b']
     assert common.given_fields(words) == {'optim.lr', 'model.path'}
 
 
-@pytest.mark.parametrize('cell, field', [
-    ('PPO, filter alone', 'filter.keep'), ('PPO, no KL alone', 'loss.kl_coef'),
-    ('PPO, clip-higher alone', 'loss.clip_high'),
-    ('PPO, fewer updates alone', 'batch.minibatch_rows'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'cell, field',
+    [
+        ('PPO, filter alone', 'filter.keep'),
+        ('PPO, no KL alone', 'loss.kl_coef'),
+        ('PPO, clip-higher alone', 'loss.clip_high'),
+        ('PPO, fewer updates alone', 'batch.minibatch_rows'),
+    ],
+)
 def test_a_piece_of_starpo_s_alone_is_one_field(cell, field):
     own = ragen_starpo_vs_s
     assert changed(own.PPO, own.ALONE[cell]) == {field}
@@ -108,8 +114,15 @@ def test_budgets_of_actions_grow_or_stay():
     growing = [list(cell.values()) for cell in ragen_actions.GROWING]
     assert growing == [[k, 5, 5 * k] for k in range(1, 8)]  # count, turns, budget
     fixed = [list(cell.values()) for cell in ragen_actions.FIXED]
-    assert fixed == [[1, 10, 10], [2, 5, 10], [3, 4, 10], [4, 3, 10], [5, 2, 10], [6, 2, 10],
-                     [7, 2, 10]]  # fmt: skip
+    assert fixed == [
+        [1, 10, 10],
+        [2, 5, 10],
+        [3, 4, 10],
+        [4, 3, 10],
+        [5, 2, 10],
+        [6, 2, 10],
+        [7, 2, 10],
+    ]
     assert all(count * turns >= 10 for count, turns, _ in fixed)  # the whole budget can be used
     assert len(make_plan('ragen_actions', 'tiny').cells) == 7 + 7 - 1  # two in five turns: both
 
@@ -195,11 +208,18 @@ def fake_sweep(words, environment):
         folder.mkdir(exist_ok=True)
         (folder / 'run.json').write_text(json.dumps({'config': run.config}))
         rows = [
-            {'step': step, 'time_s': step, 'eval/success': 0.5, 'eval/success_low': 0.4,
-             'eval/success_high': 0.6, 'group/return_std': 0.1, 'policy/entropy': 1.0,
-             'policy/grad_norm': 1.0}
+            {
+                'step': step,
+                'time_s': step,
+                'eval/success': 0.5,
+                'eval/success_low': 0.4,
+                'eval/success_high': 0.6,
+                'group/return_std': 0.1,
+                'policy/entropy': 1.0,
+                'policy/grad_norm': 1.0,
+            }
             for step in (0, run.steps)
-        ]  # fmt: skip
+        ]
         if number == 0:
             (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     return 0
@@ -225,11 +245,15 @@ def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
     assert before == {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
 
 
-@pytest.mark.parametrize('words, complaint', [
-    (['--scale=0.5b'], 'needs --config.model.path'), (['--scale=huge'], 'invalid choice'),
-    (['--scale=tiny', '--seeds=0'], 'must be at least 1'),
-    (['--scale=tiny', '--publish', '--first_seed=100'], 'others are for tuning'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'words, complaint',
+    [
+        (['--scale=0.5b'], 'needs --config.model.path'),
+        (['--scale=huge'], 'invalid choice'),
+        (['--scale=tiny', '--seeds=0'], 'must be at least 1'),
+        (['--scale=tiny', '--publish', '--first_seed=100'], 'others are for tuning'),
+    ],
+)
 def test_wrong_words_are_refused_with_a_reason(words, complaint, capsys):
     own = scaling_inter
     with pytest.raises(SystemExit):

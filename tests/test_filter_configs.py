@@ -34,10 +34,14 @@ def fresh(seed=0, critic=False):
     params, tx = toy.toy_params(seed), optax.adam(0.01)
     own = {'backbone': toy.toy_params(seed + 1)} if critic else None
     return TrainState(
-        step=jnp.int32(0), params=params, opt_state=tx.init(params), critic_params=own,
-        critic_opt_state=tx.init(own) if critic else None, kl_coef=jnp.float32(0),
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=own,
+        critic_opt_state=tx.init(own) if critic else None,
+        kl_coef=jnp.float32(0),
         skipped=jnp.int32(0),
-    )  # fmt: skip
+    )
 
 
 def values(params, critic_params, *rows):
@@ -51,9 +55,11 @@ def parts_of(algorithm, changes):
     settings = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
     settings['update'] |= {'row_sharding': None}
     fns = assemble.ModelFns(
-        hidden=toy.toy_hidden, head=toy.toy_head, value_head=None,
+        hidden=toy.toy_hidden,
+        head=toy.toy_head,
+        value_head=None,
         values=values if ALGORITHMS[algorithm].USES_CRITIC else None,
-    )  # fmt: skip
+    )
     return dict(algorithm=ALGORITHMS[algorithm], fns=fns, group_size=4, settings=settings)
 
 
@@ -105,7 +111,7 @@ ALL = groups(0, 1, 2, 3)
         # the episode apart and one of the others, the earliest
         ({'filter.rule': 'within_group', 'filter.keep': 0.5}, None),
     ],
-)  # fmt: skip
+)
 def test_a_rule_trains_the_groups_that_it_keeps(changes, kept):
     batch, found, measured = prepare(**changes)
     if kept is None:
@@ -204,10 +210,18 @@ def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
 def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
     """Unformatted answers and no penalty for them: every return is 0."""
     cfg = micro_runs.config(
-        'frozen_lake', algorithm='grpo',
-        **{'steps': 9, 'filter.rule': 'varied', 'filter.max_empty': 2, 'env.format_penalty': 0.0,
-           'eval.every': 0, 'env.eval_levels': 8, 'log.rollouts_every': 0},
-    )  # fmt: skip
+        'frozen_lake',
+        algorithm='grpo',
+        **{
+            'steps': 9,
+            'filter.rule': 'varied',
+            'filter.max_empty': 2,
+            'env.format_penalty': 0.0,
+            'eval.every': 0,
+            'env.eval_levels': 8,
+            'log.rollouts_every': 0,
+        },
+    )
     assert train.train(cfg, str(tmp_path)) == 1
     assert 'the filter kept nothing in 2 steps in a row' in capsys.readouterr().err
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)

@@ -32,9 +32,14 @@ def select(played, group_size, rule, *, order, count=0, soft=False, scaling='non
     played = rollout_of(played) if hasattr(played, 'dtype') else played
     keep_fn = functools.partial(filtering.keep_rows, group_size=group_size, rule=rule, **settings)
     return filtering.select(
-        played, keep_fn=keep_fn, group_size=group_size, order=order, count=count,
-        soft=soft, scaling=scaling,
-    )  # fmt: skip
+        played,
+        keep_fn=keep_fn,
+        group_size=group_size,
+        order=order,
+        count=count,
+        soft=soft,
+        scaling=scaling,
+    )
 
 
 def test_scores_by_hand_without_faulty_members():

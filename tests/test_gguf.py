@@ -21,12 +21,19 @@ DOWN = 'model.layers.1.mlp.down_proj.weight'
 
 
 GGUF_NAMES = {
-    'model.embed_tokens': 'token_embd', 'model.norm': 'output_norm', 'lm_head': 'output',
-    'input_layernorm': 'attn_norm', 'post_attention_layernorm': 'ffn_norm',
-    'self_attn.q_proj': 'attn_q', 'self_attn.k_proj': 'attn_k', 'self_attn.v_proj': 'attn_v',
-    'self_attn.o_proj': 'attn_output', 'mlp.gate_proj': 'ffn_gate', 'mlp.up_proj': 'ffn_up',
+    'model.embed_tokens': 'token_embd',
+    'model.norm': 'output_norm',
+    'lm_head': 'output',
+    'input_layernorm': 'attn_norm',
+    'post_attention_layernorm': 'ffn_norm',
+    'self_attn.q_proj': 'attn_q',
+    'self_attn.k_proj': 'attn_k',
+    'self_attn.v_proj': 'attn_v',
+    'self_attn.o_proj': 'attn_output',
+    'mlp.gate_proj': 'ffn_gate',
+    'mlp.up_proj': 'ffn_up',
     'mlp.down_proj': 'ffn_down',
-}  # fmt: skip
+}
 
 
 def gguf_name(name):

@@ -87,8 +87,10 @@ def test_in_bfloat16_the_loop_rounds_where_layers_one_after_another_do():
         return np.asarray(program(params, *data), np.float32)
 
     exact, loop, unrolled = (
-        hidden(UNROLLED, 'float32'), hidden(LOOP, 'bfloat16'), hidden(UNROLLED, 'bfloat16'),
-    )  # fmt: skip
+        hidden(UNROLLED, 'float32'),
+        hidden(LOOP, 'bfloat16'),
+        hidden(UNROLLED, 'bfloat16'),
+    )
     off = np.abs(unrolled - exact).mean()
     assert 0.001 < off < 0.1 and np.abs(loop - unrolled).mean() < off
 

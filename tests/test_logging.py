@@ -32,8 +32,12 @@ def test_a_row_is_one_json_object_on_a_line_that_is_there_at_once(tmp_path):
     line = (tmp_path / 'metrics.jsonl').read_text()
     row = json.loads(line)
     assert line.endswith('}\n') and list(row) == [
-        'step', 'time_s', 'a/b', 'policy/loss', 'rollout/turns',
-    ]  # fmt: skip
+        'step',
+        'time_s',
+        'a/b',
+        'policy/loss',
+        'rollout/turns',
+    ]
     assert row['policy/loss'] == 0.1 and row['a/b'] == 1 / 3 and row['rollout/turns'] == 2
 
 
@@ -182,16 +186,24 @@ def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatc
         'count': np.int64(3),
     }
     argv = [
-        'train.py', '--config.rollout.max_tokens=3072', f'--config.wandb.api_key={CANARY} {CANARY}',
-        '--hf-token', CANARY, '--workdir', 'runs/a', f'https://:{CANARY}@host',
-    ]  # fmt: skip
+        'train.py',
+        '--config.rollout.max_tokens=3072',
+        f'--config.wandb.api_key={CANARY} {CANARY}',
+        '--hf-token',
+        CANARY,
+        '--workdir',
+        'runs/a',
+        f'https://:{CANARY}@host',
+    ]
     write_config(tmp_path, config, argv)
     text = (tmp_path / 'config.json').read_text()
     assert 'canary' not in text
     document = json.loads(text)
     assert document['config']['rollout'] == {
-        'max_tokens': 3072, 'tokenizer': 'x.model', 'sizes': [1, 2.5, None, True],
-    }  # fmt: skip
+        'max_tokens': 3072,
+        'tokenizer': 'x.model',
+        'sizes': [1, 2.5, None, True],
+    }
     assert document['config']['url'] == 'https://***@host/path?api_key=***&page=2'
     assert document['config']['count'] == 3
     assert document['argv'][1] == '--config.rollout.max_tokens=3072'

@@ -74,8 +74,9 @@ def test_a_layer_and_its_merged_kernel_by_hand():
     out = apply_layer(kernel, a, b, jnp.ones((1, 1, 2)))
     np.testing.assert_array_equal(out[0, 0], [6.25, 1.5])
     tree = {
-        'model': {'up_proj': {'kernel': kernel}}, 'lora': {'up_proj': {'lora_a': a, 'lora_b': b}}
-    }  # fmt: skip
+        'model': {'up_proj': {'kernel': kernel}},
+        'lora': {'up_proj': {'lora_a': a, 'lora_b': b}},
+    }
     merged = lora.merge(tree, SCALE)
     assert merged.keys() == {'model'}
     np.testing.assert_array_equal(merged['model']['up_proj']['kernel'], [[1.75, 0.5], [4.5, 1.0]])
@@ -176,8 +177,9 @@ def test_adapters_are_drawn_for_the_targets_alone():
     assert adapters.keys() == {'layers_0', 'layers_1'}
     layer = adapters['layers_1']
     assert {n: set(part) for n, part in layer.items()} == {
-        'self_attn': {'q_proj'}, 'mlp': {'down_proj'}
-    }  # fmt: skip
+        'self_attn': {'q_proj'},
+        'mlp': {'down_proj'},
+    }
     down = layer['mlp']['down_proj']
     assert down['lora_a'].shape == (96, 5) and down['lora_b'].shape == (5, 64)
     assert not down['lora_b'].any()
@@ -228,13 +230,19 @@ def mesh_of(data, fsdp, tensor):
 def updated(name, shape=(1, 1, 1)):
     """(state before, after, frozen before, after, metrics) of a learn step with adapters."""
     cfg = micro_runs.config(
-        'frozen_lake', **UPDATES[name],
+        'frozen_lake',
+        **UPDATES[name],
         **{
-            'lora.rank': 2, 'lora.targets': 'q_proj,o_proj,up_proj,down_proj', 'optim.lr': LR,
-            'optim.critic_lr': LR, 'rollout.group_size': 2, 'batch.minibatch_rows': 4,
-            'batch.microbatch_rows': 4, 'batch.epochs': 2,
+            'lora.rank': 2,
+            'lora.targets': 'q_proj,o_proj,up_proj,down_proj',
+            'optim.lr': LR,
+            'optim.critic_lr': LR,
+            'rollout.group_size': 2,
+            'batch.minibatch_rows': 4,
+            'batch.microbatch_rows': 4,
+            'batch.epochs': 2,
         },
-    )  # fmt: skip
+    )
     mesh = mesh_of(*shape)
     config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
     txs = parts.build_optimisers(cfg)
@@ -244,10 +252,13 @@ def updated(name, shape=(1, 1, 1)):
     frozen = start.Frozen({'model': params['model']}, reference)
     before = jax.device_get((state, frozen))
     learn = functools.partial(
-        train.learn, algorithm=ALGORITHMS[cfg.algorithm], txs=txs, group_size=2,
+        train.learn,
+        algorithm=ALGORITHMS[cfg.algorithm],
+        txs=txs,
+        group_size=2,
         fns=parts.model_functions(cfg, config, mesh),
         settings=assemble_update.update_settings(cfg, mesh),
-    )  # fmt: skip
+    )
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
     after, metrics, *_ = jax.jit(learn, compiler_options=QUICK)(state, frozen, rollout)
     return *before, *jax.device_get((after, frozen, metrics))

@@ -17,10 +17,15 @@ from agentrl_jax.run import state as start
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
 CHANGES = {
-    'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,v_proj,down_proj',
-    'algorithm': 'grpo', 'loss.kl_coef': 0.05, 'clone.episodes': 64, 'clone.steps': 40,
+    'lora.rank': 2,
+    'lora.alpha': 8.0,
+    'lora.targets': 'q_proj,v_proj,down_proj',
+    'algorithm': 'grpo',
+    'loss.kl_coef': 0.05,
+    'clone.episodes': 64,
+    'clone.steps': 40,
     'checkpoint.every': 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -219,18 +224,24 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     """The same on the exported policy: no base below the workdir, exact resume."""
     cfg = micro_runs.config(
         'frozen_lake',
-        **CHANGES | {
-            'model.path': str(exported['policy']), 'model.tokenizer': str(DEMO_MODEL),
+        **CHANGES
+        | {
+            'model.path': str(exported['policy']),
+            'model.tokenizer': str(DEMO_MODEL),
             'clone.episodes': 0,
         },
-    )  # fmt: skip
+    )
     run = train.build(cfg)
     go_on(run, tmp_path / 'halves', 1)
     assert_same(go_on(run, tmp_path / 'halves', 2), go_on(run, tmp_path / 'whole', 2))
     assert {path.name for path in (tmp_path / 'whole').iterdir()} == {'checkpoints', 'reference'}
     out = export.export_checkpoint(
-        cfg, str(tmp_path / 'whole'), str(tmp_path / 'out'), step=None, dtype='float32',
+        cfg,
+        str(tmp_path / 'whole'),
+        str(tmp_path / 'out'),
+        step=None,
+        dtype='float32',
         part='adapter',
-    )  # fmt: skip
+    )
     settings = json.loads((out / 'adapter_config.json').read_text())
     assert settings['base_model_name_or_path'] == str(exported['policy'])

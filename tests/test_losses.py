@@ -65,9 +65,14 @@ def test_masked_tokens_alone_see_the_head(chunk_size, row_tokens):
 
     def run(hidden, **selection):
         out = losses.token_logprobs(
-            hidden, head, tokens, temperature=0.7, chunk_size=chunk_size, with_entropy=True,
+            hidden,
+            head,
+            tokens,
+            temperature=0.7,
+            chunk_size=chunk_size,
+            with_entropy=True,
             **selection,
-        )  # fmt: skip
+        )
         logprobs, entropy = (jnp.where(mask, x, 0.0) for x in out)
         return (jnp.sin(logprobs) + entropy**2).sum(), (logprobs, entropy, out)
 

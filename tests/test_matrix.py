@@ -35,12 +35,18 @@ CELLS = [(algorithm, name) for algorithm in ALGORITHMS for name in assemble.ENVI
 def config(name, **changes):
     """The same shapes for every environment, so that an algorithm is compiled once."""
     sizes = {
-        'env.max_turns': TURNS, 'env.max_actions_per_turn': ACTIONS,
-        'env.max_actions_per_episode': ACTIONS, 'rollout.max_tokens': LENGTH,
-        'rollout.max_response': RESPONSE, 'loss.entropy_coef': 0.0,
-        'batch.minibatch_rows': EPISODES, 'batch.microbatch_rows': EPISODES,
-        'frozen_lake.success_rate': 1.0, 'sokoban.search_depth': 4, 'library.max_hops': 2,
-    }  # fmt: skip
+        'env.max_turns': TURNS,
+        'env.max_actions_per_turn': ACTIONS,
+        'env.max_actions_per_episode': ACTIONS,
+        'rollout.max_tokens': LENGTH,
+        'rollout.max_response': RESPONSE,
+        'loss.entropy_coef': 0.0,
+        'batch.minibatch_rows': EPISODES,
+        'batch.microbatch_rows': EPISODES,
+        'frozen_lake.success_rate': 1.0,
+        'sokoban.search_depth': 4,
+        'library.max_hops': 2,
+    }
     return micro_runs.config(name, **(sizes | changes))
 
 
@@ -153,10 +159,13 @@ def learner(algorithm):
     run = world('frozen_lake', TURNS)
     txs = assemble.build_optimisers(cfg)
     program = functools.partial(
-        train.learn, algorithm=ALGORITHMS[algorithm], txs=txs, group_size=4,
+        train.learn,
+        algorithm=ALGORITHMS[algorithm],
+        txs=txs,
+        group_size=4,
         fns=assemble.model_functions(cfg, run.config, run.mesh),
         settings=settings.update_settings(cfg, run.mesh),
-    )  # fmt: skip
+    )
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
     reference = run.params if assemble.needs_reference(cfg) else None

@@ -25,12 +25,17 @@ def torch_model(config, params):
     torch = pytest.importorskip('torch')
     transformers = pytest.importorskip('transformers')
     shared = dict(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size, num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
-        tie_word_embeddings=config.tie_embeddings, attn_implementation='eager',
-    )  # fmt: skip
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        tie_word_embeddings=config.tie_embeddings,
+        attn_implementation='eager',
+    )
     rope = {'rope_type': 'default', 'rope_theta': config.rope_theta}
     if config.rope_scaling is not None:
         names = ('factor', 'low_freq_factor', 'high_freq_factor')
@@ -154,8 +159,9 @@ def test_recomputing_layers_changes_no_gradient():
     remat = dataclasses.replace(TINY, remat=True)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        gradient(TINY), gradient(remat),
-    )  # fmt: skip
+        gradient(TINY),
+        gradient(remat),
+    )
     text = str(jax.make_jaxpr(lambda p: forward(p, remat, tokens, positions, mask))(params))
     assert 'remat' in text or 'checkpoint' in text
 
@@ -229,9 +235,14 @@ def test_parameter_counts_are_those_of_the_published_models():
     # + 128 each, o 896 x 896, SwiGLU 3 x 896 x 4864, two norms 896; 24 layers; the last norm.
     layer = 896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896 + 3 * 896 * 4864 + 2 * 896
     config = qwen2.ModelConfig(
-        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
-        num_kv_heads=2, head_dim=64,
-    )  # fmt: skip
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        head_dim=64,
+    )
     assert qwen2.param_count(config) == 136134656 + 24 * layer + 896 == 494032768
 
 
@@ -245,10 +256,18 @@ def test_a_fresh_model_predicts_nearly_nothing():
 
 
 HF = {
-    'model_type': 'qwen2', 'vocab_size': 96, 'hidden_size': 64, 'intermediate_size': 96,
-    'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2,
-    'rms_norm_eps': 1e-6, 'rope_theta': 1e6, 'tie_word_embeddings': True, 'hidden_act': 'silu',
-}  # fmt: skip
+    'model_type': 'qwen2',
+    'vocab_size': 96,
+    'hidden_size': 64,
+    'intermediate_size': 96,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'num_key_value_heads': 2,
+    'rms_norm_eps': 1e-6,
+    'rope_theta': 1e6,
+    'tie_word_embeddings': True,
+    'hidden_act': 'silu',
+}
 
 
 def test_config_json_of_both_kinds_and_both_spellings_of_rope():
@@ -257,9 +276,12 @@ def test_config_json_of_both_kinds_and_both_spellings_of_rope():
     nested['rope_parameters'] = {'rope_type': 'default', 'rope_theta': 1e6}
     assert config_from_hf(nested) == TINY
     scaling = dict(
-        rope_type='llama3', factor=8, low_freq_factor=1, high_freq_factor=4,
+        rope_type='llama3',
+        factor=8,
+        low_freq_factor=1,
+        high_freq_factor=4,
         original_max_position_embeddings=32,
-    )  # fmt: skip
+    )
     llama = config_from_hf(HF | {'model_type': 'llama', 'rope_scaling': scaling})
     assert llama == dataclasses.replace(TINY, qkv_bias=False, rope_scaling=LLAMA3)
 

@@ -103,10 +103,12 @@ def start(program: str, *arguments, processes: int = 2, **variables) -> list[sub
         subprocess.Popen(
             [sys.executable, '-c', START + program, *map(str, arguments)],
             env={**os.environ, **shared, 'JAX_PROCESS_ID': str(process_id)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for process_id in range(processes)
-    ]  # fmt: skip
+    ]
 
 
 def said_line(process: subprocess.Popen, wanted: str) -> None:

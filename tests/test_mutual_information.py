@@ -159,13 +159,26 @@ def program(hidden_fn, turns, pairs):
 
     def run(key, head, rollout):
         chosen = information.choose_pairs(
-            key, rollout, None, None, group_size=GROUP_SIZE, pairs=pairs,
-            turns=turns, text='answer', max_response=4,
-        )  # fmt: skip
+            key,
+            rollout,
+            None,
+            None,
+            group_size=GROUP_SIZE,
+            pairs=pairs,
+            turns=turns,
+            text='answer',
+            max_response=4,
+        )
         sums = information.cross_logprobs(
-            head, rollout, chosen, hidden_fn=hidden_fn, head_fn=lambda p: p, width=LENGTH,
-            max_response=4, **SCORING,
-        )  # fmt: skip
+            head,
+            rollout,
+            chosen,
+            hidden_fn=hidden_fn,
+            head_fn=lambda p: p,
+            width=LENGTH,
+            max_response=4,
+            **SCORING,
+        )
         return chosen, sums, information.equal_prompts(rollout, chosen, LENGTH)
 
     return jax.jit(run, compiler_options=tiny.QUICK)
@@ -176,9 +189,13 @@ def cross(rollout, hidden_fn, head, *, turns='first', pairs=GROUPS * GROUP_SIZE,
     found = program(hidden_fn, turns, pairs)(jax.random.key(key), head, rollout)
     chosen, sums, same = jax.device_get(found)
     numbers = reduce(
-        sums, chosen.own, lengths=chosen.length, used=chosen.used,
-        prompt_used=chosen.prompt_used, same=same,
-    )  # fmt: skip
+        sums,
+        chosen.own,
+        lengths=chosen.length,
+        used=chosen.used,
+        prompt_used=chosen.prompt_used,
+        same=same,
+    )
     return chosen, sums, numbers
 
 
@@ -249,8 +266,9 @@ def test_answers_are_chosen_evenly_and_never_from_faulty_or_empty_episodes():
     assert out['retrieval_chance'] == pytest.approx(1 / 4)
     few, _, _ = cross(rollout, ignores, jnp.ones((2, toy.VOCAB)), pairs=3)
     assert few.row.shape == (3,) and len(set((np.asarray(few.row) // GROUP_SIZE).tolist())) == 3
-    drawn = {tuple(np.asarray(cross(rollout, ignores, jnp.ones((2, 7)), key=k)[0].row))
-             for k in range(3)}  # fmt: skip
+    drawn = {
+        tuple(np.asarray(cross(rollout, ignores, jnp.ones((2, 7)), key=k)[0].row)) for k in range(3)
+    }
     assert len(drawn) == 3
 
 
@@ -295,14 +313,28 @@ def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
 
     def run(params, out):
         chosen = information.choose_pairs(
-            tiny.KEY, out, task.answer, task.eos_ids, group_size=4, pairs=8, turns='any',
-            text='answer', max_response=longest,
-        )  # fmt: skip
+            tiny.KEY,
+            out,
+            task.answer,
+            task.eos_ids,
+            group_size=4,
+            pairs=8,
+            turns='any',
+            text='answer',
+            max_response=longest,
+        )
         return chosen, information.cross_logprobs(
-            params, out, chosen, hidden_fn=tiny.hidden, head_fn=tiny.head, microbatch_rows=8,
-            width=out.tokens.shape[1], temperature=tiny.TEMPERATURES['frozen_lake'],
-            max_response=longest, chunk_size=512,
-        )  # fmt: skip
+            params,
+            out,
+            chosen,
+            hidden_fn=tiny.hidden,
+            head_fn=tiny.head,
+            microbatch_rows=8,
+            width=out.tokens.shape[1],
+            temperature=tiny.TEMPERATURES['frozen_lake'],
+            max_response=longest,
+            chunk_size=512,
+        )
 
     run = jax.jit(run, compiler_options=tiny.QUICK)
     chosen, sums = jax.device_get(run(tiny.cloned('frozen_lake')[0], out))

@@ -31,9 +31,19 @@ def test_every_keyword_of_make_batch_is_a_setting_and_every_setting_a_field(name
 
 def test_every_keyword_of_an_update_is_given_by_a_config():
     functions = {
-        'batch', 'state', 'params', 'weights', 'kl_coef', 'hidden_fn', 'head_fn', 'values_fn',
-        'value_head_fn', 'tx', 'critic_tx', 'policy',
-    }  # fmt: skip
+        'batch',
+        'state',
+        'params',
+        'weights',
+        'kl_coef',
+        'hidden_fn',
+        'head_fn',
+        'values_fn',
+        'value_head_fn',
+        'tx',
+        'critic_tx',
+        'policy',
+    }
     asked = set().union(
         *(inspect.signature(f).parameters for f in (update.update_step, common.policy_loss))
     )
@@ -139,10 +149,12 @@ def test_the_constant_of_token_sum_norm_comes_from_the_config():
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'algorithm': 'grpo', 'turn_credit.mode': 'gtpo'},
-         "turn_credit.mode='gtpo' has no effect on algorithm='grpo', only on mt_grpo, gspo_turn"),
+        (
+            {'algorithm': 'grpo', 'turn_credit.mode': 'gtpo'},
+            "turn_credit.mode='gtpo' has no effect on algorithm='grpo', only on mt_grpo, gspo_turn",
+        ),
         ({'loss.norm': 'mean'}, "loss.norm='mean' has no effect on algorithm='ppo', only on grpo"),
-        ({'algorithm': 'grpo', 'loss.max_length': 5}, "only on dapo: leave it unset"),
+        ({'algorithm': 'grpo', 'loss.max_length': 5}, 'only on dapo: leave it unset'),
         ({'algorithm': 'rloo', 'loss.estimator': 'turn'}, 'only on ppo: leave it unset'),
         ({'algorithm': 'mt_grpo', 'turn_credit.mode': 'turn'}, 'is not one of or, mr, mt_v1'),
         ({'algorithm': 'mt_grpo', 'turn_credit.outcome': 'win'}, 'not one of success, final, ret'),
@@ -156,12 +168,14 @@ def test_the_constant_of_token_sum_norm_comes_from_the_config():
         ({'algorithm': 'cispo', 'loss.dual_clip': 3.0}, "no effect on algorithm='cispo'"),
         ({'loss.norm_length': 9}, 'loss.norm_length=9 is for loss.aggregation=token_sum_norm'),
         ({'algorithm': 'dapo', 'loss.overlong_coef': 2.0}, 'need loss.max_length'),
-        ({'algorithm': 'dapo', 'loss.max_length': 4, 'loss.overlong_buffer': 4},
-         'loss.overlong_buffer=4 must be smaller than loss.max_length=4'),
+        (
+            {'algorithm': 'dapo', 'loss.max_length': 4, 'loss.overlong_buffer': 4},
+            'loss.overlong_buffer=4 must be smaller than loss.max_length=4',
+        ),
         ({'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'needs a critic of its own'),
         ({'critic.warmup_steps': 3, 'algorithm': 'grpo'}, 'needs a critic of its own'),
     ],
-)  # fmt: skip
+)
 def test_an_option_that_would_do_nothing_or_harm_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check.check(micro_runs.config('frozen_lake', **changes))
@@ -183,9 +197,13 @@ NOTHING_FROZEN = state.Frozen(model={}, reference=None)
 def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
     """The same step twice is the same update; without the key it is another."""
     changes = {
-        'algorithm': 'mt_grpo', 'turn_credit.mode': 'gtpo', 'turn_credit.outcome': 'return',
-        'batch.shuffle': True, 'batch.epochs': 2, 'env.eval_levels': 8,
-    }  # fmt: skip
+        'algorithm': 'mt_grpo',
+        'turn_credit.mode': 'gtpo',
+        'turn_credit.outcome': 'return',
+        'batch.shuffle': True,
+        'batch.epochs': 2,
+        'env.eval_levels': 8,
+    }
     run = train.build(micro_runs.config('frozen_lake', **changes))
 
     def fresh():

@@ -62,11 +62,18 @@ def page(tmp_path_factory):
     out, _ = tiny.played('frozen_lake')
     advantages = np.where(np.arange(16)[:, None] < 8, out.logprobs - 1, np.nan)
     path = pages.write(
-        tmp_path_factory.mktemp('run'), 'step_000000', out, task=tiny.task('frozen_lake'),
-        tokenizer=tiny.tokenizer(), streams=np.arange(16), key=tiny.KEY, group_size=4,
-        title='a rollout', extras={'ratio': np.exp(out.logprobs), 'advantages': advantages},
+        tmp_path_factory.mktemp('run'),
+        'step_000000',
+        out,
+        task=tiny.task('frozen_lake'),
+        tokenizer=tiny.tokenizer(),
+        streams=np.arange(16),
+        key=tiny.KEY,
+        group_size=4,
+        title='a rollout',
+        extras={'ratio': np.exp(out.logprobs), 'advantages': advantages},
         limit=16,
-    )  # fmt: skip
+    )
     assert path.name == 'step_000000.html' and path.parent.name == 'rollouts'
     document = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
     return document, path.read_text(encoding='utf-8')
@@ -107,9 +114,18 @@ def test_the_page_is_one_file_without_scripts(page):
 def test_a_page_with_less_room_shows_some_of_every_group(tmp_path):
     out, _ = tiny.played('frozen_lake')
     path = pages.write(
-        tmp_path, 'some', out, task=tiny.task('frozen_lake'), tokenizer=tiny.tokenizer(),
-        streams=np.arange(16), key=tiny.KEY, group_size=4, title='some', extras={}, limit=8,
-    )  # fmt: skip
+        tmp_path,
+        'some',
+        out,
+        task=tiny.task('frozen_lake'),
+        tokenizer=tiny.tokenizer(),
+        streams=np.arange(16),
+        key=tiny.KEY,
+        group_size=4,
+        title='some',
+        extras={},
+        limit=8,
+    )
     episodes = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))['episodes']
     assert [episode['group'] for episode in episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [episode['level'] for episode in episodes] == out.level[::2].tolist()

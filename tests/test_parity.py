@@ -99,11 +99,14 @@ def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(p
     state = tiny_steps.fresh().replace(params=tiny.cloned('frozen_lake')[0])
     program = jax.jit(
         functools.partial(
-            batches.prepare, algorithm=grpo, fns=fns, group_size=4,
+            batches.prepare,
+            algorithm=grpo,
+            fns=fns,
+            group_size=4,
             settings=settings | {'score': settings['score'] | {'microbatch_rows': 16}},
         ),
         compiler_options=tiny.QUICK,
-    )  # fmt: skip
+    )
     batch = jax.device_get(program(state, None, out)[0])
     assert batch.mask.sum() > 2 * played.action_mask.sum()
     # The sampler's own where it has any, a log-probability everywhere else.
@@ -173,12 +176,16 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
         ({'parity.loss_on': 'words'}, "parity.loss_on='words' is not one of sampled, answers, all"),
         ({'parity.loss_on': 'all', 'algorithm': 'gigpo'}, 'an algorithm other than gigpo'),
         ({'parity.loss_on': 'all', 'context.window': 1}, 'it needs context.window=0'),
-        ({'parity.loss_on': 'answers', 'algorithm': 'dapo', 'loss.max_length': 9},
-         'it needs loss.max_length=0'),
-        ({'parity.loss_on': 'all', 'loss.sampler_correction': 'tis'},
-         'it needs loss.sampler_correction=off'),
+        (
+            {'parity.loss_on': 'answers', 'algorithm': 'dapo', 'loss.max_length': 9},
+            'it needs loss.max_length=0',
+        ),
+        (
+            {'parity.loss_on': 'all', 'loss.sampler_correction': 'tis'},
+            'it needs loss.sampler_correction=off',
+        ),
     ],
-)  # fmt: skip
+)
 def test_switches_that_exclude_something_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
         check.check(micro_runs.config('frozen_lake', **changes))
@@ -222,9 +229,12 @@ def batch_of(sampler, **correction):
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
     fns = assemble.ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
     program = functools.partial(
-        batches.prepare, algorithm=grpo, fns=fns, group_size=4,
+        batches.prepare,
+        algorithm=grpo,
+        fns=fns,
+        group_size=4,
         settings=assemble_update.update_settings(cfg, assemble.build_mesh(cfg)),
-    )  # fmt: skip
+    )
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(state, None, out)
     return jax.device_get((batch, measured, out))

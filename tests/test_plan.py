@@ -177,11 +177,15 @@ def test_shapes_are_those_of_a_real_run(rank):
     planned = (shapes.state, shapes.frozen)
     assert jax.tree.all(
         jax.tree.map(
-            lambda a, b: a.shape == b.shape and a.dtype == b.dtype
-            and a.sharding.is_equivalent_to(b.sharding, b.ndim),
-            planned, real,
+            lambda a, b: (
+                a.shape == b.shape
+                and a.dtype == b.dtype
+                and a.sharding.is_equivalent_to(b.sharding, b.ndim)
+            ),
+            planned,
+            real,
         )
-    )  # fmt: skip
+    )
     device = jax.devices()[0]
     held = sum(
         part.data.nbytes
@@ -209,12 +213,18 @@ def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
 @pytest.mark.parametrize(
     'message, used',
     [
-        ('RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space '
-         'hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G.', 20.5),
-        ('RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO '
-         'temporaries (256.00G) exceeds available HBM (15.75G).', 256.0),
+        (
+            'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory '
+            'space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G.',
+            20.5,
+        ),
+        (
+            'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO '
+            'temporaries (256.00G) exceeds available HBM (15.75G).',
+            256.0,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, used):
     fields = programs.refused('learn', message)
     costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'compile_seconds', 'beside'), 0)
@@ -233,9 +243,16 @@ def test_two_depths_make_a_line():
     def made(depth):
         costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'xla_flops', 'xla_bytes'), depth + 0.5)
         return programs.Compiled(
-            name='learn', arguments=10 * depth, outputs=5, shared=5, temporaries=7 + 3 * depth,
-            code=0, beside=0, compile_seconds=9.0, **costs,
-        )  # fmt: skip
+            name='learn',
+            arguments=10 * depth,
+            outputs=5,
+            shared=5,
+            temporaries=7 + 3 * depth,
+            code=0,
+            beside=0,
+            compile_seconds=9.0,
+            **costs,
+        )
 
     line = plan.extrapolate([made(2), made(4)], (2, 4), 24)
     assert (line.arguments, line.temporaries, line.total) == (240, 79, 240 + 79)

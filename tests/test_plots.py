@@ -75,8 +75,13 @@ def test_the_legend_counts_seeds_and_shows_missing_runs(tmp_path):
     )
     labels = labels_of(svg)
     for expected in (
-        'ours (n = 2 of 3)', 'gone (n = 0 of 2)', 'random 0.19', 'oracle 0.89', 'A title', 'step',
-    ):  # fmt: skip
+        'ours (n = 2 of 3)',
+        'gone (n = 0 of 2)',
+        'random 0.19',
+        'oracle 0.89',
+        'A title',
+        'step',
+    ):
         assert expected in labels, labels
 
 

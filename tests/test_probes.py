@@ -82,10 +82,14 @@ def train(algorithm, world, *, turns, steps, lr=0.2, **kwargs):
     critic = {'value': jnp.zeros(length * SYMBOLS)} if algorithm.USES_CRITIC else None
     start = {'table': jnp.zeros((length * SYMBOLS, SYMBOLS))}
     state = TrainState(
-        step=jnp.int32(0), params=start, opt_state=tx.init(start), critic_params=critic,
+        step=jnp.int32(0),
+        params=start,
+        opt_state=tx.init(start),
+        critic_params=critic,
         critic_opt_state=tx.init(critic) if critic else None,
-        kl_coef=jnp.float32(0), skipped=jnp.int32(0),
-    )  # fmt: skip
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+    )
 
     def step(state, key):
         tokens, logprobs, rewards = play(state.params, key, world, turns)
@@ -100,9 +104,15 @@ def train(algorithm, world, *, turns, steps, lr=0.2, **kwargs):
         scores = Scores(old_logprobs=logprobs, ref_logprobs=zeros, values=values)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE, **kwargs)
         state, _ = update.update_step(
-            state, batch, hidden_fn=table_hidden, head_fn=lambda p: p['table'],
-            values_fn=table_values if critic else None, tx=tx, critic_tx=tx, loss=algorithm.loss,
-        )  # fmt: skip
+            state,
+            batch,
+            hidden_fn=table_hidden,
+            head_fn=lambda p: p['table'],
+            values_fn=table_values if critic else None,
+            tx=tx,
+            critic_tx=tx,
+            loss=algorithm.loss,
+        )
         return state, (rollout.returns.mean(), state.params['table'])
 
     def run(key):

@@ -170,11 +170,14 @@ def real_task(name):
     cfg = importlib.import_module(f'configs.{name}').get_config()
     cfg.env.train_levels = 8
     task = text.build_task(
-        *build_environment(cfg, 'train'), qwen_vocabulary.qwen_tokenizer(),
-        style=cfg.env.prompt, max_turns=cfg.env.max_turns, max_words=cfg.env.max_words,
+        *build_environment(cfg, 'train'),
+        qwen_vocabulary.qwen_tokenizer(),
+        style=cfg.env.prompt,
+        max_turns=cfg.env.max_turns,
+        max_words=cfg.env.max_words,
         max_actions_per_turn=cfg.env.max_actions_per_turn,
         max_actions_per_episode=cfg.env.max_actions_per_episode,
-    )  # fmt: skip
+    )
     return cfg, task
 
 

@@ -30,11 +30,18 @@ class Runs:
     def start(self, workdir):
         with (self.folder / f'{workdir.name}.log').open('ab') as log:
             return subprocess.Popen(
-                [sys.executable, '-m', 'agentrl_jax.train', '--config=tests/micro_runs.py',
-                 f'--workdir={workdir}'],
-                cwd=micro_runs.ROOT, env=micro_runs.environment(self.folder / 'programs'),
-                stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    '-m',
+                    'agentrl_jax.train',
+                    '--config=tests/micro_runs.py',
+                    f'--workdir={workdir}',
+                ],
+                cwd=micro_runs.ROOT,
+                env=micro_runs.environment(self.folder / 'programs'),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def finish(self, process):
         try:

@@ -15,11 +15,20 @@ from agentrl_jax.run import roll_back
 # in step 3. Checkpoints 0, 2 and 4 are there: 2 is restored, 4 is removed. In its second life the
 # same alarm comes again, and one roll back is allowed.
 SETTINGS = {
-    'steps': 7, 'eval.every': 0, 'checkpoint.every': 2, 'checkpoint.keep': 3,
-    'log.rollouts_every': 0, 'alarm.baseline_steps': 3, 'alarm.entropy_rise.action': 'roll_back',
-    'alarm.entropy_rise.limit': 0.0, 'alarm.entropy_rise.patience': 2, 'alarm.max_roll_backs': 1,
-    'alarm.mi_every': 3, 'alarm.mi_text': 'answer', 'alarm.mi_pairs': 8,
-}  # fmt: skip
+    'steps': 7,
+    'eval.every': 0,
+    'checkpoint.every': 2,
+    'checkpoint.keep': 3,
+    'log.rollouts_every': 0,
+    'alarm.baseline_steps': 3,
+    'alarm.entropy_rise.action': 'roll_back',
+    'alarm.entropy_rise.limit': 0.0,
+    'alarm.entropy_rise.patience': 2,
+    'alarm.max_roll_backs': 1,
+    'alarm.mi_every': 3,
+    'alarm.mi_text': 'answer',
+    'alarm.mi_pairs': 8,
+}
 KILLED = 'killed here'
 
 

@@ -144,9 +144,15 @@ def test_everything_between_the_answers_is_the_text_a_host_would_write(name):
         states, turns = tiny.replay(out, b, task, KEY, b)
         for k, turn in enumerate([dict(reward=0, warn=False, used=0), *turns[:-1]]):
             expected = tiny.turn_text(
-                task.env, 'brief', states[k], turn=k, reward=turn['reward'], warn=turn['warn'],
-                left=5 - turn['used'], sampled_end=out.turn_stop[b, k - 1] == TurnStop.EOS,
-            )  # fmt: skip
+                task.env,
+                'brief',
+                states[k],
+                turn=k,
+                reward=turn['reward'],
+                warn=turn['warn'],
+                left=5 - turn['used'],
+                sampled_end=out.turn_stop[b, k - 1] == TurnStop.EOS,
+            )
             expected = (tiny.opening_text(task.env, 'brief', 5) if k == 0 else '') + expected
             given = out.tokens[b][(out.turn[b] == k) & ~out.action_mask[b]]
             np.testing.assert_array_equal(given, tiny.spelled(expected))
@@ -169,15 +175,21 @@ def test_no_mesh_changes_what_is_sampled(data, tensor):
         (data, 1, tensor), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3
     )
     collect = device.collect_on_mesh(
-        mesh, config=tiny.config(), slots=8, serve_rows=3, max_tokens=160,
+        mesh,
+        config=tiny.config(),
+        slots=8,
+        serve_rows=3,
+        max_tokens=160,
         max_response=tiny.MAX_RESPONSE,
-    )  # fmt: skip
+    )
     out, counters = jax.device_get(
         jax.jit(collect, compiler_options=tiny.QUICK)(
-            tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake'),
-            tiny.episodes('frozen_lake'), KEY,
+            tiny.cloned('frozen_lake')[0],
+            tiny.task('frozen_lake'),
+            tiny.episodes('frozen_lake'),
+            KEY,
         )
-    )  # fmt: skip
+    )
     assert counters['overflow'].shape == (data,) and not counters['overflow'].any()
     assert counters['generated'].sum() == out.action_mask.sum()
     assert_same_rollout(out, played('frozen_lake')[0])
@@ -316,9 +328,16 @@ def test_sampled_tokens_follow_the_policy():
     stream = jnp.arange(512, dtype=jnp.int32)
     listed = device.Episodes(level=stream * 0, token_stream=stream, world_stream=stream)
     out, _ = tiny.play(
-        'frozen_lake', params, KEY, listed=listed, task_=tiny.task('frozen_lake', max_turns=1),
-        slots=64, serve_rows=64, max_tokens=64, max_response=1,
-    )  # fmt: skip
+        'frozen_lake',
+        params,
+        KEY,
+        listed=listed,
+        task_=tiny.task('frozen_lake', max_turns=1),
+        slots=64,
+        serve_rows=64,
+        max_tokens=64,
+        max_response=1,
+    )
     first = int(np.argmax(out.action_mask[0]))
     rows = jnp.asarray(out.tokens[:2, : first + 1])
     ones = jnp.ones(rows.shape, bool)

@@ -85,13 +85,19 @@ def test_demonstrations_are_worded_like_rollouts(name):
             tiny.spelled(
                 tiny.opening_text(task.env, 'brief', 5)
                 + tiny.turn_text(
-                    task.env, 'brief', task.env.reset_level(level, task.env_params),
-                    turn=0, reward=0, warn=False, left=5, sampled_end=True,
+                    task.env,
+                    'brief',
+                    task.env.reset_level(level, task.env_params),
+                    turn=0,
+                    reward=0,
+                    warn=False,
+                    left=5,
+                    sampled_end=True,
                 )
             )
         )
         for level in range(levels)
-    }  # fmt: skip
+    }
     for row, mask in zip(shown.tokens, shown.mask, strict=True):
         assert tuple(row[: int(np.argmax(mask))].tolist()) in firsts
 
@@ -119,9 +125,11 @@ def replayed_success(task, shown, seed=0):
         state, used, turn = reset(int(level[b]), task.env_params), 0, dict(success=False)
         for k, ids in enumerate(answers_of(shown.tokens[b], shown.mask[b])):
             matched, parts = parse_answer(
-                tiny.tokenizer().decode_bytes(ids), task.env.ACTION_NAMES,
-                max_actions=task.max_actions_per_turn, with_think=True,
-            )  # fmt: skip
+                tiny.tokenizer().decode_bytes(ids),
+                task.env.ACTION_NAMES,
+                max_actions=task.max_actions_per_turn,
+                with_think=True,
+            )
             turn = tiny.play_by_hand(task, state, keys[b], k, used, matched, parts)
             state, used = turn['state'], turn['used']
         success.append(turn['success'])
@@ -133,9 +141,14 @@ def test_the_oracle_crosses_every_lake_without_slips():
     env = FrozenLake()
     env_params = env.make_params('train', num_levels=16, success_rate=1.0)
     task = build_task(
-        env, env_params, tiny.tokenizer(), style='brief',
-        max_turns=5, max_actions_per_turn=3, max_actions_per_episode=15,
-    )  # fmt: skip
+        env,
+        env_params,
+        tiny.tokenizer(),
+        style='brief',
+        max_turns=5,
+        max_actions_per_turn=3,
+        max_actions_per_episode=15,
+    )
     assert replayed_success(task, by_the_oracle(task)).all()
 
 
@@ -219,9 +232,13 @@ def test_the_loss_is_the_mean_over_answer_tokens_only():
 def test_cloning_is_the_same_every_time():
     data = tiny.demonstrations('frozen_lake')
     settings = dict(
-        hidden_fn=tiny.hidden, head_fn=tiny.head, steps=2, batch_size=8, chunk_size=4096,
+        hidden_fn=tiny.hidden,
+        head_fn=tiny.head,
+        steps=2,
+        batch_size=8,
+        chunk_size=4096,
         report=lambda step, loss: None,
-    )  # fmt: skip
+    )
     one, two = (
         clone.clone(tiny.untrained(), data, jax.random.key(3), tx=optax.adam(1e-2), **settings)
         for _ in range(2)

@@ -16,9 +16,15 @@ from agentrl_jax.models import critic, qwen2, weights
 from agentrl_jax.types import TrainState
 
 TINY = qwen2.ModelConfig(
-    vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=16, tie_embeddings=False,
-)  # fmt: skip
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    tie_embeddings=False,
+)
 CUBE = (2, 2, 2)
 
 
@@ -134,10 +140,14 @@ def test_optimiser_moments_lie_as_their_parameters():
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     critic_params = abstract_critic(params, TINY)
     state = TrainState(
-        step=scalar, params=params, opt_state=jax.eval_shape(tx.init, params),
-        critic_params=critic_params, critic_opt_state=jax.eval_shape(tx.init, critic_params),
-        kl_coef=shape(), skipped=scalar,
-    )  # fmt: skip
+        step=scalar,
+        params=params,
+        opt_state=jax.eval_shape(tx.init, params),
+        critic_params=critic_params,
+        critic_opt_state=jax.eval_shape(tx.init, critic_params),
+        kl_coef=shape(),
+        skipped=scalar,
+    )
     layout = sharding.state_specs(state, sharding.TRAIN_RULES, mesh)
     assert layout.opt_state[0].mu == layout.params == layout.opt_state[0].nu
     assert layout.critic_opt_state[0].mu == layout.critic_params

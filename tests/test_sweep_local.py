@@ -163,8 +163,9 @@ def test_a_claim_excludes_others_until_it_is_closed(tmp_path):
 def test_the_lock_is_the_child_s_own(tmp_path):
     """The parent's descriptor is closed and the child still holds the lock, until kill -9."""
     lock = sweep_status.claim(tmp_path)
-    child = subprocess.Popen([sys.executable, '-S', '-c', 'input()'], stdin=subprocess.PIPE,
-                             pass_fds=(lock,))  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, '-S', '-c', 'input()'], stdin=subprocess.PIPE, pass_fds=(lock,)
+    )
     os.close(lock)
     assert sweep_status.claim(tmp_path) is None
     child.kill()
@@ -296,20 +297,37 @@ def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     listed = tmp_path / 'listed.py'
     listed.write_text("def sweep(add):\n    add(seed=3, **{'optim.lr': 0.002})\n")
     words = [
-        sys.executable, '-m', 'agentrl_jax.sweep', '--config=tests/micro_runs.py',
-        f'--sweep={listed}', f'--workdir={tmp_path}/w', '--config.steps=1',
-        '--config.clone.episodes=0', '--config.loss.kl_coef=0', '--config.log.rollouts_every=0',
-    ]  # fmt: skip
+        sys.executable,
+        '-m',
+        'agentrl_jax.sweep',
+        '--config=tests/micro_runs.py',
+        f'--sweep={listed}',
+        f'--workdir={tmp_path}/w',
+        '--config.steps=1',
+        '--config.clone.episodes=0',
+        '--config.loss.kl_coef=0',
+        '--config.log.rollouts_every=0',
+    ]
     done = subprocess.run(
-        words, cwd=micro_runs.ROOT, env=micro_runs.environment(tmp_path / 'programs'),
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+        words,
+        cwd=micro_runs.ROOT,
+        env=micro_runs.environment(tmp_path / 'programs'),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / 'w').glob('seed=3,lr=0.002-*')
     assert run_log.finished_step(folder) == 1 and checkpoint.steps(folder / 'checkpoints') == [0, 1]
     planned, used = (json.loads((folder / f'{n}.json').read_text()) for n in ('run', 'config'))
     assert planned['config'] == used['config'] and used['config']['seed'] == 3
     assert 'held-out success' in (folder / 'output.txt').read_text()
-    again = subprocess.run([*words, '--launcher=print'], cwd=micro_runs.ROOT, check=True,
-                           capture_output=True, text=True)  # fmt: skip
+    again = subprocess.run(
+        [*words, '--launcher=print'],
+        cwd=micro_runs.ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert again.stdout == '' and f'{folder.name} is done' in again.stderr

@@ -47,8 +47,11 @@ def test_product_zip_and_chain_by_hand():
     a, b = h.sweep('a', [1, 2]), h.sweep('b', 'xy')
     assert a == [{'a': 1}, {'a': 2}]
     assert h.product([a, b]) == [
-        {'a': 1, 'b': 'x'}, {'a': 1, 'b': 'y'}, {'a': 2, 'b': 'x'}, {'a': 2, 'b': 'y'},
-    ]  # fmt: skip
+        {'a': 1, 'b': 'x'},
+        {'a': 1, 'b': 'y'},
+        {'a': 2, 'b': 'x'},
+        {'a': 2, 'b': 'y'},
+    ]
     assert h.zip([a, b]) == h.zipit([a, b]) == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
     assert h.chain([a, b]) == h.chainit([a, b]) == [{'a': 1}, {'a': 2}, {'b': 'x'}, {'b': 'y'}]
     fixed = h.zip([a, h.fixed('c', 3, length=2)])
@@ -70,27 +73,40 @@ def test_sweeps_that_contradict_themselves_are_refused():
 
 
 def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
-    added = spec.load(write(tmp_path, (
-        'def sweep(add):\n'
-        '    for clip in (0.2, 0.28):\n'
-        '        for seed in range(2):\n'
-        "            add({'loss.clip_high': clip}, seed=seed)\n"
-    )))  # fmt: skip
-    listed = spec.load(write(tmp_path, (
-        'def get_hyper(hyper):\n'
-        "    seeds = hyper.sweep('config.seed', range(2))\n"
-        "    return hyper.product([hyper.sweep('loss.clip_high', (0.2, 0.28)), seeds])\n"
-    )))  # fmt: skip
+    added = spec.load(
+        write(
+            tmp_path,
+            (
+                'def sweep(add):\n'
+                '    for clip in (0.2, 0.28):\n'
+                '        for seed in range(2):\n'
+                "            add({'loss.clip_high': clip}, seed=seed)\n"
+            ),
+        )
+    )
+    listed = spec.load(
+        write(
+            tmp_path,
+            (
+                'def get_hyper(hyper):\n'
+                "    seeds = hyper.sweep('config.seed', range(2))\n"
+                "    return hyper.product([hyper.sweep('loss.clip_high', (0.2, 0.28)), seeds])\n"
+            ),
+        )
+    )
     assert added[1] == {'loss.clip_high': 0.2, 'seed': 1} and len(added) == 4
     assert expand(*added) == expand(*listed)
 
 
-@pytest.mark.parametrize('text, said', [
-    ('def other(add): pass', 'must define sweep.add. or get_hyper.h.; neither is there'),
-    ('def sweep(add): pass\ndef get_hyper(h): pass', 'both are there'),
-    ('def sweep(add): pass', 'sweep gives no list of overrides'),
-    ('def get_hyper(h): return None', 'get_hyper gives no list of overrides, but None'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'text, said',
+    [
+        ('def other(add): pass', 'must define sweep.add. or get_hyper.h.; neither is there'),
+        ('def sweep(add): pass\ndef get_hyper(h): pass', 'both are there'),
+        ('def sweep(add): pass', 'sweep gives no list of overrides'),
+        ('def get_hyper(h): return None', 'get_hyper gives no list of overrides, but None'),
+    ],
+)
 def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text, said):
     with pytest.raises(ValueError, match=said):
         spec.load(write(tmp_path, text))
@@ -111,19 +127,25 @@ def test_overrides_are_held_as_the_config_holds_them():
     assert run.config == json.loads(whole.to_json_best_effort())
 
 
-@pytest.mark.parametrize('overrides, said', [
-    ({'loss.clip_hihg': 0.2}, r'run 2 sets loss.clip_hihg, .* no field .*mean loss.clip_high\?'),
-    ({'clip_high': 0.2}, r'mean loss.clip_high\?'),
-    ({'loss': {'clip_high': 0.2}}, 'a group of fields: name one, such as loss'),
-    ({'seed': 'one'}, "sets seed='one'.* cannot be casted"),
-    ({'seed': 1.5}, 'sets seed=1.5'),
-    ({'seed': True}, 'sets seed=True where the config has 0'),
-    ({'env.think': 1}, 'sets env.think=1 where the config has True'),
-    ({'loss.kl_coef': float('inf')}, 'which no command line can give'),
-    ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' is not one of ppo"),
-    ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
-    ({'seed': 5}, r'run 2 \(seed=5\) has the same config as run 1'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'overrides, said',
+    [
+        (
+            {'loss.clip_hihg': 0.2},
+            r'run 2 sets loss.clip_hihg, .* no field .*mean loss.clip_high\?',
+        ),
+        ({'clip_high': 0.2}, r'mean loss.clip_high\?'),
+        ({'loss': {'clip_high': 0.2}}, 'a group of fields: name one, such as loss'),
+        ({'seed': 'one'}, "sets seed='one'.* cannot be casted"),
+        ({'seed': 1.5}, 'sets seed=1.5'),
+        ({'seed': True}, 'sets seed=True where the config has 0'),
+        ({'env.think': 1}, 'sets env.think=1 where the config has True'),
+        ({'loss.kl_coef': float('inf')}, 'which no command line can give'),
+        ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' is not one of ppo"),
+        ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
+        ({'seed': 5}, r'run 2 \(seed=5\) has the same config as run 1'),
+    ],
+)
 def test_a_run_that_cannot_be_is_refused_with_its_file_and_field(overrides, said):
     with pytest.raises(ValueError, match=said) as error:
         expand({'seed': 5}, overrides)
@@ -167,8 +189,13 @@ def test_names_are_readable_and_safe():
     assert name({'sokoban.symbols': '#_O √'}, digest) == 'symbols=O-0123456789'
 
 
-@given(st.dictionaries(st.from_regex(r'[a-z_]+(\.[a-z_]+)?', fullmatch=True),
-                       st.text() | st.floats() | st.integers(), max_size=12))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.from_regex(r'[a-z_]+(\.[a-z_]+)?', fullmatch=True),
+        st.text() | st.floats() | st.integers(),
+        max_size=12,
+    )
+)
 def test_every_name_is_one_short_folder(overrides):
     name = spec.run_name(overrides, '0' * 64)
     assert re.fullmatch(r'[A-Za-z0-9._+=,-]+', name) and len(name) <= 91
@@ -186,11 +213,14 @@ def get_config():
 TEXT = st.text(st.characters(exclude_characters='\0', exclude_categories=['Cs']))
 NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = {
-    'b': st.booleans(), 'i': st.integers(), 's': TEXT, 'group.s': TEXT,
+    'b': st.booleans(),
+    'i': st.integers(),
+    's': TEXT,
+    'group.s': TEXT,
     'f': st.floats(allow_nan=False, allow_infinity=False),
     'group.f': st.floats(allow_nan=False, allow_infinity=False),
     't': st.lists(NUMBER | TEXT | st.booleans() | st.tuples(NUMBER, TEXT)).map(tuple),
-}  # fmt: skip
+}
 
 
 def parse(config_file, words):
@@ -214,8 +244,10 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
     run = status.Run('name', held, {}, 1)
     words = spec.command(run, 'c.py', 'runs/x', {})
     assert shlex.split(shlex.join(words)) == words and words[2:5] == [
-        'agentrl_jax.train', '--config=c.py', '--workdir=runs/x/name',
-    ]  # fmt: skip
+        'agentrl_jax.train',
+        '--config=c.py',
+        '--workdir=runs/x/name',
+    ]
     parsed = parse(path, words[5:])
     # repr tells 1 from 1.0 and True
     assert repr(parsed.to_dict()) == repr(resolved.to_dict())
@@ -252,8 +284,10 @@ def test_the_ablation_has_the_same_number_of_optimiser_steps_everywhere():
 
 def test_progress_by_hand():
     """Rows of steps 10 and 14 are 8 s apart: 2 s a step, and 5 of 20 steps are left."""
-    rows = [{'step': 10, 'time_s': 30.0, 'eval/success': 0.5, 'rollout/success': 0.1},
-            {'step': 14, 'time_s': 38.0, 'rollout/success': 0.2}]  # fmt: skip
+    rows = [
+        {'step': 10, 'time_s': 30.0, 'eval/success': 0.5, 'rollout/success': 0.1},
+        {'step': 14, 'time_s': 38.0, 'rollout/success': 0.2},
+    ]
     assert status.progress(rows, 20) == (15, 0.5, 10.0)
     assert status.progress(rows[1:], 20) == (15, 0.2, None)
     assert status.progress([{'step': 20, 'time_s': 1.0}], 20) == (20, None, None)
@@ -271,8 +305,12 @@ def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
 
 def test_durations_by_hand():
     assert [board.duration(s) for s in (0.4, 59, 150, 3500, 11100)] == [
-        '0 s', '59 s', '2 min', '58 min', '3 h 05 min',
-    ]  # fmt: skip
+        '0 s',
+        '59 s',
+        '2 min',
+        '58 min',
+        '3 h 05 min',
+    ]
 
 
 def test_the_table_names_running_runs_first():
@@ -293,8 +331,10 @@ def test_every_run_has_its_run_json_before_anything_starts(tmp_path):
     assert root == tmp_path / 'w' and others == ''
     said = json.loads((root / runs[1].name / 'run.json').read_text())
     assert (said['name'], said['overrides'], said['config']) == (
-        runs[1].name, {'seed': 2}, runs[1].config,
-    )  # fmt: skip
+        runs[1].name,
+        {'seed': 2},
+        runs[1].config,
+    )
     assert said['command'] == (
         f'python -m agentrl_jax.train --config=c.py --workdir={root}/{runs[1].name} '
         '--config.steps=3 --config.seed=2'
@@ -343,10 +383,17 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
     control.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/requeued"\n')
     control.chmod(0o755)
     said = tmp_path / 'said'
-    task = subprocess.Popen(['bash', '-c', script], env=os.environ | {
-        'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(said),
-        'SLEEP': '240' if stopped else '0', 'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77',
-    })  # fmt: skip
+    task = subprocess.Popen(
+        ['bash', '-c', script],
+        env=os.environ
+        | {
+            'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+            'SAID': str(said),
+            'SLEEP': '240' if stopped else '0',
+            'SLURM_ARRAY_TASK_ID': '1',
+            'SLURM_ARRAY_JOB_ID': '77',
+        },
+    )
     deadline = time.monotonic() + 240
     while not (said.exists() and said.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -354,8 +401,11 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
         task.terminate()
     assert task.wait(240) == (75 if stopped else 0)
     assert ast.literal_eval(said.read_text()) == [
-        "--workdir=it's here", '--launcher=local', '--jobs=1', f'--only={runs[1].name}',
-    ]  # fmt: skip
+        "--workdir=it's here",
+        '--launcher=local',
+        '--jobs=1',
+        f'--only={runs[1].name}',
+    ]
     requeued = tmp_path / 'requeued'
     assert requeued.exists() == stopped
     assert not stopped or requeued.read_text() == 'requeue 77_1\n'
@@ -398,9 +448,13 @@ def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(t
     workdir = tmp_path / 'my runs'
     words = [*DEMO, f'--workdir={workdir}', '--launcher=print', '--config.steps=7']
     done = subprocess.run(
-        [sys.executable, '-m', 'agentrl_jax.sweep', *words], cwd=ROOT, capture_output=True,
-        text=True, check=False, env=os.environ | {'JAX_PLATFORMS': 'nonesuch'},
-    )  # fmt: skip
+        [sys.executable, '-m', 'agentrl_jax.sweep', *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {'JAX_PLATFORMS': 'nonesuch'},
+    )
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert len(lines) == 15 and not workdir.exists()
@@ -421,17 +475,20 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run(tmp_path, cli, capsys):
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')
-@pytest.mark.parametrize('words, said', [
-    (('--workdir=/dev/null/x',), 'workdir is not writable .Not a directory.'),
-    (('--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
-    (('--workdir=x', 'extra'), 'unknown arguments: extra'),
-    (('--workdir=x', '--launcher=tpu'), 'should be one of <local.print.slurm>'),
-    (('--workdir=x', '--jobs=0'), 'jobs must be an integer in the range|positive integer'),
-    (('--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
-    (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),
-    (('--workdir=x', '--config.seed=4'), 'sets seed, and so does the command line'),
-    ((), 'workdir must have a value|Flag --workdir must'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        (('--workdir=/dev/null/x',), 'workdir is not writable .Not a directory.'),
+        (('--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
+        (('--workdir=x', 'extra'), 'unknown arguments: extra'),
+        (('--workdir=x', '--launcher=tpu'), 'should be one of <local.print.slurm>'),
+        (('--workdir=x', '--jobs=0'), 'jobs must be an integer in the range|positive integer'),
+        (('--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
+        (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),
+        (('--workdir=x', '--config.seed=4'), 'sets seed, and so does the command line'),
+        ((), 'workdir must have a value|Flag --workdir must'),
+    ],
+)
 def test_wrong_use_is_said(cli, words, said):
     with pytest.raises((ValueError, OSError, flags.Error), match=said):
         cli(*DEMO, *words)

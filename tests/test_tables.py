@@ -51,8 +51,11 @@ def measured(step, successes, steps):
 def sweep(tmp_path_factory):
     """Two algorithms on two environments, seeds 0 to 2; on sokoban grpo lacks some."""
     folder = tmp_path_factory.mktemp('sweep')
-    finals = {('ppo', 'bandit'): (0.9, 0.8, 0.7), ('grpo', 'bandit'): (0.7, 0.75, 0.6),
-              ('ppo', 'sokoban'): (0.3, 0.4, 0.35)}  # fmt: skip
+    finals = {
+        ('ppo', 'bandit'): (0.9, 0.8, 0.7),
+        ('grpo', 'bandit'): (0.7, 0.75, 0.6),
+        ('ppo', 'sokoban'): (0.3, 0.4, 0.35),
+    }
     for (algorithm, env), values in finals.items():
         for seed, p in enumerate(values):
             name = f'{algorithm}-{env}-{seed}'
@@ -149,8 +152,11 @@ def test_lines_beside_the_runs(sweep):
     assert shown['oracle', 'bandit'] == '100.0'
     # Both algorithms start from the policies of seeds 0, 1, 2: 0.10, 0.11, 0.12.
     assert shown['starting policy', 'bandit'] == '11.0 [10.0, 12.0] (3/3)'
-    assert not [x for x in render.matrix(table_of(sweep, metric='eval/return'))
-                if x[0] in ('random play', 'oracle')]  # fmt: skip
+    assert not [
+        x
+        for x in render.matrix(table_of(sweep, metric='eval/return'))
+        if x[0] in ('random play', 'oracle')
+    ]
 
 
 def test_rows_that_start_differently_have_a_line_each(tmp_path):
@@ -365,8 +371,16 @@ def test_the_range_of_a_metric_holds_seeds_and_references():
 
 def test_the_command_line(sweep, tmp_path, capsys):
     out = tmp_path / 'out'
-    tables.main([str(sweep), '--rows=algorithm', '--cols=env.name', f'--out={out}',
-                 '--where=env.name=bandit|sokoban', '--where=algorithm=ppo'])  # fmt: skip
+    tables.main(
+        [
+            str(sweep),
+            '--rows=algorithm',
+            '--cols=env.name',
+            f'--out={out}',
+            '--where=env.name=bandit|sokoban',
+            '--where=algorithm=ppo',
+        ]
+    )
     printed = capsys.readouterr().out
     assert printed == (out / 'table.md').read_text()
     assert '| ppo |' in printed and 'grpo' not in printed.split('\n- ')[0]

@@ -65,9 +65,15 @@ def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name, style):
         for i in range(len(count)):
             world = row_of(worlds, i)
             expected = tiny.turn_text(
-                task.env, style, world.state, turn=turn, reward=world.reward, warn=world.warn,
-                left=12 - world.used, sampled_end=sampled_end[i],
-            )  # fmt: skip
+                task.env,
+                style,
+                world.state,
+                turn=turn,
+                reward=world.reward,
+                warn=world.warn,
+                left=12 - world.used,
+                sampled_end=sampled_end[i],
+            )
             ids = tiny.spelled((opening if turn == 0 else '') + expected)
             given = [*(np.asarray(task.prefix) if turn == 0 else []), *tokens[i, : count[i]]]
             np.testing.assert_array_equal(given, ids)
@@ -156,17 +162,27 @@ def check(result, *, position, reward, penalty, valid, actions, stop, warn, succ
 def test_a_valid_answer_is_played_and_nothing_is_charged():
     check(
         answer(lake(), [RIGHT, DOWN]),  # (0, 0) -> (0, 1) -> (1, 1)
-        position=5, reward=0, penalty=0, valid=True, actions=[RIGHT, DOWN], warn=False,
+        position=5,
+        reward=0,
+        penalty=0,
+        valid=True,
+        actions=[RIGHT, DOWN],
+        warn=False,
         stop=EpisodeStop.NONE,
-    )  # fmt: skip
+    )
 
 
 def test_unknown_names_are_dropped_the_rest_is_played_and_the_fault_costs_once():
     check(
         answer(lake(), [UNKNOWN, RIGHT, UNKNOWN]),
-        position=1, reward=0, penalty=-0.1, valid=False, actions=[RIGHT], warn=False,
+        position=1,
+        reward=0,
+        penalty=-0.1,
+        valid=False,
+        actions=[RIGHT],
+        warn=False,
         stop=EpisodeStop.NONE,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,34 +193,55 @@ def test_unknown_names_are_dropped_the_rest_is_played_and_the_fault_costs_once()
 def test_answers_without_a_valid_action_change_nothing_and_are_warned_about(parts, matched):
     check(
         answer(lake(), parts, matched=matched),
-        position=0, reward=0, penalty=-0.1, valid=False, actions=[], warn=True,
+        position=0,
+        reward=0,
+        penalty=-0.1,
+        valid=False,
+        actions=[],
+        warn=True,
         stop=EpisodeStop.NONE,
-    )  # fmt: skip
+    )
 
 
 def test_actions_behind_the_goal_are_not_played():
     check(
         answer(lake(), [RIGHT, RIGHT, DOWN]),
-        position=2, reward=1, penalty=0, valid=True, actions=[RIGHT, RIGHT], warn=False,
-        stop=EpisodeStop.TERMINATED, success=True,
-    )  # fmt: skip
+        position=2,
+        reward=1,
+        penalty=0,
+        valid=True,
+        actions=[RIGHT, RIGHT],
+        warn=False,
+        stop=EpisodeStop.TERMINATED,
+        success=True,
+    )
 
 
 def test_a_hole_ends_the_episode_without_success():
     check(
         answer(lake(), [DOWN, RIGHT]),
-        position=4, reward=0, penalty=0, valid=True, actions=[DOWN], warn=False,
+        position=4,
+        reward=0,
+        penalty=0,
+        valid=True,
+        actions=[DOWN],
+        warn=False,
         stop=EpisodeStop.TERMINATED,
-    )  # fmt: skip
+    )
 
 
 def test_actions_beyond_the_budget_of_the_episode_are_not_played():
     """4 of 5 are used: one of three is left. They were valid all the same."""
     check(
         answer(lake(), [RIGHT, LEFT, RIGHT], used=4),
-        position=1, reward=0, penalty=0, valid=True, actions=[RIGHT], warn=False,
+        position=1,
+        reward=0,
+        penalty=0,
+        valid=True,
+        actions=[RIGHT],
+        warn=False,
         stop=EpisodeStop.ACTION_BUDGET,
-    )  # fmt: skip
+    )
 
 
 def test_the_reasons_to_stop_have_an_order():
@@ -245,9 +282,14 @@ def test_random_answers_do_what_the_rules_say(name):
         worlds, after, outcome = jax.device_get((worlds, after, outcome))
         for i in range(16):
             hand = tiny.play_by_hand(
-                task, row_of(worlds.state, i), keys[i], turn, int(worlds.used[i]),
-                bool(matched[i]), parts[i].tolist(),
-            )  # fmt: skip
+                task,
+                row_of(worlds.state, i),
+                keys[i],
+                turn,
+                int(worlds.used[i]),
+                bool(matched[i]),
+                parts[i].tolist(),
+            )
             jax.tree.map(np.testing.assert_array_equal, row_of(after.state, i), hand['state'])
             acted = outcome.actions[i]
             np.testing.assert_array_equal(acted[acted >= 0], hand['actions'])

@@ -20,9 +20,21 @@ from hypothesis import strategies as st
 from tpu_bench import FAKE_TRAINING, ROOT, SCRIPTS, Bench, eventually, group, vanish
 
 VERBS = (
-    'create', 'setup', 'sync', 'run', 'launch', 'logs', 'status', 'stop', 'unlock', 'babysit',
-    'sweep', 'profile', 'doctor', 'delete',
-)  # fmt: skip
+    'create',
+    'setup',
+    'sync',
+    'run',
+    'launch',
+    'logs',
+    'status',
+    'stop',
+    'unlock',
+    'babysit',
+    'sweep',
+    'profile',
+    'doctor',
+    'delete',
+)
 TAKE_A_COMMAND = ('run', 'launch', 'babysit', 'profile', 'sweep')
 PROVIDERS = {
     'tpu_vm': {},
@@ -390,9 +402,12 @@ def test_doctor_finds_hosts_that_differ(local):
     (host / 'gcs/my-bucket').unlink()
     said = local.call('doctor', 'demo', '--devices=4', code=1)
     for wrong in (
-        'code differs', 'python differs', 'hosts do not have the code of here',
-        'not 4 devices on every host', 'my-bucket cannot be written',
-    ):  # fmt: skip
+        'code differs',
+        'python differs',
+        'hosts do not have the code of here',
+        'not 4 devices on every host',
+        'my-bucket cannot be written',
+    ):
         assert f'WRONG: {wrong}' in said or f'WRONG: the bucket {wrong}' in said, said
 
 

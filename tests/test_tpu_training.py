@@ -35,11 +35,21 @@ def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(
     """The hosts vanish once; then one process is asked to stop; the run ends all the same."""
     run = local.buckets / 'my-bucket' / 'run'
     babysit = local.start(
-        'babysit', 'demo', '--', 'python', '-m', 'agentrl_jax.train',
-        '--config=tests/micro_runs.py', '--workdir=gs://my-bucket/run', '--config.mesh.data=2',
-        f'--config.steps={STEPS}', '--config.eval.every=0', '--config.clone.steps=2',
-        '--config.checkpoint.every=1', '--config.log.rollouts_every=0',
-    )  # fmt: skip
+        'babysit',
+        'demo',
+        '--',
+        'python',
+        '-m',
+        'agentrl_jax.train',
+        '--config=tests/micro_runs.py',
+        '--workdir=gs://my-bucket/run',
+        '--config.mesh.data=2',
+        f'--config.steps={STEPS}',
+        '--config.eval.every=0',
+        '--config.clone.steps=2',
+        '--config.checkpoint.every=1',
+        '--config.log.rollouts_every=0',
+    )
     eventually(lambda: (run / 'checkpoints' / '1').is_dir(), within_s=240, while_runs=babysit)
     vanish(local)
     eventually(lambda: (run / 'checkpoints' / '3').is_dir(), within_s=240, while_runs=babysit)

@@ -36,19 +36,33 @@ RUNS = {
     ),
     'grpo with a KL loss that adapts': (
         'sokoban',
-        {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_target': 0.01, 'loss.kl_horizon': 100.0,
-         'loss.aggregation': 'seq_mean_token_mean', 'filter.keep': 0.5, 'batch.microbatch_rows': 8},
+        {
+            'algorithm': 'grpo',
+            'loss.kl_coef': 0.1,
+            'loss.kl_target': 0.01,
+            'loss.kl_horizon': 100.0,
+            'loss.aggregation': 'seq_mean_token_mean',
+            'filter.keep': 0.5,
+            'batch.microbatch_rows': 8,
+        },
     ),
     'grpo with KL in the reward and a horizon that grows': (
         'frozen_lake',
-        {'algorithm': 'grpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward',
-         'rollout.sampler_dtype': 'bfloat16', 'loss.sampler_correction': 'tis',
-         'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 2},
+        {
+            'algorithm': 'grpo',
+            'loss.kl_coef': 0.1,
+            'loss.kl_in': 'reward',
+            'rollout.sampler_dtype': 'bfloat16',
+            'loss.sampler_correction': 'tis',
+            'curriculum.rounds': (1, 2),
+            'curriculum.stage_steps': 2,
+        },
     ),
     'mt_grpo with a tool': (
-        'library', {'algorithm': 'mt_grpo', 'env.max_turns': 3, 'env.max_actions_per_turn': 1},
+        'library',
+        {'algorithm': 'mt_grpo', 'env.max_turns': 3, 'env.max_actions_per_turn': 1},
     ),
-}  # fmt: skip
+}
 WITH_CRITIC = ('value/loss', 'value/grad_norm', 'value/clip_frac', 'value/explained_variance')
 
 
@@ -222,16 +236,33 @@ def bandit_probe(algorithm, seed, workdir):
     cfg = micro_runs.config(
         'bandit',
         **{
-            'seed': seed, 'steps': 30, 'algorithm': algorithm, 'env.max_turns': 1,
-            'env.max_actions_per_turn': 1, 'rollout.max_tokens': 128, 'rollout.max_response': 8,
-            'rollout.num_groups': 2, 'rollout.group_size': 64, 'rollout.serve_rows': 16,
-            'batch.minibatch_rows': 128, 'batch.microbatch_rows': 128, 'batch.epochs': 2,
-            'optim.lr': 3e-3, 'optim.critic_lr': 3e-3, 'model.tie_embeddings': False,
-            'model.rope_theta': 100.0, 'clone.episodes': 256, 'clone.steps': 60,
-            'clone.batch': 64, 'clone.oracle': 0.0, 'clone.lr': 1e-2, 'eval.every': 0,
-            'log.rollouts_every': 0, 'checkpoint.every': 1000,
+            'seed': seed,
+            'steps': 30,
+            'algorithm': algorithm,
+            'env.max_turns': 1,
+            'env.max_actions_per_turn': 1,
+            'rollout.max_tokens': 128,
+            'rollout.max_response': 8,
+            'rollout.num_groups': 2,
+            'rollout.group_size': 64,
+            'rollout.serve_rows': 16,
+            'batch.minibatch_rows': 128,
+            'batch.microbatch_rows': 128,
+            'batch.epochs': 2,
+            'optim.lr': 3e-3,
+            'optim.critic_lr': 3e-3,
+            'model.tie_embeddings': False,
+            'model.rope_theta': 100.0,
+            'clone.episodes': 256,
+            'clone.steps': 60,
+            'clone.batch': 64,
+            'clone.oracle': 0.0,
+            'clone.lr': 1e-2,
+            'eval.every': 0,
+            'log.rollouts_every': 0,
+            'checkpoint.every': 1000,
         },
-    )  # fmt: skip
+    )
     assert train.train(cfg, str(workdir)) == 0
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)[:-1]
     assert all(row['perf/recompiles'] == 0 for row in rows)
@@ -282,11 +313,13 @@ def trace(cfg, *, with_rollout):
             lambda x: (x.shape, x.dtype), out
         )
     learn = functools.partial(
-        train.learn, algorithm=ALGORITHMS[cfg.algorithm],
-        fns=parts.model_functions(cfg, found[0], mesh), txs=txs,
+        train.learn,
+        algorithm=ALGORITHMS[cfg.algorithm],
+        fns=parts.model_functions(cfg, found[0], mesh),
+        txs=txs,
         group_size=cfg.rollout.group_size,
         settings=settings.update_settings(cfg, mesh),
-    )  # fmt: skip
+    )
     after, measured, *_ = jax.eval_shape(learn, state, start.Frozen({}, reference), out)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
@@ -295,14 +328,22 @@ def trace(cfg, *, with_rollout):
 def abstract_rollout(rows, cfg):
     tokens, turns = (rows, cfg.rollout.max_tokens), (rows, cfg.env.max_turns)
     shapes = dict(
-        tokens=(tokens, jnp.int32), logprobs=(tokens, jnp.float32), attention_mask=(tokens, bool),
-        action_mask=(tokens, bool), turn=(tokens, jnp.int32), rewards=(turns, jnp.float32),
-        penalties=(turns, jnp.float32), turn_stop=(turns, jnp.int32), valid=(turns, bool),
+        tokens=(tokens, jnp.int32),
+        logprobs=(tokens, jnp.float32),
+        attention_mask=(tokens, bool),
+        action_mask=(tokens, bool),
+        turn=(tokens, jnp.int32),
+        rewards=(turns, jnp.float32),
+        penalties=(turns, jnp.float32),
+        turn_stop=(turns, jnp.int32),
+        valid=(turns, bool),
         num_actions=(turns, jnp.int32),
         actions=((*turns, cfg.env.max_actions_per_turn), jnp.int32),
-        num_turns=((rows,), jnp.int32), episode_stop=((rows,), jnp.int32),
-        success=((rows,), bool), level=((rows,), jnp.int32),
-    )  # fmt: skip
+        num_turns=((rows,), jnp.int32),
+        episode_stop=((rows,), jnp.int32),
+        success=((rows,), bool),
+        level=((rows,), jnp.int32),
+    )
     return Rollout(**{name: jax.ShapeDtypeStruct(*spec) for name, spec in shapes.items()})
 
 
@@ -344,8 +385,10 @@ def test_every_algorithm_runs_with_the_fields_of_the_config(name):
         ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
         ({'batch.microbatch_rows': 3}, 'must be a multiple of batch.microbatch_rows=3'),
         ({'model.num_heads': 3}, 'hidden_size=32 must be a multiple of 2 x model.num_heads=3'),
-        ({'rollout.num_groups': 5, 'batch.minibatch_rows': 4, 'batch.microbatch_rows': 4},
-         '20 episodes .* must be a multiple of the 8 data shards'),
+        (
+            {'rollout.num_groups': 5, 'batch.minibatch_rows': 4, 'batch.microbatch_rows': 4},
+            '20 episodes .* must be a multiple of the 8 data shards',
+        ),
         ({'batch.microbatch_rows': 4}, 'batch.microbatch_rows=4 must be a multiple of the 8 data'),
         ({'rollout.slots': 12}, 'rollout.slots=12 must be a multiple of the 8 data shards'),
         ({'mesh.data': 3}, 'mesh data=3 x fsdp=1 x tensor=1 does not use exactly the 8 devices'),
@@ -355,7 +398,7 @@ def test_every_algorithm_runs_with_the_fields_of_the_config(name):
         ({'rollout.max_tokens': 20}, 'rollout.max_tokens=20 is too small: .* set it to at least'),
         ({'model.tokenizer': 'none.model'}, 'none.model: no such tokenizer'),
     ],
-)  # fmt: skip
+)
 def test_impossible_runs_are_refused_before_time_is_spent(changes, message, monkeypatch):
     """Before any parameter is made."""
 
@@ -370,10 +413,20 @@ def test_impossible_runs_are_refused_before_time_is_spent(changes, message, monk
 @pytest.mark.parametrize('argument', ['--config.env.max_turn=3', '--config.optim.lr=fast'])
 def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
     done = subprocess.run(
-        [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py',
-         f'--workdir={tmp_path / "run"}', argument],
-        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            '-m',
+            'agentrl_jax.train',
+            '--config=configs/demo.py',
+            f'--workdir={tmp_path / "run"}',
+            argument,
+        ],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode not in (0, 75)
     assert argument.split('=')[0].removeprefix('--config.').split('.')[-1] in done.stderr
     assert not (tmp_path / 'run').exists()

@@ -81,9 +81,15 @@ def test_one_turn_and_only_the_outcome_is_grpo(mode):
     outcome, healthy = rng.normal(size=8).astype(np.float32), rng.random(8) < 0.8
     outcome_coef = 1.0 if mode != 'hybrid' else 0.0
     out = turn_credit.turn_advantages(
-        jnp.zeros((8, 1)), outcome, jnp.ones(8, jnp.int32), healthy,
-        group_size=4, mode=mode, eps=1e-6, outcome_coef=outcome_coef,
-    )  # fmt: skip
+        jnp.zeros((8, 1)),
+        outcome,
+        jnp.ones(8, jnp.int32),
+        healthy,
+        group_size=4,
+        mode=mode,
+        eps=1e-6,
+        outcome_coef=outcome_coef,
+    )
     want = adv.group_normalize(outcome, healthy, group_size=4)
     np.testing.assert_allclose(out[:, 0], want, atol=1e-6)
 
@@ -163,9 +169,16 @@ def test_every_mode_equals_float64_loops(mode, seed, gamma):
     num_turns, healthy = rng.integers(1, 4, 8), rng.random(8) < 0.8
     with jax.enable_x64(True):
         out = turn_credit.turn_advantages(
-            jnp.asarray(r), jnp.asarray(o), num_turns, healthy,
-            group_size=4, mode=mode, gamma=gamma, turn_coef=0.7, outcome_coef=1.3,
-        )  # fmt: skip
+            jnp.asarray(r),
+            jnp.asarray(o),
+            num_turns,
+            healthy,
+            group_size=4,
+            mode=mode,
+            gamma=gamma,
+            turn_coef=0.7,
+            outcome_coef=1.3,
+        )
     for first in (0, 4):
         rows = slice(first, first + 4)
         want = reference_turns(

@@ -187,9 +187,12 @@ def test_a_shared_backbone_learns_from_both_losses():
     @jax.jit
     def value(params):
         raw = toy.toy_values(
-            params, None, batch.tokens, jnp.cumsum(batch.attention_mask, 1) - 1,
+            params,
+            None,
+            batch.tokens,
+            jnp.cumsum(batch.attention_mask, 1) - 1,
             batch.attention_mask,
-        )  # fmt: skip
+        )
         weights = losses.token_weights(batch.value_mask, 'token_mean')
         return common.value_loss(raw, batch, weights, clip_value=0.5)[0]
 
@@ -343,9 +346,15 @@ def test_repeated_updates_raise_the_likelihood_of_rewarded_tokens():
 # ---- with the real model -------------------------------------------------------------------------
 
 TINY = qwen2.ModelConfig(
-    vocab_size=toy.VOCAB, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=2,
-    num_kv_heads=1, head_dim=8, tie_embeddings=True,
-)  # fmt: skip
+    vocab_size=toy.VOCAB,
+    hidden_size=16,
+    intermediate_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    tie_embeddings=True,
+)
 
 
 def test_a_bf16_qwen_keeps_float32_masters_and_donates_its_state():

@@ -56,17 +56,27 @@ def token(s='a', turn=0, k='a', lp=-0.5, ratio=1.1, adv=0.5):
 
 def turn(index=0, **changes):
     entry = {
-        'index': index, 'stop': 'eos', 'valid': True, 'reward': -0.1, 'penalty': 0.0,
-        'actions': ['Up'], 'grid': [['wall', 'player'], ['box', 'mystery']],
-    }  # fmt: skip
+        'index': index,
+        'stop': 'eos',
+        'valid': True,
+        'reward': -0.1,
+        'penalty': 0.0,
+        'actions': ['Up'],
+        'grid': [['wall', 'player'], ['box', 'mystery']],
+    }
     return entry | changes
 
 
 def episode(**changes):
     entry = {
-        'level': 7, 'group': 2, 'return': 10.9, 'success': True, 'episode_stop': 'terminated',
-        'turns': [turn()], 'tokens': [token('see', k='p', lp=None, ratio=None, adv=None), token()],
-    }  # fmt: skip
+        'level': 7,
+        'group': 2,
+        'return': 10.9,
+        'success': True,
+        'episode_stop': 'terminated',
+        'turns': [turn()],
+        'tokens': [token('see', k='p', lp=None, ratio=None, adv=None), token()],
+    }
     return entry | changes
 
 
@@ -254,10 +264,15 @@ def test_a_rollout_becomes_a_document_by_hand():
     assert first['episode_stop'] == 'terminated' and second['episode_stop'] == 'token_budget'
     assert first['turns'] == [
         {
-            'index': 0, 'stop': 'eos', 'valid': True, 'reward': -0.1, 'penalty': 0.0,
-            'actions': ['Down', 'Left'], 'grid': [['player']],
+            'index': 0,
+            'stop': 'eos',
+            'valid': True,
+            'reward': -0.1,
+            'penalty': 0.0,
+            'actions': ['Down', 'Left'],
+            'grid': [['player']],
         }
-    ]  # fmt: skip
+    ]
     assert first['final_grid'] == [['goal']] and second['final_grid'] is None
     texts = [entry['s'] for entry in first['tokens']]
     # The prompt's two bytes are one character; sampled tokens stand alone, broken or not.
@@ -265,8 +280,13 @@ def test_a_rollout_becomes_a_document_by_hand():
     assert [entry['s'] for entry in second['tokens']] == ['h', '[257]']
     assert [entry['k'] for entry in first['tokens']] == list('ppaaap')
     assert first['tokens'][2] == {
-        's': r'\xc3', 'turn': 0, 'k': 'a', 'lp': -0.1, 'ratio': 1.5, 'adv': 'inf',
-    }  # fmt: skip
+        's': r'\xc3',
+        'turn': 0,
+        'k': 'a',
+        'lp': -0.1,
+        'ratio': 1.5,
+        'adv': 'inf',
+    }
     assert first['tokens'][0]['lp'] is None and first['tokens'][0]['adv'] is None
 
 

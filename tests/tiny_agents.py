@@ -57,9 +57,14 @@ def task(name, **changes):
 @functools.cache
 def config(layers=1):
     return qwen2.ModelConfig(
-        vocab_size=-(-tokenizer().vocab_size // 64) * 64, hidden_size=32, intermediate_size=64,
-        num_layers=layers, num_heads=2, num_kv_heads=1, head_dim=16,
-    )  # fmt: skip
+        vocab_size=-(-tokenizer().vocab_size // 64) * 64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=layers,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+    )
 
 
 @functools.cache
@@ -74,9 +79,13 @@ def score(temperature=1.0):
     def program(params, tokens, attention):
         states = hidden(params, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
-            states, head(params), tokens,
-            temperature=temperature, chunk_size=512, with_entropy=True,
-        )  # fmt: skip
+            states,
+            head(params),
+            tokens,
+            temperature=temperature,
+            chunk_size=512,
+            with_entropy=True,
+        )
 
     return jax.jit(program, compiler_options=QUICK)
 
@@ -95,9 +104,14 @@ def demonstrations(name, oracle=0.5, episodes=64):
         return experts.plans(*environment(name), states, used, BUDGETS['max_actions_per_episode'])
 
     return clone.demonstrate(
-        task(name), tokenizer(), expert,
-        seed=0, episodes=episodes, oracle=oracle, max_tokens=MAX_TOKENS[name],
-    )  # fmt: skip
+        task(name),
+        tokenizer(),
+        expert,
+        seed=0,
+        episodes=episodes,
+        oracle=oracle,
+        max_tokens=MAX_TOKENS[name],
+    )
 
 
 @functools.cache
@@ -105,10 +119,17 @@ def cloned(name, steps=30):
     """(policy that mostly speaks the format and plays badly, losses on the way)."""
     losses = []
     params = clone.clone(
-        untrained(), demonstrations(name), jax.random.key(1),
-        hidden_fn=hidden, head_fn=head, tx=optax.adam(2e-2), steps=steps, batch_size=32,
-        chunk_size=4096, report=lambda step, loss: losses.append(float(loss)),
-    )  # fmt: skip
+        untrained(),
+        demonstrations(name),
+        jax.random.key(1),
+        hidden_fn=hidden,
+        head_fn=head,
+        tx=optax.adam(2e-2),
+        steps=steps,
+        batch_size=32,
+        chunk_size=4096,
+        report=lambda step, loss: losses.append(float(loss)),
+    )
     return params, losses
 
 
@@ -169,9 +190,11 @@ def answered(out, b, k, task_):
         ids = ids[:-1]
     assert not set(ids.tolist()) & set(tokenizer().eos_ids)
     return parse_answer(
-        tokenizer().decode_bytes(ids), task_.env.ACTION_NAMES,
-        max_actions=task_.max_actions_per_turn, with_think=task_.with_think,
-    )  # fmt: skip
+        tokenizer().decode_bytes(ids),
+        task_.env.ACTION_NAMES,
+        max_actions=task_.max_actions_per_turn,
+        with_think=task_.with_think,
+    )
 
 
 def play_by_hand(task_, state, key, turn, used, matched, parts):
@@ -201,11 +224,16 @@ def play_by_hand(task_, state, key, turn, used, matched, parts):
     if done:
         stop = EpisodeStop.TERMINATED
     return dict(
-        state=state, used=used, reward=reward, actions=acted, stop=stop,
+        state=state,
+        used=used,
+        reward=reward,
+        actions=acted,
+        stop=stop,
         penalty=task_.format_penalty if fault or not known else 0.0,
-        warn=not known, valid=bool(known) and not fault,
+        warn=not known,
+        valid=bool(known) and not fault,
         success=bool(task_.env.success(state, task_.env_params)),
-    )  # fmt: skip
+    )
 
 
 def replay(out, b, task_, key, world_stream):

@@ -12,9 +12,14 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
 
 TINY = qwen2.ModelConfig(
-    vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
     head_dim=16,
-)  # fmt: skip
+)
 
 
 def random_params(config, seed=0):

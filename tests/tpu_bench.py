@@ -44,13 +44,18 @@ class Bench:
     def __init__(self, folder, provider, **settings):
         self.folder = pathlib.Path(folder)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'JAX_', 'XLA_'))}
-        self.environment = clean | SETTINGS | settings | {
-            'TPU_PROVIDER': provider,
-            'TPU_LOCAL_ROOT': str(self.folder / 'hosts'),
-            'TPU_LOCAL_PYTHON': sys.executable,
-            'FAKE_GCLOUD': str(self.folder),
-            'PATH': f'{self.folder / "bin"}{os.pathsep}{os.environ["PATH"]}',
-        }  # fmt: skip
+        self.environment = (
+            clean
+            | SETTINGS
+            | settings
+            | {
+                'TPU_PROVIDER': provider,
+                'TPU_LOCAL_ROOT': str(self.folder / 'hosts'),
+                'TPU_LOCAL_PYTHON': sys.executable,
+                'FAKE_GCLOUD': str(self.folder),
+                'PATH': f'{self.folder / "bin"}{os.pathsep}{os.environ["PATH"]}',
+            }
+        )
         python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
         gcloud = python.replace('"$@"', f'{shlex.quote(str(ROOT / "tests/fake_gcloud.py"))} "$@"')
         tools = {'uv': UV, 'gcsfuse': GCSFUSE, 'gcloud': gcloud, 'python': python}
@@ -63,10 +68,15 @@ class Bench:
 
     def start(self, verb, *words):
         return subprocess.Popen(
-            [SCRIPTS / verb, *words], env=self.environment, cwd=self.folder, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [SCRIPTS / verb, *words],
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def call(self, verb, *words, code=0):
         """What a verb printed; it must end with the exit code."""

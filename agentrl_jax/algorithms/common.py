@@ -86,9 +86,14 @@ def clipped_loss(
 ) -> jax.Array:
     """losses.clipped_policy_loss of a batch; [B, T]."""
     return losses.clipped_policy_loss(
-        logprobs, batch.old_logprobs, batch.advantages, batch.mask,
-        clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
-    )  # fmt: skip
+        logprobs,
+        batch.old_logprobs,
+        batch.advantages,
+        batch.mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
 
 
 def ratio_sums(logprobs: jax.Array, batch: Batch, clip_low: float, clip_high: float) -> dict:
@@ -138,10 +143,15 @@ def policy_loss(
         params, batch.tokens, positions_of(batch.attention_mask), batch.attention_mask
     )
     logprobs, entropy = losses.token_logprobs(
-        hidden, head_fn(params), batch.tokens,
-        temperature=temperature, chunk_size=chunk_size, with_entropy=True,
-        mask=batch.mask, row_tokens=row_tokens,
-    )  # fmt: skip
+        hidden,
+        head_fn(params),
+        batch.tokens,
+        temperature=temperature,
+        chunk_size=chunk_size,
+        with_entropy=True,
+        mask=batch.mask,
+        row_tokens=row_tokens,
+    )
     per_token = loss(logprobs, batch, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     sums = ratio_sums(jax.lax.stop_gradient(logprobs), batch, clip_low, clip_high)
     sums['policy/entropy'] = masked_sum(jax.lax.stop_gradient(entropy), batch.mask)

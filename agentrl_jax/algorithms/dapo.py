@@ -38,8 +38,10 @@ def make_batch(
     if max_length:
         returns = returns + adv.overlong_penalty(
             rollout.action_mask.sum(1),
-            max_length=max_length, buffer=overlong_buffer, coef=overlong_coef,
-        )  # fmt: skip
+            max_length=max_length,
+            buffer=overlong_buffer,
+            coef=overlong_coef,
+        )
     per_episode = adv.compare(
         returns, rows, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor
     )

@@ -27,9 +27,13 @@ def segment_loss(
     current = jnp.where(batch.mask, logprobs, 0.0)
     own = jax.lax.stop_gradient(mean - current) + current  # value of the mean, gradient of log pi
     return losses.clipped_surrogate(
-        jnp.where(batch.mask, own, 0.0), batch.advantages, batch.mask,
-        clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
-    )  # fmt: skip
+        jnp.where(batch.mask, own, 0.0),
+        batch.advantages,
+        batch.mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
 
 
 def loss(

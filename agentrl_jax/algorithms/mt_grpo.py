@@ -23,8 +23,15 @@ from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = (
-    'mode', 'outcome', 'turn_coef', 'outcome_coef', 'turn_gamma', 'norm', 'eps', 'std_floor',
-)  # fmt: skip
+    'mode',
+    'outcome',
+    'turn_coef',
+    'outcome_coef',
+    'turn_gamma',
+    'norm',
+    'eps',
+    'std_floor',
+)
 OUTCOMES = ('success', 'final', 'return', 'answer')
 loss = common.clipped_loss
 
@@ -67,7 +74,16 @@ def make_batch(
     kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
     per_turn = turn_credit.turn_advantages(
         rewards - common.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1]),
-        outcomes, rollout.num_turns, rows, group_size=group_size, mode=mode, turn_coef=turn_coef,
-        outcome_coef=outcome_coef, gamma=turn_gamma, norm=norm, eps=eps, std_floor=std_floor,
-    )  # fmt: skip
+        outcomes,
+        rollout.num_turns,
+        rows,
+        group_size=group_size,
+        mode=mode,
+        turn_coef=turn_coef,
+        outcome_coef=outcome_coef,
+        gamma=turn_gamma,
+        norm=norm,
+        eps=eps,
+        std_floor=std_floor,
+    )
     return common.build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

@@ -15,16 +15,27 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = True
 SETTINGS = (
-    'gamma', 'lam', 'reward_on', 'whiten', 'reward_normalization', 'estimator', 'turn_gamma',
-)  # fmt: skip
+    'gamma',
+    'lam',
+    'reward_on',
+    'whiten',
+    'reward_normalization',
+    'estimator',
+    'turn_gamma',
+)
 ESTIMATORS = ('token', 'turn', 'bi_level')
 loss = common.clipped_loss
 
 
 def token_rewards(
-    rollout: Rollout, rows: jax.Array, mask: jax.Array, *, reward_on: str, normalization: str,
+    rollout: Rollout,
+    rows: jax.Array,
+    mask: jax.Array,
+    *,
+    reward_on: str,
+    normalization: str,
     group_size: int,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """common.token_rewards, with RAGEN's normalisations of the return where it is placed whole."""
     if normalization == 'identity':
         return common.token_rewards(rollout, mask, reward_on=reward_on)
@@ -58,9 +69,13 @@ def make_batch(
     """Advantages and critic targets of a rollout; keep bool [B] marks the rows a filter kept."""
     rows, mask = common.trained(rollout, keep)
     rewards = token_rewards(
-        rollout, rows, mask,
-        reward_on=reward_on, normalization=reward_normalization, group_size=group_size,
-    ) - common.token_kl(scores, mask, kl_coef, kl_in_reward)  # fmt: skip
+        rollout,
+        rows,
+        mask,
+        reward_on=reward_on,
+        normalization=reward_normalization,
+        group_size=group_size,
+    ) - common.token_kl(scores, mask, kl_coef, kl_in_reward)
     turn, value_mask = rollout.turn, mask
     if estimator == 'token':
         advantages = adv.gae(rewards, scores.values, mask, gamma=gamma, lam=lam)

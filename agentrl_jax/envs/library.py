@@ -29,9 +29,23 @@ from agentrl_jax.envs.base import Lines, TextEnvironment, check_split, level_spl
 
 # Words that are single tokens of the bundled tokenizer, or nearly so.
 PEOPLE = (
-    'Artist', 'Banker', 'Cashier', 'Clerk', 'Dentist', 'Engineer', 'Gardener', 'Gambler',
-    'Mechanic', 'Musician', 'Nurse', 'Pilot', 'Plumber', 'Postman', 'Tailor', 'Teacher',
-)  # fmt: skip
+    'Artist',
+    'Banker',
+    'Cashier',
+    'Clerk',
+    'Dentist',
+    'Engineer',
+    'Gardener',
+    'Gambler',
+    'Mechanic',
+    'Musician',
+    'Nurse',
+    'Pilot',
+    'Plumber',
+    'Postman',
+    'Tailor',
+    'Teacher',
+)
 LETTERS = 'ACEF'
 EMPTY = -1  # what stands in the place of a card that does not exist
 COUNTED_LOOKUPS = 10  # further ones cost as much as this one

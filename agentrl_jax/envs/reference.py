@@ -36,30 +36,81 @@ class Row:
 SIMPLE = dict(search_depth=300)
 LAKE = dict(frozen=0.8, success_rate=1 / 3)
 ROWS = (
-    Row('Sokoban 6x6, 1 box', 'random', Sokoban(), SIMPLE,
-        (12.3, 19.0, 23.2, 26.6, 29.4, 31.5, 33.5)),
-    Row('Sokoban 6x6, search depth 30', 'random', Sokoban(), dict(search_depth=30),
-        (11.4, 18.3, 23.2, 26.5, 29.3, 31.5, 33.1)),
-    Row('Sokoban 8x8, 2 boxes', 'random', Sokoban(dim=8, num_boxes=2), dict(search_depth=10),
-        (0.8, 3.0, 4.4, 5.7, 7.1, 8.3, 9.4), boards=227),
-    Row('FrozenLake p .8', 'random', FrozenLake(), LAKE,
-        (15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5)),
-    Row('FrozenLake p .9', 'random', FrozenLake(), dict(frozen=0.9, success_rate=0.8),
-        (16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5)),
-    Row('FrozenLake p .8, rate 1/3', 'oracle', FrozenLake(), LAKE,
-        (29.0, 48.3, 61.3, 69.8, 75.4, 79.3, 81.9)),
-    Row('FrozenLake p .8, rate .8', 'oracle', FrozenLake(), dict(frozen=0.8, success_rate=0.8),
-        (89.0,), budgets=(10,)),
-    Row('FrozenLake p .9, rate 1/3', 'oracle', FrozenLake(), dict(frozen=0.9, success_rate=1 / 3),
-        (55.1,), budgets=(10,)),
-    Row('FrozenLake p .9, rate .8', 'oracle', FrozenLake(), dict(frozen=0.9, success_rate=0.8),
-        (94.4,), budgets=(10,)),
-    Row('FrozenLake p .9, rate 1', 'oracle', FrozenLake(), dict(frozen=0.9, success_rate=1.0),
-        (100.0,), budgets=(10,)),
+    Row(
+        'Sokoban 6x6, 1 box',
+        'random',
+        Sokoban(),
+        SIMPLE,
+        (12.3, 19.0, 23.2, 26.6, 29.4, 31.5, 33.5),
+    ),
+    Row(
+        'Sokoban 6x6, search depth 30',
+        'random',
+        Sokoban(),
+        dict(search_depth=30),
+        (11.4, 18.3, 23.2, 26.5, 29.3, 31.5, 33.1),
+    ),
+    Row(
+        'Sokoban 8x8, 2 boxes',
+        'random',
+        Sokoban(dim=8, num_boxes=2),
+        dict(search_depth=10),
+        (0.8, 3.0, 4.4, 5.7, 7.1, 8.3, 9.4),
+        boards=227,
+    ),
+    Row(
+        'FrozenLake p .8', 'random', FrozenLake(), LAKE, (15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5)
+    ),
+    Row(
+        'FrozenLake p .9',
+        'random',
+        FrozenLake(),
+        dict(frozen=0.9, success_rate=0.8),
+        (16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5),
+    ),
+    Row(
+        'FrozenLake p .8, rate 1/3',
+        'oracle',
+        FrozenLake(),
+        LAKE,
+        (29.0, 48.3, 61.3, 69.8, 75.4, 79.3, 81.9),
+    ),
+    Row(
+        'FrozenLake p .8, rate .8',
+        'oracle',
+        FrozenLake(),
+        dict(frozen=0.8, success_rate=0.8),
+        (89.0,),
+        budgets=(10,),
+    ),
+    Row(
+        'FrozenLake p .9, rate 1/3',
+        'oracle',
+        FrozenLake(),
+        dict(frozen=0.9, success_rate=1 / 3),
+        (55.1,),
+        budgets=(10,),
+    ),
+    Row(
+        'FrozenLake p .9, rate .8',
+        'oracle',
+        FrozenLake(),
+        dict(frozen=0.9, success_rate=0.8),
+        (94.4,),
+        budgets=(10,),
+    ),
+    Row(
+        'FrozenLake p .9, rate 1',
+        'oracle',
+        FrozenLake(),
+        dict(frozen=0.9, success_rate=1.0),
+        (100.0,),
+        budgets=(10,),
+    ),
     Row('Sokoban 6x6, 1 box', 'oracle', Sokoban(), SIMPLE, (78.0, 100.0), budgets=(5, 10)),
     Row('Bandit', 'random', Bandit(), {}, (50.0,), budgets=(1,)),
     Row('Bandit', 'oracle', Bandit(), {}, (100.0,), budgets=(1,)),
-)  # fmt: skip
+)
 
 
 def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:

@@ -17,8 +17,14 @@ from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates
 WALL, FLOOR, TARGET = range(3)
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
 CELL_NAMES = (
-    'wall', 'empty', 'target', 'box on target', 'box', 'player', 'player on target',
-)  # fmt: skip
+    'wall',
+    'empty',
+    'target',
+    'box on target',
+    'box',
+    'player',
+    'player on target',
+)
 SYMBOLS = '#_O√XPS'
 OTHER_SYMBOLS = 'W.GCBA@'  # RAGEN's SokobanDifferentGridVocab
 FORMATS = ('grid', 'coord', 'grid_coord')

@@ -83,9 +83,12 @@ def demonstrate(
         prompt, count = jax.device_get(show(task, worlds))
         host = jax.device_get(worlds.state)
         plans = mixed_plans(
-            rng, expert(host, np.asarray(worlds.used)),
-            oracle=oracle, per_turn=task.max_actions_per_turn, names=len(task.env.ACTION_NAMES),
-        )  # fmt: skip
+            rng,
+            expert(host, np.asarray(worlds.used)),
+            oracle=oracle,
+            per_turn=task.max_actions_per_turn,
+            names=len(task.env.ACTION_NAMES),
+        )
         parts = np.full((episodes, task.max_actions_per_turn), -2, np.int32)
         for i in np.flatnonzero(playing):
             answer = [*answer_tokens(task, tokenizer, plans[i]), int(task.eos_ids[0])]

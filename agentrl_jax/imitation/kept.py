@@ -15,16 +15,42 @@ from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
 UNREAD = (
-    'algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic', 'lora', 'curriculum',
-    'evol', 'dpo', 'eval', 'checkpoint', 'alarm', 'log', 'optim.lr', 'optim.critic_lr',
-    'optim.warmup_steps', 'optim.max_grad_norm', 'batch.minibatch_rows', 'batch.microbatch_rows',
-    'batch.epochs', 'batch.shuffle', 'rollout.num_groups', 'rollout.group_size', 'rollout.slots',
-    'rollout.temperature', 'rollout.serve_rows', 'clone.keep_in',
-)  # fmt: skip
+    'algorithm',
+    'steps',
+    'filter',
+    'loss',
+    'turn_credit',
+    'parity',
+    'critic',
+    'lora',
+    'curriculum',
+    'evol',
+    'dpo',
+    'eval',
+    'checkpoint',
+    'alarm',
+    'log',
+    'optim.lr',
+    'optim.critic_lr',
+    'optim.warmup_steps',
+    'optim.max_grad_norm',
+    'batch.minibatch_rows',
+    'batch.microbatch_rows',
+    'batch.epochs',
+    'batch.shuffle',
+    'rollout.num_groups',
+    'rollout.group_size',
+    'rollout.slots',
+    'rollout.temperature',
+    'rollout.serve_rows',
+    'clone.keep_in',
+)
 LIMITS = (  # fields of these sections that `clone` has too, for its own demonstrations
-    ('env', 'max_turns'), ('env', 'max_actions_per_turn'), ('env', 'max_actions_per_episode'),
+    ('env', 'max_turns'),
+    ('env', 'max_actions_per_turn'),
+    ('env', 'max_actions_per_episode'),
     ('rollout', 'max_tokens'),
-)  # fmt: skip
+)
 
 
 def key(config: dict[str, Any]) -> str:

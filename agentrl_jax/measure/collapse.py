@@ -114,12 +114,15 @@ def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, 
     """Alarms of the signals that are not off; settings: those of cfg.alarm."""
     return {
         name: judge(
-            history, name, limit=settings[name]['limit'], patience=settings[name]['patience'],
+            history,
+            name,
+            limit=settings[name]['limit'],
+            patience=settings[name]['patience'],
             baseline_steps=settings['baseline_steps'],
         )
         for name in SIGNALS
         if settings[name]['action'] != 'off'
-    }  # fmt: skip
+    }
 
 
 def worst_level(alarms: Mapping[str, Alarm]) -> int:

@@ -79,9 +79,15 @@ def choose_pairs(
         own = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
         row, prompt_row = row.reshape(-1), row[:, 0]
     return Pairs(
-        row=row, start=start[row], length=length[row], own=own, used=used[row],
-        prompt_row=prompt_row, prompt_length=start[prompt_row], prompt_used=used[prompt_row],
-    )  # fmt: skip
+        row=row,
+        start=start[row],
+        length=length[row],
+        own=own,
+        used=used[row],
+        prompt_row=prompt_row,
+        prompt_length=start[prompt_row],
+        prompt_used=used[prompt_row],
+    )
 
 
 def _answers_of(rollout, turn, table, eos_ids, text, max_response):
@@ -130,9 +136,14 @@ def cross_logprobs(
         mask = attention & ~inside
         hidden = hidden_fn(params, tokens, positions_of(attention), attention)
         logprobs, _ = losses.token_logprobs(
-            hidden, head_fn(params), tokens,
-            temperature=temperature, chunk_size=chunk_size, mask=mask, row_tokens=max_response,
-        )  # fmt: skip
+            hidden,
+            head_fn(params),
+            tokens,
+            temperature=temperature,
+            chunk_size=chunk_size,
+            mask=mask,
+            row_tokens=max_response,
+        )
         return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=1)
 
     index = jnp.minimum(jnp.arange(slices * microbatch_rows), count * columns - 1)
@@ -246,9 +257,16 @@ def information(
     if layout is not None:
         rollout = jax.lax.with_sharding_constraint(rollout, layout)
     chosen = choose_pairs(
-        key, rollout, task.answer, task.eos_ids, group_size=group_size, pairs=pairs,
-        turns=turns, text=text, max_response=max_response,
-    )  # fmt: skip
+        key,
+        rollout,
+        task.answer,
+        task.eos_ids,
+        group_size=group_size,
+        pairs=pairs,
+        turns=turns,
+        text=text,
+        max_response=max_response,
+    )
     width = rollout.tokens.shape[1]
     if turns == 'first':  # first prompts are much shorter than episodes
         width = min(width, task.prefix.shape[0] + task.width + max_response)
@@ -256,6 +274,12 @@ def information(
         params, rollout, chosen, width=width, max_response=max_response, **scoring
     )
     return reduce_matrix(
-        sums, chosen.length, chosen.own, chosen.used, chosen.prompt_used,
-        equal_prompts(rollout, chosen, width), low_mi=low_mi, low_entropy=low_entropy,
-    )  # fmt: skip
+        sums,
+        chosen.length,
+        chosen.own,
+        chosen.used,
+        chosen.prompt_used,
+        equal_prompts(rollout, chosen, width),
+        low_mi=low_mi,
+        low_entropy=low_entropy,
+    )

@@ -182,9 +182,11 @@ def _in_blocks(
     )
     if counted:
         _, normaliser, out = jax.lax.fori_loop(
-            0, -(-length // block),
-            lambda i, carry: jax.lax.cond(i < blocks, body, lambda _, same: same, i, carry), start,
-        )  # fmt: skip
+            0,
+            -(-length // block),
+            lambda i, carry: jax.lax.cond(i < blocks, body, lambda _, same: same, i, carry),
+            start,
+        )
     else:
         _, normaliser, out = jax.lax.fori_loop(0, blocks, body, start)
     return out / normaliser[..., None]

@@ -44,9 +44,13 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
 
 
 _HF_SIZES = (
-    'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+    'vocab_size',
+    'hidden_size',
+    'intermediate_size',
+    'num_hidden_layers',
+    'num_attention_heads',
     'rms_norm_eps',
-)  # fmt: skip
+)
 _LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 

@@ -214,10 +214,15 @@ class Backbone(nn.Module):
             layer = Layer(c, shards, parent=None)
             x = layer_scan.run(
                 lambda variables, x: pin(layer.apply(variables, x, angles, mask)[0]),
-                [{kind: tree[f'layers_{i}'] for kind, tree in self.variables.items()}
-                 for i in range(c.num_layers)],
-                x, dtype=c.dtype, remat=c.remat, mesh=row_sharding.mesh if row_sharding else None,
-            )  # fmt: skip
+                [
+                    {kind: tree[f'layers_{i}'] for kind, tree in self.variables.items()}
+                    for i in range(c.num_layers)
+                ],
+                x,
+                dtype=c.dtype,
+                remat=c.remat,
+                mesh=row_sharding.mesh if row_sharding else None,
+            )
             return RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x), None
         layer = nn.remat(Layer) if c.remat and cache is None else Layer
         keys, values = [], []

@@ -7,9 +7,15 @@ in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models
 from agentrl_jax.models import qwen2
 
 _NAMES = (
-    'hidden_size', 'intermediate_size', 'num_layers', 'num_heads', 'num_kv_heads', 'head_dim',
-    'vocab_size', 'tie_embeddings',
-)  # fmt: skip
+    'hidden_size',
+    'intermediate_size',
+    'num_layers',
+    'num_heads',
+    'num_kv_heads',
+    'head_dim',
+    'vocab_size',
+    'tie_embeddings',
+)
 QWEN25 = {
     'Qwen2.5-0.5B': (896, 4864, 24, 14, 2, 64, 151936, True),
     'Qwen2.5-1.5B': (1536, 8960, 28, 12, 2, 128, 151936, True),

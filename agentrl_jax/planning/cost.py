@@ -20,9 +20,18 @@ import jax
 from jax.extend import core
 
 PASSES = {  # results are the operand in another form or place, so weights stay weights
-    'convert_element_type', 'copy', 'reshape', 'transpose', 'sharding_constraint', 'squeeze',
-    'broadcast_in_dim', 'reduce_precision', 'optimization_barrier', 'copy_p', 'stack',
-}  # fmt: skip
+    'convert_element_type',
+    'copy',
+    'reshape',
+    'transpose',
+    'sharding_constraint',
+    'squeeze',
+    'broadcast_in_dim',
+    'reduce_precision',
+    'optimization_barrier',
+    'copy_p',
+    'stack',
+}
 
 
 @dataclasses.dataclass(frozen=True)

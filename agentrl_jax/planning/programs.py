@@ -100,10 +100,14 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     scale = start.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
     joining = demonstrations(rollout, check.base_rows(cfg), rows)
     return Shapes(
-        cfg=cfg, config=config, mesh=mesh, state=state, frozen=frozen,
+        cfg=cfg,
+        config=config,
+        mesh=mesh,
+        state=state,
+        frozen=frozen,
         collect=(collect, played),
         learn=(learn, (state, frozen, rollout, shuffle, task, scale, joining)),
-    )  # fmt: skip
+    )
 
 
 def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:

@@ -25,9 +25,11 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
         if rollout.turn_stop[b, k] == TurnStop.EOS:
             ids = ids[:-1]
         found, row = parse_answer(
-            tokenizer.decode_bytes(ids), task.env.ACTION_NAMES,
-            max_actions=task.max_actions_per_turn, with_think=task.with_think,
-        )  # fmt: skip
+            tokenizer.decode_bytes(ids),
+            task.env.ACTION_NAMES,
+            max_actions=task.max_actions_per_turn,
+            with_think=task.with_think,
+        )
         parts.append(row)
         matched.append(found)
     return np.asarray(parts, np.int32), np.asarray(matched)
@@ -81,10 +83,15 @@ def write(
     folder = Path(workdir) / 'rollouts'
     folder.mkdir(parents=True, exist_ok=True)
     document = view.episodes_document(
-        head, tokenizer, task.env.name, task.env.ACTION_NAMES,
+        head,
+        tokenizer,
+        task.env.name,
+        task.env.ACTION_NAMES,
         replay(head, np.asarray(streams)[chosen], task, tokenizer, key),
-        {n: x[chosen] for n, x in extras.items()}, group_size=group_size // every, title=title,
-    )  # fmt: skip
+        {n: x[chosen] for n, x in extras.items()},
+        group_size=group_size // every,
+        title=title,
+    )
     view.write_document(folder / f'{name}.json', document)
     view.write_page(folder / f'{name}.html', document)
     return folder / f'{name}.html'

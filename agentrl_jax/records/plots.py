@@ -120,10 +120,12 @@ def draw(
             unused.set_visible(False)
         shades = set().union(*(found for found, _ in drawn))
         figure.legend(
-            *_legend(axes[: len(panels)], drawn), loc='outside lower center', ncols=3,
+            *_legend(axes[: len(panels)], drawn),
+            loc='outside lower center',
+            ncols=3,
             title=_explain(statistic, shades, panels),
             title_fontsize=9,
-        )  # fmt: skip
+        )
         if title:
             figure.suptitle(title)
         return _save(figure, Path(stem))
@@ -135,8 +137,13 @@ def y_range(panels: Sequence[Panel]) -> tuple[float, float]:
     values = [value for panel in panels for value in panel.references.values()]
     for panel in panels:
         every = [*panel.runs.values(), *panel.unfinished.values()]
-        values += [row[name] for seeds in every for rows in seeds for row in rows
-                   for name in names & row.keys()]  # fmt: skip
+        values += [
+            row[name]
+            for seeds in every
+            for rows in seeds
+            for row in rows
+            for name in names & row.keys()
+        ]
     finite = [value for value in values if np.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     pad = PAD * ((high - low) or abs(high) or 1.0)
@@ -209,9 +216,15 @@ def _draw_panel(
             axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
         marker = 'o' if curve.x.size == 1 else None
         axis.plot(
-            curve.x, curve.centre, color=colour, linewidth=2, marker=marker, linestyle=dash,
-            label=label, zorder=3,
-        )  # fmt: skip
+            curve.x,
+            curve.centre,
+            color=colour,
+            linewidth=2,
+            marker=marker,
+            linestyle=dash,
+            label=label,
+            zorder=3,
+        )
     axis.set_title(panel.title)
     axis.set_xlabel(AXIS_LABELS[x] if x in AXIS_LABELS else x)
     axis.set_ylabel(panel.y_label)
@@ -248,11 +261,18 @@ def _draw_references(panel: Axes, references: Mapping[str, float]) -> None:
         named = value
         # Fractions of the axes across, data upwards: the label sits on its line's right end.
         panel.annotate(
-            f'{name} {value:.3g}', (1, value), xycoords=panel.get_yaxis_transform(),
-            xytext=(-2, 2), textcoords='offset points', ha='right', va='bottom',
-            fontsize=8, color=REFERENCE_COLOUR, zorder=4,
+            f'{name} {value:.3g}',
+            (1, value),
+            xycoords=panel.get_yaxis_transform(),
+            xytext=(-2, 2),
+            textcoords='offset points',
+            ha='right',
+            va='bottom',
+            fontsize=8,
+            color=REFERENCE_COLOUR,
+            zorder=4,
             bbox={'facecolor': 'white', 'alpha': 0.6, 'edgecolor': 'none', 'pad': 0.5},
-        )  # fmt: skip
+        )
 
 
 def _explain(statistic: str, shades: set[str], panels: Sequence[Panel]) -> str:

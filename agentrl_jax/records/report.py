@@ -32,9 +32,12 @@ def write_curves(workdir: Path, title: str) -> Path:
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
     lines = {name: success[name] for name in ('random', 'oracle')}
     png, _ = plots.learning_curves(
-        {title: [workdir / run_log.METRICS_FILE]}, workdir / 'curves', metrics=PANELS,
-        references={'eval/success': lines}, title=title,
-    )  # fmt: skip
+        {title: [workdir / run_log.METRICS_FILE]},
+        workdir / 'curves',
+        metrics=PANELS,
+        references={'eval/success': lines},
+        title=title,
+    )
     return png
 
 

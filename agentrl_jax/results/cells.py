@@ -128,12 +128,16 @@ def _reading(run: Run, row: Mapping[str, float], spec: Spec, also: Sequence[str]
     """The metrics of one row of a run."""
     ends = [f'{spec.metric}_{end}' for end in ('low', 'high')]
     return Entry(
-        run=run.name, seed=run.fields['seed'], step=row['step'], steps=run.fields['steps'],
+        run=run.name,
+        seed=run.fields['seed'],
+        step=row['step'],
+        steps=run.fields['steps'],
         value=row[spec.metric],
         also=tuple(row[name] if name in row else math.nan for name in also),
         wilson=tuple(row[end] for end in ends) if all(end in row for end in ends) else None,
-        finished=True, counts=True,
-    )  # fmt: skip
+        finished=True,
+        counts=True,
+    )
 
 
 # ---- statistics --------------------------------------------------------------------------------
@@ -161,10 +165,11 @@ def _cell(entries: Sequence[Entry], planned: int, width: int) -> Cell:
     columns = zip(*(entry.also for entry in used), strict=True)
     beside = [[x for x in column if not math.isnan(x)] for column in columns]
     return Cell(
-        figure([np.array([entry.value for entry in used])], single), tuple(entries),
+        figure([np.array([entry.value for entry in used])], single),
+        tuple(entries),
         max(planned, len(entries)),
         tuple(sum(x) / len(x) if x else math.nan for x in beside) or (math.nan,) * width,
-    )  # fmt: skip
+    )
 
 
 def _overall(cells: Sequence[Cell]) -> Cell:
@@ -237,9 +242,13 @@ def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
 
 
 def _start_lines(
-    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str],
-    planned: int, spec: Spec, also: Sequence[str],
-) -> list[Line]:  # fmt: skip
+    groups: Mapping[tuple[str, str], Sequence[Run]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    planned: int,
+    spec: Spec,
+    also: Sequence[str],
+) -> list[Line]:
     """What the policies of step 0 reach: one line when all rows start from the same, else one each.
 
     Rows have the same start when wherever they have a seed in common, its first figures are equal.
@@ -250,8 +259,9 @@ def _start_lines(
     }  # 4, 5: value and also
 
     def cell(members: Sequence[str], column: str) -> Cell:
-        entries = {k: e for row in members if (row, column) in found
-                   for k, e in found[row, column].items()}  # fmt: skip
+        entries = {
+            k: e for row in members if (row, column) in found for k, e in found[row, column].items()
+        }
         ordered = sorted(entries.values(), key=lambda entry: rank(entry.seed))
         return _cell(ordered, planned, len(also))
 
@@ -269,14 +279,18 @@ def _start_lines(
 def _starts(runs: Sequence[Run], spec: Spec, also: Sequence[str]) -> list[Entry]:
     return [
         _reading(run, row, spec, also)
-        for run in runs for row in run.rows[:1] if row['step'] == 0 and spec.metric in row
-    ]  # fmt: skip
+        for run in runs
+        for row in run.rows[:1]
+        if row['step'] == 0 and spec.metric in row
+    ]
 
 
 def _reference_lines(
-    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str],
+    groups: Mapping[tuple[str, str], Sequence[Run]],
+    rows: Sequence[str],
+    columns: Sequence[str],
     spec: Spec,
-) -> list[Line]:  # fmt: skip
+) -> list[Line]:
     """Random play and the oracle on the same levels: one line each when the rows share them."""
     if spec.metric != SUCCESS:
         return []
@@ -301,9 +315,13 @@ def _reference_lines(
 
 
 def _shared_lines(
-    kind: str, rows: Sequence[str], columns: Sequence[str],
-    cell: Callable[[Sequence[str], str], Cell], shared: bool, spec: Spec,
-) -> list[Line]:  # fmt: skip
+    kind: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cell: Callable[[Sequence[str], str], Cell],
+    shared: bool,
+    spec: Spec,
+) -> list[Line]:
     """One line for all rows or one for each; none without a figure."""
     lines = []
     for members in [list(rows)] if shared else [[row] for row in rows]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from agentrl_jax.records.plots import SHARES
-from agentrl_jax.results.cells import (  # fmt: skip
+from agentrl_jax.results.cells import (
     BEST,
     COUNT,
     LAST,
@@ -22,10 +22,23 @@ from agentrl_jax.results.cells import (  # fmt: skip
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
 LATEX = {
-    '\\': r'\textbackslash{}', '{': r'\{', '}': r'\}', '&': r'\&', '%': r'\%', '$': r'\$',
-    '#': r'\#', '_': r'\_', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '>': r'$>$',
-    '<': r'$<$', '|': r'$|$', NOTHING: '---', SINGLE: r'\textsuperscript{w}', '±': r'$\pm$',
-}  # fmt: skip
+    '\\': r'\textbackslash{}',
+    '{': r'\{',
+    '}': r'\}',
+    '&': r'\&',
+    '%': r'\%',
+    '$': r'\$',
+    '#': r'\#',
+    '_': r'\_',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '>': r'$>$',
+    '<': r'$<$',
+    '|': r'$|$',
+    NOTHING: '---',
+    SINGLE: r'\textsuperscript{w}',
+    '±': r'$\pm$',
+}
 
 
 def markdown(table: Table) -> str:
@@ -44,9 +57,14 @@ def latex(table: Table) -> str:
     body = [' & '.join(line) + r' \\' for line in lines]
     runs = sum(line.kind == 'runs' for line in table.lines)
     rows = [
-        rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}', r'\hline',
-        ' & '.join(header) + r' \\', r'\hline', *body[:runs], r'\hline', *body[runs:],
-    ]  # fmt: skip
+        rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
+        r'\hline',
+        ' & '.join(header) + r' \\',
+        r'\hline',
+        *body[:runs],
+        r'\hline',
+        *body[runs:],
+    ]
     rows += [r'\hline'] * (len(body) > runs) + [r'\end{tabular}']
     return '\n'.join([*rows, *(f'% {note}' for note in notes(table))]) + '\n'
 
@@ -64,14 +82,24 @@ def csv_text(table: Table) -> str:
             shown = cell.figure
             at = '0' if line.kind == 'start' else table.spec.at
             lines.append(
-                [line.kind, line.label, column, table.spec.metric, at,
-                 len(cell.values), cell.planned, len(_unfinished(cell)),
-                 *map(_exact, (shown.mean, shown.spread, shown.iqm, shown.low, shown.high)),
-                 shown.interval, *map(_exact, cell.better or (math.nan,) * 3),
-                 *map(_exact, cell.gain or (math.nan,) * 3),
-                 *map(_exact, cell.also or (math.nan,) * len(beside)),
-                 published(table.spec, line.label, column), ' '.join(map(_exact, cell.values))]
-            )  # fmt: skip
+                [
+                    line.kind,
+                    line.label,
+                    column,
+                    table.spec.metric,
+                    at,
+                    len(cell.values),
+                    cell.planned,
+                    len(_unfinished(cell)),
+                    *map(_exact, (shown.mean, shown.spread, shown.iqm, shown.low, shown.high)),
+                    shown.interval,
+                    *map(_exact, cell.better or (math.nan,) * 3),
+                    *map(_exact, cell.gain or (math.nan,) * 3),
+                    *map(_exact, cell.also or (math.nan,) * len(beside)),
+                    published(table.spec, line.label, column),
+                    ' '.join(map(_exact, cell.values)),
+                ]
+            )
     return _csv(lines)
 
 
@@ -116,8 +144,14 @@ def details(table: Table) -> list[list[str]]:
     """One line a cell: mean, standard deviation, and the figure of every run by its seed."""
     spec = table.spec
     seeds = ', '.join(map(str, table.seeds))
-    lines = [[', '.join(spec.rows), ', '.join(spec.cols) or 'metric', 'mean ± s.d. of runs',
-              f'runs of seeds {seeds}']]  # fmt: skip
+    lines = [
+        [
+            ', '.join(spec.rows),
+            ', '.join(spec.cols) or 'metric',
+            'mean ± s.d. of runs',
+            f'runs of seeds {seeds}',
+        ]
+    ]
     for line in table.lines:
         for column, cell in zip(table.columns, line.cells, strict=True):
             if cell.planned and _own(column):
@@ -274,9 +308,17 @@ def _stands(found: tuple[str, Entry]) -> str:
 
 def _run_line(row: str, column: str, entry: Entry) -> list:
     low, high = entry.wilson or (math.nan, math.nan)
-    return [row, column, entry.seed, entry.run, '' if entry.step is None else entry.step,
-            entry.steps, entry.finished, entry.counts,
-            *map(_exact, (entry.value, low, high, *entry.also))]  # fmt: skip
+    return [
+        row,
+        column,
+        entry.seed,
+        entry.run,
+        '' if entry.step is None else entry.step,
+        entry.steps,
+        entry.finished,
+        entry.counts,
+        *map(_exact, (entry.value, low, high, *entry.also)),
+    ]
 
 
 def _exact(value: float) -> str:

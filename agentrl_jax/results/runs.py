@@ -20,10 +20,17 @@ COMMON_FILE, RUN_FILE = 'common.json', 'run.json'
 AXES = ('step', 'tokens', 'seconds')  # columns of every run, beside its metrics
 DIGITS = 6  # significant digits that are kept
 KEPT = (  # metrics that are always kept, where a run has them
-    'eval/success', 'eval/success_low', 'eval/success_high', 'eval/return', 'eval/valid_format',
-    'rollout/success', 'rollout/valid_format', 'group/return_std', 'policy/entropy',
+    'eval/success',
+    'eval/success_low',
+    'eval/success_high',
+    'eval/return',
+    'eval/valid_format',
+    'rollout/success',
+    'rollout/valid_format',
+    'group/return_std',
+    'policy/entropy',
     'policy/grad_norm',
-)  # fmt: skip
+)
 
 
 class Run(NamedTuple):
@@ -121,10 +128,13 @@ def _read_compact(folder: Path) -> list[Run]:
         if any(len(values) != len(columns) for values in table):
             raise ValueError(f'{path}: every line after the first needs {len(columns)} values')
         rows = [
-            {name: _number(value) for name, value in zip(columns, values, strict=True)
-             if value is not None}
+            {
+                name: _number(value)
+                for name, value in zip(columns, values, strict=True)
+                if value is not None
+            }
             for values in table
-        ]  # fmt: skip
+        ]
         fields = common | header['fields']
         runs.append(Run(path.stem, dict(sorted(fields.items())), rows, header['reference']))
     return runs

@@ -83,9 +83,10 @@ def field(run: Run, name: str) -> Any:
 
 def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
     taken = [
-        run for run in runs
+        run
+        for run in runs
         if all(show(field(run, name)) in values for name, values in spec.where.items())
-    ]  # fmt: skip
+    ]
     if not taken:
         raise ValueError(f'none of {len(runs)} runs has {dict(spec.where)}')
     measured = {name for run in taken for row in run.rows for name in row} - set(AXES)

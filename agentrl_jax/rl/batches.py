@@ -44,14 +44,24 @@ def prepare(
     if settings['window'] is not None:
         seen = windows.windows(task, rollout, **settings['window'])
     scores = score.score(
-        state.params, state.critic_params, ref_params, rollout,
-        hidden_fn=fns.hidden, head_fn=fns.head, values_fn=fns.values, windows=seen,
+        state.params,
+        state.critic_params,
+        ref_params,
+        rollout,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=fns.values,
+        windows=seen,
         **settings['score'],
-    )  # fmt: skip
+    )
     batch = algorithm.make_batch(
-        rollout, scores, group_size=group_size, keep=keep, kl_coef=state.kl_coef,
+        rollout,
+        scores,
+        group_size=group_size,
+        keep=keep,
+        kl_coef=state.kl_coef,
         **settings['batch'],
-    )  # fmt: skip
+    )
     if factors is not None:
         batch = batch.replace(advantages=batch.advantages * factors[:, None])
     if settings['correction'] is not None:
@@ -71,9 +81,15 @@ def with_base(
 ) -> Batch:
     """The batch with demonstrations among its rows, scored by the policy before the update."""
     scores = score.score(
-        params, None, ref_params, base, hidden_fn=fns.hidden, head_fn=fns.head, values_fn=None,
+        params,
+        None,
+        ref_params,
+        base,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=None,
         **settings | {'recompute': True},
-    )  # fmt: skip
+    )
     return evol.join(batch, evol.base_batch(base, scores))
 
 

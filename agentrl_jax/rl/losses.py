@@ -75,9 +75,12 @@ def token_logprobs(
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
     """
     chunked = functools.partial(
-        _chunked_logprobs, head=head.astype(hidden.dtype), inverse_temperature=1.0 / temperature,
-        chunk_size=chunk_size, with_entropy=with_entropy,
-    )  # fmt: skip
+        _chunked_logprobs,
+        head=head.astype(hidden.dtype),
+        inverse_temperature=1.0 / temperature,
+        chunk_size=chunk_size,
+        with_entropy=with_entropy,
+    )
     rows, length = tokens.shape
     if row_tokens is None or row_tokens >= length:
         logprobs, entropy = chunked(hidden, jnp.pad(tokens[:, 1:], ((0, 0), (0, 1))))
@@ -164,9 +167,13 @@ def clipped_policy_loss(
 ) -> jax.Array:
     """clipped_surrogate of each token's own ratio; all [B, T]."""
     return clipped_surrogate(
-        log_ratio(logprobs, old_logprobs, mask), advantages, mask,
-        clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip,
-    )  # fmt: skip
+        log_ratio(logprobs, old_logprobs, mask),
+        advantages,
+        mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
 
 
 def sampler_weights(

@@ -58,9 +58,14 @@ def score(
     def logprobs(model, tokens, attention, mask):
         hidden = hidden_fn(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
-            hidden, head_fn(model), tokens,
-            temperature=temperature, chunk_size=chunk_size, mask=mask, row_tokens=row_tokens,
-        )[0]  # fmt: skip
+            hidden,
+            head_fn(model),
+            tokens,
+            temperature=temperature,
+            chunk_size=chunk_size,
+            mask=mask,
+            row_tokens=row_tokens,
+        )[0]
 
     def values(tokens, attention):
         raw = values_fn(params, critic_params, tokens, positions_of(attention), attention)

@@ -199,9 +199,14 @@ def critic_step(
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite = apply_if_finite(
-        s.critic_tx, grads, state.critic_opt_state, state.critic_params, loss, tokens > 0,
+        s.critic_tx,
+        grads,
+        state.critic_opt_state,
+        state.critic_params,
+        loss,
+        tokens > 0,
         s.lr_scale,
-    )  # fmt: skip
+    )
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
     return state.replace(critic_params=params, critic_opt_state=opt_state), metrics, finite
@@ -216,14 +221,23 @@ def policy_step(
         return s.objective(params, *rows, state.kl_coef)
 
     loss, sums, grads = accumulate(
-        objective, state.params, (batch, weights, value_weights),
-        parts=s.parts, sharding=s.row_sharding, unit=s.unit,
-    )  # fmt: skip
+        objective,
+        state.params,
+        (batch, weights, value_weights),
+        parts=s.parts,
+        sharding=s.row_sharding,
+        unit=s.unit,
+    )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite = apply_if_finite(
-        s.tx, grads, state.opt_state, state.params, loss,
-        (tokens > 0) & (state.step >= s.critic_warmup), s.lr_scale,
-    )  # fmt: skip
+        s.tx,
+        grads,
+        state.opt_state,
+        state.params,
+        loss,
+        (tokens > 0) & (state.step >= s.critic_warmup),
+        s.lr_scale,
+    )
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
     counts |= {name: 1 for name in NOT_PER_TOKEN}
     metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
@@ -255,9 +269,18 @@ def one_step(
 
 
 def joint_loss(
-    params, batch, weights, value_weights, kl_coef, *, values_fn, value_head_fn, value_clip,
-    value_coef, **policy,
-):  # fmt: skip
+    params,
+    batch,
+    weights,
+    value_weights,
+    kl_coef,
+    *,
+    values_fn,
+    value_head_fn,
+    value_clip,
+    value_coef,
+    **policy,
+):
     """Policy loss, plus value_coef * value loss where a critic shares the backbone."""
     total, (sums, hidden) = common.policy_loss(params, batch, weights, kl_coef, **policy)
     if value_head_fn is not None:
@@ -312,13 +335,26 @@ def update_step(
     shared = (values_fn, value_head_fn) if state.critic_params is None else (None, None)
     settings = _Settings(
         objective=functools.partial(
-            joint_loss, hidden_fn=hidden_fn, head_fn=head_fn, value_clip=value_clip,
-            value_coef=value_coef, values_fn=shared[0], value_head_fn=shared[1], **policy,
+            joint_loss,
+            hidden_fn=hidden_fn,
+            head_fn=head_fn,
+            value_clip=value_clip,
+            value_coef=value_coef,
+            values_fn=shared[0],
+            value_head_fn=shared[1],
+            **policy,
         ),
-        values_fn=values_fn, value_clip=value_clip, tx=tx, critic_tx=critic_tx, lr_scale=lr_scale,
+        values_fn=values_fn,
+        value_clip=value_clip,
+        tx=tx,
+        critic_tx=critic_tx,
+        lr_scale=lr_scale,
         weights=weigher(aggregation, norm_length, num_microbatches if microbatch_means else 1),
-        parts=num_microbatches, unit=unit, row_sharding=row_sharding, critic_warmup=critic_warmup,
-    )  # fmt: skip
+        parts=num_microbatches,
+        unit=unit,
+        row_sharding=row_sharding,
+        critic_warmup=critic_warmup,
+    )
     rows = minibatch_rows(
         key, rows=len(batch.tokens), num_minibatches=num_minibatches, epochs=epochs, unit=unit
     )

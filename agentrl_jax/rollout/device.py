@@ -295,9 +295,14 @@ def collect(
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
     state = start(
-        params, task, episodes, config=config, slots=slots, max_tokens=max_tokens,
+        params,
+        task,
+        episodes,
+        config=config,
+        slots=slots,
+        max_tokens=max_tokens,
         cache_tokens=context.cache_tokens(task, window, max_tokens, max_response),
-    )  # fmt: skip
+    )
     static = dict(config=config, max_response=max_response)
 
     def draw(logits, uniform):
@@ -309,9 +314,15 @@ def collect(
 
     def decode_once(state):
         return decode(
-            state, params, task, episodes, k_tokens,
-            stop_at_answer=stop_at_answer, draw=draw, **static,
-        )  # fmt: skip
+            state,
+            params,
+            task,
+            episodes,
+            k_tokens,
+            stop_at_answer=stop_at_answer,
+            draw=draw,
+            **static,
+        )
 
     def advance(state):
         state = serve(
@@ -370,9 +381,13 @@ def collect_on_mesh(mesh, **static):
         return out, jax.tree.map(lambda x: x[None], counters)
 
     return jax.shard_map(
-        local, mesh=mesh, in_specs=(P(), P(), rows, P()), out_specs=(rows, rows),
-        axis_names={'data', 'fsdp'}, check_vma=False,
-    )  # fmt: skip
+        local,
+        mesh=mesh,
+        in_specs=(P(), P(), rows, P()),
+        out_specs=(rows, rows),
+        axis_names={'data', 'fsdp'},
+        check_vma=False,
+    )
 
 
 def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> None:

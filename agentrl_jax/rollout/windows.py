@@ -57,9 +57,14 @@ def cache_tokens(task: text.TextTask, window: int, max_tokens: int, max_response
 
 
 def read_again(
-    task: text.TextTask, out: Rollout, episode: jax.Array, turn: jax.Array, *,
-    window: int, max_response: int,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    task: text.TextTask,
+    out: Rollout,
+    episode: jax.Array,
+    turn: jax.Array,
+    *,
+    window: int,
+    max_response: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What is read behind the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
 
     Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).

@@ -38,29 +38,74 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'evol.weights': agent_evol.WEIGHTS,
 }
 AT_LEAST_ONE = (
-    'env.max_turns', 'env.max_actions_per_turn', 'env.max_actions_per_episode', 'env.train_levels',
-    'env.eval_levels', 'rollout.num_groups', 'rollout.group_size', 'rollout.max_response',
-    'rollout.serve_rows', 'batch.minibatch_rows', 'batch.microbatch_rows', 'batch.epochs',
-    'batch.head_chunk', 'clone.batch', 'checkpoint.every', 'checkpoint.keep',
-    'curriculum.stage_steps', 'evol.iteration',
-    'alarm.baseline_steps', *(f'alarm.{name}.patience' for name in collapse.SIGNALS),
-)  # fmt: skip
+    'env.max_turns',
+    'env.max_actions_per_turn',
+    'env.max_actions_per_episode',
+    'env.train_levels',
+    'env.eval_levels',
+    'rollout.num_groups',
+    'rollout.group_size',
+    'rollout.max_response',
+    'rollout.serve_rows',
+    'batch.minibatch_rows',
+    'batch.microbatch_rows',
+    'batch.epochs',
+    'batch.head_chunk',
+    'clone.batch',
+    'checkpoint.every',
+    'checkpoint.keep',
+    'curriculum.stage_steps',
+    'evol.iteration',
+    'alarm.baseline_steps',
+    *(f'alarm.{name}.patience' for name in collapse.SIGNALS),
+)
 NOT_NEGATIVE = (
     'log.profile_steps',
-    'steps', 'rollout.slots', 'loss.kl_coef', 'loss.dual_clip', 'loss.value_clip', 'clone.episodes',
-    'clone.steps', 'eval.every', 'eval.temperature', 'eval.top_k', 'log.rollouts_every', 'loss.eps',
-    'loss.std_floor', 'loss.max_length', 'loss.overlong_buffer', 'loss.overlong_coef',
-    'loss.sampler_low', 'loss.sampler_high',
-    'critic.warmup_steps', 'context.window', 'context.summary', 'filter.eps', 'filter.max_empty',
-    'clone.max_turns', 'clone.max_actions_per_turn', 'clone.max_actions_per_episode',
-    'clone.max_tokens', 'filter.refill', 'clone.microbatch_rows', 'evol.base_rows', 'dpo.min_gap',
+    'steps',
+    'rollout.slots',
+    'loss.kl_coef',
+    'loss.dual_clip',
+    'loss.value_clip',
+    'clone.episodes',
+    'clone.steps',
+    'eval.every',
+    'eval.temperature',
+    'eval.top_k',
+    'log.rollouts_every',
+    'loss.eps',
+    'loss.std_floor',
+    'loss.max_length',
+    'loss.overlong_buffer',
+    'loss.overlong_coef',
+    'loss.sampler_low',
+    'loss.sampler_high',
+    'critic.warmup_steps',
+    'context.window',
+    'context.summary',
+    'filter.eps',
+    'filter.max_empty',
+    'clone.max_turns',
+    'clone.max_actions_per_turn',
+    'clone.max_actions_per_episode',
+    'clone.max_tokens',
+    'filter.refill',
+    'clone.microbatch_rows',
+    'evol.base_rows',
+    'dpo.min_gap',
     'lora.rank',
-    'alarm.mi_every', 'alarm.max_roll_backs', *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
-)  # fmt: skip
+    'alarm.mi_every',
+    'alarm.max_roll_backs',
+    *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
+)
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
 SHARES = (  # in [0, 1]
-    'loss.gamma', 'loss.lam', 'turn_credit.turn_gamma', 'filter.p', 'filter.low', 'filter.high',
-)  # fmt: skip
+    'loss.gamma',
+    'loss.lam',
+    'turn_credit.turn_gamma',
+    'filter.p',
+    'filter.low',
+    'filter.high',
+)
 OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
 # that any algorithm runs with any config.
@@ -148,76 +193,119 @@ def _without_effect(cfg: Any) -> list[str]:
 def _impossible_options(cfg: Any) -> list[str]:
     loss, credit = cfg.loss, cfg.turn_credit
     own_critic = ALGORITHMS[cfg.algorithm].USES_CRITIC and not cfg.critic.share_backbone
-    problems = {
-        f'loss.reward_normalization={loss.reward_normalization!r} is of whole returns: it needs '
-        "loss.reward_on='episode'": loss.reward_normalization not in (None, 'identity')
-            and loss.reward_on != 'episode',
-        f'turn_credit.turn_gamma={credit.turn_gamma} has no effect on loss.estimator=token: set '
-        'loss.estimator to turn or bi_level': cfg.algorithm == 'ppo'
-            and credit.turn_gamma is not None and loss.estimator in (None, 'token'),
-        "loss.norm='none' is not one of std, mean for algorithm='gigpo'":
+    problems = [
+        (
+            loss.reward_normalization not in (None, 'identity') and loss.reward_on != 'episode',
+            f'loss.reward_normalization={loss.reward_normalization!r} is of whole returns: it needs '
+            "loss.reward_on='episode'",
+        ),
+        (
+            cfg.algorithm == 'ppo'
+            and credit.turn_gamma is not None
+            and loss.estimator in (None, 'token'),
+            f'turn_credit.turn_gamma={credit.turn_gamma} has no effect on loss.estimator=token: '
+            'set loss.estimator to turn or bi_level',
+        ),
+        (
             cfg.algorithm == 'gigpo' and loss.norm == 'none',
-        f'loss.dual_clip={loss.dual_clip} has no effect on algorithm=\'cispo\', whose weights '
-        'loss.clip_high bounds: set it to 0': cfg.algorithm == 'cispo' and loss.dual_clip > 0,
-        f'loss.norm_length={loss.norm_length} is for loss.aggregation=token_sum_norm and must be '
-        'at least 1': loss.norm_length is not None
+            "loss.norm='none' is not one of std, mean for algorithm='gigpo'",
+        ),
+        (
+            cfg.algorithm == 'cispo' and loss.dual_clip > 0,
+            f"loss.dual_clip={loss.dual_clip} has no effect on algorithm='cispo', whose weights "
+            'loss.clip_high bounds: set it to 0',
+        ),
+        (
+            loss.norm_length is not None
             and (loss.aggregation != 'token_sum_norm' or loss.norm_length < 1),
-        'loss.overlong_buffer and loss.overlong_coef need loss.max_length': not loss.max_length
-            and (loss.overlong_buffer, loss.overlong_coef) != (None, None),
-        f'loss.overlong_buffer={loss.overlong_buffer} must be smaller than loss.max_length='
-        f'{loss.max_length}': bool(loss.max_length)
-            and (loss.overlong_buffer or 0) >= loss.max_length,
-        f'critic.warmup_steps={cfg.critic.warmup_steps} needs a critic of its own (algorithm=ppo, '
-        'critic.share_backbone=False)': cfg.critic.warmup_steps > 0 and not own_critic,
-        f'algorithm={cfg.algorithm!r} compares whole episodes, and context.window='
-        f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use gspo_turn':
+            f'loss.norm_length={loss.norm_length} is for loss.aggregation=token_sum_norm and must '
+            'be at least 1',
+        ),
+        (
+            not loss.max_length and (loss.overlong_buffer, loss.overlong_coef) != (None, None),
+            'loss.overlong_buffer and loss.overlong_coef need loss.max_length',
+        ),
+        (
+            bool(loss.max_length) and (loss.overlong_buffer or 0) >= loss.max_length,
+            f'loss.overlong_buffer={loss.overlong_buffer} must be smaller than loss.max_length='
+            f'{loss.max_length}',
+        ),
+        (
+            cfg.critic.warmup_steps > 0 and not own_critic,
+            f'critic.warmup_steps={cfg.critic.warmup_steps} needs a critic of its own '
+            '(algorithm=ppo, critic.share_backbone=False)',
+        ),
+        (
             cfg.context.window > 0 and cfg.algorithm in WHOLE_EPISODES,
-        f'context.summary={cfg.context.summary} tells turns that the policy does not see: '
-        'set context.window=1': cfg.context.summary > 0 and cfg.context.window != 1,
-    }  # fmt: skip
-    return [problem for problem, wrong in problems.items() if wrong]
+            f'algorithm={cfg.algorithm!r} compares whole episodes, and context.window='
+            f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use gspo_turn',
+        ),
+        (
+            cfg.context.summary > 0 and cfg.context.window != 1,
+            f'context.summary={cfg.context.summary} tells turns that the policy does not see: '
+            'set context.window=1',
+        ),
+    ]
+    return [sentence for wrong, sentence in problems if wrong]
 
 
 def _impossible_sampler(cfg: Any) -> list[str]:
     loss, leaks = cfg.loss, cfg.parity.loss_on != 'sampled'
     off = loss.sampler_correction == 'off'
     beyond = f'parity.loss_on={cfg.parity.loss_on!r} trains tokens that nobody sampled: it needs '
-    problems = {
-        'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
-        'loss.sampler_correction=off': off and (loss.sampler_low, loss.sampler_high,
-            loss.sampler_sequence) != (None, None, False),
-        f'loss.sampler_low={loss.sampler_low} must be at most 1 and loss.sampler_high='
-        f'{loss.sampler_high} at least 1, the factor of equal models':
+    problems = [
+        (
+            off
+            and (loss.sampler_low, loss.sampler_high, loss.sampler_sequence) != (None, None, False),
+            'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
+            'loss.sampler_correction=off',
+        ),
+        (
             (loss.sampler_low or 0) > 1
             or (loss.sampler_high is not None and loss.sampler_high < 1),
-        f'{beyond}loss.sampler_correction=off': leaks and not off,
-        f'{beyond}context.window=0': leaks and cfg.context.window > 0,
-        f'{beyond}an algorithm other than gigpo, which compares observations':
+            f'loss.sampler_low={loss.sampler_low} must be at most 1 and loss.sampler_high='
+            f'{loss.sampler_high} at least 1, the factor of equal models',
+        ),
+        (leaks and not off, f'{beyond}loss.sampler_correction=off'),
+        (leaks and cfg.context.window > 0, f'{beyond}context.window=0'),
+        (
             leaks and cfg.algorithm == 'gigpo',
-        f'{beyond}loss.max_length=0': leaks and bool(loss.max_length),
-    }  # fmt: skip
-    return [problem for problem, wrong in problems.items() if wrong]
+            f'{beyond}an algorithm other than gigpo, which compares observations',
+        ),
+        (leaks and bool(loss.max_length), f'{beyond}loss.max_length=0'),
+    ]
+    return [sentence for wrong, sentence in problems if wrong]
 
 
 def _impossible_filter(cfg: Any) -> list[str]:
     choice, groups = cfg.filter, cfg.rollout.num_groups
     zero_rules = ('top_p', 'top_p_softmax', 'min_p')
-    problems = {
-        f'filter.keep={choice.keep} must be in (0, 1]': not 0 < choice.keep <= 1,
-        f'filter.low={choice.low} to filter.high={choice.high} holds none of {groups} groups':
+    problems = [
+        (not 0 < choice.keep <= 1, f'filter.keep={choice.keep} must be in (0, 1]'),
+        (
             choice.rule == 'percentile'
             and round(choice.low * groups) >= round(choice.high * groups),
-        f'filter.refill={choice.refill} needs a filter.rule that drops groups, such as varied':
+            f'filter.low={choice.low} to filter.high={choice.high} holds none of {groups} groups',
+        ),
+        (
             choice.refill > 0 and not drops_groups(cfg),
-        f'filter.scaling={choice.scaling!r} has no effect with filter.refill: the batch is filled':
+            f'filter.refill={choice.refill} needs a filter.rule that drops groups, such as varied',
+        ),
+        (
             choice.refill > 0 and choice.scaling != 'none',
-        f'filter.smallest has no effect on filter.rule={choice.rule!r}, only on top_k':
+            f'filter.scaling={choice.scaling!r} has no effect with filter.refill: the batch is filled',
+        ),
+        (
             choice.smallest and choice.rule != 'top_k',
-        f'filter.include_zero has no effect on filter.rule={choice.rule!r}, only on '
-        f'{", ".join(zero_rules)}': choice.include_zero is not None
-            and choice.rule not in zero_rules,
-    }  # fmt: skip
-    return [problem for problem, wrong in problems.items() if wrong]
+            f'filter.smallest has no effect on filter.rule={choice.rule!r}, only on top_k',
+        ),
+        (
+            choice.include_zero is not None and choice.rule not in zero_rules,
+            f'filter.include_zero has no effect on filter.rule={choice.rule!r}, only on '
+            f'{", ".join(zero_rules)}',
+        ),
+    ]
+    return [sentence for wrong, sentence in problems if wrong]
 
 
 def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
@@ -226,89 +314,150 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
     small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
     base = base_rows(cfg)
     joined = f' and {base} demonstrations join them (evol.base_rows)' if base else ''
-    problems = {
-        f'eval.top_p={cfg.eval.top_p} must be in (0, 1]': not 0 < cfg.eval.top_p <= 1,
-        f'rollout.temperature={cfg.rollout.temperature} must be positive: a greedy policy gives '
-        'no gradient': cfg.rollout.temperature <= 0,
-        f'{kept} episodes of each rollout ({rows} played) enter an update{joined}, which is no '
-        f'multiple of batch.minibatch_rows={small}': (kept + base) % small != 0,
-        f'batch.minibatch_rows={small} must be a multiple of '
-        f'batch.microbatch_rows={micro}': small % micro != 0,
-        f'{rows} episodes (rollout.num_groups x rollout.group_size) must be a multiple of the '
-        f'{mesh_shards} data shards of the mesh': rows % mesh_shards != 0,
-        f'batch.microbatch_rows={micro} must be a multiple of the {mesh_shards} data shards of '
-        'the mesh': micro % mesh_shards != 0,
-        f'rollout.slots={cfg.rollout.slots} must be a multiple of the {mesh_shards} data shards of '
-        'the mesh': cfg.rollout.slots % mesh_shards != 0,
-        f'model.hidden_size={cfg.model.hidden_size} must be a multiple of '
-        f'2 x model.num_heads={cfg.model.num_heads}':
+    problems = [
+        (not 0 < cfg.eval.top_p <= 1, f'eval.top_p={cfg.eval.top_p} must be in (0, 1]'),
+        (
+            cfg.rollout.temperature <= 0,
+            f'rollout.temperature={cfg.rollout.temperature} must be positive: a greedy policy '
+            'gives no gradient',
+        ),
+        (
+            (kept + base) % small != 0,
+            f'{kept} episodes of each rollout ({rows} played) enter an update{joined}, which is no '
+            f'multiple of batch.minibatch_rows={small}',
+        ),
+        (
+            small % micro != 0,
+            f'batch.minibatch_rows={small} must be a multiple of batch.microbatch_rows={micro}',
+        ),
+        (
+            rows % mesh_shards != 0,
+            f'{rows} episodes (rollout.num_groups x rollout.group_size) must be a multiple of the '
+            f'{mesh_shards} data shards of the mesh',
+        ),
+        (
+            micro % mesh_shards != 0,
+            f'batch.microbatch_rows={micro} must be a multiple of the {mesh_shards} data shards of '
+            'the mesh',
+        ),
+        (
+            cfg.rollout.slots % mesh_shards != 0,
+            f'rollout.slots={cfg.rollout.slots} must be a multiple of the {mesh_shards} data '
+            'shards of the mesh',
+        ),
+        (
             not cfg.model.path and cfg.model.hidden_size % (2 * cfg.model.num_heads) != 0,
-    }  # fmt: skip
-    problems |= _imitation_problems(cfg, mesh_shards)
-    return [problem for problem, wrong in problems.items() if wrong] + _impossible_alarms(cfg)
+            f'model.hidden_size={cfg.model.hidden_size} must be a multiple of '
+            f'2 x model.num_heads={cfg.model.num_heads}',
+        ),
+    ]
+    problems += _imitation_problems(cfg, mesh_shards)
+    return [sentence for wrong, sentence in problems if wrong] + _impossible_alarms(cfg)
 
 
 def _impossible_alarms(cfg: Any) -> list[str]:
     alarm = cfg.alarm
-    problems = {
-        f'alarm.roll_back_lr={alarm.roll_back_lr} must be in (0, 1]':
+    problems = [
+        (
             not 0 < alarm.roll_back_lr <= 1,
-        f'alarm.mi_pairs={alarm.mi_pairs} must be at least 2': alarm.mi_pairs < 2,
-        "alarm.mi_turns='any' needs context.window=0: other turns were not played from all that "
-        'stands in front of them': alarm.mi_every > 0 and alarm.mi_turns == 'any'
-            and cfg.context.window > 0,
-        'alarm.mi_text=reasoning needs env.think=True; without thinking take answer':
+            f'alarm.roll_back_lr={alarm.roll_back_lr} must be in (0, 1]',
+        ),
+        (alarm.mi_pairs < 2, f'alarm.mi_pairs={alarm.mi_pairs} must be at least 2'),
+        (
+            alarm.mi_every > 0 and alarm.mi_turns == 'any' and cfg.context.window > 0,
+            "alarm.mi_turns='any' needs context.window=0: other turns were not played from all that "
+            'stands in front of them',
+        ),
+        (
             alarm.mi_every > 0 and alarm.mi_text == 'reasoning' and not cfg.env.think,
-        'alarm.information_drop.action can only act with alarm.mi_every > 0':
+            'alarm.mi_text=reasoning needs env.think=True; without thinking take answer',
+        ),
+        (
             alarm.information_drop.action in ('stop', 'roll_back') and alarm.mi_every == 0,
-    }  # fmt: skip
+            'alarm.information_drop.action can only act with alarm.mi_every > 0',
+        ),
+    ]
     every = {'eval/success': cfg.eval.every, 'collapse/mi_share': alarm.mi_every}
     saved = (cfg.checkpoint.keep - 1) * cfg.checkpoint.every
     for name, signal in collapse.SIGNALS.items():
         steps = alarm[name].patience * every.get(signal.metric, 1)
-        problems[
-            f'alarm.{name}.action=roll_back looks back over {steps} steps, and checkpoint.keep, '
-            f'checkpoint.every only keep {saved}: raise one of them'
-        ] = alarm[name].action == 'roll_back' and saved <= steps
-    return [problem for problem, wrong in problems.items() if wrong]
+        problems.append(
+            (
+                alarm[name].action == 'roll_back' and saved <= steps,
+                f'alarm.{name}.action=roll_back looks back over {steps} steps, and '
+                f'checkpoint.keep, checkpoint.every only keep {saved}: raise one of them',
+            )
+        )
+    return [sentence for wrong, sentence in problems if wrong]
 
 
-def _imitation_problems(cfg: Any, mesh_shards: int) -> dict[str, bool]:
+def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
     clone, micro, dpo, pairs = cfg.clone, cfg.clone.microbatch_rows, cfg.dpo, cfg.algorithm == 'dpo'
-    return {
-        f'clone.batch={clone.batch} must be a multiple of clone.microbatch_rows={micro}, and that '
-        f'of the {mesh_shards} data shards of the mesh':
+    return [
+        (
             micro > 0 and (clone.batch % micro != 0 or micro % mesh_shards != 0),
-        f'evol.threshold={cfg.evol.threshold} is negative: set evol.weights=equal, or episodes of '
-        'negative return would be unlearnt':
+            f'clone.batch={clone.batch} must be a multiple of clone.microbatch_rows={micro}, and '
+            f'that of the {mesh_shards} data shards of the mesh',
+        ),
+        (
             (cfg.evol.threshold or 0) < 0 and cfg.evol.weights != 'equal',
-        f'evol.base_rows={cfg.evol.base_rows} needs demonstrations: set clone.file or '
-        'clone.episodes': base_rows(cfg) > 0 and not clones(cfg),
-        f'evol.base_rows={cfg.evol.base_rows} must be a multiple of the {mesh_shards} data shards '
-        'of the mesh': base_rows(cfg) % mesh_shards != 0,
-        f'evol.base_rows={cfg.evol.base_rows} has no effect on algorithm={cfg.algorithm!r}, only '
-        'on agent_evol: set it to 0': cfg.evol.base_rows > 0 and cfg.algorithm != 'agent_evol',
-        f'evol.base_rows={cfg.evol.base_rows} are whole conversations: set context.window=0':
+            f'evol.threshold={cfg.evol.threshold} is negative: set evol.weights=equal, or episodes '
+            'of negative return would be unlearnt',
+        ),
+        (
+            base_rows(cfg) > 0 and not clones(cfg),
+            f'evol.base_rows={cfg.evol.base_rows} needs demonstrations: set clone.file or '
+            'clone.episodes',
+        ),
+        (
+            base_rows(cfg) % mesh_shards != 0,
+            f'evol.base_rows={cfg.evol.base_rows} must be a multiple of the {mesh_shards} data '
+            'shards of the mesh',
+        ),
+        (
+            cfg.evol.base_rows > 0 and cfg.algorithm != 'agent_evol',
+            f'evol.base_rows={cfg.evol.base_rows} has no effect on algorithm={cfg.algorithm!r}, '
+            'only on agent_evol: set it to 0',
+        ),
+        (
             base_rows(cfg) > 0 and cfg.context.window > 0,
-        'the play that evol.base_rows joins to batches has the limits of rollouts: set those of '
-        'clone (clone.max_turns and its like) to 0': base_rows(cfg) > 0 and demonstrates_apart(cfg),
-        'clone.max_turns and its like are for own demonstrations, not for those of clone.file: set '
-        'them to 0': bool(clone.file) and demonstrates_apart(cfg),
-        f'dpo.beta={dpo.beta} must be positive': dpo.beta is not None and dpo.beta <= 0,
-        f'dpo.pairs={dpo.pairs} must be at least 1': dpo.pairs is not None and dpo.pairs < 1,
-        f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='
-        f'{cfg.batch.microbatch_rows} must be even: dpo compares two episodes':
+            f'evol.base_rows={cfg.evol.base_rows} are whole conversations: set context.window=0',
+        ),
+        (
+            base_rows(cfg) > 0 and demonstrates_apart(cfg),
+            'the play that evol.base_rows joins to batches has the limits of rollouts: set those '
+            'of clone (clone.max_turns and its like) to 0',
+        ),
+        (
+            bool(clone.file) and demonstrates_apart(cfg),
+            'clone.max_turns and its like are for own demonstrations, not for those of clone.file: '
+            'set them to 0',
+        ),
+        (dpo.beta is not None and dpo.beta <= 0, f'dpo.beta={dpo.beta} must be positive'),
+        (dpo.pairs is not None and dpo.pairs < 1, f'dpo.pairs={dpo.pairs} must be at least 1'),
+        (
             pairs and (cfg.rollout.group_size % 2 != 0 or cfg.batch.microbatch_rows % 2 != 0),
-        f'loss.sampler_correction={cfg.loss.sampler_correction!r} has no effect on algorithm='
-        f'{cfg.algorithm!r}, which has no ratio: set it to off':
+            f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='
+            f'{cfg.batch.microbatch_rows} must be even: dpo compares two episodes',
+        ),
+        (
             cfg.loss.sampler_correction != 'off' and cfg.algorithm in ('agent_evol', 'dpo'),
-        'parity.microbatch_means does not go with dpo, whose loss is a mean over pairs':
+            f'loss.sampler_correction={cfg.loss.sampler_correction!r} has no effect on algorithm='
+            f'{cfg.algorithm!r}, which has no ratio: set it to off',
+        ),
+        (
             pairs and cfg.parity.microbatch_means,
-        'filter.soft and filter.scaling do not go with dpo: they would scale its beta':
+            'parity.microbatch_means does not go with dpo, whose loss is a mean over pairs',
+        ),
+        (
             pairs and (cfg.filter.soft or cfg.filter.scaling != 'none'),
-        "loss.kl_in='reward' does not go with dpo, which compares returns: set loss.kl_in=loss":
+            'filter.soft and filter.scaling do not go with dpo: they would scale its beta',
+        ),
+        (
             pairs and cfg.loss.kl_coef > 0 and cfg.loss.kl_in == 'reward',
-    }  # fmt: skip
+            "loss.kl_in='reward' does not go with dpo, which compares returns: set loss.kl_in=loss",
+        ),
+    ]
 
 
 def demonstrates_apart(cfg: Any) -> bool:

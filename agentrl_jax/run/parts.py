@@ -40,9 +40,11 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     if cfg.env.name == 'sokoban':
         room = cfg.sokoban
         env = Sokoban(
-            dim=room.dim, num_boxes=room.num_boxes, symbols=room.symbols,
+            dim=room.dim,
+            num_boxes=room.num_boxes,
+            symbols=room.symbols,
             observation_format=room.observation_format,
-        )  # fmt: skip
+        )
         return env, env.make_params(split, search_depth=room.search_depth, **pool)
     if cfg.env.name == 'bandit':
         env = Bandit(pairs=cfg.bandit.pairs)
@@ -50,9 +52,13 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     if cfg.env.name == 'library':
         rules = cfg.library
         env = Library(
-            side=rules.side, tool_reward=rules.tool_reward, presence_reward=rules.presence_reward,
-            answer_reward=rules.answer_reward, lookup_cost=rules.lookup_cost, graded=rules.graded,
-        )  # fmt: skip
+            side=rules.side,
+            tool_reward=rules.tool_reward,
+            presence_reward=rules.presence_reward,
+            answer_reward=rules.answer_reward,
+            lookup_cost=rules.lookup_cost,
+            graded=rules.graded,
+        )
         return env, env.make_params(
             split, cards=rules.cards, min_hops=rules.min_hops, max_hops=rules.max_hops, **pool
         )
@@ -63,7 +69,9 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
     """The environment as text, replicated over the mesh; without one, on the host."""
     env, env_params = build_environment(cfg, split)
     task = build_task(
-        env, env_params, tokenizer,
+        env,
+        env_params,
+        tokenizer,
         style=cfg.env.prompt,
         generation_prefix='<think>' if cfg.env.think else '<answer>',
         max_turns=cfg.env.max_turns,
@@ -72,7 +80,7 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
         format_penalty=cfg.env.format_penalty,
         max_words=cfg.env.max_words,
         past_turns=cfg.context.summary,
-    )  # fmt: skip
+    )
     device.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
@@ -85,9 +93,11 @@ def turn_limit(cfg: Any, step: int) -> int:
     if not cfg.curriculum.rounds:
         return cfg.env.max_turns
     return curriculum.horizon(
-        step, rounds=cfg.curriculum.rounds, stage_steps=cfg.curriculum.stage_steps,
+        step,
+        rounds=cfg.curriculum.rounds,
+        stage_steps=cfg.curriculum.stage_steps,
         interpolate=cfg.curriculum.interpolate,
-    )  # fmt: skip
+    )
 
 
 def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
@@ -126,11 +136,16 @@ def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
     size = cfg.model
     return qwen2.ModelConfig(
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,
-        hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
-        num_layers=size.num_layers, num_heads=size.num_heads, num_kv_heads=size.num_kv_heads,
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        num_kv_heads=size.num_kv_heads,
         head_dim=size.hidden_size // size.num_heads,
-        tie_embeddings=size.tie_embeddings, rope_theta=size.rope_theta, **execution(cfg),
-    )  # fmt: skip
+        tie_embeddings=size.tie_embeddings,
+        rope_theta=size.rope_theta,
+        **execution(cfg),
+    )
 
 
 def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
@@ -228,12 +243,18 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
     sample = cfg.rollout if training else cfg.eval
     config = dataclasses.replace(config, dtype=cfg.rollout.sampler_dtype or config.dtype)
     play = device.collect_on_mesh(
-        mesh, config=config, slots=min(cfg.rollout.slots or rows, rows),
-        serve_rows=cfg.rollout.serve_rows, max_tokens=cfg.rollout.max_tokens,
-        max_response=cfg.rollout.max_response, temperature=sample.temperature,
-        top_k=0 if training else sample.top_k, top_p=1.0 if training else sample.top_p,
-        stop_at_answer=cfg.rollout.stop_at_answer, window=cfg.context.window,
-    )  # fmt: skip
+        mesh,
+        config=config,
+        slots=min(cfg.rollout.slots or rows, rows),
+        serve_rows=cfg.rollout.serve_rows,
+        max_tokens=cfg.rollout.max_tokens,
+        max_response=cfg.rollout.max_response,
+        temperature=sample.temperature,
+        top_k=0 if training else sample.top_k,
+        top_p=1.0 if training else sample.top_p,
+        stop_at_answer=cfg.rollout.stop_at_answer,
+        window=cfg.context.window,
+    )
 
     def collect(params, task, episodes, key):
         params = lora.merge(params, config.lora_scale)
@@ -280,10 +301,12 @@ def every_level(episodes: int, levels: int, shards: int) -> device.Episodes:
 def build_optimisers(cfg: Any) -> tuple:
     """Optimisers of policy and critic (the latter None without a critic)."""
     make = functools.partial(
-        update.make_optimizer, betas=(cfg.optim.beta1, cfg.optim.beta2),
-        weight_decay=cfg.optim.weight_decay, max_grad_norm=cfg.optim.max_grad_norm,
+        update.make_optimizer,
+        betas=(cfg.optim.beta1, cfg.optim.beta2),
+        weight_decay=cfg.optim.weight_decay,
+        max_grad_norm=cfg.optim.max_grad_norm,
         warmup_steps=cfg.optim.warmup_steps,
-    )  # fmt: skip
+    )
     return make(cfg.optim.lr), make(cfg.optim.critic_lr) if needs_critic(cfg) else None
 
 
@@ -297,9 +320,14 @@ def clone_optimiser(cfg: Any):
 def information_settings(cfg: Any) -> dict[str, Any]:
     """Keywords of mutual_information.information."""
     return dict(
-        group_size=cfg.rollout.group_size, pairs=cfg.alarm.mi_pairs, turns=cfg.alarm.mi_turns,
-        text=cfg.alarm.mi_text, low_mi=cfg.alarm.low_mi,
-        low_entropy=cfg.alarm.low_entropy, max_response=cfg.rollout.max_response,
-        microbatch_rows=cfg.batch.microbatch_rows, temperature=cfg.rollout.temperature,
+        group_size=cfg.rollout.group_size,
+        pairs=cfg.alarm.mi_pairs,
+        turns=cfg.alarm.mi_turns,
+        text=cfg.alarm.mi_text,
+        low_mi=cfg.alarm.low_mi,
+        low_entropy=cfg.alarm.low_entropy,
+        max_response=cfg.rollout.max_response,
+        microbatch_rows=cfg.batch.microbatch_rows,
+        temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
-    )  # fmt: skip
+    )

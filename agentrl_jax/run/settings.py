@@ -58,10 +58,14 @@ def build_select(cfg: Any) -> Any:
     whole = cfg.filter.refill or not check.drops_groups(cfg)
     order = 'all' if whole else 'compact' if kept < groups else 'kept_first'
     return functools.partial(
-        filtering.select, keep_fn=keep_fn,
-        group_size=members, order=order, count=kept * members, soft=cfg.filter.soft,
+        filtering.select,
+        keep_fn=keep_fn,
+        group_size=members,
+        order=order,
+        count=kept * members,
+        soft=cfg.filter.soft,
         scaling=cfg.filter.scaling,
-    )  # fmt: skip
+    )
 
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
@@ -76,8 +80,9 @@ def correction_settings(cfg: Any) -> dict[str, Any] | None:
     return dict(
         low=low if loss.sampler_low is None else loss.sampler_low,
         high=high if loss.sampler_high is None else loss.sampler_high,
-        drop=loss.sampler_correction == 'icepop', per_sequence=loss.sampler_sequence,
-    )  # fmt: skip
+        drop=loss.sampler_correction == 'icepop',
+        per_sequence=loss.sampler_sequence,
+    )
 
 
 def trained_settings(cfg: Any) -> dict[str, Any] | None:
@@ -96,10 +101,11 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
     kl_in_loss = loss.kl_coef > 0 and loss.kl_in == 'loss'
     sampled = cfg.rollout.max_response * (1 if cfg.context.window else cfg.env.max_turns)
     head = dict(
-        temperature=cfg.rollout.temperature, chunk_size=size.head_chunk,
+        temperature=cfg.rollout.temperature,
+        chunk_size=size.head_chunk,
         # No row can have more tokens to train (but demonstrations); with a window a row is a turn.
         row_tokens=sampled if cfg.parity.loss_on == 'sampled' and not base_rows else None,
-    )  # fmt: skip
+    )
     samples = cfg.env.max_turns if cfg.context.window else 1  # of an episode
     correction, trained = correction_settings(cfg), trained_settings(cfg)
     return {
@@ -109,21 +115,31 @@ def update_settings(cfg: Any, mesh: Any) -> dict[str, dict]:
         'trained': trained,
         'score': dict(
             microbatch_rows=size.microbatch_rows,
-            recompute=correction is not None or trained is not None, **head,
+            recompute=correction is not None or trained is not None,
+            **head,
         ),
         'batch': batch_settings(cfg),
         'order': dpo.order_rows if pairs else None,
         'update': dict(
-            loss=ALGORITHMS[cfg.algorithm].loss, clip_low=loss.clip_low, clip_high=loss.clip_high,
-            dual_clip=loss.dual_clip or None, entropy_coef=loss.entropy_coef,
+            loss=ALGORITHMS[cfg.algorithm].loss,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            dual_clip=loss.dual_clip or None,
+            entropy_coef=loss.entropy_coef,
             kl_estimator=loss.kl_estimator if kl_in_loss else None,
             aggregation='seq_mean_token_sum' if pairs else loss.aggregation,
-            norm_length=loss.norm_length, unit=2 if pairs else 1,
-            value_clip=loss.value_clip or None, value_coef=loss.value_coef,
+            norm_length=loss.norm_length,
+            unit=2 if pairs else 1,
+            value_clip=loss.value_clip or None,
+            value_coef=loss.value_coef,
             num_minibatches=rows // size.minibatch_rows,
             num_microbatches=samples * size.minibatch_rows // size.microbatch_rows,
-            epochs=size.epochs, microbatch_means=cfg.parity.microbatch_means,
-            critic_warmup=cfg.critic.warmup_steps, kl_target=loss.kl_target or None,
-            kl_horizon=loss.kl_horizon, row_sharding=sharding.shard_rows(mesh), **head,
+            epochs=size.epochs,
+            microbatch_means=cfg.parity.microbatch_means,
+            critic_warmup=cfg.critic.warmup_steps,
+            kl_target=loss.kl_target or None,
+            kl_horizon=loss.kl_horizon,
+            row_sharding=sharding.shard_rows(mesh),
+            **head,
         ),
-    }  # fmt: skip
+    }

@@ -110,11 +110,15 @@ def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
         critic_params = critic.init(trained_part(params, cfg, 1), config)
         critic_opt_state = txs[1].init(critic_params)
     return TrainState(
-        step=jnp.int32(0), params=policy, opt_state=txs[0].init(policy),
-        critic_params=critic_params, critic_opt_state=critic_opt_state,
-        kl_coef=jnp.float32(cfg.loss.kl_coef), skipped=jnp.int32(0),
+        step=jnp.int32(0),
+        params=policy,
+        opt_state=txs[0].init(policy),
+        critic_params=critic_params,
+        critic_opt_state=critic_opt_state,
+        kl_coef=jnp.float32(cfg.loss.kl_coef),
+        skipped=jnp.int32(0),
         explorer=jax.tree.map(jnp.copy, policy) if parts.explores(cfg) else None,
-    )  # fmt: skip
+    )
 
 
 def start_state(run: Any, params: Any) -> TrainState:
@@ -138,15 +142,18 @@ def demonstrations(run: Any) -> sft.Demonstrations:
     if cfg.clone.file:
         records = trajectories.read_records(cfg.clone.file)
         found, dropped = trajectories.demonstrations_of(
-            records, run.tokenizer, max_tokens=cfg.rollout.max_tokens,
+            records,
+            run.tokenizer,
+            max_tokens=cfg.rollout.max_tokens,
             answer_prefix='<think>' if cfg.env.think else '<answer>',
-        )  # fmt: skip
+        )
         if dropped:
             print(
                 f'WARNING: {dropped} of {len(records)} trajectories of {cfg.clone.file} have more '
                 f'than rollout.max_tokens={cfg.rollout.max_tokens} tokens and are left out',
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
         return found
 
     task = run.task
@@ -161,9 +168,15 @@ def demonstrations(run: Any) -> sft.Demonstrations:
 
     with Progress(task.max_turns, 'demonstrating') as progress:
         return sft.demonstrate(
-            task, run.tokenizer, expert, seed=cfg.seed, episodes=cfg.clone.episodes,
-            oracle=cfg.clone.oracle, max_tokens=cfg.rollout.max_tokens, report=progress.advance,
-        )  # fmt: skip
+            task,
+            run.tokenizer,
+            expert,
+            seed=cfg.seed,
+            episodes=cfg.clone.episodes,
+            oracle=cfg.clone.oracle,
+            max_tokens=cfg.rollout.max_tokens,
+            report=progress.advance,
+        )
 
 
 def with_clone_limits(cfg: Any) -> Any:
@@ -180,13 +193,19 @@ def clone(run: Any, shown: sft.Demonstrations | None) -> Any:
     cfg, fns = run.cfg, parts.model_functions(run.cfg, run.config, run.mesh)
     with Progress(cfg.clone.steps, 'cloning') as progress:
         return sft.clone(
-            run.params, shown, stream_key(run, CLONE),
-            hidden_fn=fns.hidden, head_fn=fns.head, tx=parts.clone_optimiser(cfg),
-            steps=cfg.clone.steps, batch_size=cfg.clone.batch,
-            chunk_size=cfg.batch.head_chunk, microbatch_rows=cfg.clone.microbatch_rows or None,
+            run.params,
+            shown,
+            stream_key(run, CLONE),
+            hidden_fn=fns.hidden,
+            head_fn=fns.head,
+            tx=parts.clone_optimiser(cfg),
+            steps=cfg.clone.steps,
+            batch_size=cfg.clone.batch,
+            chunk_size=cfg.batch.head_chunk,
+            microbatch_rows=cfg.clone.microbatch_rows or None,
             row_sharding=sharding.shard_rows(run.mesh),
             report=lambda step, loss: progress.advance(1, loss=loss),
-        )  # fmt: skip
+        )
 
 
 def open_state(run: Any, checkpoints: Any) -> tuple[TrainState, Frozen, Any]:
@@ -297,7 +316,10 @@ def base_rows(run: Any, base: Any, step: int) -> Any:
         return None
     cfg = run.cfg
     drawn = evol.draw(
-        base, stream_key(run, BASE, step), rows=check.base_rows(cfg),
-        max_tokens=cfg.rollout.max_tokens, pad_id=run.tokenizer.pad_id,
-    )  # fmt: skip
+        base,
+        stream_key(run, BASE, step),
+        rows=check.base_rows(cfg),
+        max_tokens=cfg.rollout.max_tokens,
+        pad_id=run.tokenizer.pad_id,
+    )
     return jax.device_put(drawn, sharding.shard_rows(run.mesh))

@@ -123,9 +123,12 @@ def look(work: Work) -> None:
             continue
         folder = work.plan.workdir / run.name
         work.statuses[run.name] = sweep_status.status(
-            run, folder, locked=run.name in own or sweep_status.is_locked(folder),
-            retries=work.plan.retries, before=work.before[run.name],
-        )  # fmt: skip
+            run,
+            folder,
+            locked=run.name in own or sweep_status.is_locked(folder),
+            retries=work.plan.retries,
+            before=work.before[run.name],
+        )
 
 
 def fill(work: Work) -> None:
@@ -170,9 +173,14 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
         log_start = log.tell()
         # Own session: Ctrl-C reaches the sweep alone, which then asks its children to save.
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env={**os.environ, **plan.slots[slot]}, pass_fds=(lock,), start_new_session=True,
-        )  # fmt: skip
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **plan.slots[slot]},
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
     sweep_status.sign(lock, **holder, process=process.pid)
     return Child(run, folder, slot, process, lock, attempt, log_start)
 

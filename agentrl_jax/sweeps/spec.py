@@ -215,9 +215,13 @@ def command(
 ) -> list[str]:
     """The words that start or resume a run; common: what the command line sets for all runs."""
     return [
-        python, '-m', TRAIN, f'--config={config_file}', f'--workdir={workdir}/{run.name}',
+        python,
+        '-m',
+        TRAIN,
+        f'--config={config_file}',
+        f'--workdir={workdir}/{run.name}',
         *arguments({**common, **run.overrides}),
-    ]  # fmt: skip
+    ]
 
 
 def document(run: Run, words: Sequence[str]) -> dict[str, Any]:

@@ -62,9 +62,10 @@ def claim(folder: Path) -> int | None:
     except OSError as error:
         os.close(descriptor)
         raise OSError(
-            error.errno, 'this file system cannot lock files (flock); name another workdir',
+            error.errno,
+            'this file system cannot lock files (flock); name another workdir',
             str(folder),
-        ) from error  # fmt: skip
+        ) from error
     return descriptor
 
 
@@ -150,9 +151,14 @@ def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 
     rows = tail(folder / run_log.METRICS_FILE) if attempts or locked or state == 'done' else []
     done, success, left_s = progress(rows, run.steps)
     return Status(
-        run.name, state, len(attempts), done, run.steps, success,
+        run.name,
+        state,
+        len(attempts),
+        done,
+        run.steps,
+        success,
         left_s if state == 'running' else None,
-    )  # fmt: skip
+    )
 
 
 def tail(path: Path) -> list[dict[str, Any]]:

@@ -36,9 +36,16 @@ def empty(turns: int, observation_rows: int, max_actions: int) -> jax.Array:
 
 
 def extended(
-    past: jax.Array, at: Any, names: int, *, turn: jax.Array, observation: jax.Array,
-    parts: jax.Array, known: jax.Array, reward: jax.Array | int,
-) -> jax.Array:  # fmt: skip
+    past: jax.Array,
+    at: Any,
+    names: int,
+    *,
+    turn: jax.Array,
+    observation: jax.Array,
+    parts: jax.Array,
+    known: jax.Array,
+    reward: jax.Array | int,
+) -> jax.Array:
     """past with a turn more at its end, and the oldest one gone.
 
     observation int32 [R]: rows of what the turn showed; parts int32 [A]: names said, known bool [A]

@@ -144,9 +144,13 @@ def play_turn(
         stop=stop,
     )
     after = Episode(
-        state=state, turn=turn, used=used, reward=reward, warn=~jnp.any(known),
+        state=state,
+        turn=turn,
+        used=used,
+        reward=reward,
+        warn=~jnp.any(known),
         past=_past(task, episode, parts, known, reward),
-    )  # fmt: skip
+    )
     return after, outcome
 
 
@@ -156,9 +160,15 @@ def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array:
         return episode.past
     row = reward_line(task, reward, task.offsets.past_reward) if task.style.rewards_shown() else -1
     return history.extended(
-        episode.past, task.offsets, len(task.env.ACTION_NAMES), turn=episode.turn,
-        observation=observation_lines(task, episode.state), parts=parts, known=known, reward=row,
-    )  # fmt: skip
+        episode.past,
+        task.offsets,
+        len(task.env.ACTION_NAMES),
+        turn=episode.turn,
+        observation=observation_lines(task, episode.state),
+        parts=parts,
+        known=known,
+        reward=row,
+    )
 
 
 def observation_lines(task: TextTask, state: Any) -> jax.Array:
@@ -245,10 +255,12 @@ def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_w
         'warning': [style.warning],
         'tail': [style.tail.format(left=n, max_words=max_words) for n in range(max_actions + 1)],
         **history.families(
-            env.ACTION_NAMES, numbers if style.rewards_shown() else [],
-            turns=past_turns, max_turns=max_turns,
+            env.ACTION_NAMES,
+            numbers if style.rewards_shown() else [],
+            turns=past_turns,
+            max_turns=max_turns,
         ),
-    }  # fmt: skip
+    }
 
 
 def build_task(
@@ -276,9 +288,15 @@ def build_task(
         raise ValueError(f"generation_prefix={generation_prefix!r} must be '<think>' or '<answer>'")
     words = STYLES[style]
     quanta, families = _families(
-        env, env_params, words, max_turns=max_turns, max_actions=max_actions_per_episode,
-        per_turn=max_actions_per_turn, max_words=max_words, past_turns=past_turns,
-    )  # fmt: skip
+        env,
+        env_params,
+        words,
+        max_turns=max_turns,
+        max_actions=max_actions_per_episode,
+        per_turn=max_actions_per_turn,
+        max_words=max_words,
+        past_turns=past_turns,
+    )
     chat = chats.build_chat(tokenizer)
     table, offsets, at, sizes = _line_table(
         tokenizer, chat, families, quanta, words, generation_prefix
@@ -289,13 +307,17 @@ def build_task(
         table=table,
         prefix=jnp.asarray(prefix, jnp.int32),
         answer=answers.build_answer_table(
-            tokenizer.token_bytes(), env.ACTION_NAMES,
-            max_actions=max_actions_per_turn, with_think=generation_prefix == '<think>',
+            tokenizer.token_bytes(),
+            env.ACTION_NAMES,
+            max_actions=max_actions_per_turn,
+            with_think=generation_prefix == '<think>',
         ),
         eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
         no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
         turn_limit=jnp.int32(max_turns),
-        env=env, offsets=offsets, style=words,
+        env=env,
+        offsets=offsets,
+        style=words,
         pad_id=tokenizer.pad_id,
         width=_width(
             env, env_params, np.asarray(table.length), at, sizes, past_turns, max_actions_per_turn
@@ -305,7 +327,7 @@ def build_task(
         max_actions_per_episode=max_actions_per_episode,
         format_penalty=format_penalty,
         with_think=generation_prefix == '<think>',
-    )  # fmt: skip
+    )
 
 
 def _line_table(tokenizer, chat, families, quanta, style, generation_prefix):
