@@ -196,8 +196,8 @@ def _impossible_options(cfg: Any) -> list[str]:
     problems = [
         (
             loss.reward_normalization not in (None, 'identity') and loss.reward_on != 'episode',
-            f'loss.reward_normalization={loss.reward_normalization!r} is of whole returns: it needs '
-            "loss.reward_on='episode'",
+            f'loss.reward_normalization={loss.reward_normalization!r} is of whole returns: '
+            "it needs loss.reward_on='episode'",
         ),
         (
             cfg.algorithm == 'ppo'
@@ -238,7 +238,8 @@ def _impossible_options(cfg: Any) -> list[str]:
         (
             cfg.context.window > 0 and cfg.algorithm in WHOLE_EPISODES,
             f'algorithm={cfg.algorithm!r} compares whole episodes, and context.window='
-            f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use gspo_turn',
+            f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use '
+            'gspo_turn',
         ),
         (
             cfg.context.summary > 0 and cfg.context.window != 1,
@@ -293,7 +294,8 @@ def _impossible_filter(cfg: Any) -> list[str]:
         ),
         (
             choice.refill > 0 and choice.scaling != 'none',
-            f'filter.scaling={choice.scaling!r} has no effect with filter.refill: the batch is filled',
+            f'filter.scaling={choice.scaling!r} has no effect with filter.refill: the batch is '
+            'filled',
         ),
         (
             choice.smallest and choice.rule != 'top_k',
@@ -365,8 +367,8 @@ def _impossible_alarms(cfg: Any) -> list[str]:
         (alarm.mi_pairs < 2, f'alarm.mi_pairs={alarm.mi_pairs} must be at least 2'),
         (
             alarm.mi_every > 0 and alarm.mi_turns == 'any' and cfg.context.window > 0,
-            "alarm.mi_turns='any' needs context.window=0: other turns were not played from all that "
-            'stands in front of them',
+            "alarm.mi_turns='any' needs context.window=0: other turns were not played from all "
+            'that stands in front of them',
         ),
         (
             alarm.mi_every > 0 and alarm.mi_text == 'reasoning' and not cfg.env.think,
