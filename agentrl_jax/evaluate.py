@@ -17,54 +17,58 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax import train
 from agentrl_jax.imitation import trajectories
-from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
-from agentrl_jax.records import pages, report, run_log
-from agentrl_jax.run import collecting, state
+from agentrl_jax.records import pages, report
+from agentrl_jax.run import collecting
+from agentrl_jax.run.build import build
+from agentrl_jax.run.params import saved_policy
+from agentrl_jax.run.state import config_dict
+from agentrl_jax.run.streams import EVALUATE, Streams
 
 
 def evaluate(
-    cfg: Any, workdir: str, out: str, step: int | None, told: str = ''
+    cfg: Any, workdir: str, out: str, step: int | None, trajectories_file: str = ''
 ) -> dict[str, float]:
     """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics.
 
-    told: a file for the episodes as trajectories; '' = none.
+    trajectories_file: a file for the episodes as trajectories; '' = none.
     """
-    run = train.build(cfg)
+    run = build(cfg)
     params = run.params
     if workdir:
         saved = checkpoint.read_extra(workdir, step=step)
-        checkpoint.check_config(saved['config'], state.config_dict(cfg), may_differ=MAY_DIFFER)
-        params = state.saved_policy(cfg, run.config, run.mesh, params, workdir, step=step)
-    key = state.stream_key(run, state.EVALUATE)
-    rollout, counters = run.collect_eval(params, run.eval_task, run.eval_episodes, key)
+        checkpoint.check_config(saved['config'], config_dict(cfg), may_differ=MAY_DIFFER)
+        params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=step)
+    played, task = run.validation, run.validation.task
+    key = Streams(cfg.seed).key(EVALUATE)
+    rollout, counters = played.collect(params, task, played.episodes, key)
     collecting.check_counters(counters)
-    metrics = validation.summarise(run.count(rollout, run.eval_task))
-    folder = processes.local_path(out or workdir or '.')
+    metrics = validation.summarise(played.count(rollout, task))
+    folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
-    metrics |= {f'reference/{name}': x for name, x in report.reference(run.eval_task).items()}
+    metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
-    run_log.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
+    files.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
     host = jax.tree.map(np.asarray, rollout)
     page = pages.write(
         folder,
         name,
         host,
-        task=run.eval_task,
+        task=task,
         tokenizer=run.tokenizer,
-        streams=run.eval_episodes.world_stream,
+        streams=played.episodes.world_stream,
         key=key,
         group_size=1,
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
-        limit=train.PAGE_EPISODES,
+        limit=pages.PAGE_EPISODES,
     )
-    if told:
-        played = jax.tree.map(lambda x: x[: cfg.env.eval_levels], host)
-        records = trajectories.rollout_records(played, run.tokenizer, cfg.env.name)
-        trajectories.write_records(told, records)
+    if trajectories_file:
+        wanted = jax.tree.map(lambda x: x[: cfg.env.eval_levels], host)
+        records = trajectories.rollout_records(wanted, run.tokenizer, cfg.env.name)
+        trajectories.write_records(trajectories_file, records)
     print(describe(metrics, cfg.eval.split))
     print(f'rollouts    {page}')
     return metrics

@@ -30,7 +30,9 @@ from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.models import lora, qwen2, weights
-from agentrl_jax.run import parts, state
+from agentrl_jax.run import parts
+from agentrl_jax.run.params import base_is_given, saved_policy
+from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Params
 
@@ -267,11 +269,11 @@ def export_checkpoint(
         raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
     saved = checkpoint.read_extra(workdir, step=step)['config']
     if 'lora' in saved:  # runs of older versions have none; alpha shows in no tensor
-        ours = state.config_dict(cfg)['lora']
+        ours = config_dict(cfg)['lora']
         checkpoint.check_config({'lora': saved['lora']}, {'lora': ours})
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     config, params = parts.build_model(cfg, tokenizer, mesh)
-    params = state.saved_policy(cfg, config, mesh, params, workdir, step=step)
+    params = saved_policy(cfg, config, mesh, params, workdir, step=step)
     if part == 'adapter':
         return export_adapter(
             params['lora'],
@@ -280,7 +282,7 @@ def export_checkpoint(
             alpha=cfg.lora.alpha,
             dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
-            base=cfg.model.path if state.base_is_given(saved) else None,
+            base=cfg.model.path if base_is_given(saved) else None,
         )
     if part == 'policy':
         params = lora.merge(params, config.lora_scale)

@@ -24,7 +24,7 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import config_flags
 
-from agentrl_jax.machine import processes
+from agentrl_jax.machine import files, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.sweeps import local, spec, status
 from agentrl_jax.sweeps.board import Board
@@ -66,7 +66,7 @@ def prepare(
 
     All of them exist before the first run starts, so a table can show what is missing.
     """
-    root = processes.check_workdir(workdir)
+    root = files.check_workdir(workdir)
     if (root / run_log.METRICS_FILE).exists():
         raise ValueError(f'{workdir} is the folder of a run; a sweep needs one of its own')
     for run in runs:
@@ -77,7 +77,7 @@ def prepare(
         text = json.dumps(document, indent=2, sort_keys=True) + '\n'
         path = folder / status.RUN_FILE
         if not path.exists() or path.read_text(encoding='utf-8') != text:
-            run_log.write_atomic(path, text)
+            files.write_atomic(path, text)
     own = {run.name for run in runs}
     found = sorted(path.parent.name for path in root.glob(f'*/{status.RUN_FILE}'))
     others = [name for name in found if name not in own]
@@ -142,7 +142,7 @@ def slurm_script(
 def launch_slurm(root: Path, script: str, submit: bool) -> int:
     """Writes the script, says how to submit it, and does so if asked to."""
     path = root / SCRIPT_FILE
-    run_log.write_atomic(path, script)
+    files.write_atomic(path, script)
     words = ['sbatch', str(path)]
     print(shlex.join(words))
     if not submit:

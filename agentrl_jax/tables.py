@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl_jax.records import run_log
+from agentrl_jax.machine import files
 from agentrl_jax.results import curves, render
 from agentrl_jax.results.cells import Table, build
 from agentrl_jax.results.runs import Run, compact, load
@@ -49,7 +49,7 @@ def write(table: Table, folder: Path) -> list[Path]:
         'runs.csv': render.runs_csv(table),
     }
     for name, text in texts.items():
-        run_log.write_atomic(folder / name, text)
+        files.write_atomic(folder / name, text)
     return [*(folder / name for name in texts), *curves.write(table, folder)]
 
 
@@ -72,7 +72,7 @@ def _embed(readme: Path, name: str, text: str) -> list[Path]:
     pattern = re.compile(BLOCK.format(re.escape(name)), re.DOTALL)
     if not pattern.search(old):
         return []
-    run_log.write_atomic(readme, pattern.sub(lambda found: found[1] + text + found[2], old))
+    files.write_atomic(readme, pattern.sub(lambda found: found[1] + text + found[2], old))
     return [readme]
 
 

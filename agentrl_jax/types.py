@@ -11,6 +11,7 @@ import enum
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 Params = Any  # nested dict of arrays whose paths mirror HuggingFace parameter names
@@ -21,7 +22,7 @@ class TurnStop(enum.IntEnum):
 
     NONE = 0
     EOS = 1  # the policy sampled the end-of-turn token
-    LENGTH = 2  # max_response_tokens was reached; the program appended the end-of-turn token
+    LENGTH = 2  # cfg.rollout.max_response was reached; the program appended the end-of-turn token
     ANSWER = 3  # </answer> was completed and cfg.rollout.stop_at_answer is set
 
 
@@ -38,13 +39,15 @@ class EpisodeStop(enum.IntEnum):
 
 @struct.dataclass
 class Rollout:
-    """Episodes as the sampler wrote them; built only by rollout and rollout_host."""
+    """Episodes as the sampler wrote them; built only in agentrl_jax.rollout."""
 
     tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad id behind the end
     logprobs: jax.Array  # float32 [B, T] under the sampling distribution; 0 off action_mask
     attention_mask: jax.Array  # bool [B, T]    real tokens (a prefix of every row)
     action_mask: jax.Array  # bool [B, T]    tokens the policy sampled (these are trained)
     turn: jax.Array  # int32 [B, T]   turn of a token, its prompt part included; -1 = padding
+    begin: jax.Array  # int32 [B, K]   first token that a turn shows: behind the end of the turn
+    # before and the reward it was told; 0 past the end
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
     penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0), not in rewards
     turn_stop: jax.Array  # int32 [B, K]   TurnStop
@@ -109,3 +112,22 @@ class TrainState:
         jax.Array
     )  # int32 []    optimiser steps skipped because loss or gradient was not finite
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
+
+
+@struct.dataclass
+class Demonstrations:
+    """Episodes to imitate; mask marks the tokens of the answers, end-of-turn tokens included."""
+
+    tokens: jax.Array  # int32 [N, T]
+    attention_mask: jax.Array  # bool [N, T]
+    mask: jax.Array  # bool [N, T]
+
+    @property
+    def action_mask(self) -> jax.Array:
+        """bool [N, T]: the name by which rl.score knows the mask."""
+        return self.mask
+
+    @property
+    def logprobs(self) -> jax.Array:
+        """float32 [N, T]: zeros, since no policy of ours sampled these tokens."""
+        return jnp.zeros(self.tokens.shape, jnp.float32)

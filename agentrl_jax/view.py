@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records.page_html import MAX_EPISODES, VERSION, check_document, render_page
-from agentrl_jax.records.run_log import write_atomic
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from agentrl_jax.envs import FrozenLake
 from agentrl_jax.models import qwen2
-from agentrl_jax.rollout import device, sampling
+from agentrl_jax.rollout import device, episodes, sampling
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
@@ -49,9 +49,9 @@ def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
     return task.replace(eos_ids=jnp.array([vocab], jnp.int32)), tokenizer, vocab
 
 
-def episode_list(episodes: int) -> device.Episodes:
+def episode_list(episodes: int) -> episodes.Episodes:
     stream = jnp.arange(episodes, dtype=jnp.int32)
-    return device.Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
+    return episodes.Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
 
 
 class HostLoop:
@@ -182,31 +182,24 @@ def collect_planned(
         max_tokens=max_tokens,
         cache_tokens=max_tokens,
     )
-    static = dict(config=config, max_response=max_response)
 
-    def decode_once(state):
+    def draw(state, logits, uniform):
         row = jnp.minimum(state.episode, plan.shape[0] - 1)
         wanted = plan[row, jnp.minimum(state.world.turn, plan.shape[1] - 1)]
+        token, logprob = sampling.sample(logits, uniform)
+        return jnp.where(state.response + 1 >= wanted, task.eos_ids[0], token), logprob
 
-        def draw(logits, uniform):
-            token, logprob = sampling.sample(logits, uniform)
-            return jnp.where(state.response + 1 >= wanted, task.eos_ids[0], token), logprob
-
-        return device.decode(
-            state, params, task, episodes, k_tokens, stop_at_answer=False, draw=draw, **static
-        )
-
-    def decoding(state):
-        waiting = jnp.sum(state.phase == device.WAITING)
-        return jnp.any(state.phase == device.GENERATING) & (waiting < serve_rows)
-
-    def advance(state):
-        state = device.serve(
-            state, params, task, episodes, k_world, serve_rows=serve_rows, **static
-        )
-        return jax.lax.while_loop(decoding, decode_once, state)
-
-    state = jax.lax.while_loop(lambda s: jnp.any(s.phase != device.IDLE), advance, state)
+    state = device.play(
+        state,
+        params,
+        task,
+        episodes,
+        (k_tokens, k_world),
+        draw=draw,
+        config=config,
+        serve_rows=serve_rows,
+        max_response=max_response,
+    )
     out = state.out
     return out.num_turns.sum(), out.attention_mask.sum(), state.decodes, state.generated
 

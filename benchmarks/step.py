@@ -26,13 +26,16 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import config_flags
 
 from agentrl_jax import train
-from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import processes
+from agentrl_jax.models.functions import on_base
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.rl import batches
-from agentrl_jax.run import check, collecting, parts, settings
-from agentrl_jax.run import state as start
+from agentrl_jax.run import collecting, derived, parts, settings, streams
+from agentrl_jax.run import params as run_params
+from agentrl_jax.run.build import Run, build
+from agentrl_jax.run.state import Opened, start_state
+from agentrl_jax.run.streams import Streams
 from benchmarks import common, limits
 
 CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
@@ -44,45 +47,55 @@ MIB = 2**20
 class Session:
     """A run that is in the middle of training; `state` is replaced by every update."""
 
-    run: train.Run
+    run: Run
     state: Any
-    frozen: start.Frozen
+    frozen: run_params.Frozen
     rollout: Any = None
 
     @property
+    def streams(self) -> Streams:
+        return Streams(self.run.cfg.seed)
+
+    @property
     def policy(self) -> Any:
-        return start.player_of(self.state, self.frozen.model)
+        return run_params.player_of(self.state, self.frozen.model)
 
     def collect_arguments(self) -> tuple:
         run = self.run
-        episodes = run.draw(start.stream_key(run, start.LEVELS), 0, 0)
-        return self.policy, run.task, episodes, start.stream_key(run, start.COLLECT)
+        episodes = run.training.draw(self.streams.key(streams.LEVELS), 0, 0)
+        return self.policy, run.training.task, episodes, self.streams.key(streams.COLLECT)
 
     def learn_arguments(self) -> tuple:
         run = self.run
-        shuffle = start.stream_key(run, start.SHUFFLE) if run.cfg.batch.shuffle else None
-        return self.state, self.frozen, self.rollout, shuffle, run.task, np.float32(1.0), None
+        shuffle = self.streams.key(streams.SHUFFLE) if run.cfg.batch.shuffle else None
+        return (
+            self.state,
+            self.frozen,
+            self.rollout,
+            shuffle,
+            np.float32(1.0),
+            None,
+        )
 
     def play(self) -> Any:
-        return collecting.play(self.run, self.policy, self.run.task, 0)
+        return collecting.play(self.run, self.policy, self.run.training.task, self.streams, 0)
 
     def step(self) -> Any:
-        self.state, measured, _ = train.train_step(
-            self.run, self.state, self.frozen, None, 0, first=False
-        )
+        opened = Opened(self.state, self.frozen, None, self.streams)
+        self.state, measured, _, _ = train.train_step(self.run, opened, self.state, 0, first=False)
         return jax.device_get(measured)
 
 
 def open_session(cfg: Any) -> Session:
     """A run at step 0, without a folder."""
-    if check.base_rows(cfg):
+    if derived.base_rows(cfg):
         raise ValueError('no demonstrations are made here; set evol.base_rows=0')
-    run = train.build(cfg)
-    state = start.start_state(run, run.params)
+    run = build(cfg)
+    state = start_state(run, run.params)
     reference = None
-    if parts.needs_reference(cfg):
-        reference = jax.tree.map(jax.numpy.copy, start.policy_of(state.params, {}))
-    return Session(run, state, start.Frozen(run.params if cfg.lora.rank else {}, reference))
+    if derived.needs_reference(cfg):
+        reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
+    return Session(run, state, run_params.Frozen(run.params if cfg.lora.rank else {}, reference))
 
 
 def build_score(session: Session) -> Any:
@@ -90,13 +103,11 @@ def build_score(session: Session) -> Any:
     run, cfg = session.run, session.run.cfg
     program = functools.partial(
         batches.prepare,
-        algorithm=ALGORITHMS[cfg.algorithm],
-        fns=parts.on_base(parts.model_functions(cfg, run.config, run.mesh), session.frozen.model),
-        group_size=cfg.rollout.group_size,
-        settings=settings.update_settings(cfg, run.mesh),
+        fns=on_base(parts.build_functions(cfg, run.config, run.mesh), session.frozen.model),
+        learning=settings.build_learning(cfg, run.mesh, run.training.task, run.tokenizer, run.txs),
     )
     program = jax.jit(program)
-    return lambda: program(session.state, session.frozen.reference, session.rollout, run.task)
+    return lambda: program(session.state, session.frozen.reference, session.rollout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +230,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     times = time_steps(session, repeats)
     times['score'] = common.timed(build_score(session), repeats)
     shares = host_shares(session, repeats)
-    counters = jax.device_get(session.run.collect(*session.collect_arguments())[1])
+    counters = jax.device_get(session.run.training.collect(*session.collect_arguments())[1])
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
     decodes = counters['decodes'].mean() * min(cfg.rollout.slots or rows, rows)
     tokens = int(session.rollout.attention_mask.sum())

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl_jax import tables
-from agentrl_jax.records import run_log
+from agentrl_jax.machine import files
 from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
@@ -120,9 +120,9 @@ def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> N
     metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
     tables_runs.compact(tables_runs.load([workdir], metrics), folder / tables.METRICS_FOLDER)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
-    run_log.write_atomic(folder / tables.SPEC_FILE, text)
+    files.write_atomic(folder / tables.SPEC_FILE, text)
     if not (folder / 'README.md').exists():
-        run_log.write_atomic(folder / 'README.md', page)
+        files.write_atomic(folder / 'README.md', page)
     tables.rebuild(folder.parent)
 
 
@@ -184,7 +184,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     listed = list_runs(plan, seeds, given_fields(rest))
     path = workdir / 'sweep.py'
-    run_log.write_atomic(path, sweep_file(listed, command))
+    files.write_atomic(path, sweep_file(listed, command))
     words = [
         sys.executable,
         '-m',

@@ -8,9 +8,9 @@ import pathlib
 import jax
 from jax.experimental.compilation_cache import compilation_cache as compilation_cache_module
 
-from agentrl_jax import train
-from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -89,8 +89,8 @@ def saved_state(cfg, workdir, step=None):
 def abstract_state(text):
     cfg = base.get_config()
     cfg.update(json.loads(text))
-    run = train.build(cfg)
-    return start.abstract_of(start.start_state(run, run.params))
+    run = build(cfg)
+    return sharding.abstract_of(start.start_state(run, run.params))
 
 
 def get_config():

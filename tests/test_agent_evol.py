@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from agentrl_jax import train
 from agentrl_jax.algorithms import agent_evol
 from agentrl_jax.imitation import clone, trajectories
-from agentrl_jax.imitation.clone import Demonstrations
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
 from agentrl_jax.rl import evol, losses
-from agentrl_jax.run import check
-from agentrl_jax.run import state as start
-from agentrl_jax.types import TrainState
+from agentrl_jax.run import check, cloning
+from agentrl_jax.run.build import build
+from agentrl_jax.types import Demonstrations, TrainState
 
 CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
 
@@ -250,8 +249,8 @@ def test_without_a_restart_learning_goes_on():
 def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     """Own demonstrations by way of a file are the same demonstrations; then a run is cloned."""
     changes = {'steps': 0, 'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0}
-    built = train.build(micro_runs.config('frozen_lake', **changes))
-    own = start.demonstrations(built)
+    built = build(micro_runs.config('frozen_lake', **changes))
+    own = cloning.find_demonstrations(built)
     records = trajectories.records_of(
         own.tokens,
         own.attention_mask,
@@ -264,7 +263,7 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     cfg = micro_runs.config('frozen_lake', **changes | {'clone.file': str(path)})
     cfg.clone.episodes = 0
     run = types.SimpleNamespace(cfg=cfg, tokenizer=built.tokenizer)
-    assert same(start.demonstrations(run), own)
+    assert same(cloning.find_demonstrations(run), own)
     assert train.train(cfg, str(tmp_path / 'run')) == 0
     rows = run_log.read_metrics(tmp_path / 'run' / run_log.METRICS_FILE)
     assert [row['step'] for row in rows] == [0] and 0 <= rows[0]['eval/success'] <= 1
@@ -276,7 +275,7 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     # A trajectory that does not fit is dropped, and said so.
     long = [*records[0]['conversations'][:2], {'from': 'gpt', 'loss': True, 'value': 'Up ' * 200}]
     trajectories.write_records(path, [{'item_id': 'lake_32', 'conversations': long}, *records])
-    assert same(start.demonstrations(run), own)
+    assert same(cloning.find_demonstrations(run), own)
     assert '1 of 33 trajectories' in capsys.readouterr().err
 
 
@@ -325,7 +324,7 @@ def test_cloning_in_microbatches_is_cloning():
         ({'evol.threshold': 1.0}, "evol.threshold=1.0 has no effect on algorithm='ppo'"),
         ({'evol.iteration': 0}, 'evol.iteration=0 must be at least 1'),
         ({'clone.microbatch_rows': 3}, 'clone.batch=16 must be a multiple of clone.microbatch'),
-        ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be positive'),
+        ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be above 0'),
         ({'algorithm': 'dpo', 'dpo.pairs': 0}, 'dpo.pairs=0 must be at least 1'),
         ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
         ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),

@@ -10,7 +10,7 @@ import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS, common, grpo, ppo
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import losses
+from agentrl_jax.rl import losses, objective
 from agentrl_jax.types import EpisodeStop
 
 
@@ -400,7 +400,7 @@ def test_policy_loss_adds_entropy_and_kl_by_hand():
         old_logprobs=jnp.array([[0.0, *logp]], jnp.float32),
         ref_logprobs=jnp.array([[0.0, *(logp - 0.5)]], jnp.float32),
     )
-    loss, (sums, _) = common.policy_loss(
+    loss, (sums, _) = objective.policy_loss(
         {},
         batch,
         losses.token_weights(batch.mask, 'token_mean'),
@@ -425,7 +425,7 @@ def test_ratio_metrics_by_hand():
     batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)
     batch = batch.replace(advantages=jnp.array([[0.0, 1, -1, -1, 1]]))
     ratio = jnp.array([[9.0, 2, 0.5, 2, 1]])
-    sums = common.ratio_sums(jnp.log(ratio), batch, 0.2, 0.28)
+    sums = objective.ratio_sums(jnp.log(ratio), batch, 0.2, 0.28)
     assert sums['policy/clip_frac_high'] == 1 and sums['policy/clip_frac_low'] == 1
     assert sums['policy/ratio_max'] == pytest.approx(2.0)
     np.testing.assert_allclose(sums['policy/kl_old'], -np.log(2), rtol=1e-5)  # of 2 .5 2 1

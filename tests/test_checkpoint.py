@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.machine import checkpoint, files, processes
 from agentrl_jax.types import TrainState
 
 
@@ -273,12 +273,12 @@ def test_an_unwritable_workdir_is_refused(tmp_path):
     if os.geteuid() != 0:  # root may write everywhere
         (tmp_path / 'locked').mkdir(mode=0o500)
         with pytest.raises(OSError, match='workdir is not writable'):
-            processes.check_workdir(tmp_path / 'locked')
+            files.check_workdir(tmp_path / 'locked')
 
 
 def test_a_workdir_without_space_is_refused(tmp_path):
     with pytest.raises(OSError, match='this run needs 1000000000.00 GB'):
-        processes.check_workdir(tmp_path, min_free_bytes=10**18)
+        files.check_workdir(tmp_path, min_free_bytes=10**18)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -295,10 +295,10 @@ def test_another_config_is_refused_field_by_field():
 
 
 def test_config_hash_ignores_the_order_of_fields():
-    assert processes.config_hash({'a': 1, 'b': {'c': 2, 'd': 3}}) == processes.config_hash(
+    assert files.config_hash({'a': 1, 'b': {'c': 2, 'd': 3}}) == files.config_hash(
         {'b': {'d': 3, 'c': 2}, 'a': 1}
     )
-    assert processes.config_hash({'a': 1}) != processes.config_hash({'a': 2})
+    assert files.config_hash({'a': 1}) != files.config_hash({'a': 2})
 
 
 def test_state_bytes_by_hand():

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from agentrl_jax import train
-from agentrl_jax.imitation import clone
+from agentrl_jax.imitation import demonstrations
 from agentrl_jax.imitation import kept as clones
+from agentrl_jax.machine import sharding
+from agentrl_jax.run import cloning
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
 from agentrl_jax.run.state import config_dict
+from agentrl_jax.run.streams import Streams
 
 CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8, 'clone.keep_in': '../clones'}
 
@@ -21,9 +25,9 @@ def shared_compilations(tmp_path_factory):
 
 def opened(workdir, **changes):
     """The parameters with which a run starts."""
-    run = train.build(micro_runs.config('frozen_lake', **(CLONES | changes)))
+    run = build(micro_runs.config('frozen_lake', **(CLONES | changes)))
     checkpoints = train.checkpoint.open_checkpoints(workdir, keep=1)
-    state, _, _ = start.open_state(run, checkpoints)
+    state = start.open_state(run, checkpoints, Streams(run.cfg.seed)).state
     train.checkpoint.close(checkpoints)
     return jax.device_get(state.params)
 
@@ -35,7 +39,7 @@ def assert_same(one, other):
 def test_another_algorithm_starts_from_the_clone_that_is_there(tmp_path, monkeypatch):
     alone = opened(tmp_path / 'alone', **{'clone.keep_in': ''})
     first = opened(tmp_path / 'first')
-    monkeypatch.setattr(start, 'clone', lambda *_: pytest.fail('cloned again'))
+    monkeypatch.setattr(start, 'cloned_policy', lambda *_: pytest.fail('cloned again'))
     second = opened(tmp_path / 'second', algorithm='grpo', **{'optim.lr': 1e-2, 'steps': 7})
     (kept,) = (tmp_path / 'clones').iterdir()
     assert_same(first, alone)
@@ -71,16 +75,19 @@ def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):
     own = {name.replace('clone', 'env'): value for name, value in limits.items()}
     own['rollout.max_tokens'] = own.pop('env.max_tokens')
     of_its_own = opened(tmp_path / 'a', **own)
-    monkeypatch.setattr(start, 'clone', lambda *_: pytest.fail('cloned again'))
+    monkeypatch.setattr(start, 'cloned_policy', lambda *_: pytest.fail('cloned again'))
     short = {'env.max_turns': 3, 'env.max_actions_per_turn': 1, 'rollout.max_tokens': 128}
     assert_same(opened(tmp_path / 'b', **(limits | short)), of_its_own)
 
 
 def test_demonstrations_have_the_limits_of_the_clone():
     limits = {'clone.max_turns': 1, 'clone.max_actions_per_turn': 4, 'rollout.max_response': 12}
-    run = train.build(micro_runs.config('frozen_lake', **(CLONES | limits)))
-    longest = int(start.demonstrations(run).mask.sum(axis=1).max())
-    texts = [len(clone.answer_tokens(run.task, run.tokenizer, [0] * n)) + 1 for n in range(5)]
+    run = build(micro_runs.config('frozen_lake', **(CLONES | limits)))
+    longest = int(cloning.find_demonstrations(run).mask.sum(axis=1).max())
+    texts = [
+        len(demonstrations.answer_tokens(run.training.task, run.tokenizer, [0] * n)) + 1
+        for n in range(5)
+    ]
     assert longest == texts[4] < 2 * texts[2]  # one turn of four actions, not two of two
 
 
@@ -96,7 +103,7 @@ def test_a_file_of_trajectories_is_known_by_what_is_in_it(tmp_path):
 def test_of_two_runs_that_clone_at_once_one_keeps_its_clone(tmp_path):
     config = config_dict(micro_runs.config('frozen_lake', **CLONES))
     params, workdir = {'x': np.arange(3.0, dtype=np.float32)}, tmp_path / 'run'
-    abstract = start.abstract_of(jax.device_put(params))
+    abstract = sharding.abstract_of(jax.device_put(params))
 
     def while_another_does():
         clones.kept(config, workdir, abstract, lambda: jax.device_put(params))

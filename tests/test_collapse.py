@@ -220,7 +220,7 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
     [
         ({'alarm.std_drop.action': 'rollback'}, 'is not one of off, warn, stop, roll_back'),
         ({'alarm.std_drop.patience': 0}, 'must be at least 1'),
-        ({'alarm.grad_spike.limit': -1.0}, 'must not be negative'),
+        ({'alarm.grad_spike.limit': -1.0}, 'must be at least 0'),
         ({'alarm.roll_back_lr': 0.0}, 'roll_back_lr=0.0 must be in'),
         ({'alarm.mi_pairs': 1}, 'mi_pairs=1 must be at least 2'),
         ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window=0'),

@@ -14,9 +14,12 @@ import toy_rollouts as toy
 from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.rl import filtering
-from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import Episodes, draw_episodes
 from agentrl_jax.run import check, collecting, parts, settings
-from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
+from agentrl_jax.run.params import Frozen, policy_of
+from agentrl_jax.run.state import Opened, start_state
+from agentrl_jax.run.streams import Streams
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
 VARIED = functools.partial(filtering.keep_rows, group_size=GROUP_SIZE, rule='varied')
@@ -26,7 +29,7 @@ def played_of(returns, first=0):
     """A rollout of one turn and its episodes; level = 100 + stream."""
     stream = first + jnp.arange(len(returns), dtype=jnp.int32)
     out = toy.rollout_of([[(1, 1)]] * len(returns), np.asarray(returns)[:, None], length=3)
-    episodes = device.Episodes(level=100 + stream, token_stream=stream, world_stream=stream)
+    episodes = Episodes(level=100 + stream, token_stream=stream, world_stream=stream)
     return out.replace(level=episodes.level), episodes
 
 
@@ -42,6 +45,10 @@ def test_kept_groups_are_packed_and_free_places_do_not_train():
     assert (int(count), int(kept)) == (4, 3)
     assert episodes.token_stream.tolist() == [2, 3, 6, 7, 8, 9, 12, 13]
     assert out.returns.tolist() == [0, 1, 0, 2, 3, 0, 5, 0] and out.healthy.all()
+
+
+STREAMS = Streams(seed=0)
+OPENED = Opened(state=None, frozen=Frozen({}, None), base=None, streams=STREAMS)
 
 
 def stub_run(refill, varied):
@@ -63,12 +70,13 @@ def stub_run(refill, varied):
     pack = functools.partial(collecting.pack, keep_fn=VARIED, group_size=GROUP_SIZE)
     run = types.SimpleNamespace(
         cfg=cfg,
-        task=None,
-        roll_backs=0,
-        draw=draw,
-        collect=collect,
-        pack=pack if refill else None,
-        rollout_metrics=lambda out, task: {'rollout/return': float(out.returns.mean())},
+        training=types.SimpleNamespace(
+            task=None,
+            draw=draw,
+            collect=collect,
+            pack=pack if refill else None,
+            metrics=lambda out, task: {'rollout/return': float(out.returns.mean())},
+        ),
     )
     return run, drawn
 
@@ -86,7 +94,7 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
     varied, rollouts, held, kept
 ):
     run, drawn = stub_run(3, varied)
-    (out, _), sampled, measured = collecting.collect(run, None, None, 5)
+    (out, _), sampled, measured = collecting.collect(run, None, None, STREAMS, 5)
     assert len(drawn) == measured['filter/collects'] == rollouts and int(sampled) == 10 * rollouts
     assert measured['filter/kept'] == pytest.approx(kept)
     assert out.healthy.sum() == held * GROUP_SIZE
@@ -99,15 +107,13 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
 
 def test_without_refilling_one_rollout_is_played_and_nothing_marked():
     run, drawn = stub_run(0, [1])
-    (out, _), sampled, measured = collecting.collect(run, None, None, 0)
+    (out, _), sampled, measured = collecting.collect(run, None, None, STREAMS, 0)
     assert len(drawn) == 1 and measured['filter/collects'] == 1 and out.healthy.all()
     assert int(sampled) == 10 and 'filter/kept' not in measured
 
 
 def test_further_rollouts_have_streams_of_their_own():
-    draw = functools.partial(
-        parts.draw_episodes, jax.random.key(0), 3, levels=9, groups=2, group_size=2
-    )
+    draw = functools.partial(draw_episodes, jax.random.key(0), 3, levels=9, groups=2, group_size=2)
     own, common = draw(8, common=False), draw(8, common=True)
     assert own.token_stream.tolist() == own.world_stream.tolist() == [8, 9, 10, 11]
     assert common.world_stream.tolist() == [8, 8, 9, 9]
@@ -127,45 +133,43 @@ def one_step(monkeypatch, devices):
         algorithm='grpo',
         **{'filter.keep': 0.25, 'filter.refill': 5, 'env.eval_levels': 8, 'optim.lr': 1e-5},
     )
-    run = train.build(cfg)
-    params = start.policy_of(start.start_state(run, run.params).params, {})
+    run = build(cfg)
+    params = policy_of(start_state(run, run.params).params, {})
     collect_without_compiling(run, params)
-    state, measured, seen = train.train_step(
-        run, start.start_state(run, run.params), start.Frozen({}, None), None, 2, first=False
+    state, measured, _, played = train.train_step(
+        run, OPENED, start_state(run, run.params), 2, first=False
     )
-    return run, seen, state, measured
+    return run, played, state, measured
 
 
 def collect_without_compiling(run, params):
     """A first step that one rollout fills, then one that takes four: no further program."""
     cfg = run.cfg.copy_and_resolve_references()
     cfg.filter.refill = 0
-    collecting.collect(dataclasses.replace(run, cfg=cfg), params, run.task, 2)
+    collecting.collect(dataclasses.replace(run, cfg=cfg), params, run.training.task, STREAMS, 2)
     with processes.CompileCounter() as counter:
-        _, _, measured = collecting.collect(run, params, run.task, 2)
+        _, _, measured = collecting.collect(run, params, run.training.task, STREAMS, 2)
     assert measured['filter/collects'] == 4 and counter.count == 0
 
 
 def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
     """Four rollouts fill a batch of four groups: the best of each, in their order."""
-    run, seen, state, measured = one_step(monkeypatch, 8)
+    run, played, state, measured = one_step(monkeypatch, 8)
     assert measured['filter/collects'] == 4 and measured['filter/kept'] == 0.25
     assert measured['batch/trained_rows'] == 16 and measured['filter/empty'] == 0
-    held, params = seen[0], start.policy_of(start.start_state(run, run.params).params, {})
+    held, params = played.rollout, policy_of(start_state(run, run.params).params, {})
     keep = settings.build_keep(run.cfg)
     for number in range(4):
-        (out, _), _ = collecting.play(run, params, run.task, 2, number)
+        (out, _), _ = collecting.play(run, params, run.training.task, STREAMS, 2, number)
         rows = np.flatnonzero(keep(out)[1])
         part = slice(4 * number, 4 * number + 4)
         np.testing.assert_array_equal(held.tokens[part], out.tokens[rows])
         np.testing.assert_array_equal(held.rewards[part], out.rewards[rows])
-        np.testing.assert_array_equal(seen[1].level[part], out.level[rows])
-    again = train.train_step(
-        run, start.start_state(run, run.params), start.Frozen({}, None), None, 2, first=False
-    )[0]
+        np.testing.assert_array_equal(played.episodes.level[part], out.level[rows])
+    again = train.train_step(run, OPENED, start_state(run, run.params), 2, first=False)[0]
     jax.tree.map(np.testing.assert_array_equal, state, again)
     _, alone, state_alone, _ = one_step(monkeypatch, 1)
-    np.testing.assert_array_equal(held.tokens, alone[0].tokens)
+    np.testing.assert_array_equal(held.tokens, alone.rollout.tokens)
     for a, b in zip(*map(jax.tree.leaves, (state.params, state_alone.params)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -175,7 +179,7 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
     [
         ({'filter.refill': 2}, 'filter.refill=2 needs a filter.rule that drops groups'),
         ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
-        ({'filter.refill': -1}, 'filter.refill=-1 must not be negative'),
+        ({'filter.refill': -1}, 'filter.refill=-1 must be at least 0'),
         (
             {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
             "filter.scaling='sqrt' has no effect with filter.refill",

@@ -15,7 +15,10 @@ from agentrl_jax.rollout import windows
 from agentrl_jax.run import check
 
 KEY, NAME = tiny.KEY, 'frozen_lake'
-STATIC = dict(max_response=tiny.MAX_RESPONSE)
+
+
+def static(task):
+    return dict(prefix=task.prefix.shape[0], width=task.width, max_response=tiny.MAX_RESPONSE)
 
 
 @functools.cache
@@ -24,8 +27,8 @@ def played(window, style='brief'):
     task = tiny.task(NAME, style=style)
     more = {} if style == 'brief' else {'max_tokens': 512}
     out, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, window=window, **more)
-    find = jax.jit(functools.partial(windows.windows, window=window or task.max_turns, **STATIC))
-    return out, jax.device_get(find(task, out))
+    cut = functools.partial(windows.windows, window=window or task.max_turns, **static(task))
+    return out, jax.device_get(jax.jit(cut)(out))
 
 
 def samples(out, found):
@@ -153,8 +156,8 @@ def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
     sizes = dict(max_tokens=640 if style == 'ragen' else 256, window=1)
     out, counters = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, **sizes)
     assert counters['overflow'] == 0 and (out.num_turns == 3).any()
-    find = jax.jit(functools.partial(windows.windows, window=1, **STATIC))
-    got, several = samples(out, jax.device_get(find(task, out))), 0
+    find = jax.jit(functools.partial(windows.windows, window=1, **static(task)))
+    got, several = samples(out, jax.device_get(find(out))), 0
     for b in range(16):
         states, turns = tiny.replay(out, b, task, KEY, b)
         for k in range(int(out.num_turns[b])):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.rl.curriculum import horizon
-from agentrl_jax.run import check, parts
+from agentrl_jax.run import check, derived
 
 # rounds / steps a stage of the released scripts
 RELEASED = {
@@ -95,12 +95,12 @@ def test_rounds_that_cannot_be_played_are_refused(changes, message):
 
 def test_a_config_without_rounds_plays_every_turn():
     cfg = micro_runs.config('frozen_lake')
-    assert [parts.turn_limit(cfg, step) for step in (0, 500)] == [2, 2]
+    assert [derived.turn_limit(cfg, step) for step in (0, 500)] == [2, 2]
     cfg.curriculum.rounds, cfg.curriculum.stage_steps = (1, 2), 500
     check.check(cfg)
-    assert [parts.turn_limit(cfg, step) for step in (0, 499, 500)] == [1, 1, 2]
+    assert [derived.turn_limit(cfg, step) for step in (0, 499, 500)] == [1, 1, 2]
     cfg.curriculum.rounds, cfg.curriculum.interpolate, cfg.env.max_turns = (1, 5), True, 5
-    assert [parts.turn_limit(cfg, step) for step in (124, 125, 499, 500)] == [1, 2, 4, 5]
+    assert [derived.turn_limit(cfg, step) for step in (124, 125, 499, 500)] == [1, 2, 4, 5]
 
 
 # ---- what it is for ----------------------------------------------------------------------------

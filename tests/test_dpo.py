@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.algorithms import dpo
 from agentrl_jax.rl import update
-from agentrl_jax.rl.score import positions_of
+from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.types import TrainState
 
 CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
@@ -217,7 +217,7 @@ TX = optax.sgd(0.5)
 
 
 def ordered_batch(seed=0, poison=None):
-    """Eight rows, four pairs, laid out as train.learn does."""
+    """Eight rows, four pairs, laid out as build_module.learn does."""
     rollout = toy.random_rollout(seed, rows=8)
     order = dpo.order_rows(rollout.returns, rollout.healthy, group_size=4)
     rollout, scores = jax.tree.map(lambda x: x[order], (rollout, toy.scores_of(rollout)))

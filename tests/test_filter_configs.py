@@ -1,5 +1,6 @@
 """Filters as a config asks for them, from the rollout to the parameters after the update."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,22 +9,24 @@ import micro_runs
 import numpy as np
 import optax
 import pytest
+import tiny_agents
 import toy_rollouts as toy
 
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.records import run_log
 from agentrl_jax.rl import batches, filtering
-from agentrl_jax.run import check
+from agentrl_jax.run import build as build_module
+from agentrl_jax.run import check, settings
+from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts as assemble
-from agentrl_jax.run import settings as assemble_update
-from agentrl_jax.run import state as start
 from agentrl_jax.types import TrainState
 
 # Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
 RETURNS = np.array([1, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 2, 0, 0, 0], np.float32)
 STDS = [0.5, 0.0, 1.5, 1.0]
-NOTHING_FROZEN = start.Frozen(model={}, reference=None)
+NOTHING_FROZEN = run_params.Frozen(model={}, reference=None)
 
 
 def rollout_of(returns=RETURNS):
@@ -49,25 +52,26 @@ def values(params, critic_params, *rows):
 
 
 def parts_of(algorithm, changes):
-    """What train.learn is given for a toy model by a checked config."""
+    """What build_module.learn is given for a toy model by a checked config."""
     cfg = micro_runs.config('frozen_lake', algorithm=algorithm, **changes)
     check.check(cfg)
-    settings = assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
-    settings['update'] |= {'row_sharding': None}
-    fns = assemble.ModelFns(
+    mesh, txs = assemble.build_mesh(cfg), (optax.adam(0.01), optax.adam(0.01))
+    learning = settings.build_learning(cfg, mesh, None, tiny_agents.tokenizer(), txs)
+    whole = functools.partial(learning.update, row_sharding=None)
+    fns = ModelFns(
         hidden=toy.toy_hidden,
         head=toy.toy_head,
         value_head=None,
         values=values if ALGORITHMS[algorithm].USES_CRITIC else None,
     )
-    return dict(algorithm=ALGORITHMS[algorithm], fns=fns, group_size=4, settings=settings)
+    return dict(fns=fns, learning=dataclasses.replace(learning, update=whole))
 
 
 def learn(rollout=None, algorithm='grpo', **changes):
     """(state, metrics, rows, advantages) after the update."""
-    parts = parts_of(algorithm, changes) | {'txs': (optax.adam(0.01), optax.adam(0.01))}
+    parts = parts_of(algorithm, changes)
     critic = parts['fns'].values is not None
-    return jax.jit(functools.partial(train.learn, **parts))(
+    return jax.jit(functools.partial(build_module.learn, **parts))(
         fresh(critic=critic), NOTHING_FROZEN, rollout or rollout_of()
     )
 
@@ -241,7 +245,7 @@ def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
         ({'filter.rule': 'percentile', 'filter.low': 0.5, 'filter.high': 0.5}, 'holds none of 4'),
         ({'filter.rule': 'varied', 'filter.smallest': True}, 'only on top_k'),
         ({'filter.include_zero': True}, "no effect on filter.rule='top_k', only on top_p"),
-        ({'filter.max_empty': -1}, 'filter.max_empty=-1 must not be negative'),
+        ({'filter.max_empty': -1}, 'filter.max_empty=-1 must be at least 0'),
     ],
 )
 def test_impossible_filters_are_refused(changes, message):

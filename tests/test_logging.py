@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.records.run_log import (
     RunLog,
@@ -15,7 +16,6 @@ from agentrl_jax.records.run_log import (
     plain_number,
     read_metrics,
     redact,
-    write_atomic,
     write_config,
 )
 

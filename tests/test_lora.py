@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from agentrl_jax import train
-from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import lora, qwen2
-from agentrl_jax.run import check, parts
-from agentrl_jax.run import settings as assemble_update
+from agentrl_jax.run import build as build_module
+from agentrl_jax.run import check, derived, parts
+from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
+from agentrl_jax.run.settings import build_learning
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
@@ -248,16 +248,13 @@ def updated(name, shape=(1, 1, 1)):
     txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
     state = start.start_state(run, params)
-    reference = jax.tree.map(jnp.copy, state.params) if parts.needs_reference(cfg) else None
-    frozen = start.Frozen({'model': params['model']}, reference)
+    reference = jax.tree.map(jnp.copy, state.params) if derived.needs_reference(cfg) else None
+    frozen = run_params.Frozen({'model': params['model']}, reference)
     before = jax.device_get((state, frozen))
     learn = functools.partial(
-        train.learn,
-        algorithm=ALGORITHMS[cfg.algorithm],
-        txs=txs,
-        group_size=2,
-        fns=parts.model_functions(cfg, config, mesh),
-        settings=assemble_update.update_settings(cfg, mesh),
+        build_module.learn,
+        fns=parts.build_functions(cfg, config, mesh),
+        learning=build_learning(cfg, mesh, None, None, txs),
     )
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
     after, metrics, *_ = jax.jit(learn, compiler_options=QUICK)(state, frozen, rollout)
@@ -333,8 +330,8 @@ def test_adapters_lie_along_their_kernels():
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'lora.rank': -1}, 'lora.rank=-1 must not be negative'),
-        ({'lora.rank': 2, 'lora.alpha': 0.0}, 'lora.alpha=0.0 must be positive'),
+        ({'lora.rank': -1}, 'lora.rank=-1 must be at least 0'),
+        ({'lora.rank': 2, 'lora.alpha': 0.0}, 'lora.alpha=0.0 must be above 0'),
         ({'lora.rank': 2, 'lora.targets': 'q_proj,query'}, "lora.targets='q_proj,query' must be"),
         ({'lora.rank': 2, 'lora.targets': ''}, "lora.targets='' must be 'all-linear' or different"),
         ({'lora.rank': 2, 'lora.targets': 'v_proj, v_proj'}, 'different names of q_proj, k_proj'),

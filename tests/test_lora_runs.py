@@ -10,10 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
-from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.models import weights
 from agentrl_jax.records import run_log
+from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
+from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
 CHANGES = {
@@ -45,10 +48,11 @@ def finished(tmp_path_factory):
 def go_on(run, workdir, until):
     """train.train without logs and pages: starts or resumes, saves, and returns the state."""
     checkpoints = checkpoint.open_checkpoints(workdir, keep=2)
-    state, frozen, _ = start.open_state(run, checkpoints)
+    opened = start.open_state(run, checkpoints, Streams(run.cfg.seed))
+    state = opened.state
     for step in range(int(state.step), until):
-        state, _, _ = train.train_step(run, state, frozen, None, step, first=False)
-    checkpoint.save(checkpoints, until, state, {'config': start.config_dict(run.cfg)})
+        state = train.train_step(run, opened, state, step, first=False)[0]
+    checkpoint.save(checkpoints, until, state, start.saved_beside(run.cfg, opened.streams))
     checkpoint.close(checkpoints)
     return jax.device_get(state)
 
@@ -62,8 +66,8 @@ def assert_same(one, other):
 
 
 def base_of(cfg, workdir):
-    run = train.build(cfg)
-    return jax.device_get(start.open_base(cfg, workdir, run.params)), run
+    run = build(cfg)
+    return jax.device_get(run_params.open_base(cfg, workdir, run.params)), run
 
 
 def test_the_run_trains_adapters_on_the_policy_it_cloned(finished):
@@ -78,7 +82,8 @@ def test_the_run_trains_adapters_on_the_policy_it_cloned(finished):
     drawn = run.params['model']['layers_0']['mlp']['up_proj']['kernel']
     assert (base['model']['layers_0']['mlp']['up_proj']['kernel'] != drawn).any()
     reference = checkpoint.load_params_only(
-        workdir / 'reference', start.abstract_of(start.trained_policy(run.params, cfg, run.config))
+        workdir / 'reference',
+        sharding.abstract_of(run_params.trained_policy(run.params, cfg, run.config)),
     )
     assert reference.keys() == {'lora'} and not any(
         x.any() for x in jax.tree.leaves(reference) if x.shape[0] == 2
@@ -98,24 +103,24 @@ def test_checkpoints_hold_adapters_and_their_moments_only(finished):
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(finished, tmp_path):
     """Twice: when only its base was kept, and after two steps."""
     cfg, workdir = finished
-    shutil.copytree(workdir / start.BASE_FOLDER, tmp_path / start.BASE_FOLDER)
-    run = train.build(cfg)
+    shutil.copytree(workdir / run_params.BASE_FOLDER, tmp_path / run_params.BASE_FOLDER)
+    run = build(cfg)
     assert int(go_on(run, tmp_path, 2).step) == 2
     assert_same(go_on(run, tmp_path, 3), micro_runs.saved_state(cfg, workdir))
 
 
 def test_the_base_of_another_run_is_refused(finished, tmp_path):
     cfg, workdir = finished
-    shutil.copytree(workdir / start.BASE_FOLDER, tmp_path / start.BASE_FOLDER)
-    params = train.build(cfg).params  # drawn, not cloned
+    shutil.copytree(workdir / run_params.BASE_FOLDER, tmp_path / run_params.BASE_FOLDER)
+    params = build(cfg).params  # drawn, not cloned
     with pytest.raises(ValueError, match='holds the base of another run'):
-        start.keep_base(cfg, tmp_path, params)
+        run_params.keep_base(cfg, tmp_path, params)
 
 
 def test_a_run_without_its_base_is_refused(finished, tmp_path):
     cfg, workdir = finished
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(tmp_path / start.BASE_FOLDER)
+    shutil.rmtree(tmp_path / run_params.BASE_FOLDER)
     with pytest.raises(FileNotFoundError, match='base'):
         train.train(cfg, str(tmp_path))
 
@@ -231,7 +236,7 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
             'clone.episodes': 0,
         },
     )
-    run = train.build(cfg)
+    run = build(cfg)
     go_on(run, tmp_path / 'halves', 1)
     assert_same(go_on(run, tmp_path / 'halves', 2), go_on(run, tmp_path / 'whole', 2))
     assert {path.name for path in (tmp_path / 'whole').iterdir()} == {'checkpoints', 'reference'}

@@ -15,18 +15,22 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import experts
-from agentrl_jax.imitation import clone
+from agentrl_jax.imitation import demonstrations
 from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.run import build as build_module
+from agentrl_jax.run import derived, settings
+from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts as assemble
-from agentrl_jax.run import settings
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
 from agentrl_jax.types import EpisodeStop
 
 README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
+PER_TURN = ('begin', 'rewards', 'penalties', 'turn_stop', 'valid', 'num_actions', 'actions')
 QUICK = {'xla_backend_optimization_level': 0}
 KEY = jax.random.key(3)
 CELLS = [(algorithm, name) for algorithm in ALGORITHMS for name in assemble.ENVIRONMENTS]
@@ -53,12 +57,12 @@ def config(name, **changes):
 @functools.cache
 def world(name, turns):
     """A run without its training: task, model and parameters."""
-    return train.build(config(name, **{'env.max_turns': turns, 'algorithm': 'grpo'}))
+    return build(config(name, **{'env.max_turns': turns, 'algorithm': 'grpo'}))
 
 
 def best_actions(run, levels):
     """Names the oracle would say in each world, one after another: lists of indices."""
-    task = run.task
+    task = run.training.task
     env, env_params = task.env, task.env_params
     step = jax.jit(
         jax.vmap(lambda s, part: env.step_env(KEY, s, env.env_action(s, part), env_params))
@@ -86,7 +90,7 @@ def plans(run, per_turn):
         elif b % 4 == 2:
             plan = [[], []]
         else:
-            names = len(run.task.env.ACTION_NAMES)
+            names = len(run.training.task.env.ACTION_NAMES)
             plan = [rng.integers(names, size=min(per_turn, 4)).tolist() for _ in range(TURNS)]
         chosen.append((plan + [[0]] * TURNS)[:TURNS])
     return jnp.asarray(levels, jnp.int32), chosen
@@ -94,44 +98,41 @@ def plans(run, per_turn):
 
 def scripted(run, chosen):
     """Token ids of the answers, int32 [E, K, L]."""
-    end = int(run.task.eos_ids[0])
+    end = int(run.training.task.eos_ids[0])
     ids = np.full((EPISODES, TURNS, RESPONSE), end, np.int32)
     for b, turns in enumerate(chosen):
         for k, plan in enumerate(turns):
-            answer = clone.answer_tokens(run.task, run.tokenizer, plan) if plan else []
+            answer = (
+                demonstrations.answer_tokens(run.training.task, run.tokenizer, plan) if plan else []
+            )
             ids[b, k, : len(answer)] = answer
     return jnp.asarray(ids)
 
 
 def play(params, task, listed, ids, *, model):
     """rollout.collect with the given answers; the log-probabilities are the policy's."""
-    static = dict(config=model, max_response=RESPONSE)
     state = device.start(
         params, task, listed, config=model, slots=8, max_tokens=LENGTH, cache_tokens=LENGTH
     )
 
-    def decode_once(state):
+    def draw(state, logits, uniform):
         row = jnp.minimum(state.episode, EPISODES - 1)
         turn = jnp.minimum(state.world.turn, TURNS - 1)
         token = ids[row, turn, jnp.minimum(state.response, RESPONSE - 1)]
+        logprobs = jax.nn.log_softmax(logits)
+        return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
 
-        def draw(logits, uniform):
-            logprobs = jax.nn.log_softmax(logits)
-            return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
-
-        return device.decode(
-            state, params, task, listed, KEY, stop_at_answer=False, draw=draw, **static
-        )
-
-    def decoding(state):
-        waiting = jnp.sum(state.phase == device.WAITING)
-        return jnp.any(state.phase == device.GENERATING) & (waiting < 4)
-
-    def advance(state):
-        state = device.serve(state, params, task, listed, KEY, serve_rows=4, **static)
-        return jax.lax.while_loop(decoding, decode_once, state)
-
-    return jax.lax.while_loop(lambda s: jnp.any(s.phase != device.IDLE), advance, state).out
+    return device.play(
+        state,
+        params,
+        task,
+        listed,
+        (KEY, KEY),
+        draw=draw,
+        config=model,
+        serve_rows=4,
+        max_response=RESPONSE,
+    ).out
 
 
 @functools.cache
@@ -141,12 +142,12 @@ def episodes(name, turns):
     per_turn = ACTIONS if turns == 1 else 1 if name in ('bandit', 'library') else 2
     levels, chosen = plans(run, per_turn)
     stream = jnp.arange(EPISODES, dtype=jnp.int32)
-    listed = device.Episodes(level=levels, token_stream=stream, world_stream=stream)
+    listed = Episodes(level=levels, token_stream=stream, world_stream=stream)
     program = jax.jit(functools.partial(play, model=run.config), compiler_options=QUICK)
-    out = program(run.params, run.task, listed, scripted(run, chosen))
+    out = program(run.params, run.training.task, listed, scripted(run, chosen))
     pad = {
         field: jnp.pad(x, [(0, 0), (0, TURNS - turns)] + [(0, 0)] * (x.ndim - 2))
-        for field in ('rewards', 'penalties', 'turn_stop', 'valid', 'num_actions', 'actions')
+        for field in PER_TURN
         for x in [getattr(out, field)]
     }
     return jax.device_get(out.replace(**pad))
@@ -154,22 +155,19 @@ def episodes(name, turns):
 
 @functools.cache
 def learner(algorithm):
-    """(jitted train.learn, the state before the update) of an algorithm; no environment in it."""
+    """(jitted build.learn, the state before the update) of an algorithm; no environment in it."""
     cfg = config('frozen_lake', algorithm=algorithm)
     run = world('frozen_lake', TURNS)
     txs = assemble.build_optimisers(cfg)
     program = functools.partial(
-        train.learn,
-        algorithm=ALGORITHMS[algorithm],
-        txs=txs,
-        group_size=4,
-        fns=assemble.model_functions(cfg, run.config, run.mesh),
-        settings=settings.update_settings(cfg, run.mesh),
+        build_module.learn,
+        fns=assemble.build_functions(cfg, run.config, run.mesh),
+        learning=settings.build_learning(cfg, run.mesh, None, run.tokenizer, txs),
     )
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
-    reference = run.params if assemble.needs_reference(cfg) else None
-    frozen = start.Frozen({}, reference)
+    reference = run.params if derived.needs_reference(cfg) else None
+    frozen = run_params.Frozen({}, reference)
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 
 

@@ -45,6 +45,7 @@ def make_rollout(**changes):
                 [0] * 8,
             ]
         ),
+        'begin': np.array([[0, 0], [0, 3], [0, 0], [0, 0]]),
         'rewards': np.array([[1, 0], [0, -0.5], [2, 0], [50, 0]], np.float32),
         'penalties': np.array([[0, 0], [-0.1, 0], [0, 0], [0, 0]], np.float32),
         'turn_stop': np.array(

@@ -9,10 +9,12 @@ import pytest
 import toy_rollouts as toy
 
 from agentrl_jax import train
-from agentrl_jax.algorithms import ALGORITHMS, common
-from agentrl_jax.rl import losses, update
-from agentrl_jax.run import check, parts, state
-from agentrl_jax.run import settings as assemble_update
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.rl import losses, objective, update
+from agentrl_jax.run import check, derived, parts, settings, state
+from agentrl_jax.run import params as run_params
+from agentrl_jax.run.build import build
+from agentrl_jax.run.streams import Streams
 from configs import base
 
 GIVEN = {'rollout', 'scores', 'group_size', 'keep', 'kl_coef', 'kl_in_reward'}
@@ -26,7 +28,7 @@ def test_every_keyword_of_make_batch_is_a_setting_and_every_setting_a_field(name
     keywords = set(inspect.signature(module.make_batch).parameters) - GIVEN - BY_HAND
     assert keywords == set(module.SETTINGS)
     for setting in module.SETTINGS:
-        assert sum(setting in cfg[name] for name in check.OPTION_SECTIONS) == 1
+        assert sum(setting in cfg[name] for name in derived.OPTION_SECTIONS) == 1
 
 
 def test_every_keyword_of_an_update_is_given_by_a_config():
@@ -45,10 +47,10 @@ def test_every_keyword_of_an_update_is_given_by_a_config():
         'policy',
     }
     asked = set().union(
-        *(inspect.signature(f).parameters for f in (update.update_step, common.policy_loss))
+        *(inspect.signature(f).parameters for f in (update.update_step, objective.policy_loss))
     )
     cfg = micro_runs.config('frozen_lake')
-    given = assemble_update.update_settings(cfg, parts.build_mesh(cfg))['update']
+    given = settings.build_update(cfg, parts.build_mesh(cfg), (None, None)).keywords
     of_the_step = {'key', 'lr_scale'}  # functions of seed and step, and of roll backs
     assert asked - functions == set(given) | of_the_step
 
@@ -56,24 +58,24 @@ def test_every_keyword_of_an_update_is_given_by_a_config():
 # ---- from a field to the batch -------------------------------------------------------------------
 
 
-def settings_of(algorithm, **changes):
+def options_of(algorithm, **changes):
     """What make_batch is called with: fields checked as train.build does."""
     cfg = micro_runs.config('frozen_lake', algorithm=algorithm, **changes)
     check.check(cfg)
-    return assemble_update.batch_settings(cfg)
+    return settings.algorithm_options(cfg)
 
 
-def batch_of(algorithm, rollout, settings):
-    settings = dict(kl_in_reward=False) | settings
+def batch_of(algorithm, rollout, options):
+    options = dict(kl_in_reward=False) | options
     return ALGORITHMS[algorithm].make_batch(
-        rollout, toy.scores_of(rollout), group_size=4, **settings
+        rollout, toy.scores_of(rollout), group_size=4, **options
     )
 
 
 @OWN_TESTS
 def test_a_config_that_names_no_option_leaves_the_algorithm_its_own_defaults(name):
     rollout = toy.random_rollout(0)
-    by_config = batch_of(name, rollout, settings_of(name))
+    by_config = batch_of(name, rollout, options_of(name))
     jax.tree.map(np.testing.assert_array_equal, by_config, batch_of(name, rollout, {}))
 
 
@@ -114,9 +116,9 @@ def test_a_field_is_the_keyword_of_its_name_and_changes_the_batch(algorithm, cha
     rollout = toy.random_rollout(1)
     rollout = rollout.replace(success=rollout.rewards.sum(1) > 0.5)
     typed = {name.split('.')[1]: value for name, value in changes.items()}
-    settings = settings_of(algorithm, **changes)
-    assert typed.items() <= settings.items()
-    by_config = batch_of(algorithm, rollout, settings)
+    options = options_of(algorithm, **changes)
+    assert typed.items() <= options.items()
+    by_config = batch_of(algorithm, rollout, options)
     direct = batch_of(algorithm, rollout, typed)
     jax.tree.map(np.testing.assert_array_equal, by_config, direct)
     own = batch_of(algorithm, rollout, {})
@@ -127,8 +129,8 @@ def test_a_field_is_the_keyword_of_its_name_and_changes_the_batch(algorithm, cha
 def test_a_mode_of_turn_credit_is_chosen_by_its_name(mode):
     rollout = toy.random_rollout(2, turns=3, length=20)
     rollout = rollout.replace(success=rollout.rewards.sum(1) > 0)
-    chosen = batch_of('mt_grpo', rollout, settings_of('mt_grpo', **{'turn_credit.mode': mode}))
-    default = batch_of('mt_grpo', rollout, settings_of('mt_grpo'))
+    chosen = batch_of('mt_grpo', rollout, options_of('mt_grpo', **{'turn_credit.mode': mode}))
+    default = batch_of('mt_grpo', rollout, options_of('mt_grpo'))
     assert np.abs(np.asarray(chosen.advantages - default.advantages)).max() > 1e-3
 
 
@@ -137,7 +139,7 @@ def test_the_constant_of_token_sum_norm_comes_from_the_config():
     cfg = micro_runs.config(
         'frozen_lake', **{'loss.aggregation': 'token_sum_norm', 'loss.norm_length': 10}
     )
-    given = assemble_update.update_settings(cfg, parts.build_mesh(cfg))['update']
+    given = settings.build_update(cfg, parts.build_mesh(cfg), (None, None)).keywords
     mask = np.array([[True, False, False], [True, True, True]])
     weights = losses.token_weights(mask, given['aggregation'], norm_length=given['norm_length'])
     np.testing.assert_allclose(weights, mask / 20)
@@ -164,7 +166,7 @@ def test_the_constant_of_token_sum_norm_comes_from_the_config():
         ({'loss.reward_normalization': 'mean'}, "it needs loss.reward_on='episode'"),
         ({'turn_credit.turn_gamma': 0.9}, 'set loss.estimator to turn or bi_level'),
         ({'loss.gamma': 1.1}, r'loss.gamma=1.1 must be in \[0, 1\]'),
-        ({'algorithm': 'grpo', 'loss.eps': -1.0}, 'loss.eps=-1.0 must not be negative'),
+        ({'algorithm': 'grpo', 'loss.eps': -1.0}, 'loss.eps=-1.0 must be at least 0'),
         ({'algorithm': 'cispo', 'loss.dual_clip': 3.0}, "no effect on algorithm='cispo'"),
         ({'loss.norm_length': 9}, 'loss.norm_length=9 is for loss.aggregation=token_sum_norm'),
         ({'algorithm': 'dapo', 'loss.overlong_coef': 2.0}, 'need loss.max_length'),
@@ -191,7 +193,8 @@ def test_options_with_a_value_everywhere_are_refused_by_no_algorithm(name):
 # ---- a whole step --------------------------------------------------------------------------------
 
 
-NOTHING_FROZEN = state.Frozen(model={}, reference=None)
+NOTHING_FROZEN = run_params.Frozen(model={}, reference=None)
+OPENED = state.Opened(state=None, frozen=NOTHING_FROZEN, base=None, streams=Streams(seed=0))
 
 
 def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
@@ -204,15 +207,15 @@ def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
         'batch.epochs': 2,
         'env.eval_levels': 8,
     }
-    run = train.build(micro_runs.config('frozen_lake', **changes))
+    run = build(micro_runs.config('frozen_lake', **changes))
 
     def fresh():
         return state.start_state(run, run.params)
 
-    one, measured, seen = train.train_step(run, fresh(), NOTHING_FROZEN, None, 0, first=False)
+    one, measured, _, played = train.train_step(run, OPENED, fresh(), 0, first=False)
     assert measured['policy/grad_norm'] > 0 and measured['update/skipped'] == 0
-    again = train.train_step(run, fresh(), NOTHING_FROZEN, None, 0, first=False)[0]
+    again = train.train_step(run, OPENED, fresh(), 0, first=False)[0]
     jax.tree.map(np.testing.assert_array_equal, one, again)
-    ordered = run.learn(fresh(), NOTHING_FROZEN, seen[0])[0]
+    ordered = run.training.learn(fresh(), NOTHING_FROZEN, played.rollout)[0]
     same = jax.tree.map(np.array_equal, one.params, ordered.params)
     assert not all(jax.tree.leaves(same))

@@ -1,21 +1,23 @@
 """Parity switches: by hand what each changes, and that nothing changes without it."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import micro_runs
 import numpy as np
+import optax
 import pytest
 import test_filter_configs as tiny_steps
 import tiny_agents as tiny
 
 from agentrl_jax.algorithms import grpo
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import batches, parity, update
-from agentrl_jax.rollout import device
-from agentrl_jax.run import check
+from agentrl_jax.rollout import episodes
+from agentrl_jax.run import check, settings
 from agentrl_jax.run import parts as assemble
-from agentrl_jax.run import settings as assemble_update
 
 START = 9
 # <s> sys \n <s> usr obs \n <s> asst think ACT END \n <s> usr obs \n <s> asst think ACT pad
@@ -42,17 +44,19 @@ def test_ragen_s_masks_by_hand():
     assert [TOKENS[t] for t in leaked] == [3, 4, 0, 9, 3, 4]
 
 
-def settings_of(**changes):
+def learning_of(**changes):
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
     check.check(cfg)
-    return assemble_update.update_settings(cfg, assemble.build_mesh(cfg))
+    mesh, txs = assemble.build_mesh(cfg), (optax.adam(0.01), None)
+    return settings.build_learning(cfg, mesh, None, tiny.tokenizer(), txs)
 
 
 def test_every_switch_is_off():
-    settings = settings_of()
-    assert settings['trained'] is None and not settings['update']['microbatch_means']
-    assert not settings['select'].keywords['keep_fn'].keywords['normalised']
-    assert not settings['score']['recompute'] and settings['score']['row_tokens'] == 12
+    learning = learning_of()
+    assert learning.train_on is None and not learning.update.keywords['microbatch_means']
+    assert not learning.select.keywords['keep_fn'].keywords['normalised']
+    scoring = learning.score.keywords
+    assert not scoring['recompute'] and scoring['row_tokens'] == 12
 
 
 def trained_texts(out, mask, b):
@@ -76,8 +80,8 @@ def test_what_trains_of_a_real_conversation(played):
     """RAGEN's leak: chat markers around every answer; in `all` everything the user said as well."""
     found = {}
     for where in ('answers', 'all'):
-        which = settings_of(**{'parity.loss_on': where})['trained']
-        found[where] = np.asarray(parity.train_on(played, **which).action_mask)
+        train_on = learning_of(**{'parity.loss_on': where}).train_on
+        found[where] = np.asarray(train_on(played).action_mask)
     b = int(np.argmax(played.num_turns))
     turns = int(played.num_turns[b])
     assert turns >= 2
@@ -92,18 +96,19 @@ def test_what_trains_of_a_real_conversation(played):
 
 def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(played):
     """Ratio 1 at all of them before the first step: the loss is minus the mean advantage."""
-    settings = settings_of(**{'parity.loss_on': 'all'})
-    assert settings['score']['recompute'] and settings['update']['row_tokens'] is None
+    learning = learning_of(**{'parity.loss_on': 'all'})
+    assert learning.score.keywords['recompute']
+    assert learning.update.keywords['row_tokens'] is None
     out = played.replace(rewards=jnp.asarray(played.rewards).at[::3, 0].add(1.0))
-    fns = assemble.ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
+    fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
     state = tiny_steps.fresh().replace(params=tiny.cloned('frozen_lake')[0])
     program = jax.jit(
         functools.partial(
             batches.prepare,
-            algorithm=grpo,
             fns=fns,
-            group_size=4,
-            settings=settings | {'score': settings['score'] | {'microbatch_rows': 16}},
+            learning=dataclasses.replace(
+                learning, score=functools.partial(learning.score, microbatch_rows=16)
+            ),
         ),
         compiler_options=tiny.QUICK,
     )
@@ -141,10 +146,11 @@ def test_token_mean_over_micro_batches_of_one_row_is_a_mean_of_rows():
 
     def params(**changes):
         parts = tiny_steps.parts_of('grpo', changes)
-        parts['settings']['update'] |= {'num_microbatches': 8}
-        learn = functools.partial(
-            tiny_steps.train.learn, **parts, txs=(tiny_steps.optax.adam(0.01), None)
+        learning = parts['learning']
+        parts['learning'] = dataclasses.replace(
+            learning, update=functools.partial(learning.update, num_microbatches=8)
         )
+        learn = functools.partial(tiny_steps.build_module.learn, **parts)
         return jax.tree.leaves(
             jax.jit(learn)(tiny_steps.fresh(), tiny_steps.NOTHING_FROZEN, out)[0].params
         )
@@ -223,17 +229,17 @@ def batch_of(sampler, **correction):
     check.check(cfg)
     play = assemble.build_collect(cfg, play_in, assemble.build_mesh(cfg), split='train')
     stream = jnp.arange(16, dtype=jnp.int32)
-    listed = device.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
+    listed = episodes.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
     task = tiny.task('frozen_lake', max_turns=2, max_actions_per_turn=2, max_actions_per_episode=4)
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
-    fns = assemble.ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
+    fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
     program = functools.partial(
         batches.prepare,
-        algorithm=grpo,
         fns=fns,
-        group_size=4,
-        settings=assemble_update.update_settings(cfg, assemble.build_mesh(cfg)),
+        learning=settings.build_learning(
+            cfg, assemble.build_mesh(cfg), None, tiny.tokenizer(), (optax.adam(0.01), None)
+        ),
     )
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(state, None, out)

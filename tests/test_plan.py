@@ -10,11 +10,13 @@ import micro_runs
 import pytest
 from tiny_models import TINY
 
-from agentrl_jax import plan, train
+from agentrl_jax import plan
 from agentrl_jax.models import qwen2, sizes
 from agentrl_jax.planning import advice, hardware, programs
 from agentrl_jax.planning import cost as plan_cost
+from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
 
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
 MACHINE = plan_cost.Machine('cpu', 100.0, 10.0, (3.0, 2.0), data=2, fsdp=2, tensor=1)
@@ -170,10 +172,10 @@ def test_shapes_are_those_of_a_real_run(rank):
         'frozen_lake', **{'mesh.fsdp': 4, 'mesh.tensor': 2, 'lora.rank': rank, 'loss.kl_coef': 0.1}
     )
     shapes = programs.shapes(cfg, jax.devices())
-    run = train.build(cfg)
+    run = build(cfg)
     state = start.start_state(run, run.params)
     base = run.params if rank else {}
-    real = (state, start.Frozen(base, start.policy_of(state.params, {})))
+    real = (state, run_params.Frozen(base, run_params.policy_of(state.params, {})))
     planned = (shapes.state, shapes.frozen)
     assert jax.tree.all(
         jax.tree.map(
@@ -194,7 +196,7 @@ def test_shapes_are_those_of_a_real_run(rank):
         if part.device == device
     )
     assert programs.device_bytes(planned) == held
-    policy = programs.device_bytes(start.player_of(shapes.state, shapes.frozen.model))
+    policy = programs.device_bytes(run_params.player_of(shapes.state, shapes.frozen.model))
     assert programs.beside('collect', shapes) == held - policy
 
 

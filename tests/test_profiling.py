@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from agentrl_jax import train
-from agentrl_jax.machine import processes, profiling
+from agentrl_jax.machine import files, profiling
 from configs import base
 
 
@@ -58,28 +58,28 @@ def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
 
 
 def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, monkeypatch):
-    monkeypatch.setenv(processes.BUCKETS, str(tmp_path / 'gcs'))
+    monkeypatch.setenv(files.BUCKETS, str(tmp_path / 'gcs'))
     (tmp_path / 'shared').mkdir()
     (tmp_path / 'gcs').mkdir()
     (tmp_path / 'gcs' / 'bucket').symlink_to(tmp_path / 'shared')
-    assert processes.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
-    assert processes.local_path('runs/a').parts == ('runs', 'a')
-    workdir = processes.check_workdir('gs://bucket/run')
+    assert files.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
+    assert files.local_path('runs/a').parts == ('runs', 'a')
+    workdir = files.check_workdir('gs://bucket/run')
     assert workdir.is_dir() and (tmp_path / 'shared' / 'run').is_dir()
 
 
 @pytest.mark.parametrize('path', ['gs://other/run', 'gs://plain/run', 'gs:///run'])
 def test_a_bucket_that_is_not_mounted_is_refused(path, tmp_path, monkeypatch):
     """Else a run would go to a disk that vanishes with its machine."""
-    monkeypatch.setenv(processes.BUCKETS, str(tmp_path))
+    monkeypatch.setenv(files.BUCKETS, str(tmp_path))
     (tmp_path / 'plain').mkdir()  # a mount that has gone leaves its folder behind
     with pytest.raises(ValueError, match='nothing is mounted at .*tpu_scripts/setup'):
-        processes.check_workdir(path)
+        files.check_workdir(path)
 
 
 def test_a_bucket_without_mounts_and_other_schemes_are_refused(monkeypatch):
-    monkeypatch.delenv(processes.BUCKETS, raising=False)
+    monkeypatch.delenv(files.BUCKETS, raising=False)
     with pytest.raises(ValueError, match='AGENTRL_GCS must name the folder'):
-        processes.local_path('gs://bucket/run')
+        files.local_path('gs://bucket/run')
     with pytest.raises(ValueError, match='only gs://bucket/folder and plain paths'):
-        processes.local_path('s3://bucket/run')
+        files.local_path('s3://bucket/run')

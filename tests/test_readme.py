@@ -21,7 +21,7 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS, solvers
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import page_html, report, run_log
-from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
@@ -262,7 +262,7 @@ def test_the_example_environment_plays_in_a_rollout(corridor):
     env, params = corridor
     task = text.build_task(env, params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
     stream = jnp.arange(8, dtype=jnp.int32)
-    listed = device.Episodes(level=stream // 2, token_stream=stream, world_stream=stream)
+    listed = Episodes(level=stream // 2, token_stream=stream, world_stream=stream)
     out, counters = tiny.play(
         'bandit', tiny.untrained(), jax.random.key(0), listed=listed, task_=task
     )

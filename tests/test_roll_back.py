@@ -1,5 +1,7 @@
 """A whole run that goes back to a checkpoint: what it keeps, what it removes, killed in between."""
 
+import dataclasses
+
 import jax
 import micro_runs
 import numpy as np
@@ -106,13 +108,14 @@ def test_the_rate_falls_with_each_roll_back_and_the_run_may_go_on(undisturbed, m
 
     def watched(cfg):
         run = build(cfg)
-        learn = run.learn
+        learn = run.training.learn
 
         def noting(*args):
             scales.append(float(args[-2]))
             return learn(*args)
 
-        return train.dataclasses.replace(run, learn=noting)
+        training = dataclasses.replace(run.training, learn=noting)
+        return dataclasses.replace(run, training=training)
 
     monkeypatch.setattr(train, 'build', watched)
     assert train.train(cfg, workdir) == 0

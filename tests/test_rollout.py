@@ -11,6 +11,7 @@ import tiny_agents as tiny
 from jax.sharding import AxisType
 
 from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 KEY, played = tiny.KEY, tiny.played
@@ -266,7 +267,7 @@ def test_the_streams_of_an_episode_are_all_its_luck():
     """Same tokens and worlds: the same episode. Same tokens on other ice: the same first answer."""
     params = tiny.cloned('frozen_lake')[0]
     own = jnp.arange(16, dtype=jnp.int32)
-    listed = device.Episodes(level=own * 0, token_stream=own // 4, world_stream=own // 4)
+    listed = Episodes(level=own * 0, token_stream=own // 4, world_stream=own // 4)
     out, _ = tiny.play('frozen_lake', params, KEY, listed=listed)
     assert (out.tokens == out.tokens[::4].repeat(4, 0)).all()
     assert (out.tokens != out.tokens[:1]).any()
@@ -326,7 +327,7 @@ def test_sampled_tokens_follow_the_policy():
     """Mean of -log p of the drawn tokens is the entropy: 512 first tokens of one prompt."""
     params = tiny.untrained()
     stream = jnp.arange(512, dtype=jnp.int32)
-    listed = device.Episodes(level=stream * 0, token_stream=stream, world_stream=stream)
+    listed = Episodes(level=stream * 0, token_stream=stream, world_stream=stream)
     out, _ = tiny.play(
         'frozen_lake',
         params,

@@ -10,8 +10,8 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.envs import FrozenLake, experts
-from agentrl_jax.imitation import clone
-from agentrl_jax.rl.score import positions_of
+from agentrl_jax.imitation import clone, demonstrations
+from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.text.task import build_task
 
@@ -107,7 +107,7 @@ def by_the_oracle(task, seed=0, episodes=24):
     def expert(states, used):
         return experts.plans(task.env, task.env_params, states, used, task.max_actions_per_episode)
 
-    shown = clone.demonstrate(
+    shown = demonstrations.demonstrate(
         task, tiny.tokenizer(), expert, seed=seed, episodes=episodes, oracle=1.0, max_tokens=400
     )
     return jax.device_get(shown)
@@ -176,7 +176,9 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
             return [[] for _ in used]
 
         settings = dict(seed=0, episodes=16, oracle=0.0, max_tokens=budget)
-        return jax.device_get(clone.demonstrate(task, tiny.tokenizer(), expert, **settings))
+        return jax.device_get(
+            demonstrations.demonstrate(task, tiny.tokenizer(), expert, **settings)
+        )
 
     free = shown(400)
     ends = [np.flatnonzero(np.diff(np.append(mask, False).astype(int)) == -1) for mask in free.mask]
@@ -193,12 +195,14 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
 def test_plans_are_mixed_turn_by_turn():
     rng = np.random.default_rng(0)
     oracle = [[0, 1, 2, 3, 0]] * 2000
-    plans = clone.mixed_plans(rng, oracle, oracle=0.25, per_turn=3, names=4)
+    plans = demonstrations.mixed_plans(rng, oracle, oracle=0.25, per_turn=3, names=4)
     # a random plan equals the oracle's first three with probability 1/3 (length) / 64
     share = np.mean([plan == [0, 1, 2] for plan in plans])
     assert abs(share - (0.25 + 0.75 / 192)) < 4 * np.sqrt(0.25 * 0.75 / 2000)
     assert {len(plan) for plan in plans} == {1, 2, 3}
-    assert clone.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)[0]  # no way out: at random
+    assert demonstrations.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)[
+        0
+    ]  # no way out: at random
 
 
 def test_cloning_lowers_the_loss_and_learns_the_format():

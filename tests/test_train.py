@@ -21,9 +21,12 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import run_log
-from agentrl_jax.rollout import device
-from agentrl_jax.run import check, parts, settings
+from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
+from agentrl_jax.run import build as build_module
+from agentrl_jax.run import check, derived, parts, settings
+from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
 from agentrl_jax.types import Rollout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -105,7 +108,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
         assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
-        kept = check.kept_groups(cfg) * cfg.rollout.group_size
+        kept = derived.kept_groups(cfg) * cfg.rollout.group_size
         assert row['batch/trained_rows'] == kept
         per_episode = row['rollout/response_length']
         assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
@@ -299,28 +302,27 @@ def trace(cfg, *, with_rollout):
     txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
-    reference = start.policy_of(state.params, {}) if parts.needs_reference(cfg) else None
+    reference = run_params.policy_of(state.params, {}) if derived.needs_reference(cfg) else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     out = abstract_rollout(rows, cfg)
-    if with_rollout:
+    task = None
+    if with_rollout or cfg.context.window:
         task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
-        listed = device.Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
+    if with_rollout:
+        listed = Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
         collect = parts.build_collect(cfg, found[0], mesh, split='train')
         key = jax.eval_shape(lambda: jax.random.key(0))
-        policy = start.policy_of(state.params, {})
+        policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(
             lambda x: (x.shape, x.dtype), out
         )
     learn = functools.partial(
-        train.learn,
-        algorithm=ALGORITHMS[cfg.algorithm],
-        fns=parts.model_functions(cfg, found[0], mesh),
-        txs=txs,
-        group_size=cfg.rollout.group_size,
-        settings=settings.update_settings(cfg, mesh),
+        build_module.learn,
+        fns=parts.build_functions(cfg, found[0], mesh),
+        learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
     )
-    after, measured, *_ = jax.eval_shape(learn, state, start.Frozen({}, reference), out)
+    after, measured, *_ = jax.eval_shape(learn, state, run_params.Frozen({}, reference), out)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
 
@@ -333,6 +335,7 @@ def abstract_rollout(rows, cfg):
         attention_mask=(tokens, bool),
         action_mask=(tokens, bool),
         turn=(tokens, jnp.int32),
+        begin=(turns, jnp.int32),
         rewards=(turns, jnp.float32),
         penalties=(turns, jnp.float32),
         turn_stop=(turns, jnp.int32),
@@ -378,8 +381,8 @@ def test_every_algorithm_runs_with_the_fields_of_the_config(name):
         ({'env.max_turns': 0}, 'env.max_turns=0 must be at least 1'),
         ({'rollout.serve_rows': 0}, 'rollout.serve_rows=0 must be at least 1'),
         ({'checkpoint.every': 0}, 'checkpoint.every=0 must be at least 1'),
-        ({'eval.temperature': -1.0}, 'eval.temperature=-1.0 must not be negative'),
-        ({'rollout.temperature': 0.0}, 'rollout.temperature=0.0 must be positive'),
+        ({'eval.temperature': -1.0}, 'eval.temperature=-1.0 must be in'),
+        ({'rollout.temperature': 0.0}, 'rollout.temperature=0.0 must be in'),
         ({'filter.keep': 1.5}, 'filter.keep=1.5 must be in'),
         ({'eval.top_p': 0.0}, 'eval.top_p=0.0 must be in'),
         ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
@@ -407,7 +410,7 @@ def test_impossible_runs_are_refused_before_time_is_spent(changes, message, monk
 
     monkeypatch.setattr(parts, 'build_model', too_late)
     with pytest.raises(ValueError, match=message):
-        train.build(micro_runs.config('frozen_lake', **changes))
+        build(micro_runs.config('frozen_lake', **changes))
 
 
 @pytest.mark.parametrize('argument', ['--config.env.max_turn=3', '--config.optim.lr=fast'])
@@ -433,7 +436,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
 
 
 def test_levels_are_drawn_without_repetition_and_by_step():
-    draw = functools.partial(parts.draw_episodes, levels=6, groups=6, group_size=2)
+    draw = functools.partial(draw_episodes, levels=6, groups=6, group_size=2)
     drawn = [draw(jax.random.key(0), step, common=True) for step in (0, 1)]
     assert sorted(drawn[0].level[::2].tolist()) == list(range(6))
     assert (drawn[0].level[::2] == drawn[0].level[1::2]).all()
@@ -441,13 +444,13 @@ def test_levels_are_drawn_without_repetition_and_by_step():
     np.testing.assert_array_equal(drawn[0].world_stream, np.arange(12) // 2)
     own = draw(jax.random.key(0), 0, common=False)
     np.testing.assert_array_equal(own.world_stream, own.token_stream)
-    many = parts.draw_episodes(jax.random.key(0), 0, levels=2, groups=5, group_size=1, common=False)
+    many = draw_episodes(jax.random.key(0), 0, levels=2, groups=5, group_size=1, common=False)
     assert many.level.shape == (5,) and set(many.level.tolist()) <= {0, 1}
 
 
 def test_validation_plays_every_level_and_counts_no_filling():
     """12 episodes over a pool of 5 on 8 shards: 16 rows, each level twice or three times in 12."""
-    listed = parts.every_level(12, 5, 8)
+    listed = every_level(12, 5, 8)
     assert listed.level.shape == (16,)
     assert np.bincount(listed.level[:12]).tolist() == [3, 3, 2, 2, 2]
     assert sharding.row_shards(parts.build_mesh(micro_runs.config('bandit'))) == 8

@@ -12,9 +12,9 @@ import toy_rollouts as toy
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.algorithms import common, grpo, ppo
+from agentrl_jax.algorithms import grpo, ppo
 from agentrl_jax.models import qwen2
-from agentrl_jax.rl import losses, update
+from agentrl_jax.rl import losses, objective, update
 from agentrl_jax.types import TrainState
 
 TX = optax.sgd(0.1)
@@ -194,7 +194,7 @@ def test_a_shared_backbone_learns_from_both_losses():
             batch.attention_mask,
         )
         weights = losses.token_weights(batch.value_mask, 'token_mean')
-        return common.value_loss(raw, batch, weights, clip_value=0.5)[0]
+        return objective.value_loss(raw, batch, weights, clip_value=0.5)[0]
 
     # the change of the joint step is that of the policy's step and half of the value's
     gradient = jax.grad(value)(state.params)

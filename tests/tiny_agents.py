@@ -13,10 +13,12 @@ import optax
 
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, experts
 from agentrl_jax.imitation import clone
+from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.models import qwen2
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.score import positions_of
+from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.task import build_task
@@ -103,7 +105,7 @@ def demonstrations(name, oracle=0.5, episodes=64):
     def expert(states, used):
         return experts.plans(*environment(name), states, used, BUDGETS['max_actions_per_episode'])
 
-    return clone.demonstrate(
+    return demonstrate(
         task(name),
         tokenizer(),
         expert,
@@ -137,7 +139,7 @@ def episodes(name, *, groups=4, group_size=4, common=False):
     """Group-major episodes on the first levels, every stream its own unless common."""
     stream = jnp.arange(groups * group_size, dtype=jnp.int32)
     env, env_params = environment(name)
-    return device.Episodes(
+    return Episodes(
         level=stream // group_size % env.num_levels(env_params),
         token_stream=stream,
         world_stream=stream // group_size if common else stream,

@@ -36,6 +36,7 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
         attention_mask=attention,
         action_mask=action,
         turn=turn,
+        begin=zeros,
         rewards=np.asarray(rewards, np.float32),
         penalties=np.asarray(zeros if penalties is None else penalties, np.float32),
         turn_stop=zeros,

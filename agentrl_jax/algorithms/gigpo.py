@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl import objective, turn_credit
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ('step_coef', 'turn_gamma', 'norm')
-loss = common.clipped_loss
+loss = objective.clipped_loss
 
 
 def make_batch(

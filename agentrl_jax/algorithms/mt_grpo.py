@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl import objective, turn_credit
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
 USES_CRITIC = False
@@ -33,7 +33,7 @@ SETTINGS = (
     'std_floor',
 )
 OUTCOMES = ('success', 'final', 'return', 'answer')
-loss = common.clipped_loss
+loss = objective.clipped_loss
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:

@@ -11,6 +11,7 @@ import jax
 
 from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import objective
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = True
@@ -24,7 +25,7 @@ SETTINGS = (
     'turn_gamma',
 )
 ESTIMATORS = ('token', 'turn', 'bi_level')
-loss = common.clipped_loss
+loss = objective.clipped_loss
 
 
 def token_rewards(

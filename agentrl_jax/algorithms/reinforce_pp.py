@@ -10,11 +10,12 @@ import jax
 
 from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import objective
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ('gamma', 'reward_on')
-loss = common.clipped_loss
+loss = objective.clipped_loss
 
 
 def make_batch(

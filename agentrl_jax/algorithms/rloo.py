@@ -7,11 +7,12 @@ import jax
 
 from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import objective
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ()
-loss = common.clipped_loss
+loss = objective.clipped_loss
 
 
 def make_batch(

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.machine import files, frozen
 from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
@@ -64,7 +64,7 @@ def key(config: dict[str, Any]) -> str:
     file, devices = config['clone']['file'], jax.devices()
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]
     read['file'] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ''
-    return processes.config_hash(read)[:16]
+    return files.config_hash(read)[:16]
 
 
 def kept(
@@ -80,12 +80,10 @@ def kept(
         raise ValueError('clone.keep_in is for runs of one process: unset it')
     folder = Path(workdir) / config['clone']['keep_in'] / key(config)
     if folder.exists():
-        return checkpoint.load_params_only(folder, abstract)
+        return frozen.load(folder, abstract)
     params = make()
     own = folder.with_name(f'{folder.name}.{os.getpid()}')
-    opened = checkpoint.open_checkpoints(own, keep=1, async_=False)
-    checkpoint.save(opened, 0, {'params': params}, {})
-    checkpoint.close(opened)
+    frozen.keep(own, params)
     try:
         os.replace(own, folder)
     except OSError:  # another run was first

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.imitation.clone import Demonstrations, pad_rows
-from agentrl_jax.records import run_log
+from agentrl_jax.imitation.demonstrations import pad_rows
+from agentrl_jax.machine import files
 from agentrl_jax.tokens.chat import Chat, build_chat
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Demonstrations, Rollout
 
 Record = dict[str, Any]
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
@@ -231,6 +231,6 @@ def write_records(path: str | Path, records: Iterable[Record]) -> None:
     """Writes a .json list, or a line for each record if the name ends in .jsonl."""
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     if Path(path).suffix == '.jsonl':
-        run_log.write_atomic(Path(path), ''.join(line + '\n' for line in lines))
+        files.write_atomic(Path(path), ''.join(line + '\n' for line in lines))
     else:
-        run_log.write_atomic(Path(path), '[\n' + ',\n'.join(lines) + '\n]\n')
+        files.write_atomic(Path(path), '[\n' + ',\n'.join(lines) + '\n]\n')

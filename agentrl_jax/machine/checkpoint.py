@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from agentrl_jax.machine import processes
+from agentrl_jax.machine import files
 
 FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
@@ -43,7 +43,7 @@ def open_checkpoints(
     """
     if keep < 1:
         raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
-    directory = processes.check_workdir(processes.local_path(workdir) / FOLDER)
+    directory = files.check_workdir(files.local_path(workdir) / FOLDER)
     policies = ocp.training.preservation_policies
     preserve = policies.LatestN(keep)
     if best is not None:
@@ -158,7 +158,7 @@ def load_params_only(
 
 def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Path:
     """The folder of a step, given itself, the checkpoint folder or the workdir."""
-    path = processes.local_path(path).expanduser().absolute()
+    path = files.local_path(path).expanduser().absolute()
     if step is None and (path / MARK).exists():
         return path
     directory = path / FOLDER if (path / FOLDER).is_dir() else path

@@ -1,23 +1,16 @@
 """What a run needs around the program: processes, preemption, compile counts, a usable workdir."""
 
-import errno
-import hashlib
-import json
 import os
-import pathlib
-import shutil
 import signal
 import sys
 import traceback
 import types
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
 HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: a process silent for so long is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
@@ -160,54 +153,8 @@ class CompileCounter:
             self.seconds += duration
 
 
-def local_path(path: str | os.PathLike) -> pathlib.Path:
-    """The path itself; gs://bucket/folder is the folder in the mount of its bucket.
-
-    Buckets are used through mounts (gcsfuse), since the logs and pages of a run are plain files.
-    A mount that is missing must not become a folder on the disk of a machine that may vanish.
-    """
-    scheme, found, rest = str(path).partition('://')
-    if not found:
-        return pathlib.Path(path)
-    if scheme != 'gs':
-        raise ValueError(f'{path}: only gs://bucket/folder and plain paths are understood')
-    if BUCKETS not in os.environ:
-        raise ValueError(
-            f'{path}: {BUCKETS} must name the folder where the bucket is mounted; '
-            'tpu_scripts/setup mounts it, gcsfuse does it by hand'
-        )
-    bucket, _, folder = rest.partition('/')
-    mount = pathlib.Path(os.environ[BUCKETS]).expanduser() / bucket
-    if not bucket or not (mount.is_mount() or mount.is_symlink()):
-        raise ValueError(f'{path}: nothing is mounted at {mount}; run tpu_scripts/setup again')
-    return mount / folder
-
-
-def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathlib.Path:
-    """Create the directory, write a file in it, look at the free space; returns it absolute."""
-    workdir = local_path(path).expanduser().absolute()
-    probe = workdir / f'.write-test-{os.getpid()}'
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b'x')
-        probe.unlink()
-    except OSError as error:
-        advice = 'free space there' if error.errno == errno.ENOSPC else 'name one that is'
-        raise OSError(
-            error.errno, f'workdir is not writable ({error.strerror}): {advice}', str(workdir)
-        ) from error
-    free = shutil.disk_usage(workdir).free
-    if free < min_free_bytes:
-        raise OSError(
-            errno.ENOSPC,
-            f'{free / 1e9:.2f} GB are free and this run needs {min_free_bytes / 1e9:.2f} GB: '
-            'free space, keep fewer checkpoints, or name another workdir',
-            str(workdir),
-        )
-    return workdir
-
-
-def config_hash(config: Mapping[str, Any]) -> str:
-    """sha256 of the config as JSON with sorted keys: the same for the same fields and values."""
-    text = json.dumps(config, sort_keys=True, separators=(',', ':'), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+def fetch(x: jax.Array) -> np.ndarray:
+    """The whole array on every host."""
+    if jax.process_count() == 1:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)

@@ -113,3 +113,19 @@ def init_sharded(init: Callable, key: jax.Array, rules: Rules, mesh: Mesh) -> An
     """init(key) computed where its results belong: no device ever holds the whole."""
     layout = specs(jax.eval_shape(init, key), rules, mesh)
     return jax.jit(init, out_shardings=layout)(key)
+
+
+def abstract_of(tree: Any) -> Any:
+    """Shapes, dtypes and layouts of a tree of arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def with_layout(tree: Any, layout: Any) -> Any:
+    """Shapes and dtypes with one layout for all arrays, or with a tree of layouts."""
+
+    def one(x, at):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+    if isinstance(layout, jax.sharding.Sharding):
+        return jax.tree.map(lambda x: one(x, layout), tree)
+    return jax.tree.map(one, tree, layout)

@@ -17,8 +17,7 @@ from flax import struct
 
 from agentrl_jax.measure.collapse import STD_EPS, quadrant
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.masked import masked_mean, masked_var
-from agentrl_jax.rl.score import positions_of
+from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
 from agentrl_jax.text import answer as answers
 from agentrl_jax.types import Params, Rollout
 

@@ -4,19 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import multihost_utils
 
 from agentrl_jax.measure.stats import wilson_interval
 from agentrl_jax.rl.masked import masked_sum
 from agentrl_jax.types import Rollout
-
-
-def fetch(x: jax.Array) -> np.ndarray:
-    """The whole array on every host."""
-    if jax.process_count() == 1:
-        return np.asarray(x)
-    return multihost_utils.process_allgather(x, tiled=True)
 
 
 def count(rollout: Rollout, task: Any, *, episodes: int) -> dict[str, Any]:

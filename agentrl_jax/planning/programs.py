@@ -11,13 +11,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax import train
-from agentrl_jax.imitation import clone
-from agentrl_jax.machine import processes, sharding
+from agentrl_jax import types
+from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.planning import cost as plan_cost
-from agentrl_jax.run import check, parts
-from agentrl_jax.run import state as start
+from agentrl_jax.rollout.episodes import every_level
+from agentrl_jax.run import check, derived, parts
+from agentrl_jax.run.build import build_learn
+from agentrl_jax.run.params import Frozen, player_of, policy_of
+from agentrl_jax.run.state import make_state
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
     re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),
@@ -34,7 +36,7 @@ class Shapes:
     config: Any  # sizes of the model
     mesh: jax.sharding.Mesh
     state: Any  # TrainState
-    frozen: Any  # start.Frozen
+    frozen: Any  # params.Frozen
     collect: tuple  # (jitted, arguments)
     learn: tuple
 
@@ -70,7 +72,7 @@ def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
     if model:
         config = sizes.named(model)
     elif cfg.model.path:
-        config = weights.open_source(processes.local_path(cfg.model.path)).config()
+        config = weights.open_source(files.local_path(cfg.model.path)).config()
     else:
         config = parts.random_model_config(cfg, tokenizer)
     config = dataclasses.replace(config, **parts.execution(cfg))
@@ -84,21 +86,21 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
     config = model_config(cfg, tokenizer, model, layers)
-    task = start.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
+    task = sharding.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
     txs = parts.build_optimisers(cfg)
     state, frozen = state_of(cfg, config, mesh, txs)
-    policy = start.player_of(state, frozen.model)
-    key = start.with_layout(jax.eval_shape(jax.random.key, 0), whole)
+    policy = player_of(state, frozen.model)
+    key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
-    drawn = parts.every_level(episodes, 1, 1)
+    drawn = every_level(episodes, 1, 1)
     collect = parts.build_collect(cfg, config, mesh, split='train')
-    played = (policy, task, start.with_layout(jax.tree.map(np.asarray, drawn), rows), key)
+    played = (policy, task, sharding.with_layout(jax.tree.map(np.asarray, drawn), rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
-    learn = train.build_learn(cfg, mesh, parts.model_functions(cfg, config, mesh), txs)
-    rollout = start.with_layout(rollout, rows)
+    learn = build_learn(cfg, mesh, config, task, tokenizer, txs)
+    rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
-    scale = start.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
-    joining = demonstrations(rollout, check.base_rows(cfg), rows)
+    scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
+    joining = demonstrations(rollout, derived.base_rows(cfg), rows)
     return Shapes(
         cfg=cfg,
         config=config,
@@ -106,19 +108,19 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
         state=state,
         frozen=frozen,
         collect=(collect, played),
-        learn=(learn, (state, frozen, rollout, shuffle, task, scale, joining)),
+        learn=(learn, (state, frozen, rollout, shuffle, scale, joining)),
     )
 
 
 def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
-    """(TrainState, start.Frozen) as start.open_state makes them."""
+    """(TrainState, params.Frozen) as state.open_state makes them."""
     params = weights.abstract_params(config)
-    params = start.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
-    make = functools.partial(start.make_state, cfg=cfg, config=config, txs=txs)
+    params = sharding.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
+    make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
-    state = start.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
-    reference = start.policy_of(state.params, {}) if parts.needs_reference(cfg) else None
-    return state, start.Frozen(params if cfg.lora.rank else {}, reference)
+    state = sharding.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
+    reference = policy_of(state.params, {}) if derived.needs_reference(cfg) else None
+    return state, Frozen(params if cfg.lora.rank else {}, reference)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
@@ -129,7 +131,7 @@ def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
         jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype, sharding=layout)
         for x in (rollout.tokens, rollout.action_mask)
     )
-    return clone.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
+    return types.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
 
 
 def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Compiled:

@@ -12,6 +12,8 @@ from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.types import Rollout, TurnStop
 
+PAGE_EPISODES = 64  # episodes on a rollout page
+
 # One program for all pages of a run: their tasks and numbers of episodes are the same.
 play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
 

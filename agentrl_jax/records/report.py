@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.envs import solvers
+from agentrl_jax.machine import files
 from agentrl_jax.records import plots, run_log
 
 REFERENCE_FILE = run_log.REFERENCE_FILE
@@ -23,7 +24,7 @@ def reference(task: Any) -> dict[str, float]:
 def write_reference(workdir: Path, task: Any) -> None:
     """Keeps the reference of the validation pool in the workdir."""
     text = json.dumps(reference(task), sort_keys=True) + '\n'
-    run_log.write_atomic(Path(workdir) / REFERENCE_FILE, text)
+    files.write_atomic(Path(workdir) / REFERENCE_FILE, text)
 
 
 def write_curves(workdir: Path, title: str) -> Path:

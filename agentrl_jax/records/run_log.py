@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_jax.machine.files import write_atomic
+
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
@@ -154,17 +156,6 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
         if not {'step', 'time_s'} <= row.keys():
             raise ValueError(f'{path}, line {number}: step or time_s is missing')
     return rows
-
-
-def write_atomic(path: str | os.PathLike, text: str) -> None:
-    """The file has the old or the new contents at any moment, never a part."""
-    path = Path(path)
-    partial = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    try:
-        partial.write_text(text, encoding='utf-8')
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 SECRET_WORD = re.compile(r'(secret|passw|credential|passphrase|(key|token)s?$)', re.IGNORECASE)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 
 COMMON_FILE, RUN_FILE = 'common.json', 'run.json'
@@ -78,7 +79,7 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     common = _common_fields(runs)
     text = json.dumps({'fields': common}, indent=1, sort_keys=True) + '\n'
-    run_log.write_atomic(folder / COMMON_FILE, text)
+    files.write_atomic(folder / COMMON_FILE, text)
     written = []
     for run in runs:
         fields = {name: value for name, value in run.fields.items() if name not in common}
@@ -90,7 +91,7 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
             values = [_plain(row[name]) if name in row else None for name in columns]
             lines.append(json.dumps(values, allow_nan=False))
         path = folder / f'{run.name}.jsonl'
-        run_log.write_atomic(path, '\n'.join(lines) + '\n')
+        files.write_atomic(path, '\n'.join(lines) + '\n')
         written.append(path)
     for path in stale - set(written):
         path.unlink()

@@ -1,49 +1,56 @@
 """From a rollout to the Batch of an update: keep groups, score, make the batch."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.imitation.clone import Demonstrations
-from agentrl_jax.rl import evol, losses, parity, score
+from agentrl_jax.rl import evol, losses
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.rollout import windows
-from agentrl_jax.types import Batch, Rollout, TrainState
+from agentrl_jax.rollout.windows import split_batch
+from agentrl_jax.types import Batch, Demonstrations, Params, Rollout, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The pure functions of an update, each bound to its settings; None = not part of it."""
+
+    select: Callable  # filtering.select of a rollout
+    train_on: Callable | None  # parity.train_on of a rollout: other tokens than the sampled ones
+    order: Callable | None  # (returns, usable) -> which rows stand side by side
+    windows: Callable | None  # windows.windows of a rollout whose policy saw only the last turns
+    score: Callable  # score.score
+    make_batch: Callable  # the algorithm's
+    correct: Callable | None  # correct, where the sampler is not the trainer
+    update: Callable  # update.update_step
 
 
 def prepare(
     state: TrainState,
-    ref_params: Any,
+    ref_params: Params | None,
     rollout: Rollout,
-    task: Any = None,
-    base: Any = None,
+    base: Demonstrations | None = None,
     *,
-    algorithm: Any,
     fns: Any,
-    group_size: int,
-    settings: dict,
+    learning: Learning,
 ) -> tuple[Batch, jax.Array, jax.Array, dict[str, jax.Array]]:
     """(batch, rows of the rollout int32 [b], their advantages float32 [b, T], metrics).
 
-    settings: 'select' (rollout -> filtering.select), keywords of 'score' and of 'batch'; keywords
-    or None: 'trained' of parity.train_on, 'correction' of correct, 'window' of context.windows
-    where the policy saw only the last turns (needs the task; the batch then has a row for each
-    turn); 'order': None, or which rows stand side by side. base: demonstrations that join the
-    batch. Advantages are nan in rows that do not train.
+    Where the policy saw only the last turns the batch has a row for each turn. base: demonstrations
+    that join the batch. Advantages are nan in rows that do not train.
     """
-    rollout, rows, keep, factors, metrics = settings['select'](rollout)
-    if settings['trained'] is not None:
-        rollout = parity.train_on(rollout, **settings['trained'])
-    if settings['order'] is not None:
+    rollout, rows, keep, factors, metrics = learning.select(rollout)
+    if learning.train_on is not None:
+        rollout = learning.train_on(rollout)
+    if learning.order is not None:
         usable = rollout.healthy & keep & rollout.action_mask.any(1)
-        placed = settings['order'](rollout.returns, usable, group_size=group_size)
+        placed = learning.order(rollout.returns, usable)
         taken = (rollout, rows, keep, factors)
         rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
-    seen = None
-    if settings['window'] is not None:
-        seen = windows.windows(task, rollout, **settings['window'])
-    scores = score.score(
+    windows = None if learning.windows is None else learning.windows(rollout)
+    scores = learning.score(
         state.params,
         state.critic_params,
         ref_params,
@@ -51,36 +58,33 @@ def prepare(
         hidden_fn=fns.hidden,
         head_fn=fns.head,
         values_fn=fns.values,
-        windows=seen,
-        **settings['score'],
+        windows=windows,
     )
-    batch = algorithm.make_batch(
-        rollout,
-        scores,
-        group_size=group_size,
-        keep=keep,
-        kl_coef=state.kl_coef,
-        **settings['batch'],
-    )
+    batch = learning.make_batch(rollout, scores, keep=keep, kl_coef=state.kl_coef)
     if factors is not None:
         batch = batch.replace(advantages=batch.advantages * factors[:, None])
-    if settings['correction'] is not None:
-        batch, measured = correct(batch, rollout.logprobs, **settings['correction'])
+    if learning.correct is not None:
+        batch, measured = learning.correct(batch, rollout.logprobs)
         metrics |= measured
     metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)
-    if seen is not None:
-        batch = windows.split_batch(batch, seen)
+    if windows is not None:
+        batch = split_batch(batch, windows)
     if base is not None:
-        batch = with_base(batch, base, state.params, ref_params, fns, settings['score'])
+        batch = with_base(batch, base, state.params, ref_params, fns, learning.score)
     return batch, rows, advantages, metrics
 
 
 def with_base(
-    batch: Batch, base: Demonstrations, params: Any, ref_params: Any, fns: Any, settings: dict
+    batch: Batch,
+    base: Demonstrations,
+    params: Params,
+    ref_params: Params | None,
+    fns: Any,
+    score: Callable,
 ) -> Batch:
     """The batch with demonstrations among its rows, scored by the policy before the update."""
-    scores = score.score(
+    scores = score(
         params,
         None,
         ref_params,
@@ -88,7 +92,7 @@ def with_base(
         hidden_fn=fns.hidden,
         head_fn=fns.head,
         values_fn=None,
-        **settings | {'recompute': True},
+        recompute=True,
     )
     return evol.join(batch, evol.base_batch(base, scores))
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentrl_jax.imitation.clone import Demonstrations
-from agentrl_jax.types import Batch, Params, Scores, TrainState
+from agentrl_jax.types import Batch, Demonstrations, Params, Scores, TrainState
 
 
 def draw(

@@ -33,3 +33,8 @@ def masked_max(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Ar
 def masked_min(x: jax.Array, mask: jax.Array, axis: int | None = None) -> jax.Array:
     """Smallest x where mask; inf where nothing is selected."""
     return jnp.min(jnp.where(mask, x, jnp.inf), axis=axis)
+
+
+def positions_of(attention_mask: jax.Array) -> jax.Array:
+    """int32 [B, T]: 0, 1, 2 ... over the real tokens of each row."""
+    return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)

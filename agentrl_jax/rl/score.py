@@ -6,13 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import losses
+from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import windows as context
 from agentrl_jax.types import Params, Rollout, Scores
-
-
-def positions_of(attention_mask: jax.Array) -> jax.Array:
-    """int32 [B, T]: 0, 1, 2 ... over the real tokens of each row."""
-    return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)
 
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int):

@@ -17,11 +17,9 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.algorithms import common
-from agentrl_jax.rl import losses
+from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl.advantages import MIN_STD
-from agentrl_jax.rl.masked import masked_mean, masked_var
-from agentrl_jax.rl.score import positions_of
+from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
 from agentrl_jax.types import Batch, Params, TrainState
 
 GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy that sampled
@@ -187,15 +185,15 @@ def critic_step(
 ) -> tuple[TrainState, dict, jax.Array]:
     """One step of a critic with parameters of its own; (state, metrics, finite)."""
 
-    def objective(critic_params, batch, weights):
+    def loss_of(critic_params, batch, weights):
         attention = batch.attention_mask
         raw = s.values_fn(
             state.params, critic_params, batch.tokens, positions_of(attention), attention
         )
-        return common.value_loss(raw, batch, weights, clip_value=s.value_clip)
+        return objective.value_loss(raw, batch, weights, clip_value=s.value_clip)
 
     loss, sums, grads = accumulate(
-        objective, state.critic_params, (batch, weights), parts=s.parts, sharding=s.row_sharding
+        loss_of, state.critic_params, (batch, weights), parts=s.parts, sharding=s.row_sharding
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite = apply_if_finite(
@@ -217,11 +215,11 @@ def policy_step(
 ) -> tuple[TrainState, dict, jax.Array]:
     """One step of the policy, with a critic that shares its backbone; (state, metrics, finite)."""
 
-    def objective(params, *rows):
+    def loss_of(params, *rows):
         return s.objective(params, *rows, state.kl_coef)
 
     loss, sums, grads = accumulate(
-        objective,
+        loss_of,
         state.params,
         (batch, weights, value_weights),
         parts=s.parts,
@@ -282,7 +280,7 @@ def joint_loss(
     **policy,
 ):
     """Policy loss, plus value_coef * value loss where a critic shares the backbone."""
-    total, (sums, hidden) = common.policy_loss(params, batch, weights, kl_coef, **policy)
+    total, (sums, hidden) = objective.policy_loss(params, batch, weights, kl_coef, **policy)
     if value_head_fn is not None:
         raw = value_head_fn(params, hidden)
     elif values_fn is not None:
@@ -290,7 +288,7 @@ def joint_loss(
         raw = values_fn(params, None, batch.tokens, positions_of(attention), attention)
     else:
         return total, sums
-    value, more = common.value_loss(raw, batch, value_weights, clip_value=value_clip)
+    value, more = objective.value_loss(raw, batch, value_weights, clip_value=value_clip)
     return total + value_coef * value, {**sums, **more, 'value/loss': value}
 
 
@@ -330,7 +328,7 @@ def update_step(
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
     unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
     microbatch_means counts the denominators of losses in each micro-batch, as references do;
-    lr_scale: factor of both learning rates; policy: keywords of common.policy_loss (loss, ...).
+    lr_scale: factor of both learning rates; policy: keywords of objective.policy_loss (loss, ...).
     """
     shared = (values_fn, value_head_fn) if state.critic_params is None else (None, None)
     settings = _Settings(

@@ -8,9 +8,12 @@ A fixed number of slots play a longer list of episodes. The program alternates b
 Nothing leaves the device, no token is ever read twice, and rows whose turns end early do not wait
 for the longest one.
 
-A token of episode e at position t is drawn with fold_in(fold_in(key, e), t): neither the schedule,
-nor the slot, nor the mesh changes which tokens an episode gets.
+The tokens, their cache and their random streams are rows (rollout.rows), as they are for worlds on
+hosts; here each row has a world, an answer reader and a place in the output beside it.
 """
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +21,9 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import qwen2
-from agentrl_jax.rollout import sampling
-from agentrl_jax.rollout import windows as context
+from agentrl_jax.rollout import rows as token_rows
+from agentrl_jax.rollout import sampling, windows
+from agentrl_jax.rollout.episodes import Episodes, empty_rollout
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
@@ -28,22 +32,10 @@ IDLE, GENERATING, WAITING = 0, 1, 2
 
 
 @struct.dataclass
-class Episodes:
-    """The episodes to play, group-major."""
-
-    level: jax.Array  # int32 [E]  level of the environment's pool; equal within a group
-    token_stream: jax.Array  # int32 [E]  random stream of the sampled tokens, different for all
-    world_stream: jax.Array  # int32 [E]  random stream of the world; equal = common random numbers
-
-
-@struct.dataclass
 class Slots:
     """State of the S slots, and the episodes written so far (E rows)."""
 
-    cache: qwen2.KVCache  # keys and values, S rows of T (or fewer) positions
-    hidden: jax.Array  # compute dtype [S, D]  final hidden state of the last token
-    length: jax.Array  # int32 [S]     tokens in the row
-    context: jax.Array  # int32 [S]     tokens in the cache: as many, or those of the last turns
+    rows: token_rows.Rows  # S rows of tokens
     episode: jax.Array  # int32 [S]     index of the episode being played; E = none
     phase: jax.Array  # int32 [S]     IDLE, GENERATING or WAITING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
@@ -57,62 +49,13 @@ class Slots:
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
 
 
-def empty_rollout(task: text.TextTask, level: jax.Array, max_tokens: int) -> Rollout:
-    """E episodes that hold nothing but the common prefix."""
-    rows, turns = level.shape[0], task.max_turns
-    prefix = task.prefix.shape[0]
-    grid = (rows, max_tokens)
-    return Rollout(
-        tokens=jnp.full(grid, task.pad_id, jnp.int32).at[:, :prefix].set(task.prefix[None]),
-        logprobs=jnp.zeros(grid, jnp.float32),
-        attention_mask=jnp.zeros(grid, bool).at[:, :prefix].set(True),
-        action_mask=jnp.zeros(grid, bool),
-        turn=jnp.full(grid, -1, jnp.int32).at[:, :prefix].set(0),
-        rewards=jnp.zeros((rows, turns), jnp.float32),
-        penalties=jnp.zeros((rows, turns), jnp.float32),
-        turn_stop=jnp.zeros((rows, turns), jnp.int32),
-        valid=jnp.zeros((rows, turns), bool),
-        num_actions=jnp.zeros((rows, turns), jnp.int32),
-        actions=jnp.full((rows, turns, task.max_actions_per_turn), -1, jnp.int32),
-        num_turns=jnp.zeros(rows, jnp.int32),
-        episode_stop=jnp.zeros(rows, jnp.int32),
-        success=jnp.zeros(rows, bool),
-        level=level,
-    )
-
-
-def prefill_prefix(
-    params: Params, config: qwen2.ModelConfig, prefix: jax.Array, slots: int, max_tokens: int
-) -> qwen2.KVCache:
-    """Runs the prefix that all episodes share once and copies its keys and values to every slot."""
-    # Two rows: XLA's CPU matmul takes another path for a single one, with other last bits.
-    one = qwen2.init_cache(config, 2, prefix.shape[0])
-    tokens = jnp.broadcast_to(prefix, (2, prefix.shape[0]))
-    positions = jnp.broadcast_to(jnp.arange(prefix.shape[0]), tokens.shape)
-    _, one = qwen2.forward_cached(params, config, tokens, positions, one, None)
-    full = qwen2.init_cache(config, slots, max_tokens)
-
-    def spread(into, prefix_part):
-        return into.at[:, : prefix.shape[0]].set(prefix_part[:1])
-
-    return jax.tree.map(spread, full, one)
-
-
-def decode(slots, params, task, episodes, key, *, config, max_response, stop_at_answer, draw):
+def decode(slots, params, task, key, *, config, max_response, stop_at_answer, draw):
     """Every generating slot samples one token; the token's keys and values go into the cache."""
     live = slots.phase == GENERATING
-    out, length = slots.out, slots.length
-    num_episodes = out.tokens.shape[0]
-    logits = qwen2.logits(params, config, slots.hidden)
-
-    def uniform(episode, position):
-        stream = episodes.token_stream[jnp.minimum(episode, num_episodes - 1)]
-        row_key = jax.random.fold_in(key, stream)
-        return jax.random.uniform(jax.random.fold_in(row_key, position))
-
-    token, logprob = draw(logits, jax.vmap(uniform)(slots.episode, length))
+    out, length = slots.out, slots.rows.length
+    token, logprob = token_rows.sample(slots.rows, params, key, config=config, draw=draw)
     token = jnp.where(live, token, task.pad_id)
-    row = jnp.where(live, slots.episode, num_episodes)
+    row = jnp.where(live, slots.episode, out.tokens.shape[0])
     eos = jnp.isin(token, task.eos_ids) & live
     parser = answers.advance(task.answer, slots.answer, token, live & ~eos)
     response = slots.response + live
@@ -129,15 +72,8 @@ def decode(slots, params, task, episodes, key, *, config, max_response, stop_at_
         turn=out.turn.at[row, length].set(turn, mode='drop'),
         turn_stop=out.turn_stop.at[row, turn].set(stop, mode='drop'),
     )
-    position = jnp.where(live, slots.context, slots.cache.length)
-    hidden, cache = qwen2.forward_cached(
-        params, config, token[:, None], position[:, None], slots.cache, None
-    )
     return slots.replace(
-        cache=cache,
-        hidden=hidden[:, 0],
-        length=length + live,
-        context=slots.context + live,
+        rows=token_rows.push(slots.rows, params, token, live, config=config),
         phase=jnp.where(live & (stop != TurnStop.NONE), WAITING, slots.phase),
         response=response,
         answer=parser,
@@ -170,7 +106,7 @@ def finish_turn(slots, task, episodes, key, rows, *, max_response):
     stop = outcome.stop
     sampled_end = out.turn_stop[source, turn] == TurnStop.EOS
     prompt = jax.vmap(text.turn_length, in_axes=(None, 0, 0))(task, after, sampled_end)
-    fits = slots.length[rows] + prompt + max_response <= max_tokens
+    fits = slots.rows.length[rows] + prompt + max_response <= max_tokens
     stop = jnp.where((stop == EpisodeStop.NONE) & ~fits, EpisodeStop.TOKEN_BUDGET, stop)
     out = out.replace(
         rewards=out.rewards.at[row, turn].set(outcome.reward, mode='drop'),
@@ -203,7 +139,7 @@ def start_episodes(slots, task, rows, world, over):
         return jnp.where(starts.reshape(starts.shape + (1,) * (new.ndim - 1)), new, old)
 
     world = jax.tree.map(choose, fresh, world)
-    length = jnp.where(starts, task.prefix.shape[0], slots.length[rows])
+    length = jnp.where(starts, task.prefix.shape[0], slots.rows.length[rows])
     return episode, world, length, slots.next_episode + starts.sum()
 
 
@@ -221,42 +157,42 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
     playing = episode < num_episodes
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
+    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world.reward, sampled_end)
     column = jnp.arange(tokens.shape[1])[None]
     used = column < count[:, None]
     position = jnp.where(used, length[:, None] + column, max_tokens)
-    row = jnp.where(playing, episode, num_episodes)[:, None]
+    row = jnp.where(playing, episode, num_episodes)
+    grid = row[:, None]
     out = out.replace(
-        tokens=out.tokens.at[row, position].set(tokens, mode='drop'),
-        attention_mask=out.attention_mask.at[row, position].set(True, mode='drop'),
-        turn=out.turn.at[row, position].set(world.turn[:, None], mode='drop'),
+        tokens=out.tokens.at[grid, position].set(tokens, mode='drop'),
+        attention_mask=out.attention_mask.at[grid, position].set(True, mode='drop'),
+        turn=out.turn.at[grid, position].set(world.turn[:, None], mode='drop'),
+        begin=out.begin.at[row, world.turn].set(
+            length + jnp.where(world.turn > 0, opening, 0), mode='drop'
+        ),
     )
-
     inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
     if window:
-        inputs, begin, unread = context.read_again(
-            task, out, episode, world.turn, window=window, max_response=max_response
+        inputs, begin, unread = windows.read_again(
+            out,
+            episode,
+            world.turn,
+            window=window,
+            prefix=task.prefix.shape[0],
+            width=task.width,
+            max_response=max_response,
+            pad_id=task.pad_id,
         )
-    column = jnp.arange(inputs.shape[1])[None]
-    position = jnp.where(column < unread[:, None], begin[:, None] + column, slots.cache.length)
-
-    def read(cache):
-        hidden, cache = qwen2.forward_cached(params, config, inputs, position, cache, rows)
-        last = jnp.maximum(unread - 1, 0)
-        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
-
-    def nothing(cache):
-        return jnp.zeros((serve_rows, config.hidden_size), config.dtype), cache
-
-    hidden, cache = jax.lax.cond(jnp.any(playing), read, nothing, slots.cache)
+    read = token_rows.read(
+        slots.rows, params, rows, inputs, begin, unread, config=config, skip=~jnp.any(playing)
+    )
 
     def put(into, value):
         return into.at[rows].set(value, mode='drop')
 
+    stream = episodes.token_stream[jnp.minimum(episode, num_episodes - 1)]
     return slots.replace(
-        cache=cache,
-        hidden=put(slots.hidden, hidden),
-        length=put(slots.length, length + count),
-        context=put(slots.context, begin + unread),
+        rows=read.replace(length=put(read.length, length + count), stream=put(read.stream, stream)),
         episode=put(slots.episode, episode),
         phase=put(slots.phase, jnp.where(playing, GENERATING, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
@@ -301,12 +237,61 @@ def collect(
         config=config,
         slots=slots,
         max_tokens=max_tokens,
-        cache_tokens=context.cache_tokens(task, window, max_tokens, max_response),
+        cache_tokens=windows.cache_tokens(
+            max_tokens,
+            window=window,
+            prefix=task.prefix.shape[0],
+            width=task.width,
+            max_response=max_response,
+        ),
     )
-    static = dict(config=config, max_response=max_response)
 
-    def draw(logits, uniform):
+    def draw(state, logits, uniform):
+        del state
         return sampling.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+
+    state = play(
+        state,
+        params,
+        task,
+        episodes,
+        (k_tokens, k_world),
+        draw=draw,
+        config=config,
+        serve_rows=serve_rows,
+        max_response=max_response,
+        stop_at_answer=stop_at_answer,
+        window=window,
+    )
+    return state.out, {
+        'decodes': state.decodes,
+        'serves': state.serves,
+        'generated': state.generated,
+        'overflow': state.overflow,
+    }
+
+
+def play(
+    state: Slots,
+    params: Params,
+    task: text.TextTask,
+    episodes: Episodes,
+    keys: tuple[jax.Array, jax.Array],
+    *,
+    draw: Callable,
+    config: qwen2.ModelConfig,
+    serve_rows: int,
+    max_response: int,
+    stop_at_answer: bool = False,
+    window: int = 0,
+) -> Slots:
+    """Serves and decodes until every slot is idle.
+
+    keys: of tokens and of worlds. draw(state, logits [S, V], uniform [S]) -> (token int32 [S],
+    log-probability float32 [S]).
+    """
+    k_tokens, k_world = keys
+    static = dict(config=config, max_response=max_response)
 
     def decoding(state):
         waiting = jnp.sum(state.phase == WAITING)
@@ -317,10 +302,9 @@ def collect(
             state,
             params,
             task,
-            episodes,
             k_tokens,
             stop_at_answer=stop_at_answer,
-            draw=draw,
+            draw=functools.partial(draw, state),
             **static,
         )
 
@@ -330,13 +314,7 @@ def collect(
         )
         return jax.lax.while_loop(decoding, decode_once, state)
 
-    state = jax.lax.while_loop(lambda state: jnp.any(state.phase != IDLE), advance, state)
-    return state.out, {
-        'decodes': state.decodes,
-        'serves': state.serves,
-        'generated': state.generated,
-        'overflow': state.overflow,
-    }
+    return jax.lax.while_loop(lambda state: jnp.any(state.phase != IDLE), advance, state)
 
 
 def start(params, task, episodes, *, config, slots, max_tokens, cache_tokens) -> Slots:
@@ -344,17 +322,20 @@ def start(params, task, episodes, *, config, slots, max_tokens, cache_tokens) ->
     num_episodes = episodes.level.shape[0]
     zero = jnp.int32(0)
     return Slots(
-        cache=prefill_prefix(params, config, task.prefix, slots, cache_tokens),
-        hidden=jnp.zeros((slots, config.hidden_size), config.dtype),
-        length=jnp.full(slots, task.prefix.shape[0], jnp.int32),
-        context=jnp.full(slots, task.prefix.shape[0], jnp.int32),
+        rows=token_rows.start(params, config, task.prefix, slots, cache_tokens),
         episode=jnp.full(slots, num_episodes, jnp.int32),
         phase=jnp.full(slots, WAITING, jnp.int32),
         response=jnp.zeros(slots, jnp.int32),
         answer=answers.init_answer(task.answer, slots),
         world=jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.zeros(slots, jnp.int32)),
         next_episode=zero,
-        out=empty_rollout(task, episodes.level, max_tokens),
+        out=empty_rollout(
+            task.wording,
+            episodes.level,
+            max_tokens=max_tokens,
+            max_turns=task.max_turns,
+            max_actions=task.max_actions_per_turn,
+        ),
         decodes=zero,
         serves=zero,
         generated=zero,

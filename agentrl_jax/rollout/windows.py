@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from agentrl_jax.text import task as text
-from agentrl_jax.types import Batch, Rollout, TurnStop
+from agentrl_jax.types import Batch, Rollout
 
 
 @struct.dataclass
@@ -25,72 +24,72 @@ class Windows:
     own: jax.Array  # bool [B, K, W]   tokens of the turn itself
 
 
-def block_width(task: text.TextTask, *, window: int, max_response: int) -> int:
-    """Tokens of the longest prompt of a turn behind the prefix, earlier turns included."""
-    return task.width + (window - 1) * (task.width + max_response)
+def block_width(*, window: int, width: int, max_response: int) -> int:
+    """Tokens of the longest prompt of a turn behind the prefix, earlier turns included.
 
-
-def turn_bounds(task: text.TextTask, turn, rewards, turn_stop) -> tuple[jax.Array, jax.Array]:
-    """(first token of what each turn shows, one past its last token so far), int32 [B, K].
-
-    The prompt of a later turn opens with the end of the turn before and its reward; a window leaves
-    that out for its first turn. turn int32 [B, T], rewards and turn_stop [B, K].
+    width: tokens of the longest prompt of one turn.
     """
-    k = jnp.arange(rewards.shape[1])
-    count = jnp.sum(turn[:, :, None] == k[None, None], axis=1)
-    end = jnp.cumsum(count, axis=1)
-    sampled_end = turn_stop == TurnStop.EOS
-    opening = jax.vmap(jax.vmap(text.opening_length, (None, 0, 0)), (None, 0, 0))(
-        task, rewards, sampled_end
-    )
-    begin = (end - count)[:, 1:] + opening[:, :-1]
-    first = jnp.full((turn.shape[0], 1), task.prefix.shape[0], begin.dtype)
-    return jnp.concatenate([first, begin], axis=1), end
+    return width + (window - 1) * (width + max_response)
 
 
-def cache_tokens(task: text.TextTask, window: int, max_tokens: int, max_response: int) -> int:
+def turn_ends(turn: jax.Array, turns: int) -> jax.Array:
+    """One past the last token so far of each turn, int32 [B, K]; turn int32 [B, T]."""
+    count = jnp.sum(turn[:, :, None] == jnp.arange(turns)[None, None], axis=1)
+    return jnp.cumsum(count, axis=1)
+
+
+def cache_tokens(
+    max_tokens: int, *, window: int, prefix: int, width: int, max_response: int
+) -> int:
     """Positions that a row of the cache needs."""
     if not window:
         return max_tokens
-    block = block_width(task, window=window, max_response=max_response)
-    return min(max_tokens, task.prefix.shape[0] + block + max_response)
+    block = block_width(window=window, width=width, max_response=max_response)
+    return min(max_tokens, prefix + block + max_response)
 
 
 def read_again(
-    task: text.TextTask,
     out: Rollout,
     episode: jax.Array,
     turn: jax.Array,
     *,
     window: int,
+    prefix: int,
+    width: int,
     max_response: int,
+    pad_id: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What is read behind the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
 
     Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).
     """
     row = jnp.minimum(episode, out.tokens.shape[0] - 1)
-    width = block_width(task, window=window, max_response=max_response)
-    begin, end = turn_bounds(task, out.turn[row], out.rewards[row], out.turn_stop[row])
+    block = block_width(window=window, width=width, max_response=max_response)
+    end = turn_ends(out.turn[row], out.begin.shape[1])
     first = jnp.maximum(turn - window + 1, 0)[:, None]
-    begin = jnp.take_along_axis(begin, first, axis=1)
+    begin = jnp.take_along_axis(out.begin[row], first, axis=1)
     end = jnp.take_along_axis(end, turn[:, None], axis=1)
-    position = begin + jnp.arange(width)[None]
+    position = begin + jnp.arange(block)[None]
     tokens = jnp.take_along_axis(
         out.tokens[row], jnp.minimum(position, out.tokens.shape[1] - 1), axis=1
     )
     count = jnp.where(episode < out.tokens.shape[0], (end - begin)[:, 0], 0)
-    start = jnp.full_like(count, task.prefix.shape[0])
-    return jnp.where(position < end, tokens, task.pad_id), start, count
+    start = jnp.full_like(count, prefix)
+    return jnp.where(position < end, tokens, pad_id), start, count
 
 
-def windows(task: text.TextTask, rollout: Rollout, *, window: int, max_response: int) -> Windows:
-    """The samples of a rollout: K for each episode, empty for turns that were not played."""
-    prefix, length = task.prefix.shape[0], rollout.tokens.shape[1]
-    width = prefix + block_width(task, window=window, max_response=max_response) + max_response
-    begin, end = turn_bounds(task, rollout.turn, rollout.rewards, rollout.turn_stop)
+def windows(
+    rollout: Rollout, *, window: int, prefix: int, width: int, max_response: int
+) -> Windows:
+    """The samples of a rollout: K for each episode, empty for turns that were not played.
+
+    prefix: tokens in front of every first observation; width: of the longest prompt of a turn.
+    """
+    length, begin = rollout.tokens.shape[1], rollout.begin
+    block = block_width(window=window, width=width, max_response=max_response)
+    end = turn_ends(rollout.turn, begin.shape[1])
     first = jnp.maximum(jnp.arange(begin.shape[1]) - window + 1, 0)
-    column = jnp.arange(min(width, length))
+    column = jnp.arange(min(prefix + block + max_response, length))
     behind = begin[:, first][:, :, None] + (column - prefix)[None, None]
     index = jnp.where(column < prefix, column[None, None], behind)
     turns = jnp.arange(begin.shape[1])[None]

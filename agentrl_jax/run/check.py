@@ -3,14 +3,13 @@
 A field that does not exist is refused by ml_collections itself.
 """
 
-import functools
 from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
-from agentrl_jax.imitation.kept import LIMITS
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
 from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit
+from agentrl_jax.run import bounds, derived
 
 CHOICES = {
     'algorithm': tuple(ALGORITHMS),
@@ -37,76 +36,7 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'turn_credit.outcome': mt_grpo.OUTCOMES,
     'evol.weights': agent_evol.WEIGHTS,
 }
-AT_LEAST_ONE = (
-    'env.max_turns',
-    'env.max_actions_per_turn',
-    'env.max_actions_per_episode',
-    'env.train_levels',
-    'env.eval_levels',
-    'rollout.num_groups',
-    'rollout.group_size',
-    'rollout.max_response',
-    'rollout.serve_rows',
-    'batch.minibatch_rows',
-    'batch.microbatch_rows',
-    'batch.epochs',
-    'batch.head_chunk',
-    'clone.batch',
-    'checkpoint.every',
-    'checkpoint.keep',
-    'curriculum.stage_steps',
-    'evol.iteration',
-    'alarm.baseline_steps',
-    *(f'alarm.{name}.patience' for name in collapse.SIGNALS),
-)
-NOT_NEGATIVE = (
-    'log.profile_steps',
-    'steps',
-    'rollout.slots',
-    'loss.kl_coef',
-    'loss.dual_clip',
-    'loss.value_clip',
-    'clone.episodes',
-    'clone.steps',
-    'eval.every',
-    'eval.temperature',
-    'eval.top_k',
-    'log.rollouts_every',
-    'loss.eps',
-    'loss.std_floor',
-    'loss.max_length',
-    'loss.overlong_buffer',
-    'loss.overlong_coef',
-    'loss.sampler_low',
-    'loss.sampler_high',
-    'critic.warmup_steps',
-    'context.window',
-    'context.summary',
-    'filter.eps',
-    'filter.max_empty',
-    'clone.max_turns',
-    'clone.max_actions_per_turn',
-    'clone.max_actions_per_episode',
-    'clone.max_tokens',
-    'filter.refill',
-    'clone.microbatch_rows',
-    'evol.base_rows',
-    'dpo.min_gap',
-    'lora.rank',
-    'alarm.mi_every',
-    'alarm.max_roll_backs',
-    *(f'alarm.{name}.limit' for name in collapse.SIGNALS),
-)
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
-SHARES = (  # in [0, 1]
-    'loss.gamma',
-    'loss.lam',
-    'turn_credit.turn_gamma',
-    'filter.p',
-    'filter.low',
-    'filter.high',
-)
-OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
 # that any algorithm runs with any config.
 COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
@@ -115,32 +45,17 @@ COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
 def check(cfg: Any, mesh_shards: int = 1) -> None:
     """Refuses impossible fields and combinations before any time is spent."""
 
-    def field(name):
-        return functools.reduce(lambda part, key: part[key], name.split('.'), cfg)
-
     found = [
-        f'{name}={field(name)!r} is not one of {", ".join(known)}'
+        f'{name}={bounds.field(cfg, name)!r} is not one of {", ".join(known)}'
         for name, known in CHOICES.items()
-        if field(name) not in known
+        if bounds.field(cfg, name) not in known
     ]
     found += [
-        f'{name}={field(name)!r} is not one of {", ".join(known)}'
+        f'{name}={bounds.field(cfg, name)!r} is not one of {", ".join(known)}'
         for name, known in OPTIONAL_CHOICES.items()
-        if field(name) is not None and field(name) not in known
+        if bounds.field(cfg, name) is not None and bounds.field(cfg, name) not in known
     ]
-    found += [
-        f'{name}={field(name)} must be at least 1' for name in AT_LEAST_ONE if field(name) < 1
-    ]
-    found += [
-        f'{name}={field(name)} must not be negative'
-        for name in NOT_NEGATIVE
-        if field(name) is not None and field(name) < 0
-    ]
-    found += [
-        f'{name}={field(name)} must be in [0, 1]'
-        for name in SHARES
-        if field(name) is not None and not 0 <= field(name) <= 1
-    ]
+    found += bounds.problems(cfg)
     grows = cfg.curriculum
     found += curriculum.problems(grows.rounds, grows.interpolate, cfg.env.max_turns)
     if cfg.lora.rank:
@@ -154,24 +69,11 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
 
 
 def _impossible_adapters(cfg: Any) -> list[str]:
-    problems = []
-    if cfg.lora.alpha <= 0:
-        problems.append(f'lora.alpha={cfg.lora.alpha} must be positive, or nothing is trained')
     try:
         lora.target_names(cfg.lora.targets)
     except ValueError as error:
-        problems.append(str(error))
-    return problems
-
-
-def section(cfg: Any, name: str) -> str:
-    """Where an option of an algorithm stands: a name of its SETTINGS is unique in all of them."""
-    return next(section for section in OPTION_SECTIONS if name in cfg[section])
-
-
-def option(cfg: Any, name: str) -> Any:
-    """Value of an option of an algorithm, None where it is left to the algorithm."""
-    return cfg[section(cfg, name)][name]
+        return [str(error)]
+    return []
 
 
 def _without_effect(cfg: Any) -> list[str]:
@@ -181,12 +83,12 @@ def _without_effect(cfg: Any) -> list[str]:
         for name in module.SETTINGS:
             known[name].append(algorithm)
     return [
-        f'{section(cfg, name)}.{name}={option(cfg, name)!r} has no effect on algorithm='
-        f'{cfg.algorithm!r}, only on {", ".join(users)}: leave it unset'
+        f'{derived.section(cfg, name)}.{name}={derived.option(cfg, name)!r} has no effect on '
+        f'algorithm={cfg.algorithm!r}, only on {", ".join(users)}: leave it unset'
         for name, users in known.items()
         if name not in COMMON_OPTIONS
         and cfg.algorithm not in users
-        and option(cfg, name) is not None
+        and derived.option(cfg, name) is not None
     ]
 
 
@@ -282,14 +184,13 @@ def _impossible_filter(cfg: Any) -> list[str]:
     choice, groups = cfg.filter, cfg.rollout.num_groups
     zero_rules = ('top_p', 'top_p_softmax', 'min_p')
     problems = [
-        (not 0 < choice.keep <= 1, f'filter.keep={choice.keep} must be in (0, 1]'),
         (
             choice.rule == 'percentile'
             and round(choice.low * groups) >= round(choice.high * groups),
             f'filter.low={choice.low} to filter.high={choice.high} holds none of {groups} groups',
         ),
         (
-            choice.refill > 0 and not drops_groups(cfg),
+            choice.refill > 0 and not derived.drops_groups(cfg),
             f'filter.refill={choice.refill} needs a filter.rule that drops groups, such as varied',
         ),
         (
@@ -311,18 +212,12 @@ def _impossible_filter(cfg: Any) -> list[str]:
 
 
 def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
-    rows = cfg.rollout.num_groups * cfg.rollout.group_size
-    kept = kept_groups(cfg) * cfg.rollout.group_size
+    rows = derived.episodes(cfg)
+    kept = derived.kept_groups(cfg) * cfg.rollout.group_size
     small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
-    base = base_rows(cfg)
+    base = derived.base_rows(cfg)
     joined = f' and {base} demonstrations join them (evol.base_rows)' if base else ''
     problems = [
-        (not 0 < cfg.eval.top_p <= 1, f'eval.top_p={cfg.eval.top_p} must be in (0, 1]'),
-        (
-            cfg.rollout.temperature <= 0,
-            f'rollout.temperature={cfg.rollout.temperature} must be positive: a greedy policy '
-            'gives no gradient',
-        ),
         (
             (kept + base) % small != 0,
             f'{kept} episodes of each rollout ({rows} played) enter an update{joined}, which is no '
@@ -361,11 +256,6 @@ def _impossible_alarms(cfg: Any) -> list[str]:
     alarm = cfg.alarm
     problems = [
         (
-            not 0 < alarm.roll_back_lr <= 1,
-            f'alarm.roll_back_lr={alarm.roll_back_lr} must be in (0, 1]',
-        ),
-        (alarm.mi_pairs < 2, f'alarm.mi_pairs={alarm.mi_pairs} must be at least 2'),
-        (
             alarm.mi_every > 0 and alarm.mi_turns == 'any' and cfg.context.window > 0,
             "alarm.mi_turns='any' needs context.window=0: other turns were not played from all "
             'that stands in front of them',
@@ -394,7 +284,7 @@ def _impossible_alarms(cfg: Any) -> list[str]:
 
 
 def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
-    clone, micro, dpo, pairs = cfg.clone, cfg.clone.microbatch_rows, cfg.dpo, cfg.algorithm == 'dpo'
+    clone, micro, pairs = cfg.clone, cfg.clone.microbatch_rows, cfg.algorithm == 'dpo'
     return [
         (
             micro > 0 and (clone.batch % micro != 0 or micro % mesh_shards != 0),
@@ -407,12 +297,12 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
             'of negative return would be unlearnt',
         ),
         (
-            base_rows(cfg) > 0 and not clones(cfg),
+            derived.base_rows(cfg) > 0 and not derived.clones(cfg),
             f'evol.base_rows={cfg.evol.base_rows} needs demonstrations: set clone.file or '
             'clone.episodes',
         ),
         (
-            base_rows(cfg) % mesh_shards != 0,
+            derived.base_rows(cfg) % mesh_shards != 0,
             f'evol.base_rows={cfg.evol.base_rows} must be a multiple of the {mesh_shards} data '
             'shards of the mesh',
         ),
@@ -422,21 +312,19 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
             'only on agent_evol: set it to 0',
         ),
         (
-            base_rows(cfg) > 0 and cfg.context.window > 0,
+            derived.base_rows(cfg) > 0 and cfg.context.window > 0,
             f'evol.base_rows={cfg.evol.base_rows} are whole conversations: set context.window=0',
         ),
         (
-            base_rows(cfg) > 0 and demonstrates_apart(cfg),
+            derived.base_rows(cfg) > 0 and derived.demonstrates_apart(cfg),
             'the play that evol.base_rows joins to batches has the limits of rollouts: set those '
             'of clone (clone.max_turns and its like) to 0',
         ),
         (
-            bool(clone.file) and demonstrates_apart(cfg),
+            bool(clone.file) and derived.demonstrates_apart(cfg),
             'clone.max_turns and its like are for own demonstrations, not for those of clone.file: '
             'set them to 0',
         ),
-        (dpo.beta is not None and dpo.beta <= 0, f'dpo.beta={dpo.beta} must be positive'),
-        (dpo.pairs is not None and dpo.pairs < 1, f'dpo.pairs={dpo.pairs} must be at least 1'),
         (
             pairs and (cfg.rollout.group_size % 2 != 0 or cfg.batch.microbatch_rows % 2 != 0),
             f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='
@@ -460,41 +348,3 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
             "loss.kl_in='reward' does not go with dpo, which compares returns: set loss.kl_in=loss",
         ),
     ]
-
-
-def demonstrates_apart(cfg: Any) -> bool:
-    """Whether own demonstrations have limits that are not those of the run's episodes."""
-    return any(cfg.clone[field] for _, field in LIMITS)
-
-
-def clones(cfg: Any) -> bool:
-    """Whether there are demonstrations, of a file or our own."""
-    return bool(cfg.clone.file) or cfg.clone.episodes > 0
-
-
-def base_rows(cfg: Any) -> int:
-    """Demonstrations that join the episodes of a step (AgentEvol)."""
-    return cfg.evol.base_rows if cfg.algorithm == 'agent_evol' else 0
-
-
-def share(part: float, whole: int) -> int:
-    """RAGEN's int(part * whole), at least one."""
-    return max(int(part * whole + 1e-9), 1)
-
-
-def drops_groups(cfg: Any) -> bool:
-    """Whether the filter can drop whole groups."""
-    rule = cfg.filter.rule
-    return rule not in ('all', 'within_group') and not (rule == 'top_k' and cfg.filter.keep == 1)
-
-
-def kept_groups(cfg: Any) -> int:
-    """Groups that enter an update: those that are kept where their number is known before."""
-    groups, choice = cfg.rollout.num_groups, cfg.filter
-    if choice.refill or not choice.compact:
-        return groups
-    if choice.rule == 'top_k':
-        return share(choice.keep, groups)
-    if choice.rule == 'percentile':
-        return round(choice.high * groups) - round(choice.low * groups)
-    return groups

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.rl import filtering
-from agentrl_jax.rollout.device import Episodes
-from agentrl_jax.run.state import COLLECT, LEVELS, REFILL, stream_key
-from agentrl_jax.types import EpisodeStop, Rollout
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.run import derived
+from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
+from agentrl_jax.types import EpisodeStop, Params, Rollout
 
 Played = tuple[Rollout, Episodes]
 
@@ -26,29 +27,32 @@ def check_counters(counters: dict) -> None:
         raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
 
 
-def play(run: Any, params: Any, task: Any, step: int, number: int = 0) -> tuple[Played, int]:
+def play(
+    run: Any, params: Params, task: Any, streams: Streams, step: int, number: int = 0
+) -> tuple[Played, int]:
     """(rollout and its episodes, tokens sampled) of one rollout of a step; waits for it."""
-    levels = stream_key(run, REFILL, number) if number else stream_key(run, LEVELS)
-    rows = run.cfg.rollout.num_groups * run.cfg.rollout.group_size
-    episodes = run.draw(levels, step, number * rows)
-    rollout, counters = run.collect(params, task, episodes, stream_key(run, COLLECT, step))
+    levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
+    drawn = run.training.draw(levels, step, number * derived.episodes(run.cfg))
+    rollout, counters = run.training.collect(params, task, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the host's only look at it
-    return (rollout, episodes), int(counters['generated'].sum())
+    return (rollout, drawn), int(counters['generated'].sum())
 
 
-def collect(run: Any, params: Any, task: Any, step: int) -> tuple[Played, int, dict]:
+def collect(
+    run: Any, params: Params, task: Any, streams: Streams, step: int
+) -> tuple[Played, int, dict]:
     """(what the update gets, tokens sampled, metrics) of a step, played on `task`."""
-    played, sampled = play(run, params, task, step)
-    measured = run.rollout_metrics(played[0], run.task) | {'filter/collects': 1}
-    if run.pack is None:
+    played, sampled = play(run, params, task, streams, step)
+    measured = run.training.metrics(played[0], run.training.task) | {'filter/collects': 1}
+    if run.training.pack is None:
         return played, sampled, measured
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.filter.refill):
         if number:
-            played, more = play(run, params, task, step, number)
+            played, more = play(run, params, task, streams, step, number)
             sampled += more
         # The count goes through the host: on devices it would have two layouts, so two programs.
-        held, filled, found = run.pack(held, np.int32(count), played)
+        held, filled, found = run.training.pack(held, np.int32(count), played)
         count, kept = int(filled), kept + int(found)
         if count == groups:
             break

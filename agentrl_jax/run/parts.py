@@ -1,7 +1,4 @@
-"""From a config to the parts of a run: tokenizer, model, environment, rollout, update.
-
-Only this file and the programs a person starts (train, evaluate, ...) see the config object.
-"""
+"""From a config to the parts of a run: mesh, tokenizer, environment, model, rollout, optimisers."""
 
 import dataclasses
 import functools
@@ -9,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 
-from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
-from agentrl_jax.machine import processes, sharding
-from agentrl_jax.models import critic, lora, qwen2, weights
-from agentrl_jax.rl import curriculum, update
+from agentrl_jax.machine import files, sharding
+from agentrl_jax.models import lora, qwen2, weights
+from agentrl_jax.models.functions import ModelFns, model_functions
+from agentrl_jax.rl import update
 from agentrl_jax.rollout import device
+from agentrl_jax.run import derived
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
@@ -88,18 +84,6 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
     return task if mesh is None else sharding.replicate(task, mesh)
 
 
-def turn_limit(cfg: Any, step: int) -> int:
-    """Turns an episode of a training step may take: those of the curriculum, or all."""
-    if not cfg.curriculum.rounds:
-        return cfg.env.max_turns
-    return curriculum.horizon(
-        step,
-        rounds=cfg.curriculum.rounds,
-        stage_steps=cfg.curriculum.stage_steps,
-        interpolate=cfg.curriculum.interpolate,
-    )
-
-
 def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
     """The mesh of cfg.mesh; data = -1 takes the devices that fsdp and tensor leave."""
     count = jax.device_count() if devices is None else len(devices)
@@ -111,23 +95,21 @@ def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
 
 def tokenizer_source(cfg: Any) -> Path:
     """Where the tokenizer comes from: its own field, the model's folder, or this package."""
-    return processes.local_path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
+    return files.local_path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
 
 
 def build_tokenizer(cfg: Any) -> Any:
     return load_tokenizer(tokenizer_source(cfg))
 
 
-def lora_scale(cfg: Any) -> float:
-    """What the adapters' corrections are multiplied by."""
-    return cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else 1.0
-
-
 def execution(cfg: Any) -> dict[str, Any]:
     """Fields of ModelConfig that say how a model computes, whatever its sizes."""
     how = cfg.model
     return dict(
-        dtype=how.dtype, remat=how.remat, scan_layers=how.scan_layers, lora_scale=lora_scale(cfg)
+        dtype=how.dtype,
+        remat=how.remat,
+        scan_layers=how.scan_layers,
+        lora_scale=derived.lora_scale(cfg),
     )
 
 
@@ -151,7 +133,7 @@ def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
 def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
-        config, params = weights.load_model(processes.local_path(cfg.model.path), mesh=mesh)
+        config, params = weights.load_model(files.local_path(cfg.model.path), mesh=mesh)
         check_fits(tokenizer, config.vocab_size)
         return dataclasses.replace(config, **execution(cfg)), params
     config = random_model_config(cfg, tokenizer)
@@ -160,84 +142,20 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig,
     return config, sharding.init_sharded(init, key, sharding.TRAIN_RULES, mesh)
 
 
-@struct.dataclass
-class ModelFns:
-    """The model as the pure functions that losses and rollouts take."""
-
-    hidden: Any = struct.field(pytree_node=False)
-    head: Any = struct.field(pytree_node=False)
-    values: Any = struct.field(pytree_node=False)  # None without a critic
-    value_head: Any = struct.field(pytree_node=False)  # only for a critic on the policy's states
-
-
-def model_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
-    """hidden(params, tokens, positions, attention_mask), head(params),
-    values(params, critic_params, tokens, positions, attention_mask), value_head(params, hidden)."""
-    rows = sharding.shard_rows(mesh)
-
-    def hidden(params, tokens, positions, attention_mask):
-        return qwen2.forward(params, config, tokens, positions, attention_mask, row_sharding=rows)
-
-    def head(params):
-        return qwen2.head_kernel(params, config)
-
-    def own_values(params, critic_params, tokens, positions, attention_mask):
-        del params
-        return critic.values(
-            critic_params, config, tokens, positions, attention_mask, row_sharding=rows
-        )
-
-    def value_head(params, states):
-        return critic.value_from_hidden(params['value_head'], states)
-
-    def shared_values(params, critic_params, tokens, positions, attention_mask):
-        del critic_params
-        return value_head(params, hidden(params, tokens, positions, attention_mask))
-
-    if not needs_critic(cfg):
-        return ModelFns(hidden=hidden, head=head, values=None, value_head=None)
-    if cfg.critic.share_backbone:
-        return ModelFns(hidden=hidden, head=head, values=shared_values, value_head=value_head)
-    return ModelFns(hidden=hidden, head=head, values=own_values, value_head=None)
-
-
-def on_base(fns: ModelFns, base: Any) -> ModelFns:
-    """The functions for parameters that lack those in `base` (LoRA: all but the adapters)."""
-
-    def whole(params):
-        return {**base, **params}
-
-    def values(params, critic_params, *rows):
-        if critic_params is not None:
-            critic_params = critic_params | {'backbone': whole(critic_params['backbone'])}
-        return fns.values(whole(params), critic_params, *rows)
-
-    return ModelFns(
-        hidden=lambda params, *rows: fns.hidden(whole(params), *rows),
-        head=lambda params: fns.head(whole(params)),
-        values=None if fns.values is None else values,
-        value_head=fns.value_head,
+def build_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
+    """The model of a run as pure functions."""
+    return model_functions(
+        config,
+        sharding.shard_rows(mesh),
+        has_critic=derived.needs_critic(cfg),
+        shares_backbone=cfg.critic.share_backbone,
     )
-
-
-def needs_critic(cfg: Any) -> bool:
-    return bool(ALGORITHMS[cfg.algorithm].USES_CRITIC)
-
-
-def needs_reference(cfg: Any) -> bool:
-    """A reference model is kept only when some KL term or DPO needs it."""
-    return cfg.loss.kl_coef > 0 or cfg.algorithm == 'dpo'
-
-
-def explores(cfg: Any) -> bool:
-    """Whether episodes are played by the policy of an iteration's beginning (AgentEvol)."""
-    return cfg.algorithm == 'agent_evol'
 
 
 def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str):
     """Jitted (params, task, episodes, key) -> (rollout, counters) over the mesh."""
     training = split == 'train'
-    rows = cfg.rollout.num_groups * cfg.rollout.group_size if training else cfg.env.eval_levels
+    rows = derived.episodes(cfg) if training else cfg.env.eval_levels
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
     sample = cfg.rollout if training else cfg.eval
@@ -267,37 +185,6 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str)
     return jax.jit(collect)
 
 
-def draw_episodes(
-    key: jax.Array,
-    step: jax.Array,
-    first: jax.Array | int = 0,
-    *,
-    levels: int,
-    groups: int,
-    group_size: int,
-    common: bool,
-) -> device.Episodes:
-    """Levels of a step, without repetition where the pool allows; own random streams for all.
-
-    `first` is the number of the first stream: further rollouts of a step have streams of their own.
-    """
-    chosen = jax.random.choice(
-        jax.random.fold_in(key, step), levels, (groups,), replace=groups > levels
-    )
-    row = jnp.arange(groups * group_size, dtype=jnp.int32)
-    return device.Episodes(
-        level=jnp.repeat(chosen.astype(jnp.int32), group_size),
-        token_stream=first + row,
-        world_stream=first + (row // group_size if common else row),
-    )
-
-
-def every_level(episodes: int, levels: int, shards: int) -> device.Episodes:
-    """`episodes` episodes over the levels of a pool in turn, filled up to a multiple of shards."""
-    rows = np.arange(-(-episodes // shards) * shards, dtype=np.int32)
-    return device.Episodes(level=rows % levels, token_stream=rows, world_stream=rows)
-
-
 def build_optimisers(cfg: Any) -> tuple:
     """Optimisers of policy and critic (the latter None without a critic)."""
     make = functools.partial(
@@ -307,7 +194,7 @@ def build_optimisers(cfg: Any) -> tuple:
         max_grad_norm=cfg.optim.max_grad_norm,
         warmup_steps=cfg.optim.warmup_steps,
     )
-    return make(cfg.optim.lr), make(cfg.optim.critic_lr) if needs_critic(cfg) else None
+    return make(cfg.optim.lr), make(cfg.optim.critic_lr) if derived.needs_critic(cfg) else None
 
 
 def clone_optimiser(cfg: Any):
@@ -315,19 +202,3 @@ def clone_optimiser(cfg: Any):
     schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
     adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)
     return optax.chain(optax.clip_by_global_norm(1.0), adam)
-
-
-def information_settings(cfg: Any) -> dict[str, Any]:
-    """Keywords of mutual_information.information."""
-    return dict(
-        group_size=cfg.rollout.group_size,
-        pairs=cfg.alarm.mi_pairs,
-        turns=cfg.alarm.mi_turns,
-        text=cfg.alarm.mi_text,
-        low_mi=cfg.alarm.low_mi,
-        low_entropy=cfg.alarm.low_entropy,
-        max_response=cfg.rollout.max_response,
-        microbatch_rows=cfg.batch.microbatch_rows,
-        temperature=cfg.rollout.temperature,
-        chunk_size=cfg.batch.head_chunk,
-    )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 
@@ -99,9 +99,9 @@ def record(workdir: Path, *, at_step: int, to_step: int, signal: str, reason: st
     past = read(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     lost = ''.join(run_log.json_line(row) for row in rows if row['step'] >= to_step)
-    run_log.write_atomic(workdir / ABANDONED.format(len(past) + 1), lost)
+    files.write_atomic(workdir / ABANDONED.format(len(past) + 1), lost)
     past.append({'at_step': at_step, 'to_step': to_step, 'signal': signal, 'reason': reason})
-    run_log.write_atomic(workdir / FILE, json.dumps(past, indent=2) + '\n')
+    files.write_atomic(workdir / FILE, json.dumps(past, indent=2) + '\n')
 
 
 def settle(workdir: Path) -> int:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl_jax.machine import processes
+from agentrl_jax.machine import files
 from agentrl_jax.run import check
 from agentrl_jax.sweeps.status import Overrides, Run
 
@@ -119,7 +119,7 @@ def expand(
         try:
             check.check(cfg)
             config = json.loads(cfg.to_json_best_effort())
-            digest = processes.config_hash(config)
+            digest = files.config_hash(config)
         except ValueError as error:
             raise ValueError(f'{where} ({_shown(held)}): {error}') from error
         if digest in seen:
@@ -230,6 +230,6 @@ def document(run: Run, words: Sequence[str]) -> dict[str, Any]:
         'name': run.name,
         'overrides': run.overrides,
         'config': run.config,
-        'hash': processes.config_hash(run.config),
+        'hash': files.config_hash(run.config),
         'command': shlex.join(words),
     }

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 
 RUN_FILE, LOCK_FILE, ATTEMPTS_FILE, OUTPUT_FILE = 'run.json', 'lock', 'attempts.json', 'output.txt'
@@ -123,7 +124,7 @@ def end_attempt(folder: Path, code: int, outcome: str) -> None:
 
 
 def _write_attempts(folder: Path, attempts: list[dict]) -> None:
-    run_log.write_atomic(folder / ATTEMPTS_FILE, json.dumps(attempts, indent=1) + '\n')
+    files.write_atomic(folder / ATTEMPTS_FILE, json.dumps(attempts, indent=1) + '\n')
 
 
 def count_failures(folder: Path) -> int:

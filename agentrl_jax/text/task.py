@@ -16,6 +16,7 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.text import history
 from agentrl_jax.text import lines as line_tables
 from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle
+from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.types import EpisodeStop
 
@@ -61,6 +62,10 @@ class TextTask:
     max_actions_per_episode: int = struct.field(pytree_node=False)
     format_penalty: float = struct.field(pytree_node=False)
     with_think: bool = struct.field(pytree_node=False)  # answers open with <think>
+
+    @property
+    def wording(self) -> Wording:
+        return Wording(prefix=self.prefix, eos_ids=self.eos_ids, pad_id=self.pad_id)
 
 
 @struct.dataclass

@@ -1,0 +1,100 @@
+"""Demonstrations in the tokens of a rollout: oracle and random play of the training levels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.text import task as text
+from agentrl_jax.types import Demonstrations, EpisodeStop
+
+
+def answer_text(names: list[str], think: str, with_think: bool) -> str:
+    """What follows the forced prefix: the rest of the thought and the answer."""
+    head = f'{think}</think><answer>' if with_think else ''
+    return f'{head}{" || ".join(names)}</answer>'
+
+
+def mixed_plans(rng, oracle_plans, *, oracle: float, per_turn: int, names: int) -> list[list[int]]:
+    """Each plan is the oracle's with probability `oracle`, else 1 to per_turn random actions."""
+    plans = []
+    for plan in oracle_plans:
+        if plan and rng.random() < oracle:
+            plans.append(list(plan[:per_turn]))
+        else:
+            plans.append(rng.integers(names, size=rng.integers(1, per_turn + 1)).tolist())
+    return plans
+
+
+def demonstrate(
+    task: text.TextTask,
+    tokenizer: Any,
+    expert: Callable[[Any, int], list[list[int]]],
+    *,
+    seed: int,
+    episodes: int,
+    oracle: float,
+    max_tokens: int,
+    report: Callable[[], None] = lambda: None,
+) -> Demonstrations:
+    """Plays `episodes` training levels; expert(states, used) plans one list of actions a state.
+
+    The words of a demonstration are the environment's own prompts and answer_text(...), tokenised
+    piece by piece as in a rollout. report() is called after each turn of all episodes.
+    """
+    rng = np.random.default_rng(seed)
+    level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
+    prefix = np.asarray(task.prefix)
+    rows = [list(prefix) for _ in range(episodes)]
+    trained = [[False] * len(prefix) for _ in range(episodes)]
+    worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(level, jnp.int32))
+    show = jax.jit(jax.vmap(lambda t, w: text.turn_tokens(t, w, True), in_axes=(None, 0)))
+    play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
+    playing = np.ones(episodes, bool)
+    keys = jax.random.split(jax.random.key(seed), episodes)
+    for _ in range(task.max_turns):
+        prompt, count = jax.device_get(show(task, worlds))
+        host = jax.device_get(worlds.state)
+        plans = mixed_plans(
+            rng,
+            expert(host, np.asarray(worlds.used)),
+            oracle=oracle,
+            per_turn=task.max_actions_per_turn,
+            names=len(task.env.ACTION_NAMES),
+        )
+        parts = np.full((episodes, task.max_actions_per_turn), -2, np.int32)
+        for i in np.flatnonzero(playing):
+            answer = [*answer_tokens(task, tokenizer, plans[i]), int(task.eos_ids[0])]
+            new = [*prompt[i, : count[i]].tolist(), *answer]
+            if len(rows[i]) + len(new) > max_tokens:
+                playing[i] = False
+                continue
+            rows[i] += new
+            trained[i] += [False] * int(count[i]) + [True] * len(answer)
+            parts[i, : len(plans[i])] = plans[i]
+        worlds, outcome = play(task, keys, worlds, jnp.asarray(parts), jnp.ones(episodes, bool))
+        playing &= np.asarray(outcome.stop) == EpisodeStop.NONE
+        report()
+        if not playing.any():
+            break
+    return pad_rows(rows, trained, max_tokens, task.pad_id)
+
+
+def answer_tokens(task: text.TextTask, tokenizer: Any, plan: list[int]) -> list[int]:
+    """Tokens of the answer that executes the plan, without the end-of-turn token."""
+    names = [task.env.ACTION_NAMES[i] for i in plan]
+    return tokenizer.encode(answer_text(names, '', task.with_think))
+
+
+def pad_rows(rows, trained, max_tokens, pad_id) -> Demonstrations:
+    """Token lists and their trained flags as arrays, as wide as the longest (in steps of 8)."""
+    width = min(max_tokens, -(-max(map(len, rows)) // 8) * 8)
+    tokens = np.full((len(rows), width), pad_id, np.int32)
+    mask = np.zeros((len(rows), width), bool)
+    attention = np.zeros((len(rows), width), bool)
+    for i, (row, train) in enumerate(zip(rows, trained, strict=True)):
+        tokens[i, : len(row)], mask[i, : len(row)] = row, train
+        attention[i, : len(row)] = True
+    return Demonstrations(*map(jnp.asarray, (tokens, attention, mask)))

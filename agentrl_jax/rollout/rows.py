@@ -1,0 +1,128 @@
+"""Rows of tokens in a KV cache: sample one token of each, push it, or read a block of new ones.
+
+What both kinds of rollout share. A row knows no episode, turn or world: it is a cache, the hidden
+state of its last token, two lengths and the number of its random stream. A token of stream e at
+position t is drawn with fold_in(fold_in(key, e), t): neither the schedule, nor the row, nor the
+mesh changes which tokens an episode gets.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.models import qwen2
+from agentrl_jax.types import Params
+
+
+@struct.dataclass
+class Rows:
+    """State of S rows."""
+
+    cache: qwen2.KVCache  # keys and values, S rows of T (or fewer) positions
+    hidden: jax.Array  # compute dtype [S, D]  final hidden state of the last token
+    length: jax.Array  # int32 [S]  tokens of the episode so far: position of the next draw
+    context: jax.Array  # int32 [S]  tokens in the cache: as many, or those of the last turns
+    stream: jax.Array  # int32 [S]  random stream of the row's tokens
+
+
+def start(
+    params: Params, config: qwen2.ModelConfig, prefix: jax.Array, rows: int, cache_tokens: int
+) -> Rows:
+    """S rows that hold nothing but the common prefix int32 [P]."""
+    length = jnp.full(rows, prefix.shape[0], jnp.int32)
+    return Rows(
+        cache=prefill_prefix(params, config, prefix, rows, cache_tokens),
+        hidden=jnp.zeros((rows, config.hidden_size), config.dtype),
+        length=length,
+        context=length,
+        stream=jnp.zeros(rows, jnp.int32),
+    )
+
+
+def prefill_prefix(
+    params: Params, config: qwen2.ModelConfig, prefix: jax.Array, rows: int, cache_tokens: int
+) -> qwen2.KVCache:
+    """Runs the prefix that all episodes share once and copies its keys and values to every row."""
+    # Two rows: XLA's CPU matmul takes another path for a single one, with other last bits.
+    one = qwen2.init_cache(config, 2, prefix.shape[0])
+    tokens = jnp.broadcast_to(prefix, (2, prefix.shape[0]))
+    positions = jnp.broadcast_to(jnp.arange(prefix.shape[0]), tokens.shape)
+    _, one = qwen2.forward_cached(params, config, tokens, positions, one, None)
+    full = qwen2.init_cache(config, rows, cache_tokens)
+
+    def spread(into, prefix_part):
+        return into.at[:, : prefix.shape[0]].set(prefix_part[:1])
+
+    return jax.tree.map(spread, full, one)
+
+
+def sample(
+    rows: Rows, params: Params, key: jax.Array, *, config: qwen2.ModelConfig, draw: Callable
+) -> tuple[jax.Array, jax.Array]:
+    """The next token of every row and its log-probability: int32 [S], float32 [S].
+
+    draw(logits [S, V], uniform [S]): sampling.sample with its settings.
+    """
+    logits = qwen2.logits(params, config, rows.hidden)
+
+    def uniform(stream, position):
+        row_key = jax.random.fold_in(key, stream)
+        return jax.random.uniform(jax.random.fold_in(row_key, position))
+
+    return draw(logits, jax.vmap(uniform)(rows.stream, rows.length))
+
+
+def push(
+    rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, config: qwen2.ModelConfig
+) -> Rows:
+    """The token int32 [S] of each live row bool [S] goes through the model and into its cache."""
+    position = jnp.where(live, rows.context, rows.cache.length)
+    hidden, cache = qwen2.forward_cached(
+        params, config, token[:, None], position[:, None], rows.cache, None
+    )
+    return rows.replace(
+        cache=cache,
+        hidden=hidden[:, 0],
+        length=rows.length + live,
+        context=rows.context + live,
+    )
+
+
+def read(
+    rows: Rows,
+    params: Params,
+    which: jax.Array,
+    tokens: jax.Array,
+    begin: jax.Array,
+    count: jax.Array,
+    *,
+    config: qwen2.ModelConfig,
+    skip: jax.Array | None = None,
+) -> Rows:
+    """Reads a block: tokens int32 [w, C], the first `count` of them, into rows `which` int32 [w].
+
+    begin int32 [w]: position in the cache of the first token. Rows >= S are padding. Nothing runs
+    where `skip` bool [] is true. Sets cache, hidden and context; lengths are the caller's.
+    """
+    column = jnp.arange(tokens.shape[1])[None]
+    position = jnp.where(column < count[:, None], begin[:, None] + column, rows.cache.length)
+
+    def run(cache):
+        hidden, cache = qwen2.forward_cached(params, config, tokens, position, cache, which)
+        last = jnp.maximum(count - 1, 0)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
+
+    def nothing(cache):
+        return jnp.zeros((which.shape[0], config.hidden_size), config.dtype), cache
+
+    if skip is None:
+        hidden, cache = run(rows.cache)
+    else:
+        hidden, cache = jax.lax.cond(skip, nothing, run, rows.cache)
+    return rows.replace(
+        cache=cache,
+        hidden=rows.hidden.at[which].set(hidden, mode='drop'),
+        context=rows.context.at[which].set(begin + count, mode='drop'),
+    )

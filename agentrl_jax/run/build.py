@@ -1,0 +1,198 @@
+"""From a config to a Run: its parts and its programs, checked; nothing is trained yet."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agentrl_jax.machine import sharding
+from agentrl_jax.measure import metrics, mutual_information, validation
+from agentrl_jax.models.functions import ModelFns, on_base
+from agentrl_jax.models.qwen2 import ModelConfig
+from agentrl_jax.rl import batches, score
+from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
+from agentrl_jax.run import check, collecting, parts, settings
+from agentrl_jax.run.params import Frozen
+from agentrl_jax.text.task import TextTask
+from agentrl_jax.types import Demonstrations, Params, Rollout, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The training environment as text, and the programs of a step (all jitted)."""
+
+    task: TextTask
+    draw: Callable  # (key, step, first stream) -> episodes
+    collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
+    pack: Callable | None  # collecting.pack; None without dynamic sampling
+    metrics: Callable  # (rollout, task) -> metrics
+    information: Callable  # (policy, task, rollout, key) -> collapse/ metrics
+    learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
+    rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """The held-out environment as text, its episodes, and the programs that play and count them."""
+
+    task: TextTask
+    episodes: Episodes
+    collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
+    count: Callable  # (rollout, task) -> sums over its first eval_levels rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run, none of which changes."""
+
+    cfg: Any
+    mesh: Mesh
+    tokenizer: Any
+    config: ModelConfig
+    params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
+    txs: tuple  # optimisers of policy and critic
+    training: Training
+    validation: Validation
+
+
+def learn(
+    state: TrainState,
+    frozen: Frozen,
+    rollout: Rollout,
+    key: jax.Array | None = None,
+    lr_scale: float | jax.Array = 1.0,
+    base: Demonstrations | None = None,
+    *,
+    fns: ModelFns,
+    learning: batches.Learning,
+) -> tuple:
+    """One update from one rollout: keep groups, score, make the batch, optimise.
+
+    Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
+    rows that did not train). A key shuffles; base: demonstrations that join the batch.
+    """
+    fns = on_base(fns, frozen.model)
+    samples, rows, advantages, selected = batches.prepare(
+        state, frozen.reference, rollout, base, fns=fns, learning=learning
+    )
+    state, measured = learning.update(
+        state,
+        samples,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=fns.values,
+        value_head_fn=fns.value_head,
+        key=key,
+        lr_scale=lr_scale,
+    )
+    return state, measured | selected, rows, advantages
+
+
+def measure_rollout(rollout: Rollout, task: TextTask, *, group_size: int) -> dict[str, jax.Array]:
+    """Metrics of a rollout, the environment's own included."""
+    common = metrics.rollout_metrics(rollout, group_size)
+    return common | metrics.environment_metrics(rollout, task)
+
+
+def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, cfg: Any, task: Any) -> jax.Array:
+    """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
+    windows = settings.build_windows(cfg, task)
+    return score.score(
+        params,
+        None,
+        None,
+        rollout,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=None,
+        windows=None if windows is None else windows(rollout),
+        microbatch_rows=cfg.batch.microbatch_rows,
+        temperature=cfg.rollout.temperature,
+        chunk_size=cfg.batch.head_chunk,
+        recompute=True,
+    ).old_logprobs
+
+
+def build_learn(
+    cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask, tokenizer: Any, txs: tuple
+) -> Callable:
+    """Jitted learn(state, frozen, rollout, key, lr_scale, base); the state is donated."""
+    learner = functools.partial(
+        learn,
+        fns=parts.build_functions(cfg, config, mesh),
+        learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
+    )
+    return jax.jit(learner, donate_argnums=0)
+
+
+def build(cfg: Any) -> Run:
+    """Checks the config and assembles its parts."""
+    mesh = parts.build_mesh(cfg)
+    check.check(cfg, sharding.row_shards(mesh))
+    tokenizer = parts.build_tokenizer(cfg)
+    tasks = [
+        parts.build_text_task(cfg, tokenizer, split, mesh) for split in ('train', cfg.eval.split)
+    ]
+    config, params = parts.build_model(cfg, tokenizer, mesh)
+    txs = parts.build_optimisers(cfg)
+    return Run(
+        cfg=cfg,
+        mesh=mesh,
+        tokenizer=tokenizer,
+        config=config,
+        params=params,
+        txs=txs,
+        training=build_training(cfg, mesh, config, tasks[0], tokenizer, txs),
+        validation=build_validation(cfg, mesh, config, tasks[1]),
+    )
+
+
+def build_training(
+    cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask, tokenizer: Any, txs: tuple
+) -> Training:
+    """The programs of a step."""
+    rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
+    fns, group_size = parts.build_functions(cfg, config, mesh), cfg.rollout.group_size
+    draw = functools.partial(
+        draw_episodes,
+        levels=task.env.num_levels(task.env_params),
+        groups=cfg.rollout.num_groups,
+        group_size=group_size,
+        common=cfg.rollout.common_random_numbers,
+    )
+    information = functools.partial(
+        mutual_information.information,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        layout=whole,
+        **settings.information_settings(cfg),
+    )
+    measure = functools.partial(measure_rollout, group_size=group_size)
+    return Training(
+        task=task,
+        draw=jax.jit(draw, out_shardings=rows),
+        collect=parts.build_collect(cfg, config, mesh, split='train'),
+        pack=collecting.build_pack(cfg, settings.build_keep(cfg), rows, whole),
+        metrics=jax.jit(measure, out_shardings=whole),
+        information=jax.jit(information, out_shardings=whole),
+        learn=build_learn(cfg, mesh, config, task, tokenizer, txs),
+        rescore=jax.jit(
+            functools.partial(rescore, fns=fns, cfg=cfg, task=task), out_shardings=rows
+        ),
+    )
+
+
+def build_validation(cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask) -> Validation:
+    """The programs of validation: one episode on each level of the held-out pool."""
+    levels = task.env.num_levels(task.env_params)
+    episodes = every_level(cfg.env.eval_levels, levels, sharding.row_shards(mesh))
+    count = functools.partial(validation.count, episodes=cfg.env.eval_levels)
+    return Validation(
+        task=task,
+        episodes=jax.device_put(episodes, sharding.shard_rows(mesh)),
+        collect=parts.build_collect(cfg, config, mesh, split=cfg.eval.split),
+        count=jax.jit(count, out_shardings=NamedSharding(mesh, PartitionSpec())),
+    )

@@ -1,0 +1,109 @@
+"""Demonstrations of a run, the policy cloned from them, and those that join its batches."""
+
+import copy
+import sys
+from typing import Any
+
+import jax
+
+from agentrl_jax.envs import experts
+from agentrl_jax.imitation import clone, demonstrations, kept, trajectories
+from agentrl_jax.machine import sharding
+from agentrl_jax.records.progress import Progress
+from agentrl_jax.rl import evol
+from agentrl_jax.run import derived, parts
+from agentrl_jax.run.build import Run
+from agentrl_jax.run.streams import BASE, CLONE, Streams
+from agentrl_jax.types import Demonstrations, Params
+
+
+def find_demonstrations(run: Run) -> Demonstrations:
+    """Those of cfg.clone.file, or our own: oracle and random play of the training levels."""
+    cfg = run.cfg
+    if cfg.clone.file:
+        return read_demonstrations(run)
+    task = run.training.task
+    if derived.demonstrates_apart(cfg):
+        cfg = with_clone_limits(cfg)
+        task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
+
+    def expert(states, used):
+        return experts.plans(
+            task.env, task.env_params, states, used, cfg.env.max_actions_per_episode
+        )
+
+    with Progress(task.max_turns, 'demonstrating') as progress:
+        return demonstrations.demonstrate(
+            task,
+            run.tokenizer,
+            expert,
+            seed=cfg.seed,
+            episodes=cfg.clone.episodes,
+            oracle=cfg.clone.oracle,
+            max_tokens=cfg.rollout.max_tokens,
+            report=progress.advance,
+        )
+
+
+def read_demonstrations(run: Run) -> Demonstrations:
+    """The trajectories of cfg.clone.file that fit into rollout.max_tokens."""
+    cfg = run.cfg
+    records = trajectories.read_records(cfg.clone.file)
+    found, dropped = trajectories.demonstrations_of(
+        records,
+        run.tokenizer,
+        max_tokens=cfg.rollout.max_tokens,
+        answer_prefix='<think>' if cfg.env.think else '<answer>',
+    )
+    if dropped:
+        print(
+            f'WARNING: {dropped} of {len(records)} trajectories of {cfg.clone.file} have more '
+            f'than rollout.max_tokens={cfg.rollout.max_tokens} tokens and are left out',
+            file=sys.stderr,
+            flush=True,
+        )
+    return found
+
+
+def with_clone_limits(cfg: Any) -> Any:
+    """The config with the limits of own demonstrations in the place of the run's."""
+    cfg = copy.deepcopy(cfg)
+    for section, field in kept.LIMITS:
+        cfg[section][field] = cfg.clone[field] or cfg[section][field]
+    return cfg
+
+
+def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
+    """Behaviour-cloned policy parameters; None: of demonstrations made for it."""
+    examples = find_demonstrations(run) if examples is None else examples
+    cfg, fns = run.cfg, parts.build_functions(run.cfg, run.config, run.mesh)
+    with Progress(cfg.clone.steps, 'cloning') as progress:
+        return clone.clone(
+            run.params,
+            examples,
+            Streams(cfg.seed).key(CLONE),
+            hidden_fn=fns.hidden,
+            head_fn=fns.head,
+            tx=parts.clone_optimiser(cfg),
+            steps=cfg.clone.steps,
+            batch_size=cfg.clone.batch,
+            chunk_size=cfg.batch.head_chunk,
+            microbatch_rows=cfg.clone.microbatch_rows or None,
+            row_sharding=sharding.shard_rows(run.mesh),
+            report=lambda step, loss: progress.advance(1, loss=loss),
+        )
+
+
+def draw_base(run: Run, base: Demonstrations | None, step: int) -> Demonstrations | None:
+    """Demonstrations that join the episodes of a step, laid out by rows; None if there are none."""
+    if base is None:
+        return None
+    cfg = run.cfg
+    drawn = evol.draw(
+        base,
+        Streams(cfg.seed).key(BASE, step),
+        rows=derived.base_rows(cfg),
+        max_tokens=cfg.rollout.max_tokens,
+        pad_id=run.tokenizer.pad_id,
+    )
+    return jax.device_put(drawn, sharding.shard_rows(run.mesh))

@@ -1,0 +1,103 @@
+"""What follows from a config: numbers and yes-or-no answers that more than one part asks for."""
+
+from typing import Any
+
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.imitation.kept import LIMITS
+from agentrl_jax.rl import curriculum
+
+OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
+
+
+def section(cfg: Any, name: str) -> str:
+    """Where an option of an algorithm stands: a name of its SETTINGS is unique in all of them."""
+    return next(section for section in OPTION_SECTIONS if name in cfg[section])
+
+
+def option(cfg: Any, name: str) -> Any:
+    """Value of an option of an algorithm, None where it is left to the algorithm."""
+    return cfg[section(cfg, name)][name]
+
+
+def needs_critic(cfg: Any) -> bool:
+    return bool(ALGORITHMS[cfg.algorithm].USES_CRITIC)
+
+
+def shares_backbone(cfg: Any) -> bool:
+    """Whether the critic is a head on the policy's own hidden states."""
+    return needs_critic(cfg) and cfg.critic.share_backbone
+
+
+def needs_reference(cfg: Any) -> bool:
+    """A reference model is kept only when some KL term or DPO needs it."""
+    return cfg.loss.kl_coef > 0 or cfg.algorithm == 'dpo'
+
+
+def explores(cfg: Any) -> bool:
+    """Whether episodes are played by the policy of an iteration's beginning (AgentEvol)."""
+    return cfg.algorithm == 'agent_evol'
+
+
+def keeps_start(cfg: Any) -> bool:
+    """Whether the policy of step 0 is kept on disk: as a reference, or to begin again from."""
+    return needs_reference(cfg) or explores(cfg)
+
+
+def turn_limit(cfg: Any, step: int) -> int:
+    """Turns an episode of a training step may take: those of the curriculum, or all."""
+    if not cfg.curriculum.rounds:
+        return cfg.env.max_turns
+    return curriculum.horizon(
+        step,
+        rounds=cfg.curriculum.rounds,
+        stage_steps=cfg.curriculum.stage_steps,
+        interpolate=cfg.curriculum.interpolate,
+    )
+
+
+def lora_scale(cfg: Any) -> float:
+    """What the adapters' corrections are multiplied by."""
+    return cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else 1.0
+
+
+def episodes(cfg: Any) -> int:
+    """Episodes of a rollout."""
+    return cfg.rollout.num_groups * cfg.rollout.group_size
+
+
+def demonstrates_apart(cfg: Any) -> bool:
+    """Whether own demonstrations have limits that are not those of the run's episodes."""
+    return any(cfg.clone[field] for _, field in LIMITS)
+
+
+def clones(cfg: Any) -> bool:
+    """Whether there are demonstrations, of a file or our own."""
+    return bool(cfg.clone.file) or cfg.clone.episodes > 0
+
+
+def base_rows(cfg: Any) -> int:
+    """Demonstrations that join the episodes of a step (AgentEvol)."""
+    return cfg.evol.base_rows if cfg.algorithm == 'agent_evol' else 0
+
+
+def share(part: float, whole: int) -> int:
+    """RAGEN's int(part * whole), at least one."""
+    return max(int(part * whole + 1e-9), 1)
+
+
+def drops_groups(cfg: Any) -> bool:
+    """Whether the filter can drop whole groups."""
+    rule = cfg.filter.rule
+    return rule not in ('all', 'within_group') and not (rule == 'top_k' and cfg.filter.keep == 1)
+
+
+def kept_groups(cfg: Any) -> int:
+    """Groups that enter an update: those that are kept where their number is known before."""
+    groups, choice = cfg.rollout.num_groups, cfg.filter
+    if choice.refill or not choice.compact:
+        return groups
+    if choice.rule == 'top_k':
+        return share(choice.keep, groups)
+    if choice.rule == 'percentile':
+        return round(choice.high * groups) - round(choice.low * groups)
+    return groups

@@ -1,0 +1,104 @@
+"""Which parameters play, which are trained, and which stay as they are.
+
+With LoRA the weights a run starts from are the frozen base of policy, critic and reference alike.
+They come from model.path again when a run resumes; weights that were drawn or cloned are kept:
+  <workdir>/base       the model under adapters, unless it is model.path's own
+  <workdir>/reference  what was trained, as it was at step 0 (KL terms, DPO, AgentEvol's restarts)
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import struct
+
+from agentrl_jax.machine import checkpoint, frozen, sharding
+from agentrl_jax.models import critic, lora, qwen2
+from agentrl_jax.run import derived
+from agentrl_jax.run.streams import ADAPTERS, Streams
+from agentrl_jax.types import Params, TrainState
+
+BASE_FOLDER, REFERENCE_FOLDER = 'base', 'reference'  # below the workdir
+
+
+@struct.dataclass
+class Frozen:
+    """Parameters that a run reads and never changes."""
+
+    model: Params  # under the adapters of policy and critic; {} without LoRA
+    reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it
+
+
+def policy_of(params: Params, base: Params) -> Params:
+    """The parameters a rollout needs: with the base, without a value head on a shared backbone."""
+    return {**base, **{name: part for name, part in params.items() if name != 'value_head'}}
+
+
+def player_of(state: TrainState, base: Params) -> Params:
+    """The parameters that play episodes: the policy, or the explorer of AgentEvol."""
+    return policy_of(state.params if state.explorer is None else state.explorer, base)
+
+
+def trained_part(params: Params, cfg: Any, index: int) -> Params:
+    """What is trained of a model: all of it, or adapters (number 0 for policy, 1 for critic)."""
+    if not cfg.lora.rank:
+        return dict(params)
+    key = Streams(cfg.seed).key(ADAPTERS, index)
+    targets = lora.target_names(cfg.lora.targets)
+    return {'lora': lora.init(key, params['model'], rank=cfg.lora.rank, targets=targets)}
+
+
+def trained_policy(params: Params, cfg: Any, config: qwen2.ModelConfig) -> Params:
+    """TrainState.params of step 0: the policy's part, with the head of a critic that shares it."""
+    trained = trained_part(params, cfg, 0)
+    if derived.shares_backbone(cfg):
+        trained['value_head'] = critic.init_head(config)
+    return trained
+
+
+def base_is_given(cfg: Any) -> bool:
+    """Does the base come from model.path, as it is? Then nothing is kept of it."""
+    cloned = cfg['clone']['file'] or cfg['clone']['episodes']
+    return bool(cfg['model']['path']) and not cloned
+
+
+def keep_base(cfg: Any, workdir: Path, params: Params) -> None:
+    """Keeps the parameters under the adapters, unless there are none or model.path has them."""
+    if cfg.lora.rank and not base_is_given(cfg):
+        frozen.keep(workdir / BASE_FOLDER, params)
+
+
+def open_base(cfg: Any, workdir: Path | str, params: Params) -> Params:
+    """The frozen parameters of a run with the config cfg (or its JSON); {} without LoRA.
+
+    params: those of model.path, or of the same shapes and layout.
+    """
+    if not cfg['lora']['rank']:
+        return {}
+    if base_is_given(cfg):
+        return params
+    return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
+
+
+def open_start(workdir: Path, abstract: Params) -> Params:
+    """The policy of step 0, as it is kept beside the checkpoints."""
+    return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
+
+
+def saved_policy(
+    cfg: Any,
+    config: qwen2.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    params: Params,
+    workdir: str,
+    *,
+    step: int | None = None,
+) -> Params:
+    """The policy of a checkpoint, adapters and base; params: as in open_base."""
+    abstract = jax.eval_shape(functools.partial(trained_policy, cfg=cfg, config=config), params)
+    layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
+    abstract = sharding.with_layout(abstract, layout)
+    trained = checkpoint.load_params_only(workdir, abstract, step=step)
+    saved = checkpoint.read_extra(workdir, step=step)['config'] | {'lora': cfg.lora}
+    return policy_of(trained, open_base(saved, workdir, params))
