@@ -371,12 +371,16 @@ def collect_on_mesh(mesh, **static):
     )
 
 
-def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> None:
-    """Refuses a token budget into which the first turn does not fit."""
-    least = task.prefix.shape[0] + task.width + max_response
-    if least > max_tokens:
+def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:
+    """Tokens into which every turn fits, whatever is said and shown.
+
+    Refuses a token budget into which the first turn does not fit.
+    """
+    prefix, turn = task.prefix.shape[0], task.width + max_response
+    if prefix + turn > max_tokens:
         raise ValueError(
             f'rollout.max_tokens={max_tokens} is too small: the prompt prefix takes '
-            f'{task.prefix.shape[0]} tokens, a turn prompt up to {task.width} and an answer '
-            f'{max_response}; set it to at least {least}'
+            f'{prefix} tokens, a turn prompt up to {task.width} and an answer '
+            f'{max_response}; set it to at least {prefix + turn}'
         )
+    return prefix + task.max_turns * turn

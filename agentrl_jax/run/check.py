@@ -37,6 +37,8 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'evol.weights': agent_evol.WEIGHTS,
 }
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
+# They compare no episode with others of its group
+WITHOUT_GROUPS = ('ppo', 'reinforce_pp', 'agent_evol')
 # Options that have a value in every config: an algorithm that does not know one leaves it alone, so
 # that any algorithm runs with any config.
 COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
@@ -215,6 +217,9 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
     rows = derived.episodes(cfg)
     kept = derived.kept_groups(cfg) * cfg.rollout.group_size
     small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
+    size = cfg.model
+    head = size.hidden_size // size.num_heads
+    narrowest = min(size.hidden_size, size.intermediate_size, head * size.num_kv_heads)
     base = derived.base_rows(cfg)
     joined = f' and {base} demonstrations join them (evol.base_rows)' if base else ''
     problems = [
@@ -246,6 +251,31 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
             not cfg.model.path and cfg.model.hidden_size % (2 * cfg.model.num_heads) != 0,
             f'model.hidden_size={cfg.model.hidden_size} must be a multiple of '
             f'2 x model.num_heads={cfg.model.num_heads}',
+        ),
+        (
+            not cfg.model.path and cfg.model.num_heads % cfg.model.num_kv_heads != 0,
+            f'model.num_heads={cfg.model.num_heads} must be a multiple of '
+            f'model.num_kv_heads={cfg.model.num_kv_heads}',
+        ),
+        (
+            not cfg.model.path and cfg.lora.rank > narrowest,
+            f'lora.rank={cfg.lora.rank} must be at most {narrowest}, the narrowest side of an '
+            'adapted matrix: more would train nothing else',
+        ),
+        (
+            cfg.rollout.group_size == 1 and cfg.algorithm not in WITHOUT_GROUPS,
+            f'rollout.group_size=1 leaves algorithm={cfg.algorithm!r} nothing to compare an '
+            'episode with: set it to 2 or more',
+        ),
+        (
+            cfg.rollout.group_size == 1 and derived.drops_groups(cfg),
+            f'rollout.group_size=1 leaves filter.rule={cfg.filter.rule!r} no spread to go by: set '
+            'filter.rule=all, or rollout.group_size to 2 or more',
+        ),
+        (
+            cfg.critic.warmup_steps >= cfg.steps > 0,
+            f'critic.warmup_steps={cfg.critic.warmup_steps} must be below steps={cfg.steps}: no '
+            'step would be left to train the policy',
         ),
     ]
     problems += _imitation_problems(cfg, mesh_shards)

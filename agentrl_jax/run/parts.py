@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,17 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
         max_words=cfg.env.max_words,
         past_turns=cfg.context.summary,
     )
-    device.check_budget(
+    enough = device.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
+    if split == 'train' and enough > cfg.rollout.max_tokens:
+        print(
+            f'WARNING: rollout.max_tokens={cfg.rollout.max_tokens} may end episodes before their '
+            f'{task.max_turns} turns are played (rollout/token_budget_stop counts them); '
+            f'{enough} hold all of them',
+            file=sys.stderr,
+            flush=True,
+        )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
 
