@@ -66,7 +66,7 @@ def evaluate(
         limit=pages.PAGE_EPISODES,
     )
     if trajectories_file:
-        wanted = jax.tree.map(lambda x: x[: cfg.env.eval_levels], host)
+        wanted = jax.tree.map(lambda x: x[: cfg.env.eval_levels * cfg.eval.samples], host)
         records = trajectories.rollout_records(wanted, run.tokenizer, cfg.env.name)
         trajectories.write_records(trajectories_file, records)
     print(describe(metrics, cfg.eval.split))

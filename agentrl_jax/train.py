@@ -36,7 +36,7 @@ from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import collecting, derived, roll_back
 from agentrl_jax.run.build import Run, build
 from agentrl_jax.run.cloning import draw_base
-from agentrl_jax.run.params import player_of, policy_of
+from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.state import Opened, next_iteration, open_state, saved_beside, space_needed
 from agentrl_jax.run.streams import COLLECT, EVALUATE, PAIRS, SHUFFLE, Streams
 from agentrl_jax.types import Params, Rollout, TrainState
@@ -82,12 +82,15 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
 
 
 def validate(run: Run, policy: Params, streams: Streams) -> dict[str, float]:
-    """One episode on each level of the held-out pool, the same luck every time."""
-    programs = run.validation
-    key = streams.key(EVALUATE)
-    rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
-    collecting.check_counters(counters)
-    return validation.summarise(programs.count(rollout, programs.task))
+    """Every level of the held-out pools, the same luck every time."""
+    found = {}
+    for programs in (run.validation, *run.also):
+        key = streams.key(EVALUATE)
+        rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
+        collecting.check_counters(counters)
+        prefix = 'eval' if programs is run.validation else f'eval_{programs.split}'
+        found |= validation.summarise(programs.count(rollout, programs.task), prefix)
+    return found
 
 
 def train(cfg: Any, workdir: str) -> int:
@@ -151,6 +154,10 @@ def play(
             if validation_due(cfg, step):
                 with compiled:
                     row |= validate(run, policy_of(state.params, model), streams)
+                if cfg.checkpoint.best:
+                    success = {'step': step, 'eval/success': row['eval/success']}
+                    saved = saved_beside(cfg, streams) | success
+                    keep_best(workdir, state.params, saved, history)
                 if warm is not None and not validated:  # a resumed run validates late at first
                     warm += compiled.count - before
                 validated = True

@@ -155,10 +155,9 @@ def get_config() -> ml_collections.ConfigDict:
     # in squared units of the return: returns up to 10 call for a hundredth of what suits 1
 
     cfg.parity = ml_collections.ConfigDict()  # what reference implementations do, for comparison
-    cfg.parity.loss_on = (
-        'sampled'  # tokens that train: sampled (those of the policy), answers (also
-    )
-    # the chat markers around them: RAGEN's leak), all (everything behind the system message)
+    # Tokens that train: sampled (those of the policy), answers (also the chat markers around them:
+    # RAGEN's leak), all (everything behind the system message)
+    cfg.parity.loss_on = 'sampled'
     cfg.parity.microbatch_means = False  # losses are averaged in each micro-batch, then over them
     cfg.parity.filter_normalised = False  # the filter ranks returns that are normalised already
 
@@ -169,10 +168,9 @@ def get_config() -> ml_collections.ConfigDict:
     # answer: see agentrl_jax/algorithms/mt_grpo.py
     cfg.turn_credit.turn_coef = placeholder(float)  # weight of the turn rewards (1)
     cfg.turn_credit.outcome_coef = placeholder(float)  # weight of the outcome (1)
-    cfg.turn_credit.turn_gamma = placeholder(
-        float
-    )  # discount per turn: modes gtpo and hybrid (.9),
-    # gigpo (.95), ppo with loss.estimator turn or bi_level (1)
+    # Discount per turn: modes gtpo and hybrid (.9), gigpo (.95), ppo with loss.estimator turn or
+    # bi_level (1)
+    cfg.turn_credit.turn_gamma = placeholder(float)
     cfg.turn_credit.step_coef = placeholder(float)  # gigpo: weight of the step advantage (1)
 
     cfg.critic = ml_collections.ConfigDict()
@@ -187,6 +185,10 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.optim.weight_decay = 0.01
     cfg.optim.max_grad_norm = 1.0  # global norm
     cfg.optim.warmup_steps = 0  # optimiser steps of linear warm-up
+    cfg.optim.schedule = 'constant'  # of both rates behind the warm-up: constant, linear, cosine
+    cfg.optim.schedule_steps = 0  # optimiser steps until the rates are at their end; needed for
+    # linear and cosine, so that a longer run is the same run
+    cfg.optim.final_lr = 0.0  # where linear and cosine end, as a share of the rate
 
     cfg.batch = ml_collections.ConfigDict()
     cfg.batch.minibatch_rows = 32  # episodes per optimiser step
@@ -235,10 +237,14 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.eval.temperature = 0.5  # RAGEN; 0 = greedy
     cfg.eval.top_k = 0  # 0 = all
     cfg.eval.top_p = 1.0
+    cfg.eval.samples = 1  # episodes a level: eval/success is their mean (mean@k), eval/pass_at_k
+    # the share of levels that one of them solves
+    cfg.eval.also = ()  # further splits to play at every validation, such as ('test',)
 
     cfg.checkpoint = ml_collections.ConfigDict()
     cfg.checkpoint.every = 50  # steps
     cfg.checkpoint.keep = 2  # newest ones kept
+    cfg.checkpoint.best = False  # keep the policy of the best eval/success too, in workdir/best
 
     # What watches for collapse (agentrl_jax/measure/collapse.py). action: off, warn, stop or
     # roll_back; limit: a number, or a multiple of what the run has shown; patience: measurements

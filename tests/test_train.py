@@ -310,7 +310,7 @@ def trace(cfg, *, with_rollout):
         task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
     if with_rollout:
         listed = Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
-        collect = parts.build_collect(cfg, found[0], mesh, split='train')
+        collect = parts.build_collect(cfg, found[0], mesh, training=True)
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)

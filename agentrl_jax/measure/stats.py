@@ -28,6 +28,22 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     return low, high
 
 
+def normal_interval(
+    total: float, squares: float, n: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval in [0, 1] of a mean of n shares from their sum and the sum of their squares.
+
+    mean +- z sqrt(s^2 / n), s^2 unbiased; (0, 1) below two.
+    """
+    if n < 2:
+        return 0.0, 1.0
+    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = total / n
+    variance = max(squares - n * centre**2, 0.0) / (n - 1)
+    margin = z * math.sqrt(variance / n)
+    return max(centre - margin, 0.0), min(centre + margin, 1.0)
+
+
 def mean_se(x: np.ndarray) -> tuple[float, float]:
     """Mean and its standard error (unbiased variance); the error of one value is nan."""
     x = np.asarray(x, np.float64)

@@ -1,40 +1,73 @@
-"""Success on held-out levels: sums over episodes, and their Wilson intervals."""
+"""Success on held-out levels: sums over episodes, and their intervals."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.measure.stats import wilson_interval
+from agentrl_jax.measure.stats import normal_interval, wilson_interval
 from agentrl_jax.rl.masked import masked_sum
 from agentrl_jax.types import Rollout
 
 
-def count(rollout: Rollout, task: Any, *, episodes: int) -> dict[str, Any]:
-    """Sums over the healthy ones of the first `episodes` rows."""
-    healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < episodes)
+def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict[str, Any]:
+    """Sums over the healthy ones of the first levels * samples rows, each level in turn."""
+    rows = levels * samples
+    healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < rows)
     index = jnp.arange(rollout.rewards.shape[1])[None]
     played = (index < rollout.num_turns[:, None]) & healthy[:, None]
     own = task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
-    return {
+    solved = rollout.success & healthy
+    sums = {
         'episodes': healthy.sum(),
-        'successes': jnp.sum(rollout.success & healthy),
+        'successes': jnp.sum(solved),
         'returns': masked_sum(rollout.returns, healthy),
         'turns': played.sum(),
         'valid': jnp.sum(rollout.valid & played),
         'own': {name: masked_sum(x, healthy) for name, x in own.items()},
     }
+    if samples > 1:
+        sums['of_levels'] = count_levels(
+            solved[:rows].reshape(samples, levels), healthy[:rows].reshape(samples, levels)
+        )
+    return sums
 
 
-def summarise(sums: dict[str, Any]) -> dict[str, float]:
-    """eval/ metrics of the sums of `count`."""
+def count_levels(solved: jax.Array, healthy: jax.Array) -> dict[str, jax.Array]:
+    """Sums over levels of what k samples of each say; solved, healthy bool [k, L]."""
+    tries = healthy.sum(0)
+    share = solved.sum(0) / jnp.maximum(tries, 1)
+    return {
+        'levels': jnp.sum(tries > 0),
+        'passed': jnp.sum(solved.any(0)),
+        'shares': share.sum(),
+        'squares': jnp.sum(share**2),
+    }
+
+
+def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
+    """eval/ metrics of the sums of `count`.
+
+    One sample a level: Wilson's interval of the success. Several: eval/success is mean@k, its
+    interval that of a mean of levels, and eval/pass_at_k the share of levels solved at least once,
+    with Wilson's.
+    """
     sums = jax.device_get(sums)
     episodes, successes = int(sums['episodes']), int(sums['successes'])
     low, high = wilson_interval(successes, episodes)
-    return {
-        'eval/success': successes / max(episodes, 1),
-        'eval/success_low': low,
-        'eval/success_high': high,
-        'eval/return': float(sums['returns']) / max(episodes, 1),
-        'eval/valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
-    } | {f'eval/{name}': float(x) / max(episodes, 1) for name, x in sums['own'].items()}
+    found = {}
+    if 'of_levels' in sums:
+        of = sums['of_levels']
+        levels, passed = int(of['levels']), int(of['passed'])
+        low, high = normal_interval(float(of['shares']), float(of['squares']), levels)
+        found['pass_at_k'] = passed / max(levels, 1)
+        found['pass_at_k_low'], found['pass_at_k_high'] = wilson_interval(passed, levels)
+    found |= {
+        'success': successes / max(episodes, 1),
+        'success_low': low,
+        'success_high': high,
+        'return': float(sums['returns']) / max(episodes, 1),
+        'valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
+    }
+    found |= {name: float(x) / max(episodes, 1) for name, x in sums['own'].items()}
+    return {f'{prefix}/{name}': x for name, x in found.items()}

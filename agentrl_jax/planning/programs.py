@@ -93,7 +93,7 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = every_level(episodes, 1, 1)
-    collect = parts.build_collect(cfg, config, mesh, split='train')
+    collect = parts.build_collect(cfg, config, mesh, training=True)
     played = (policy, task, sharding.with_layout(jax.tree.map(np.asarray, drawn), rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     learn = build_learn(cfg, mesh, config, task, tokenizer, txs)

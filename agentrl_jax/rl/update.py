@@ -26,6 +26,8 @@ GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy tha
 MAXIMA = ('policy/ratio_max', GAP)  # metrics that are maxima; all others are sums
 NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all others sums over tokens
 
+SCHEDULES = ('constant', 'linear', 'cosine')
+
 
 def make_optimizer(
     lr: float,
@@ -34,14 +36,25 @@ def make_optimizer(
     weight_decay: float = 0.01,
     max_grad_norm: float = 1.0,
     warmup_steps: int = 0,
+    schedule: str = 'constant',
+    schedule_steps: int = 0,
+    final_lr: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Global-norm clip, then AdamW; the rate rises linearly to lr in warmup_steps, then stays.
+    """Global-norm clip, then AdamW; the rate rises linearly to lr in warmup_steps.
 
-    The first of n warm-up steps uses lr / n, so no step is lost.
+    The first of n warm-up steps uses lr / n, so no step is lost. Behind the warm-up the rate stays,
+    or falls in schedule_steps to final_lr * lr: linearly, or along half a cosine.
     """
     rate = lr
+    if schedule == 'linear':
+        rate = optax.linear_schedule(lr, final_lr * lr, schedule_steps)
+    elif schedule == 'cosine':
+        rate = optax.cosine_decay_schedule(lr, schedule_steps, alpha=final_lr)
+    elif schedule != 'constant':
+        raise ValueError(f'schedule={schedule!r} is not one of {", ".join(SCHEDULES)}')
     if warmup_steps:
-        rate = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
+        rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
+        rate = rise if rate is lr else optax.join_schedules([rise, rate], [warmup_steps])
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
         optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay),

@@ -43,10 +43,15 @@ def draw_episodes(
     )
 
 
-def every_level(episodes: int, levels: int, shards: int) -> Episodes:
-    """`episodes` episodes over the levels of a pool in turn, filled up to a multiple of shards."""
-    rows = np.arange(-(-episodes // shards) * shards, dtype=np.int32)
-    return Episodes(level=rows % levels, token_stream=rows, world_stream=rows)
+def every_level(episodes: int, levels: int, shards: int, samples: int = 1) -> Episodes:
+    """`episodes` episodes over the levels of a pool in turn, `samples` times one after another.
+
+    Filled up to a multiple of shards.
+    """
+    total = episodes * samples
+    rows = np.arange(-(-total // shards) * shards, dtype=np.int32)
+    level = np.where(rows < total, rows % episodes % levels, rows % levels)
+    return Episodes(level=level, token_stream=rows, world_stream=rows)
 
 
 def empty_rollout(

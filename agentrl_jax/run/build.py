@@ -36,8 +36,9 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """The held-out environment as text, its episodes, and the programs that play and count them."""
+    """A pool of levels as text, its episodes, and the programs that play and count them."""
 
+    split: str
     task: TextTask
     episodes: Episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
@@ -55,7 +56,8 @@ class Run:
     params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
     txs: tuple  # optimisers of policy and critic
     training: Training
-    validation: Validation
+    validation: Validation  # of eval.split
+    also: tuple[Validation, ...]  # of eval.also
 
 
 def learn(
@@ -133,11 +135,14 @@ def build(cfg: Any) -> Run:
     mesh = parts.build_mesh(cfg)
     check.check(cfg, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
-    tasks = [
-        parts.build_text_task(cfg, tokenizer, split, mesh) for split in ('train', cfg.eval.split)
-    ]
+    splits = ('train', cfg.eval.split, *cfg.eval.also)
+    tasks = {split: parts.build_text_task(cfg, tokenizer, split, mesh) for split in splits}
     config, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
+    collect = parts.build_collect(cfg, config, mesh, training=False)
+    held_out, *also = (
+        build_validation(cfg, mesh, split, tasks[split], collect) for split in splits[1:]
+    )
     return Run(
         cfg=cfg,
         mesh=mesh,
@@ -145,8 +150,9 @@ def build(cfg: Any) -> Run:
         config=config,
         params=params,
         txs=txs,
-        training=build_training(cfg, mesh, config, tasks[0], tokenizer, txs),
-        validation=build_validation(cfg, mesh, config, tasks[1]),
+        training=build_training(cfg, mesh, config, tasks['train'], tokenizer, txs),
+        validation=held_out,
+        also=tuple(also),
     )
 
 
@@ -174,7 +180,7 @@ def build_training(
     return Training(
         task=task,
         draw=jax.jit(draw, out_shardings=rows),
-        collect=parts.build_collect(cfg, config, mesh, split='train'),
+        collect=parts.build_collect(cfg, config, mesh, training=True),
         pack=collecting.build_pack(cfg, settings.build_keep(cfg), rows, whole),
         metrics=jax.jit(measure, out_shardings=whole),
         information=jax.jit(information, out_shardings=whole),
@@ -185,14 +191,18 @@ def build_training(
     )
 
 
-def build_validation(cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask) -> Validation:
-    """The programs of validation: one episode on each level of the held-out pool."""
+def build_validation(
+    cfg: Any, mesh: Mesh, split: str, task: TextTask, collect: Callable
+) -> Validation:
+    """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)
-    episodes = every_level(cfg.env.eval_levels, levels, sharding.row_shards(mesh))
-    count = functools.partial(validation.count, episodes=cfg.env.eval_levels)
+    played, samples = cfg.env.eval_levels, cfg.eval.samples
+    episodes = every_level(played, levels, sharding.row_shards(mesh), samples)
+    count = functools.partial(validation.count, levels=played, samples=samples)
     return Validation(
+        split=split,
         task=task,
         episodes=jax.device_put(episodes, sharding.shard_rows(mesh)),
-        collect=parts.build_collect(cfg, config, mesh, split=cfg.eval.split),
+        collect=collect,
         count=jax.jit(count, out_shardings=NamedSharding(mesh, PartitionSpec())),
     )

@@ -8,12 +8,13 @@ from typing import Any
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
-from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit
+from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit, update
 from agentrl_jax.run import bounds, derived
 
 CHOICES = {
     'algorithm': tuple(ALGORITHMS),
     'eval.split': ('validation', 'test'),
+    'optim.schedule': update.SCHEDULES,
     'filter.rule': (*filtering.RULES, 'within_group'),
     'filter.scaling': ('none', 'linear', 'sqrt'),
     'loss.aggregation': losses.AGGREGATIONS,
@@ -217,7 +218,7 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
     rows = derived.episodes(cfg)
     kept = derived.kept_groups(cfg) * cfg.rollout.group_size
     small, micro = cfg.batch.minibatch_rows, cfg.batch.microbatch_rows
-    size = cfg.model
+    size, optim = cfg.model, cfg.optim
     head = size.hidden_size // size.num_heads
     narrowest = min(size.hidden_size, size.intermediate_size, head * size.num_kv_heads)
     base = derived.base_rows(cfg)
@@ -271,6 +272,26 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
             cfg.rollout.group_size == 1 and derived.drops_groups(cfg),
             f'rollout.group_size=1 leaves filter.rule={cfg.filter.rule!r} no spread to go by: set '
             'filter.rule=all, or rollout.group_size to 2 or more',
+        ),
+        (
+            (optim.schedule == 'constant') != (optim.schedule_steps == 0),
+            f'optim.schedule={optim.schedule!r} and optim.schedule_steps={optim.schedule_steps} do '
+            'not go together: linear and cosine need the optimiser steps they take, constant 0',
+        ),
+        (
+            optim.schedule == 'constant' and optim.final_lr != 0,
+            f'optim.final_lr={optim.final_lr} has no effect on optim.schedule=constant: set it to '
+            '0',
+        ),
+        (
+            not set(cfg.eval.also) <= {'train', 'validation', 'test'} - {cfg.eval.split},
+            f'eval.also={cfg.eval.also} must name splits of train, validation, test other than '
+            f'eval.split={cfg.eval.split!r}',
+        ),
+        (
+            cfg.checkpoint.best and cfg.eval.split == 'test',
+            'checkpoint.best chooses by eval.split, and a policy chosen on the test split has no '
+            'test figure left: set eval.split=validation',
         ),
         (
             cfg.critic.warmup_steps >= cfg.steps > 0,

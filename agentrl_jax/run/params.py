@@ -4,9 +4,11 @@ With LoRA the weights a run starts from are the frozen base of policy, critic an
 They come from model.path again when a run resumes; weights that were drawn or cloned are kept:
   <workdir>/base       the model under adapters, unless it is model.path's own
   <workdir>/reference  what was trained, as it was at step 0 (KL terms, DPO, AgentEvol's restarts)
+  <workdir>/best       what was trained, as it was at the best validation (checkpoint.best)
 """
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from agentrl_jax.run import derived
 from agentrl_jax.run.streams import ADAPTERS, Streams
 from agentrl_jax.types import Params, TrainState
 
-BASE_FOLDER, REFERENCE_FOLDER = 'base', 'reference'  # below the workdir
+BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
 
 
 @struct.dataclass
@@ -84,6 +86,21 @@ def open_base(cfg: Any, workdir: Path | str, params: Params) -> Params:
 def open_start(workdir: Path, abstract: Params) -> Params:
     """The policy of step 0, as it is kept beside the checkpoints."""
     return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
+
+
+def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Sequence) -> None:
+    """Keeps what is trained if `saved`, said beside it, has the best eval/success so far.
+
+    Each is a checkpoint with a number of its own, so that a step that is played again, after a kill
+    or a roll back, replaces what was kept.
+    """
+    before = [row['eval/success'] for row in history if 'eval/success' in row]
+    if any(score >= saved['eval/success'] for score in before):
+        return
+    kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1, async_=False)
+    newest = checkpoint.latest_step(kept)
+    checkpoint.save(kept, 0 if newest is None else newest + 1, {'params': params}, saved)
+    checkpoint.close(kept)
 
 
 def saved_policy(

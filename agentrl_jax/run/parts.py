@@ -161,10 +161,9 @@ def build_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
     )
 
 
-def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, split: str):
+def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, training: bool):
     """Jitted (params, task, episodes, key) -> (rollout, counters) over the mesh."""
-    training = split == 'train'
-    rows = derived.episodes(cfg) if training else cfg.env.eval_levels
+    rows = derived.episodes(cfg) if training else cfg.env.eval_levels * cfg.eval.samples
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
     sample = cfg.rollout if training else cfg.eval
@@ -202,6 +201,9 @@ def build_optimisers(cfg: Any) -> tuple:
         weight_decay=cfg.optim.weight_decay,
         max_grad_norm=cfg.optim.max_grad_norm,
         warmup_steps=cfg.optim.warmup_steps,
+        schedule=cfg.optim.schedule,
+        schedule_steps=cfg.optim.schedule_steps,
+        final_lr=cfg.optim.final_lr,
     )
     return make(cfg.optim.lr), make(cfg.optim.critic_lr) if derived.needs_critic(cfg) else None
 

@@ -28,6 +28,7 @@ from agentrl_jax.run.params import (
 )
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.types import Demonstrations, Params, TrainState
+from configs import base
 
 # What a resumed run may change
 MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'clone.keep_in')
@@ -45,6 +46,18 @@ class Opened:
 
 def config_dict(cfg: Any) -> dict:
     return json.loads(cfg.to_json_best_effort())
+
+
+def with_later_fields(saved: dict) -> dict:
+    """The config of an older run, with the fields that came after it at their defaults."""
+
+    def filled(defaults, section):
+        return {
+            name: filled(value, section.get(name, {})) if isinstance(value, dict) else value
+            for name, value in defaults.items()
+        } | {name: x for name, x in section.items() if not isinstance(x, dict)}
+
+    return saved | filled(config_dict(base.get_config()), saved)
 
 
 def saved_beside(cfg: Any, streams: Streams) -> dict:
@@ -101,7 +114,8 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         model = params if run.cfg.lora.rank else {}
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
-        checkpoint.check_config(saved['config'], config_dict(run.cfg), may_differ=MAY_DIFFER)
+        before = with_later_fields(saved['config'])
+        checkpoint.check_config(before, config_dict(run.cfg), may_differ=MAY_DIFFER)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)

@@ -1,0 +1,175 @@
+"""Validation with several samples a level, on several splits; the best policy; rate schedules."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax import train
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.measure import stats, validation
+from agentrl_jax.records import run_log
+from agentrl_jax.rl import update
+from agentrl_jax.rollout.episodes import every_level
+from agentrl_jax.run import check
+from agentrl_jax.run.state import config_dict, with_later_fields
+
+
+class _NoMetrics:
+    env_params = None
+
+    class env:
+        @staticmethod
+        def episode_metrics(actions, level, params):
+            return {}
+
+
+def counted(success, faulty=(), levels=3, samples=2):
+    rows = len(success)
+    out = toy.rollout_of([[(1, 1)]] * rows, np.zeros((rows, 1)), length=3, faulty=faulty)
+    out = out.replace(success=jnp.asarray(success, bool))
+    return validation.summarise(validation.count(out, _NoMetrics, levels=levels, samples=samples))
+
+
+def test_pass_at_k_and_mean_at_k_by_hand():
+    # Three levels, two samples each: level 0 fails twice, 1 passes once, 2 twice; a filler row
+    found = counted([0, 1, 1, 0, 0, 1, 1])
+    assert found['eval/success'] == pytest.approx(3 / 6)
+    assert found['eval/pass_at_k'] == pytest.approx(2 / 3)
+    # Shares 0, .5, 1: mean .5, unbiased variance .25
+    margin = 1.959964 * np.sqrt(0.25 / 3)
+    assert found['eval/success_low'] == pytest.approx(0.5 - margin, abs=1e-6)
+    assert found['eval/success_high'] == pytest.approx(min(0.5 + margin, 1), abs=1e-6)
+    assert (found['eval/pass_at_k_low'], found['eval/pass_at_k_high']) == stats.wilson_interval(
+        2, 3
+    )
+
+
+def test_a_faulty_sample_is_no_sample_of_its_level():
+    found = counted([0, 1, 1, 0, 0, 1], faulty=(0, 3))  # level 0 has none left
+    assert found['eval/success'] == pytest.approx(3 / 4)
+    assert found['eval/pass_at_k'] == pytest.approx(2 / 2)
+
+
+def test_one_sample_a_level_has_no_pass_at_k():
+    assert 'eval/pass_at_k' not in counted([0, 1, 1], samples=1)
+
+
+def test_samples_repeat_the_levels_with_streams_of_their_own():
+    played = every_level(3, 5, 4, samples=2)
+    assert played.level.tolist()[:6] == [0, 1, 2, 0, 1, 2] and len(played.level) == 8
+    assert sorted(played.token_stream) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    'schedule, expected',
+    [
+        ('constant', [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ('linear', [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        (
+            'cosine',
+            [
+                0.5,
+                1.0,
+                1.0,
+                0.2 + 0.4 * (1 + np.cos(np.pi / 4)),
+                0.6,
+                0.2 + 0.4 * (1 - np.cos(np.pi / 4)),
+                0.2,
+            ],
+        ),
+    ],
+)
+def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected):
+    """Steps of Adam in the direction of a constant gradient have the length of the rate."""
+    steps = 0 if schedule == 'constant' else 4
+    tx = update.make_optimizer(
+        1.0,
+        weight_decay=0.0,
+        warmup_steps=2,
+        schedule=schedule,
+        schedule_steps=steps,
+        final_lr=0.0 if schedule == 'constant' else 0.2,
+    )
+    x, state, moved = jnp.zeros(()), tx.init(jnp.zeros(())), []
+    for _ in expected:
+        step, state = tx.update(jnp.ones(()), state, x)
+        moved.append(-float(step))
+    np.testing.assert_allclose(moved, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    'changes, sentence',
+    [
+        ({'optim.schedule': 'cosine'}, 'do not go together'),
+        ({'optim.schedule_steps': 9}, 'do not go together'),
+        ({'optim.final_lr': 0.1}, 'no effect on optim.schedule=constant'),
+        ({'eval.also': ('tests',)}, 'must name splits'),
+        ({'eval.also': ('validation',)}, 'other than eval.split'),
+        ({'checkpoint.best': True, 'eval.split': 'test'}, 'no test figure left'),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check.check(micro_runs.config('frozen_lake', **changes))
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    """A run that validates at every step, on two splits, with two samples a level."""
+    cfg = micro_runs.config(
+        'frozen_lake',
+        **{
+            'eval.every': 1,
+            'eval.samples': 2,
+            'eval.also': ('test',),
+            'checkpoint.best': True,
+            'checkpoint.every': 1,
+            'checkpoint.keep': 9,
+            'optim.schedule': 'linear',
+            'optim.schedule_steps': 6,
+            'optim.lr': 3e-2,
+            'log.rollouts_every': 0,
+            'model.num_layers': 1,
+        },
+    )
+    workdir = tmp_path_factory.mktemp('validated')
+    assert train.train(cfg, str(workdir)) == 0
+    return cfg, workdir
+
+
+def test_rows_hold_the_metrics_of_every_split(finished):
+    _, workdir = finished
+    for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
+        for prefix in ('eval', 'eval_test'):
+            low, mid, high = (row[f'{prefix}/success{end}'] for end in ('_low', '', '_high'))
+            assert 0 <= low <= mid <= high <= 1
+            assert mid <= row[f'{prefix}/pass_at_k'] <= 2 * mid + 1e-9
+
+
+def test_the_best_policy_is_kept_beside_the_newest(finished):
+    cfg, workdir = finished
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    best = max(rows, key=lambda row: (row['eval/success'], -row['step']))
+    saved = checkpoint.read_extra(workdir / 'best')
+    assert (saved['step'], saved['eval/success']) == (best['step'], best['eval/success'])
+    state = micro_runs.saved_state(cfg, workdir, step=best['step'])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
+    kept = checkpoint.load_params_only(workdir / 'best', abstract)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(kept), state.params)
+    assert json.loads((workdir / 'config.json').read_text())['config']['checkpoint']['best']
+
+
+def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
+    cfg = micro_runs.config('frozen_lake')
+    older = config_dict(cfg)
+    del older['eval']['samples'], older['optim']['schedule'], older['library']
+    later = with_later_fields(older)
+    checkpoint.check_config(later, config_dict(cfg))
+    cfg.optim.schedule = 'linear'
+    with pytest.raises(ValueError, match='optim.schedule: "constant" in the checkpoint'):
+        checkpoint.check_config(later, config_dict(cfg))
