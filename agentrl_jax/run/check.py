@@ -3,9 +3,11 @@
 A field that does not exist is refused by ml_collections itself.
 """
 
+import importlib.util
 from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
+from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
 from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit, update
@@ -69,6 +71,22 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
+    check_packages(cfg)
+    if cfg.clone.file:
+        trajectories.read_records(cfg.clone.file)  # now rather than behind the model
+
+
+def check_packages(cfg: Any) -> None:
+    """Refuses loggers whose package is not installed."""
+    wanted = {
+        'wandb': ('log.wandb_project', bool(cfg.log.wandb_project)),
+        'tensorboardX': ('log.tensorboard', cfg.log.tensorboard),
+    }
+    for package, (name, asked) in wanted.items():
+        if asked and importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f'{name} needs {package}, which is not installed: pip install {package}'
+            )
 
 
 def _impossible_adapters(cfg: Any) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from flax import struct
 
-from agentrl_jax.machine import checkpoint, frozen, sharding
+from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import critic, lora, qwen2
 from agentrl_jax.run import derived
 from agentrl_jax.run.streams import ADAPTERS, Streams
@@ -59,10 +59,18 @@ def trained_policy(params: Params, cfg: Any, config: qwen2.ModelConfig) -> Param
     return trained
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a path is the workdir of a run, or its folder of the best policy."""
+    return (path / checkpoint.FOLDER).is_dir() or bool(checkpoint.steps(path))
+
+
 def base_is_given(cfg: Any) -> bool:
-    """Does the base come from model.path, as it is? Then nothing is kept of it."""
-    cloned = cfg['clone']['file'] or cfg['clone']['episodes']
-    return bool(cfg['model']['path']) and not cloned
+    """Does the base come from model.path, as it is? Then nothing is kept of it.
+
+    A run is no such place: it may go on, and then holds other weights.
+    """
+    path, cloned = cfg['model']['path'], cfg['clone']['file'] or cfg['clone']['episodes']
+    return bool(path) and not cloned and not holds_run(files.local_path(path))
 
 
 def keep_base(cfg: Any, workdir: Path, params: Params) -> None:
@@ -78,7 +86,7 @@ def open_base(cfg: Any, workdir: Path | str, params: Params) -> Params:
     """
     if not cfg['lora']['rank']:
         return {}
-    if base_is_given(cfg):
+    if not (Path(workdir) / BASE_FOLDER).is_dir() and base_is_given(cfg):
         return params
     return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
 
@@ -118,4 +126,5 @@ def saved_policy(
     abstract = sharding.with_layout(abstract, layout)
     trained = checkpoint.load_params_only(workdir, abstract, step=step)
     saved = checkpoint.read_extra(workdir, step=step)['config'] | {'lora': cfg.lora}
-    return policy_of(trained, open_base(saved, workdir, params))
+    of_run = Path(workdir).parent if Path(workdir).name == BEST_FOLDER else workdir
+    return policy_of(trained, open_base(saved, of_run, params))

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 import optax
 
 from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
-from agentrl_jax.machine import files, sharding
+from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rl import update
 from agentrl_jax.rollout import device
 from agentrl_jax.run import derived
+from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
@@ -103,7 +105,13 @@ def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
 
 
 def tokenizer_source(cfg: Any) -> Path:
-    """Where the tokenizer comes from: its own field, the model's folder, or this package."""
+    """Where the tokenizer comes from: its own field, the model's folder, or this package.
+
+    Where model.path is a run, that run's.
+    """
+    path = files.local_path(cfg.model.path) if cfg.model.path else None
+    if path is not None and not cfg.model.tokenizer and holds_run(path):
+        return tokenizer_source(config_of_run(path))
     return files.local_path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
 
 
@@ -142,13 +150,35 @@ def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
 def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
-        config, params = weights.load_model(files.local_path(cfg.model.path), mesh=mesh)
+        path = files.local_path(cfg.model.path)
+        load = load_run if holds_run(path) else weights.load_model
+        config, params = load(path, mesh=mesh)
         check_fits(tokenizer, config.vocab_size)
         return dataclasses.replace(config, **execution(cfg)), params
     config = random_model_config(cfg, tokenizer)
     init = functools.partial(qwen2.init, config=config)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
     return config, sharding.init_sharded(init, key, sharding.TRAIN_RULES, mesh)
+
+
+def config_of_run(path: Path) -> Any:
+    """The config of the newest checkpoint of a workdir, or of its folder `best`."""
+    return ml_collections.ConfigDict(checkpoint.read_extra(path)['config'])
+
+
+def load_run(path: Path, *, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
+    """(sizes, float32 parameters) of the policy of a run, adapters merged."""
+    cfg = config_of_run(path)
+    tokenizer = build_tokenizer(cfg)
+    if cfg.model.path:
+        config, start = build_model(cfg, tokenizer, mesh)
+    else:
+        config = random_model_config(cfg, tokenizer)
+        start = weights.abstract_params(config)
+        start = sharding.with_layout(start, sharding.specs(start, sharding.TRAIN_RULES, mesh))
+    policy = saved_policy(cfg, config, mesh, start, path)
+    merged = jax.jit(functools.partial(lora.merge, scale=derived.lora_scale(cfg)))(policy)
+    return config, merged if cfg.lora.rank else policy
 
 
 def build_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:

@@ -1,0 +1,169 @@
+"""A world in the terminal: play it yourself, or watch a policy play, token by token.
+
+  python -m agentrl_jax.play --config=configs/demo.py [--level=3]      you play
+  python -m agentrl_jax.play --workdir=runs/demo [--level=3]           its newest policy plays
+
+A person sees what a policy is shown and types names of actions, such as `Right || Down`; an empty
+line ends the game. Levels are those of --split.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.machine import files
+from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.run import parts
+from agentrl_jax.text import task as text
+from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.types import EpisodeStop, Rollout
+
+DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
+
+
+def view_of(task: text.TextTask, world: text.Episode) -> str:
+    """What a policy is shown at the start of a turn, without the chat around it."""
+    left = task.max_actions_per_episode - int(world.used)
+    board = task.env.observation_text(jax.device_get(world.state))
+    return f'Turn {int(world.turn) + 1} of {task.max_turns}\n{board}{left} actions left'
+
+
+def play_by_hand(
+    task: text.TextTask,
+    *,
+    level: int,
+    seed: int,
+    ask: Callable[[str], str],
+    say: Callable[[str], None],
+) -> tuple[float, bool]:
+    """A person plays one episode: (return, solved)."""
+    key, world, total = jax.random.key(seed), text.begin(task, jnp.int32(level)), 0.0
+    names, turn = task.env.ACTION_NAMES, jax.jit(text.play_turn)
+    say(task.env.instruction)
+    say(f'Actions: {", ".join(names)}; up to {task.max_actions_per_turn} a turn, || between them')
+    solved = False
+    while True:
+        say('\n' + view_of(task, world))
+        line = ask('> ').strip()
+        if not line:
+            return total, solved
+        opening = '</think><answer>' if task.with_think else ''
+        said = f'{opening}{line}</answer>'.encode()
+        matched, row = parse_answer(
+            said, names, max_actions=task.max_actions_per_turn, with_think=task.with_think
+        )
+        world, outcome = turn(task, key, world, jnp.asarray(row), jnp.bool_(matched))
+        total += float(outcome.reward) + float(outcome.penalty)
+        solved = bool(outcome.success)
+        if not outcome.valid:
+            say(f'(not all of that are actions: {float(outcome.penalty):g})')
+        stop = EpisodeStop(int(outcome.stop))
+        if stop != EpisodeStop.NONE:
+            end = 'solved' if solved else stop.name.lower().replace('_', ' ')
+            say(f'\n{end}, return {total:g}')
+            return total, solved
+
+
+def pieces(rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, bool]]:
+    """(text, sampled?) of the tokens of the first episode; what was shown comes in one piece."""
+    row = jax.tree.map(lambda x: np.asarray(x)[0], rollout)
+    real = row.tokens[: row.attention_mask.sum()].tolist()
+    sampled = row.action_mask[: len(real)]
+    begin = 0
+    while begin < len(real):
+        end = begin + 1
+        while not sampled[begin] and end < len(real) and not sampled[end]:
+            end += 1
+        yield tokenizer.decode(real[begin:end], show_special=True), bool(sampled[begin])
+        begin = end
+
+
+def watch(
+    cfg: Any,
+    workdir: str,
+    split: str,
+    *,
+    level: int,
+    seed: int,
+    say: Callable[[str], None],
+    delay: float,
+) -> tuple[float, bool]:
+    """The policy of a run plays one episode, which is then shown token by token."""
+    tokenizer = parts.build_tokenizer(cfg)
+    mesh = parts.build_mesh(cfg, jax.devices()[:1])
+    task = parts.build_text_task(cfg, tokenizer, split, None)
+    config, params = parts.load_run(files.local_path(workdir), mesh=mesh)
+    stream = jnp.arange(2, dtype=jnp.int32)  # of one row XLA makes other programs
+    collect = jax.jit(
+        lambda params, task, listed, key: device.collect(
+            params,
+            task,
+            listed,
+            key,
+            config=config,
+            slots=2,
+            serve_rows=2,
+            max_tokens=cfg.rollout.max_tokens,
+            max_response=cfg.rollout.max_response,
+            temperature=cfg.eval.temperature,
+            top_k=cfg.eval.top_k,
+            top_p=cfg.eval.top_p,
+            stop_at_answer=cfg.rollout.stop_at_answer,
+            window=cfg.context.window,
+        )[0]
+    )
+    listed = Episodes(level=jnp.full(2, level), token_stream=stream, world_stream=stream)
+    rollout = collect(params, task, listed, jax.random.key(seed))
+    for piece, sampled in pieces(rollout, tokenizer):
+        say(f'{BOLD if sampled else DIM}{piece}{PLAIN}')
+        time.sleep(delay if sampled else 5 * delay)
+    total, solved = float(rollout.returns[0]), bool(rollout.success[0])
+    say(f'\n\n{"solved" if solved else "not solved"}, return {total:g}\n')
+    return total, solved
+
+
+def main(_) -> None:
+    logging.set_verbosity(logging.WARNING)
+    given = flags.FLAGS
+    try:
+        if not given.workdir and given.config is None:
+            raise ValueError('name a --config to play yourself, or a --workdir to watch its policy')
+        cfg = given.config
+        if cfg is None:
+            cfg = parts.config_of_run(files.local_path(given.workdir))
+        tokenizer = parts.build_tokenizer(cfg)
+        levels = cfg.env.train_levels if given.split == 'train' else cfg.env.eval_levels
+        if not 0 <= given.level < levels:
+            raise ValueError(f'--level={given.level} must be in 0..{levels - 1}')
+        if given.workdir:
+
+            def write(piece):
+                print(piece, end='', flush=True)
+
+            where = dict(level=given.level, seed=given.seed)
+            watch(cfg, given.workdir, given.split, **where, say=write, delay=given.delay)
+        else:
+            task = parts.build_text_task(cfg, tokenizer, given.split, None)
+            play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=print)
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+    except (EOFError, KeyboardInterrupt):
+        print()
+
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('workdir', '', 'Folder of a run whose policy plays.')
+    flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Pool of levels.')
+    flags.DEFINE_integer('level', 0, 'Level of the pool.')
+    flags.DEFINE_integer('seed', 0, 'Luck of the world, and of the policy.')
+    flags.DEFINE_float('delay', 0.1, 'Seconds a token is shown.')
+    app.run(main)

@@ -1,0 +1,63 @@
+"""Playing a world in the terminal, by hand and by a policy."""
+
+import itertools
+import re
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import play, train
+from agentrl_jax.envs import experts
+from agentrl_jax.run import parts
+
+
+def played(name, lines, **changes):
+    """(return, solved, what was said) of a game in which a person types the given lines."""
+    cfg = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
+    task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
+    said, typed = [], itertools.chain(lines(task), itertools.repeat(''))
+    found = play.play_by_hand(
+        task, level=2, seed=0, ask=lambda prompt: next(typed), say=said.append
+    )
+    return *found, '\n'.join(said)
+
+
+def test_the_oracle_s_plan_typed_by_hand_solves_the_level():
+    changes = {'frozen_lake.success_rate': 1.0, 'env.max_actions_per_episode': 20}
+
+    def lines(task):
+        state = jax.device_get(task.env.reset_level(np.int32(2), task.env_params))
+        states = jax.tree.map(lambda x: np.asarray(x)[None], state)
+        (plan,) = experts.plans(task.env, task.env_params, states, np.zeros(1, int), 20)
+        names = [task.env.ACTION_NAMES[i] for i in plan]
+        return [' || '.join(names[i : i + 2]) for i in range(0, len(names), 2)]
+
+    total, solved, said = played('frozen_lake', lines, **changes)
+    assert solved and total == pytest.approx(1.0) and said.endswith('solved, return 1')
+    assert said.count('actions left') >= 2 and 'Turn 2 of 9' in said
+
+
+def test_what_is_no_action_costs_the_format_penalty():
+    total, solved, said = played('frozen_lake', lambda task: ['jump'])
+    assert not solved and total == pytest.approx(-0.1) and 'not all of that are actions' in said
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+def test_a_policy_is_watched_token_by_token(tmp_path):
+    cfg = micro_runs.config('frozen_lake', steps=0)
+    assert train.train(cfg, str(tmp_path)) == 0
+    said = []
+    total, solved = play.watch(
+        cfg, str(tmp_path), 'validation', level=1, seed=3, say=said.append, delay=0.0
+    )
+    sampled = [piece for piece in said if piece.startswith(play.BOLD)]
+    # At most two turns of six tokens; the first piece is the system message and the first prompt
+    assert 2 <= len(sampled) <= 12 and play.DIM in said[0] and 'system' in said[0]
+    assert re.search(r'solved, return -?[\d.]+', said[-1]) and isinstance(solved, bool)
+    assert said[-1].endswith(f'return {total:g}\n')
