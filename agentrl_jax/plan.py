@@ -35,7 +35,9 @@ from agentrl_jax.planning.hardware import GIB
 from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
-ANSWER_SHARE = 5  # an answer is taken to be 1 / 5 of rollout.max_response unless told otherwise
+# An answer is taken to be a fifth of rollout.max_response unless told otherwise; short ones whole
+ANSWER_SHARE, SHORT_ANSWER = 5, 16
+WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
 
 
 def plan(
@@ -50,7 +52,8 @@ def plan(
     where = hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
     mesh = whole.mesh
-    answer_tokens = answer_tokens or -(-cfg.rollout.max_response // ANSWER_SHARE)
+    longest = cfg.rollout.max_response
+    answer_tokens = answer_tokens or max(-(-longest // ANSWER_SHARE), min(longest, SHORT_ANSWER))
     machine = machine_of(cfg, where, mesh, answer_tokens)
     parts = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers]
     programs = {}
@@ -80,7 +83,11 @@ def plan(
         'programs': programs,
         'fits': fits,
         'tightest': tightest,
-        'knobs': [dataclasses.asdict(knob) for knob in advice.knobs(whole, tightest)],
+        'knobs': [
+            dataclasses.asdict(knob)
+            for knob in advice.knobs(whole, tightest)
+            if knob.saves >= WORTH_SAYING
+        ],
         'step_seconds': sum(row['seconds'] for row in programs.values()) if machine.flops else None,
     }
 
@@ -221,7 +228,11 @@ if __name__ == '__main__':
     flags.DEFINE_string('topology', None, 'v5e:2x4, v5p:2x2x2, v6e:2x4, cpu:8, gpu:1, ...')
     flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
     flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
-    flags.DEFINE_integer('answer_tokens', 0, 'Tokens of an answer; 0 = a fifth of max_response.')
+    flags.DEFINE_integer(
+        'answer_tokens',
+        0,
+        'Tokens of an answer; 0 = a fifth of rollout.max_response, at least 16 if it is as long.',
+    )
     flags.DEFINE_bool('json', False, 'Print JSON.')
     flags.mark_flags_as_required(['config', 'topology'])
     app.run(main)

@@ -56,6 +56,7 @@ def summary(workdir: Path, command: str) -> str:
             f' -> {_interval(last)} at step {last["step"]}',
             f'random play {100 * success["random"]:.1f} %, oracle '
             f'{100 * success["oracle"]:.1f} % on the same levels',
+            *_losses(rows),
             f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
             f'curves      {workdir / "curves.png"} (and .svg)',
             f'rollouts    {pages[-1] if pages else "none saved"}',
@@ -63,6 +64,23 @@ def summary(workdir: Path, command: str) -> str:
             f'resume      {command}',
         ]
     )
+
+
+def _losses(rows: list[dict[str, float]]) -> list[str]:
+    """Sentences about what did not train: skipped steps, cut episodes, faults; none if all did."""
+    trained = [row for row in rows if 'update/skipped' in row]
+    skipped = sum(row['update/skipped'] for row in trained)
+    empty = sum(row['filter/empty'] for row in trained)
+    steps = max(len(trained), 1)
+    cut = sum(row['rollout/token_budget_stop'] for row in trained) / steps
+    faults = sum(row['rollout/env_error'] for row in trained) / steps
+    said = {
+        f'{skipped:.0f} optimiser steps were skipped: loss or gradient was not finite': skipped,
+        f'{empty:.0f} of {steps} steps kept nothing to train on (filter/empty)': empty,
+        f'{100 * cut:.1f} % of episodes were cut by rollout.max_tokens': cut,
+        f'{100 * faults:.1f} % of episodes were lost to environment faults': faults,
+    }
+    return [f'WARNING: {sentence}' for sentence, amount in said.items() if amount > 0]
 
 
 def _interval(row: dict[str, float]) -> str:
