@@ -317,11 +317,12 @@ def test_module_says_what_it_needs(name):
 def test_a_reward_on_the_last_turn_reaches_its_action_tokens(name):
     """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
     layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
-    rollout = toy.rollout_of(layouts, [[0, 0], [0, 1], [0, 0], [0, 1]], length=9)
+    # best and worst side by side, as DPO wants them
+    rollout = toy.rollout_of(layouts, [[0, 1], [0, 0], [0, 1], [0, 0]], length=9)
     batch = ALGORITHMS[name].make_batch(rollout, zero_scores(rollout), group_size=4)
     last = (rollout.turn == 1) & rollout.action_mask
-    better = np.asarray(batch.advantages)[1][np.asarray(last)[1]]
-    worse = np.asarray(batch.advantages)[0][np.asarray(last)[0]]
+    better = np.asarray(batch.advantages)[0][np.asarray(last)[0]]
+    worse = np.asarray(batch.advantages)[1][np.asarray(last)[1]]
     assert (better > worse).all() and (better > 0).all()
 
 

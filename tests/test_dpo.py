@@ -52,9 +52,16 @@ def preferences(returns, group_size, **kwargs):
     return pair.tolist(), sign.tolist()
 
 
+def ordered(rollout, *more, group_size):
+    """Trees of rows in the order in which batches.prepare hands them to make_batch."""
+    usable = rollout.healthy & rollout.action_mask.any(1)
+    order = dpo.order_rows(rollout.returns, usable, group_size=group_size)
+    return jax.tree.map(lambda x: x[order], (rollout, *more))
+
+
 def test_groups_without_spread_give_no_pair():
-    returns = [1.0, 1, 1, 1, 0, 2, 1, 1]
-    assert preferences(returns, 4) == ([0, 0, 0, 0, 5, 5, 0, 0], [0, 0, 0, 0, -1, 1, 0, 0])
+    returns = [1.0, 1, 1, 1, 2, 0, 1, 1]  # as order_rows has them
+    assert preferences(returns, 4) == ([0, 0, 0, 0, 5, 5, 0, 0], [0, 0, 0, 0, 1, -1, 0, 0])
     # The second pair of the second group would be 1 with 1.
     assert preferences(returns, 4, pairs=2) == preferences(returns, 4)
     assert preferences([0.0, 0.3], 2, min_gap=0.5) == ([0, 0], [0, 0])
@@ -88,6 +95,35 @@ def test_the_loss_by_hand():
     gradient = jax.grad(lambda x: dpo.loss(x, batch, **CLIP).sum() / 2)(logprobs)
     g = 0.5 / (1 + np.exp(0.35))
     np.testing.assert_allclose(gradient, [[0, -g, -g, 0], [0, 0, g, 0]], rtol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    group_size=st.sampled_from([2, 4, 8, 16]),
+    pairs=st.sampled_from([1, 2, 8]),
+    faults=st.integers(0, 5),
+)
+def test_pairs_of_binary_returns_stand_side_by_side(seed, group_size, pairs, faults):
+    """Equal returns were ranked twice, and came out in another order the second time: [1, 1, 0, 0]
+    was laid out as [1, 0, 1, 0] and then paired as 1 0 0 1, one row of a pair in each half."""
+    rng = np.random.default_rng(seed)
+    returns = jnp.asarray(rng.integers(0, 2, 4 * group_size), jnp.float32)
+    usable = jnp.ones(len(returns), bool).at[rng.integers(0, len(returns), faults)].set(False)
+    order = dpo.order_rows(returns, usable, group_size=group_size)
+    returns, usable = returns[order], usable[order]
+    pair, sign = dpo.preferences(returns, usable, group_size=group_size, pairs=pairs, min_gap=0.01)
+    np.testing.assert_array_equal(pair[0::2], pair[1::2])  # side by side or not at all
+    np.testing.assert_array_equal(sign[0::2], -sign[1::2])
+    used = np.asarray(pair[0::2] > 0)
+    np.testing.assert_array_equal(np.asarray(returns[0::2] - returns[1::2])[used], 1.0)
+    # as many as there are: the smaller of good and bad ones of each group, at most `pairs`
+    good = np.asarray(usable & (returns == 1)).reshape(4, -1).sum(1)
+    bad = np.asarray(usable & (returns == 0)).reshape(4, -1).sum(1)
+    np.testing.assert_array_equal(
+        used.reshape(4, -1).sum(1), np.minimum(np.minimum(good, bad), pairs)
+    )
+    assert len(set(pair[0::2][used].tolist())) == used.sum()
 
 
 # ---- against a slow reference --------------------------------------------------------------------
@@ -125,29 +161,35 @@ def test_loss_and_gradient_are_those_of_float64_loops(seed, beta, pairs, group_s
     rollout = toy.random_rollout(seed, rows=12, faulty=rng.integers(0, 12, 2))
     whole = rng.integers(0, 3, rollout.rewards.shape)  # ties are common
     rollout = rollout.replace(rewards=jnp.where(rollout.rewards != 0, whole, 0.0))
-    scores = toy.scores_of(rollout, seed)
-    batch = dpo.make_batch(
-        rollout, scores, group_size=group_size, beta=beta, pairs=pairs, min_gap=0.5
+    logprobs = -rng.random(rollout.tokens.shape)
+    placed, scores, current = ordered(
+        rollout,
+        toy.scores_of(rollout, seed),
+        jnp.asarray(logprobs, jnp.float32),
+        group_size=group_size,
     )
-    logprobs = -rng.random(batch.tokens.shape)
+    batch = dpo.make_batch(
+        placed, scores, group_size=group_size, beta=beta, pairs=pairs, min_gap=0.5
+    )
 
     def mean(x):  # 1 / trained rows: seq_mean_token_sum
         rows = jnp.maximum(batch.mask.any(1).sum(), 1)
         return dpo.loss(x, batch, **CLIP).sum() / rows
 
-    value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
+    value, gradient = jax.value_and_grad(mean)(current)
     want, slope = slow_loss(
         np.asarray(rollout.returns, np.float64),
         np.asarray(rollout.healthy),
         np.asarray(rollout.action_mask),
         logprobs,
-        np.asarray(scores.ref_logprobs, np.float64),
+        np.asarray(toy.scores_of(rollout, seed).ref_logprobs, np.float64),
         group_size,
         beta,
         pairs,
         0.5,
     )
     np.testing.assert_allclose(value, want, atol=1e-6, rtol=1e-6)
+    (slope,) = ordered(rollout, slope, group_size=group_size)[1:]
     np.testing.assert_allclose(gradient, slope, atol=1e-6)
 
 
@@ -216,11 +258,13 @@ def test_loss_and_gradient_are_those_of_the_trl_package():
 TX = optax.sgd(0.5)
 
 
-def ordered_batch(seed=0, poison=None):
-    """Eight rows, four pairs, laid out as build_module.learn does."""
+def ordered_batch(seed=0, poison=None, binary=False):
+    """Eight rows, four pairs (if no returns are tied), laid out as batches.prepare does."""
     rollout = toy.random_rollout(seed, rows=8)
-    order = dpo.order_rows(rollout.returns, rollout.healthy, group_size=4)
-    rollout, scores = jax.tree.map(lambda x: x[order], (rollout, toy.scores_of(rollout)))
+    if binary:
+        solved = jnp.array([0.0, 1, 1, 0, 1, 1, 0, 0])
+        rollout = rollout.replace(rewards=jnp.zeros_like(rollout.rewards).at[:, 0].set(solved))
+    rollout, scores = ordered(rollout, toy.scores_of(rollout), group_size=4)
     batch = dpo.make_batch(rollout, scores, group_size=4, pairs=2)
     if poison is None:
         return batch
@@ -274,6 +318,18 @@ def test_one_batch_of_eight_is_two_of_four_is_four_of_two():
         other, again = run(num_microbatches=parts)(start(), batch)
         assert_close(one.params, other.params, atol=1e-6)
         np.testing.assert_allclose(measured['policy/loss'], again['policy/loss'], atol=1e-6)
+
+
+def test_binary_returns_train_the_same_in_every_split_and_shuffle():
+    """With ties, losses were nan and every step was skipped as soon as a batch was split."""
+    batch = ordered_batch(2, binary=True)
+    one, measured = run()(start(), batch)
+    assert measured['update/skipped'] == 0 and measured['batch/trained_rows'] == 8
+    for parts in (2, 4):
+        assert_close(one.params, run(num_microbatches=parts)(start(), batch)[0].params, atol=1e-6)
+    for key in range(3):  # optimiser steps of one pair, in any order
+        _, measured = run(num_minibatches=4)(start(), batch, key=jax.random.key(key))
+        assert measured['update/skipped'] == 0 and measured['policy/grad_norm'] > 1e-3
 
 
 def test_every_step_on_a_batch_sees_the_margin_of_its_own_policy():

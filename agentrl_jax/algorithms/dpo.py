@@ -11,10 +11,11 @@ own trajectory. Here pairs are of the policy's own episodes and fresh at every s
 tokens between turns belong to the context, never to the sum. The reference is the policy of step 0.
 
 A loss couples the two rows of a pair, so they must meet in one micro-batch: `order_rows` puts them
-side by side and update_step(unit=2) keeps such rows together; a half pair gives nan, so that
-its step is skipped and counted instead of being wrong. A[b, t] is +-beta. Each row of a pair has
-the whole loss of the pair on its last token: with seq_mean_token_sum (1 / trained rows), which is
-always used with it, that is the mean over pairs. clip_* and dual_clip do not apply.
+side by side, make_batch pairs what stands there, and update_step(unit=2) keeps such rows together;
+a half pair gives nan, so that its step is skipped and counted instead of being wrong. A[b, t] is
++-beta. Each row of a pair has the whole loss of the pair on its last token: with seq_mean_token_sum
+(1 / trained rows), which is always used with it, that is the mean over pairs. clip_* and dual_clip
+do not apply.
 Tables: none of the papers'; AgentGym ships it as an example (examples/dpo).
 """
 
@@ -56,18 +57,20 @@ def order_rows(returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.A
 def preferences(
     returns: jax.Array, rows: jax.Array, *, group_size: int, pairs: int, min_gap: float
 ) -> tuple[jax.Array, jax.Array]:
-    """(pair int32 [B], 0 = none; sign float32 [B], 1 better, -1 worse, 0 none)."""
-    slot, found = slots(returns, rows, group_size=group_size)
-    in_slot = jnp.argsort(slot, axis=1)
-    r = jnp.where(rows, returns, 0.0).reshape(-1, group_size)
-    ordered = jnp.take_along_axis(r, in_slot, axis=1)
-    partner = jnp.minimum(slot ^ 1, group_size - 1)
-    gap = jnp.abs(jnp.take_along_axis(ordered, partner, axis=1) - r)
-    used = (slot < 2 * jnp.minimum(found, pairs)) & (gap > min_gap)
-    group = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None]
-    pair = jnp.where(used, 1 + group * group_size + slot // 2, 0)
-    sign = jnp.where(used, 1.0 - 2.0 * (slot % 2), 0.0)
-    return pair.reshape(-1), sign.reshape(-1)
+    """(pair int32 [B], 0 = none; sign float32 [B], 1 better, -1 worse, 0 none) of ordered rows.
+
+    Members 2j and 2j + 1 of a group are its j-th pair, the better one first: order_rows put them
+    there. Ranking them anew would part pairs, since equal returns come out in another order.
+    """
+    place = jnp.arange(group_size)
+    partner = jnp.minimum(place ^ 1, group_size - 1)  # the last one of an odd group has none
+    r, ok = jnp.where(rows, returns, 0.0).reshape(-1, group_size), rows.reshape(-1, group_size)
+    better = jnp.where(place % 2 == 0, 1.0, -1.0)[None]
+    gap = better * (r - r[:, partner])
+    used = ok & ok[:, partner] & (gap > min_gap) & (place // 2 < pairs)[None]
+    first = group_size * jnp.arange(len(r), dtype=jnp.int32)[:, None]
+    pair = jnp.where(used, 1 + first + place[None] // 2, 0)
+    return pair.reshape(-1), jnp.where(used, better, 0.0).reshape(-1)
 
 
 def make_batch(
@@ -82,7 +85,10 @@ def make_batch(
     pairs: int = 1,
     min_gap: float = 0.01,
 ) -> Batch:
-    """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's."""
+    """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's.
+
+    The rows are those of order_rows.
+    """
     rows, mask = common.trained(rollout, keep)
     rows = rows & mask.any(1)
     returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
