@@ -60,6 +60,26 @@ def test_validation_success_by_hand():
     assert judge(better, 'no_success', **SUCCESS).level == 'ok'
 
 
+def test_updates_that_train_nothing_end_the_run():
+    settings = base.get_config().alarm
+    assert settings.skipped.action == 'stop'
+    skipped = dict(limit=settings.skipped.limit, patience=settings.skipped.patience)
+    rows = rows_of('update/applied', [1.0, 1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
+    levels = [judge(rows[:n], 'skipped', **skipped).level for n in range(1, 9)]
+    assert levels == ['ok'] * 5 + ['warn'] * 2 + ['alarm']
+    alarms = judge_all(rows, settings)
+    assert roll_back.reaction(alarms, settings, used=0) == ('stop', 'skipped')
+    empty = rows_of('update/applied', [math.nan] * 9)  # nothing was kept: filter.max_empty
+    assert judge(empty, 'skipped', **skipped).level == 'ok'
+
+
+def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
+    dead = rows_of('update/applied', [math.nan, 0.0, 0.0]) + [{'step': 3, 'eval/success': 0.1}]
+    assert 'no optimiser step of 2 updates' in collapse.untrained(dead)
+    assert collapse.untrained([*dead, {'step': 4, 'update/applied': 0.5}]) == ''
+    assert collapse.untrained(rows_of('update/applied', [math.nan])) == ''
+
+
 def test_rows_without_the_metric_neither_count_nor_end_a_streak():
     rows = rows_of('eval/success', [0.0] * 3)
     spread = [row | {'step': 10 * row['step']} for row in rows]

@@ -244,6 +244,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     new, metrics = toy_update(tx, num_minibatches=2)(state, wrong)
     # the policy's first mini-batch is lost; its second and both of the critic's are not
     assert new.skipped == 1 and metrics['update/skipped'] == 1 and new.step == 1
+    assert metrics['update/applied'] == 1  # the critic moved in both
     assert np.isfinite(metrics['policy/loss']) and np.isfinite(metrics['policy/grad_norm'])
     second = jax.tree.map(lambda x: x[4:], batch)
     want, _ = toy_update(tx, values_fn=None)(state_of(state.params, tx=tx), second)
@@ -260,7 +261,44 @@ def test_a_batch_without_trained_tokens_changes_nothing():
     new, metrics = toy_update(tx)(state, empty)
     assert_same(new.replace(step=state.step), state)
     assert metrics['batch/trained_tokens'] == 0 and metrics['update/skipped'] == 0
-    assert all(np.isfinite(x) for x in metrics.values())
+    measured = {name for name, x in metrics.items() if np.isfinite(x)}
+    assert measured == {
+        'batch/trained_tokens',
+        'batch/trained_rows',
+        'batch/advantage_std',
+        'value/explained_variance',
+        'update/skipped',
+        'policy/kl_coef',
+    }  # what was not computed is nan, not 0
+
+
+def test_an_update_whose_every_step_is_skipped_reports_no_loss():
+    """Loss and gradient norm were 0.0, as if all were well."""
+    state, batch = state_of(toy.toy_params(0)), toy_batch()
+    wrong = batch.replace(advantages=jnp.where(batch.mask, jnp.nan, 0.0))
+    new, metrics = toy_update(values_fn=None, num_minibatches=2)(state, wrong)
+    assert_same(new.params, state.params)
+    assert metrics['update/skipped'] == 2 and metrics['update/applied'] == 0
+    assert np.isnan(metrics['policy/loss']) and np.isnan(metrics['policy/grad_norm'])
+    good = batch.replace(advantages=batch.advantages.at[:4].set(jnp.nan))
+    _, metrics = toy_update(values_fn=None, num_minibatches=2)(state, good)
+    assert metrics['update/applied'] == 0.5 and np.isfinite(metrics['policy/loss'])
+
+
+def test_means_over_optimiser_steps_by_hand():
+    steps = {
+        'policy/loss': jnp.array([jnp.nan, 1.0, 3.0]),
+        'policy/ratio_max': jnp.array([1.0, jnp.nan, 1.5]),
+        'sampler/logprob_gap': jnp.array([jnp.nan, 0.25, 9.0]),  # the first that trained
+        'policy/entropy': jnp.full(3, jnp.nan),
+    }
+    out = update.reduce_steps(steps)
+    assert (out['policy/loss'], out['policy/ratio_max'], out['sampler/logprob_gap']) == (
+        2,
+        1.5,
+        0.25,
+    )
+    assert np.isnan(out['policy/entropy'])
 
 
 # ---- pieces -----------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class Signal:
 #   entropy_rise  collapsing GRPO runs: 2.1 to 6.0 and 1.0 to 7.5; the demo stays below 1.2 x
 #   entropy_drop  collapsing PPO runs fall to 0.2 x, and so do healthy ones (demo: 0.10 to 0.29 x):
 #                 only a value far below both says anything
+#   skipped       no optimiser step of an update changed a parameter, though it had tokens to train
+#                 on: losses or gradients are not finite, step after step
 #   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
 #                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
 #                 so the limit is a multiple of the best so far, once that is above the limit itself
@@ -49,6 +51,7 @@ SIGNALS = {
     'entropy_drop': Signal('policy/entropy', 'below', 'start', 'entropy of the policy'),
     'entropy_rise': Signal('policy/entropy', 'above', 'start', 'entropy of the policy'),
     'information_drop': Signal('collapse/mi_share', 'below', 'best', 'what is said of the prompts'),
+    'skipped': Signal('update/applied', 'below', '', 'share of optimiser steps that trained'),
 }
 
 
@@ -123,6 +126,18 @@ def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, 
         for name in SIGNALS
         if settings[name]['action'] != 'off'
     }
+
+
+def untrained(history: Sequence[Row]) -> str:
+    """What is wrong with a run that is at its end and never changed a parameter, else ''.
+
+    Updates without a token to train on (nan) say nothing; a run may be too short for an alarm.
+    """
+    known = [row['update/applied'] for row in history if 'update/applied' in row]
+    known = [value for value in known if math.isfinite(value)]
+    if not known or any(known):
+        return ''
+    return f'no optimiser step of {len(known)} updates changed a parameter: nothing was trained'
 
 
 def worst_level(alarms: Mapping[str, Alarm]) -> int:

@@ -57,6 +57,7 @@ METRICS = {
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
     'update/skipped': 'Optimiser steps skipped for a loss or gradient that is not finite.',
+    'update/applied': 'Share of optimiser steps with trained tokens that changed parameters.',
     'value/loss': 'Loss of the critic.',
     'value/clip_frac': 'Share of trained tokens whose value was clipped.',
     'value/explained_variance': '1 - Var(return - value) / Var(return) over trained tokens.',

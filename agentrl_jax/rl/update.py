@@ -165,7 +165,7 @@ def accumulate(
 
 
 def apply_if_finite(tx, grads, opt_state, params, loss, allowed, lr_scale):
-    """(params, opt_state, gradient norm, finite): unchanged if not finite or not allowed."""
+    """(params, opt_state, gradient norm, finite, taken): unchanged if not finite or not allowed."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, new_opt_state = tx.update(grads, opt_state, params)
@@ -173,7 +173,7 @@ def apply_if_finite(tx, grads, opt_state, params, loss, allowed, lr_scale):
     new = (optax.apply_updates(params, updates), new_opt_state)
     take = finite & allowed
     params, opt_state = jax.tree.map(lambda a, b: jnp.where(take, a, b), new, (params, opt_state))
-    return params, opt_state, norm, finite
+    return params, opt_state, norm, finite, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +195,8 @@ class _Settings:
 
 def critic_step(
     state: TrainState, batch: Batch, weights: jax.Array, s: _Settings
-) -> tuple[TrainState, dict, jax.Array]:
-    """One step of a critic with parameters of its own; (state, metrics, finite)."""
+) -> tuple[TrainState, dict, jax.Array, jax.Array]:
+    """One step of a critic with parameters of its own; (state, metrics, finite, taken)."""
 
     def loss_of(critic_params, batch, weights):
         attention = batch.attention_mask
@@ -209,7 +209,7 @@ def critic_step(
         loss_of, state.critic_params, (batch, weights), parts=s.parts, sharding=s.row_sharding
     )
     tokens = batch.value_mask.sum()
-    params, opt_state, norm, finite = apply_if_finite(
+    params, opt_state, norm, finite, taken = apply_if_finite(
         s.critic_tx,
         grads,
         state.critic_opt_state,
@@ -220,13 +220,14 @@ def critic_step(
     )
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
-    return state.replace(critic_params=params, critic_opt_state=opt_state), metrics, finite
+    state = state.replace(critic_params=params, critic_opt_state=opt_state)
+    return state, metrics, finite, taken
 
 
 def policy_step(
     state: TrainState, batch: Batch, weights: jax.Array, value_weights: jax.Array, s: _Settings
-) -> tuple[TrainState, dict, jax.Array]:
-    """One step of the policy, with a critic that shares its backbone; (state, metrics, finite)."""
+) -> tuple[TrainState, dict, jax.Array, jax.Array]:
+    """One step of the policy, and of a critic in its backbone; (state, metrics, finite, taken)."""
 
     def loss_of(params, *rows):
         return s.objective(params, *rows, state.kl_coef)
@@ -240,7 +241,7 @@ def policy_step(
         unit=s.unit,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
-    params, opt_state, norm, finite = apply_if_finite(
+    params, opt_state, norm, finite, taken = apply_if_finite(
         s.tx,
         grads,
         state.opt_state,
@@ -253,7 +254,7 @@ def policy_step(
     counts |= {name: 1 for name in NOT_PER_TOKEN}
     metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
-    return state.replace(params=params, opt_state=opt_state), metrics, finite
+    return state.replace(params=params, opt_state=opt_state), metrics, finite, taken
 
 
 def one_step(
@@ -264,19 +265,16 @@ def one_step(
     if s.row_sharding is not None:
         part = jax.lax.with_sharding_constraint(part, s.row_sharding)
     weights, value_weights = s.weights(part.mask), s.weights(part.value_mask)
-    metrics, skipped = {}, jnp.zeros((), jnp.int32)
+    metrics, skipped, moved = {}, jnp.zeros((), jnp.int32), jnp.bool_(False)
     if state.critic_params is not None:
-        state, metrics, finite = critic_step(state, part, value_weights, s)
+        state, metrics, finite, moved = critic_step(state, part, value_weights, s)
         skipped += ~finite
-    state, more, finite = policy_step(state, part, weights, value_weights, s)
+    state, more, finite, taken = policy_step(state, part, weights, value_weights, s)
     state = state.replace(skipped=state.skipped + skipped + ~finite)
+    metrics |= more | {'update/applied': (moved | taken).astype(jnp.float32)}
     # A step without a trained token is no part of any mean.
     trains = part.mask.any()
-    metrics = {
-        name: x if name in MAXIMA else jnp.where(trains, x, jnp.nan)
-        for name, x in {**metrics, **more}.items()
-    }
-    return state, metrics
+    return state, {name: jnp.where(trains, x, jnp.nan) for name, x in metrics.items()}
 
 
 def joint_loss(
@@ -380,14 +378,19 @@ def update_step(
 
 
 def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Only finite numbers count."""
+    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Only finite numbers count.
+
+    nan where no step has one: an update that trained nothing must not look like one of loss 0.
+    """
     out = {}
     for name, x in steps.items():
-        if name == GAP:
-            out[name] = x[0]
-            continue
         finite = jnp.isfinite(x)
-        out[name] = jnp.max(x) if name in MAXIMA else masked_mean(x, finite).astype(jnp.float32)
+        value = (
+            jnp.max(jnp.where(finite, x, -jnp.inf)) if name in MAXIMA else masked_mean(x, finite)
+        )
+        if name == GAP:  # later steps see another policy than the one that sampled
+            value = x[jnp.argmax(finite)]
+        out[name] = jnp.where(finite.any(), value, jnp.nan).astype(jnp.float32)
     return out
 
 
