@@ -48,6 +48,8 @@ class Rollout:
     turn: jax.Array  # int32 [B, T]   turn of a token, its prompt part included; -1 = padding
     begin: jax.Array  # int32 [B, K]   first token that a turn shows: behind the end of the turn
     # before and the reward it was told; 0 past the end
+    anchor: jax.Array  # uint32 [B, K]  hash of the observation that a turn shows, and of nothing
+    # else of its prompt: equal where the world looks the same; 0 past the end
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
     penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0), not in rewards
     turn_stop: jax.Array  # int32 [B, K]   TurnStop

@@ -243,7 +243,7 @@ def test_gigpo_by_hand():
     # two episodes of two turns, rewards 0 1 and 0 0; equal first, different second observations.
     # gamma .5: G = (.5, 1), (0, 0). A_E = +-.5; A_S = +-.25 in turn 0, none in turn 1
     rollout = toy.rollout_of([[(1, 1), (1, 1)]] * 2, [[0, 1.0], [0, 0]], length=4)
-    rollout = rollout.replace(tokens=jnp.array([[3, 1, 4, 1], [3, 1, 5, 1]]))
+    rollout = rollout.replace(anchor=jnp.array([[3, 4], [3, 5]], jnp.uint32))
     make = functools.partial(
         ALGORITHMS['gigpo'].make_batch, rollout, zero_scores(rollout), group_size=2, turn_gamma=0.5
     )
@@ -251,10 +251,11 @@ def test_gigpo_by_hand():
     np.testing.assert_allclose(
         make(step_coef=2.0).advantages[:, 1], [0.5 + 2 * 0.25, -0.5 - 2 * 0.25]
     )
-    same = jnp.zeros((2, 2), jnp.int32)  # one state: G .5 1 0 0, mean .375
-    np.testing.assert_allclose(
-        make(anchors=same).advantages[0], [0, 0.5 + 0.125, 0, 0.5 + 0.625], rtol=1e-6
-    )
+    # the second turn of row 0 in the state of the first ones, whatever its prompt says: G .5 1 0,
+    # mean .5
+    again = rollout.replace(anchor=jnp.array([[3, 3], [3, 5]], jnp.uint32))
+    batch = ALGORITHMS['gigpo'].make_batch(again, zero_scores(again), group_size=2, turn_gamma=0.5)
+    np.testing.assert_allclose(batch.advantages, [[0, 0.5, 0, 1], [0, -1, 0, -0.5]], atol=1e-6)
 
 
 def ratio_batch(advantages, layout=((1, 2), (1, 1))):

@@ -18,14 +18,13 @@ from agentrl_jax.run.streams import Streams
 from configs import base
 
 GIVEN = {'rollout', 'scores', 'group_size', 'keep', 'kl_coef', 'kl_in_reward'}
-BY_HAND = {'anchors'}  # arrays, which no config can hold
 OWN_TESTS = pytest.mark.parametrize('name', ALGORITHMS)
 
 
 @OWN_TESTS
 def test_every_keyword_of_make_batch_is_a_setting_and_every_setting_a_field(name):
     module, cfg = ALGORITHMS[name], base.get_config()
-    keywords = set(inspect.signature(module.make_batch).parameters) - GIVEN - BY_HAND
+    keywords = set(inspect.signature(module.make_batch).parameters) - GIVEN
     assert keywords == set(module.SETTINGS)
     for setting in module.SETTINGS:
         assert sum(setting in cfg[name] for name in derived.OPTION_SECTIONS) == 1

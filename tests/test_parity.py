@@ -180,7 +180,6 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
     'changes, message',
     [
         ({'parity.loss_on': 'words'}, "parity.loss_on='words' is not one of sampled, answers, all"),
-        ({'parity.loss_on': 'all', 'algorithm': 'gigpo'}, 'an algorithm other than gigpo'),
         ({'parity.loss_on': 'all', 'context.window': 1}, 'it needs context.window=0'),
         (
             {'parity.loss_on': 'answers', 'algorithm': 'dapo', 'loss.max_length': 9},

@@ -159,6 +159,24 @@ def test_everything_between_the_answers_is_the_text_a_host_would_write(name):
             np.testing.assert_array_equal(given, tiny.spelled(expected))
 
 
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_turns_that_see_the_same_board_share_an_anchor_and_no_others_do(name):
+    """The anchor was a hash of all that was not sampled in a turn: its number, the actions left and
+    the last reward too, so that a board which came again at another turn had another anchor."""
+    out, _ = played(name)
+    task, seen = tiny.task(name), []
+    for b in range(16):
+        states, _ = tiny.replay(out, b, task, KEY, b)
+        shown = [task.env.observation_text(state) for state in states[: out.num_turns[b]]]
+        seen += [(text, k, int(out.anchor[b, k])) for k, text in enumerate(shown)]
+        assert not out.anchor[b, out.num_turns[b] :].any()
+    texts, turns, anchors = (np.array(x) for x in zip(*seen, strict=True))
+    same = texts[:, None] == texts[None]
+    np.testing.assert_array_equal(same, anchors[:, None] == anchors[None])
+    if name in ('frozen_lake', 'sokoban'):  # boards do come again
+        assert (same & (turns[:, None] != turns[None])).any()
+
+
 @pytest.mark.parametrize(
     'slots, serve_rows', [(16, 1), (16, 16), (3, 2)], ids=['all', 'lockstep', 'refilled']
 )

@@ -83,6 +83,25 @@ def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name, style):
     assert warned > 5 and len(shown) > 1
 
 
+@pytest.mark.parametrize('style', STYLES)
+def test_the_anchor_of_a_board_does_not_know_turns_budgets_rewards_and_warnings(style):
+    task = tiny.task('frozen_lake', style=style)
+    world = text.begin(task, 0)
+    later = world.replace(
+        turn=jnp.int32(1), used=jnp.int32(3), reward=jnp.float32(-0.1), warn=jnp.bool_(True)
+    )
+    assert (
+        text.turn_tokens(task, world, True)[0].tolist()
+        != text.turn_tokens(task, later, True)[0].tolist()
+    )
+    assert text.anchor(task, world.state) == text.anchor(task, later.state)
+    levels = jnp.arange(task.env.num_levels(task.env_params))
+    states = jax.vmap(task.env.reset_level, in_axes=(0, None))(levels, task.env_params)
+    anchors = jax.vmap(text.anchor, in_axes=(None, 0))(task, states)
+    boards = [task.env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in levels]
+    assert anchors.dtype == jnp.uint32 and len(set(anchors.tolist())) == len(set(boards))
+
+
 def test_the_first_message_of_ragen_word_for_word():
     task = tiny.task('frozen_lake', style='ragen', max_actions_per_episode=10)
     tokens, count = text.turn_tokens(task, text.begin(task, 0), True)

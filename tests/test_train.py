@@ -336,6 +336,7 @@ def abstract_rollout(rows, cfg):
         action_mask=(tokens, bool),
         turn=(tokens, jnp.int32),
         begin=(turns, jnp.int32),
+        anchor=(turns, jnp.uint32),
         rewards=(turns, jnp.float32),
         penalties=(turns, jnp.float32),
         turn_stop=(turns, jnp.int32),

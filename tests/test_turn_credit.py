@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -215,23 +214,3 @@ def test_step_advantages_by_hand():
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
     with pytest.raises(ValueError, match='rank'):
         turn_credit.step_advantages(returns, anchors, played, group_size=2, norm='rank')
-
-
-def test_equal_observations_have_equal_hashes_wherever_they_stand():
-    # row 0: turn 0 observes 5 6, turn 1 observes 3;  row 1: turn 0 observes 3, turn 1 5 6
-    rollout = toy.rollout_of(
-        [[(2, 1), (1, 2)], [(1, 1), (2, 1)], [(2, 3)]], np.zeros((3, 2)), length=7
-    )
-    tokens = jnp.array([[5, 6, 1, 3, 2, 2, 0], [3, 4, 5, 6, 4, 0, 0], [6, 5, 1, 1, 1, 0, 0]])
-    hashes = turn_credit.observation_hashes(tokens, rollout.turn, rollout.action_mask, turns=2)
-    assert hashes.dtype == jnp.uint32
-    assert hashes[0, 0] == hashes[1, 1] and hashes[0, 1] == hashes[1, 0]
-    assert len({int(hashes[0, 0]), int(hashes[0, 1]), int(hashes[2, 0])}) == 3  # 5 6 is not 6 5
-
-
-def test_observation_hashes_rarely_collide():
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 50, (4000, 6)).astype(np.int32)
-    turn, action = np.zeros_like(tokens), np.zeros(tokens.shape, bool)
-    hashes = turn_credit.observation_hashes(tokens, turn, action, turns=1)
-    assert len(np.unique(hashes)) == len(np.unique(tokens, axis=0))

@@ -4,8 +4,9 @@
   A_S = (G_k - mean) / F over turns of the group with the same observation
 G_k = sum_{l >= k} gamma^(l-k) r_l; F is 1 (norm 'mean', the default) or the std ('std');
 gamma 0.95, w = 1 (arXiv:2505.10978). A turn whose observation nobody else saw has A_S = 0.
-Observations are equal when their tokens are; episode means run over episodes (the released code's
-default runs over steps, so there long episodes weigh more).
+States are the same when the world is observed to be the same, at whatever turn (Rollout.anchor);
+episode means run over episodes (the released code's default runs over steps, so there long episodes
+weigh more).
 """
 
 import jax
@@ -32,9 +33,8 @@ def make_batch(
     step_coef: float = 1.0,
     turn_gamma: float = 0.95,
     norm: str = 'mean',
-    anchors: jax.Array | None = None,
 ) -> Batch:
-    """One advantage per turn; anchors int [B, K] name states, None: hashes of the observations."""
+    """One advantage per turn; keep bool [B] marks the rows a filter kept."""
     rows, mask = common.trained(rollout, keep)
     turns = rollout.rewards.shape[1]
     played = turn_credit.turns_played(rollout.num_turns, rows, turns)
@@ -42,15 +42,11 @@ def make_batch(
     rewards = rollout.rewards + rollout.penalties
     rewards = rewards - common.per_turn(kl, rollout.turn, mask, turns=turns)
     rewards = jnp.where(played, rewards, 0.0)
-    if anchors is None:
-        anchors = turn_credit.observation_hashes(
-            rollout.tokens, rollout.turn, rollout.action_mask, turns=turns
-        )
     to_go = turn_credit.discounted_to_go(
         rewards, jnp.zeros_like(rewards[:, 0]), rollout.num_turns, gamma=turn_gamma
     )
     per_turn = step_coef * turn_credit.step_advantages(
-        to_go, anchors, played, group_size=group_size, norm=norm
+        to_go, rollout.anchor, played, group_size=group_size, norm=norm
     )
     episode = adv.compare(rewards.sum(1), rows, group_size=group_size, norm=norm)
     per_turn = per_turn + episode[:, None]

@@ -86,29 +86,6 @@ def turn_advantages(
     return jnp.where(reached, jnp.broadcast_to(modes[mode](), r.shape), 0.0)
 
 
-def observation_hashes(tokens: jax.Array, turn: jax.Array, action_mask: jax.Array, *, turns: int):
-    """uint32 [B, turns]: equal for turns whose observation (all but sampled tokens) is equal.
-
-    sum_i mix(token_i) 0x9E3779B1^i over the turn's tokens that were not sampled, i counted from the
-    turn's first such token. The text of a turn holds what is left of the budgets, so equal hashes
-    also mean equal budgets.
-    """
-    rows, length = tokens.shape
-    observed = (turn >= 0) & ~action_mask
-    index = jnp.where(observed, turn, turns)
-    row = jnp.arange(rows)[:, None]
-    count = jnp.cumsum(observed, axis=1) - 1
-    first = jnp.full((rows, turns + 1), length, count.dtype).at[row, index].min(count)
-    place = count - jnp.take_along_axis(first, index, axis=1)
-    mixed = (tokens.astype(jnp.uint32) + 1) * jnp.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
-    mixed = mixed ^ (mixed >> 16)
-    powers = jnp.cumprod(jnp.full((length,), 0x9E3779B1, jnp.uint32).at[0].set(1), dtype=jnp.uint32)
-    term = jnp.where(observed, mixed * powers[jnp.clip(place, 0, length - 1)], 0)
-    sums = jnp.zeros((rows, turns + 1), jnp.uint32).at[row, index].add(term.astype(jnp.uint32))
-    return sums[:, :turns]
-
-
 def step_advantages(
     returns: jax.Array,
     anchors: jax.Array,

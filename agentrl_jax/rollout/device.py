@@ -158,6 +158,7 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
     opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world.reward, sampled_end)
+    anchor = jax.vmap(text.anchor, in_axes=(None, 0))(task, world.state)
     column = jnp.arange(tokens.shape[1])[None]
     used = column < count[:, None]
     position = jnp.where(used, length[:, None] + column, max_tokens)
@@ -170,6 +171,7 @@ def serve(slots, params, task, episodes, key, *, config, serve_rows, max_respons
         begin=out.begin.at[row, world.turn].set(
             length + jnp.where(world.turn > 0, opening, 0), mode='drop'
         ),
+        anchor=out.anchor.at[row, world.turn].set(anchor, mode='drop'),
     )
     inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
     if window:

@@ -67,6 +67,7 @@ def empty_rollout(
         action_mask=jnp.zeros(grid, bool),
         turn=jnp.full(grid, -1, jnp.int32).at[:, :prefix].set(0),
         begin=jnp.zeros(turns, jnp.int32),
+        anchor=jnp.zeros(turns, jnp.uint32),
         rewards=jnp.zeros(turns, jnp.float32),
         penalties=jnp.zeros(turns, jnp.float32),
         turn_stop=jnp.zeros(turns, jnp.int32),

@@ -192,10 +192,6 @@ def _impossible_sampler(cfg: Any) -> list[str]:
         ),
         (leaks and not off, f'{beyond}loss.sampler_correction=off'),
         (leaks and cfg.context.window > 0, f'{beyond}context.window=0'),
-        (
-            leaks and cfg.algorithm == 'gigpo',
-            f'{beyond}an algorithm other than gigpo, which compares observations',
-        ),
         (leaks and bool(loss.max_length), f'{beyond}loss.max_length=0'),
     ]
     return [sentence for wrong, sentence in problems if wrong]

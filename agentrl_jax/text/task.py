@@ -182,6 +182,21 @@ def observation_lines(task: TextTask, state: Any) -> jax.Array:
     return jnp.where(ids >= 0, ids + task.offsets.observation, -1).astype(jnp.int32)
 
 
+def anchor(task: TextTask, state: Any) -> jax.Array:
+    """uint32 []: a hash of the observation; equal for equal ones, at whatever turn they are met.
+
+    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation and nothing else: the turn's
+    number, the actions left, the last reward and a warning also stand in a prompt and are no part
+    of where the world is.
+    """
+    rows = observation_lines(task, state)
+    mixed = (rows.astype(jnp.uint32) + 2) * jnp.uint32(0x85EBCA6B)  # -1, no line, becomes 1
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+    mixed = mixed ^ (mixed >> 16)
+    powers = jnp.cumprod(jnp.full(rows.shape, 0x9E3779B1, jnp.uint32), dtype=jnp.uint32)
+    return jnp.sum(mixed * powers, dtype=jnp.uint32)
+
+
 def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
     """Row of a reward in a family that has a line for each multiple of REWARD_QUANTUM."""
     at = task.offsets
