@@ -55,9 +55,19 @@ def reference_ends(mask, turn):
     return out
 
 
+def reference_turn_sums(rewards, mask, turn):
+    out = np.zeros(rewards.shape)
+    for b, t in np.argwhere(reference_ends(mask, turn)):
+        out[b, t] = rewards[b][mask[b] & (turn[b] == turn[b, t])].sum()
+    return out
+
+
 def reference_bi_level(rewards, values, mask, turn, gamma, turn_gamma, lam):
     ends = reference_ends(mask, turn)
-    high = reference_gae(rewards, values, ends, turn_gamma, lam)
+    summed = reference_turn_sums(rewards, mask, turn)
+    high = reference_gae(summed, values, ends, turn_gamma, lam) - np.where(
+        ends, summed - rewards, 0
+    )
     out = np.zeros(rewards.shape)
     for b in range(rewards.shape[0]):
         next_value = next_advantage = 0.0
@@ -72,7 +82,8 @@ def reference_bi_level(rewards, values, mask, turn, gamma, turn_gamma, lam):
 
 
 def reference_turn_wise(rewards, values, mask, turn, turn_gamma, lam):
-    high = reference_gae(rewards, values, reference_ends(mask, turn), turn_gamma, lam)
+    summed = reference_turn_sums(rewards, mask, turn)
+    high = reference_gae(summed, values, reference_ends(mask, turn), turn_gamma, lam)
     out = np.zeros(rewards.shape)
     for b, t in np.argwhere(mask):
         end = np.flatnonzero(mask[b] & (turn[b] == turn[b, t]))[-1]
@@ -374,9 +385,11 @@ def test_bi_level_gae_with_both_levels_merged_is_gae():
     mask, turn = episode_layout(rng, 5, 24, 4)
     placed = adv.place_on_turn_ends(rng.normal(size=(5, 4)).astype(np.float32), mask, turn)
     values = rng.normal(size=(5, 24)).astype(np.float32)
-    both = adv.bi_level_gae(placed, values, mask, turn, gamma=1.0, turn_gamma=1.0, lam=1.0)
-    plain = adv.gae(placed, values, mask, gamma=1.0, lam=1.0)
-    np.testing.assert_allclose(both, plain, atol=1e-5)
+    inner = rng.normal(size=(5, 24)).astype(np.float32)  # as a KL term is
+    for rewards in (placed, placed + inner):
+        both = adv.bi_level_gae(rewards, values, mask, turn, gamma=1.0, turn_gamma=1.0, lam=1.0)
+        plain = adv.gae(rewards, values, mask, gamma=1.0, lam=1.0)
+        np.testing.assert_allclose(both, plain, atol=1e-5)
     each = np.broadcast_to(np.arange(24, dtype=np.int32), (5, 24))  # each token is its own turn
     both = adv.bi_level_gae(placed, values, mask, each, gamma=0.3, turn_gamma=0.9, lam=0.8)
     np.testing.assert_allclose(both, adv.gae(placed, values, mask, gamma=0.9, lam=0.8), atol=1e-5)

@@ -117,6 +117,20 @@ def test_ppo_bi_level_equals_its_function():
     np.testing.assert_allclose(batch.advantages, want)
 
 
+@pytest.mark.parametrize('estimator', ['turn', 'bi_level'])
+def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
+    """Only that of a turn's last token did: 1000 nats on the others changed no other advantage."""
+    rollout = toy.rollout_of([[(1, 2), (1, 2)]], [[0.5, 1.0]], length=6)
+    scores = zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
+    kl = dict(group_size=1, kl_coef=0.001, kl_in_reward=True, whiten=False)
+    batch = ppo.make_batch(rollout, scores, estimator=estimator, **kl)
+    # rewards .5 at t = 2 and 1 at t = 5, KL 1 at t = 4: 1.5 - 1 in the first turn, and behind the
+    # token with the KL 1 (bi_level) or the turn's own 1 - 1 (turn)
+    last = 0.0 if estimator == 'turn' else 1.0
+    want = [0, 0.5, 0.5, 0, 0, last]
+    np.testing.assert_allclose(batch.advantages, [want], atol=1e-6)
+
+
 # ---- GRPO ----------------------------------------------------------------------------------------
 
 
@@ -299,7 +313,7 @@ def test_segment_means_by_hand():
     mask = jnp.array([[False, True, True, False, True, False]])
     x = jnp.array([[9.0, 1, 3, 9, 7, jnp.nan]])
     np.testing.assert_allclose(common.segment_mean(x, segment, mask), [[0, 2, 2, 0, 7, 0]])
-    np.testing.assert_allclose(common.per_turn(x, segment, mask, turns=3), [[4, 7, 0]])
+    np.testing.assert_allclose(adv.per_turn(x, segment, mask, turns=3), [[4, 7, 0]])
 
 
 # ---- all -----------------------------------------------------------------------------------------

@@ -36,17 +36,9 @@ def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.A
     raise ValueError(f'reward_on={reward_on!r} must be turn or episode')
 
 
-def per_turn(x: jax.Array, turn: jax.Array, mask: jax.Array, *, turns: int) -> jax.Array:
-    """Sum of a token quantity over each turn: [B, T] -> [B, turns]."""
-    rows = jnp.arange(x.shape[0])[:, None]
-    index = jnp.where(mask, turn, turns)
-    sums = jnp.zeros((x.shape[0], turns + 1), x.dtype).at[rows, index].add(jnp.where(mask, x, 0.0))
-    return sums[:, :turns]
-
-
 def segment_mean(x: jax.Array, segment: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean of x over the masked tokens of a token's segment (an int in [0, T)); all [B, T]."""
-    sums, counts = (per_turn(y, segment, mask, turns=x.shape[1]) for y in (x, jnp.ones_like(x)))
+    sums, counts = (adv.per_turn(y, segment, mask, turns=x.shape[1]) for y in (x, jnp.ones_like(x)))
     return adv.to_tokens(sums / jnp.maximum(counts, 1), segment, mask)
 
 

@@ -40,7 +40,7 @@ def make_batch(
     played = turn_credit.turns_played(rollout.num_turns, rows, turns)
     kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
     rewards = rollout.rewards + rollout.penalties
-    rewards = rewards - common.per_turn(kl, rollout.turn, mask, turns=turns)
+    rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=turns)
     rewards = jnp.where(played, rewards, 0.0)
     to_go = turn_credit.discounted_to_go(
         rewards, jnp.zeros_like(rewards[:, 0]), rollout.num_turns, gamma=turn_gamma

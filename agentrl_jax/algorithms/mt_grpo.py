@@ -73,7 +73,7 @@ def make_batch(
     rewards, outcomes = split_rewards(rollout, outcome)
     kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
     per_turn = turn_credit.turn_advantages(
-        rewards - common.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1]),
+        rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1]),
         outcomes,
         rollout.num_turns,
         rows,

@@ -20,7 +20,7 @@ NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # of normalize_r
 MIN_STD = 1e-5  # below this the spread of a group is the rounding of float32 sums, not a signal
 
 
-# ---- from turns to tokens ------------------------------------------------------------------------
+# ---- between turns and tokens --------------------------------------------------------------------
 
 
 def _next_masked(x: jax.Array, mask: jax.Array, empty: float) -> jax.Array:
@@ -47,6 +47,14 @@ def to_tokens(per_turn: jax.Array, turn: jax.Array, mask: jax.Array) -> jax.Arra
     """Each masked token receives the number of its turn: [B, K] -> [B, T], 0 off the mask."""
     index = jnp.clip(turn, 0, per_turn.shape[1] - 1)
     return jnp.where(mask, jnp.take_along_axis(per_turn, index, axis=1), 0.0)
+
+
+def per_turn(x: jax.Array, turn: jax.Array, mask: jax.Array, *, turns: int) -> jax.Array:
+    """Sum of a token quantity over each turn: [B, T] -> [B, turns]."""
+    rows = jnp.arange(x.shape[0])[:, None]
+    index = jnp.where(mask, turn, turns)
+    sums = jnp.zeros((x.shape[0], turns + 1), x.dtype).at[rows, index].add(jnp.where(mask, x, 0.0))
+    return sums[:, :turns]
 
 
 def place_on_turn_ends(rewards: jax.Array, action_mask: jax.Array, turn: jax.Array) -> jax.Array:
@@ -107,6 +115,11 @@ def rewards_to_go(rewards: jax.Array, mask: jax.Array, *, gamma: float) -> jax.A
     return gae(rewards, jnp.zeros_like(rewards), mask, gamma=gamma, lam=1.0)
 
 
+def _turn_sums(rewards, mask, turn, ends):
+    """Sum of the rewards of each turn at its end, 0 elsewhere; [B, T]."""
+    return to_tokens(per_turn(rewards, turn, mask, turns=rewards.shape[1]), turn, ends)
+
+
 def turn_wise_gae(
     rewards: jax.Array,
     values: jax.Array,
@@ -118,10 +131,12 @@ def turn_wise_gae(
 ) -> jax.Array:
     """GAE over turn ends only, copied to every token of the turn; all [B, T] (VAGEN).
 
-    delta_k = r_k + turn_gamma V[E_{k+1}] - V[E_k] with E_k the last action token of turn k.
+    delta_k = r_k + turn_gamma V[E_{k+1}] - V[E_k] with E_k the last action token of turn k and r_k
+    the sum of the rewards of its tokens: a KL term stands on each of them.
     """
     ends = turn_ends(mask, turn)
-    at_ends = gae(rewards, values, ends, gamma=turn_gamma, lam=lam)
+    summed = _turn_sums(rewards, mask, turn, ends)
+    at_ends = gae(summed, values, ends, gamma=turn_gamma, lam=lam)
     own_end = jnp.where(ends, at_ends, _next_masked(at_ends, ends, 0.0))
     return jnp.where(mask, own_end, 0.0)
 
@@ -140,10 +155,13 @@ def bi_level_gae(
 
     The turn level's A_k + V[E_k] takes the place of the reward at the turn end E_k, and the token
     level starts anew there, so A[E_k] = A_k (RAGEN, VAGEN). Turn ends are explicit: a turn whose
-    reward is 0 is a turn.
+    reward is 0 is a turn. Rewards of inner tokens (a KL term) reach earlier turns through the turn
+    level, whose r_k is the sum over turn k, and their own turn through the token level alone.
     """
     ends = turn_ends(mask, turn)
-    at_ends = gae(rewards, values, ends, gamma=turn_gamma, lam=lam)
+    summed = _turn_sums(rewards, mask, turn, ends)
+    at_ends = gae(summed, values, ends, gamma=turn_gamma, lam=lam)
+    at_ends = at_ends - jnp.where(ends, summed - rewards, 0.0)
     rewards = jnp.where(ends, at_ends + jnp.where(ends, values, 0.0), rewards)
     return _gae(rewards, values, mask, mask & ~ends, gamma, lam)
 
