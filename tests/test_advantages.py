@@ -438,11 +438,16 @@ def test_poison_off_the_mask_changes_no_advantage(poison):
 
 
 def test_overlong_penalty_by_hand():
-    # limit 100, buffer 20: up to 80 nothing, 90 half, 100 all, 110 more
-    out = adv.overlong_penalty(
-        jnp.array([10, 80, 90, 100, 110]), max_length=100, buffer=20, coef=2.0
-    )
-    np.testing.assert_allclose(out, [0, 0, -1, -2, -3])
+    # limit 100, buffer 20: up to 80 nothing, 90 half, from 100 on all
+    lengths = jnp.array([10, 80, 90, 100, 110, 200])
+    out = adv.overlong_penalty(lengths, max_length=100, buffer=20, coef=2.0)
+    np.testing.assert_allclose(out, [0, 0, -1, -2, -2, -2])
+
+
+def test_without_a_buffer_only_episodes_beyond_the_limit_are_penalised():
+    """Each token beyond it cost the whole coefficient."""
+    out = adv.overlong_penalty(jnp.array([99, 100, 101, 105]), max_length=100, buffer=0, coef=1.0)
+    np.testing.assert_array_equal(out, [0, 0, -1, -1])
 
 
 def test_a_std_floor_tempers_a_single_outlier():

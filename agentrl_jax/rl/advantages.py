@@ -267,9 +267,13 @@ def normalize_returns(
 
 
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
-    """min(0, (max_length - buffer - length) / buffer) coef; [B] (DAPO, arXiv:2503.14476 eq. 13)."""
+    """-coef clip((length - (max_length - buffer)) / buffer, 0, 1) (DAPO, arXiv:2503.14476 eq. 13).
+
+    So 0 up to max_length - buffer and -coef from max_length on; buffer 0: -coef beyond max_length.
+    [B].
+    """
     over = (lengths - (max_length - buffer)) / max(buffer, 1)
-    return jnp.minimum(-over * coef, 0.0)
+    return -coef * jnp.clip(over, 0.0, 1.0)
 
 
 def compare(
