@@ -1,5 +1,7 @@
 """Losses against hand arithmetic, float64 loops and exact distributions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,6 +191,19 @@ def test_clipped_value_loss_by_hand():
     np.testing.assert_allclose(loss, [[2.0, 0.125]])
     loss = losses.clipped_value_loss(values, ones, 0 * ones, mask, clip_value=None)
     np.testing.assert_allclose(loss, [[2.0, 0.0]])
+
+
+def test_one_token_far_from_the_reference_does_not_own_the_kl():
+    """d = -18 gave a value of 6.6e7, and the same gradient."""
+    d, mask = jnp.array([[-18.0, -2.0, 18.0]]), jnp.ones((1, 3), bool)
+    kl = functools.partial(losses.kl_penalty, ref_logprobs=jnp.zeros_like(d), mask=mask)
+    # e^2 - 2 - 1 = 4.389; e^-18 + 18 - 1 = 17 is beyond 10 as well
+    np.testing.assert_allclose(kl(d, estimator='k3'), [[10, np.exp(2) - 3, 10]], rtol=1e-6)
+    gradient = jax.grad(lambda x: kl(x, estimator='k3').sum())(d)
+    np.testing.assert_allclose(gradient, [[0, 1 - np.exp(2), 0]], rtol=1e-5)
+    np.testing.assert_allclose(kl(d, estimator='k3+'), kl(d, estimator='k3'), rtol=1e-5)
+    gradient = jax.grad(lambda x: kl(x, estimator='k3+').sum())(d)
+    np.testing.assert_allclose(gradient, d)
 
 
 def test_kl_estimators_have_the_expected_values_and_gradients_on_five_tokens():

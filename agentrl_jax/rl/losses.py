@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum', 'token_sum_norm')
 KL_ESTIMATORS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
+MAX_K3 = 10.0  # exp(20) of one token would be the whole clipped gradient; as verl 0.9.1 has it
 MAX_LOG_RATIO = 20.0  # exp of more would overflow in a product; verl 0.6.1 clamps at the same value
 
 
@@ -225,12 +226,14 @@ def kl_penalty(
 ) -> jax.Array:
     """Per-token estimate of KL(pi || ref) from samples of pi; [B, T], 0 off the mask.
 
-    With d = log pi - log ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (Schulman's note of 2020).
+    With d = log pi - log ref: k1 = d, k2 = d^2 / 2, k3 = min(exp(-d) + d - 1, 10) (Schulman's note
+    of 2020; tokens beyond the bound have no gradient).
     As a *loss* k1 has gradient zero in expectation, k3 the gradient of KL(ref || pi), and only k2
     that of KL(pi || ref). 'k1+' and 'k3+' have the value of k1, k3 and the gradient of k2.
     """
     d = log_ratio(logprobs, ref_logprobs, mask)
-    values = {'k1': d, 'k2': 0.5 * d**2, 'k3': jnp.exp(-d) + d - 1.0}
+    k3 = jnp.minimum(jnp.exp(-d) + d - 1.0, MAX_K3)
+    values = {'k1': d, 'k2': 0.5 * d**2, 'k3': k3}
     if not estimator.endswith('+'):
         return values[estimator]
     value = jax.lax.stop_gradient(values[estimator[:-1]] - values['k2'])
