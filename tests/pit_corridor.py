@@ -14,10 +14,9 @@ import numpy as np
 import tiny_agents as tiny
 import toy_rollouts as toy
 from flax import struct
-from gymnax.environments import environment
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs.base import TextEnvironment
+from agentrl_jax.envs.base import TextEnvironment, environment
 from agentrl_jax.rl import update
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Scores, TrainState

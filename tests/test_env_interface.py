@@ -1,6 +1,8 @@
 """What all environments share: gymnax's interface, absorbing ends, lines that equal the text."""
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +96,19 @@ def test_lines_do_not_depend_on_the_split(case):
     env, params = setup(case)
     held_out = env.make_params('test', num_levels=8, seed=5, **CASES[case][1])
     assert env.lines(params) == env.lines(held_out)
+
+
+def test_environments_are_gymnax_environments_without_importing_all_of_gymnax():
+    """Its package imports every world it has, and seaborn: more seconds than all of ours."""
+    program = """
+import sys
+from agentrl_jax.envs import TextEnvironment
+assert not {'gymnax', 'seaborn', 'matplotlib'} & set(sys.modules)
+import gymnax
+assert issubclass(TextEnvironment, gymnax.environments.environment.Environment)
+assert type(gymnax.make('CartPole-v1')[0].action_space()).__module__ == 'gymnax.environments.spaces'
+"""
+    subprocess.run([sys.executable, '-c', program], check=True)
 
 
 @one_of_each

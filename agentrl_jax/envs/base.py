@@ -8,15 +8,38 @@ and gets reset_env, step_env and gymnax's jitted six-value step and reset from h
 """
 
 import hashlib
+import importlib.util
 import itertools
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments import environment, spaces
 
 SPLITS = ('train', 'validation', 'test')
+
+
+def gymnax_module(name: str) -> ModuleType:
+    """Module `name` of gymnax.environments, without the package, which imports every world it has.
+
+    Those plot with seaborn and compute constants on the device, 3 seconds in all. A program that
+    imports gymnax itself, before or after, finds the same classes.
+    """
+    full_name = f'gymnax.environments.{name}'
+    if full_name not in sys.modules:
+        package = importlib.util.find_spec('gymnax')
+        path = Path(package.submodule_search_locations[0]) / 'environments' / f'{name}.py'
+        spec = importlib.util.spec_from_file_location(full_name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full_name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[full_name]
+
+
+environment, spaces = gymnax_module('environment'), gymnax_module('spaces')
 
 
 class TextEnvironment(environment.Environment[Any, Any]):

@@ -8,9 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, check_split, coordinates, level_split
+from agentrl_jax.envs.base import (
+    Lines,
+    TextEnvironment,
+    check_split,
+    coordinates,
+    environment,
+    level_split,
+    spaces,
+)
 
 FROZEN, HOLE, GOAL, START = range(4)
 LEFT, DOWN, RIGHT, UP = range(4)

@@ -23,9 +23,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, check_split, level_split
+from agentrl_jax.envs.base import (
+    Lines,
+    TextEnvironment,
+    check_split,
+    environment,
+    level_split,
+    spaces,
+)
 
 # Words that are single tokens of the bundled tokenizer, or nearly so.
 PEOPLE = (

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
 
 from agentrl_jax.envs import sokoban_levels
-from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates
+from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates, environment, spaces
 
 WALL, FLOOR, TARGET = range(3)
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
