@@ -28,7 +28,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from agentrl_jax.machine import checkpoint, files, profiling, sharding
-from agentrl_jax.measure import validation
+from agentrl_jax.measure import collapse, validation
 from agentrl_jax.records import pages, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
@@ -96,8 +96,8 @@ def validate(run: Run, policy: Params, streams: Streams) -> dict[str, float]:
 def train(cfg: Any, workdir: str) -> int:
     """Runs or resumes a run.
 
-    Returns the exit code: 0; 1 when an alarm or an empty filter ended the run; 75 when it was asked
-    to stop and is to be resumed.
+    Returns the exit code: 0; 1 when an alarm or an empty filter ended the run, or nothing trained;
+    75 when it was asked to stop and is to be resumed.
     """
     run = build(cfg)
     workdir = files.check_workdir(workdir, min_free_bytes=space_needed(run))
@@ -203,6 +203,9 @@ def play(
             if problem := filtering.starved(history, cfg.filter.max_empty):
                 progress.say(f'step {step}: {problem}')
                 return 1, state
+        if problem := collapse.untrained(history):
+            progress.say(problem)
+            return 1, state
     return 0, state
 
 

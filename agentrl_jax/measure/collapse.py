@@ -41,6 +41,8 @@ class Signal:
 #                 only a value far below both says anything
 #   skipped       no optimiser step of an update changed a parameter, though it had tokens to train
 #                 on: losses or gradients are not finite, step after step
+#   cut           episodes end because no further turn fits into the token budget: what they would
+#                 have earned is not seen
 #   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
 #                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
 #                 so the limit is a multiple of the best so far, once that is above the limit itself
@@ -52,6 +54,7 @@ SIGNALS = {
     'entropy_rise': Signal('policy/entropy', 'above', 'start', 'entropy of the policy'),
     'information_drop': Signal('collapse/mi_share', 'below', 'best', 'what is said of the prompts'),
     'skipped': Signal('update/applied', 'below', '', 'share of optimiser steps that trained'),
+    'cut': Signal('rollout/token_budget_stop', 'above', '', 'episodes cut by rollout.max_tokens'),
 }
 
 
