@@ -7,7 +7,9 @@ Dh head width. Scores and softmax are float32; keys and values are never repeate
 import jax
 import jax.numpy as jnp
 
-NEVER = -1e30  # score of a key that may not be seen; finite, so that rows without keys stay finite
+NEVER = (
+    -1e30
+)  # score of a key that may not be visible; finite, so that rows without keys stay finite
 BLOCK = 64  # cache entries per step of attend_blocks
 WIDE_BLOCK = 128  # ... of attend_filled
 FEW_BLOCKS = 4  # up to so many, copying the blocks in use costs more than reading the whole cache
@@ -118,9 +120,9 @@ def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
     k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
     query = _spread(q)
 
-    def score(keys, seen):
+    def score(keys, visible):
         scores = jnp.einsum('rnd,rtd->rnt', query, keys, preferred_element_type=jnp.float32)
-        return jnp.where(seen, scores * width**-0.5, NEVER)
+        return jnp.where(visible, scores * width**-0.5, NEVER)
 
     def weigh(weights, values):
         return jnp.einsum('rnt,rtd->rnd', weights, values, preferred_element_type=jnp.float32)
@@ -134,10 +136,10 @@ def attend_filled(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
     rows, queries, heads, members, width = q.shape
     query = q.transpose(0, 2, 3, 1, 4).reshape(rows, heads, members * queries, width)
 
-    def score(keys, seen):
+    def score(keys, visible):
         scores = jnp.einsum('rknd,rtkd->rknt', query, keys, preferred_element_type=jnp.float32)
         apart = scores.reshape(rows, heads, members, queries, -1) * width**-0.5
-        return jnp.where(seen[:, None, None], apart, NEVER).reshape(scores.shape)
+        return jnp.where(visible[:, None, None], apart, NEVER).reshape(scores.shape)
 
     def weigh(weights, values):
         return jnp.einsum('rknt,rtkd->rknd', weights, values, preferred_element_type=jnp.float32)
@@ -152,11 +154,11 @@ def _in_blocks(
 ) -> jax.Array:
     """Values v [R, T, ...] weighted by softmax of scores, up to the longest row; float32 [*shape].
 
-    score(keys, seen bool [R, O, t]) -> scores [*shape[:-1], t] of t entries, weigh(weights, values)
-    -> their sum [*shape]. Running maximum m, normaliser l and output o as in arXiv:1805.02867; a
-    block that a query does not see leaves its m, l and o unchanged to the bit, so other rows do not
-    matter. counted: the loop has the length of the whole cache, which can be read in the program,
-    and passes over the rest of it; as fast where blocks are few.
+    score(keys, visible bool [R, O, t]) -> scores [*shape[:-1], t] of t entries, weigh(weights,
+    values) -> their sum [*shape]. Running maximum m, normaliser l and output o as in
+    arXiv:1805.02867; a block that a query does not see leaves its m, l and o unchanged to the
+    bit, so other rows do not matter. counted: the loop has the length of the whole cache, which
+    can be read in the program, and passes over the rest of it; as fast where blocks are few.
     """
     length = k.shape[1]
     block = min(block, length)
@@ -168,8 +170,8 @@ def _in_blocks(
         start = jnp.minimum(i * block, length - block)
         new = start + jnp.arange(block) >= i * block
         keys, values = (jax.lax.dynamic_slice_in_dim(x, start, block, 1) for x in (k, v))
-        seen = jax.lax.dynamic_slice_in_dim(mask, start, block, 2) & new[None, None]
-        scores = score(keys, seen)
+        visible = jax.lax.dynamic_slice_in_dim(mask, start, block, 2) & new[None, None]
+        scores = score(keys, visible)
         highest = jnp.maximum(m, scores.max(-1))
         old, weights = jnp.exp(m - highest), jnp.exp(scores - highest[..., None])
         part = weigh(weights.astype(v.dtype), values)

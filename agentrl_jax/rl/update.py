@@ -269,9 +269,9 @@ def one_step(
     if state.critic_params is not None:
         state, metrics, finite, moved = critic_step(state, part, value_weights, s)
         skipped += ~finite
-    state, more, finite, taken = policy_step(state, part, weights, value_weights, s)
+    state, measured, finite, taken = policy_step(state, part, weights, value_weights, s)
     state = state.replace(skipped=state.skipped + skipped + ~finite)
-    metrics |= more | {'update/applied': (moved | taken).astype(jnp.float32)}
+    metrics |= measured | {'update/applied': (moved | taken).astype(jnp.float32)}
     # A step without a trained token is no part of any mean.
     trains = part.mask.any()
     return state, {name: jnp.where(trains, x, jnp.nan) for name, x in metrics.items()}
@@ -299,8 +299,8 @@ def joint_loss(
         raw = values_fn(params, None, batch.tokens, positions_of(attention), attention)
     else:
         return total, sums
-    value, more = objective.value_loss(raw, batch, value_weights, clip_value=value_clip)
-    return total + value_coef * value, {**sums, **more, 'value/loss': value}
+    value, value_sums = objective.value_loss(raw, batch, value_weights, clip_value=value_clip)
+    return total + value_coef * value, {**sums, **value_sums, 'value/loss': value}
 
 
 def update_step(

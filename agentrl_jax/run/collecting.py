@@ -49,8 +49,8 @@ def collect(
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.filter.refill):
         if number:
-            played, more = play(run, params, task, streams, step, number)
-            sampled += more
+            played, tokens = play(run, params, task, streams, step, number)
+            sampled += tokens
         # The count goes through the host: on devices it would have two layouts, so two programs.
         held, filled, found = run.training.pack(held, np.int32(count), played)
         count, kept = int(filled), kept + int(found)

@@ -58,7 +58,7 @@ def extended(
     return jnp.concatenate([past[1:], row[None]])
 
 
-def shown(past: jax.Array, at: Any, turn: jax.Array) -> jax.Array:
+def past_rows(past: jax.Array, at: Any, turn: jax.Array) -> jax.Array:
     """Rows of the history as the message of `turn` shows it; nothing before the first turn."""
     summary = jnp.where(turn == 0, -1, at.past_summary + turn)
     return jnp.concatenate([jnp.asarray([summary], jnp.int32), past.reshape(-1)])

@@ -220,10 +220,10 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
     at = task.offsets
     opening = opening_lines(task, episode.reward, sampled_end)
-    told = history.shown(episode.past, at, episode.turn) if episode.past.shape[0] else -1
+    past = history.past_rows(episode.past, at, episode.turn) if episode.past.shape[0] else -1
     rows = [
         *(jnp.where(episode.turn == 0, -1, row) for row in opening),
-        told,
+        past,
         at.header + episode.turn,
         observation_lines(task, episode.state),
         jnp.where(episode.warn, at.warning, -1),
