@@ -11,6 +11,24 @@ depths and draws the line through them, where the whole would take long.
 
 import sys
 
+from absl import flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('topology', None, 'v5e:2x4, v5p:2x2x2, v6e:2x4, cpu:8, gpu:1, ...')
+    flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
+    flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
+    flags.DEFINE_integer(
+        'answer_tokens',
+        0,
+        'Tokens of an answer; 0 = a fifth of rollout.max_response, at least 16 if it is as long.',
+    )
+    flags.DEFINE_bool('json', False, 'Print JSON.')
+    command.begin(__doc__, needs=('config', 'topology'))
+
 from agentrl_jax.planning import hardware
 
 if __name__ == '__main__':
@@ -23,9 +41,6 @@ if __name__ == '__main__':
 import dataclasses
 import json
 from typing import Any
-
-from absl import app, flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2
@@ -206,7 +221,7 @@ def layer_pair(words: list[str]) -> tuple[int, ...]:
     return few, many
 
 
-def main(_) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     try:
@@ -224,15 +239,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('topology', None, 'v5e:2x4, v5p:2x2x2, v6e:2x4, cpu:8, gpu:1, ...')
-    flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
-    flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
-    flags.DEFINE_integer(
-        'answer_tokens',
-        0,
-        'Tokens of an answer; 0 = a fifth of rollout.max_response, at least 16 if it is as long.',
-    )
-    flags.DEFINE_bool('json', False, 'Print JSON.')
-    flags.mark_flags_as_required(['config', 'topology'])
-    app.run(main)
+    main()

@@ -8,6 +8,21 @@ line ends the game. Levels are those of --split.
 """
 
 import sys
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('workdir', '', 'Folder of a run whose policy plays.')
+    flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Pool of levels.')
+    flags.DEFINE_integer('level', 0, 'Level of the pool.')
+    flags.DEFINE_integer('seed', 0, 'Luck of the world, and of the policy.')
+    flags.DEFINE_float('delay', 0.1, 'Seconds for which a token is shown.')
+    command.begin(__doc__, says='agentrl_jax.play: loading')
+
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,8 +30,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.machine import files
 from agentrl_jax.rollout import device
@@ -130,7 +143,7 @@ def watch(
     return total, solved
 
 
-def main(_) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
     try:
@@ -160,10 +173,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('workdir', '', 'Folder of a run whose policy plays.')
-    flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Pool of levels.')
-    flags.DEFINE_integer('level', 0, 'Level of the pool.')
-    flags.DEFINE_integer('seed', 0, 'Luck of the world, and of the policy.')
-    flags.DEFINE_float('delay', 0.1, 'Seconds a token is shown.')
-    app.run(main)
+    main()

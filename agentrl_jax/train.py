@@ -8,10 +8,20 @@ step), so a run that was killed and resumed ends with the same bits as one that 
 
 import sys
 
+from absl import flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+    flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    command.begin(__doc__, needs=('config', 'workdir'), says='agentrl_jax.train: loading')
+
 from agentrl_jax.machine import processes
 
 if __name__ == '__main__':
-    # First of all: gymnax computes a constant when it is imported, and that starts the backend.
+    # Before what follows: gymnax computes a constant when it is imported, which starts the backend.
     try:
         processes.initialize_distributed()
     except ValueError as error:
@@ -24,8 +34,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.machine import checkpoint, files, profiling, sharding
 from agentrl_jax.measure import collapse, validation
@@ -116,7 +124,7 @@ def train(cfg: Any, workdir: str) -> int:
         checkpoint.close(checkpoints)
     if jax.process_index() == 0 and code == 0:
         report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
-        print(report.summary(workdir, f'python -m agentrl_jax.train {" ".join(sys.argv[1:])}'))
+        print(report.summary(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
         run_log.write_finished(workdir, cfg.steps)
     return code
 
@@ -257,7 +265,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
         )
 
 
-def main(_) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     try:
         code = train(flags.FLAGS.config, flags.FLAGS.workdir)
@@ -267,7 +275,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('workdir', None, 'Folder of the run.')
-    flags.mark_flags_as_required(['config', 'workdir'])
-    app.run(main)
+    main()

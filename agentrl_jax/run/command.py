@@ -1,0 +1,123 @@
+"""The beginning of a command: flags are read before anything heavy is imported.
+
+  if __name__ == '__main__':
+      flags.DEFINE_string('workdir', None, 'Folder of the run.')
+      command.begin(__doc__, needs=('workdir',))
+  import jax
+
+What is wrong with a command line is said in one line (exit code 2), --help has exit code 0, and
+both answer before jax is imported.
+"""
+
+import difflib
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import flags
+
+EXIT_USAGE = 2
+HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
+ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
+GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
+
+
+def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
+    """Parses the flags that the command has defined; ends it for --help and for what is wrong.
+
+    needs: flags without which it cannot begin. says: printed at once, since the imports that follow
+    take seconds.
+    """
+    if any(word in HELP for word in sys.argv[1:]):
+        print(help_text(doc))
+        sys.exit(0)
+    parse(sys.argv, needs)
+    spare_tpu_search()
+    if says:
+        print(says, file=sys.stderr, flush=True)
+
+
+def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
+    """flags.FLAGS of the command line; ends with one line for what it cannot mean."""
+    try:
+        left = flags.FLAGS(list(argv), known_only=False)[1:]
+        for name in needs:
+            if flags.FLAGS[name].value in (None, ''):
+                refuse(f'--{name} is needed; --help says what it is')
+        check_config_file()
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        refuse(sentence_of(error))
+    if left:
+        refuse(f'{left[0]!r} is no flag{meant(left[0])}')
+
+
+def check_config_file() -> None:
+    """Refuses a --config whose file is not there; a file that fails shows its own traceback."""
+    if 'config' not in flags.FLAGS or not flags.FLAGS['config'].present:
+        return
+    path = flags.FLAGS['config'].config_filename
+    if not os.path.exists(path.partition(':')[0]):
+        raise FileNotFoundError(f'no config file {path!r}; see configs/')
+
+
+def meant(word: str) -> str:
+    """': did you mean ...?' of a word that is no flag, or ''."""
+    name = word.split('=')[0]
+    if name.split('.')[0] in flags.FLAGS:
+        return f': did you mean --{word}?'
+    close = difflib.get_close_matches(name, list(flags.FLAGS), n=1)
+    return f': did you mean --{word.replace(name, close[0], 1)}?' if close else ''
+
+
+def sentence_of(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
+    field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
+    if field:
+        return f'the config has no field {field[1]!r} there; did you mean {field[2]!r}?'
+    field = re.fullmatch(r"[\"']*(\w+)[\"']*", text)
+    if field:
+        return f'the config has no field {field[1]!r} there'
+    return ' '.join(text.split())
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Ends the command with one line."""
+    print(f'error: {sentence}', file=sys.stderr)
+    sys.exit(EXIT_USAGE)
+
+
+def help_text(doc: str) -> str:
+    """The command's own words and its flags."""
+    lines, modules = [doc.strip(), '', 'flags:'], ('__main__', sys.argv[0])
+    for name in sorted(flags.FLAGS):
+        if flags.FLAGS.find_module_defining_flag(name) not in modules:
+            continue
+        flag = flags.FLAGS[name]
+        default = '' if flag.default in (None, '', False, []) else f' (default {flag.default})'
+        lines.append(f'  --{name}: {flag.help}{default}')
+    return '\n'.join(lines)
+
+
+def resume_line(argv: Sequence[str], module: str) -> str:
+    """The command that goes on with this run, to be pasted into any shell."""
+    return shlex.join(['python', '-m', module, *argv[1:]])
+
+
+def spare_tpu_search() -> None:
+    """Where libtpu is installed but no accelerator is there, jax does not look for TPUs.
+
+    libtpu prints five lines of errors when it finds none.
+    """
+    if 'JAX_PLATFORMS' in os.environ or importlib.util.find_spec('libtpu') is None:
+        return
+    vendors = pathlib.Path('/sys/bus/pci/devices').glob('*/vendor')
+    if any(path.read_text().strip() == GOOGLE for path in vendors):
+        return
+    if not any(found for name in ACCELERATORS for found in pathlib.Path('/dev').glob(name)):
+        os.environ['JAX_PLATFORMS'] = 'cpu'

@@ -1,0 +1,81 @@
+"""What a command line cannot mean is said in one line, before anything heavy is imported."""
+
+import shlex
+import subprocess
+import sys
+import textwrap
+
+import micro_runs
+import pytest
+
+from agentrl_jax.run import command
+
+CONFIG = '--config=configs/demo.py'
+COMMANDS = ('train', 'play', 'plan')
+
+
+def told(module, *words, watch='jax'):
+    """(exit code, stdout, stderr, was `watch` imported?) of a command."""
+    code = textwrap.dedent(
+        f"""
+        import atexit, runpy, sys
+        sys.argv = [{module!r}, *{list(words)!r}]
+        atexit.register(lambda: print('IMPORTED', {watch!r} in sys.modules))
+        runpy.run_module('agentrl_jax.' + {module!r}, run_name='__main__', alter_sys=True)
+        """
+    )
+    found = subprocess.run(
+        [sys.executable, '-c', code], cwd=micro_runs.ROOT, capture_output=True, text=True
+    )
+    out, _, imported = found.stdout.rpartition('IMPORTED ')
+    return found.returncode, out, found.stderr, imported.strip() == 'True'
+
+
+@pytest.mark.parametrize('module', COMMANDS)
+def test_help_succeeds_without_jax(module):
+    code, out, err, imported = told(module, '--help')
+    assert code == 0 and not err and not imported
+    assert '--config: Config file' in out and f'python -m agentrl_jax.{module}' in out
+
+
+@pytest.mark.parametrize(
+    'words, sentence',
+    [
+        ((CONFIG, 'config.steps=3'), "'config.steps=3' is no flag: did you mean --config.steps=3?"),
+        ((CONFIG, 'workdr=x'), "'workdr=x' is no flag: did you mean --workdir=x?"),
+        ((CONFIG, '--config.step=3'), "has no field 'step' there; did you mean 'steps'?"),
+        ((CONFIG, '--config.optim.zzz=3'), "the config has no field 'zzz' there"),
+        ((CONFIG, '--config.steps=many'), '--config.steps=many: invalid literal for int()'),
+        ((CONFIG, '--config.optim=3'), 'is not a dict'),
+        (('--config=configs/nope.py',), "no config file 'configs/nope.py'"),
+        (('--confg=configs/demo.py',), "Unknown command line flag 'confg'"),
+        ((), '--config is needed'),
+    ],
+)
+def test_a_command_line_that_means_nothing_is_refused_in_one_line(words, sentence):
+    code, out, err, imported = told('train', '--workdir=w', *words)
+    assert code == command.EXIT_USAGE and not out and not imported
+    assert err.startswith('error: ') and sentence in err and len(err.splitlines()) == 1
+
+
+def test_the_resume_line_can_be_pasted_into_a_shell():
+    words = ['train.py', '--workdir=a run', '--config.curriculum.rounds=()', "--config.x='$HOME'"]
+    line = command.resume_line(words, 'agentrl_jax.train')
+    assert shlex.split(line) == ['python', '-m', 'agentrl_jax.train', *words[1:]]
+    shell = subprocess.run(['bash', '-c', f'printf "%s\\n" {line}'], capture_output=True, text=True)
+    assert shell.stdout.splitlines()[3:] == words[1:]
+
+
+def test_without_a_tpu_none_is_looked_for(monkeypatch):
+    monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+    monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: None)
+    command.spare_tpu_search()
+    assert 'JAX_PLATFORMS' not in command.os.environ  # without libtpu there is nothing to spare
+    monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: object())
+    monkeypatch.setattr(command, 'ACCELERATORS', ('null',))  # as if /dev/null were one
+    command.spare_tpu_search()
+    assert 'JAX_PLATFORMS' not in command.os.environ
+    monkeypatch.setattr(command, 'ACCELERATORS', ())
+    monkeypatch.setattr(command, 'GOOGLE', 'none')
+    command.spare_tpu_search()
+    assert command.os.environ['JAX_PLATFORMS'] == 'cpu'
