@@ -156,6 +156,7 @@ def play(
         history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
         # Other processes have not cut it yet
         history = [row for row in history if row['step'] < first]
+        progress.say(f'step {first}: compiling the programs of validation, rollout and update')
         for step in range(first, cfg.steps + 1):
             began, row, before = time.monotonic(), {}, compiled.count
             trains = step < cfg.steps  # behind the last step there is only a validation
@@ -176,6 +177,9 @@ def play(
                         run, opened, state, step, step == first
                     )
                     row |= jax.device_get(measured)
+            if step == first:
+                spent = f'{compiled.seconds:.0f} s for {compiled.count} programs'
+                progress.say(f'step {step} is done, compiled: {spent}')
             if warm is None and step - first + 1 == WARM_UP_STEPS:
                 warm = compiled.count
             row['time/step_s'] = time.monotonic() - began
