@@ -1,0 +1,62 @@
+"""`import agentrl_jax`: the names it offers, and that it costs nothing until one is used."""
+
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import agentrl_jax
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize('name', agentrl_jax.__all__)
+def test_a_public_name_is_the_one_its_module_defines(name):
+    module = importlib.import_module(f'agentrl_jax.{agentrl_jax._MODULES[name]}')
+    assert getattr(agentrl_jax, name) is getattr(module, name)
+    # A class or function is named where it is defined, not where it is passed on.
+    assert getattr(getattr(module, name), '__module__', module.__name__) == module.__name__
+
+
+def test_the_docstring_tells_of_every_public_name_and_command():
+    text = agentrl_jax.__doc__
+    missing = [name for name in agentrl_jax.__all__ if not re.search(rf'\b{name}\b', text)]
+    assert not missing, missing
+    commands = re.search(r'agentrl_jax\.<command>`:\n(.*?)\.\n', text, flags=re.DOTALL)[1]
+    files = {path.stem for path in (ROOT / 'agentrl_jax').glob('*.py')}
+    assert set(commands.split(', ')) == files - {'__init__', 'types'}
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'agentrl_jax' has no attribute 'colect'"):
+        agentrl_jax.colect  # noqa: B018
+    assert set(agentrl_jax.__all__) <= set(dir(agentrl_jax))
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    """Commands read their flags, and choose JAX's backend, before JAX is imported."""
+    program = (
+        'import sys; before = set(sys.modules); import agentrl_jax; '
+        'print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))'
+    )
+    made = subprocess.run(
+        [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(made.stdout.split())
+    assert 'agentrl_jax' in loaded and loaded - {'agentrl_jax'} <= sys.stdlib_module_names
+
+
+def test_citation_license_and_project_file_agree():
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    citation = (ROOT / 'CITATION.cff').read_text()
+    fields = dict(re.findall(r'^([a-z-]+): *(\S.*)$', citation, flags=re.MULTILINE))
+    assert fields['version'] == project['version']
+    assert fields['license'] == project['license'] == 'Apache-2.0'
+    assert project['description'].lower() in fields['title'].lower()
+    text = (ROOT / project['license-files'][0]).read_text()
+    assert 'Apache License\n' in text and 'Version 2.0, January 2004' in text
+    assert (ROOT / project['readme']).is_file()
