@@ -28,7 +28,8 @@ from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.types import EpisodeStop
 
-README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = ROOT / 'agentrl_jax' / 'algorithms' / 'README.md'
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
 PER_TURN = ('begin', 'rewards', 'penalties', 'turn_stop', 'valid', 'num_actions', 'actions')
 QUICK = {'xla_backend_optimization_level': 0}
