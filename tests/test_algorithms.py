@@ -325,7 +325,7 @@ EVERY = pytest.mark.parametrize('name', sorted(ALGORITHMS))
 def test_module_says_what_it_needs(name):
     module = ALGORITHMS[name]
     assert isinstance(module.USES_CRITIC, bool) and isinstance(module.SETTINGS, tuple)
-    assert module.__doc__ and callable(module.loss)
+    assert module.__doc__ and callable(module.loss) and callable(module.clipped)
 
 
 @EVERY
@@ -406,8 +406,13 @@ def test_first_gradient_is_the_policy_gradient(name):
     np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
 
 
-def test_policy_loss_adds_entropy_and_kl_by_hand():
-    """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere."""
+@pytest.mark.parametrize('kl_in', ['loss', 'elsewhere'])
+def test_policy_loss_adds_entropy_and_kl_by_hand(kl_in):
+    """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere.
+
+    A KL term in the reward, or DPO, has a reference too: its KL was not measured.
+    """
+    kl = dict(kl_estimator='k1' if kl_in == 'loss' else None, has_reference=True)
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
     rollout = rollout.replace(tokens=jnp.array([[0, 0, 1]]))
     batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)  # A = 1 (group of one)
@@ -424,26 +429,80 @@ def test_policy_loss_adds_entropy_and_kl_by_hand():
         hidden_fn=lambda *_: jnp.ones((1, 3, 1)),
         head_fn=lambda _: jnp.log(jnp.array([[1.0, 3]])),
         entropy_coef=0.1,
-        kl_estimator='k1',
+        **kl,
         clip_high=0.28,
     )
     entropy = -(np.exp(logp) * logp).sum()
-    # ratio 1: -1 per token; entropy the same for both; k1 = .5
-    np.testing.assert_allclose(loss, -1 - 0.1 * entropy + 0.2 * 0.5, rtol=1e-5)
+    # ratio 1: -1 per token; entropy the same for both; k1 = .5, k3 = e^-.5 + .5 - 1
+    in_loss = kl_in == 'loss'
+    np.testing.assert_allclose(loss, -1 - 0.1 * entropy + 0.2 * 0.5 * in_loss, rtol=1e-5)
     np.testing.assert_allclose(sums['policy/entropy'], 2 * entropy, rtol=1e-5)
-    np.testing.assert_allclose(sums['policy/kl_ref'], 1.0, rtol=1e-5)
+    measured = 1.0 if in_loss else 2 * (np.exp(-0.5) - 0.5)
+    np.testing.assert_allclose(sums['policy/kl_ref'], measured, rtol=1e-5)
     assert sums['policy/clip_frac_low'] == sums['policy/clip_frac_high'] == 0
 
 
 def test_ratio_metrics_by_hand():
-    # ratios 2 (A > 0: clipped high), .5 (A < 0: clipped low), 2 (A < 0: not clipped), 1
+    # ratios 2 (A > 0: clipped high), .5 (A < 0: clipped low), 4 (A < 0: only a dual clip), 1
     rollout = toy.rollout_of([[(1, 4)]], [[1.0]], length=5)
     batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)
     batch = batch.replace(advantages=jnp.array([[0.0, 1, -1, -1, 1]]))
-    ratio = jnp.array([[9.0, 2, 0.5, 2, 1]])
-    sums = objective.ratio_sums(jnp.log(ratio), batch, 0.2, 0.28)
-    assert sums['policy/clip_frac_high'] == 1 and sums['policy/clip_frac_low'] == 1
-    assert sums['policy/ratio_max'] == pytest.approx(2.0)
-    np.testing.assert_allclose(sums['policy/kl_old'], -np.log(2), rtol=1e-5)  # of 2 .5 2 1
-    # r - 1 - ln r: 1 - ln 2 (twice), -1/2 + ln 2, 0
-    np.testing.assert_allclose(sums['policy/kl_old_k3'], 1.5 - np.log(2), rtol=1e-4)
+    logprobs = jnp.log(jnp.array([[9.0, 2, 0.5, 4, 1]]))
+    sums = objective.ratio_sums(logprobs, batch)
+    assert sums['policy/ratio_max'] == pytest.approx(4.0)
+    np.testing.assert_allclose(sums['policy/kl_old'], -np.log(4), rtol=1e-5)  # of 2 .5 4 1
+    # r - 1 - ln r: 1 - ln 2, -1/2 + ln 2, 3 - ln 4, 0
+    np.testing.assert_allclose(sums['policy/kl_old_k3'], 3.5 - np.log(4), rtol=1e-4)
+    clip = dict(clip_low=0.2, clip_high=0.28)
+    found = objective.clipped_tokens(logprobs, batch, dual_clip=3.0, **clip)
+    assert {name: np.flatnonzero(tokens).tolist() for name, tokens in found.items()} == {
+        'policy/clip_frac_high': [1],
+        'policy/clip_frac_low': [2],
+        'policy/clip_frac_dual': [3],
+    }
+    assert 'policy/clip_frac_dual' not in objective.clipped_tokens(
+        logprobs, batch, dual_clip=None, **clip
+    )
+
+
+CLIPPING = sorted(ALGORITHMS.keys() - {'dpo', 'agent_evol', 'cispo'})
+
+
+@pytest.mark.parametrize('name', CLIPPING)
+def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(name):
+    """They were token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
+    rollout = toy.random_rollout(8)
+    module, rng = ALGORITHMS[name], np.random.default_rng(0)
+    batch = module.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    logprobs = batch.old_logprobs + jnp.asarray(rng.normal(size=batch.mask.shape), jnp.float32)
+    clip = dict(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    gradient = jax.grad(lambda x: module.loss(x, batch, **clip).sum())(logprobs)
+    flat = batch.mask & (batch.advantages != 0) & (gradient == 0)
+    found = module.clipped(logprobs, batch, **clip)
+    assert flat.any() and (~flat & batch.mask).any()
+    np.testing.assert_array_equal(
+        functools.reduce(jnp.logical_or, found.values()) & batch.mask, flat
+    )
+
+
+def test_sequences_of_ratio_one_are_not_clipped_whatever_their_tokens_do():
+    batch = ratio_batch(1.0)
+    logprobs = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])  # mean 0 over the row and over each turn
+    clip = dict(clip_low=3e-4, clip_high=4e-4, dual_clip=None)
+    for name in ('gspo', 'gspo_turn'):
+        assert not any(x.any() for x in ALGORITHMS[name].clipped(logprobs, batch, **clip).values())
+    assert objective.clipped_tokens(logprobs, batch, **clip)['policy/clip_frac_high'].any()
+
+
+def test_cispo_reports_the_weights_it_bounds_and_losses_without_a_ratio_nothing():
+    batch = ratio_batch(-1.0)
+    logprobs = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])
+    found = ALGORITHMS['cispo'].clipped(
+        logprobs, batch, clip_low=0.2, clip_high=0.28, dual_clip=None
+    )
+    assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
+    assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
+    for name in ('dpo', 'agent_evol'):
+        assert (
+            ALGORITHMS[name].clipped(logprobs, batch, clip_low=0, clip_high=0, dual_clip=None) == {}
+        )

@@ -25,10 +25,12 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.algorithms import common
+from agentrl_jax.rl import objective
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
+clipped = objective.nothing_clipped
 SETTINGS = ('threshold', 'weights')
 WEIGHTS = ('reward', 'equal')
 

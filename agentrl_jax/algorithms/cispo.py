@@ -26,3 +26,15 @@ def loss(
     weight = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
     current = jnp.where(batch.mask, logprobs, 0.0)
     return -weight * jnp.where(batch.mask, batch.advantages, 0.0) * current
+
+
+def clipped(
+    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> dict[str, jax.Array]:
+    """Tokens whose weight is bounded, whatever the sign of their advantage; bool [B, T]."""
+    del dual_clip
+    ratio = jnp.exp(losses.log_ratio(logprobs, batch.old_logprobs, batch.mask))
+    return {
+        'policy/clip_frac_high': ratio > 1.0 + clip_high,
+        'policy/clip_frac_low': ratio < 1.0 - clip_low,
+    }

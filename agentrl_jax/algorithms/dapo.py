@@ -16,6 +16,7 @@ from agentrl_jax.types import Batch, Rollout, Scores
 USES_CRITIC = False
 SETTINGS = (*grpo.SETTINGS, 'max_length', 'overlong_buffer', 'overlong_coef')
 loss = objective.clipped_loss
+clipped = objective.clipped_tokens
 
 
 def make_batch(

@@ -24,9 +24,11 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import objective
 from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
+clipped = objective.nothing_clipped
 SETTINGS = ('beta', 'pairs', 'min_gap')
 
 

@@ -20,6 +20,7 @@ from agentrl_jax.types import Batch, Rollout, Scores
 USES_CRITIC = False
 SETTINGS = ('step_coef', 'turn_gamma', 'norm')
 loss = objective.clipped_loss
+clipped = objective.clipped_tokens
 
 
 def make_batch(

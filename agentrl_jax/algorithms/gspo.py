@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.algorithms import common, grpo
-from agentrl_jax.rl import losses
+from agentrl_jax.rl import losses, objective
 from agentrl_jax.types import Batch
 
 USES_CRITIC = False
@@ -18,34 +18,42 @@ SETTINGS = grpo.SETTINGS
 make_batch = grpo.make_batch
 
 
-def segment_loss(
-    logprobs: jax.Array, batch: Batch, segment: jax.Array, clip_low, clip_high, dual_clip
-) -> jax.Array:
-    """Surrogate of the mean log-ratio over segments int32 [B, T] of a row; [B, T]."""
+def segment_log_ratio(logprobs: jax.Array, batch: Batch, segment: jax.Array) -> jax.Array:
+    """Mean log-ratio over the segment int32 [B, T] of a token, 0 off the mask; [B, T]."""
     log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
-    mean = common.segment_mean(log_ratio, segment, batch.mask)
+    return common.segment_mean(log_ratio, segment, batch.mask)
+
+
+def segment_loss(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip) -> jax.Array:
+    """Surrogate of the mean log-ratio over segments of a row; [B, T]."""
+    mean = segment_log_ratio(logprobs, batch, segment)
     current = jnp.where(batch.mask, logprobs, 0.0)
     own = jax.lax.stop_gradient(mean - current) + current  # value of the mean, gradient of log pi
-    return losses.clipped_surrogate(
-        jnp.where(batch.mask, own, 0.0),
-        batch.advantages,
-        batch.mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
+    own = jnp.where(batch.mask, own, 0.0)
+    return losses.clipped_surrogate(own, batch.advantages, batch.mask, **clip)
 
 
-def loss(
-    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
-) -> jax.Array:
+def segment_clipped(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip) -> dict:
+    """The tokens of the segments that are clipped; bool [B, T] by metric."""
+    mean = segment_log_ratio(logprobs, batch, segment)
+    return objective.clipped_sides(mean, batch.advantages, **clip)
+
+
+def loss(logprobs: jax.Array, batch: Batch, **clip) -> jax.Array:
     """One ratio per row; [B, T]."""
-    whole = jnp.zeros_like(batch.turn)
-    return segment_loss(logprobs, batch, whole, clip_low, clip_high, dual_clip)
+    return segment_loss(logprobs, batch, jnp.zeros_like(batch.turn), **clip)
 
 
-def turn_loss(
-    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
-) -> jax.Array:
+def clipped(logprobs: jax.Array, batch: Batch, **clip) -> dict:
+    """What loss clips."""
+    return segment_clipped(logprobs, batch, jnp.zeros_like(batch.turn), **clip)
+
+
+def turn_loss(logprobs: jax.Array, batch: Batch, **clip) -> jax.Array:
     """One ratio per turn; [B, T]."""
-    return segment_loss(logprobs, batch, batch.turn, clip_low, clip_high, dual_clip)
+    return segment_loss(logprobs, batch, batch.turn, **clip)
+
+
+def turn_clipped(logprobs: jax.Array, batch: Batch, **clip) -> dict:
+    """What turn_loss clips."""
+    return segment_clipped(logprobs, batch, batch.turn, **clip)

@@ -5,4 +5,4 @@ from agentrl_jax.algorithms import gspo, mt_grpo
 USES_CRITIC = False
 SETTINGS = mt_grpo.SETTINGS
 make_batch = mt_grpo.make_batch
-loss = gspo.turn_loss
+loss, clipped = gspo.turn_loss, gspo.turn_clipped

@@ -34,6 +34,7 @@ SETTINGS = (
 )
 OUTCOMES = ('success', 'final', 'return', 'answer')
 loss = objective.clipped_loss
+clipped = objective.clipped_tokens
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:

@@ -26,6 +26,7 @@ SETTINGS = (
 )
 ESTIMATORS = ('token', 'turn', 'bi_level')
 loss = objective.clipped_loss
+clipped = objective.clipped_tokens
 
 
 def token_rewards(

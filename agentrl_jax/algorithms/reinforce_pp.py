@@ -16,6 +16,7 @@ from agentrl_jax.types import Batch, Rollout, Scores
 USES_CRITIC = False
 SETTINGS = ('gamma', 'reward_on')
 loss = objective.clipped_loss
+clipped = objective.clipped_tokens
 
 
 def make_batch(

@@ -13,6 +13,7 @@ from agentrl_jax.types import Batch, Rollout, Scores
 USES_CRITIC = False
 SETTINGS = ()
 loss = objective.clipped_loss
+clipped = objective.clipped_tokens
 
 
 def make_batch(
