@@ -22,7 +22,8 @@ START = """
 import sys, time
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update('jax_platforms', 'cpu')
-from agentrl_jax import checkpoint, runtime, sharding
+from agentrl_jax.machine import checkpoint, sharding
+from agentrl_jax.machine import processes as runtime
 runtime.initialize_distributed(timeout_s=60)
 from jax.sharding import NamedSharding, PartitionSpec as P
 workdir = sys.argv[-1]

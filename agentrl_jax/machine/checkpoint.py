@@ -2,36 +2,61 @@
 
 A step becomes visible by one rename when all of it is on disk, so whatever kills a run, the newest
 step found is whole. A checkpoint does not depend on the mesh: the shardings of the abstract state
-say where its arrays go.
+say where its arrays go. Beside the arrays lies contents.jsonl: a checksum of each of them, taken
+where they were computed, and a digest of each file; what does not fit them is never loaded.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from agentrl_jax.machine import files
+from agentrl_jax.machine import checksums, files
 
 FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
-MARK = '_CHECKPOINT_METADATA'  # a folder with it is a finished step
+MARK = '_CHECKPOINT_METADATA'  # Orbax's file about a whole step, `extra` included
+CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'arrays', 'files', 'metrics'}
+HAS_CONTENTS = 'has_contents'  # beside `extra`; checkpoints of older versions have none
+NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # ends of folders that are no steps
+LAID_OUT_OTHERWISE = (OSError, ValueError, KeyError, TypeError)  # Orbax met what it did not write
 
 
-@dataclasses.dataclass(frozen=True)
+class Damaged(ValueError):
+    """A checkpoint that is not as it was saved; the message names the file."""
+
+    def __init__(self, path: pathlib.Path, what: str):
+        own = int(path.name) if path.name.isdigit() else -1  # a folder that was copied elsewhere
+        older = [step for step in steps(path.parent) if step < own]
+        advice = f'--fallback goes back to step {older[-1]}' if older else 'there is no older step'
+        super().__init__(f'checkpoint {path.name} is damaged: {what}; {advice}')
+        self.what = what
+
+
+@dataclasses.dataclass
 class Checkpoints:
     """An open checkpoint folder; made by open_checkpoints."""
 
     directory: pathlib.Path
-    checkpointer: ocp.training.Checkpointer
+    keep: int
+    best: str | None
     asynchronous: bool
+    writer: concurrent.futures.ThreadPoolExecutor
+    writing: concurrent.futures.Future | None = None
 
 
 def open_checkpoints(
@@ -44,17 +69,12 @@ def open_checkpoints(
     if keep < 1:
         raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
     directory = files.check_workdir(files.local_path(workdir) / FOLDER)
-    policies = ocp.training.preservation_policies
-    preserve = policies.LatestN(keep)
-    if best is not None:
-        highest = policies.BestN(
-            get_metric_fn=lambda metrics: metrics[best], n=1, keep_checkpoints_without_metrics=False
-        )
-        preserve = policies.AnyPreservationPolicy([preserve, highest])
-    checkpointer = ocp.training.Checkpointer(
-        directory, preservation_policy=preserve, cleanup_tmp_directories=True
-    )
-    return Checkpoints(directory, checkpointer, async_)
+    if jax.process_index() == 0:
+        for pattern in (f'*{NEW}', f'*{NEW}.*', f'*{REMOVED}', '*.orbax-checkpoint-tmp*'):
+            for left in directory.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
+    writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
+    return Checkpoints(directory, keep, best, async_, writer)
 
 
 def state_bytes(state: Any) -> int:
@@ -81,40 +101,109 @@ def save(
     need, free = state_bytes(state), shutil.disk_usage(ckpts.directory).free
     if free < need // jax.process_count():
         raise _disk_full(ckpts.directory, f'step {step} needs {need:,} bytes, {free:,} are free')
+    known = {'arrays': checksums.arrays(state), 'metrics': dict(metrics or {})}
+    beside = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
+    new = ckpts.directory / f'{step}{NEW}'
     try:
-        ckpts.checkpointer.save_checkpointables_async(
-            step,
-            {STATE: state},
-            force=True,
-            overwrite=any(known.step == step for known in ckpts.checkpointer.checkpoints),
-            metrics=None if metrics is None else dict(metrics),
-            custom_metadata=json.loads(json.dumps(extra, allow_nan=False)),
+        response = ocp.save_checkpointables_async(
+            new, {STATE: state}, overwrite=True, custom_metadata=beside
         )
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory) from error
+    ckpts.writing = ckpts.writer.submit(_complete, ckpts, step, new, response, known)
     if not ckpts.asynchronous:
         wait(ckpts)
     return True
 
 
+def _complete(
+    ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any, known: dict[str, Any]
+) -> None:
+    """In the background: waits for Orbax, then process 0 makes a step of what it wrote.
+
+    The response must be asked for its result, for that is what closes its thread and descriptors.
+    """
+    response.result()
+    if jax.process_index():
+        return
+    # Reading also brings every file to the disk: an emptied one after a power loss was the most
+    # likely damage of all.
+    body = json.dumps({**known, 'files': checksums.files(new)}).encode()
+    head = json.dumps({'sha256': hashlib.sha256(body).hexdigest()}).encode()
+    with (new / CONTENTS).open('wb') as file:
+        file.write(head + b'\n' + body + b'\n')
+        file.flush()
+        os.fsync(file.fileno())
+    place = ckpts.directory / str(step)
+    if place.exists():  # without its mark, so it was no step
+        _remove(place)
+    os.replace(new, place)
+    _sync_folder(ckpts.directory)
+    for old in _superfluous(ckpts):
+        _remove(ckpts.directory / str(old))
+
+
+def _superfluous(ckpts: Checkpoints) -> list[int]:
+    """Steps that need not be kept: neither among the last ones nor the best one."""
+    *older, newest = steps(ckpts.directory)
+    kept = {newest, *older[max(len(older) + 1 - ckpts.keep, 0) :]}
+    if ckpts.best is not None:
+        known = {step: _contents(ckpts.directory / str(step)) for step in [*older, newest]}
+        scores = {
+            step: contents['metrics'][ckpts.best]
+            for step, contents in known.items()
+            if contents is not None and ckpts.best in contents['metrics']
+        }
+        kept |= {max(scores, key=scores.__getitem__)} if scores else set()
+    return [step for step in older if step not in kept]
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Renamed first: a half-removed folder must not look like a checkpoint."""
+    gone = path.with_name(path.name + REMOVED)
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """A rename is on the disk once its folder is; some file systems cannot be asked for it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def wait(ckpts: Checkpoints) -> None:
-    """Return when every started save is on disk; raises what went wrong in the background."""
+    """Return when the started save is on disk; raises what went wrong in the background."""
+    if ckpts.writing is None:
+        return
+    writing, ckpts.writing = ckpts.writing, None
     try:
-        ckpts.checkpointer.wait()
+        writing.result()
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory) from error
+    if jax.process_count() > 1:  # process 0 renames last of all
+        multihost_utils.sync_global_devices('checkpoint written')
 
 
 def close(ckpts: Checkpoints) -> None:
-    """Wait, then release the background threads."""
-    wait(ckpts)
-    ckpts.checkpointer.close()
+    """Wait, then release the background thread."""
+    try:
+        wait(ckpts)
+    finally:
+        ckpts.writer.shutdown(wait=False)
 
 
 def steps(directory: str | os.PathLike) -> list[int]:
     """The finished steps of a checkpoint folder, ascending."""
-    found = pathlib.Path(directory).glob(f'*/{MARK}')
-    return sorted(int(mark.parent.name) for mark in found if mark.parent.name.isdigit())
+    found = [
+        *pathlib.Path(directory).glob(f'*/{MARK}'),
+        *pathlib.Path(directory).glob(f'*/{CONTENTS}'),
+    ]
+    return sorted({int(mark.parent.name) for mark in found if mark.parent.name.isdigit()})
 
 
 def latest_step(ckpts: Checkpoints) -> int | None:
@@ -129,37 +218,47 @@ def restore(
     """(state, extra) of `step`, or of the newest one, laid out as abstract_state's shardings say.
 
     abstract_state has a ShapeDtypeStruct at every leaf; without a sharding it goes to the first
-    device. A leaf that is missing, extra or of another shape or dtype is an error that names it.
+    device. A leaf that is missing, extra or of another shape or dtype is an error that names it;
+    a file or an array that is not as it was saved is Damaged. All processes must call.
     """
     wait(ckpts)
     path = find_step(ckpts.directory, step=step)
-    saved = _metadata(path)
-    _check_leaves(saved.metadata[STATE], abstract_state, path)
-    return _load(path, abstract_state), saved.custom_metadata
+    known = check_files(path)
+    _check_leaves(_array_metadata(path), abstract_state, path)
+    state = _load(path, abstract_state)
+    _check_arrays(state, known, path)
+    return state, _extra(path)
 
 
 def read_extra(path: str | os.PathLike, *, step: int | None = None) -> dict[str, Any]:
     """The JSON dict of a checkpoint: its config, before any array is read. Path as find_step."""
-    return _metadata(find_step(path, step=step)).custom_metadata
+    path = find_step(path, step=step)
+    known = _contents(path)
+    if known is not None:
+        _same_files(path, {MARK: known['files'][MARK]})
+    return _extra(path)
 
 
 def load_params_only(
     path: str | os.PathLike, abstract_params: Any, *, step: int | None = None, field: str = 'params'
 ) -> Any:
-    """One field of the state; no other array is read. Path as find_step."""
+    """One field of the state; no other array is read. Path as find_step, damage as restore."""
     path = find_step(path, step=step)
-    saved = _metadata(path).metadata[STATE]
+    known = check_files(path)
+    saved = _array_metadata(path)
     if field not in saved:
         raise ValueError(f'{path} has no {field!r}, only: {", ".join(sorted(saved))}')
     _check_leaves(saved[field], abstract_params, path)
     others = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved)
-    return _load(path, {**others, field: abstract_params})[field]
+    params = _load(path, {**others, field: abstract_params})[field]
+    _check_arrays({field: params}, known, path)
+    return params
 
 
 def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Path:
     """The folder of a step, given itself, the checkpoint folder or the workdir."""
     path = files.local_path(path).expanduser().absolute()
-    if step is None and (path / MARK).exists():
+    if step is None and ((path / MARK).exists() or (path / CONTENTS).exists()):
         return path
     directory = path / FOLDER if (path / FOLDER).is_dir() else path
     finished = steps(directory)
@@ -172,6 +271,94 @@ def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Pa
             str(directory),
         )
     return directory / str(finished[-1] if step is None else step)
+
+
+def check_files(path: pathlib.Path, *, alone: bool = False) -> dict[str, Any] | None:
+    """Is every file of a step as it was written? Its contents; None if an older version saved it.
+
+    The processes of a run share the files out, so all must call, unless one looks alone.
+    """
+    known = _contents(path)
+    if known is not None:
+        _same_files(path, known['files'], alone=alone)
+    elif jax.process_index() == 0:
+        say = f'WARNING: {path} was saved without checksums: damage to it may go unnoticed'
+        print(say, file=sys.stderr, flush=True)
+    return known
+
+
+def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True) -> None:
+    part, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
+    found = checksums.first_difference(path, known, part=part, of=of)
+    if of > 1:  # what is wrong is said by who saw it; the others know the file
+        numbers = multihost_utils.process_allgather(np.array([found[0] if found else len(known)]))
+        if found is None and numbers.min() < len(known):
+            found = int(numbers.min()), 'is not as it was written, says another process'
+    if found:
+        raise Damaged(path, f'{path / sorted(known)[found[0]]} {found[1]}')
+
+
+def _contents(path: pathlib.Path) -> dict[str, Any] | None:
+    """What contents.jsonl says, once it has been compared with its own digest."""
+    file = path / CONTENTS
+    if not file.exists():
+        if HAS_CONTENTS in _metadata(path)['custom_metadata']:
+            raise Damaged(path, f'{file} is missing')
+        return None
+    head, _, body = file.read_bytes().partition(b'\n')
+    digest = hashlib.sha256(body.removesuffix(b'\n')).hexdigest()
+    if head != json.dumps({'sha256': digest}).encode() or not body.endswith(b'\n'):
+        raise Damaged(path, f'{file} does not hold what was written')
+    return json.loads(body)
+
+
+def _check_arrays(loaded: Any, known: dict[str, Any] | None, path: pathlib.Path) -> None:
+    if known is None:
+        return
+    for name, checksum in checksums.arrays(loaded).items():
+        if checksum != known['arrays'][name]:
+            what = f'{name} is not the array that was saved, though all files are as written'
+            raise Damaged(path, f'{path / STATE}: {what}')
+
+
+def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
+    """The newest step that is whole, from `step` (or the newest) on; says what it passed over.
+
+    Path as find_step. Damaged when none is whole. For one process.
+    """
+    start = find_step(path, step=step)
+    older = [at for at in reversed(steps(start.parent)) if at <= int(start.name)]
+    for at, then in zip(older, [*older[1:], None], strict=True):
+        try:
+            check_files(start.parent / str(at), alone=True)
+        except Damaged as damage:
+            if then is None:
+                raise
+            print(
+                f'WARNING: checkpoint {at} is damaged ({damage.what}), falling back to step {then}',
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            return at
+    raise AssertionError('find_step found a step')
+
+
+def set_aside_damaged(workdir: str | os.PathLike) -> None:
+    """fall_back for a run that goes on: damaged steps newer than the whole one get another name.
+
+    They keep their bytes, as <step>.damaged; training writes these steps again. All processes must
+    call, before any of them looks for a step.
+    """
+    directory = files.local_path(workdir).expanduser().absolute() / FOLDER
+    if jax.process_index() == 0 and steps(directory):
+        whole = fall_back(directory)
+        for step in [step for step in steps(directory) if step > whole]:
+            aside = directory / f'{step}{DAMAGED}'
+            shutil.rmtree(aside, ignore_errors=True)
+            (directory / str(step)).rename(aside)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices('damaged checkpoints set aside')
 
 
 def check_config(
@@ -209,15 +396,9 @@ def _shown(fields: dict[str, str], name: str) -> str:
     return fields[name] if name in fields else 'absent'
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by dotted path; Orbax names dict, dataclass and tuple entries alike."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in flat}
-
-
 def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
     """Orbax would cast a dtype silently and report a shape without its name."""
-    saved, wanted = _leaves(saved), _leaves(wanted)
+    saved, wanted = checksums.leaves(saved), checksums.leaves(wanted)
     wrong = [f'{name} is missing in the checkpoint' for name in wanted if name not in saved]
     wrong += [f'{name} is only in the checkpoint' for name in saved if name not in wanted]
     for name in wanted.keys() & saved.keys():
@@ -232,13 +413,35 @@ def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
         raise ValueError(f'{path} does not fit: {"; ".join(sorted(wrong)[:5])}{more}')
 
 
-def _metadata(path: pathlib.Path):
+def _metadata(path: pathlib.Path) -> dict[str, Any]:
+    """Orbax's own file about a step, as far as it is needed before an array is read."""
+    file = path / MARK
     try:
-        saved = ocp.checkpointables_metadata(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise _damaged(path, error) from error
-    if STATE not in saved.metadata or saved.metadata[STATE] is None:
-        raise _damaged(path, 'it holds no state')
+        saved = json.loads(file.read_bytes())
+        whole = isinstance(saved['custom_metadata'], dict) and STATE in saved['item_handlers']
+    except FileNotFoundError as error:
+        raise Damaged(path, f'{file} is missing') from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(path, f'{file} is no metadata of a checkpoint') from error
+    if not whole:
+        raise Damaged(path, f'{file} is no metadata of a checkpoint')
+    return saved
+
+
+def _extra(path: pathlib.Path) -> dict[str, Any]:
+    saved = _metadata(path)['custom_metadata']
+    return {name: value for name, value in saved.items() if name != HAS_CONTENTS}
+
+
+def _array_metadata(path: pathlib.Path) -> Any:
+    """Shapes and dtypes of the saved arrays, in nested dicts."""
+    _metadata(path)
+    try:
+        saved = ocp.checkpointables_metadata(path).metadata[STATE]
+    except LAID_OUT_OTHERWISE as error:
+        raise Damaged(path, f'{path / STATE} cannot be read ({_first_line(error)})') from error
+    if saved is None:  # Orbax has logged why
+        raise Damaged(path, f'{path / STATE} does not say which arrays it holds')
     return saved
 
 
@@ -252,14 +455,13 @@ def _load(path: pathlib.Path, abstract: Any) -> Any:
 
     try:
         return ocp.load_checkpointables(path, {STATE: jax.tree.map(placed, abstract)})[STATE]
-    except (OSError, ValueError, KeyError) as error:
-        raise _damaged(path, error) from error
+    except LAID_OUT_OTHERWISE as error:
+        raise Damaged(path, f'{path / STATE} cannot be read ({_first_line(error)})') from error
 
 
-def _damaged(path: pathlib.Path, cause: Any) -> ValueError:
-    earlier = [step for step in steps(path.parent) if step < int(path.name)]
-    advice = f'step {earlier[-1]} is used' if earlier else 'the run starts anew'
-    return ValueError(f'{path} cannot be read; move it away and {advice}. Cause: {cause}')
+def _first_line(error: Exception) -> str:
+    """Orbax repeats the whole tree behind the first line."""
+    return str(error).strip().partition('\n')[0][:200]
 
 
 def _explained(error: Exception, directory: pathlib.Path) -> Exception:

@@ -1,0 +1,211 @@
+"""What is not as it was saved is never loaded: the error names the file, an older step is taken.
+
+`python tests/test_damage.py 200 50` flips so many bits and truncates so many files.
+"""
+
+import json
+import pathlib
+import random
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from agentrl_jax.machine import checkpoint, checksums
+from agentrl_jax.types import TrainState
+
+
+def make_state(seed=0):
+    key = jax.random.key(seed)
+    params = {'embed': jax.random.normal(key, (64, 32)), 'norm': jnp.ones(32, jnp.bfloat16)}
+    return TrainState(
+        step=jnp.int32(seed),
+        params=params,
+        opt_state=optax.adamw(1e-3).init(params),
+        critic_params=None,
+        critic_opt_state=None,
+        kl_coef=jnp.float32(0.1),
+        skipped=jnp.int32(0),
+    )
+
+
+def abstract(state):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+
+
+def save_steps(workdir, steps=(1, 2)):
+    """The folder with a checkpoint of each step, the newest last."""
+    opened = checkpoint.open_checkpoints(workdir, keep=len(steps))
+    for step in steps:
+        checkpoint.save(opened, step, make_state(step), {'config': {'seed': step}})
+    checkpoint.close(opened)
+    return opened.directory
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_steps(tmp_path)
+
+
+def load(folder, step=None):
+    opened = checkpoint.Checkpoints(folder, 9, None, True, None)
+    return checkpoint.restore(opened, abstract(make_state()), step=step)
+
+
+def files(path):
+    return sorted(file for file in path.rglob('*') if file.is_file() and file.stat().st_size)
+
+
+def flip(file, rng):
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def truncate(file, rng):
+    file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)])
+
+
+def attack(folder, damages, seed):
+    """Damages the newest step so often, in one place at a time; every time it must be noticed.
+
+    Whoever reads, whole states or parameters, is told the file and never gets an array.
+    """
+    rng, path = random.Random(seed), folder / '2'
+    for damage, count in damages.items():
+        for number in range(count):
+            everything = files(path)
+            file = everything[number] if number < len(everything) else rng.choice(everything)
+            whole = file.read_bytes()
+            damage(file, rng)
+            for read in (
+                lambda: load(folder),
+                lambda: checkpoint.load_params_only(folder, abstract(make_state().params)),
+            ):
+                with pytest.raises(checkpoint.Damaged) as caught:
+                    read()
+                said = str(caught.value)
+                assert f'checkpoint 2 is damaged: {file} ' in said
+                assert said.endswith('--fallback goes back to step 1') and len(said) < 400
+            file.write_bytes(whole)
+    state, _ = load(folder)
+    jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
+
+
+def test_flipped_bits_and_truncated_files_are_named_and_nothing_is_loaded(folder):
+    """60 of 60 flipped bits of arrays came back as parameters, and truncation printed a tree."""
+    attack(folder, {flip: 14, truncate: 12}, seed=0)
+
+
+def test_missing_files_are_named(folder):
+    for file in files(folder / '2'):
+        whole = file.read_bytes()
+        file.unlink()
+        with pytest.raises(checkpoint.Damaged, match=f'{file} is missing'):
+            load(folder)
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize('text', ['', 'x', '[]', '{}', '{"custom_metadata": {}}', 'null'])
+@pytest.mark.parametrize('digests', [True, False])
+def test_damaged_metadata_are_named_before_a_config_is_read(folder, text, digests):
+    """They gave KeyError: 'config'. digests: of this version, or of one that wrote none."""
+    mark = folder / '2' / checkpoint.MARK
+    if not digests:
+        as_older_versions_saved(folder / '2')
+    mark.write_text(text)
+    for read in (lambda: checkpoint.read_extra(folder), lambda: load(folder)):
+        with pytest.raises(checkpoint.Damaged, match=f'checkpoint 2 is damaged: {mark} '):
+            read()
+    assert checkpoint.read_extra(folder, step=1) == {'config': {'seed': 1}}
+
+
+def as_older_versions_saved(path):
+    """The same step without checksums."""
+    (path / checkpoint.CONTENTS).unlink()
+    saved = json.loads((path / checkpoint.MARK).read_text())
+    del saved['custom_metadata'][checkpoint.HAS_CONTENTS]
+    (path / checkpoint.MARK).write_text(json.dumps(saved))
+
+
+def test_checkpoints_of_older_versions_load_with_a_warning(folder, capsys):
+    as_older_versions_saved(folder / '2')
+    state, extra = load(folder)
+    jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
+    assert extra == {'config': {'seed': 2}}
+    said = capsys.readouterr().err
+    assert said.count('\n') == 1 and 'checkpoints/2 was saved without checksums' in said
+
+
+def test_what_an_older_version_saved_and_cannot_be_read_is_one_line(folder):
+    """Orbax's own error repeats the whole tree: 9 to 20 kB for a run."""
+    as_older_versions_saved(folder / '2')
+    for file in files(folder / '2' / 'state'):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-7])
+        try:
+            load(folder)
+        except checkpoint.Damaged as error:
+            assert '\n' not in str(error) and len(str(error)) < 600
+        file.write_bytes(whole)
+
+
+def test_an_array_that_changed_before_it_was_written_is_named(folder, monkeypatch):
+    """Its file is as it was written: only the checksum of the array can tell."""
+    monkeypatch.setattr(checksums, 'first_difference', lambda *_, **__: None)
+    other = save_steps(folder.parent / 'other')
+    (folder / '2' / 'state').rename(folder / 'kept')
+    (other / '1' / 'state').rename(folder / '2' / 'state')  # a whole state, but another step's
+    with pytest.raises(checkpoint.Damaged, match='is not the array that was saved'):
+        load(folder)
+    with pytest.raises(checkpoint.Damaged, match=r'params\.embed is not the array'):
+        checkpoint.load_params_only(folder, abstract(make_state().params))
+
+
+def test_the_newest_whole_step_is_found_and_the_others_are_named(tmp_path, capsys):
+    folder = save_steps(tmp_path, (1, 2, 3))
+    assert checkpoint.fall_back(tmp_path) == 3 and capsys.readouterr().err == ''
+    damaged = [files(folder / str(step))[0] for step in (2, 3)]
+    for file in damaged:
+        file.write_bytes(b'x')
+    assert checkpoint.fall_back(tmp_path) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(' (')[0] for line in said] == [
+        'WARNING: checkpoint 3 is damaged',
+        'WARNING: checkpoint 2 is damaged',
+    ]
+    assert str(damaged[1]) in said[0] and said[0].endswith('falling back to step 2')
+    assert checkpoint.fall_back(tmp_path, step=1) == 1
+    files(folder / '1')[0].write_bytes(b'x')
+    with pytest.raises(checkpoint.Damaged, match='there is no older step'):
+        checkpoint.fall_back(tmp_path)
+
+
+def test_training_sets_damaged_steps_aside_and_writes_them_again(tmp_path):
+    checkpoint.set_aside_damaged(tmp_path)  # a new run: nothing to do
+    folder = save_steps(tmp_path, (1, 2, 3))
+    files(folder / '3')[0].write_bytes(b'x')
+    checkpoint.set_aside_damaged(tmp_path)
+    assert checkpoint.steps(folder) == [1, 2] and (folder / '3.damaged').is_dir()
+    opened = checkpoint.open_checkpoints(tmp_path, keep=3)
+    assert checkpoint.save(opened, 3, make_state(3), {})
+    checkpoint.close(opened)
+    assert checkpoint.fall_back(tmp_path) == 3
+    files(folder / '3')[1].write_bytes(b'x')
+    checkpoint.set_aside_damaged(tmp_path)  # its older copy makes room
+    assert checkpoint.steps(folder) == [1, 2]
+
+
+if __name__ == '__main__':
+    flips, truncations = (int(word) for word in sys.argv[1:])
+    with tempfile.TemporaryDirectory() as place:
+        where = save_steps(pathlib.Path(place))
+        attack(where, {flip: flips, truncate: truncations}, seed=1)
+        print(
+            f'{flips} flipped bits and {truncations} truncations over {len(files(where / "2"))} '
+            'files: each was an error that names the file, none was loaded'
+        )
