@@ -21,7 +21,7 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
 from agentrl_jax.records import pages, report
-from agentrl_jax.run import collecting
+from agentrl_jax.run import collecting, command
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import saved_policy
 from agentrl_jax.run.state import config_dict
@@ -118,7 +118,10 @@ def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     try:
         given = flags.FLAGS
-        evaluate(given.config, given.workdir, given.out, given.step, given.trajectories)
+        step = given.step
+        if given.fallback and given.workdir:
+            step = checkpoint.fall_back(given.workdir, step=step)
+        evaluate(given.config, given.workdir, given.out, step, given.trajectories)
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
 
@@ -129,5 +132,6 @@ if __name__ == '__main__':
     flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
     flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    command.define_fallback()
     flags.mark_flag_as_required('config')
     app.run(main)

@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.models import lora, qwen2, weights
-from agentrl_jax.run import parts
+from agentrl_jax.run import command, parts
 from agentrl_jax.run.params import base_is_given, saved_policy
 from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens.tokenizer import load_tokenizer
@@ -293,8 +293,11 @@ def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
     args = flags.FLAGS
     try:
+        step = args.step
+        if args.fallback:
+            step = checkpoint.fall_back(args.workdir, step=step)
         folder = export_checkpoint(
-            args.config, args.workdir, args.out, step=args.step, dtype=args.dtype, part=args.part
+            args.config, args.workdir, args.out, step=step, dtype=args.dtype, part=args.part
         )
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
@@ -308,5 +311,6 @@ if __name__ == '__main__':
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     flags.DEFINE_enum('dtype', 'bfloat16', list(DTYPES), 'Type of the written tensors.')
     flags.DEFINE_enum('part', 'policy', PARTS, 'What is written; adapter and base: with LoRA.')
+    command.define_fallback()
     flags.mark_flags_as_required(['config', 'workdir', 'out'])
     app.run(main)

@@ -16,6 +16,7 @@ from agentrl_jax.run import command
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    command.define_fallback()
     command.begin(__doc__, needs=('config', 'workdir'), says='agentrl_jax.train: loading')
 
 from agentrl_jax.machine import processes
@@ -101,8 +102,8 @@ def validate(run: Run, policy: Params, streams: Streams) -> dict[str, float]:
     return found
 
 
-def train(cfg: Any, workdir: str) -> int:
-    """Runs or resumes a run.
+def train(cfg: Any, workdir: str, *, fallback: bool = False) -> int:
+    """Runs or resumes a run; with `fallback` from an older checkpoint where newer ones are damaged.
 
     Returns the exit code: 0; 1 when an alarm or an empty filter ended the run, or nothing trained;
     75 when it was asked to stop and is to be resumed.
@@ -111,6 +112,8 @@ def train(cfg: Any, workdir: str) -> int:
     workdir = files.check_workdir(workdir, min_free_bytes=space_needed(run))
     if jax.process_index() == 0:
         report.write_reference(workdir, run.validation.task)
+    if fallback:
+        checkpoint.set_aside_damaged(workdir)
     code = None
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
@@ -272,7 +275,10 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
 def main() -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     try:
-        code = train(flags.FLAGS.config, flags.FLAGS.workdir)
+        given = flags.FLAGS
+        code = train(given.config, given.workdir, fallback=given.fallback)
+    except checkpoint.Damaged as error:
+        processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
         processes.fail(error)
     sys.exit(code)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ class Runs:
         process = self.start(self.undisturbed)
         assert self.finish(process) == 0, self.said(self.undisturbed)
 
-    def start(self, workdir):
+    def start(self, workdir, *more):
         with (self.folder / f'{workdir.name}.log').open('ab') as log:
             return subprocess.Popen(
                 [
@@ -36,6 +37,7 @@ class Runs:
                     'agentrl_jax.train',
                     '--config=tests/micro_runs.py',
                     f'--workdir={workdir}',
+                    *more,
                 ],
                 cwd=micro_runs.ROOT,
                 env=micro_runs.environment(self.folder / 'programs'),
@@ -67,8 +69,8 @@ class Runs:
         process.send_signal(number)
         return self.finish(process)
 
-    def assert_same_as_undisturbed(self, workdir):
-        assert self.finish(self.start(workdir)) == 0, self.said(workdir)
+    def assert_same_as_undisturbed(self, workdir, *more):
+        assert self.finish(self.start(workdir, *more)) == 0, self.said(workdir)
         rows, expected = self.rows(workdir), self.rows(self.undisturbed)
         assert micro_runs.without_times(rows) == micro_runs.without_times(expected)
         one, other = (micro_runs.saved_state(self.cfg, w) for w in (workdir, self.undisturbed))
@@ -124,3 +126,18 @@ def test_sigterm_saves_the_step_and_says_so_by_its_exit_code(runs):
     with (workdir / run_log.METRICS_FILE).open('a') as file:
         file.write(ahead + ahead[: len(ahead) // 2])
     runs.assert_same_as_undisturbed(workdir)
+
+
+def test_a_damaged_checkpoint_ends_a_run_and_an_older_one_leads_to_the_same_end(runs):
+    """An empty file, as a power loss leaves it."""
+    workdir = shutil.copytree(runs.undisturbed, runs.folder / 'damaged')
+    (workdir / run_log.FINISHED_FILE).unlink()
+    (workdir / 'checkpoints' / '20' / checkpoint.MARK).write_text('')
+    assert runs.finish(runs.start(workdir)) == processes.EXIT_DAMAGED
+    (line,) = [line for line in runs.said(workdir).splitlines() if 'damaged' in line]
+    assert line.startswith('error: checkpoint 20 is damaged: ') and checkpoint.MARK in line
+    assert line.endswith('--fallback goes back to step 16')
+    runs.assert_same_as_undisturbed(workdir, '--fallback')
+    assert 'WARNING: checkpoint 20 is damaged' in runs.said(workdir)
+    assert 'falling back to step 16' in runs.said(workdir)
+    assert checkpoint.steps(workdir / 'checkpoints') == [16, 20]

@@ -339,6 +339,23 @@ def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):
     assert 'tpu_scripts/delete demo' in said
 
 
+def test_babysit_takes_an_older_checkpoint_where_one_is_damaged_and_says_so(local):
+    command = (
+        'if [ -n "$AGENTRL_FALLBACK" ]; then echo "from step 8"; else '
+        'echo "error: checkpoint 12 is damaged: state/d/a is missing"; exit 65; fi'
+    )
+    said = local.call('babysit', 'demo', '--', 'bash', '-c', command)
+    assert '[1] error: checkpoint 12 is damaged: state/d/a is missing' in said
+    assert 'demo: A CHECKPOINT IS DAMAGED: again, from the newest one that is whole' in said
+    assert 'failure' not in said and '[0] from step 8' in local.call('logs', 'demo', '--lines=1')
+
+
+def test_babysit_gives_up_when_no_checkpoint_is_whole(local):
+    local.environment['TPU_FAILURES'] = '0'
+    said = local.call('babysit', 'demo', '--', 'bash', '-c', 'exit 65', code=65)
+    assert said.count('launched;') == 2 and 'giving up after 1 failures' in said
+
+
 def test_launch_logs_status_stop(local):
     local.call('create', 'demo')
     local.call('setup', 'demo')

@@ -98,7 +98,9 @@ on_all() {
 with_job() {
   local words=()
   mapfile -t words < <(provider_env "$1")
-  host_tool "$1" job "$2" env "${words[@]}" "${COMMAND[@]}"
+  # Not one of the job's words: babysit must know the job again.
+  on_host "$1" ${AGENTRL_FALLBACK:+env AGENTRL_FALLBACK=1} bash "$TREE/tpu_scripts/host/job" "$2" \
+    env "${words[@]}" "${COMMAND[@]}"
 }
 job_state() { # running, exited N, lost, other, none; unreachable if the host does not answer
   local words=() tool=$TREE/tpu_scripts/host/job
@@ -106,6 +108,17 @@ job_state() { # running, exited N, lost, other, none; unreachable if the host do
   words=(bash "$tool" state "${words[@]}" "${COMMAND[@]}")
   provider_ssh "$1" "if [ -e $tool ]; then $(quoted "${words[@]}"); else echo none; fi" 2> /dev/null |
     tail -n 1 || echo unreachable
+}
+# damaged STATES: a checkpoint is; the next launch takes the newest one that is whole. Once: if that
+# fails too, it is a failure like others.
+damaged() {
+  if ! grep -qx 'exited 65' <<< "$1" || [ -n "${AGENTRL_FALLBACK:-}" ]; then
+    unset AGENTRL_FALLBACK
+    return 1
+  fi
+  on_all host_tool job log 3 || :
+  say "$NAME: A CHECKPOINT IS DAMAGED: again, from the newest one that is whole"
+  export AGENTRL_FALLBACK=1
 }
 cost() {
   say "$NAME costs money until it is deleted ($(provider_resource))."

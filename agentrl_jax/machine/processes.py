@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: a process silent for so long is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
+EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
@@ -65,28 +66,26 @@ def _from_environment(value: int | None, name: str) -> int | None:
     return int(text)
 
 
-def fail(error: Exception) -> NoReturn:
+def fail(error: Exception, code: int = 1) -> NoReturn:
     """Ends a program that cannot go on: with one line for ValueError and OSError, else a traceback.
 
-    One of several processes ends at once: a normal exit would wait for the others, and they wait
-    for this one in a collective. Collectives of a process that has ended fail in the others.
+    It ends at once, for a normal exit waits: for threads whose work has failed, and one of several
+    processes for the others, which wait for it in a collective. Collectives of a process that has
+    ended fail in the others.
     """
-    explained = isinstance(error, (ValueError, OSError))
-    if jax.process_count() == 1:
-        if explained:
-            sys.exit(f'error: {error}')
-        raise error
-    if not explained:
+    if not isinstance(error, (ValueError, OSError)):
         traceback.print_exception(error)
-    print(
-        f'error: {error}\nprocess {jax.process_index()} of {jax.process_count()} ends; if another '
-        'one did so first, its output says why. The same command in all of them goes on from the '
-        'newest checkpoint',
-        file=sys.stderr,
-    )
+    print(f'error: {error}', file=sys.stderr)
+    if jax.process_count() > 1:
+        print(
+            f'process {jax.process_index()} of {jax.process_count()} ends; if another one did so '
+            'first, its output says why. The same command in all of them goes on from the newest '
+            'checkpoint',
+            file=sys.stderr,
+        )
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 class Preemption:

@@ -22,6 +22,7 @@ from typing import NoReturn
 from absl import flags
 
 EXIT_USAGE = 2
+FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
@@ -40,6 +41,13 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
     spare_tpu_search()
     if says:
         print(says, file=sys.stderr, flush=True)
+
+
+def define_fallback() -> None:
+    """--fallback: what to do where the newest checkpoint is damaged."""
+    wanted = os.environ.get(FALLBACK, '') == '1'
+    help_ = 'Where checkpoints are damaged, take the newest one that is whole.'
+    flags.DEFINE_bool('fallback', wanted, help_, module_name=sys.argv[0])
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
