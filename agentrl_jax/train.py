@@ -17,7 +17,9 @@ if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
     command.define_fallback()
-    command.begin(__doc__, needs=('config', 'workdir'), says='agentrl_jax.train: loading')
+    command.begin(
+        __doc__, needs=('config', 'workdir'), says='agentrl_jax.train: loading', resumes=True
+    )
 
 from agentrl_jax.machine import processes
 

@@ -1,6 +1,7 @@
 """What a command line cannot mean is said in one line, before anything heavy is imported."""
 
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -79,3 +80,53 @@ def test_without_a_tpu_none_is_looked_for(monkeypatch):
     monkeypatch.setattr(command, 'GOOGLE', 'none')
     command.spare_tpu_search()
     assert command.os.environ['JAX_PLATFORMS'] == 'cpu'
+
+
+STARTING = """
+import signal, sys, time
+from agentrl_jax.run import command
+command.stop_when_asked()
+if sys.argv[1] == 'training':
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: print('heard', flush=True))
+print('ready', flush=True)
+sum(range(10**9)) if sys.argv[1] == 'native' else time.sleep(60)  # no handler runs in a long call
+while True:
+    time.sleep(1)
+"""
+
+
+def ended(phase, *signals):
+    """(exit code, stderr) of a process that gets the signals one after another."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', STARTING, phase],
+        cwd=micro_runs.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == 'ready\n'
+    for number in signals:
+        process.send_signal(number)
+        if phase == 'training':
+            assert process.stdout.readline() in ('heard\n', '')
+    try:
+        _, err = process.communicate(timeout=2 if phase == 'training' and len(signals) < 2 else 30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None, process.communicate()[1]
+    return process.returncode, err
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('phase', ['starting', 'native'])
+def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number):
+    code, err = ended(phase, number)
+    assert code == 75 and 'nothing was trained yet' in err and len(err.split('\n')) == 3
+
+
+def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
+    assert ended('training', signal.SIGTERM)[0] is None
+    assert ended('training', signal.SIGINT)[0] is None
+    code, err = ended('training', signal.SIGINT, signal.SIGINT)
+    assert code == 130 and 'interrupted twice' in err

@@ -114,10 +114,11 @@ def test_kill_9_at_ten_random_moments_changes_nothing(runs):
     runs.assert_same_as_undisturbed(workdir)
 
 
-def test_sigterm_saves_the_step_and_says_so_by_its_exit_code(runs):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_and_says_so_by_its_exit_code(runs, number):
     """Rows behind the checkpoint, the last one cut (what kill -9 may leave), are forgotten."""
-    workdir = runs.folder / 'preempted'
-    assert runs.stop_after(workdir, 5, 0.0, signal.SIGTERM) == processes.EXIT_PREEMPTED
+    workdir = runs.folder / f'asked_by_{number.name}'
+    assert runs.stop_after(workdir, 5, 0.0, number) == processes.EXIT_PREEMPTED
     (step,) = checkpoint.steps(workdir / 'checkpoints')[-1:]
     rows = runs.rows(workdir)
     assert 5 < step < 20 and rows[-1]['step'] == step - 1

@@ -89,7 +89,7 @@ def fail(error: Exception, code: int = 1) -> NoReturn:
 
 
 class Preemption:
-    """SIGTERM means: finish the step, save, leave with EXIT_PREEMPTED.
+    """SIGTERM and Ctrl-C mean: finish the step, save, leave with EXIT_PREEMPTED.
 
     with Preemption() as preemption:
         for step in ...:
@@ -98,7 +98,7 @@ class Preemption:
                 save and return EXIT_PREEMPTED
     """
 
-    def __init__(self, signals: tuple[int, ...] = (signal.SIGTERM,)):
+    def __init__(self, signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)):
         self._signals = signals
         self._previous: dict[int, Any] = {}
         self.requested = False  # of this process; agreed() speaks for all
@@ -113,7 +113,11 @@ class Preemption:
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: types.FrameType | None) -> None:
-        # Launchers repeat the signal; a second one must not interrupt the save.
+        # Launchers repeat SIGTERM; a second one must not interrupt the save.
+        if number == signal.SIGINT:
+            if self.requested:
+                raise KeyboardInterrupt
+            print('\nstopping behind this step; Ctrl-C again stops at once', file=sys.stderr)
         self.requested = True
 
     def agreed(self) -> bool:
