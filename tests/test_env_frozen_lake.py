@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import frozen_lake
-from agentrl_jax.envs.frozen_lake import GOAL, HOLE, START, EnvParams, FrozenLake, make_maps
+from agentrl_jax.envs.frozen_lake import world as frozen_lake
+from agentrl_jax.envs.frozen_lake.world import GOAL, HOLE, START, EnvParams, FrozenLake, make_maps
 
 LEFT, DOWN, RIGHT, UP = range(4)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Library, Sokoban
-from agentrl_jax.envs.sokoban import OTHER_SYMBOLS
+from agentrl_jax.envs.sokoban.world import OTHER_SYMBOLS
 
 CASES = {
     'lake': (FrozenLake(), {}),

@@ -11,7 +11,7 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.envs import Library, experts, solvers
-from agentrl_jax.envs.library import EMPTY, PEOPLE, EnvParams, EnvState
+from agentrl_jax.envs.library.world import EMPTY, PEOPLE, EnvParams, EnvState
 from agentrl_jax.measure import metrics, validation
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text

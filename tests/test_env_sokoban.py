@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import sokoban_levels
-from agentrl_jax.envs.sokoban import OTHER_SYMBOLS, EnvState, Sokoban
+from agentrl_jax.envs.sokoban.levels import make_pool
+from agentrl_jax.envs.sokoban.world import OTHER_SYMBOLS, EnvState, Sokoban
 
 UP, DOWN, LEFT, RIGHT = range(4)
 
@@ -136,7 +136,7 @@ def test_dynamics_and_rewards_equal_gym_sokobans_on_random_play(dim, num_boxes, 
     'settings', [{}, dict(search_depth=30), dict(dim=8, num_boxes=2, search_depth=10)]
 )
 def test_pools_are_unsolved_walled_and_hold_as_many_targets_as_boxes(settings):
-    pool = sokoban_levels.make_pool('train', 150, **settings)
+    pool = make_pool('train', 150, **settings)
     dim, num_boxes = pool.fixed.shape[1], pool.boxes.reshape(150, -1).sum(1)
     flat = pool.fixed.reshape(150, -1)
     assert (num_boxes == (flat == 2).sum(1)).all() and len(set(num_boxes.tolist())) == 1
@@ -154,7 +154,7 @@ def test_pools_of_different_splits_and_seeds_share_no_room():
     rooms = collections.defaultdict(set)
     for split in ('train', 'validation', 'test'):
         for seed in (0, 1):
-            pool = sokoban_levels.make_pool(split, 300, seed=seed)
+            pool = make_pool(split, 300, seed=seed)
             levels = zip(pool.fixed, pool.boxes, pool.player, strict=True)
             maps = {(f.tobytes(), b.tobytes(), int(p)) for f, b, p in levels}
             assert len(maps) == 300  # no repetition inside a pool
@@ -167,7 +167,7 @@ def test_pools_of_different_splits_and_seeds_share_no_room():
 def test_optimal_lengths_are_distributed_as_those_of_the_reference_generator():
     # specs: 300 boards of RAGEN's generator, lengths 1.. : 26 75 38 46 46 35 9 16 6 2 1, mean 3.97.
     theirs = np.array([26, 75, 38, 46, 46, 35, 9, 16, 6, 2, 1]) / 300
-    lengths = sokoban_levels.make_pool(None, 3000, unique=False).optimal_length
+    lengths = make_pool(None, 3000, unique=False).optimal_length
     ours = np.bincount(lengths, minlength=20)[1:12] / 3000
     # Total variation; two halves of 2000 boards of the reference differ by 0.054 (95 %: 0.076).
     assert 0.5 * np.abs(ours - theirs).sum() < 0.1
@@ -176,6 +176,6 @@ def test_optimal_lengths_are_distributed_as_those_of_the_reference_generator():
 
 
 def test_shallower_reverse_play_brings_boxes_less_far():
-    deep = sokoban_levels.make_pool('train', 200, search_depth=300).optimal_length.mean()
-    shallow = sokoban_levels.make_pool('train', 200, search_depth=4).optimal_length.mean()
+    deep = make_pool('train', 200, search_depth=300).optimal_length.mean()
+    shallow = make_pool('train', 200, search_depth=4).optimal_length.mean()
     assert shallow < deep

@@ -4,11 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import reference, sokoban_levels, solvers
+from agentrl_jax.envs import reference, solvers
 from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.frozen_lake import START, EnvParams, FrozenLake, distance_to_goal, make_maps
-from agentrl_jax.envs.library import Library
-from agentrl_jax.envs.sokoban import Sokoban
+from agentrl_jax.envs.frozen_lake.world import (
+    START,
+    EnvParams,
+    FrozenLake,
+    distance_to_goal,
+    make_maps,
+)
+from agentrl_jax.envs.library.world import Library
+from agentrl_jax.envs.sokoban.levels import make_pool
+from agentrl_jax.envs.sokoban.world import Sokoban
 
 
 def moved(fixed, boxes, player, action):
@@ -33,7 +40,7 @@ def as_mask(fixed, boxes):
 )
 def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
     """length(s) = 1 + min over moves of length(s'), 0 exactly where solved: so it is optimal."""
-    pool = sokoban_levels.make_pool('train', 25, **settings)
+    pool = make_pool('train', 25, **settings)
     for fixed, mask, player, length in zip(*pool, strict=True):
         boxes, player = frozenset(np.flatnonzero(mask.reshape(-1)).tolist()), int(player)
         targets = set(np.flatnonzero(fixed.reshape(-1) == 2).tolist())

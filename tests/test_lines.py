@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import qwen_vocabulary
 
-from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, bandit, frozen_lake, sokoban
+from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, bandit
+from agentrl_jax.envs.frozen_lake import world as frozen_lake
+from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text import demo_tokenizer, lines
 from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer

@@ -6,8 +6,8 @@ import numpy as np
 
 from agentrl_jax.envs import solvers
 from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.frozen_lake import GOAL, HOLE, MOVES, FrozenLake
-from agentrl_jax.envs.library import Library, next_action
+from agentrl_jax.envs.frozen_lake.world import GOAL, HOLE, MOVES, FrozenLake
+from agentrl_jax.envs.library.world import Library, next_action
 from agentrl_jax.envs.sokoban import Sokoban
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs.frozen_lake import GOAL, HOLE, MOVES
+from agentrl_jax.envs.frozen_lake.world import GOAL, HOLE, MOVES
 
 _WALL, _TARGET = 0, 2  # codes of sokoban.EnvState.fixed
 

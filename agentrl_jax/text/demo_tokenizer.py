@@ -17,7 +17,9 @@ from pathlib import Path
 
 import sentencepiece
 
-from agentrl_jax.envs import bandit, frozen_lake, sokoban
+from agentrl_jax.envs import bandit
+from agentrl_jax.envs.frozen_lake import world as frozen_lake
+from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer
 

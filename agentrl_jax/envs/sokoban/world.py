@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs import sokoban_levels
 from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates, environment, spaces
+from agentrl_jax.envs.sokoban import levels
 
 WALL, FLOOR, TARGET = range(3)
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
@@ -113,7 +113,7 @@ class Sokoban(TextEnvironment):
         unique: bool = True,
     ) -> EnvParams:
         """Rooms of RAGEN's generator; search_depth (300, 30, 10 there) bounds reverse play."""
-        pool = sokoban_levels.make_pool(
+        pool = levels.make_pool(
             split,
             num_levels,
             dim=self.dim,
