@@ -4,13 +4,22 @@ A subclass is a frozen dataclass of static settings (so that equal environments 
 and implements, for one episode without batch axes,
   reset_level, advance, is_terminated, success, observe, line_ids      pure, traced
   num_levels, make_params, lines, line_slots, observation_text, cells  host
-and gets reset_env, step_env and gymnax's jitted six-value step and reset from here.
+and gets reset_env, step_env and gymnax's jitted six-value step and reset from here. What it may
+offer beside these, on the host and for many levels at once:
+  plans                                                       what the best player would do
+  random_success, oracle_success                              where they are known exactly
+  episode_metrics                                             figures of its own (traced)
+A config reaches a world by names only: a section of its name holds the fields of the class and the
+keywords of make_params (see build_world).
 """
 
+import dataclasses
 import hashlib
 import importlib.util
+import inspect
 import itertools
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -18,6 +27,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from agentrl_jax.envs import play
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -119,6 +130,40 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """What stands where, row by row, in words (host; for pages that draw the world)."""
         raise NotImplementedError
 
+    def plans(
+        self, states: Any, used: np.ndarray, max_actions: int, params: Any
+    ) -> list[list[int]]:
+        """For each of N host states (stacked) what the best player would announce from there.
+
+        Indices into ACTION_NAMES, at least the next one; [] = solved, lost, or no way out. A plan
+        may assume that every action does what it should. used int [N]: actions spent of
+        `max_actions`. params may hold host or device arrays.
+        """
+        raise play.NoExpert(
+            f'{self.name} has no expert to demonstrate it: give {type(self).__name__} a method '
+            'plans, or train without own demonstrations (clone.episodes=0)'
+        )
+
+    def random_success(
+        self, params: Any, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
+        """float [budgets, levels]: chance of uniformly random play within each budget of actions.
+
+        Simulated, `rollouts` times a level.
+        """
+        horizon = int(max(budgets))
+        won = play.simulate_random(self, params, horizon, rollouts=rollouts, seed=seed)
+        return won[np.asarray(budgets)].mean(2)
+
+    def oracle_success(self, params: Any, budgets: Sequence[int], *, seed: int = 0) -> np.ndarray:
+        """float [budgets, levels]: chance of the best player within each budget of actions.
+
+        Simulated by following `plans` once; NoExpert where there are none.
+        """
+        return np.stack(
+            [play.simulate_oracle(self, params, int(budget), seed=seed) for budget in budgets]
+        ).astype(float)
+
     @property
     def default_params(self) -> Any:
         """A small training pool."""
@@ -158,6 +203,45 @@ class TextEnvironment(environment.Environment[Any, Any]):
         info = {'success': self.success(after, params), 'effective': live & effective}
         terminated = self.is_terminated(after, params)
         return self.observe(key, after, action, params), after, reward, terminated, info
+
+
+def build_world(
+    world: type[TextEnvironment],
+    settings: Mapping[str, Any],
+    split: str,
+    *,
+    num_levels: int,
+    seed: int,
+) -> tuple[TextEnvironment, Any]:
+    """(environment, its EnvParams) of a world's settings by name.
+
+    Those that are fields of the class make the environment, the others go to make_params.
+    """
+    fields = {field.name: field for field in dataclasses.fields(world)}
+    pool = {
+        name: parameter
+        for name, parameter in inspect.signature(world.make_params).parameters.items()
+        if name not in ('self', 'split', 'num_levels', 'seed', *fields)
+    }
+    for name in settings:
+        if name not in fields and name not in pool:
+            raise ValueError(
+                f'{world.name}.{name} is neither a field of {world.__name__} nor an argument of '
+                f'its make_params; known are {", ".join([*fields, *pool])}'
+            )
+    empty = dataclasses.MISSING, inspect.Parameter.empty
+    required = [
+        name
+        for name, field in fields.items()
+        if field.default in empty and field.default_factory in empty
+    ]
+    required += [name for name, parameter in pool.items() if parameter.default in empty]
+    for name in required:
+        if name not in settings:
+            raise ValueError(f'{world.name}.{name} is missing; {world.__name__} has no default')
+    env = world(**{name: value for name, value in settings.items() if name in fields})
+    rest = {name: value for name, value in settings.items() if name in pool}
+    return env, env.make_params(split, num_levels=num_levels, seed=seed, **rest)
 
 
 def check_split(split: str | None) -> None:

@@ -1,0 +1,129 @@
+"""Random and oracle play of any world: what success is compared with, and what rewards occur."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CHECKED_EPISODES, CHECKED_PLANS, CHECKED_ACTIONS = 128, 16, 32  # sizes of check_rewards
+
+
+class NoExpert(ValueError):
+    """A world that has no oracle was asked for its plans."""
+
+
+def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed: int) -> np.ndarray:
+    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... uniformly random actions."""
+    levels = env.num_levels(params)
+    level = jnp.repeat(jnp.arange(levels), rollouts)
+    states = jax.vmap(env.reset_level, in_axes=(0, None))(level, params)
+    success = jax.vmap(env.success, in_axes=(0, None))
+
+    def act(states, key):
+        k_action, k_world = jax.random.split(key)
+        action = jax.random.randint(k_action, level.shape, 0, env.num_actions)
+        keys = jax.random.split(k_world, len(level))
+        states = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(keys, states, action, params)[1]
+        return states, success(states, params)
+
+    keys = jax.random.split(jax.random.key(seed), horizon)
+    won = jax.jit(lambda states: jax.lax.scan(act, states, keys)[1])(states)
+    won = np.concatenate([np.asarray(success(states, params))[None], np.asarray(won)])
+    return won.reshape(horizon + 1, levels, rollouts)
+
+
+def simulate_oracle(env: Any, params: Any, budget: int, *, seed: int) -> np.ndarray:
+    """bool [levels]: success of env.plans, asked again after every action, within the budget."""
+    levels = env.num_levels(params)
+    states, _ = episodes(env, params, np.arange(levels), budget, plans=levels, seed=seed)
+    last = jax.tree.map(lambda x: x[-1], states)
+    return np.asarray(jax.vmap(env.success, in_axes=(0, None))(last, params))
+
+
+def episodes(
+    env: Any,
+    params: Any,
+    level: np.ndarray,
+    budget: int,
+    *,
+    plans: int,
+    replan: bool = True,
+    seed: int = 0,
+) -> tuple[Any, np.ndarray]:
+    """`budget` actions on each level (int [N]): the first `plans` rows are the oracle's.
+
+    The others are uniformly random. Returns what was met, on the host: states [budget + 1, N, ...]
+    and rewards float32 [budget, N]. Without `replan` a plan is followed to its end, even where the
+    world did not do what it assumes.
+    """
+    rng, key = np.random.default_rng(seed), jax.random.key(seed)
+    reset, act = _programs(env)
+    states, over = jax.device_get(reset(params, jnp.asarray(level, jnp.int32)))
+    seen, rewards = [states], []
+    queues: list[list[int]] = [[] for _ in range(plans)]
+    for used in range(budget):
+        ask = [row for row in range(plans) if not over[row] and (replan or not queues[row])]
+        if ask:
+            fresh = env.plans(_rows(states, ask), np.full(len(ask), used), budget, params)
+            for row, plan in zip(ask, fresh, strict=True):
+                queues[row] = list(plan)
+        action = rng.integers(env.num_actions, size=len(level))
+        action[:plans] = -1  # no plan: nothing is done
+        name = np.full(len(level), -1)
+        name[:plans] = [queue.pop(0) if queue else -1 for queue in queues]
+        keys = jax.random.split(jax.random.fold_in(key, used), len(level))
+        states, reward, over = jax.device_get(act(params, keys, states, name, action))
+        seen.append(states)
+        rewards.append(reward)
+    return jax.tree.map(lambda *x: np.stack(x), *seen), np.stack(rewards)
+
+
+def _rows(states: Any, rows: list[int]) -> Any:
+    return jax.tree.map(lambda x: x[rows], states)
+
+
+@functools.cache
+def _programs(env: Any) -> tuple[Any, Any]:
+    """Jitted over rows: (params, level) -> (states, over), and a step by names or actions."""
+
+    def reset(params, level):
+        state = env.reset_level(level, params)
+        return state, env.is_terminated(state, params)
+
+    def act(params, key, state, name, action):
+        """name int32 []: an index into ACTION_NAMES; -1: the environment's own `action`."""
+        action = jnp.where(name >= 0, env.env_action(state, jnp.maximum(name, 0)), action)
+        _, state, reward, over, _ = env.step_env(key, state, action, params)
+        return state, reward, over
+
+    return jax.jit(jax.vmap(reset, (None, 0))), jax.jit(jax.vmap(act, (None, 0, 0, 0, 0)))
+
+
+def check_rewards(env: Any, params: Any, budget: int) -> None:
+    """ValueError if a reward of a little random and oracle play could not be shown as it is.
+
+    A prompt has a line for each multiple of REWARD_QUANTUM that the actions of a turn can sum up to
+    within REWARD_BOUNDS. Any other reward would be clipped or rounded.
+    """
+    level = np.arange(CHECKED_EPISODES) % env.num_levels(params)
+    actions = min(budget, CHECKED_ACTIONS)
+    try:
+        _, rewards = episodes(env, params, level, actions, plans=CHECKED_PLANS, replan=False)
+    except NoExpert:
+        _, rewards = episodes(env, params, level, actions, plans=0)
+    low, high = env.REWARD_BOUNDS
+    quanta = rewards / env.REWARD_QUANTUM
+    outside = ~((rewards >= low - 1e-5) & (rewards <= high + 1e-5))  # nan is outside
+    if outside.any():
+        raise ValueError(
+            f'{env.name}: an action gave reward {rewards[outside][0]:g}, which is outside '
+            f'REWARD_BOUNDS={env.REWARD_BOUNDS}; widen them'
+        )
+    between = np.abs(quanta - np.round(quanta)) > 1e-3
+    if between.any():
+        raise ValueError(
+            f'{env.name}: an action gave reward {rewards[between][0]:g}, which is no multiple of '
+            f'REWARD_QUANTUM={env.REWARD_QUANTUM:g}; choose a smaller one'
+        )
