@@ -81,8 +81,7 @@ def describe(metrics: dict[str, float], split: str) -> str:
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         f'valid format {100 * metrics["eval/valid_format"]:.1f} %, '
         f'return {metrics["eval/return"]:.3f}\n'
-        f'random play {100 * metrics["reference/random"]:.1f} %, '
-        f'oracle {100 * metrics["reference/oracle"]:.1f} %'
+        f'{report.players(metrics, "reference/")}'
     )
 
 

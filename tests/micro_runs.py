@@ -37,7 +37,7 @@ def config(name, **changes):
     cfg.model.num_kv_heads = 1
     cfg.rollout.num_groups = 4
     cfg.rollout.group_size = 4
-    cfg.rollout.max_tokens = MAX_TOKENS[name]
+    cfg.rollout.max_tokens = MAX_TOKENS[name] if name in MAX_TOKENS else 224
     cfg.rollout.max_response = 6
     cfg.rollout.serve_rows = 4
     cfg.optim.lr = 1e-3

@@ -63,9 +63,6 @@ class PitCorridor(TextEnvironment):
     def is_terminated(self, state, params):
         return self.success(state, params)
 
-    def observe(self, key, state, action, params):
-        return self.line_ids(state, params)
-
     def lines(self, params):
         return [f'You are in cell {cell}.\n' for cell in range(CELLS)] + ['You are in a pit.\n']
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs.frozen_lake import world as frozen_lake
-from agentrl_jax.envs.frozen_lake.world import GOAL, HOLE, START, EnvParams, FrozenLake, make_maps
+from agentrl_jax.envs import FrozenLake
+from agentrl_jax.envs.frozen_lake.levels import GOAL, HOLE, START, distance_to_goal, make_maps
+from agentrl_jax.envs.frozen_lake.world import EnvParams
 
 LEFT, DOWN, RIGHT, UP = range(4)
 
@@ -119,7 +120,7 @@ def test_the_instruction_keeps_the_reference_s_wording():
 
 def test_maps_are_solvable_and_their_distance_is_right():
     boards = make_maps('train', 200, size=5, frozen=0.65, seed=2)
-    for board, distance in zip(boards, frozen_lake.distance_to_goal(boards), strict=True):
+    for board, distance in zip(boards, distance_to_goal(boards), strict=True):
         assert (board == START).sum() == 1 == (board == GOAL).sum()
         assert distance == walk_length(board) > 0
 

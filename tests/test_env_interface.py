@@ -1,29 +1,41 @@
-"""What all environments share: gymnax's interface, absorbing ends, lines that equal the text."""
+"""The interface of worlds: every class passes every_world's checks; settings arrive by name."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
 
-import jax
+import every_world
 import jax.numpy as jnp
+import micro_runs
 import numpy as np
 import pytest
+import tiny_agents
+from every_world import World
+from flax import struct
 
-from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Library, Sokoban
+from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Library, Sokoban, simulation
+from agentrl_jax.envs.base import TextEnvironment, build_world, environment
+from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.envs.sokoban.world import OTHER_SYMBOLS
+from agentrl_jax.run.parts import build_environment
+from agentrl_jax.text.task import build_task
 
-CASES = {
-    'lake': (FrozenLake(), {}),
-    'lake 6x6': (FrozenLake(size=6), dict(frozen=0.7)),
+DEFAULTS = {name: (world(), {}) for name, world in ENVIRONMENTS.items()}
+RULES = {  # other rules
+    'lake 6x6': (FrozenLake(size=6), dict(frozen=0.7, success_rate=1.0)),
+    'sokoban 8x8': (Sokoban(dim=8, num_boxes=2), dict(search_depth=10)),
+    'library 9 boxes graded': (Library(side=3, graded=True, lookup_cost=0.1), dict(cards=16)),
+}
+FORMATS = {  # they change what is shown, not what happens
+    'bandit v0423': (Bandit(pairs='v0423'), {}),
     'lake 8x8': (FrozenLake(size=8), {}),
     'lake coord': (FrozenLake(observation_format='coord'), {}),
     'lake grid_coord': (FrozenLake(observation_format='grid_coord'), dict(frozen=0.6)),
     'lake 3x3 grid_coord': (FrozenLake(size=3, observation_format='grid_coord'), {}),
-    'sokoban': (Sokoban(), {}),
     'sokoban other symbols': (Sokoban(symbols=OTHER_SYMBOLS), dict(search_depth=30)),
     'sokoban coord': (Sokoban(observation_format='coord'), {}),
     'sokoban grid_coord': (Sokoban(observation_format='grid_coord'), {}),
-    'sokoban 8x8': (Sokoban(dim=8, num_boxes=2), dict(search_depth=10)),
     'sokoban 8x8 grid_coord': (
         Sokoban(dim=8, num_boxes=2, observation_format='grid_coord'),
         dict(search_depth=10),
@@ -32,70 +44,38 @@ CASES = {
         Sokoban(dim=7, num_boxes=3, observation_format='grid_coord'),
         dict(search_depth=10),
     ),
-    'bandit': (Bandit(), {}),
-    'bandit v0423': (Bandit(pairs='v0423'), {}),
-    'library': (Library(), {}),
-    'library 9 boxes graded': (Library(side=3, graded=True, lookup_cost=0.1), dict(cards=16)),
 }
-every_case = pytest.mark.parametrize('case', CASES)
-# Formats and symbols change what is shown, not what happens.
-every_world = pytest.mark.parametrize(
-    'case',
-    ['lake', 'lake 6x6', 'sokoban', 'sokoban 8x8', 'bandit', 'library', 'library 9 boxes graded'],
-)
-one_of_each = pytest.mark.parametrize('case', ['lake', 'sokoban', 'bandit', 'library'])
 
 
 @functools.cache
-def setup(case):
-    env, pool = CASES[case]
-    return env, env.make_params('train', num_levels=64, seed=1, **pool)
+def world(case):
+    return World(*(DEFAULTS | RULES | FORMATS)[case])
 
 
-@functools.cache
-def played(case, episodes=250, steps=8):
-    """States of random play from random levels, starts and ends included, on the host."""
-    env, params = setup(case)
-    keys = jax.random.split(jax.random.key(0), max(episodes, steps))
-
-    def act(states, key):
-        keys = jax.random.split(key, episodes)
-        actions = jax.random.randint(key, (episodes,), 0, env.num_actions)
-        step = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
-        return step(keys, states, actions, params)[1], states
-
-    @jax.jit
-    def run():
-        states = jax.vmap(env.reset_env, in_axes=(0, None))(keys[:episodes], params)[1]
-        return jax.lax.scan(act, states, keys[:steps])
-
-    last, seen = run()
-    both = jax.tree.map(lambda a, b: np.concatenate([a, b[None]]), seen, last)
-    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), both)
+def named(check):
+    return check.__name__
 
 
-@every_case
-def test_lines_concatenate_to_the_observation_text(case):
-    env, params = setup(case)
-    states = played(case)
-    lines, slots = env.lines(params), env.line_slots(params)
-    assert len(lines) <= 120_000
-    assert all(line.endswith('\n') for line in lines)
-    ids = np.asarray(jax.jit(jax.vmap(env.line_ids, in_axes=(0, None)))(states, params))
-    assert ids.shape[1] == len(slots)
-    for index in range(len(ids)):
-        state = jax.tree.map(lambda x, i=index: x[i], states)
-        assert ''.join(lines[i] for i in ids[index] if i >= 0) == env.observation_text(state)
-    for place, slot in enumerate(slots):
-        used = ids[:, place]
-        assert ((used == -1) | ((used >= slot.start) & (used < slot.stop))).all()
+@pytest.mark.parametrize('check', every_world.CHECKS, ids=named)
+@pytest.mark.parametrize('case', DEFAULTS)
+def test_every_world(case, check):
+    check(world(case))
 
 
-@every_case
-def test_lines_do_not_depend_on_the_split(case):
-    env, params = setup(case)
-    held_out = env.make_params('test', num_levels=8, seed=5, **CASES[case][1])
-    assert env.lines(params) == env.lines(held_out)
+@pytest.mark.parametrize('check', [*every_world.TEXTS, *every_world.RULES], ids=named)
+@pytest.mark.parametrize('case', RULES)
+def test_every_rule(case, check):
+    check(world(case))
+
+
+@pytest.mark.parametrize('check', every_world.TEXTS, ids=named)
+@pytest.mark.parametrize('case', FORMATS)
+def test_every_format(case, check):
+    check(world(case))
+
+
+def test_a_world_is_known_by_its_name():
+    assert all(world.name == name for name, world in ENVIRONMENTS.items())
 
 
 def test_environments_are_gymnax_environments_without_importing_all_of_gymnax():
@@ -111,99 +91,142 @@ assert type(gymnax.make('CartPole-v1')[0].action_space()).__module__ == 'gymnax.
     subprocess.run([sys.executable, '-c', program], check=True)
 
 
-@one_of_each
-def test_gymnax_step_returns_six_values_and_restarts_at_the_end(case):
-    env, params = setup(case)
-    key = jax.random.key(3)
-    keys = jax.random.split(key, 16)
-    obs, states = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
-    actions = jax.jit(jax.vmap(env.action_space(params).sample))(keys)
-    step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
-    over = jax.jit(jax.vmap(env.is_terminated, in_axes=(0, None)))
-    for _ in range(6):
-        obs, states, reward, terminated, truncated, info = step(keys, states, actions, params)
-        # A finished episode was replaced by a fresh one.
-        assert not np.asarray(over(states, params)).any()
-        assert (np.asarray(states.time)[np.asarray(terminated | truncated)] == 0).all()
-    assert reward.shape == (16,) and reward.dtype == jnp.float32
-    assert obs.dtype == env.observe(key, jax.tree.map(lambda x: x[0], states), None, params).dtype
-    assert bool(jax.vmap(env.observation_space(params).contains)(obs).all())
-    assert {'success', 'effective', 'final_observation'} <= set(info)
+# ---- from a config to a world ------------------------------------------------------------------
 
 
-@one_of_each
-def test_the_time_limit_truncates(case):
-    env, params = setup(case)
-    params = params.replace(max_steps_in_episode=1)
-    _, state = env.reset(jax.random.key(0), params)
-    *_, truncated, _ = env.step(jax.random.key(0), state, 0, params)
-    assert bool(truncated)
+def test_a_section_is_split_into_the_class_and_its_pool():
+    cfg = micro_runs.config('library', **{'library.side': 3, 'library.cards': 5})
+    env, params = build_environment(cfg, 'validation')
+    assert env == Library(side=3)
+    expected = Library(side=3).make_params('validation', num_levels=12, seed=0, cards=5)
+    assert (params.cards == expected.cards).all() and len(params.cards) == cfg.env.eval_levels
 
 
-@one_of_each
-def test_default_parameters_are_a_pool(case):
-    env = CASES[case][0]
-    _, state = env.reset(jax.random.key(0))
-    assert env.num_levels(env.default_params) > 1 and int(state.time) == 0
+@dataclasses.dataclass(frozen=True)
+class Demanding(TextEnvironment):
+    pairs: str
+    sizes: tuple = dataclasses.field(default_factory=tuple)
+    name = 'demanding'
+
+    def make_params(self, split, *, num_levels, seed, depth, width=1):
+        return split, num_levels, seed, depth, width
 
 
-@every_world
-def test_terminal_states_are_absorbing(case):
-    env, params = setup(case)
-    states = played(case)
-    over = np.asarray(jax.vmap(env.is_terminated, in_axes=(0, None))(states, params))
-    assert over.any()
-    ends = jax.tree.map(lambda x: jnp.asarray(x[over]), states)
-    keys = jax.random.split(jax.random.key(1), int(over.sum()))
-    step = jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, None, None)))
-    for action in range(env.num_actions):
-        _, after, reward, terminated, info = step(keys, ends, action, params)
-        jax.tree.map(np.testing.assert_array_equal, after, ends)
-        assert (np.asarray(reward) == 0).all() and np.asarray(terminated).all()
-        assert not np.asarray(info['effective']).any()
+@pytest.mark.parametrize(
+    'settings, said',
+    [
+        (dict(pairs='main', depth=3, height=2), 'demanding.height is neither.*sizes, depth, width'),
+        (dict(pairs='main', depth=3, seed=2), 'demanding.seed is neither'),
+        (dict(depth=3), 'demanding.pairs is missing'),
+        (dict(pairs='main'), 'demanding.depth is missing'),
+    ],
+)
+def test_a_setting_too_many_or_too_few_is_named(settings, said):
+    env, params = build_world(
+        Demanding, dict(depth=3, pairs='main', width=4), 'test', num_levels=2, seed=5
+    )
+    assert env == Demanding('main') and params == ('test', 2, 5, 3, 4)
+    with pytest.raises(ValueError, match=said):
+        build_world(Demanding, settings, 'train', num_levels=2, seed=0)
 
 
-@every_world
-def test_an_action_outside_the_action_space_changes_nothing(case):
-    env, params = setup(case)
-    state = env.reset_level(jnp.int32(0), params)
-    actions = jnp.array([-1, env.num_actions, -(2**31), 2**31 - 1], jnp.int32)
-    step = jax.jit(jax.vmap(env.step_env, in_axes=(None, None, 0, None)))
-    _, after, reward, terminated, info = step(jax.random.key(0), state, actions, params)
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.stack([y] * 4)), after, state)
-    assert not np.asarray(reward).any() and not np.asarray(terminated).any()
-    assert not np.asarray(info['effective']).any()
+def test_an_unknown_world_and_one_without_a_section_are_named(monkeypatch):
+    cfg = micro_runs.config('bandit')
+    cfg.env.name = 'chess'
+    with pytest.raises(ValueError, match='frozen_lake, sokoban, bandit, library'):
+        build_environment(cfg, 'train')
+    monkeypatch.setitem(ENVIRONMENTS, 'chess', Bandit)
+    with pytest.raises(ValueError, match='section cfg.chess'):
+        build_environment(cfg, 'train')
 
 
-@every_world
-def test_rewards_are_multiples_of_the_quantum_within_the_bounds(case):
-    env, params = setup(case)
-    states = jax.tree.map(jnp.asarray, played(case))
-    keys = jax.random.split(jax.random.key(2), states.time.shape[0])
-    low, high = env.REWARD_BOUNDS
-    step = jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, None, None)))
-    for action in range(env.num_actions):
-        reward = np.asarray(step(keys, states, action, params)[2])
-        quanta = reward / env.REWARD_QUANTUM
-        np.testing.assert_allclose(quanta, np.round(quanta), atol=1e-4)
-        assert (reward >= low - 1e-6).all() and (reward <= high + 1e-6).all()
+# ---- a world with and without an expert, whose rewards may be wrong ----------------------------
 
 
-@every_world
-def test_the_same_seed_gives_the_same_pool_and_another_seed_another(case):
-    env, params = setup(case)
-    again = env.make_params('train', num_levels=64, seed=1, **CASES[case][1])
-    jax.tree.map(np.testing.assert_array_equal, params, again)
-    other = jax.tree.leaves(env.make_params('train', num_levels=64, seed=2, **CASES[case][1]))
-    same = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(params), other, strict=True)]
-    assert all(same) == (case == 'bandit')
+@struct.dataclass
+class ButtonState(environment.EnvState):
+    presses: jnp.ndarray  # int32 []  in a row
 
 
-def test_equal_settings_share_compilations():
-    assert Sokoban(dim=8) == Sokoban(dim=8) and hash(FrozenLake()) == hash(FrozenLake())
-    assert Sokoban() != Sokoban(dim=8)
-    for name, env in ENVIRONMENTS.items():
-        assert env.name == name == env().name
+@dataclasses.dataclass(frozen=True)
+class Button(TextEnvironment):
+    """Press a button `needed` times in a row."""
+
+    needed: int = 1
+    reward: float = 1.0
+    name = 'button'
+    ACTION_NAMES, REWARD_QUANTUM, REWARD_BOUNDS = ('Wait', 'Press'), 0.5, (0.0, 1.0)
+
+    def num_levels(self, params):
+        return 3
+
+    def reset_level(self, level, params):
+        return ButtonState(time=jnp.int32(0), presses=jnp.int32(0))
+
+    def advance(self, key, state, action, params):
+        after = state.replace(presses=action * (state.presses + 1))
+        return after, jnp.where(self.success(after, params), self.reward, 0.0), action == 1
+
+    def is_terminated(self, state, params):
+        return self.success(state, params)
+
+    def success(self, state, params):
+        return state.presses == self.needed
+
+    def line_ids(self, state, params):
+        return state.presses[None]
+
+
+class KnownButton(Button):
+    def plans(self, states, used, max_actions, params):
+        return [[1] * int(self.needed - presses) for presses in states.presses]
+
+
+NO_POOL = environment.EnvParams()
+
+
+@pytest.mark.parametrize(
+    'reward, said',
+    [
+        (1.5, 'reward 1.5, .*BOUNDS'),
+        (-0.5, 'reward -0.5, .*BOUNDS'),
+        (float('nan'), 'reward nan, .*BOUNDS'),
+        (0.7, 'reward 0.7, .*QUANTUM'),
+    ],
+)
+def test_rewards_that_could_not_be_shown_are_refused(reward, said):
+    simulation.check_rewards(Button(), NO_POOL, 4)
+    with pytest.raises(ValueError, match=f'button: .*{said}'):
+        simulation.check_rewards(Button(reward=reward), NO_POOL, 4)
+
+
+def test_a_wrong_reward_that_only_the_expert_earns_is_refused():
+    """One episode of random play in a million presses twenty times in a row."""
+    simulation.check_rewards(Button(20, 1.5), NO_POOL, 20)
+    with pytest.raises(ValueError, match='button: .*reward 1.5'):
+        simulation.check_rewards(KnownButton(20, 1.5), NO_POOL, 20)
+
+
+def test_a_task_is_not_built_with_rewards_that_it_would_clip():
+    """The prompt would say 1.0 where the world gave 1.5."""
+    with pytest.raises(ValueError, match='button: .*reward 1.5'):
+        build_task(Button(reward=1.5), NO_POOL, tiny_agents.tokenizer())
+
+
+def test_by_default_the_oracle_is_simulated_with_its_plans():
+    curves = reference_curves(KnownButton(3), NO_POOL, [2, 3, 5])
+    np.testing.assert_array_equal(curves['oracle'], [0, 1, 1])
+    solved = ['111' in f'{word:05b}' for word in range(32)]
+    np.testing.assert_allclose(curves['random'], [0, 1 / 8, np.mean(solved)], atol=0.2)  # 60 runs
+
+
+def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
+    assert set(reference_curves(Button(), NO_POOL, [3])) == {'random', 'random_se'}
+    with pytest.raises(ValueError, match='button has no expert.*clone.episodes=0'):
+        Button().plans(None, np.zeros(1), 3, None)
+
+
+# ---- settings ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

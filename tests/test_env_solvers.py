@@ -4,18 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import reference, solvers
-from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.frozen_lake.world import (
-    START,
-    EnvParams,
-    FrozenLake,
-    distance_to_goal,
-    make_maps,
-)
-from agentrl_jax.envs.library.world import Library
+from agentrl_jax.envs import ENVIRONMENTS, FrozenLake, reference, simulation
+from agentrl_jax.envs.frozen_lake.levels import START, distance_to_goal, make_maps
+from agentrl_jax.envs.frozen_lake.solver import lake_values
+from agentrl_jax.envs.frozen_lake.world import EnvParams
 from agentrl_jax.envs.sokoban.levels import make_pool
-from agentrl_jax.envs.sokoban.world import Sokoban
+from agentrl_jax.envs.sokoban.solver import solve_sokoban
 
 
 def moved(fixed, boxes, player, action):
@@ -44,11 +38,11 @@ def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
     for fixed, mask, player, length in zip(*pool, strict=True):
         boxes, player = frozenset(np.flatnonzero(mask.reshape(-1)).tolist()), int(player)
         targets = set(np.flatnonzero(fixed.reshape(-1) == 2).tolist())
-        plan = solvers.solve_sokoban(fixed, mask, player)
+        plan = solve_sokoban(fixed, mask, player)
         assert len(plan) == length
         for done, action in enumerate(plan):
             after = [moved(fixed, boxes, player, a) for a in range(4)]
-            plans = [solvers.solve_sokoban(fixed, as_mask(fixed, s[0]), s[1]) for s in after if s]
+            plans = [solve_sokoban(fixed, as_mask(fixed, s[0]), s[1]) for s in after if s]
             assert 1 + min(len(p) for p in plans if p is not None) == length - done
             boxes, player = after[action]
         assert boxes == targets
@@ -56,9 +50,9 @@ def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
 
 def test_a_box_in_a_corner_has_no_solution_and_a_solved_room_an_empty_one():
     fixed = np.array([[0] * 5, [0, 1, 1, 1, 0], [0, 1, 1, 2, 0], [0, 1, 1, 1, 0], [0] * 5])
-    assert solvers.solve_sokoban(fixed, as_mask(fixed, {6}), 12) is None
-    assert solvers.solve_sokoban(fixed, as_mask(fixed, {13}), 12) == ()
-    assert solvers.solve_sokoban(fixed, as_mask(fixed, {12}), 11) == (3,)
+    assert solve_sokoban(fixed, as_mask(fixed, {6}), 12) is None
+    assert solve_sokoban(fixed, as_mask(fixed, {13}), 12) == ()
+    assert solve_sokoban(fixed, as_mask(fixed, {12}), 11) == (3,)
 
 
 def naive_values(transitions, tiles, horizon, play):
@@ -80,7 +74,7 @@ def naive_values(transitions, tiles, horizon, play):
 def test_lake_values_equal_dynamic_programming_on_gymnasiums_transitions(play, rate):
     gym_lake = pytest.importorskip('gymnasium.envs.toy_text.frozen_lake')
     boards = make_maps('train', 6, size=4, frozen=0.7, seed=0)
-    values, actions = solvers.lake_values(boards, rate, 7, play=play)
+    values, actions = lake_values(boards, rate, 7, play=play)
     for index, board in enumerate(boards):
         rows = [''.join('FHGS'[tile] for tile in row) for row in board]
         transitions = gym_lake.FrozenLakeEnv(desc=rows, success_rate=rate).P
@@ -92,7 +86,7 @@ def test_lake_values_equal_dynamic_programming_on_gymnasiums_transitions(play, r
 
 def test_without_slips_the_optimum_is_reached_exactly_at_the_distance():
     boards = make_maps('train', 100, size=5, frozen=0.7, seed=1)
-    values, _ = solvers.lake_values(boards, 1.0, 24)
+    values, _ = lake_values(boards, 1.0, 24)
     start = (boards == START).reshape(100, -1).argmax(1)
     first = (values[:, np.arange(100), start] == 1.0).argmax(0)
     np.testing.assert_array_equal(first, distance_to_goal(boards))
@@ -125,7 +119,7 @@ def test_the_specification_s_256_lakes_give_its_figures_exactly():
 
     def curves(frozen, rate, budgets):
         params = EnvParams(boards=jnp.asarray(maps[frozen]), success_rate=jnp.float32(rate))
-        return solvers.reference_curves(env, params, budgets)
+        return reference.reference_curves(env, params, budgets)
 
     for (frozen, rate, player), expected in tables.items():
         got = 100 * curves(frozen, rate, range(5, 36, 5))[player]
@@ -144,17 +138,16 @@ def test_simulated_random_play_equals_the_exact_value():
     # Two ways to one number: 64 lakes x 200 rollouts, s.e. at most 0.5 / sqrt(12800) = 0.0044.
     env = FrozenLake()
     params = env.make_params('train', num_levels=64, success_rate=0.8)
-    won = solvers.simulate_random(env, params, 10, rollouts=200, seed=1)
-    exact = solvers.reference_success(env, params, 10)
+    won = simulation.simulate_random(env, params, 10, rollouts=200, seed=1)
+    exact = reference.reference_success(env, params, 10)
     assert won.shape == (11, 64, 200) and not won[0].any()
     assert abs(won[10].mean() - exact['random']) < 0.0177
     assert (np.diff(won.astype(int), axis=0) >= 0).all()  # success is never lost
 
 
-@pytest.mark.parametrize(
-    'env', [FrozenLake(), Sokoban(), Bandit(), Library()], ids=lambda env: env.name
-)
-def test_reference_success_lies_between_zero_and_one_and_the_oracle_is_better(env):
-    got = solvers.reference_success(env, env.make_params('validation', num_levels=32), 10)
+@pytest.mark.parametrize('name', ENVIRONMENTS)
+def test_reference_success_lies_between_zero_and_one_and_the_oracle_is_better(name):
+    env = ENVIRONMENTS[name]()
+    got = reference.reference_success(env, env.make_params('validation', num_levels=32), 10)
     assert 0 <= got['random'] < got['oracle'] <= 1
     assert set(got) == {'random', 'random_se', 'oracle', 'oracle_se'}

@@ -6,8 +6,6 @@ has a spread, worlds end inside episodes, and all that an update reads is real.
 """
 
 import functools
-import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs import experts
+from agentrl_jax.envs import ENVIRONMENTS, TextEnvironment
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
@@ -28,13 +26,12 @@ from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.types import EpisodeStop
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-README = ROOT / 'agentrl_jax' / 'algorithms' / 'README.md'
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
 PER_TURN = ('begin', 'rewards', 'penalties', 'turn_stop', 'valid', 'num_actions', 'actions')
 QUICK = {'xla_backend_optimization_level': 0}
 KEY = jax.random.key(3)
-CELLS = [(algorithm, name) for algorithm in ALGORITHMS for name in assemble.ENVIRONMENTS]
+WORLDS = [name for name, world in ENVIRONMENTS.items() if world.plans is not TextEnvironment.plans]
+CELLS = [(algorithm, name) for algorithm in ALGORITHMS for name in WORLDS]
 
 
 def config(name, **changes):
@@ -72,7 +69,7 @@ def best_actions(run, levels):
     said, done = [[] for _ in levels], np.zeros(len(levels), bool)
     for used in range(ACTIONS):
         spent = np.full(len(levels), used)
-        best = experts.plans(env, env_params, jax.device_get(states), spent, ACTIONS)
+        best = env.plans(jax.device_get(states), spent, ACTIONS, env_params)
         parts = np.array([plan[0] if plan else 0 for plan in best], np.int32)
         for b in np.flatnonzero(~done):
             said[b].append(int(parts[b]))
@@ -172,7 +169,7 @@ def learner(algorithm):
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 
 
-@pytest.mark.parametrize('name', assemble.ENVIRONMENTS)
+@pytest.mark.parametrize('name', WORLDS)
 def test_the_episodes_hold_every_kind_of_end(name):
     several, one = episodes(name, TURNS), episodes(name, 1)
     assert (one.num_turns == 1).all()
@@ -207,14 +204,3 @@ def test_one_update(algorithm, name, turns):
     advantages[~trained] = 0
     assert (advantages[~out.action_mask] == 0).all()
     assert (advantages[last & ended] != 0).any()
-
-
-def test_the_matrix_of_the_readme_is_these_cells():
-    text = README.read_text(encoding='utf-8')
-    header = '| algorithm | ' + ' | '.join(f'`{name}`' for name in assemble.ENVIRONMENTS) + ' |\n'
-    table = text.split(header)[1].split('\n\n')[0].splitlines()[1:]
-    rows = dict(re.fullmatch(r'\| `(\w+)` \|(.*)\|', line).groups() for line in table)
-    assert list(rows) == list(ALGORITHMS)
-    assert all(
-        cells.split('|') == [' yes '] * len(assemble.ENVIRONMENTS) for cells in rows.values()
-    )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from agentrl_jax import play, train
-from agentrl_jax.envs import experts
 from agentrl_jax.run import parts
 
 
@@ -30,7 +29,7 @@ def test_the_oracle_s_plan_typed_by_hand_solves_the_level():
     def lines(task):
         state = jax.device_get(task.env.reset_level(np.int32(2), task.env_params))
         states = jax.tree.map(lambda x: np.asarray(x)[None], state)
-        (plan,) = experts.plans(task.env, task.env_params, states, np.zeros(1, int), 20)
+        (plan,) = task.env.plans(states, np.zeros(1, int), 20, task.env_params)
         names = [task.env.ACTION_NAMES[i] for i in plan]
         return [' || '.join(names[i : i + 2]) for i in range(0, len(names), 2)]
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs import FrozenLake, experts
+from agentrl_jax.envs import FrozenLake
 from agentrl_jax.imitation import clone, demonstrations
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.text.answer import parse_answer
@@ -105,7 +105,7 @@ def test_demonstrations_are_worded_like_rollouts(name):
 def by_the_oracle(task, seed=0, episodes=24):
 
     def expert(states, used):
-        return experts.plans(task.env, task.env_params, states, used, task.max_actions_per_episode)
+        return task.env.plans(states, used, task.max_actions_per_episode, task.env_params)
 
     shown = demonstrations.demonstrate(
         task, tiny.tokenizer(), expert, seed=seed, episodes=episodes, oracle=1.0, max_tokens=400

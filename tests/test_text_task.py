@@ -9,7 +9,8 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.envs import FrozenLake
-from agentrl_jax.envs.frozen_lake.world import FROZEN, GOAL, HOLE, START, EnvParams
+from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
+from agentrl_jax.envs.frozen_lake.world import EnvParams
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop

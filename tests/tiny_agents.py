@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, experts
+from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.models import qwen2
@@ -102,8 +102,10 @@ def head(params):
 
 @functools.cache
 def demonstrations(name, oracle=0.5, episodes=64):
+    env, env_params = environment(name)
+
     def expert(states, used):
-        return experts.plans(*environment(name), states, used, BUDGETS['max_actions_per_episode'])
+        return env.plans(states, used, BUDGETS['max_actions_per_episode'], env_params)
 
     return demonstrate(
         task(name),

@@ -6,7 +6,7 @@ from agentrl_jax.envs.frozen_lake import FrozenLake
 from agentrl_jax.envs.library import Library
 from agentrl_jax.envs.sokoban import Sokoban
 
-ENVIRONMENTS = {
+ENVIRONMENTS = {  # env.name -> class; the settings are the section of that name in a config
     'frozen_lake': FrozenLake,
     'sokoban': Sokoban,
     'bandit': Bandit,

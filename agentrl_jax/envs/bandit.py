@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -208,6 +209,25 @@ class Bandit(TextEnvironment):
         """The two arms in the order shown."""
         low, high = self._all_pairs[int(state.pair)]
         return [[low, high] if int(state.high) else [high, low]]
+
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
+        """The high arm."""
+        names = self._pair_names()
+        return [[int(names[pair][1])] for pair in states.pair]
+
+    def random_success(
+        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
+        """Half the random choices are right."""
+        return np.full((len(budgets), self.num_levels(params)), 0.5)
+
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
+        """The oracle knows the arms."""
+        return np.ones((len(budgets), self.num_levels(params)))
 
 
 @functools.cache

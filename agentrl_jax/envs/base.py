@@ -2,12 +2,13 @@
 
 A subclass is a frozen dataclass of static settings (so that equal environments share compilations)
 and implements, for one episode without batch axes,
-  reset_level, advance, is_terminated, success, observe, line_ids      pure, traced
+  reset_level, advance, is_terminated, success, line_ids               pure, traced
   num_levels, make_params, lines, line_slots, observation_text, cells  host
 and gets reset_env, step_env and gymnax's jitted six-value step and reset from here. What it may
 offer beside these, on the host and for many levels at once:
   plans                                                       what the best player would do
   random_success, oracle_success                              where they are known exactly
+  observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
 A config reaches a world by names only: a section of its name holds the fields of the class and the
 keywords of make_params (see build_world).
@@ -28,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs import play
+from agentrl_jax.envs import simulation
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -135,11 +136,11 @@ class TextEnvironment(environment.Environment[Any, Any]):
     ) -> list[list[int]]:
         """For each of N host states (stacked) what the best player would announce from there.
 
-        Indices into ACTION_NAMES, at least the next one; [] = solved, lost, or no way out. A plan
-        may assume that every action does what it should. used int [N]: actions spent of
-        `max_actions`. params may hold host or device arrays.
+        Indices into ACTION_NAMES, at least the next one; [] = no way out. A plan may assume that
+        every action does what it should; that of an ended state is not used. used int [N]: actions
+        spent of `max_actions`.
         """
-        raise play.NoExpert(
+        raise simulation.NoExpert(
             f'{self.name} has no expert to demonstrate it: give {type(self).__name__} a method '
             'plans, or train without own demonstrations (clone.episodes=0)'
         )
@@ -152,7 +153,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         Simulated, `rollouts` times a level.
         """
         horizon = int(max(budgets))
-        won = play.simulate_random(self, params, horizon, rollouts=rollouts, seed=seed)
+        won = simulation.simulate_random(self, params, horizon, rollouts=rollouts, seed=seed)
         return won[np.asarray(budgets)].mean(2)
 
     def oracle_success(self, params: Any, budgets: Sequence[int], *, seed: int = 0) -> np.ndarray:
@@ -161,8 +162,16 @@ class TextEnvironment(environment.Environment[Any, Any]):
         Simulated by following `plans` once; NoExpert where there are none.
         """
         return np.stack(
-            [play.simulate_oracle(self, params, int(budget), seed=seed) for budget in budgets]
+            [simulation.simulate_oracle(self, params, int(budget), seed=seed) for budget in budgets]
         ).astype(float)
+
+    def observe(self, key: jax.Array, state: Any, action: Any, params: Any) -> jax.Array:
+        """What gymnax's step returns: line_ids, int32 [R]."""
+        return self.line_ids(state, params)
+
+    def observation_space(self, params: Any) -> spaces.Space:
+        lines, slots = self.lines(params), self.line_slots(params)
+        return spaces.Box(-1, len(lines) - 1, (len(slots),), jnp.int32)
 
     @property
     def default_params(self) -> Any:

@@ -7,15 +7,18 @@ from the same distribution, repetitions included, so both sides carry a sampling
 """
 
 import argparse
+import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from agentrl_jax.envs.bandit import Bandit
+from agentrl_jax.envs.base import TextEnvironment
 from agentrl_jax.envs.frozen_lake import FrozenLake
+from agentrl_jax.envs.simulation import NoExpert
 from agentrl_jax.envs.sokoban import Sokoban
-from agentrl_jax.envs.solvers import reference_curves
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
 
@@ -27,14 +30,15 @@ class Row:
     label: str
     player: str  # random or oracle
     env: Any
-    pool: dict[str, float]
+    pool: dict[str, Any]  # of make_params
     published: tuple[float, ...]  # at `budgets`
     boards: int = 256  # behind the published figures
     budgets: tuple[int, ...] = BUDGETS
 
 
-SIMPLE = dict(search_depth=300)
-LAKE = dict(frozen=0.8, success_rate=1 / 3)
+AS_THEY_COME = dict(split=None, unique=False)  # levels of all splits, repetitions included
+SIMPLE = dict(search_depth=300, **AS_THEY_COME)
+LAKE = dict(frozen=0.8, success_rate=1 / 3, **AS_THEY_COME)
 ROWS = (
     Row(
         'Sokoban 6x6, 1 box',
@@ -47,14 +51,14 @@ ROWS = (
         'Sokoban 6x6, search depth 30',
         'random',
         Sokoban(),
-        dict(search_depth=30),
+        dict(search_depth=30, **AS_THEY_COME),
         (11.4, 18.3, 23.2, 26.5, 29.3, 31.5, 33.1),
     ),
     Row(
         'Sokoban 8x8, 2 boxes',
         'random',
         Sokoban(dim=8, num_boxes=2),
-        dict(search_depth=10),
+        dict(search_depth=10, **AS_THEY_COME),
         (0.8, 3.0, 4.4, 5.7, 7.1, 8.3, 9.4),
         boards=227,
     ),
@@ -65,7 +69,7 @@ ROWS = (
         'FrozenLake p .9',
         'random',
         FrozenLake(),
-        dict(frozen=0.9, success_rate=0.8),
+        dict(frozen=0.9, success_rate=0.8, **AS_THEY_COME),
         (16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5),
     ),
     Row(
@@ -79,7 +83,7 @@ ROWS = (
         'FrozenLake p .8, rate .8',
         'oracle',
         FrozenLake(),
-        dict(frozen=0.8, success_rate=0.8),
+        dict(frozen=0.8, success_rate=0.8, **AS_THEY_COME),
         (89.0,),
         budgets=(10,),
     ),
@@ -87,7 +91,7 @@ ROWS = (
         'FrozenLake p .9, rate 1/3',
         'oracle',
         FrozenLake(),
-        dict(frozen=0.9, success_rate=1 / 3),
+        dict(frozen=0.9, success_rate=1 / 3, **AS_THEY_COME),
         (55.1,),
         budgets=(10,),
     ),
@@ -95,7 +99,7 @@ ROWS = (
         'FrozenLake p .9, rate .8',
         'oracle',
         FrozenLake(),
-        dict(frozen=0.9, success_rate=0.8),
+        dict(frozen=0.9, success_rate=0.8, **AS_THEY_COME),
         (94.4,),
         budgets=(10,),
     ),
@@ -103,7 +107,7 @@ ROWS = (
         'FrozenLake p .9, rate 1',
         'oracle',
         FrozenLake(),
-        dict(frozen=0.9, success_rate=1.0),
+        dict(frozen=0.9, success_rate=1.0, **AS_THEY_COME),
         (100.0,),
         budgets=(10,),
     ),
@@ -113,15 +117,43 @@ ROWS = (
 )
 
 
+def reference_curves(
+    env: TextEnvironment,
+    params: Any,
+    budgets: Sequence[int],
+    *,
+    rollouts: int = 20,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """Success of uniform random actions and of the best player within each budget of actions.
+
+    Keys random, random_se, oracle, oracle_se, each float [budgets]; the errors are over levels. The
+    last two are absent for a world without an expert.
+    """
+    by_level = {'random': env.random_success(params, budgets, rollouts=rollouts, seed=seed)}
+    with contextlib.suppress(NoExpert):
+        by_level['oracle'] = env.oracle_success(params, budgets, seed=seed)
+    result = {}
+    for player, success in by_level.items():
+        result[player] = success.mean(1)
+        result[f'{player}_se'] = success.std(1) / np.sqrt(success.shape[1])
+    return result
+
+
+def reference_success(
+    env: TextEnvironment, params: Any, budget: int, *, rollouts: int = 20, seed: int = 0
+) -> dict[str, float]:
+    """reference_curves for one budget (max_actions_per_episode), as floats."""
+    curves = reference_curves(env, params, [budget], rollouts=rollouts, seed=seed)
+    return {name: float(curve[0]) for name, curve in curves.items()}
+
+
 def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Ours in per cent, its standard error, and how many standard errors the two sides differ.
 
     The published side's error is taken as the spread of our levels over its number of boards.
     """
-    if isinstance(row.env, Bandit):
-        params = row.env.make_params('train')
-    else:
-        params = row.env.make_params(None, num_levels=levels, seed=seed, unique=False, **row.pool)
+    params = row.env.make_params(num_levels=levels, seed=seed, **row.pool)
     curves = reference_curves(row.env, params, row.budgets)
     ours, error = 100 * curves[row.player], 100 * curves[f'{row.player}_se']
     both = error * np.sqrt(1 + row.env.num_levels(params) / row.boards)

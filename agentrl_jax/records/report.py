@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs import solvers
+from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
 from agentrl_jax.records import plots, run_log
 
@@ -18,7 +18,7 @@ PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_f
 def reference(task: Any) -> dict[str, float]:
     """Success of random play and of the best player on the pool of a task."""
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
-    return solvers.reference_success(task.env, env_params, task.max_actions_per_episode)
+    return reference_success(task.env, env_params, task.max_actions_per_episode)
 
 
 def write_reference(workdir: Path, task: Any) -> None:
@@ -31,7 +31,7 @@ def write_curves(workdir: Path, title: str) -> Path:
     """Learning curves of a run as PNG and SVG; the path of the PNG."""
     workdir = Path(workdir)
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
-    lines = {name: success[name] for name in ('random', 'oracle')}
+    lines = {name: success[name] for name in ('random', 'oracle') if name in success}
     png, _ = plots.learning_curves(
         {title: [workdir / run_log.METRICS_FILE]},
         workdir / 'curves',
@@ -54,8 +54,7 @@ def summary(workdir: Path, command: str) -> str:
         [
             f'held-out success {_interval(first)} at step {first["step"]}'
             f' -> {_interval(last)} at step {last["step"]}',
-            f'random play {100 * success["random"]:.1f} %, oracle '
-            f'{100 * success["oracle"]:.1f} % on the same levels',
+            f'{players(success)} on the same levels',
             *_losses(rows),
             f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
             f'curves      {workdir / "curves.png"} (and .svg)',
@@ -81,6 +80,15 @@ def _losses(rows: list[dict[str, float]]) -> list[str]:
         f'{100 * faults:.1f} % of episodes were lost to environment faults': faults,
     }
     return [f'WARNING: {sentence}' for sentence, amount in said.items() if amount > 0]
+
+
+def players(figures: dict[str, float], prefix: str = '') -> str:
+    """What random play and the oracle reach; a world without an expert has no oracle."""
+    names = ('random', 'random play'), ('oracle', 'oracle')
+    return ', '.join(
+        f'{name} {100 * figures[prefix + key]:.1f} %' if prefix + key in figures else f'no {name}'
+        for key, name in names
+    )
 
 
 def _interval(row: dict[str, float]) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from agentrl_jax.envs import experts
 from agentrl_jax.imitation import clone, demonstrations, kept, trajectories
 from agentrl_jax.machine import sharding
 from agentrl_jax.records.progress import Progress
@@ -28,9 +27,7 @@ def find_demonstrations(run: Run) -> Demonstrations:
         task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
 
     def expert(states, used):
-        return experts.plans(
-            task.env, task.env_params, states, used, cfg.env.max_actions_per_episode
-        )
+        return task.env.plans(states, used, cfg.env.max_actions_per_episode, task.env_params)
 
     with Progress(task.max_turns, 'demonstrating') as progress:
         return demonstrations.demonstrate(

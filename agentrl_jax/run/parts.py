@@ -11,7 +11,8 @@ import ml_collections
 import numpy as np
 import optax
 
-from agentrl_jax.envs import Bandit, FrozenLake, Library, Sokoban
+from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs.base import build_world
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
@@ -23,45 +24,22 @@ from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
 BUNDLED_TOKENIZER = Path(__file__).parents[1] / 'tokens' / 'demo.model'
-ENVIRONMENTS = ('frozen_lake', 'sokoban', 'bandit', 'library')
 
 
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     """(environment, its parameters with the pool of the split)."""
-    levels = cfg.env.train_levels if split == 'train' else cfg.env.eval_levels
-    pool = dict(num_levels=levels, seed=cfg.env.pool_seed)
-    if cfg.env.name == 'frozen_lake':
-        lake = cfg.frozen_lake
-        env = FrozenLake(size=lake.size, observation_format=lake.observation_format)
-        return env, env.make_params(
-            split, frozen=lake.frozen, success_rate=lake.success_rate, **pool
-        )
-    if cfg.env.name == 'sokoban':
-        room = cfg.sokoban
-        env = Sokoban(
-            dim=room.dim,
-            num_boxes=room.num_boxes,
-            symbols=room.symbols,
-            observation_format=room.observation_format,
-        )
-        return env, env.make_params(split, search_depth=room.search_depth, **pool)
-    if cfg.env.name == 'bandit':
-        env = Bandit(pairs=cfg.bandit.pairs)
-        return env, env.make_params(split, **pool)
-    if cfg.env.name == 'library':
-        rules = cfg.library
-        env = Library(
-            side=rules.side,
-            tool_reward=rules.tool_reward,
-            presence_reward=rules.presence_reward,
-            answer_reward=rules.answer_reward,
-            lookup_cost=rules.lookup_cost,
-            graded=rules.graded,
-        )
-        return env, env.make_params(
-            split, cards=rules.cards, min_hops=rules.min_hops, max_hops=rules.max_hops, **pool
-        )
-    raise ValueError(f'env.name={cfg.env.name!r} is not one of {", ".join(ENVIRONMENTS)}')
+    name = cfg.env.name
+    if name not in ENVIRONMENTS:
+        raise ValueError(f'env.name={name!r} is not one of {", ".join(ENVIRONMENTS)}')
+    if name not in cfg:
+        raise ValueError(f'env.name={name!r} needs a section cfg.{name}, which may be empty')
+    return build_world(
+        ENVIRONMENTS[name],
+        cfg[name].to_dict(),
+        split,
+        num_levels=cfg.env.train_levels if split == 'train' else cfg.env.eval_levels,
+        seed=cfg.env.pool_seed,
+    )
 
 
 def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask:

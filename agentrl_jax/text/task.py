@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from agentrl_jax.envs.simulation import check_rewards
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import history
 from agentrl_jax.text import lines as line_tables
@@ -299,6 +300,7 @@ def build_task(
 ) -> TextTask:
     """Tokenises every possible line of the environment once (host; seconds at most).
 
+    A little random and oracle play shows that its rewards are those that the lines are made for.
     generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking).
     past_turns: turns before the current one that each prompt tells in words.
     """
@@ -306,6 +308,7 @@ def build_task(
         raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
     if generation_prefix not in ('<think>', '<answer>'):
         raise ValueError(f"generation_prefix={generation_prefix!r} must be '<think>' or '<answer>'")
+    check_rewards(env, env_params, max_actions_per_episode)
     words = STYLES[style]
     quanta, families = _families(
         env,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -9,19 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import (
-    Lines,
-    TextEnvironment,
-    check_split,
-    coordinates,
-    environment,
-    level_split,
-    spaces,
+from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates, environment, spaces
+from agentrl_jax.envs.frozen_lake.levels import (
+    FROZEN,
+    GOAL,
+    HOLE,
+    START,
+    distance_to_goal,
+    make_maps,
 )
+from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
 
-FROZEN, HOLE, GOAL, START = range(4)
-LEFT, DOWN, RIGHT, UP = range(4)
-MOVES = np.array([(0, -1), (1, 0), (0, 1), (-1, 0)])
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
 PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
 CELL_NAMES = ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
@@ -222,6 +221,37 @@ class FrozenLake(TextEnvironment):
     def cells(self, state: EnvState) -> list[list[str]]:
         return [[CELL_NAMES[code] for code in row] for row in self._shown(state)]
 
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
+        """The safest way for the actions that are left, as if no move slipped."""
+        return lake_plans(
+            np.asarray(states.board),
+            np.asarray(states.position),
+            float(params.success_rate),
+            max_actions - used,
+        )
+
+    def random_success(
+        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
+        """Exact, slips included."""
+        return self._start_values(params, budgets, 'random')
+
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
+        """Exact, slips included."""
+        return self._start_values(params, budgets, 'best')
+
+    def _start_values(self, params: EnvParams, budgets: Sequence[int], play: str) -> np.ndarray:
+        """float [budgets, levels]: probability of reaching the goal from the start."""
+        boards = np.asarray(params.boards)
+        start = (boards.reshape(len(boards), -1) == START).argmax(1)
+        horizon, rate = int(max(budgets)), float(params.success_rate)
+        values, _ = lake_values(boards, rate, horizon, play=play)
+        return values[np.asarray(budgets)][:, np.arange(len(boards)), start]
+
     def _shown(self, state: EnvState) -> np.ndarray:
         """int [n, n] index into SYMBOLS, on the host."""
         board, where = np.asarray(state.board), divmod(int(state.position), self.size)
@@ -264,56 +294,3 @@ def _row_text(n: int, holes: int, goal: int, player: int) -> str:
     if player < n:
         row[player] = {'_': 'P', 'O': 'X', 'G': '√'}[row[player]]
     return ''.join(row) + '\n'
-
-
-def make_maps(
-    split: str | None, num: int, *, size: int, frozen: float, seed: int, unique: bool = True
-) -> np.ndarray:
-    """`num` random solvable maps, int8 [num, n, n]: iid ice, start and goal anywhere (RAGEN).
-
-    `unique` drops repetitions; split None takes the maps of all splits.
-    """
-    check_split(split)
-    if not 0.0 <= frozen <= 1.0:
-        raise ValueError(f'frozen={frozen} is a probability')
-    rng = np.random.default_rng([seed, size])
-    found: dict[Any, np.ndarray] = {}
-    for _ in range(64):
-        boards = _random_maps(rng, 2 * num + 64, size, frozen)
-        for board in boards[distance_to_goal(boards) > 0]:
-            key = board.tobytes()
-            if split is None or level_split(key) == split:
-                found.setdefault(key if unique else len(found), board)
-            if len(found) == num:
-                return np.stack(list(found.values()))
-    raise ValueError(
-        f'only {len(found)} different {split} maps of size {size} with frozen={frozen} were found; '
-        f'num_levels={num} asks for more'
-    )
-
-
-def _random_maps(rng: np.random.Generator, num: int, size: int, frozen: float) -> np.ndarray:
-    boards = np.where(rng.random((num, size**2)) < frozen, FROZEN, HOLE).astype(np.int8)
-    start = rng.integers(size**2, size=num)
-    goal = (start + rng.integers(1, size**2, size=num)) % size**2  # uniform over the other cells
-    rows = np.arange(num)
-    boards[rows, start], boards[rows, goal] = START, GOAL
-    return boards.reshape(num, size, size)
-
-
-def distance_to_goal(boards: np.ndarray) -> np.ndarray:
-    """int32 [num]: fewest moves from start to goal around the holes; -1 = no way."""
-    reached, passable = boards == START, boards != HOLE
-    distance = np.full(len(boards), -1, np.int32)
-    for moves in range(1, boards[0].size):
-        wider = reached.copy()
-        wider[:, 1:] |= reached[:, :-1]
-        wider[:, :-1] |= reached[:, 1:]
-        wider[:, :, 1:] |= reached[:, :, :-1]
-        wider[:, :, :-1] |= reached[:, :, 1:]
-        wider &= passable
-        if (wider == reached).all():
-            break
-        reached = wider
-        distance[(distance < 0) & (reached & (boards == GOAL)).any((1, 2))] = moves
-    return distance

@@ -17,6 +17,7 @@ two names, which is how question answering grades answers: 0.5 for one word of t
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -24,39 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import (
-    Lines,
-    TextEnvironment,
-    check_split,
-    environment,
-    level_split,
-    spaces,
-)
+from agentrl_jax.envs.base import Lines, TextEnvironment, check_split, environment, spaces
+from agentrl_jax.envs.library.levels import EMPTY, PEOPLE, draw_pool
+from agentrl_jax.envs.library.solver import next_action
 
-# Words that are single tokens of the bundled tokenizer, or nearly so.
-PEOPLE = (
-    'Artist',
-    'Banker',
-    'Cashier',
-    'Clerk',
-    'Dentist',
-    'Engineer',
-    'Gardener',
-    'Gambler',
-    'Mechanic',
-    'Musician',
-    'Nurse',
-    'Pilot',
-    'Plumber',
-    'Postman',
-    'Tailor',
-    'Teacher',
-)
 LETTERS = 'ACEF'
-EMPTY = -1  # what stands in the place of a card that does not exist
 COUNTED_LOOKUPS = 10  # further ones cost as much as this one
 QUESTION = 'Name the box of the {}.\n'
-TRIES = 2000  # tables drawn for one level before the pool counts as exhausted
 
 
 @struct.dataclass
@@ -267,6 +242,27 @@ class Library(TextEnvironment):
             if card != EMPTY
         ]
 
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
+        """One action each: what comes after the next card is not known before it is seen."""
+        tables = zip(states.cards, states.start, states.seen, strict=True)
+        return [[next_action(*map(np.asarray, table))] for table in tables]
+
+    def random_success(
+        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
+        """Exact: random play names a box sooner or later, each with the same probability."""
+        names, budgets = self.num_boxes, np.asarray(budgets)
+        random = (1 - (1 - names / self.num_actions) ** budgets) / names
+        return np.repeat(random[:, None], self.num_levels(params), axis=1)
+
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
+        """Exact: who never guesses solves a level if an action is left behind its lookups."""
+        return np.asarray(params.hops)[None] < np.asarray(budgets)[:, None]
+
 
 @functools.cache
 def _line_families(env: Library) -> Lines:
@@ -275,68 +271,3 @@ def _line_families(env: Library) -> Lines:
         question=[QUESTION.format(who) for who in PEOPLE],
         card=[f'{who}: {env.card_text(card)}.\n' for who in PEOPLE for card in cards],
     )
-
-
-def draw_pool(
-    split: str | None, num_levels: int, seed: int, *, boxes: int, cards: int, hops: tuple[int, int]
-) -> dict[str, np.ndarray]:
-    """Different levels of a split: cards [levels, people], start, answer and hops [levels].
-
-    Person and answer run through all their pairs in random order, again and again: in every
-    len(PEOPLE) * boxes levels each answer belongs to each person once, so that no guess from the
-    question is right more often than one in `boxes`.
-    """
-    rng = np.random.default_rng(seed)
-    pairs = len(PEOPLE) * boxes
-    rows, known = [], set()
-    for index in range(num_levels):
-        if index % pairs == 0:
-            order = rng.permutation(pairs)
-        start, answer = divmod(int(order[index % pairs]), boxes)
-        for _ in range(TRIES):
-            needed = int(rng.integers(hops[0], hops[1] + 1))
-            table = draw_table(rng, start, answer, needed, boxes=boxes, cards=cards)
-            key = bytes([start, *(table + 1)])
-            if key not in known and split in (None, level_split(key)):
-                break
-        else:
-            raise ValueError(
-                f'num_levels={num_levels} needs more different tables than there are of '
-                f'cards={cards}; take more cards or fewer levels'
-            )
-        known.add(key)
-        rows.append((table, start, answer, needed))
-    columns = zip(*rows, strict=True)
-    return dict(zip(('cards', 'start', 'answer', 'hops'), map(np.asarray, columns), strict=True))
-
-
-def draw_table(
-    rng: np.random.Generator, start: int, answer: int, hops: int, *, boxes: int, cards: int
-) -> np.ndarray:
-    """int [people]: a chain of `hops` cards from start to the answer, and cards beside it.
-
-    Half of the others lead to a card drawn before them, half to a box that is not the answer.
-    """
-    others = rng.permutation(np.delete(np.arange(len(PEOPLE)), start))
-    people = [start, *others[: cards - 1]]
-    table = np.full(len(PEOPLE), EMPTY)
-    for place, who in enumerate(people):
-        if place < hops - 1:
-            table[who] = people[place + 1]
-        elif place == hops - 1:
-            table[who] = len(PEOPLE) + answer
-        elif rng.random() < 0.5:
-            table[who] = people[rng.integers(place)]
-        else:
-            table[who] = len(PEOPLE) + (answer + rng.integers(1, boxes)) % boxes
-    return table
-
-
-def next_action(cards: np.ndarray, start: int, seen: np.ndarray) -> int:
-    """What the best player does: pull the next card of the chain, or name the box it ends in."""
-    card = int(start)
-    while card < len(PEOPLE):
-        if not seen[card]:
-            return card
-        card = int(cards[card])
-    return card

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl_jax.envs import solvers
 from agentrl_jax.envs.base import check_split, level_split
+from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 
-WALL, FLOOR, TARGET = range(3)
 TURN_PROBABILITY = 0.35
 MAX_STATES = 300_000  # explored states of one reverse play
 WALK_DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
@@ -31,7 +30,7 @@ MASKS = np.array(
 
 
 class Pool(NamedTuple):
-    """Levels as arrays, named as in sokoban.EnvParams."""
+    """Levels as arrays, named as in world.EnvParams."""
 
     fixed: np.ndarray  # int8 [levels, n, n]  WALL, FLOOR or TARGET
     boxes: np.ndarray  # bool [levels, n, n]
@@ -85,9 +84,7 @@ def _solved_pool(levels: list[tuple], dim: int) -> Pool:
     fixed = np.stack([level[0] for level in levels])
     player = np.array([level[1] for level in levels], np.int32)
     boxes = boxes.reshape(fixed.shape)
-    lengths = [
-        len(solvers.solve_sokoban(*level)) for level in zip(fixed, boxes, player, strict=True)
-    ]
+    lengths = [len(solve_sokoban(*level)) for level in zip(fixed, boxes, player, strict=True)]
     return Pool(fixed, boxes, player, np.array(lengths, np.int32))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -11,9 +12,9 @@ import numpy as np
 from flax import struct
 
 from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates, environment, spaces
-from agentrl_jax.envs.sokoban import levels
+from agentrl_jax.envs.sokoban.levels import make_pool
+from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 
-WALL, FLOOR, TARGET = range(3)
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
 CELL_NAMES = (
     'wall',
@@ -113,7 +114,7 @@ class Sokoban(TextEnvironment):
         unique: bool = True,
     ) -> EnvParams:
         """Rooms of RAGEN's generator; search_depth (300, 30, 10 there) bounds reverse play."""
-        pool = levels.make_pool(
+        pool = make_pool(
             split,
             num_levels,
             dim=self.dim,
@@ -237,6 +238,19 @@ class Sokoban(TextEnvironment):
 
     def cells(self, state: EnvState) -> list[list[str]]:
         return [[CELL_NAMES[code] for code in row] for row in self._shown(state)]
+
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
+        """The shortest solution of each room, whatever actions are left."""
+        rooms = zip(states.fixed, states.boxes, states.player, strict=True)
+        return [list(solve_sokoban(*room) or ()) for room in rooms]
+
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
+        """Exact: which shortest solutions fit."""
+        return np.asarray(params.optimal_length)[None] <= np.asarray(budgets)[:, None]
 
     def _shown(self, state: EnvState) -> np.ndarray:
         """int [n, n] index into CELL_NAMES, on the host."""

@@ -73,8 +73,7 @@ def episodes(
         action[:plans] = -1  # no plan: nothing is done
         name = np.full(len(level), -1)
         name[:plans] = [queue.pop(0) if queue else -1 for queue in queues]
-        keys = jax.random.split(jax.random.fold_in(key, used), len(level))
-        states, reward, over = jax.device_get(act(params, keys, states, name, action))
+        states, reward, over = jax.device_get(act(params, key, used, states, name, action))
         seen.append(states)
         rewards.append(reward)
     return jax.tree.map(lambda *x: np.stack(x), *seen), np.stack(rewards)
@@ -86,19 +85,22 @@ def _rows(states: Any, rows: list[int]) -> Any:
 
 @functools.cache
 def _programs(env: Any) -> tuple[Any, Any]:
-    """Jitted over rows: (params, level) -> (states, over), and a step by names or actions."""
+    """Jitted (params, level) -> (states, over), and an action of each row; all [N, ...]."""
 
     def reset(params, level):
-        state = env.reset_level(level, params)
-        return state, env.is_terminated(state, params)
+        states = jax.vmap(env.reset_level, (0, None))(level, params)
+        return states, jax.vmap(env.is_terminated, (0, None))(states, params)
 
-    def act(params, key, state, name, action):
-        """name int32 []: an index into ACTION_NAMES; -1: the environment's own `action`."""
-        action = jnp.where(name >= 0, env.env_action(state, jnp.maximum(name, 0)), action)
-        _, state, reward, over, _ = env.step_env(key, state, action, params)
-        return state, reward, over
+    def act(params, key, used, states, name, action):
+        """name int32 [N]: an index into ACTION_NAMES; -1: the environment's own `action`."""
+        named = jax.vmap(env.env_action)(states, jnp.maximum(name, 0))
+        action = jnp.where(name >= 0, named, action)
+        keys = jax.random.split(jax.random.fold_in(key, used), len(action))
+        step = jax.vmap(env.step_env, (0, 0, 0, None))
+        _, states, reward, over, _ = step(keys, states, action, params)
+        return states, reward, over
 
-    return jax.jit(jax.vmap(reset, (None, 0))), jax.jit(jax.vmap(act, (None, 0, 0, 0, 0)))
+    return jax.jit(reset), jax.jit(act)
 
 
 def check_rewards(env: Any, params: Any, budget: int) -> None:

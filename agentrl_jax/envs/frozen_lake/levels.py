@@ -1,0 +1,62 @@
+"""FrozenLake maps on the host: random ice, start and goal, told apart by split."""
+
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.base import check_split, level_split
+
+FROZEN, HOLE, GOAL, START = range(4)
+
+
+def make_maps(
+    split: str | None, num: int, *, size: int, frozen: float, seed: int, unique: bool = True
+) -> np.ndarray:
+    """`num` random solvable maps, int8 [num, n, n]: iid ice, start and goal anywhere (RAGEN).
+
+    `unique` drops repetitions; split None takes the maps of all splits.
+    """
+    check_split(split)
+    if not 0.0 <= frozen <= 1.0:
+        raise ValueError(f'frozen={frozen} is a probability')
+    rng = np.random.default_rng([seed, size])
+    found: dict[Any, np.ndarray] = {}
+    for _ in range(64):
+        boards = _random_maps(rng, 2 * num + 64, size, frozen)
+        for board in boards[distance_to_goal(boards) > 0]:
+            key = board.tobytes()
+            if split is None or level_split(key) == split:
+                found.setdefault(key if unique else len(found), board)
+            if len(found) == num:
+                return np.stack(list(found.values()))
+    raise ValueError(
+        f'only {len(found)} different {split} maps of size {size} with frozen={frozen} were found; '
+        f'num_levels={num} asks for more'
+    )
+
+
+def _random_maps(rng: np.random.Generator, num: int, size: int, frozen: float) -> np.ndarray:
+    boards = np.where(rng.random((num, size**2)) < frozen, FROZEN, HOLE).astype(np.int8)
+    start = rng.integers(size**2, size=num)
+    goal = (start + rng.integers(1, size**2, size=num)) % size**2  # uniform over the other cells
+    rows = np.arange(num)
+    boards[rows, start], boards[rows, goal] = START, GOAL
+    return boards.reshape(num, size, size)
+
+
+def distance_to_goal(boards: np.ndarray) -> np.ndarray:
+    """int32 [num]: fewest moves from start to goal around the holes; -1 = no way."""
+    reached, passable = boards == START, boards != HOLE
+    distance = np.full(len(boards), -1, np.int32)
+    for moves in range(1, boards[0].size):
+        wider = reached.copy()
+        wider[:, 1:] |= reached[:, :-1]
+        wider[:, :-1] |= reached[:, 1:]
+        wider[:, :, 1:] |= reached[:, :, :-1]
+        wider[:, :, :-1] |= reached[:, :, 1:]
+        wider &= passable
+        if (wider == reached).all():
+            break
+        reached = wider
+        distance[(distance < 0) & (reached & (boards == GOAL)).any((1, 2))] = moves
+    return distance

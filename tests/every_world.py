@@ -1,0 +1,259 @@
+"""What holds of every world: checks over a class, its own settings, pools, rewards and plans."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.envs import SPLITS, TextEnvironment, simulation
+
+LEVELS = 61  # asked for; a pool that is no larger than its world has fewer
+BUDGET = 10
+SHOWN = 16  # episodes of the oracle among those that are played
+
+
+class World:
+    """An environment under test, a pool of it, and what a little play of it meets."""
+
+    def __init__(self, env, pool=None):
+        self.env, self.pool = env, pool or {}
+
+    def pools(self, split, seed=1):
+        return self.env.make_params(split, num_levels=LEVELS, seed=seed, **self.pool)
+
+    @functools.cached_property
+    def params(self):
+        return self.pools('train')
+
+    @functools.cached_property
+    def played(self):
+        """(states [BUDGET + 1, N, ...], rewards [BUDGET, N]) of random and some oracle play."""
+        level = np.arange(120) % self.env.num_levels(self.params)
+        plans = SHOWN if self.has_expert else 0
+        return simulation.episodes(
+            self.env, self.params, level, BUDGET, plans=plans, replan=False, seed=3
+        )
+
+    @functools.cached_property
+    def has_expert(self):
+        return type(self.env).plans is not TextEnvironment.plans
+
+    @functools.cached_property
+    def states(self):
+        """All states that were met, on the host: [M, ...]."""
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.played[0])
+
+    def over(self, states):
+        return np.asarray(over_each_row(self.env.is_terminated)(states, self.params))
+
+
+@functools.cache
+def over_each_row(method):
+    """A method of an environment for rows of states or levels, jitted."""
+    return jax.jit(jax.vmap(method, in_axes=(0, None)))
+
+
+def levels(env, params):
+    """The first state of every level, as bytes."""
+    index = np.arange(env.num_levels(params))
+    states = jax.device_get(over_each_row(env.reset_level)(index, params))
+    return [b'|'.join(x[i].tobytes() for x in jax.tree.leaves(states)) for i in index]
+
+
+# ---- texts -------------------------------------------------------------------------------------
+
+
+def lines_concatenate_to_the_observation_text(world):
+    env, params, states = world.env, world.params, world.states
+    lines, slots = env.lines(params), env.line_slots(params)
+    assert len(lines) <= 120_000
+    assert all(line.endswith('\n') for line in lines)
+    ids = np.asarray(over_each_row(env.line_ids)(states, params))
+    assert ids.shape[1] == len(slots)
+    for index in range(len(ids)):
+        state = jax.tree.map(lambda x, i=index: x[i], states)
+        assert ''.join(lines[i] for i in ids[index] if i >= 0) == env.observation_text(state)
+    for place, slot in enumerate(slots):
+        used = ids[:, place]
+        assert ((used == -1) | ((used >= slot.start) & (used < slot.stop))).all()
+
+
+def lines_do_not_depend_on_the_split(world):
+    held_out = world.pools('test', seed=5)
+    assert world.env.lines(world.params) == world.env.lines(held_out)
+
+
+def cells_are_rows_of_words(world):
+    first, last = (jax.tree.map(lambda x, i=index: x[i], world.states) for index in (0, -1))
+    for rows in (world.env.cells(first), world.env.cells(last)):
+        assert rows and all(isinstance(word, str) for row in rows for word in row)
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def equal_settings_share_compilations(world):
+    again = dataclasses.replace(world.env)
+    assert again is not world.env and again == world.env and hash(again) == hash(world.env)
+
+
+def gymnax_step_returns_six_values_and_restarts_at_the_end(world):
+    env, params = world.env, world.params
+    key = jax.random.key(3)
+    keys = jax.random.split(key, 16)
+    obs, states = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
+    actions = jax.jit(jax.vmap(env.action_space(params).sample))(keys)
+    step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
+    for _ in range(6):
+        obs, states, reward, terminated, truncated, info = step(keys, states, actions, params)
+        assert not world.over(states).any()  # a finished episode was replaced by a fresh one
+        assert (np.asarray(states.time)[np.asarray(terminated | truncated)] == 0).all()
+    assert reward.shape == (16,) and reward.dtype == jnp.float32
+    assert obs.dtype == env.observe(key, jax.tree.map(lambda x: x[0], states), None, params).dtype
+    assert bool(jax.vmap(env.observation_space(params).contains)(obs).all())
+    assert {'success', 'effective', 'final_observation'} <= set(info)
+
+
+def the_time_limit_truncates(world):
+    params = world.params.replace(max_steps_in_episode=1)
+    _, state = world.env.reset(jax.random.key(0), params)
+    *_, truncated, _ = world.env.step(jax.random.key(0), state, 0, params)
+    assert bool(truncated)
+
+
+def terminal_states_are_absorbing(world):
+    env, params = world.env, world.params
+    over = world.over(world.states)
+    if not over.any() and not world.has_expert:
+        pytest.skip('no episode of random play ended, and there is no expert')
+    assert over.any()
+    ends = jax.tree.map(lambda x: jnp.asarray(x[over]), world.states)
+    keys = jax.random.split(jax.random.key(1), int(over.sum()))
+    step = jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, None, None)))
+    for action in range(env.num_actions):
+        _, after, reward, terminated, info = step(keys, ends, action, params)
+        jax.tree.map(np.testing.assert_array_equal, after, ends)
+        assert (np.asarray(reward) == 0).all() and np.asarray(terminated).all()
+        assert not np.asarray(info['effective']).any()
+
+
+def an_action_outside_the_action_space_changes_nothing(world):
+    env, params = world.env, world.params
+    state = env.reset_level(jnp.int32(0), params)
+    actions = jnp.array([-1, env.num_actions, -(2**31), 2**31 - 1], jnp.int32)
+    step = jax.jit(jax.vmap(env.step_env, in_axes=(None, None, 0, None)))
+    _, after, reward, terminated, info = step(jax.random.key(0), state, actions, params)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.stack([y] * 4)), after, state)
+    assert not np.asarray(reward).any() and not np.asarray(terminated).any()
+    assert not np.asarray(info['effective']).any()
+
+
+def names_stand_for_actions_of_the_action_space(world):
+    env, names = world.env, world.env.ACTION_NAMES
+    assert len(set(names)) == len(names) > 1
+    state = env.reset_level(jnp.int32(0), world.params)
+    actions = np.array([env.env_action(state, jnp.int32(i)) for i in range(len(names))])
+    assert ((actions >= -1) & (actions < env.num_actions)).all()
+    assert (actions >= 0).any()
+
+
+def rewards_are_multiples_of_the_quantum_within_the_bounds(world):
+    """Of every action from every state that was met."""
+    env, params = world.env, world.params
+    states = jax.tree.map(jnp.asarray, world.states)
+    keys = jax.random.split(jax.random.key(2), states.time.shape[0])
+    low, high = env.REWARD_BOUNDS
+    step = jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, None, None)))
+    for action in range(env.num_actions):
+        reward = np.asarray(step(keys, states, action, params)[2])
+        quanta = reward / env.REWARD_QUANTUM
+        np.testing.assert_allclose(quanta, np.round(quanta), atol=1e-4)
+        assert (reward >= low - 1e-6).all() and (reward <= high + 1e-6).all()
+    simulation.check_rewards(env, params, BUDGET)
+
+
+# ---- pools -------------------------------------------------------------------------------------
+
+
+def default_parameters_are_a_pool(world):
+    if world.pool:
+        pytest.skip('its levels are not the default ones')
+    env = world.env
+    _, state = env.reset(jax.random.key(0))
+    assert env.num_levels(env.default_params) > 1 and int(state.time) == 0
+
+
+def the_same_seed_gives_the_same_pool_and_another_seed_another(world):
+    env, params = world.env, world.params
+    jax.tree.map(np.testing.assert_array_equal, params, world.pools('train'))
+    other = levels(env, world.pools('train', seed=2))
+    drawn = env.num_levels(params) == LEVELS  # else these are all levels that there are
+    assert (levels(env, params) == other) != drawn
+
+
+def splits_share_no_level(world):
+    found = {
+        split: {level for seed in (1, 2) for level in levels(world.env, world.pools(split, seed))}
+        for split in SPLITS
+    }
+    assert all(found.values())
+    assert len(set.union(*found.values())) == sum(map(len, found.values()))
+
+
+# ---- references --------------------------------------------------------------------------------
+
+
+def random_play_succeeds_as_often_as_stated(world):
+    """Where it is computed and not simulated: four standard errors at most."""
+    env, params = world.env, world.params
+    if type(env).random_success is TextEnvironment.random_success:
+        pytest.skip('it is simulated')
+    (stated,) = env.random_success(params, [BUDGET])
+    won = simulation.simulate_random(env, params, BUDGET, rollouts=20, seed=1)[BUDGET]
+    error = np.sqrt((stated * (1 - stated)).mean() / won.size)
+    assert len(stated) == len(won) and abs(won.mean() - stated.mean()) <= 4 * error
+
+
+def the_oracle_solves_levels_as_often_as_stated(world):
+    """Level by level where the world has no luck, else within four standard errors."""
+    if not world.has_expert:
+        pytest.skip('no expert')
+    env, params = world.env, world.params
+    level = np.arange(min(48, env.num_levels(params)))
+    states, _ = simulation.episodes(env, params, level, BUDGET, plans=len(level), seed=4)
+    last = jax.tree.map(lambda x: x[-1], states)
+    solved = np.asarray(over_each_row(env.success)(last, params))
+    (stated,) = env.oracle_success(params, [BUDGET])
+    certain = np.isin(stated[level], (0.0, 1.0))
+    np.testing.assert_array_equal(solved[certain], stated[level][certain].astype(bool))
+    error = np.sqrt((stated[level] * (1 - stated[level])).mean() / len(level))
+    assert abs(solved.mean() - stated[level].mean()) <= 4 * error + 1e-6
+    assert solved.any() and stated.mean() > env.random_success(params, [BUDGET])[0].mean()
+
+
+TEXTS = (
+    lines_concatenate_to_the_observation_text,
+    lines_do_not_depend_on_the_split,
+    cells_are_rows_of_words,
+)
+RULES = (
+    terminal_states_are_absorbing,
+    rewards_are_multiples_of_the_quantum_within_the_bounds,
+    the_same_seed_gives_the_same_pool_and_another_seed_another,
+    splits_share_no_level,
+    random_play_succeeds_as_often_as_stated,
+    the_oracle_solves_levels_as_often_as_stated,
+)
+CHECKS = (
+    *TEXTS,
+    *RULES,
+    equal_settings_share_compilations,
+    gymnax_step_returns_six_values_and_restarts_at_the_end,
+    the_time_limit_truncates,
+    an_action_outside_the_action_space_changes_nothing,
+    names_stand_for_actions_of_the_action_space,
+    default_parameters_are_a_pool,
+)
