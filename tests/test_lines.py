@@ -8,7 +8,9 @@ import qwen_vocabulary
 
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban, bandit
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
+from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
 from agentrl_jax.envs.sokoban import world as sokoban
+from agentrl_jax.envs.sokoban.solver import FLOOR, TARGET, WALL
 from agentrl_jax.text import demo_tokenizer, lines
 from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
@@ -25,10 +27,10 @@ def lakes(env, count, seed=0):
     """Boards with one goal and one start anywhere, holes at random, the player anywhere."""
     rng = np.random.default_rng(seed)
     cells = env.size**2
-    board = np.where(rng.random((count, cells)) < 0.3, frozen_lake.HOLE, frozen_lake.FROZEN)
+    board = np.where(rng.random((count, cells)) < 0.3, HOLE, FROZEN)
     places = rng.permuted(np.tile(np.arange(cells), (count, 1)), axis=1)
-    board[np.arange(count), places[:, 0]] = frozen_lake.GOAL
-    board[np.arange(count), places[:, 1]] = frozen_lake.START
+    board[np.arange(count), places[:, 0]] = GOAL
+    board[np.arange(count), places[:, 1]] = START
     return frozen_lake.EnvState(
         time=np.zeros(count, np.int32),
         board=board.reshape(count, env.size, env.size).astype(np.int8),
@@ -40,18 +42,18 @@ def rooms(env, count, seed=0):
     """Walled rooms with inner walls, targets, boxes and a player at random, solvable or not."""
     rng = np.random.default_rng(seed)
     n, k = env.dim, env.num_boxes
-    inner = np.where(rng.random((count, (n - 2) ** 2)) < 0.3, sokoban.WALL, sokoban.FLOOR)
+    inner = np.where(rng.random((count, (n - 2) ** 2)) < 0.3, WALL, FLOOR)
     places = rng.permuted(np.tile(np.arange((n - 2) ** 2), (count, 1)), axis=1)
     rows = np.arange(count)[:, None]
     on_target = rng.random(count)[:, None] < 0.3
     boxes = np.zeros_like(inner, bool)
     boxes[rows, np.where(on_target, places[:, :k], places[:, k : 2 * k])] = True
-    inner[boxes] = sokoban.FLOOR
-    inner[rows, places[:, :k]] = sokoban.TARGET
+    inner[boxes] = FLOOR
+    inner[rows, places[:, :k]] = TARGET
     # The player stands on floor, or on a target without a box.
     spot = np.where(on_target[:, 0] | (rng.random(count) < 0.5), places[:, 2 * k], places[:, 0])
-    inner[np.arange(count), places[:, 2 * k]] = sokoban.FLOOR
-    fixed = np.full((count, n, n), sokoban.WALL, np.int8)
+    inner[np.arange(count), places[:, 2 * k]] = FLOOR
+    fixed = np.full((count, n, n), WALL, np.int8)
     fixed[:, 1:-1, 1:-1] = inner.reshape(count, n - 2, n - 2)
     room = np.zeros((count, n, n), bool)
     room[:, 1:-1, 1:-1] = boxes.reshape(count, n - 2, n - 2)

@@ -1,4 +1,4 @@
-"""What the README says is so: commands, fields, files, tables, and its two examples are run."""
+"""What the README says is so: commands, fields, files, tables, and its example is run."""
 
 import functools
 import importlib
@@ -8,23 +8,18 @@ import pathlib
 import re
 import shlex
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwen_vocabulary
 import test_probes as probes
-import tiny_agents as tiny
 import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs import ENVIRONMENTS, solvers
 from agentrl_jax.measure import metrics
-from agentrl_jax.records import page_html, report, run_log
-from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.records import report, run_log
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -80,7 +75,7 @@ def load(name, source, folder):
 
 def test_there_are_commands_to_check():
     run = {words[2] for words in commands() if words[:2] == ['python', '-m']}
-    tools = {'train', 'evaluate', 'view', 'export', 'tables', 'envs.reference'}
+    tools = {'train', 'evaluate', 'view', 'export', 'tables'}
     assert {f'agentrl_jax.{tool}' for tool in tools} <= run
     assert ['make', 'demo'] in commands() and ['make', 'test'] in commands()
 
@@ -137,9 +132,8 @@ def test_every_config_is_named():
     assert not [name for name in CONFIGS if f'configs/{name}.py' not in README]
 
 
-def test_algorithms_and_environments_are_those_there_are():
+def test_algorithms_are_those_there_are():
     assert table_names('Algorithms') == list(ALGORITHMS)
-    assert table_names('Environments') == list(ENVIRONMENTS)
 
 
 def test_the_table_of_metrics_is_the_one_in_the_code():
@@ -202,7 +196,7 @@ def test_configs_for_real_checkpoints_are_the_paper_s(name):
     assert cfg.env.max_turns == (1 if name == 'bandit' else 5)
 
 
-# ---- the two examples --------------------------------------------------------------------------
+# ---- the example ------------------------------------------------------------------------------
 
 
 def example(mark):
@@ -210,82 +204,6 @@ def example(mark):
     (block,) = (block for block in blocks('python') if mark in block)
     assert sum(bool(line.strip()) for line in block.splitlines()) <= 40
     return block
-
-
-@pytest.fixture(scope='module')
-def corridor(tmp_path_factory):
-    module = load('corridor', example('(TextEnvironment)'), tmp_path_factory.mktemp('readme'))
-    env = module.Corridor()
-    return env, env.make_params('train')
-
-
-def test_the_example_environment_offers_what_the_interface_asks(corridor):
-    env, params = corridor
-    pools = [np.asarray(env.make_params(split).levels) for split in ('train', 'validation', 'test')]
-    levels = [tuple(level) for pool in pools for level in pool.tolist()]
-    assert len(levels) == len(set(levels)) == 9 * 8  # ordered pairs of different cells
-    assert env.num_levels(params) == len(pools[0])
-    lines, (places,) = env.lines(params), env.line_slots(params)
-    assert len(lines) == len(places)
-    for level in range(env.num_levels(params)):
-        state = env.reset_level(jnp.int32(level), params)
-        (line,) = env.line_ids(state, params)
-        player, door = pools[0][level]
-        said = f'You are at {player}, the door is at {door}.\n'
-        assert lines[int(line)] == env.observation_text(state) == said
-        assert set(env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_html.CELLS)
-    obs, state, reward, terminated, truncated, info = env.step(
-        jax.random.key(0), env.reset_level(jnp.int32(0), params), 1, params
-    )
-    assert obs.shape == (1,) and reward.dtype == jnp.float32 and not truncated
-
-
-def test_the_example_environment_is_walked_to_its_door_as_text(corridor):
-    env, params = corridor
-    level = int(np.flatnonzero(np.asarray(params.levels[:, 1] - params.levels[:, 0]) == 4)[0])
-    task = text.build_task(env, params, tiny.tokenizer(), style='ragen', **tiny.BUDGETS)
-    episode = text.begin(task, jnp.int32(level))
-    tokens, count = text.turn_tokens(task, episode, jnp.bool_(True))
-    shown = tiny.tokenizer().decode([*task.prefix.tolist(), *tokens[:count].tolist()])
-    assert env.instruction in shown and env.observation_text(episode.state) in shown
-    right = jnp.array([1, 1, 1], jnp.int32)
-    play = jax.jit(text.play_turn)
-    episode, first = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
-    assert int(first.stop) == EpisodeStop.NONE and not first.success
-    episode, second = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
-    # Four steps to the door: the second turn executes one of its three actions.
-    assert int(second.stop) == EpisodeStop.TERMINATED and second.success
-    assert (int(second.num_actions), float(second.reward)) == (1, 1.0)
-
-
-def test_the_example_environment_plays_in_a_rollout(corridor):
-    env, params = corridor
-    task = text.build_task(env, params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
-    stream = jnp.arange(8, dtype=jnp.int32)
-    listed = Episodes(level=stream // 2, token_stream=stream, world_stream=stream)
-    out, counters = tiny.play(
-        'bandit', tiny.untrained(), jax.random.key(0), listed=listed, task_=task
-    )
-    assert int(counters['overflow']) == 0 and (out.num_turns == task.max_turns).all()
-    assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()
-    first = out.tokens[3][(out.turn[3] == 0) & ~out.action_mask[3] & out.attention_mask[3]]
-    state = env.reset_level(jnp.int32(1), params)
-    assert env.observation_text(state) in tiny.tokenizer().decode(first)
-
-
-def test_the_example_of_random_play_and_oracle(corridor, tmp_path):
-    env, params = corridor
-    assert solvers.np is np and solvers.simulate_random  # what the function finds in its file
-    head = 'import numpy as np\n\nfrom agentrl_jax.envs.solvers import simulate_random\n\n\n'
-    curves = load('curves', head + example('def _corridor_curves'), tmp_path)._corridor_curves
-    budgets = np.array([1, 8])
-    random, oracle = (np.asarray(c) for c in curves(env, params, budgets, 20, 0))
-    assert random.shape == oracle.shape == (2, env.num_levels(params))
-    near = np.abs(np.diff(params.levels)[:, 0]) == 1
-    assert (oracle[0] == near).all() and oracle[1].all()
-    # One random step finds a door next to the player half of the time, and no other.
-    np.testing.assert_allclose(random[0][near].mean(), 0.5, atol=0.15)
-    assert not random[0][~near].any() and (random[1] >= random[0]).all()
 
 
 @pytest.fixture(scope='module')

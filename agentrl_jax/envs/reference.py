@@ -1,9 +1,10 @@
-"""Random play and the oracle on every environment, beside the figures of the specification.
+"""Random play and the oracle on every environment, beside published figures where there are any.
 
   python -m agentrl_jax.envs.reference [--levels=2048]
 
 The published boards were 256 (227 of the larger rooms) drawn with RAGEN's own seeds; ours are drawn
-from the same distribution, repetitions included, so both sides carry a sampling error.
+from the same distribution, repetitions included, so both sides carry a sampling error. Environments
+without published figures are played by their default settings, on levels of the training split.
 """
 
 import argparse
@@ -14,24 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.base import TextEnvironment
-from agentrl_jax.envs.frozen_lake import FrozenLake
+from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Sokoban, TextEnvironment
 from agentrl_jax.envs.simulation import NoExpert
-from agentrl_jax.envs.sokoban import Sokoban
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: success in per cent by budget, as measured on RAGEN's own code."""
+    """One line of the table: success in per cent by budget."""
 
     label: str
     player: str  # random or oracle
     env: Any
     pool: dict[str, Any]  # of make_params
-    published: tuple[float, ...]  # at `budgets`
+    published: tuple[float, ...]  # at `budgets`, as measured on RAGEN's own code; () = none
     boards: int = 256  # behind the published figures
     budgets: tuple[int, ...] = BUDGETS
 
@@ -155,27 +153,50 @@ def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:
     """
     params = row.env.make_params(num_levels=levels, seed=seed, **row.pool)
     curves = reference_curves(row.env, params, row.budgets)
+    if row.player not in curves:  # no expert
+        return {}
     ours, error = 100 * curves[row.player], 100 * curves[f'{row.player}_se']
+    if not row.published:
+        return {'ours': ours, 'error': error}
     both = error * np.sqrt(1 + row.env.num_levels(params) / row.boards)
     # Published figures are rounded to 0.1.
     apart = np.maximum(np.abs(ours - np.array(row.published)) - 0.05, 0) / np.maximum(both, 1e-9)
     return {'ours': ours, 'error': error, 'apart': apart}
 
 
+def unpublished() -> list[Row]:
+    """Rows of the environments of which nothing is published."""
+    known = {row.env.name for row in ROWS}
+    return [
+        Row(name, player, world(), {}, ())
+        for name, world in ENVIRONMENTS.items()
+        for player in ('random', 'oracle')
+        if name not in known
+    ]
+
+
+def describe(row: Row, got: dict[str, np.ndarray]) -> str:
+    """The lines of one row."""
+    lines = [f'{row.player:6} {row.label}']
+    if not got:
+        return f'{lines[0]}: no expert'
+    lines += ['    actions  ' + ''.join(f'{budget:>12}' for budget in row.budgets)]
+    pairs = zip(got['ours'], got['error'], strict=True)
+    ours = ''.join(f'{value:>6.1f} ± {error:.1f}'.rjust(12) for value, error in pairs)
+    if row.published:
+        lines += ['    published' + ''.join(f'{value:>12.1f}' for value in row.published)]
+    lines += ['    ours     ' + ours]
+    if row.published:
+        lines += ['    s.e. off ' + ''.join(f'{value:>12.1f}' for value in got['apart'])]
+    return '\n'.join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--levels', type=int, default=2048)
     levels = parser.parse_args().levels
-    for row in ROWS:
-        got = measure(row, levels)
-        print(f'{row.player:6} {row.label}')
-        print('    actions  ' + ''.join(f'{budget:>12}' for budget in row.budgets))
-        print('    published' + ''.join(f'{value:>12.1f}' for value in row.published))
-        pairs = zip(got['ours'], got['error'], strict=True)
-        print(
-            '    ours     ' + ''.join(f'{value:>6.1f} ± {se:.1f}'.rjust(12) for value, se in pairs)
-        )
-        print('    s.e. off ' + ''.join(f'{value:>12.1f}' for value in got['apart']))
+    for row in (*ROWS, *unpublished()):
+        print(describe(row, measure(row, levels)))
 
 
 if __name__ == '__main__':

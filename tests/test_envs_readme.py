@@ -1,0 +1,142 @@
+"""The recipe of envs/README.md adds a world: it is written, registered, checked and trained."""
+
+import importlib
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import every_world
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax import envs, train
+from agentrl_jax.records import page_html, run_log
+from agentrl_jax.text import task as text
+from agentrl_jax.types import EpisodeStop
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = ROOT / 'agentrl_jax' / 'envs'
+README = (FOLDER / 'README.md').read_text(encoding='utf-8')
+
+
+def blocks(language):
+    """Contents of the fenced code blocks of a language."""
+    return re.findall(rf'^```{language}\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
+
+
+WORLD, NAME, SECTION = blocks('python')
+(COMMAND,) = [shlex.split(block.replace('\\\n', ' ')) for block in blocks('sh')]
+
+
+def load(path, source):
+    """Some source as a module."""
+    path.write_text(source, encoding='utf-8')
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def corridor(tmp_path_factory):
+    """(the class, add_section(cfg)) of the recipe, followed step by step in another folder."""
+    folder = tmp_path_factory.mktemp('corridor')
+    (folder / 'corridor.py').write_text(WORLD, encoding='utf-8')
+    indented = ''.join(f'    {line}\n' for line in SECTION.splitlines())
+    section = f'import ml_collections\n\n\ndef add(cfg):\n{indented}'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envs, '__path__', [*envs.__path__, str(folder)])
+        for name, world in load(folder / 'name.py', NAME).ENVIRONMENTS.items():
+            patch.setitem(envs.ENVIRONMENTS, name, world)
+        yield envs.ENVIRONMENTS['corridor'], load(folder / 'section.py', section).add
+    del sys.modules['agentrl_jax.envs.corridor'], envs.corridor
+
+
+@pytest.fixture(scope='module')
+def world(corridor):
+    return every_world.World(corridor[0]())
+
+
+def test_the_table_lists_the_worlds_there_are():
+    table = README.split('## Add an environment')[0]
+    assert re.findall(r'^\| `(\w+)` \|', table, flags=re.MULTILINE) == list(envs.ENVIRONMENTS)
+
+
+def test_files_and_methods_that_are_named_exist():
+    named = set(re.findall(r'`([a-z_/]+\.py)`', README)) - {'corridor.py'}
+    assert len(named) > 5
+    places = [(FOLDER / path, FOLDER.parent / path, ROOT / path) for path in named]
+    assert all(any(path.is_file() for path in place) for place in places), named
+    offers = README.split('| method | for |')[1]
+    rows = re.findall(r'^\| (.*?) \|', offers, flags=re.MULTILINE)
+    methods = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
+    assert len(methods) > 5
+    assert all(callable(getattr(envs.TextEnvironment, name)) for name in methods)
+
+
+@pytest.mark.parametrize('arguments', [['check'], ['format', '--check']])
+@pytest.mark.parametrize('source', [WORLD, NAME], ids=['world', 'name'])
+def test_the_formatter_has_nothing_to_say(source, arguments):
+    ruff = [sys.executable, '-m', 'ruff', *arguments]
+    file = ['--stdin-filename', 'agentrl_jax/envs/corridor.py', '-']
+    subprocess.run([*ruff, *file], input=source, text=True, check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize('check', every_world.CHECKS, ids=lambda check: check.__name__)
+def test_it_passes_what_every_world_passes(world, check):
+    check(world)
+
+
+def test_pages_know_its_cells(world):
+    state = jax.tree.map(lambda x: x[0], world.states)
+    assert set(world.env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_html.CELLS)
+
+
+def test_it_is_walked_to_its_door_as_text(world):
+    env, params = world.env, world.params
+    level = int(np.flatnonzero(np.asarray(params.starts[:, 1] - params.starts[:, 0]) == 4)[0])
+    task = text.build_task(env, params, tiny.tokenizer(), style='ragen', **tiny.BUDGETS)
+    episode = text.begin(task, jnp.int32(level))
+    tokens, count = text.turn_tokens(task, episode, jnp.bool_(True))
+    shown = tiny.tokenizer().decode([*task.prefix.tolist(), *tokens[:count].tolist()])
+    assert env.instruction in shown and env.observation_text(episode.state) in shown
+    right = jnp.array([1, 1, 1], jnp.int32)
+    play = jax.jit(text.play_turn)
+    episode, first = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
+    assert int(first.stop) == EpisodeStop.NONE and not first.success
+    episode, second = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
+    # Four steps to the door: the second turn executes one of its three actions.
+    assert int(second.stop) == EpisodeStop.TERMINATED and second.success
+    assert (int(second.num_actions), float(second.reward)) == (1, 1.0)
+
+
+def test_it_is_cloned_and_trained_by_the_command_s_fields(corridor, tmp_path):
+    assert COMMAND[:3] == ['python', '-m', 'agentrl_jax.train']
+    flags = dict(word.removeprefix('--').split('=') for word in COMMAND[3:])
+    assert (ROOT / flags['config']).is_file()
+    fields = {name[7:]: value for name, value in flags.items() if name.startswith('config.')}
+    small = {
+        'clone.episodes': 32,
+        'clone.steps': 2,
+        'steps': 2,
+        'corridor.nearest': 2,
+        'algorithm': 'grpo',
+    }
+    cfg = micro_runs.config('bandit')
+    corridor[1](cfg)
+    cfg.update_from_flattened_dict(fields | small)
+    assert train.train(cfg, str(tmp_path)) == 0
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert [row['step'] for row in rows] == [0, 1, 2] and rows[1]['batch/trained_rows'] > 0
+    reference = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
+    assert 0 < reference['random'] < reference['oracle'] < 1  # four actions, doors up to 8 away
+    (page, *_) = sorted((tmp_path / 'rollouts').glob('*.html'))
+    assert 'the door is at' in page.read_text(encoding='utf-8')
