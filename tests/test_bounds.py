@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from agentrl_jax import train
+from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.records import run_log
 from agentrl_jax.run import bounds, check
 from agentrl_jax.run.bounds import Bounds
 from configs import base
 
-WORLDS = ('frozen_lake', 'sokoban', 'bandit', 'library')
+WORLDS = tuple(ENVIRONMENTS)
 DRAWS = int(os.environ.get('CONFIG_DRAWS', '6'))
 # Larger values are legal and slow; what they mean is the same
 SMALL = {
