@@ -7,6 +7,13 @@
 (SIGTERM or Ctrl-C; the runs have saved).
 """
 
+from agentrl_jax.run import command
+from agentrl_jax.sweeps.options import define_flags
+
+if __name__ == '__main__':
+    define_flags()
+    command.begin(__doc__, needs=('config', 'sweep', 'workdir'))
+
 import jax
 
 if __name__ == '__main__':
@@ -21,8 +28,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
 
 from agentrl_jax.machine import files, processes
 from agentrl_jax.records import run_log
@@ -161,10 +167,8 @@ def own_words(
     return [*PROGRAM, *given, *spec.arguments(common)]
 
 
-def run_sweep(args: flags.FlagValues, rest: Sequence[str] = ()) -> int:
-    """The exit code; rest: what stands on the command line and is no flag."""
-    if rest:
-        raise ValueError(f'unknown arguments: {" ".join(rest)}')
+def run_sweep(args: flags.FlagValues) -> int:
+    """The exit code of a sweep with these flags."""
     holder = args['config']
     config_file, common = holder.config_filename, dict(holder.override_values)
     listed = spec.load(args.sweep)
@@ -182,47 +186,22 @@ def run_sweep(args: flags.FlagValues, rest: Sequence[str] = ()) -> int:
         script = slurm_script(runs, root, words, jobs=args.jobs, options=args.sbatch)
         return launch_slurm(root, script, args.submit)
 
-    def command(run):
+    def words_of(run):
         return spec.command(run, config_file, str(root), common, python=sys.executable)
 
-    plan = local.Plan(runs, root, command, environments, args.retries)
+    plan = local.Plan(runs, root, words_of, environments, args.retries)
     with Board() as board:
         return local.train_all(plan, board)
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
+    command.show_frames_of(flags.FLAGS.sweep)
     try:
-        code = run_sweep(flags.FLAGS, argv[1:])
+        code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     sys.exit(code)
 
 
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    def define(kind, name, default, *rest, **more):
-        kind(name, default, *rest, flag_values=values, **more)
-
-    define(config_flags.DEFINE_config_file, 'config', None, 'Config that all runs start from.')
-    define(flags.DEFINE_string, 'sweep', None, 'Python file with sweep(add) or get_hyper(h).')
-    define(flags.DEFINE_string, 'workdir', None, 'Folder that gets a folder for each run.')
-    define(
-        flags.DEFINE_enum, 'launcher', 'local', ['local', 'print', 'slurm'], 'How runs are started.'
-    )
-    define(flags.DEFINE_integer, 'jobs', 1, 'Runs that train at once.', lower_bound=1)
-    define(
-        flags.DEFINE_integer,
-        'retries',
-        2,
-        'How often a run that failed is tried again.',
-        lower_bound=0,
-    )
-    define(flags.DEFINE_multi_string, 'only', [], 'Name of a run; all if left out.')
-    define(flags.DEFINE_string, 'gpus', '', 'GPUs to share out among the jobs: 0,1,2,3.')
-    define(flags.DEFINE_multi_string, 'sbatch', [], 'More for SLURM: --sbatch=--gres=gpu:1.')
-    define(flags.DEFINE_bool, 'submit', False, 'slurm: submit the script as well.')
-    flags.mark_flags_as_required(['config', 'sweep', 'workdir'], flag_values=values)
-
-
 if __name__ == '__main__':
-    define_flags()
-    app.run(main)
+    main()

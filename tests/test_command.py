@@ -12,7 +12,7 @@ import pytest
 from agentrl_jax.run import command
 
 CONFIG = '--config=configs/demo.py'
-COMMANDS = ('train', 'play', 'plan')
+COMMANDS = ('train', 'play', 'plan', 'sweep')
 
 
 def told(module, *words, watch='jax'):
@@ -36,7 +36,7 @@ def told(module, *words, watch='jax'):
 def test_help_succeeds_without_jax(module):
     code, out, err, imported = told(module, '--help')
     assert code == 0 and not err and not imported
-    assert '--config: Config file' in out and f'python -m agentrl_jax.{module}' in out
+    assert '--config: Config' in out and f'python -m agentrl_jax.{module}' in out
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,15 @@ def test_without_a_tpu_none_is_looked_for(monkeypatch):
 
 
 STARTING = """
-import signal, sys, time
+import hashlib, signal, sys, time
 from agentrl_jax.run import command
 command.stop_when_asked()
 if sys.argv[1] == 'training':
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: print('heard', flush=True))
 print('ready', flush=True)
-sum(range(10**9)) if sys.argv[1] == 'native' else time.sleep(60)  # no handler runs in a long call
+if sys.argv[1] == 'native':  # as in a compilation no handler runs, but other threads do
+    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)
 while True:
     time.sleep(1)
 """
@@ -130,3 +131,14 @@ def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
     assert ended('training', signal.SIGINT)[0] is None
     code, err = ended('training', signal.SIGINT, signal.SIGINT)
     assert code == 130 and 'interrupted twice' in err
+
+
+def test_a_bug_in_a_sweep_file_shows_its_own_lines_and_none_of_ours(tmp_path):
+    path = tmp_path / 'broken.py'
+    path.write_text(
+        'def sweep(add):\n    add(seed=helper())\n\n\ndef helper():\n    return 1 / 0\n'
+    )
+    code, _, err, _ = told('sweep', CONFIG, f'--sweep={path}', f'--workdir={tmp_path / "w"}')
+    lines = [line for line in err.splitlines() if line.startswith('  File ')]
+    assert code == 1 and 'ZeroDivisionError' in err
+    assert len(lines) == 2 and all(str(path) in line for line in lines)

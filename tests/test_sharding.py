@@ -55,7 +55,7 @@ def test_a_mesh_that_does_not_use_all_devices_is_refused(sizes):
 
 
 def test_only_one_place_makes_meshes():
-    root = Path(sharding.__file__).parents[1]
+    root = Path(sharding.__file__).parents[2]
     files = [p for folder in ('agentrl_jax', 'configs') for p in (root / folder).rglob('*.py')]
     pattern = re.compile(r'jax\.make_mesh\(|\bMesh\(')
     assert [p.name for p in files if pattern.search(p.read_text())] == ['sharding.py']

@@ -18,6 +18,7 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Sequence
 from typing import NoReturn
@@ -29,6 +30,7 @@ EXIT_STOPPED, EXIT_KILLED = 75, 130  # as processes.EXIT_PREEMPTED; as a shell s
 FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
+OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 
 
@@ -88,7 +90,7 @@ def define_fallback() -> None:
     """--fallback: what to do where the newest checkpoint is damaged."""
     wanted = os.environ.get(FALLBACK, '') == '1'
     help_ = 'Where checkpoints are damaged, take the newest one that is whole.'
-    flags.DEFINE_bool('fallback', wanted, help_, module_name=sys.argv[0])
+    flags.DEFINE_bool('fallback', wanted, help_)
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
@@ -141,11 +143,25 @@ def refuse(sentence: str) -> NoReturn:
     sys.exit(EXIT_USAGE)
 
 
+def show_frames_of(path: str) -> None:
+    """A traceback that goes through the given file begins there: what called it is our business."""
+    wanted = os.path.abspath(path)
+
+    def hook(kind, error, trace):
+        frame = trace
+        while frame is not None and os.path.abspath(frame.tb_frame.f_code.co_filename) != wanted:
+            frame = frame.tb_next
+        error = error if frame is None else error.with_traceback(frame)
+        traceback.print_exception(kind, error, frame or trace, chain=frame is None)
+
+    sys.excepthook = hook
+
+
 def help_text(doc: str) -> str:
     """The command's own words and its flags."""
-    lines, modules = [doc.strip(), '', 'flags:'], ('__main__', sys.argv[0])
+    lines = [doc.strip(), '', 'flags:']
     for name in sorted(flags.FLAGS):
-        if flags.FLAGS.find_module_defining_flag(name) not in modules:
+        if not flags.FLAGS.find_module_defining_flag(name).startswith(OWN_MODULES):
             continue
         flag = flags.FLAGS[name]
         default = '' if flag.default in (None, '', False, []) else f' (default {flag.default})'
