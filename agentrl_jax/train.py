@@ -110,8 +110,14 @@ def train(cfg: Any, workdir: str, *, fallback: bool = False) -> int:
     Returns the exit code: 0; 1 when an alarm or an empty filter ended the run, or nothing trained;
     75 when it was asked to stop and is to be resumed.
     """
+    with processes.only_training(workdir) as alone_in:
+        return resume(cfg, alone_in, fallback)
+
+
+def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
+    """train() in a workdir that is its own."""
     run = build(cfg)
-    workdir = files.check_workdir(workdir, min_free_bytes=space_needed(run))
+    files.check_workdir(workdir, min_free_bytes=space_needed(run))
     if jax.process_index() == 0:
         report.write_reference(workdir, run.validation.task)
     if fallback:

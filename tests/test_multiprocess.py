@@ -77,6 +77,16 @@ sys.exit(runtime.EXIT_PREEMPTED)
 """
 
 
+TRAIN_ALONE = """
+try:
+    with runtime.only_training(workdir):
+        state = step_fn(init())
+        print('trains', flush=True)
+        time.sleep(float(sys.argv[1]))
+except ValueError as error:
+    runtime.fail(error)
+"""
+
 LOSE_ONE = """
 state = init()
 print('ready', flush=True)
@@ -161,6 +171,19 @@ def test_sigterm_to_one_of_four_processes_stops_all_at_the_same_step(tmp_path):
     assert len(steps) == 1 and steps[0] >= 5 and int(state['b']) == steps[0]
     for index, text in enumerate(said):  # the others are told
         assert text.endswith(f'stopped {steps[0]} {index == 1}\n')
+
+
+def test_two_processes_are_refused_where_two_others_train(tmp_path):
+    first = start(TRAIN_ALONE, '600', tmp_path)
+    said_line(first[0], 'trains')
+    try:
+        said = finish(start(TRAIN_ALONE, '0', tmp_path), code=1)
+    finally:
+        for process in first:
+            process.kill()
+            process.communicate()
+    assert f'is in use by a training (process {first[0].pid} on ' in said[0]
+    assert 'is in use by another training, says process 0' in said[1]
 
 
 def ended_without(process: subprocess.Popen, *, within_s: float) -> str:

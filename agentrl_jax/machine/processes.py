@@ -1,15 +1,20 @@
 """What a run needs around the program: processes, preemption, compile counts, a usable workdir."""
 
+import contextlib
 import os
+import pathlib
 import signal
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from agentrl_jax.machine import files, lock
 
 HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: a process silent for so long is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
@@ -86,6 +91,37 @@ def fail(error: Exception, code: int = 1) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+@contextlib.contextmanager
+def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """The workdir, made if need be, for this training alone: process 0 holds it for all of them.
+
+    Where another training has it, it is a ValueError in all processes. A folder that was made and
+    stayed empty goes again.
+    """
+    made = not files.local_path(path).expanduser().exists()
+    workdir = files.check_workdir(path)
+    held = refused = None
+    if jax.process_index() == 0:
+        try:
+            held = lock.take(workdir)
+        except ValueError as error:
+            refused = error
+    try:
+        if jax.process_count() > 1:
+            flags = multihost_utils.process_allgather(np.array([refused is not None]))
+            if refused is None and np.any(flags):
+                raise ValueError(f'{workdir} is in use by another training, says process 0')
+        if refused:
+            raise refused
+        yield workdir
+    finally:
+        if held is not None:
+            held.release()
+        if made:
+            with contextlib.suppress(OSError):
+                workdir.rmdir()
 
 
 class Preemption:

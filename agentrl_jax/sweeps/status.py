@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, lock
 from agentrl_jax.records import run_log
 
 RUN_FILE, LOCK_FILE, ATTEMPTS_FILE, OUTPUT_FILE = 'run.json', 'lock', 'attempts.json', 'output.txt'
@@ -51,8 +51,9 @@ class Status:
 def claim(folder: Path) -> int | None:
     """A descriptor that holds the run's lock, to be handed to its child; None: it is taken.
 
-    The kernel frees the lock when every process that has the descriptor is gone, kill -9 included.
-    The file is never removed: a second file of that name would be a second lock.
+    Taken too is what somebody trains without a sweep. The kernel frees the lock when every process
+    that has the descriptor is gone, kill -9 included. The file is never removed: a second file of
+    that name would be a second lock.
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -67,6 +68,9 @@ def claim(folder: Path) -> int | None:
             'this file system cannot lock files (flock); name another workdir',
             str(folder),
         ) from error
+    if lock.is_held(folder):
+        os.close(descriptor)
+        return None
     return descriptor
 
 
