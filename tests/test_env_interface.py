@@ -214,7 +214,7 @@ def test_a_task_is_not_built_with_rewards_that_it_would_clip():
 
 
 def test_by_default_the_oracle_is_simulated_with_its_plans():
-    curves = reference_curves(KnownButton(3), NO_POOL, [2, 3, 5])
+    curves = reference_curves(KnownButton(3), NO_POOL, [0, 3, 5])
     np.testing.assert_array_equal(curves['oracle'], [0, 1, 1])
     solved = ['111' in f'{word:05b}' for word in range(32)]
     np.testing.assert_allclose(curves['random'], [0, 1 / 8, np.mean(solved)], atol=0.2)  # 60 runs

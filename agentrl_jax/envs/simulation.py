@@ -39,7 +39,7 @@ def simulate_oracle(env: Any, params: Any, budget: int, *, seed: int) -> np.ndar
     levels = env.num_levels(params)
     states, _ = episodes(env, params, np.arange(levels), budget, plans=levels, seed=seed)
     last = jax.tree.map(lambda x: x[-1], states)
-    return np.asarray(jax.vmap(env.success, in_axes=(0, None))(last, params))
+    return np.asarray(jax.jit(jax.vmap(env.success, in_axes=(0, None)))(last, params))
 
 
 def episodes(
@@ -76,7 +76,8 @@ def episodes(
         states, reward, over = jax.device_get(act(params, key, used, states, name, action))
         seen.append(states)
         rewards.append(reward)
-    return jax.tree.map(lambda *x: np.stack(x), *seen), np.stack(rewards)
+    rewards = np.array(rewards, np.float32).reshape(budget, len(level))
+    return jax.tree.map(lambda *x: np.stack(x), *seen), rewards
 
 
 def _rows(states: Any, rows: list[int]) -> Any:
