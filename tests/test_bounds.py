@@ -116,7 +116,7 @@ def values_of(name, kind, default, rng):
     """A value at the border of its bounds, near the default, or (seldom) out of them."""
     interval = bounds.BOUNDS[name]
     if rng.random() < 0.15:
-        return rng.choice([-1, 0]) if kind is int else float(rng.choice([-1.0, math.nan, 2.0]))
+        return kind(rng.choice([-1, 0] if kind is int else [-1.0, math.nan, 2.0]))
     ends = [end for end in (interval.low, interval.high) if math.isfinite(end) and abs(end) < 2**20]
     near = [default, default * 2, default / 2] if default else [1, 2]
     value = rng.choice([*ends, *interval.also, *near])
