@@ -6,7 +6,6 @@ import os
 import pathlib
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache as compilation_cache_module
 
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import state as start
@@ -54,23 +53,6 @@ def config(name, **changes):
     return cfg
 
 
-def compilation_cache(folder):
-    """Programs compiled while this generator is open are kept and shared between runs."""
-    settings = {
-        'jax_compilation_cache_dir': str(folder),
-        'jax_persistent_cache_min_compile_time_secs': 0.0,
-        'jax_persistent_cache_min_entry_size_bytes': -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache_module.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache_module.reset_cache()
-
-
 def without_times(rows):
     """Rows of metrics.jsonl without what a clock says."""
     timed = ('time', 'perf/tokens_per_s')
@@ -113,15 +95,6 @@ def get_config():
     )
 
 
-def environment(folder, **more):
-    """Environment variables of a subprocess: CPU, programs kept in the folder, quick to compile."""
-    return dict(
-        os.environ,
-        PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "tests"}',
-        JAX_PLATFORMS='cpu',
-        JAX_COMPILATION_CACHE_DIR=str(folder),
-        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
-        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
-        XLA_FLAGS='--xla_backend_optimization_level=0',
-        **more,
-    )
+def environment(**more):
+    """Environment of a subprocess that shares programs with this process (see conftest.py)."""
+    return dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "tests"}', **more)

@@ -27,11 +27,6 @@ from agentrl_jax.types import Demonstrations, TrainState
 CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 # ---- the loss ----------------------------------------------------------------------------------
 
 

@@ -18,11 +18,6 @@ from agentrl_jax.run.streams import Streams
 CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8, 'clone.keep_in': '../clones'}
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 def opened(workdir, **changes):
     """The parameters with which a run starts."""
     run = build(micro_runs.config('frozen_lake', **(CLONES | changes)))

@@ -201,11 +201,6 @@ def micro(window, **changes):
     return micro_runs.config(NAME, **(sizes | changes))
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
     """Other shapes, the same samples: losses and gradients agree."""
     rows = {}

@@ -62,9 +62,7 @@ class Cluster:
                 'JAX_NUM_PROCESSES': str(processes),
             }
         )
-        shared = micro_runs.environment(
-            self.folder / 'programs', JAX_NUM_CPU_DEVICES=str(devices), **joined
-        )
+        shared = micro_runs.environment(JAX_NUM_CPU_DEVICES=str(devices), **joined)
         return [
             subprocess.Popen(
                 [
@@ -115,11 +113,7 @@ def wait_for_row(workdir, step, started):
 
 @pytest.fixture(scope='module')
 def cluster(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('cluster')
-    programs = micro_runs.compilation_cache(folder / 'programs_here')
-    next(programs)
-    yield Cluster(folder)
-    next(programs, None)
+    return Cluster(tmp_path_factory.mktemp('cluster'))
 
 
 def saved(workdir, step=None):

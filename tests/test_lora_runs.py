@@ -31,11 +31,6 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
     """(config, workdir) of three steps of GRPO with adapters and a KL term."""

@@ -20,7 +20,7 @@ KILLED = -signal.SIGKILL
 
 
 class Runs:
-    """Runs of one config in subprocesses that share their compiled programs."""
+    """Runs of one config in subprocesses."""
 
     def __init__(self, folder):
         self.folder, self.cfg = folder, micro_runs.get_config()
@@ -40,7 +40,7 @@ class Runs:
                     *more,
                 ],
                 cwd=micro_runs.ROOT,
-                env=micro_runs.environment(self.folder / 'programs'),
+                env=micro_runs.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -82,11 +82,7 @@ class Runs:
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('runs')
-    programs = micro_runs.compilation_cache(folder / 'programs_here')
-    next(programs)
-    yield Runs(folder)
-    next(programs, None)
+    return Runs(tmp_path_factory.mktemp('runs'))
 
 
 def test_the_undisturbed_run_trained(runs):

@@ -36,11 +36,7 @@ KILLED = 'killed here'
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('runs')
-    programs = micro_runs.compilation_cache(folder / 'programs')
-    next(programs)
-    yield folder
-    next(programs, None)
+    return tmp_path_factory.mktemp('runs')
 
 
 def rows_of(workdir):

@@ -311,7 +311,7 @@ def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     done = subprocess.run(
         words,
         cwd=micro_runs.ROOT,
-        env=micro_runs.environment(tmp_path / 'programs'),
+        env=micro_runs.environment(),
         capture_output=True,
         text=True,
         timeout=900,

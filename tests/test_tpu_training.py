@@ -23,7 +23,7 @@ def free_port():
 
 @pytest.fixture
 def local(tmp_path):
-    wanted = micro_runs.environment(tmp_path / 'programs', JAX_NUM_CPU_DEVICES='1')
+    wanted = micro_runs.environment(JAX_NUM_CPU_DEVICES='1')
     bench = Bench(tmp_path / 'x', 'local', TPU_LOCAL_PORT=str(free_port()), TPU_GRACE='60')
     bench.environment |= {name: wanted[name] for name in wanted if name.startswith(('JAX', 'XLA'))}
     bench.environment |= {'PYTHONPATH': '.:tests', 'TPU_POLL': '0.5'}  # of the copy that hosts have

@@ -69,11 +69,6 @@ RUNS = {
 WITH_CRITIC = ('value/loss', 'value/grad_norm', 'value/clip_frac', 'value/explained_variance')
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
     """name of RUNS -> (config, workdir, rows of metrics.jsonl) of a run of three steps."""
