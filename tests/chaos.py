@@ -57,25 +57,12 @@ class Chaos:
         self.seconds: dict[str, float] = {}
         (folder / 'two_seeds.py').write_text(SWEEP)
 
-    def environment(self) -> dict:
-        more = {'JAX_COMPILATION_CACHE_DIR': str(self.folder / 'programs')}
-        quick = '--xla_backend_optimization_level=0'
-        return dict(
-            os.environ,
-            PYTHONPATH=f'{micro_runs.ROOT}{os.pathsep}{micro_runs.ROOT / "tests"}',
-            JAX_PLATFORMS='cpu',
-            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
-            JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
-            XLA_FLAGS=quick,
-            **more,
-        )
-
     def start(self, *words: str) -> subprocess.Popen:
         with (self.folder / 'log').open('ab') as log:
             return subprocess.Popen(
                 [sys.executable, '-m', *words],
                 cwd=micro_runs.ROOT,
-                env=self.environment(),
+                env=micro_runs.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -172,6 +159,13 @@ def main() -> None:
     parser.add_argument('--only', default='', help="algorithms, with commas; '' = all, and sweeps")
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
+    os.environ |= {
+        'JAX_PLATFORMS': 'cpu',
+        'JAX_COMPILATION_CACHE_DIR': str(folder / 'programs'),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+        'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+    }
     chaos, names = Chaos(folder, given.seed), sorted(ALGORITHMS)
     while chaos.kills < given.kills:
         kills = min(given.a_run, given.kills - chaos.kills)

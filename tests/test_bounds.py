@@ -139,11 +139,6 @@ def drawn(seed):
     return cfg, changes
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 @pytest.mark.parametrize('seed', range(DRAWS))
 def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(seed, tmp_path):
     """CONFIG_DRAWS=200 draws more."""

@@ -9,11 +9,6 @@ from agentrl_jax import train
 from agentrl_jax.records import run_log
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 @pytest.mark.parametrize('patience, rows', [(5, 4), (2, 2)])
 def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
     patience, rows, tmp_path, capsys

@@ -43,11 +43,6 @@ def test_what_is_no_action_costs_the_format_penalty():
     assert not solved and total == pytest.approx(-0.1) and 'not all of that are actions' in said
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 def test_a_policy_is_watched_token_by_token(tmp_path):
     cfg = micro_runs.config('frozen_lake', steps=0)
     assert train.train(cfg, str(tmp_path)) == 0

@@ -17,7 +17,7 @@ def test_the_quickstart_notebook_runs(tmp_path):
     script.write_text('\n'.join(''.join(cell['source']) for cell in code), encoding='utf-8')
     found = subprocess.run(
         [sys.executable, str(script)],
-        env=micro_runs.environment(tmp_path / 'programs'),
+        env=micro_runs.environment(),
         capture_output=True,
         text=True,
         timeout=600,
