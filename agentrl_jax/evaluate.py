@@ -20,7 +20,7 @@ from ml_collections import config_flags
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
-from agentrl_jax.records import pages, report
+from agentrl_jax.records import pages, provenance, report
 from agentrl_jax.run import collecting, command
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import saved_policy
@@ -51,23 +51,25 @@ def evaluate(
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
     files.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
-    host = jax.tree.map(np.asarray, rollout)
+    # Rows behind the last level only fill the mesh: they are in no figure, page or file.
+    count = cfg.env.eval_levels * cfg.eval.samples
+    host = jax.tree.map(lambda x: np.asarray(x)[:count], rollout)
     page = pages.write(
         folder,
         name,
         host,
         task=task,
         tokenizer=run.tokenizer,
-        streams=played.episodes.world_stream,
+        streams=np.asarray(played.episodes.world_stream)[:count],
         key=key,
         group_size=1,
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,
+        about=provenance.about(cfg, sys.argv),
     )
     if trajectories_file:
-        wanted = jax.tree.map(lambda x: x[: cfg.env.eval_levels * cfg.eval.samples], host)
-        records = trajectories.rollout_records(wanted, run.tokenizer, cfg.env.name)
+        records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)
         trajectories.write_records(trajectories_file, records)
     print(describe(metrics, cfg.eval.split))
     print(f'rollouts    {page}')

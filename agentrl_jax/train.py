@@ -40,7 +40,7 @@ import numpy as np
 
 from agentrl_jax.machine import checkpoint, files, profiling, sharding
 from agentrl_jax.measure import collapse, validation
-from agentrl_jax.records import pages, report, run_log
+from agentrl_jax.records import pages, provenance, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes
@@ -277,6 +277,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             title=f'training rollout of step {step}',
             extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
             limit=pages.PAGE_EPISODES,
+            about=provenance.about(run.cfg, sys.argv),
         )
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import struct
 import sys
 import types
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax.machine.files import write_atomic
+from agentrl_jax.records import run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.records.run_log import (
     RunLog,
@@ -96,10 +98,73 @@ def test_a_new_run_starts_with_an_empty_file(tmp_path):
 
 def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
     path = tmp_path / 'metrics.jsonl'
-    for broken in ('{"step": 1', '[1]', '{"a": 1}', ''):
+    for broken, reason in (
+        ('{"step": 1', 'not a JSON object'),
+        ('[1]', 'not a JSON object'),
+        ('[' * 5000, 'not a JSON object'),
+        ('{"a": 1}', 'step or time_s is missing'),
+        ('', 'not a JSON object'),
+        ('{"step": 1, "time_s": 1, "a/x": "high"}', 'a/x is no number'),
+        ('{"step": 1, "time_s": 1, "a/x": [1]}', 'a/x is no number'),
+        ('{"step": 1, "time_s": 1, "a/x": 1' + '0' * 400 + '}', 'a/x is no number'),
+        ('{"step": "1", "time_s": 1}', 'step is no number'),
+        ('{"step": 1.5, "time_s": 1}', 'step 1.5 is no count'),
+    ):
         path.write_text('{"step": 0, "time_s": 1}\n' + broken + '\n{"step": 2, "time_s": 1}\n')
-        with pytest.raises(ValueError, match='metrics.jsonl, line 2'):
+        with pytest.raises(ValueError, match=f'metrics.jsonl, line 2: {reason}'):
             read_metrics(path)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    path = tmp_path / 'file.json'
+    for contents, reason in (
+        (b'{"a":\n1,}', 'file.json: broken JSON in line 2'),
+        (b'\xff', r'file.json is no UTF-8 text \(byte 0\)'),
+        (b'[' * 100_000, 'file.json: JSON that is too deep or too long'),
+        (b'1' * 5000, 'file.json: JSON that is too deep or too long'),
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(ValueError, match=reason):
+            run_log.read_json(path)
+    os.mkfifo(tmp_path / 'pipe')
+    for name in ('pipe', '.'):  # a pipe without a writer was waited for for ever
+        for read in (read_metrics, run_log.read_json):
+            with pytest.raises(ValueError, match='is no regular file'):
+                read(tmp_path / name)
+    (tmp_path / run_log.FINISHED_FILE).write_text('[3]')
+    with pytest.raises(ValueError, match='finished.json: an object with the last step'):
+        run_log.finished_step(tmp_path)
+
+
+def test_rows_that_a_checkpoint_has_behind_it_and_the_record_lacks_are_said(tmp_path, capsys):
+    """The run went on and ended with a record without its beginning, and nothing was said."""
+    RunLog(tmp_path / 'fresh').close()
+    path = tmp_path / 'metrics.jsonl'
+    for kept, said in ((range(4), ''), ((0, 1, 3), 'steps 2,'), ((1,), '0, 2 to 3,')):
+        rows = [json.dumps({'step': step, 'time_s': 1.0}) + '\n' for step in kept]
+        path.write_text(''.join(rows))
+        with RunLog(tmp_path, resume_step=4) as log:
+            log.write(4, {})
+        found = capsys.readouterr().err
+        assert bool(said) == bool(found) and said in found
+        assert not said or f'warning: {path} lacks the rows of' in found
+    path.unlink()
+    RunLog(tmp_path, resume_step=4).close()
+    assert 'steps 0 to 3, which the checkpoint of step 4' in capsys.readouterr().err
+    RunLog(tmp_path, resume_step=4, process_index=1)
+    assert capsys.readouterr().err == ''
+
+
+def test_gaps_by_hand():
+    assert run_log.gaps({0, 1, 2}, 3) == '' and run_log.gaps(set(), 0) == ''
+    assert run_log.gaps({2, 4, 9}, 7) == '0 to 1, 3, 5 to 6'
+
+
+def test_the_newest_checkpoint_is_told_by_its_name(tmp_path):
+    assert run_log.newest_checkpoint(tmp_path) is None
+    for name in ('4', '12', '16.orbax-checkpoint-tmp', 'notes', '9' * 30):
+        (tmp_path / 'checkpoints' / name).mkdir(parents=True)
+    assert run_log.newest_checkpoint(tmp_path) == 12
 
 
 def test_only_process_0_writes(tmp_path):

@@ -73,6 +73,7 @@ def page(tmp_path_factory):
         title='a rollout',
         extras={'ratio': np.exp(out.logprobs), 'advantages': advantages},
         limit=16,
+        about={'model': 'tiny', 'commit': 'c0ffee'},
     )
     assert path.name == 'step_000000.html' and path.parent.name == 'rollouts'
     document = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
@@ -109,28 +110,82 @@ def test_the_page_is_one_file_without_scripts(page):
     _, html = page
     assert html.startswith('<!DOCTYPE html>') or html.startswith('<!doctype html>')
     assert '<script' not in html and 'a rollout' in html and 'http' not in html.split('<body')[1]
+    assert '<dt>model</dt><dd>tiny</dd>' in html and '<dt>commit</dt><dd>c0ffee</dd>' in html
 
 
-def test_a_page_with_less_room_shows_some_of_every_group(tmp_path):
+def write_some(folder, name='some', *, limit, group_size=4):
     out, _ = tiny.played('frozen_lake')
     path = pages.write(
-        tmp_path,
-        'some',
+        folder,
+        name,
         out,
         task=tiny.task('frozen_lake'),
         tokenizer=tiny.tokenizer(),
         streams=np.arange(16),
         key=tiny.KEY,
-        group_size=4,
+        group_size=group_size,
         title='some',
         extras={},
-        limit=8,
+        limit=limit,
     )
-    episodes = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))['episodes']
+    return path, json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
+
+
+def test_a_page_with_less_room_shows_some_of_every_group(tmp_path):
+    out, _ = tiny.played('frozen_lake')
+    _, made = write_some(tmp_path, limit=8)
+    episodes = made['episodes']
     assert [episode['group'] for episode in episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [episode['row'] for episode in episodes] == list(range(0, 16, 2))
     assert [episode['level'] for episode in episodes] == out.level[::2].tolist()
     full = replayed('frozen_lake')
     assert [episode['turns'][0]['grid'] for episode in episodes] == [
         full[b][0] for b in range(0, 16, 2)
     ]
     assert [episode['final_grid'] for episode in episodes] == [full[b][-1] for b in range(0, 16, 2)]
+
+
+def test_the_head_of_a_page_with_less_room_is_of_the_whole_rollout(tmp_path):
+    """It was that of the episodes shown, 64 of 256, and called them all."""
+    out, _ = tiny.played('frozen_lake')
+    for limit, group_size in ((4, 4), (8, 4), (5, 1), (1, 4)):
+        path, made = write_some(tmp_path, limit=limit, group_size=group_size)
+        totals, shown = made['totals'], made['episodes']
+        assert (totals['episodes'], totals['faulty']) == (16, 0) and len(shown) <= limit
+        assert totals['solved'] == out.success.sum() and totals['turns'] == out.num_turns.sum()
+        assert totals['return'] == pytest.approx(np.mean(out.returns), abs=1e-6)
+        played = np.arange(3) < out.num_turns[:, None]
+        assert totals['invalid'] == (played & ~out.valid).sum()
+        assert (
+            totals['truncated']
+            == (
+                (played & (out.turn_stop == TurnStop.LENGTH)).any(1)
+                | (out.episode_stop == EpisodeStop.TOKEN_BUDGET)
+            ).sum()
+        )
+        text = path.read_text(encoding='utf-8')
+        assert f'{len(shown)} of them are shown below: every {made["every"]}' in text
+        assert f'{16 - len(shown)} are left out' in text
+        for group in made['groups']:
+            rows = slice(group['group'] * group_size, (group['group'] + 1) * group_size)
+            assert group['solved'] == out.success[rows].sum() and group['episodes'] == group_size
+            assert group['return'] == pytest.approx(np.mean(out.returns[rows]), abs=1e-6)
+
+
+def test_how_many_episodes_are_skipped():
+    assert pages.every_nth(64, 64, 8) == 1
+    assert pages.every_nth(256, 64, 8) == 4
+    assert pages.every_nth(256, 64, 6) == 6  # 4 does not divide it
+    assert pages.every_nth(512, 64, 1) == 8  # an evaluation: every eighth level
+    assert pages.every_nth(512, 64, 4) == 8  # one of every second group
+    for count, limit, group_size in ((1, 1, 1), (96, 7, 3), (1000, 64, 10)):
+        n = pages.every_nth(count, limit, group_size)
+        assert len(range(0, count, n)) <= limit and (group_size % n == 0 or n % group_size == 0)
+
+
+def test_the_page_of_the_step_before_learns_of_the_next_one(tmp_path):
+    first, _ = write_some(tmp_path, 'step_000000', limit=16)
+    assert 'step 5 →' not in first.read_text(encoding='utf-8')
+    second, _ = write_some(tmp_path, 'step_000005', limit=16)
+    assert 'href="./step_000005.html">step 5 →' in first.read_text(encoding='utf-8')
+    assert 'href="./step_000000.html">← step 0' in second.read_text(encoding='utf-8')

@@ -1,12 +1,9 @@
 import html.parser
-import json
+import re
 
-import numpy as np
 import pytest
 
-from agentrl_jax import view
-from agentrl_jax.records.page_html import MAX_TOKENS, check_document, render_page
-from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+from agentrl_jax.records.page_html import MAX_TOKENS, render_page
 
 HOSTILE = (
     '<script>alert(1)</script>',
@@ -69,32 +66,77 @@ def turn(index=0, **changes):
 
 def episode(**changes):
     entry = {
+        'row': 12,
         'level': 7,
         'group': 2,
         'return': 10.9,
         'success': True,
         'episode_stop': 'terminated',
         'turns': [turn()],
+        'final_grid': None,
         'tokens': [token('see', k='p', lp=None, ratio=None, adv=None), token()],
     }
     return entry | changes
 
 
+def group(number=2, **changes):
+    entry = {
+        'group': number,
+        'level': 7,
+        'episodes': 4,
+        'faulty': 0,
+        'solved': 1,
+        'return': 0.25,
+        'return_std': 0.5,
+        'turns': 1.5,
+        'sampled': 11.0,
+        'advantages': 1.5,
+    }
+    return entry | changes
+
+
+TOTALS = {
+    'episodes': 4,
+    'faulty': 1,
+    'solved': 2,
+    'return': 0.5,
+    'turns': 6,
+    'invalid': 1,
+    'truncated': 1,
+}
+
+
 def document(*episodes, **changes):
-    return {'version': 1, 'title': 'T', 'env': 'sokoban', 'episodes': list(episodes)} | changes
+    made = {
+        'version': 2,
+        'title': 'T',
+        'env': 'sokoban',
+        'about': {'model': 'M'},
+        'every': 1,
+        'totals': TOTALS,
+        'groups': [group()],
+        'episodes': list(episodes),
+    }
+    return made | changes
 
 
 def test_the_page_has_no_script_loads_nothing_and_says_so():
-    text = render_page(document(episode()))
+    links = {'step 1': 'step_000001.html'}
+    text = render_page(document(episode(), episode(row=13)), links=links)
     page = Page(text)
+    assert {'#e12', '#e13', '#g2', './step_000001.html'} <= {
+        a['href'] for _, a in page.elements if 'href' in a
+    }
     tags = {tag for tag, _ in page.elements}
-    assert not tags & {'script', 'img', 'link', 'iframe', 'object', 'base', 'a', 'svg'}
+    assert not tags & {'script', 'img', 'link', 'iframe', 'object', 'base', 'svg'}
     policy = next(a['content'] for _, a in page.elements if 'http-equiv' in a)
     assert "default-src 'none'" in policy and 'script-src' not in policy and 'http' not in policy
     assert 'url(' not in text and '@import' not in text and '//' not in text.replace('-//', '')
     for _, attributes in page.elements:
         assert not [name for name in attributes if name.startswith('on')]
-        assert not {'src', 'href', 'action', 'srcset'} & attributes.keys()
+        assert not {'src', 'action', 'srcset', 'ping'} & attributes.keys()
+        # Links lead to other places of the page or to files beside it.
+        assert re.fullmatch(r'#(e|g)\d+|#overview|\./[\w.]+\.html', attributes.get('href', '#e1'))
 
 
 @pytest.mark.parametrize('text', HOSTILE)
@@ -109,6 +151,7 @@ def test_hostile_text_anywhere_is_shown_and_never_markup(text):
             ),
             title=text,
             env=text,
+            about={'model': text},
         )
     )
     page_text.encode('utf-8')
@@ -138,16 +181,125 @@ def test_every_episode_is_there_with_what_the_filters_look_at():
         episode(turns=[turn(), turn(1, stop='length')]),
         episode(success=False, episode_stop='env_error', turns=[]),
     ]
-    text = render_page(document(*episodes))
+    text = render_page(document(*episodes, totals=TOTALS | {'episodes': 5}))
     page = Page(text)
     flags = ('success', 'invalid', 'truncated', 'faulty')
     found = [tuple(int(a[f'data-{name}']) for name in flags) for a in page.having('episode')]
     assert found == [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0), (0, 0, 0, 1)]
     for control in ('only-solved', 'only-failed', 'only-invalid', 'only-truncated', 'only-faulty'):
         assert any(a.get('id') == control for _, a in page.elements)
-        assert f':root:has(#{control}:checked) .episode:not(' in text
+        assert f':root:has(#{control}:checked) .item:not(' in text
+    # The map has the same episodes, and hides the same ones.
+    mapped = [tuple(int(a[f'data-{name}']) for name in flags) for a in page.having('cell')]
+    assert mapped == found
     # Two of the four healthy ones are solved; the faulty one only has its own count.
-    assert '2 of 4' in page.text and '5 episodes' in page.text
+    assert '2 of 4' in page.text and 'All 5 episodes' in page.text
+
+
+def test_the_head_is_of_all_episodes_and_not_of_those_shown():
+    """It was counted from the episodes on the page: 64 of 256, and nothing said so."""
+    totals = TOTALS | {'episodes': 256, 'faulty': 6, 'solved': 50, 'turns': 500, 'invalid': 125}
+    made = document(episode(), episode(), every=128, totals=totals)
+    text = Page(render_page(made)).text
+    assert '20.0 %' in text and '50 of 250' in text and '125 of 500 turns' in text
+    assert 'mean turns2' in text and 'mean return0.5' in text
+    assert 'of all 256 episodes; 2 of them are shown below: every 128th. 254 are left out.' in text
+    text = Page(render_page(made, max_episodes=1)).text
+    assert '1 of them are shown below: every 128th, of these the first 1. 255 are left out' in text
+
+
+@pytest.mark.parametrize(
+    'n, text', [(2, '2nd'), (3, '3rd'), (4, '4th'), (11, '11th'), (21, '21st')]
+)
+def test_ordinals(n, text):
+    totals = TOTALS | {'episodes': 100}
+    assert f'every {text}.' in render_page(document(episode(), every=n, totals=totals))
+
+
+def test_the_head_says_what_was_played():
+    about = {'method': 'StarPO-S', 'model': 'Qwen2.5-0.5B', 'commit': 'e2cb778b1f2c', 'seed': '3'}
+    text = Page(render_page(document(episode(), about=about))).text
+    for label, value in {'world': 'sokoban', **about}.items():
+        assert f'{label}{value}' in text
+
+
+def prompt(*texts):
+    return [token(text, k='p', lp=None, ratio=None, adv=None) for text in texts]
+
+
+def test_the_prompt_of_a_group_is_shown_once():
+    start = prompt('common', ' start')
+    shared = [
+        episode(row=row, tokens=[*start, token('do'), *prompt('next'), token('on', turn=1)])
+        for row in (12, 13, 14)
+    ]
+    page = Page(render_page(document(*shared)))
+    assert page.text.count('common start') == 1 and page.text.count('next') == 3
+    assert page.text.count('prompt, 2 tokens') == 1
+    # Positions of tokens are still those of the episode.
+    assert sum('token 2;' in a['title'] for a in page.having('t') if 'title' in a) == 3
+    # Alone, or where the prompts differ, every episode has its own.
+    assert Page(render_page(document(*shared[:1]))).text.count('common start') == 1
+    other = episode(row=15, tokens=[*prompt('common', ' end'), token('do')])
+    text = Page(render_page(document(*shared, other))).text
+    assert text.count('common start') == 3 and text.count('common end') == 1
+
+
+def test_a_group_says_what_all_of_its_members_did():
+    made = document(episode(), episode(row=13), groups=[group(solved=1, episodes=4)])
+    text = Page(render_page(made)).text
+    for fact in ('Group 2', 'level 7', '1 of 4 solved', 'return 0.25 ± 0.5', 'turns 1.5'):
+        assert fact in text
+    assert 'tokens 11' in text and 'advantages 1.5 apart' in text and '2 of 4 shown' in text
+    for quiet in (group(advantages=None), group(advantages='nan')):
+        assert (
+            'not trained on'
+            in Page(render_page(document(episode(), episode(row=13), groups=[quiet]))).text
+        )
+
+
+def order(attributes):
+    pairs = (pair.split(':') for pair in attributes['style'].split(';'))
+    return {name.strip('-'): int(value) for name, value in pairs}
+
+
+def test_groups_and_episodes_are_sorted_without_a_script():
+    """Each carries its place by every key; the style sheet chooses one."""
+    episodes = [
+        episode(row=0, group=0, success=False, tokens=[token(adv=-1.0)] * 3),
+        episode(row=1, group=0, tokens=[token(adv=1.0)]),
+        episode(row=4, group=1),
+        episode(row=5, group=1),
+    ]
+    groups = [
+        group(0, solved=1, sampled=2.0, advantages=0.5, **{'return': 0.0}),
+        group(1, solved=3, sampled=1.0, advantages=None, **{'return': 'nan'}),
+    ]
+    text = render_page(document(*episodes, groups=groups))
+    page = Page(text)
+    places = [order(a) for a in page.having('group')]
+    assert places == [
+        {'n': 0, 's': 1, 'r': 0, 'l': 0, 'a': 0},
+        {'n': 1, 's': 0, 'r': 1, 'l': 1, 'a': 1},  # what is not known comes last
+    ]
+    assert [order(a) for a in page.having('episode')[:2]] == [
+        {'n': 0, 's': 1, 'r': 0, 'l': 0, 'a': 1},
+        {'n': 1, 's': 0, 'r': 0, 'l': 1, 'a': 0},
+    ]
+    for letter in 'srla':
+        rule = (
+            f':root:has(#sort-{letter}:checked) .rank {{ order: calc(var(--sign) * var(--{letter}))'
+        )
+        assert rule in text
+    assert [order(a) for a in page.having('strip')] == places
+    ids = [a['id'] for _, a in page.elements if 'id' in a]
+    assert len(ids) == len(set(ids)) and {'e0', 'e1', 'e4', 'e5', 'g0', 'g1'} <= set(ids)
+
+
+def test_without_advantages_nothing_is_sorted_by_them():
+    text = render_page(document(episode(tokens=[token(adv=None)])))
+    inputs = {a['id']: a for _, a in Page(text).elements if 'id' in a and 'type' in a}
+    assert 'disabled' in inputs['sort-a'] and 'disabled' not in inputs['sort-r']
 
 
 def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
@@ -164,9 +316,18 @@ def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
 
 
 def test_numbers_that_are_not_finite_stand_out():
-    page = Page(render_page(document(episode(tokens=[token(ratio='inf', adv='nan', lp='-inf')]))))
+    tokens = [token(ratio='inf', adv='nan', lp='-inf'), token()]
+    page = Page(render_page(document(episode(tokens=tokens))))
     (span,) = page.having('odd')
     assert 'log p -inf (p 0); ratio inf; advantage +nan' in span['title']
+
+
+def test_an_episode_that_was_not_trained_on_is_no_broken_one():
+    """Its advantages are all nan: every token of it was marked as broken, and as trained."""
+    page = Page(render_page(document(episode(tokens=[token(adv='nan')] * 2), episode())))
+    assert page.having('odd') == [] and len(page.having('un')) == 2
+    assert all('not trained on' in a['title'] for a in page.having('un'))
+    assert page.text.count('not trained on') == 1  # a chip
 
 
 def test_heat_maps_that_were_not_recorded_cannot_be_chosen():
@@ -177,20 +338,24 @@ def test_heat_maps_that_were_not_recorded_cannot_be_chosen():
 
 
 def test_a_page_is_bounded_and_says_what_it_left_out():
-    text = render_page(document(*[episode()] * 9, left_out=5), max_episodes=4)
-    page = Page(text)
+    made = document(*[episode()] * 9, totals=TOTALS | {'episodes': 14})
+    page = Page(render_page(made, max_episodes=4))
     assert len(page.having('episode')) == 4
-    assert '4 episodes; 10 more are left out of this page' in page.text
+    assert '4 of them are shown below: the first 4. 10 are left out.' in page.text
     long = episode(tokens=[token()] * (MAX_TOKENS // 2 + 1))
     page_text = render_page(document(long, episode()))
-    assert page_text.count('class="episode"') == 2
-    assert render_page(document(long, long)).count('class="episode"') == 1
+    assert page_text.count('class="episode ') == 2
+    assert render_page(document(long, long)).count('class="episode ') == 1
 
 
 def test_worlds_are_drawn_cell_by_cell():
     text = render_page(document(episode(final_grid=[['player on target']])))
     page = Page(text)
-    cells = [a for _, a in page.elements if 'title' in a and 'token' not in a['title']]
+    cells = [
+        a
+        for tag, a in page.elements
+        if tag == 'span' and 'title' in a and 'token' not in a['title']
+    ]
     assert [a['title'] for a in cells] == ['wall', 'player', 'box', 'mystery', 'player on target']
     assert [a['class'] for a in cells] == ['wall', 'player', 'box', '', 'target']
 
@@ -204,123 +369,20 @@ def test_a_prompt_that_was_never_answered_is_still_shown():
 def test_documents_that_do_not_fit_are_refused_with_the_reason():
     for wrong, reason in (
         ([], 'version is missing'),
-        ({'version': 2}, 'version 2'),
-        (document(episode(), env=None) | {'episodes': [{}]}, 'episode 0 lacks level'),
+        ({'version': 1}, 'version 1; this code reads 2'),
+        (document(episode(), env=None), 'env of the document must be a text'),
+        (document(episode(), about={'model': None}), "'model' in about is no text"),
+        (document(episode(), totals={}), 'totals lacks episodes'),
+        (document(episode(), groups=[group(level='x')]), 'level of group 0 must be a whole number'),
+        (document({}), 'episode 0 lacks row'),
+        (document(episode(turns=None)), 'turns of episode 0 must be a list'),
+        (document(episode(success=1)), 'success of episode 0 must be true or false'),
+        (document(episode(level=10**30)), 'level of episode 0 must be a whole number'),
+        (document(episode(turns=[turn(grid=[3])])), 'grid of a turn of episode 0 must be rows of'),
+        (document(episode(turns=[turn(actions='Up')])), 'actions of a turn of episode 0 must be'),
+        (document(episode(tokens=[token(lp='low')])), 'lp of a token of episode 0 must be a num'),
         (document(episode(turns=[{'index': 0}])), 'a turn of episode 0 lacks stop'),
         (document(episode(), episode(tokens=[3])), 'a token of episode 1 lacks s'),
     ):
         with pytest.raises(ValueError, match=reason):
             render_page(wrong)
-
-
-class ByteTokenizer:
-    """Ids 0..255 are bytes, 256 is <|im_end|>, 257 is unused."""
-
-    def token_bytes(self):
-        return [bytes([i]) for i in range(256)] + [b'', b'']
-
-    def decode(self, ids, *, show_special=False):
-        return '<|im_end|>' if show_special and ids == [256] else ''
-
-
-def small_rollout():
-    """2 episodes of at most 2 turns: prompt 'é', answer 'é' byte by byte and an end; prompt 'h'."""
-    tokens = np.array([[0xC3, 0xA9, 0xC3, 0xA9, 256, 104, 0], [104, 257, 0, 0, 0, 0, 0]])
-    real = np.array([[1, 1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0, 0]], bool)
-    acted = np.array([[0, 0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]], bool)
-    fields = {
-        'tokens': tokens,
-        'logprobs': np.where(acted, np.float32(-0.1), 0).astype(np.float32),
-        'attention_mask': real,
-        'action_mask': acted,
-        'turn': np.array([[0, 0, 0, 0, 0, 1, -1], [0, 0, -1, -1, -1, -1, -1]]),
-        'begin': np.array([[0, 5], [0, 0]]),
-        'anchor': np.array([[7, 0], [7, 0]], np.uint32),
-        'rewards': np.array([[-0.1, 1.0], [0, 0]], np.float32),
-        'penalties': np.array([[0, 0], [-0.1, 0]], np.float32),
-        'turn_stop': np.array([[TurnStop.EOS, 0], [TurnStop.LENGTH, 0]]),
-        'valid': np.array([[1, 0], [0, 0]], bool),
-        'num_actions': np.array([[2, 0], [0, 0]]),
-        'actions': np.array([[[1, 0], [-1, -1]], [[-1, -1], [-1, -1]]]),
-        'num_turns': np.array([1, 1]),
-        'episode_stop': np.array([EpisodeStop.TERMINATED, EpisodeStop.TOKEN_BUDGET]),
-        'success': np.array([True, False]),
-        'level': np.array([3, 3]),
-    }
-    return Rollout(**fields)
-
-
-def small_document(**kwargs):
-    extras = {'ratio': np.full((2, 7), 1.5), 'advantages': np.full((2, 7), np.inf)}
-    grids = [[[['player']], [['goal']]], [[['player']]]]
-    return view.episodes_document(
-        small_rollout(), ByteTokenizer(), 'lake', ['Left', 'Down'], grids, extras, **kwargs
-    )
-
-
-def test_a_rollout_becomes_a_document_by_hand():
-    made = small_document(group_size=2, title='step 1')
-    check_document(made)
-    first, second = made['episodes']
-    assert (first['level'], first['group'], first['return']) == (3, 0, 0.9)
-    assert first['episode_stop'] == 'terminated' and second['episode_stop'] == 'token_budget'
-    assert first['turns'] == [
-        {
-            'index': 0,
-            'stop': 'eos',
-            'valid': True,
-            'reward': -0.1,
-            'penalty': 0.0,
-            'actions': ['Down', 'Left'],
-            'grid': [['player']],
-        }
-    ]
-    assert first['final_grid'] == [['goal']] and second['final_grid'] is None
-    texts = [entry['s'] for entry in first['tokens']]
-    # The prompt's two bytes are one character; sampled tokens stand alone, broken or not.
-    assert texts == ['', 'é', r'\xc3', r'\xa9', '<|im_end|>', 'h']
-    assert [entry['s'] for entry in second['tokens']] == ['h', '[257]']
-    assert [entry['k'] for entry in first['tokens']] == list('ppaaap')
-    assert first['tokens'][2] == {
-        's': r'\xc3',
-        'turn': 0,
-        'k': 'a',
-        'lp': -0.1,
-        'ratio': 1.5,
-        'adv': 'inf',
-    }
-    assert first['tokens'][0]['lp'] is None and first['tokens'][0]['adv'] is None
-
-
-def test_a_document_can_be_limited_and_works_without_grids_and_extras():
-    made = view.episodes_document(
-        small_rollout(), ByteTokenizer(), 'lake', ['Left', 'Down'], limit=1
-    )
-    assert made['left_out'] == 1 and len(made['episodes']) == 1
-    assert made['episodes'][0]['turns'][0]['grid'] is None
-    assert made['episodes'][0]['tokens'][2]['ratio'] is None
-    assert '1 more are left out' in render_page(made)
-
-
-def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(tmp_path, capsys):
-    folder = tmp_path / 'rollouts'
-    folder.mkdir()
-    view.write_document(folder / 'step_000002.json', small_document(title='old'))
-    view.write_document(folder / 'step_000010.json', small_document(title='new'))
-    view.main([str(tmp_path)])
-    page = folder / 'step_000010.html'
-    assert capsys.readouterr().out.strip() == str(page)
-    assert '<h1>new</h1>' in page.read_text(encoding='utf-8')
-    view.main([str(folder / 'step_000002.json'), '--out', str(tmp_path / 'p.html')])
-    assert '<h1>old</h1>' in (tmp_path / 'p.html').read_text(encoding='utf-8')
-    assert len(list(folder.iterdir())) == 3
-    json.loads((folder / 'step_000002.json').read_text(), parse_constant=pytest.fail)
-
-
-def test_the_command_explains_what_it_cannot_read(tmp_path, capsys):
-    (tmp_path / 'half.json').write_text('{"version": 1, "ti')
-    for source in (tmp_path, tmp_path / 'none.json', tmp_path / 'half.json'):
-        with pytest.raises(SystemExit) as stopped:
-            view.main([str(source)])
-        assert stopped.value.code == 1
-        assert capsys.readouterr().err.startswith('python -m agentrl_jax.view: ')

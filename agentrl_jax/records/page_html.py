@@ -1,146 +1,140 @@
 """A rollout document as one HTML page: page_template.html filled with escaped text."""
 
-import bisect
-import html
 import importlib.resources
 import itertools
 import math
 import re
 import string
+import urllib.parse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentrl_jax.machine import files
 from agentrl_jax.measure.stats import wilson_interval
-
-VERSION = 1
-MAX_EPISODES = 64
-MAX_TOKENS = 200_000  # about 25 MB of page
-LONG_PROMPT = 700  # characters; longer prompts are folded, and those drawn as a grid beside them
-EPISODE_FIELDS = ('level', 'group', 'return', 'success', 'episode_stop', 'turns', 'tokens')
-TURN_FIELDS = ('index', 'stop', 'valid', 'reward', 'penalty', 'actions', 'grid')
-TOKEN_FIELDS = ('s', 'turn', 'k', 'lp', 'ratio', 'adv')
-HEATS = {'logprob': 'lp', 'ratio': 'ratio', 'advantage': 'adv', 'mask': None}
-LOGPROB_EDGES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # of -log p
-RATIO_EDGES = (0.02, 0.1, 0.2, 0.5)  # of |log ratio|
-ADVANTAGE_EDGES = (0.02, 0.25, 0.5, 0.75)  # of |advantage| / the largest on the page
-CELLS = {  # what an environment calls a cell -> (glyph, class in the style sheet)
-    'wall': ('', 'wall'),
-    'empty': ('', 'floor'),
-    'target': ('○', 'target'),
-    'box': ('■', 'box'),
-    'box on target': ('■', 'boxed'),
-    'player': ('☻', 'player'),
-    'player on target': ('☻', 'target'),
-    'hole': ('●', 'hole'),
-    'goal': ('★', 'goal'),
-    'player in hole': ('☻', 'lost'),
-    'player on goal': ('☻', 'won'),
-}
-SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
-# Characters that do not show, reorder text or cannot be encoded; tab and newline stay.
-UNSEEN = re.compile(
-    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff'
-    '\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]'
+from agentrl_jax.records import document as documents
+from agentrl_jax.records.page_episode import (
+    ADVANTAGE_EDGES,
+    LOGPROB_EDGES,
+    RATIO_EDGES,
+    draw_board,
+    draw_episode,
+    draw_prompt,
+    escape,
+    escape_attribute,
+    filter_data,
+    flags_of,
+    many,
+    to_float,
 )
 
-
-def check_document(document: Any) -> None:
-    """ValueError naming what is wrong with a document."""
-    if not isinstance(document, dict) or 'version' not in document:
-        raise ValueError('not a rollout document: the field version is missing')
-    if document['version'] != VERSION:
-        raise ValueError(f'rollout document version {document["version"]!r}; known: {VERSION}')
-    _check_fields(document, ('title', 'env', 'episodes'), 'the document')
-    for number, episode in enumerate(document['episodes']):
-        where = f'episode {number}'
-        _check_fields(episode, EPISODE_FIELDS, where)
-        for turn in episode['turns']:
-            _check_fields(turn, TURN_FIELDS, f'a turn of {where}')
-        for token in episode['tokens']:
-            _check_fields(token, TOKEN_FIELDS, f'a token of {where}')
+MAX_EPISODES = 64
+MAX_TOKENS = 200_000  # about 25 MB of page
+HEATS = {'logprob': 'lp', 'ratio': 'ratio', 'advantage': 'adv', 'mask': None}
+SORTS = {  # what groups, and the episodes of each, are sorted by: letter -> label
+    'n': 'as played',
+    's': 'success',
+    'r': 'return',
+    'l': 'length',
+    'a': 'advantage',
+}
+# No other file is linked to: no name can be an address or an attribute of its own.
+PAGE_NAME = re.compile(r'([A-Za-z][\w.=,+-]*?)(\d*)\.html', re.ASCII)
+Episode = Mapping[str, Any]
 
 
-def _check_fields(entry: Any, fields: Sequence[str], where: str) -> None:
-    missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
-    if missing:
-        raise ValueError(f'rollout document: {where} lacks {", ".join(missing)}')
+def render_page(
+    document: dict[str, Any],
+    *,
+    max_episodes: int = MAX_EPISODES,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """The document as one HTML page; episodes beyond max_episodes or MAX_TOKENS are counted.
 
-
-def render_page(document: dict[str, Any], *, max_episodes: int = MAX_EPISODES) -> str:
-    """The document as one HTML page; episodes beyond max_episodes or MAX_TOKENS are counted."""
-    check_document(document)
+    links: label -> name of a file beside the page.
+    """
+    documents.check(document)
     every = document['episodes']
     ends = np.cumsum([len(episode['tokens']) for episode in every])
     count = max(1, min(max_episodes, int(np.searchsorted(ends, MAX_TOKENS, side='right'))))
     episodes = every[:count]
-    left_out = int(document['left_out'] if 'left_out' in document else 0) + len(every[count:])
     known = {
         heat: field is None or any(t[field] is not None for e in episodes for t in e['tokens'])
         for heat, field in HEATS.items()
     }
-    advantages = [abs(_float(token['adv'])) for e in episodes for token in e['tokens']]
+    advantages = [abs(to_float(token['adv'])) for e in episodes for token in e['tokens']]
     largest = max((a for a in advantages if math.isfinite(a)), default=0.0)
-    subtitle = f'{_text(document["env"])}, {len(episodes)} episodes'
-    if left_out:
-        subtitle += f'; {left_out} more are left out of this page'
+    groups = _groups(document, episodes)
     template = importlib.resources.files('agentrl_jax.records').joinpath('page_template.html')
     return string.Template(template.read_text(encoding='utf-8')).substitute(
-        title=_plain(document['title'] or document['env']),  # no elements inside <title>
-        heading=_text(document['title'] or document['env']),
-        subtitle=subtitle,
-        tiles=_tiles(episodes),
+        title=escape_attribute(document['title'] or document['env']),  # no elements inside <title>
+        heading=escape(document['title'] or document['env']),
+        about=_about(document),
+        links=''.join(_link(label, name) for label, name in (links or {}).items()),
+        tiles=_tiles(document['totals']),
+        subtitle=_shown(document, len(episodes)),
         heat_choices=_heat_choices(known),
+        sort_choices=_sort_choices(known['advantage']),
         scales=_scales(largest),
-        episodes='\n'.join(_episode(n, e, largest) for n, e in enumerate(episodes)),
+        map='\n'.join(_strip(*found) for found in groups),
+        groups='\n'.join(_group(*found, largest, known['advantage']) for found in groups),
         count=len(episodes),
     )
 
 
-def _plain(text: Any) -> str:
-    """Text that is safe inside an attribute; unseen characters as \\uNNNN."""
-    return UNSEEN.sub(lambda found: _spelled(found[0]), html.escape(str(text)))
+# ---- the head ----------------------------------------------------------------------------------
 
 
-def _text(text: Any) -> str:
-    """Text that is safe between tags; unseen characters stand out."""
-    escaped = html.escape(str(text))
-    return UNSEEN.sub(lambda found: f'<b class="esc">{_spelled(found[0])}</b>', escaped)
+def _about(document: Mapping[str, Any]) -> str:
+    about = {'world': document['env'], **document['about']}
+    return ''.join(
+        f'<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>'
+        for label, text in about.items()
+    )
 
 
-def _spelled(character: str) -> str:
-    return ascii(character)[1:-1]
+def _link(label: str, name: str) -> str:
+    """A link to a file of this folder, quoted: no name is another address or an attribute."""
+    return f'<a href="./{urllib.parse.quote(name, safe="")}">{escape(label)}</a>'
 
 
-def _float(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def _shown(document: Mapping[str, Any], shown: int) -> str:
+    """Which of the episodes played are on the page; the figures above are of all of them."""
+    played, every = document['totals']['episodes'], document['every']
+    if shown >= played:
+        return f'All {many(played, "episode")} are on this page.'
+    which = f': every {_ordinal(every)}' if every > 1 else ''
+    if shown < len(document['episodes']):
+        which += f', of these the first {shown}' if every > 1 else f': the first {shown}'
+    return (
+        f'The figures above are of all {many(played, "episode")}; {shown} of them are shown below'
+        f'{which}. {played - shown} are left out.'
+    )
 
 
-def _flags(episode: Mapping[str, Any]) -> dict[str, bool]:
-    cut = any(turn['stop'] == 'length' for turn in episode['turns'])
-    return {
-        'success': bool(episode['success']),
-        'invalid': any(not turn['valid'] for turn in episode['turns']),
-        'truncated': cut or episode['episode_stop'] == 'token_budget',
-        'faulty': episode['episode_stop'] == 'env_error',
-    }
+def _ordinal(n: int) -> str:
+    endings = {1: 'st', 2: 'nd', 3: 'rd'}
+    regular = n % 10 not in endings or n % 100 in (11, 12, 13)
+    return f'{n}{"th" if regular else endings[n % 10]}'
 
 
-def _tiles(episodes: Sequence[Mapping[str, Any]]) -> str:
-    """Figures of the episodes on the page; faulty ones only in their own count."""
-    flags = [_flags(episode) for episode in episodes]
-    healthy = [e for e, flag in zip(episodes, flags, strict=True) if not flag['faulty']]
-    turns = [turn for episode in healthy for turn in episode['turns']]
-    solved, n = sum(bool(episode['success']) for episode in healthy), len(healthy)
-    low, high = wilson_interval(solved, n)
+def _tiles(totals: Mapping[str, Any]) -> str:
+    """Figures of the whole step; faulty episodes only in their own count."""
+    healthy = totals['episodes'] - totals['faulty']
+    share = f'{100 * totals["solved"] / max(healthy, 1):.1f} %'
+    if 0 <= totals['solved'] <= healthy:
+        low, high = (100 * end for end in wilson_interval(totals['solved'], healthy))
+        share += f' <small>95 % interval {low:.1f} to {high:.1f}</small>'
     tiles = {
-        'solved': f'{solved} of {n} <small>95 % interval {low:.0%} to {high:.0%}</small>',
-        'mean return': f'{sum(_float(e["return"]) for e in healthy) / max(n, 1):.3g}',
-        'mean turns': f'{len(turns) / max(n, 1):.3g}',
-        'invalid answers': f'{sum(not t["valid"] for t in turns)} of {len(turns)} turns',
-        'truncated episodes': f'{sum(flag["truncated"] for flag in flags)}',
-        'faulty worlds': f'{sum(flag["faulty"] for flag in flags)}',
+        'success': share,
+        'solved': f'{totals["solved"]} of {healthy}',
+        'mean return': f'{to_float(totals["return"]):.3g}',
+        'mean turns': f'{totals["turns"] / max(healthy, 1):.3g}',
+        'invalid answers': f'{totals["invalid"]} of {many(totals["turns"], "turn")}',
+        'truncated episodes': f'{totals["truncated"]}',
+        'faulty worlds': f'{totals["faulty"]}',
     }
     return ''.join(f'<div><dt>{k}</dt><dd>{v}</dd></div>' for k, v in tiles.items())
 
@@ -155,6 +149,17 @@ def _heat_choices(known: Mapping[str, bool]) -> str:
         label += '' if present else ' (not recorded)'
         choices.append(
             f'<label><input type="radio" name="heat" id="heat-{heat}"{state}> {label}</label>'
+        )
+    return '\n'.join(choices)
+
+
+def _sort_choices(advantages: bool) -> str:
+    choices = []
+    for letter, label in SORTS.items():
+        missing = letter == 'a' and not advantages
+        state = ' checked' if letter == 'n' else ' disabled' if missing else ''
+        choices.append(
+            f'<label><input type="radio" name="sort" id="sort-{letter}"{state}> {label}</label>'
         )
     return '\n'.join(choices)
 
@@ -180,121 +185,202 @@ def _scales(largest: float) -> str:
     return '\n'.join(lines)
 
 
-def _episode(number: int, episode: Mapping[str, Any], largest: float) -> str:
-    flags = _flags(episode)
-    data = ' '.join(f'data-{name}="{int(flag)}"' for name, flag in flags.items())
-    outcome = ('good', 'solved') if flags['success'] else ('bad', 'failed')
-    warnings = [name for name in ('invalid', 'truncated', 'faulty') if flags[name]]
-    summary = [
-        f'<b>#{number}</b>',
-        f'<span class="chip {outcome[0]}">{outcome[1]}</span>',
-        f'<span>return {_float(episode["return"]):.4g}</span>',
-        f'<span>{len(episode["turns"])} turn{"s" * (len(episode["turns"]) != 1)}</span>',
-        f'<span>level {int(episode["level"])}</span>',
-        f'<span>group {int(episode["group"])}</span>',
-        f'<span>ended: {_text(episode["episode_stop"]).replace("_", " ")}</span>',
-        *[f'<span class="chip bad">{name}</span>' for name in warnings],
-    ]
-    turns = {int(turn['index']): turn for turn in episode['turns']}
-    tokens: dict[int, list] = {index: [] for index in turns}
-    for position, token in enumerate(episode['tokens']):
-        tokens.setdefault(int(token['turn']), []).append((position, token))
-    body = [
-        _turn_section(index, turns[index] if index in turns else None, tokens[index], largest)
-        for index in sorted(tokens)
-    ]
-    if episode.get('final_grid'):
-        final = _board(episode['final_grid'])
-        body.append(f'<section class="turn">{final}<p class="chat end">the world at the end</p>')
-        body.append('</section>')
-    opened = ' open' if number == 0 else ''
-    return (
-        f'<details class="episode" id="e{number}" {data}{opened}>'
-        f'<summary>{"".join(summary)}</summary>\n{"".join(body)}</details>'
-    )
+# ---- groups ------------------------------------------------------------------------------------
 
 
-def _turn_section(index: int, turn: Mapping[str, Any] | None, tokens: list, largest: float) -> str:
-    if turn is None:
-        header, board = '<span class="chip">never answered</span>', ''
-    else:
-        valid = ('good', 'valid') if turn['valid'] else ('bad', 'invalid answer')
-        actions = ', '.join(_text(action) for action in turn['actions']) or 'none'
-        penalty = _float(turn['penalty'])
-        header = (
-            f'<span class="chip {valid[0]}">{valid[1]}</span>'
-            f'<span class="chip">actions: {actions}</span>'
-            f'<span class="chip">reward {_float(turn["reward"]):.4g}</span>'
-            + (f'<span class="chip bad">penalty {penalty:.4g}</span>' if penalty else '')
-            + f'<span class="chip">stop: {_text(turn["stop"])}</span>'
+def _groups(document: Mapping[str, Any], episodes: Sequence[Episode]) -> list[tuple]:
+    """(what is known of a group or None, its order, its episodes, their orders), as played."""
+    known = {group['group']: group for group in document['groups']}
+    members: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        members.setdefault(episode['group'], []).append(episode)
+    keys = [
+        _group_keys(known[number]) if number in known else _episode_keys(found[0])
+        for number, found in members.items()
+    ]
+    orders = dict(zip(members, _orders(keys), strict=True))
+    return [
+        (
+            known[number] if number in known else None,
+            orders[number],
+            found,
+            _orders([_episode_keys(episode) for episode in found]),
         )
-        board = _board(turn['grid']) if turn['grid'] else ''
-    runs = itertools.groupby(tokens, key=lambda entry: entry[1]['k'] == 'a')
-    chat = ''.join(
-        _answer(list(run), largest) if sampled else _prompt(list(run), folded=bool(board))
-        for sampled, run in runs
-    )
+        for number, found in members.items()
+    ]
+
+
+def _group_keys(group: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        's': group['solved'] / max(group['episodes'] - group['faulty'], 1),
+        'r': to_float(group['return']),
+        'l': to_float(group['sampled']),
+        'a': to_float(group['advantages']),
+    }
+
+
+def _episode_keys(episode: Episode) -> dict[str, float]:
+    """advantage: the mean over its tokens, which says what the update made of the episode."""
+    advantages = [to_float(token['adv']) for token in episode['tokens'] if token['adv'] is not None]
+    trained = [x for x in advantages if math.isfinite(x)]
+    return {
+        's': float(episode['success']),
+        'r': to_float(episode['return']),
+        'l': float(sum(token['k'] == 'a' for token in episode['tokens'])),
+        'a': sum(trained) / len(trained) if trained else math.nan,
+    }
+
+
+def _orders(keys: Sequence[Mapping[str, float]]) -> list[str]:
+    """For each entry its place by every key, the largest first, as custom properties of a style.
+
+    Equal keys have one place; nan comes last.
+    """
+    places: list[list[str]] = [[f'--n:{n}'] for n in range(len(keys))]
+    for letter in SORTS:
+        if letter != 'n':
+            values = [key[letter] for key in keys]
+            ranked = sorted({value for value in values if not math.isnan(value)}, reverse=True)
+            place = {value: n for n, value in enumerate(ranked)}
+            for found, value in zip(places, values, strict=True):
+                found.append(f'--{letter}:{place[value] if value in place else len(ranked)}')
+    return [';'.join(found) for found in places]
+
+
+def _strip(
+    group: Mapping[str, Any] | None, order: str, episodes: Sequence[Episode], orders: Sequence[str]
+) -> str:
+    """A group in the map of the page: a link to it and one to each of its episodes."""
+    cells = ''.join(_cell(*found) for found in zip(episodes, orders, strict=True))
+    number = episodes[0]['group']
+    name = '' if len(episodes) == 1 else f'<a class="name" href="#g{number}">{number}</a>'
+    return f'<span class="strip rank" style="{order}">{name}{cells}</span>'
+
+
+def _cell(episode: Episode, order: str) -> str:
+    flags = flags_of(episode)
+    mark = '!' if flags['faulty'] else '✓' if flags['success'] else '·'
+    css = 'faulty' if flags['faulty'] else 'solved' if flags['success'] else 'failed'
+    title = f'#{episode["row"]}, level {episode["level"]}: return {to_float(episode["return"]):.4g}'
     return (
-        f'<section class="turn"><header><h3>Turn {index + 1}</h3>{header}</header>'
-        f'{board}<div class="chat">{chat}</div></section>\n'
+        f'<a class="cell item rank {css}" href="#e{episode["row"]}" title="{title}" '
+        f'style="{order}" {filter_data(flags)}>{mark}</a>'
     )
 
 
-def _answer(run: list, largest: float) -> str:
-    """A card of sampled tokens, each coloured."""
-    tokens = ''.join(_token(position, token, largest) for position, token in run)
-    who = f'policy, {len(run)} tokens'
-    return f'<div class="msg answer"><div class="who">{who}</div><pre>{tokens}</pre></div>'
-
-
-def _prompt(run: list, folded: bool) -> str:
-    """A card of tokens that the policy only read."""
-    texts = [str(token['s']) for _, token in run]
-    body = ''.join(
-        f'<b class="special">{_text(text)}</b>' if text in SPECIALS else _text(text)
-        for text in texts
+def _group(
+    group: Mapping[str, Any] | None,
+    order: str,
+    episodes: Sequence[Episode],
+    orders: Sequence[str],
+    largest: float,
+    updated: bool,
+) -> str:
+    """A group with its prompt once and its episodes; an episode that is alone stands for itself."""
+    first = episodes[0]
+    if len(episodes) == 1:
+        return draw_episode(first, order, largest, common=0, opened=first['row'] == 0)
+    common = _common_prompt(episodes)
+    prompt = draw_prompt(list(enumerate(first['tokens'][:common])), folded=False) if common else ''
+    board = draw_board(first['turns'][0]['grid']) if common and first['turns'] else ''
+    start = f'<div class="start">{board}<div class="chat">{prompt}</div></div>' if common else ''
+    body = '\n'.join(
+        draw_episode(episode, place, largest, common=common, opened=episode is first)
+        for episode, place in zip(episodes, orders, strict=True)
     )
-    who = f'prompt, {len(run)} tokens'
-    opened = '' if folded or sum(map(len, texts)) > LONG_PROMPT else ' open'
+    facts = ''.join(f'<span>{fact}</span>' for fact in _group_facts(group, len(episodes), updated))
     return (
-        f'<details class="msg prompt"{opened}><summary class="who">{who}</summary>'
-        f'<pre>{body}</pre></details>'
+        f'<section class="group rank" id="g{first["group"]}" style="{order}">'
+        f'<header><h2>Group {first["group"]}</h2><span>level {first["level"]}</span>{facts}'
+        f'</header>\n{start}<div class="episodes">\n{body}</div></section>'
     )
 
 
-def _token(position: int, token: Mapping[str, Any], largest: float) -> str:
-    logprob, ratio, advantage = (_float(token[field]) for field in ('lp', 'ratio', 'adv'))
-    notes, classes = [f'token {position}'], ['t']
-    if token['lp'] is not None:
-        notes.append(f'log p {logprob:.4g} (p {math.exp(min(logprob, 0.0)):.3g})')
-        classes.append(f'l{bisect.bisect(LOGPROB_EDGES, -logprob)}')
-    if token['ratio'] is not None:
-        notes.append(f'ratio {ratio:.4g}')
-        classes.append(_signed('r', math.log(ratio) if ratio > 0 else -math.inf, RATIO_EDGES))
-    if token['adv'] is not None:
-        notes.append(f'advantage {advantage:+.4g}')
-        classes.append(_signed('a', advantage / largest if largest else 0.0, ADVANTAGE_EDGES))
-    given = [token[field] for field in ('lp', 'ratio', 'adv') if token[field] is not None]
-    if not all(math.isfinite(float(value)) for value in given):
-        classes.append('odd')
-    text = str(token['s'])
-    shown = _text(text).replace('\n', '<i></i>\n')
-    if text in SPECIALS:
-        shown = f'<b class="special">{shown}</b>'
-    return f'<span class="{" ".join(classes)}" title="{"; ".join(notes)}">{shown}</span>'
+def _group_facts(group: Mapping[str, Any] | None, shown: int, updated: bool) -> list[str]:
+    """updated: an update was made of the rollout, of some of its groups at least."""
+    if group is None:
+        return []
+    spread = to_float(group['return_std'])
+    facts = [
+        f'{group["solved"]} of {group["episodes"] - group["faulty"]} solved',
+        f'return {to_float(group["return"]):.3g}'
+        + ('' if math.isnan(spread) else f' ± {spread:.2g}'),
+        f'turns {to_float(group["turns"]):.3g}',
+        f'tokens {to_float(group["sampled"]):.3g}',
+    ]
+    if updated:
+        apart = to_float(group['advantages'])
+        facts.append('not trained on' if math.isnan(apart) else f'advantages {apart:.3g} apart')
+    if shown < group['episodes']:
+        facts.append(f'<em>{shown} of {group["episodes"]} shown</em>')
+    return facts
 
 
-def _signed(letter: str, value: float, edges: Sequence[float]) -> str:
-    return f'{letter}{"n" if value < 0 else "p"}{bisect.bisect(edges, abs(value))}'
+def _common_prompt(episodes: Sequence[Episode]) -> int:
+    """Tokens in front of the first answer, where all episodes begin with the same; else 0."""
+    starts = [
+        [
+            token['s']
+            for token in itertools.takewhile(
+                lambda t: t['k'] != 'a' and t['turn'] == 0, episode['tokens']
+            )
+        ]
+        for episode in episodes
+    ]
+    boards = [episode['turns'][0]['grid'] if episode['turns'] else None for episode in episodes]
+    same = all(start == starts[0] for start in starts) and all(b == boards[0] for b in boards)
+    return len(starts[0]) if same else 0
 
 
-def _board(grid: Sequence[Sequence[Any]]) -> str:
-    columns = max(len(row) for row in grid)
-    cells = []
-    for row in grid:
-        for name in map(str, row):
-            glyph, css = CELLS[name] if name in CELLS else (_text(name), '')
-            cells.append(f'<span class="{css}" title="{_plain(name)}">{glyph}</span>')
-        cells += ['<span></span>'] * (columns - len(row))
-    style = f'grid-template-columns: repeat({columns}, auto)'
-    return f'<div class="board" style="{style}">{"".join(cells)}</div>'
+# ---- files -------------------------------------------------------------------------------------
+
+
+def write(path: Path, document: dict[str, Any], *, max_episodes: int = MAX_EPISODES) -> None:
+    """Writes a page with links to those beside it; the file is whole or not there."""
+    text = render_page(document, max_episodes=max_episodes, links=links(path))
+    files.write_atomic(path, text)
+
+
+def draw_before(page: Path, *, max_episodes: int = MAX_EPISODES) -> None:
+    """Draws the page of the step before a page again, which gives it a link to that page."""
+    before = beside(page)[0]
+    source = before.with_suffix('.json') if before else None
+    if source is None or not source.exists():
+        return
+    try:
+        found = documents.read(source)
+    except ValueError:  # of an earlier version: its page is whole and only lacks the link
+        return
+    write(before, found, max_episodes=max_episodes)
+
+
+def beside(page: Path) -> tuple[Path | None, Path | None, list[Path]]:
+    """(the page of the step before, that of the step after, the last one of each other series).
+
+    Pages of one series differ in the number at the end of their names: step_000050, step_000100.
+    """
+    series: dict[str, list[tuple[int, Path]]] = {}
+    for path in page.parent.glob('*.html'):
+        if name := PAGE_NAME.fullmatch(path.name):
+            series.setdefault(name[1], []).append((int(name[2] or -1), path))
+    own = PAGE_NAME.fullmatch(page.name)
+    prefix, number = (own[1], int(own[2] or -1)) if own else ('', -1)
+    mates = series.pop(prefix, [])
+    before = max((mate for mate in mates if mate[0] < number), default=(0, None))[1]
+    after = min((mate for mate in mates if mate[0] > number), default=(0, None))[1]
+    return before, after, [max(found)[1] for _, found in sorted(series.items())]
+
+
+def links(page: Path) -> dict[str, str]:
+    """Label -> file name of the pages beside a page, as far as they are there."""
+    before, after, others = beside(page)
+    found = {f'← {_label(before)}': before.name} if before else {}
+    found |= {f'{_label(after)} →': after.name} if after else {}
+    return found | {_label(other): other.name for other in others}
+
+
+def _label(page: Path) -> str:
+    """'step 50' of step_000050.html."""
+    prefix, number = PAGE_NAME.fullmatch(page.name).groups()
+    words = prefix.replace('_', ' ').split()
+    return ' '.join([*words, *([str(int(number))] if number else [])])

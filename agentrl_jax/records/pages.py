@@ -1,5 +1,6 @@
 """The rollout page of a run: replays the worlds of a rollout, and writes document and page."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax import view
+from agentrl_jax.records import document, page_html
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.types import Rollout, TurnStop
@@ -57,6 +58,18 @@ def replay(rollout: Rollout, streams: np.ndarray, task, tokenizer, key: jax.Arra
     return grids
 
 
+def every_nth(count: int, limit: int, group_size: int) -> int:
+    """The smallest step n with which at most `limit` of `count` rows are taken, from all groups.
+
+    n divides group_size, so that as many members of each group are taken; where one of each is too
+    many, n skips whole groups.
+    """
+    for n in range(1, group_size + 1):
+        if group_size % n == 0 and count <= n * limit:
+            return n
+    return -(-count // (limit * group_size)) * group_size
+
+
 def write(
     workdir: Path,
     name: str,
@@ -70,30 +83,33 @@ def write(
     title: str,
     extras: dict[str, np.ndarray],
     limit: int,
+    about: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes <workdir>/rollouts/<name>.json and .html of at most `limit` episodes.
+    """Writes <workdir>/rollouts/<name>.json and .html; its head is of all rows of the rollout.
 
-    Where there are more, every n-th one is shown, so that all groups are: n divides group_size.
+    Where there are more than `limit` episodes, every n-th one is shown (every_nth). about: label ->
+    text, what the head says of the run (provenance.about). The page of the step before is drawn
+    again, so that it has a link to this one.
     """
-    wanted = len(rollout.tokens) / limit
-    every = min(
-        (n for n in range(1, group_size + 1) if group_size % n == 0 and n >= wanted),
-        default=group_size,
-    )
-    chosen = slice(None, limit * every, every)
-    head = jax.tree.map(lambda x: np.asarray(x)[chosen], rollout)
+    every = every_nth(len(rollout.tokens), limit, group_size)
+    host = jax.tree.map(np.asarray, rollout)
+    head = jax.tree.map(lambda x: x[::every], host)
     folder = Path(workdir) / 'rollouts'
     folder.mkdir(parents=True, exist_ok=True)
-    document = view.episodes_document(
-        head,
+    made = document.of_rollout(
+        host,
         tokenizer,
         task.env.name,
         task.env.ACTION_NAMES,
-        replay(head, np.asarray(streams)[chosen], task, tokenizer, key),
-        {n: x[chosen] for n, x in extras.items()},
-        group_size=group_size // every,
+        every=every,
+        group_size=group_size,
+        grids=replay(head, np.asarray(streams)[::every], task, tokenizer, key),
+        extras=extras,
         title=title,
+        about=about,
     )
-    view.write_document(folder / f'{name}.json', document)
-    view.write_page(folder / f'{name}.html', document)
-    return folder / f'{name}.html'
+    document.write(folder / f'{name}.json', made)
+    page = folder / f'{name}.html'
+    page_html.write(page, made, max_episodes=limit)
+    page_html.draw_before(page, max_episodes=limit)
+    return page

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
 REDACTED = '***'
+CHECKPOINTS = 'checkpoints'  # folder of a run; a folder below it is named for its step
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
+LARGEST = 2**63  # of an integer: a larger one is no count, and not every float can hold it
 
 
 class RunLog:
@@ -50,6 +53,14 @@ class RunLog:
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         kept = [row for row in read_metrics(path) if row['step'] < resume_step]
+        lost = gaps({row['step'] for row in kept}, resume_step)
+        if lost:  # loud, but the run goes on: what it learned is in the checkpoint
+            print(
+                f'warning: {path} lacks the rows of steps {lost}, which the checkpoint of step '
+                f'{resume_step} has behind it: curves, tables and alarms will not know them',
+                file=sys.stderr,
+                flush=True,
+            )
         write_atomic(path, ''.join(json_line(row) for row in kept))
         self._file = path.open('a', encoding='utf-8')
         self._start = time.monotonic() - max((row['time_s'] for row in kept), default=0.0)
@@ -141,21 +152,90 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
     path = Path(path)
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b'\n')
+    lines = read_bytes(path).split(b'\n')
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip() and number == len(lines):
             break
         try:
-            row = json.loads(line)
-            rows.append({name: NOT_FINITE.get(str(v), v) for name, v in row.items()})
-        except (ValueError, AttributeError) as error:
+            rows.append(parse_row(line))
+        except ValueError as error:
             if number == len(lines):  # no newline behind it: the process died while writing
                 break
-            raise ValueError(f'{path}, line {number}: not a JSON object') from error
-        if not {'step', 'time_s'} <= row.keys():
-            raise ValueError(f'{path}, line {number}: step or time_s is missing')
+            raise ValueError(f'{path}, line {number}: {error}') from error
     return rows
+
+
+def parse_row(line: bytes) -> dict[str, int | float]:
+    """One line of a metrics.jsonl; ValueError says what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError('not a JSON object') from error
+    if not isinstance(row, dict):
+        raise ValueError('not a JSON object')
+    row = {name: to_number(value) for name, value in row.items()}
+    wrong = [name for name, value in row.items() if value is None]
+    if wrong:
+        raise ValueError(f'{wrong[0]} is no number')
+    if not {'step', 'time_s'} <= row.keys():
+        raise ValueError('step or time_s is missing')
+    if not isinstance(row['step'], int) or row['step'] < 0:
+        raise ValueError(f'step {row["step"]} is no count')
+    return row
+
+
+def to_number(value: Any) -> int | float | None:
+    """The number of a JSON value, or of 'nan', 'inf', '-inf'; None if it is none."""
+    if isinstance(value, str) and value in NOT_FINITE:
+        return NOT_FINITE[value]
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST):
+        return value
+    return None
+
+
+def gaps(steps: set[int], end: int) -> str:
+    """Which of the steps 0 to end - 1 are not in a set: '' or '0 to 3, 7'."""
+    ranges: list[list[int]] = []
+    for step in (step for step in range(end) if step not in steps):
+        if ranges and ranges[-1][1] == step - 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    return ', '.join(f'{a} to {b}' if b > a else f'{a}' for a, b in ranges)
+
+
+def newest_checkpoint(workdir: str | os.PathLike) -> int | None:
+    """The largest step that has a checkpoint, told by names alone; None without any."""
+    folder = Path(workdir) / CHECKPOINTS
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name) for name in names if re.fullmatch('[0-9]{1,18}', name)), default=None)
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Contents of a regular file; a pipe would be waited for for ever."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f'{path} is no regular file')
+    return path.read_bytes()
+
+
+def read_text(path: str | os.PathLike) -> str:
+    try:
+        return read_bytes(path).decode('utf-8')
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{path} is no UTF-8 text (byte {error.start})') from error
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """The JSON value of a file; a ValueError names the file and what is wrong with it."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f'{path}: broken JSON in line {error.lineno} ({error.msg})') from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
+        raise ValueError(f'{path}: JSON that is too deep or too long to read') from error
 
 
 SECRET_WORD = re.compile(r'(secret|passw|credential|passphrase|(key|token)s?$)', re.IGNORECASE)
@@ -205,10 +285,17 @@ def _mask(name: str, text: str) -> str:
 
 
 def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = ()) -> None:
-    """config.json: the resolved config and the command line, secrets redacted."""
-    document = {'argv': _redact_argv(argv), 'config': redact(config)}
-    text = json.dumps(document, indent=2, sort_keys=True) + '\n'
-    write_atomic(Path(workdir) / CONFIG_FILE, text)
+    """config.json: the resolved config, the command line, commit and machine; secrets redacted."""
+    from agentrl_jax.records import provenance  # here: who only reads records needs no JAX
+
+    path = Path(workdir) / CONFIG_FILE
+    document = {
+        'argv': redact_argv(argv),
+        'config': redact(config),
+        'commit': provenance.commit(),
+        'machine': provenance.joined(path, provenance.machine()),
+    }
+    write_atomic(path, json.dumps(document, indent=2, sort_keys=True) + '\n')
 
 
 def write_finished(workdir: str | os.PathLike, step: int) -> None:
@@ -219,10 +306,15 @@ def write_finished(workdir: str | os.PathLike, step: int) -> None:
 def finished_step(workdir: str | os.PathLike) -> int | None:
     """The last step of a run that is finished, None of any other."""
     path = Path(workdir) / FINISHED_FILE
-    return json.loads(path.read_text(encoding='utf-8'))['step'] if path.exists() else None
+    if not path.exists():
+        return None
+    document = read_json(path)
+    if not isinstance(document, dict) or not isinstance(document.get('step'), int):
+        raise ValueError(f'{path}: an object with the last step is expected')
+    return document['step']
 
 
-def _redact_argv(argv: Sequence[str]) -> list[str]:
+def redact_argv(argv: Sequence[str]) -> list[str]:
     """The value may stand behind '=' or be the next argument: --api_key=x, --api_key x."""
     redacted, flag = [], ''
     for arg in argv:

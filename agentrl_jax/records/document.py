@@ -1,0 +1,367 @@
+"""Rollout documents: episodes as JSON, with the figures of the whole step they are taken from.
+
+Training and evaluation write them beside their pages; page_html makes pages of them. What a
+document holds is said by the *_FIELDS below, and check refuses everything else with a sentence.
+"""
+
+import codecs
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.machine import files
+from agentrl_jax.records import run_log
+from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+
+VERSION = 2
+
+
+# ---- what a document holds ---------------------------------------------------------------------
+
+
+def _number(value: Any) -> bool:
+    return not isinstance(value, bool) and run_log.to_number(value) is not None
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and isinstance(value, int)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _texts(value: Any) -> bool:
+    return _list(value) and all(map(_text, value))
+
+
+def _grid(value: Any) -> bool:
+    return value is None or (_list(value) and all(map(_texts, value)))
+
+
+def _maybe(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+WANTED = {  # what the sentence of a refusal says
+    _number: 'a number',
+    _count: 'a whole number',
+    _text: 'a text',
+    _truth: 'true or false',
+    _list: 'a list',
+    _object: 'an object',
+    _texts: 'a list of texts',
+    _grid: 'rows of cell names, or null',
+    _maybe: 'a number, or null',
+}
+Fields = Mapping[str, Callable[[Any], bool]]
+
+DOCUMENT_FIELDS: Fields = {
+    'title': _text,
+    'env': _text,
+    'about': _object,  # label -> text: model, config, commit, ...
+    'every': _count,  # of so many episodes played, one is in the document
+    'totals': _object,  # of all episodes played, those in the document or not
+    'groups': _list,  # of all members of each group that has an episode in the document
+    'episodes': _list,
+}
+TOTALS_FIELDS: Fields = {
+    'episodes': _count,
+    'faulty': _count,  # worlds that failed: in none of the figures below
+    'solved': _count,
+    'return': _number,  # mean
+    'turns': _count,
+    'invalid': _count,  # turns
+    'truncated': _count,  # episodes with an answer cut, or ended by the token budget
+}
+GROUP_FIELDS: Fields = {
+    'group': _count,
+    'level': _count,
+    'episodes': _count,
+    'faulty': _count,
+    'solved': _count,
+    'return': _number,  # mean
+    'return_std': _maybe,  # unbiased; null with fewer than two healthy members
+    'turns': _number,  # mean
+    'sampled': _number,  # tokens, mean
+    'advantages': _maybe,  # the largest of a token less the smallest; null where nothing trained
+}
+EPISODE_FIELDS: Fields = {
+    'row': _count,  # of the rollout
+    'level': _count,
+    'group': _count,
+    'return': _number,
+    'success': _truth,
+    'episode_stop': _text,
+    'turns': _list,
+    'final_grid': _grid,
+    'tokens': _list,
+}
+TURN_FIELDS: Fields = {
+    'index': _count,
+    'stop': _text,
+    'valid': _truth,
+    'reward': _number,
+    'penalty': _number,
+    'actions': _texts,
+    'grid': _grid,
+}
+TOKEN_FIELDS: Fields = {
+    's': _text,
+    'turn': _count,
+    'k': _text,  # a: sampled by the policy, p: not
+    'lp': _maybe,  # log-probability
+    'ratio': _maybe,
+    'adv': _maybe,
+}
+
+
+def check(document: Any) -> None:
+    """ValueError naming what is wrong with a document."""
+    if not isinstance(document, dict) or 'version' not in document:
+        raise ValueError('not a rollout document: the field version is missing')
+    if document['version'] != VERSION:
+        raise ValueError(
+            f'rollout document of version {document["version"]!r}; this code reads {VERSION}'
+        )
+    _check(document, DOCUMENT_FIELDS, 'the document')
+    _check(document['totals'], TOTALS_FIELDS, 'totals')
+    wrong = [label for label, value in document['about'].items() if not _text(value)]
+    if wrong:
+        raise ValueError(f'rollout document: {wrong[0]!r} in about is no text')
+    for number, group in enumerate(document['groups']):
+        _check(group, GROUP_FIELDS, f'group {number}')
+    for number, episode in enumerate(document['episodes']):
+        where = f'episode {number}'
+        _check(episode, EPISODE_FIELDS, where)
+        for turn in episode['turns']:
+            _check(turn, TURN_FIELDS, f'a turn of {where}')
+        for token in episode['tokens']:
+            _check(token, TOKEN_FIELDS, f'a token of {where}')
+
+
+def _check(entry: Any, fields: Fields, where: str) -> None:
+    missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
+    if missing:
+        raise ValueError(f'rollout document: {where} lacks {", ".join(missing)}')
+    for name, fits in fields.items():
+        if not fits(entry[name]):
+            raise ValueError(f'rollout document: {name} of {where} must be {WANTED[fits]}')
+
+
+# ---- from a rollout ----------------------------------------------------------------------------
+
+
+def of_rollout(
+    rollout: Rollout,
+    tokenizer: Any,
+    env_name: str,
+    action_names: Sequence[str],
+    *,
+    every: int = 1,
+    group_size: int = 1,
+    grids: Sequence[Sequence[Any]] | None = None,
+    extras: Mapping[str, np.ndarray] | None = None,
+    title: str = '',
+    about: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Every `every`-th episode of a rollout as a document, and the figures of all of them.
+
+    rollout: group-major host arrays of B rows, all of which count. grids[i][k]: for the i-th
+    episode taken, rows of cell names before turn k's answer, or None; one entry more than turns is
+    the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
+    """
+    fields = {f.name: np.asarray(getattr(rollout, f.name)) for f in dataclasses.fields(rollout)}
+    extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
+    raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
+    spread = extras['advantages'] if 'advantages' in extras else None
+    episodes = []
+    for i, b in enumerate(taken):
+        row = {name: value[b] for name, value in fields.items()}
+        of_row = {name: value[b] for name, value in extras.items()}
+        boards = list(grids[i]) if grids is not None else []
+        turns = [
+            _turn(row, k, action_names, boards[k] if k < len(boards) else None)
+            for k in range(int(row['num_turns']))
+        ]
+        episodes.append(
+            {
+                'row': b,
+                'level': int(row['level']),
+                'group': b // group_size,
+                'return': number(row['rewards'].sum() + row['penalties'].sum()),
+                'success': bool(row['success']),
+                'episode_stop': EpisodeStop(int(row['episode_stop'])).name.lower(),
+                'turns': turns,
+                'final_grid': boards[len(turns)] if len(boards) > len(turns) else None,
+                'tokens': _tokens(row, of_row, tokenizer, raw),
+            }
+        )
+    starts = dict.fromkeys(episode['group'] * group_size for episode in episodes)
+    return {
+        'version': VERSION,
+        'title': title,
+        'env': env_name,
+        'about': dict(about or {}),
+        'every': every,
+        'totals': totals(fields),
+        'groups': [group(fields, slice(a, a + group_size), group_size, spread) for a in starts],
+        'episodes': episodes,
+    }
+
+
+def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
+    """TOTALS_FIELDS of all episodes of a rollout, given as host arrays by name."""
+    healthy = fields['episode_stop'] != EpisodeStop.ENV_ERROR
+    played = np.arange(fields['rewards'].shape[1]) < fields['num_turns'][:, None]
+    played &= healthy[:, None]
+    cut = ((fields['turn_stop'] == TurnStop.LENGTH) & played).any(1)
+    out = fields['episode_stop'] == EpisodeStop.TOKEN_BUDGET
+    returns = (fields['rewards'] + fields['penalties']).sum(1)
+    return {
+        'episodes': len(healthy),
+        'faulty': int((~healthy).sum()),
+        'solved': int((fields['success'] & healthy).sum()),
+        'return': number(returns[healthy].mean()) if healthy.any() else 'nan',
+        'turns': int(played.sum()),
+        'invalid': int((played & ~fields['valid']).sum()),
+        'truncated': int((cut | (out & healthy)).sum()),
+    }
+
+
+def group(
+    fields: Mapping[str, np.ndarray], rows: slice, group_size: int, advantages: np.ndarray | None
+) -> dict[str, Any]:
+    """GROUP_FIELDS of the members of one group; advantages: float [B, T], nan where not trained."""
+    members = {name: value[rows] for name, value in fields.items()}
+    healthy = members['episode_stop'] != EpisodeStop.ENV_ERROR
+    returns = (members['rewards'] + members['penalties']).sum(1)[healthy]
+    sampled = members['action_mask'].sum(1)[healthy]
+    trained = np.zeros(0) if advantages is None else advantages[rows][members['action_mask']]
+    trained = trained[np.isfinite(trained)]
+    return {
+        'group': rows.start // group_size,
+        'level': int(members['level'][0]),
+        'episodes': len(healthy),
+        'faulty': int((~healthy).sum()),
+        'solved': int((members['success'] & healthy).sum()),
+        'return': number(returns.mean()) if returns.size else 'nan',
+        'return_std': number(returns.std(ddof=1)) if returns.size > 1 else None,
+        'turns': number(members['num_turns'][healthy].mean()) if returns.size else 'nan',
+        'sampled': number(sampled.mean()) if returns.size else 'nan',
+        'advantages': number(trained.max() - trained.min()) if trained.size else None,
+    }
+
+
+def _turn(row: Mapping[str, np.ndarray], k: int, names: Sequence[str], grid: Any) -> dict[str, Any]:
+    played = [int(action) for action in row['actions'][k] if action >= 0]
+    return {
+        'index': k,
+        'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
+        'valid': bool(row['valid'][k]),
+        'reward': number(row['rewards'][k]),
+        'penalty': number(row['penalties'][k]),
+        'actions': [names[action] if action < len(names) else str(action) for action in played],
+        'grid': grid,
+    }
+
+
+def number(value: Any) -> float | str:
+    """JSON has no nan and inf; they are worth seeing, so they become strings."""
+    value = float(str(np.float32(value)))
+    return value if math.isfinite(value) else str(value)
+
+
+def _tokens(
+    row: Mapping[str, np.ndarray],
+    extras: Mapping[str, np.ndarray],
+    tokenizer: Any,
+    raw: Sequence[bytes],
+) -> list[dict[str, Any]]:
+    tokens = []
+    real = np.flatnonzero(row['attention_mask'])
+    sampled = row['action_mask'][real]
+    texts = _spellings([int(i) for i in row['tokens'][real]], sampled, tokenizer, raw)
+    for text, t, acted in zip(texts, real, sampled, strict=True):
+        ratio, advantage = acted and 'ratio' in extras, acted and 'advantages' in extras
+        tokens.append(
+            {
+                's': text,
+                'turn': int(row['turn'][t]),
+                'k': 'a' if acted else 'p',
+                'lp': number(row['logprobs'][t]) if acted else None,
+                'ratio': number(extras['ratio'][t]) if ratio else None,
+                'adv': number(extras['advantages'][t]) if advantage else None,
+            }
+        )
+    return tokens
+
+
+def _spellings(
+    ids: Sequence[int], sampled: Sequence[bool], tokenizer: Any, raw: Sequence[bytes]
+) -> list[str]:
+    """Text of each token, broken UTF-8 as \\xNN; special tokens by their names.
+
+    A sampled token stands alone. In prompts a character whose bytes are spread over several tokens
+    is shown with the last of them.
+    """
+    texts = []
+    decoder = codecs.getincrementaldecoder('utf-8')('backslashreplace')
+    for n, token in enumerate(ids):
+        if not raw[token]:
+            texts.append(tokenizer.decode([token], show_special=True) or f'[{token}]')
+            continue
+        more = n + 1 < len(ids) and not sampled[n] and not sampled[n + 1] and raw[ids[n + 1]]
+        texts.append(decoder.decode(raw[token], final=not more))
+    return texts
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def write(path: str | os.PathLike, document: dict[str, Any]) -> None:
+    """Writes the JSON document; the file is whole or not there."""
+    check(document)
+    text = json.dumps(document, allow_nan=False, separators=(',', ':')) + '\n'
+    files.write_atomic(path, text)
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """The document of a file; a ValueError names the file and what is wrong with it."""
+    found = run_log.read_json(path)
+    try:
+        check(found)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from error
+    return found
+
+
+def find(source: str | os.PathLike) -> Path:
+    """The file itself, or the last *.json by name under <workdir>/rollouts."""
+    source = Path(source)
+    if source.is_dir():
+        found = sorted((source / 'rollouts').glob('*.json'))
+        if not found:
+            raise FileNotFoundError(f'{source / "rollouts"} holds no rollouts (*.json)')
+        return found[-1]
+    if source.suffix != '.json' or not source.exists():
+        raise FileNotFoundError(f'{source} is neither a run directory nor a rollout document')
+    return source

@@ -1,0 +1,100 @@
+"""Where the figures of a run come from: method, model, config, commit and machine."""
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from agentrl_jax.records import run_log
+from agentrl_jax.records.method import FIELDS, method
+
+COMMIT_DIGITS = 12
+
+
+def about(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str]:
+    """What the head of a page says of a run: label -> text.
+
+    config: the resolved config, a ConfigDict or what config.json holds; argv: the command line,
+    which names the config file.
+    """
+    sizes, lora = config['model'], config['lora']['rank']
+    model = Path(sizes['path']).name
+    if not model:
+        model = f'{sizes["num_layers"]} layers of {sizes["hidden_size"]}, from random weights'
+    found = {
+        'method': method({name: _field(config, name) for name in FIELDS}),
+        'model': model + (f', LoRA rank {lora}' if lora else ''),
+        'config': config_name(argv),
+        'seed': str(config['seed']),
+        'commit': commit(),
+    }
+    return {label: text for label, text in found.items() if text}
+
+
+def _field(config: Mapping[str, Any], name: str) -> Any:
+    return functools.reduce(lambda part, key: part[key], name.split('.'), config)
+
+
+def config_name(argv: Sequence[str]) -> str:
+    """The config file of a command line without the folders above its own; '' if there is none."""
+    words = [*argv, '']
+    for word, after in zip(words, words[1:], strict=False):
+        flag, equals, value = word.partition('=')
+        if re.fullmatch('--?config', flag):
+            return '/'.join(Path(value if equals else after).parts[-2:]).lstrip('/')
+    return ''
+
+
+def commit(folder: str | os.PathLike = Path(__file__).parent) -> str:
+    """The commit of this code, with -dirty where tracked files differ; '' outside of its git."""
+    if shutil.which('git') is None:
+        return ''
+    # A package in somebody else's repository (.venv/lib/...) has that commit for its own otherwise.
+    if not _git(folder, 'ls-files', '--', '*.py'):
+        return ''
+    return _git(
+        folder, 'describe', '--always', '--dirty', '--exclude=*', f'--abbrev={COMMIT_DIGITS}'
+    )
+
+
+def _git(folder: str | os.PathLike, *words: str) -> str:
+    """What git prints; '' where it fails."""
+    done = subprocess.run(
+        ['git', '-C', str(folder), *words], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else ''
+
+
+def machine() -> str:
+    """The hardware that seconds depend on: '8 x NVIDIA H100', '1 x cpu (EPYC 7B13, 2 cores)'."""
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    if devices[0].platform == 'cpu':
+        kind = f'cpu ({_processor()}, {os.cpu_count()} cores)'
+    return f'{len(devices)} x {kind}'
+
+
+def _processor() -> str:
+    """The model name of the processor where Linux tells it, else its architecture."""
+    path = Path('/proc/cpuinfo')
+    text = path.read_text(encoding='utf-8', errors='replace') if path.is_file() else ''
+    found = re.search(r'^model name\s*:\s*(.+)$', text, flags=re.MULTILINE)
+    return ' '.join(found[1].split()) if found else platform.machine()
+
+
+def joined(config_file: Path, new: str) -> str:
+    """`new` behind the machines an earlier start of the run noted: 'a; b' has no one clock."""
+    try:
+        old = run_log.read_json(config_file) if config_file.exists() else {}
+    except ValueError:  # broken by a crash of the machine: it is written anew now
+        old = {}
+    noted = old.get('machine') if isinstance(old, dict) else None
+    parts = noted.split('; ') if isinstance(noted, str) and noted else []
+    return '; '.join(dict.fromkeys([*parts, new]))

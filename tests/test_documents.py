@@ -1,0 +1,198 @@
+"""Rollout documents: made of rollouts, written as files, found and drawn by the command."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from test_view import Page
+
+from agentrl_jax import view
+from agentrl_jax.records import document as documents
+from agentrl_jax.records import page_html
+from agentrl_jax.records.page_html import render_page
+from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+
+
+class ByteTokenizer:
+    """Ids 0..255 are bytes, 256 is <|im_end|>, 257 is unused."""
+
+    def token_bytes(self):
+        return [bytes([i]) for i in range(256)] + [b'', b'']
+
+    def decode(self, ids, *, show_special=False):
+        return '<|im_end|>' if show_special and ids == [256] else ''
+
+
+def small_rollout():
+    """2 episodes of at most 2 turns: prompt 'é', answer 'é' byte by byte and an end; prompt 'h'."""
+    tokens = np.array([[0xC3, 0xA9, 0xC3, 0xA9, 256, 104, 0], [104, 257, 0, 0, 0, 0, 0]])
+    real = np.array([[1, 1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0, 0]], bool)
+    acted = np.array([[0, 0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]], bool)
+    fields = {
+        'tokens': tokens,
+        'logprobs': np.where(acted, np.float32(-0.1), 0).astype(np.float32),
+        'attention_mask': real,
+        'action_mask': acted,
+        'turn': np.array([[0, 0, 0, 0, 0, 1, -1], [0, 0, -1, -1, -1, -1, -1]]),
+        'rewards': np.array([[-0.1, 1.0], [0, 0]], np.float32),
+        'penalties': np.array([[0, 0], [-0.1, 0]], np.float32),
+        'turn_stop': np.array([[TurnStop.EOS, 0], [TurnStop.LENGTH, 0]]),
+        'valid': np.array([[1, 0], [0, 0]], bool),
+        'num_actions': np.array([[2, 0], [0, 0]]),
+        'actions': np.array([[[1, 0], [-1, -1]], [[-1, -1], [-1, -1]]]),
+        'num_turns': np.array([1, 1]),
+        'episode_stop': np.array([EpisodeStop.TERMINATED, EpisodeStop.TOKEN_BUDGET]),
+        'success': np.array([True, False]),
+        'level': np.array([3, 3]),
+    }
+    return Rollout(**fields)
+
+
+def small_document(**kwargs):
+    extras = {'ratio': np.full((2, 7), 1.5), 'advantages': np.full((2, 7), np.inf)}
+    grids = [[[['player']], [['goal']]], [[['player']]]]
+    return documents.of_rollout(
+        small_rollout(),
+        ByteTokenizer(),
+        'lake',
+        ['Left', 'Down'],
+        grids=grids,
+        extras=extras,
+        **kwargs,
+    )
+
+
+def test_a_rollout_becomes_a_document_by_hand():
+    made = small_document(group_size=2, title='step 1')
+    documents.check(made)
+    first, second = made['episodes']
+    assert (first['level'], first['group'], first['return']) == (3, 0, 0.9)
+    assert first['episode_stop'] == 'terminated' and second['episode_stop'] == 'token_budget'
+    assert first['turns'] == [
+        {
+            'index': 0,
+            'stop': 'eos',
+            'valid': True,
+            'reward': -0.1,
+            'penalty': 0.0,
+            'actions': ['Down', 'Left'],
+            'grid': [['player']],
+        }
+    ]
+    assert first['final_grid'] == [['goal']] and second['final_grid'] is None
+    texts = [entry['s'] for entry in first['tokens']]
+    # The prompt's two bytes are one character; sampled tokens stand alone, broken or not.
+    assert texts == ['', 'é', r'\xc3', r'\xa9', '<|im_end|>', 'h']
+    assert [entry['s'] for entry in second['tokens']] == ['h', '[257]']
+    assert [entry['k'] for entry in first['tokens']] == list('ppaaap')
+    assert first['tokens'][2] == {
+        's': r'\xc3',
+        'turn': 0,
+        'k': 'a',
+        'lp': -0.1,
+        'ratio': 1.5,
+        'adv': 'inf',
+    }
+    assert first['tokens'][0]['lp'] is None and first['tokens'][0]['adv'] is None
+    # -0.1 + 1.0 and -0.1; one turn each, the second cut at its length and out of tokens.
+    assert made['totals'].pop('return') == pytest.approx(0.4)
+    assert made['totals'] == {
+        'episodes': 2,
+        'faulty': 0,
+        'solved': 1,
+        'turns': 2,
+        'invalid': 1,
+        'truncated': 1,
+    }
+    (both,) = made['groups']
+    assert (both['return'], both['return_std']) == pytest.approx((0.4, 0.5**0.5))
+    assert (both['sampled'], both['advantages']) == (2.0, None)  # 3 and 1 tokens; none is finite
+
+
+def test_a_document_of_some_episodes_has_the_figures_of_all():
+    made = documents.of_rollout(
+        small_rollout(), ByteTokenizer(), 'lake', ['Left', 'Down'], every=2, group_size=2
+    )
+    assert [episode['row'] for episode in made['episodes']] == [0] and made['every'] == 2
+    assert made['totals']['episodes'] == 2 and made['groups'][0]['episodes'] == 2
+    assert made['episodes'][0]['turns'][0]['grid'] is None
+    assert made['episodes'][0]['tokens'][2]['ratio'] is None
+    assert 'every 2nd. 1 are left out' in render_page(made)
+
+
+def test_a_faulty_episode_is_in_no_figure_but_its_own():
+    faulty = small_rollout().replace(
+        episode_stop=np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET])
+    )
+    made = documents.of_rollout(faulty, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
+    totals, group_of_two = made['totals'], made['groups'][0]
+    assert (totals['faulty'], totals['solved'], totals['return'], totals['turns']) == (
+        1,
+        0,
+        -0.1,
+        1,
+    )
+    assert (group_of_two['faulty'], group_of_two['return_std']) == (1, None)
+    none = faulty.replace(episode_stop=np.full(2, EpisodeStop.ENV_ERROR))
+    made = documents.of_rollout(none, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
+    assert made['totals']['return'] == 'nan' and '0 of 0' in render_page(made)
+
+
+def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
+    for name in ('step_000000', 'step_000050', 'step_000100', 'evaluation_test'):
+        documents.write(tmp_path / f'{name}.json', small_document(title=name))
+        page_html.write(tmp_path / f'{name}.html', small_document(title=name))
+        page_html.draw_before(tmp_path / f'{name}.html')
+    (tmp_path / 'odd name"<.html').write_text('')
+    page_html.write(tmp_path / 'evaluation_test.html', small_document())
+
+    def targets(name):
+        page = Page((tmp_path / f'{name}.html').read_text(encoding='utf-8'))
+        found = [a['href'] for tag, a in page.elements if tag == 'a' and a['href'][0] == '.']
+        assert all((tmp_path / href).is_file() for href in found)
+        return found
+
+    assert targets('step_000000') == ['./step_000050.html']  # drawn again when 50 was written
+    assert targets('step_000050') == ['./step_000000.html', './step_000100.html']
+    assert targets('step_000100') == ['./step_000050.html']
+    assert targets('evaluation_test') == ['./step_000100.html']
+    assert '← step 0' in (tmp_path / 'step_000050.html').read_text(encoding='utf-8')
+    page_html.write(tmp_path / 'step_000100.html', small_document())
+    assert targets('step_000100')[1:] == ['./evaluation_test.html']
+
+
+def test_a_page_of_an_earlier_version_stays_as_it_is(tmp_path):
+    (tmp_path / 'step_000000.json').write_text('{"version": 1}')
+    (tmp_path / 'step_000000.html').write_text('old')
+    page_html.write(tmp_path / 'step_000001.html', small_document())
+    page_html.draw_before(tmp_path / 'step_000001.html')
+    assert (tmp_path / 'step_000000.html').read_text() == 'old'
+
+
+def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(tmp_path, capsys):
+    folder = tmp_path / 'rollouts'
+    folder.mkdir()
+    documents.write(folder / 'step_000002.json', small_document(title='old'))
+    documents.write(folder / 'step_000010.json', small_document(title='new'))
+    view.main([str(tmp_path)])
+    page = folder / 'step_000010.html'
+    assert capsys.readouterr().out.strip() == str(page)
+    assert '<h1>new</h1>' in page.read_text(encoding='utf-8')
+    view.main([str(folder / 'step_000002.json'), '--out', str(tmp_path / 'p.html')])
+    assert '<h1>old</h1>' in (tmp_path / 'p.html').read_text(encoding='utf-8')
+    assert len(list(folder.iterdir())) == 3
+    json.loads((folder / 'step_000002.json').read_text(), parse_constant=pytest.fail)
+
+
+def test_the_command_explains_what_it_cannot_read(tmp_path, capsys):
+    (tmp_path / 'half.json').write_text('{"version": 1, "ti')
+    (tmp_path / 'old.json').write_text('{"version": 1}')
+    os.mkfifo(tmp_path / 'pipe.json')  # nobody writes into it: it was waited for for ever
+    for name in ('.', 'none.json', 'half.json', 'old.json', 'pipe.json'):
+        with pytest.raises(SystemExit) as stopped:
+            view.main([str(tmp_path / name)])
+        assert stopped.value.code == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f'python -m agentrl_jax.view: {tmp_path / name}')
+        assert said.count('\n') == 1

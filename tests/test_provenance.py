@@ -1,0 +1,100 @@
+"""Where the figures of a run come from, and what a config is called."""
+
+import json
+import subprocess
+
+import micro_runs
+import pytest
+
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.records import provenance, run_log
+from agentrl_jax.records.method import method
+from agentrl_jax.results.runs import flatten
+from configs import demo
+
+DEMO = flatten(demo.get_config().to_dict())
+
+
+@pytest.mark.parametrize(
+    'changes, name',
+    [
+        ({}, 'StarPO-S'),  # what the docstring of the config says
+        ({'filter.keep': 1.0}, 'PPO'),
+        ({'loss.clip_high': 0.2}, 'PPO, filtered'),
+        ({'loss.kl_coef': 0.001}, 'PPO, filtered'),
+        ({'filter.smallest': True}, 'PPO, filtered'),
+        ({'filter.rule': 'top_p'}, 'PPO, filtered'),
+        ({'filter.rule': 'all'}, 'PPO'),
+        ({'algorithm': 'grpo'}, 'GRPO, filtered'),
+        ({'algorithm': 'mt_grpo', 'filter.keep': 1.0}, 'MT-GRPO'),
+        ({'algorithm': 'reinforce_pp', 'filter.keep': 1.0}, 'REINFORCE++'),
+        ({'curriculum.rounds': (2, 3), 'filter.keep': 1.0}, 'PPO, ScalingInter'),
+        ({'curriculum.rounds': (2,), 'filter.keep': 1.0}, 'PPO'),
+    ],
+)
+def test_a_config_is_called_by_what_it_is(changes, name):
+    assert method(DEMO | changes) == name
+
+
+def test_every_algorithm_has_a_name_of_its_own():
+    names = {method({'algorithm': name}) for name in ALGORITHMS}  # nothing more is known
+    assert len(names) == len(ALGORITHMS) and 'PPO' in names
+
+
+def test_what_a_page_says_of_a_run():
+    cfg = micro_runs.config('bandit', seed=3)
+    found = provenance.about(cfg, ['train.py', '--config=/home/me/configs/demo.py', '--workdir=x'])
+    assert found['method'] == 'PPO' and found['seed'] == '3'
+    assert found['model'] == '1 layers of 32, from random weights'
+    assert found['config'] == 'configs/demo.py'
+    assert found['commit'] == provenance.commit()
+    cfg = micro_runs.config('bandit', **{'model.path': '/weights/Qwen2.5-0.5B/', 'lora.rank': 8})
+    found = provenance.about(cfg.to_dict(), ['--config', 'demo.py'])
+    assert found['model'] == 'Qwen2.5-0.5B, LoRA rank 8' and found['config'] == 'demo.py'
+    assert 'config' not in provenance.about(cfg)
+
+
+def git(folder, *words):
+    settings = ('-c', 'user.name=a', '-c', 'user.email=a@b')
+    done = subprocess.run(
+        ['git', '-C', folder, *settings, *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_commit_is_that_of_the_code_and_says_when_it_was_changed(tmp_path, monkeypatch):
+    inside = tmp_path / 'package'
+    inside.mkdir()
+    (inside / 'code.py').write_text('a = 1\n')
+    assert provenance.commit(inside) == ''  # no repository
+    git(tmp_path, 'init')
+    assert provenance.commit(inside) == ''  # somebody else's: the code is not tracked
+    git(tmp_path, 'add', '.')
+    git(tmp_path, 'commit', '-m', 'one')
+    commit = git(tmp_path, 'rev-parse', 'HEAD')[:12]
+    git(tmp_path, 'tag', '-a', 'v1', '-m', 'v1')
+    assert provenance.commit(inside) == commit
+    (inside / 'code.py').write_text('a = 2\n')
+    assert provenance.commit(inside) == f'{commit}-dirty'
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert provenance.commit(inside) == ''  # no git
+
+
+def test_config_json_names_commit_and_every_machine_of_a_run(tmp_path, monkeypatch):
+    path = tmp_path / 'config.json'
+
+    def written(machine):
+        monkeypatch.setattr(provenance, 'machine', lambda: machine)
+        run_log.write_config(tmp_path, {'seed': 1}, ['train'])
+        return json.loads(path.read_text())
+
+    assert written('1 x a')['commit'] == provenance.commit()
+    assert written('1 x a')['machine'] == '1 x a'  # resumed there
+    assert written('2 x b')['machine'] == '1 x a; 2 x b'
+    path.write_text('{"half')
+    assert written('1 x c')['machine'] == '1 x c'
+
+
+def test_a_machine_is_told_by_its_devices():
+    assert provenance.machine().startswith('8 x cpu (')  # the fake devices of the tests
+    assert provenance.machine() == provenance.machine()
