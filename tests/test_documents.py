@@ -35,6 +35,8 @@ def small_rollout():
         'attention_mask': real,
         'action_mask': acted,
         'turn': np.array([[0, 0, 0, 0, 0, 1, -1], [0, 0, -1, -1, -1, -1, -1]]),
+        'begin': np.array([[0, 5], [0, 0]]),
+        'anchor': np.zeros((2, 2), np.uint32),
         'rewards': np.array([[-0.1, 1.0], [0, 0]], np.float32),
         'penalties': np.array([[0, 0], [-0.1, 0]], np.float32),
         'turn_stop': np.array([[TurnStop.EOS, 0], [TurnStop.LENGTH, 0]]),

@@ -18,7 +18,7 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax import envs, train
-from agentrl_jax.records import page_html, run_log
+from agentrl_jax.records import page_episode, run_log
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 
@@ -97,7 +97,7 @@ def test_it_passes_what_every_world_passes(world, check):
 
 def test_pages_know_its_cells(world):
     state = jax.tree.map(lambda x: x[0], world.states)
-    assert set(world.env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_html.CELLS)
+    assert set(world.env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_episode.CELLS)
 
 
 def test_it_is_walked_to_its_door_as_text(world):

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from agentrl_jax.records import page_html
+from agentrl_jax.records.document import check
 from experiments.demo import episode_svg
 
 DEMO = pathlib.Path(__file__).resolve().parent.parent / 'experiments' / 'demo'
@@ -28,7 +28,7 @@ def boxes(picture, css):
 
 
 def test_the_committed_picture_is_what_the_script_makes_of_the_excerpt(tmp_path, document):
-    page_html.check_document(document)
+    check(document)
     outputs = [tmp_path / 'episode.svg', tmp_path / 'episode.json']
     episode_svg.main([str(DEMO / 'episode.json'), f'--out={outputs[0]}', f'--excerpt={outputs[1]}'])
     for output in outputs:
