@@ -4,6 +4,7 @@ Nearly all time goes into compiling. So XLA does it quickly rather than well, an
 compiled the others load: the workers of pytest-xdist, and the programs that tests start.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ def pytest_configure(config):
 
     jax.config.update('jax_num_cpu_devices', 8)
     jax.config.update('jax_numpy_rank_promotion', 'raise')
+    gc.set_threshold(200_000, 20, 100)  # tracing makes many small objects and hardly any garbage
 
     # Children inherit signals that are ignored, as under nohup and in a shell's background.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
