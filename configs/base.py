@@ -60,8 +60,9 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.library.lookup_cost = 0.0  # taken off a lookup, times the lookups so far
 
     cfg.model = ml_collections.ConfigDict()
-    cfg.model.path = ''  # HuggingFace folder, .gguf, or the workdir of a run (or its folder best);
+    # HuggingFace folder (hf download ...), .gguf, or the workdir of a run (or its folder best);
     # '' = random weights of the sizes below
+    cfg.model.path = ''
     cfg.model.tokenizer = ''  # folder, .gguf or .model; '' = that of path, or the bundled one
     cfg.model.dtype = 'float32'  # compute dtype; parameters and optimiser stay float32
     cfg.model.remat = False  # recompute activations in the backward pass, layer by layer

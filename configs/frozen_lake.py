@@ -1,5 +1,6 @@
 """StarPO-S on FrozenLake from a real checkpoint: RAGEN's paper (arXiv:2504.20073, branch v0423).
 
+  hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir Qwen2.5-0.5B-Instruct
   python -m agentrl_jax.train --config=configs/frozen_lake.py --workdir=runs/qwen_frozen_lake \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 

@@ -1,5 +1,6 @@
 """MT-GRPO on the card catalogue from a real checkpoint: tool use in two to five turns.
 
+  hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir Qwen2.5-0.5B-Instruct
   python -m agentrl_jax.train --config=configs/library.py --workdir=runs/qwen_library \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 

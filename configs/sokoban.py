@@ -1,5 +1,6 @@
 """StarPO-S on Sokoban from a real checkpoint: RAGEN's paper (arXiv:2504.20073, branch v0423).
 
+  hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir Qwen2.5-0.5B-Instruct
   python -m agentrl_jax.train --config=configs/sokoban.py --workdir=runs/qwen_sokoban \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 

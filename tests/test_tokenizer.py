@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
 from agentrl_jax.text import demo_tokenizer
-from agentrl_jax.tokens import gguf_tokenizer
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer, check_fits, load_tokenizer
+from agentrl_jax.tokens import gguf_tokenizer, unigram
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
 
 TEXTS = [
     "You're at (3, 4): 12 boxes!\n\n  Turn 10:\n\tState:\n##√_\n",
@@ -166,8 +166,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused(demo):
 
 
 def test_unreadable_tokenizers_give_one_clear_error(tmp_path, demo):
-    with pytest.raises(ValueError, match='no such tokenizer'):
-        load_tokenizer(tmp_path / 'nothing')
+    for path, command in [
+        ('Qwen2.5-0.5B-Instruct', 'Qwen/Qwen2.5-0.5B-Instruct --local-dir Qwen2.5-0.5B-Instruct'),
+        ('a b/Qwen3-0.6B/', "Qwen/Qwen3-0.6B --local-dir 'a b/Qwen3-0.6B'"),
+        ('owner/model', 'owner/model --local-dir owner/model'),
+        ('/x/y/SmolLM2-135M', 'HuggingFaceTB/SmolLM2-135M --local-dir /x/y/SmolLM2-135M'),
+        ('../mine', '<owner>/<name> --local-dir ../mine'),
+    ]:
+        with pytest.raises(ValueError, match='no such folder or file.*: ') as error:
+            load_tokenizer(path)
+        assert str(error.value).endswith(f': hf download {command}')
     (tmp_path / 'empty').mkdir()
     with pytest.raises(ValueError, match='no tokenizer.json'):
         load_tokenizer(tmp_path / 'empty')
@@ -210,7 +218,7 @@ def test_a_cell_a_tag_and_an_action_are_one_token_each(demo):
 
 def test_training_again_gives_the_committed_pieces(demo):
     """The prompts the demo tokenizer was trained on are still those of the environments."""
-    again = PieceTokenizer(demo_tokenizer.train(), 'trained again')
+    again = unigram.load_model(demo_tokenizer.train(), 'trained again')
     assert sorted(again.token_bytes()) == sorted(demo.token_bytes()), (
         'prompts changed: run python -m agentrl_jax.text.demo_tokenizer'
     )

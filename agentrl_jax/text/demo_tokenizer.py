@@ -21,7 +21,8 @@ from agentrl_jax.envs import bandit
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, PieceTokenizer
+from agentrl_jax.tokens import unigram
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
 VOCAB_SIZE = 1408
@@ -154,7 +155,7 @@ def train(vocab_size: int = VOCAB_SIZE) -> bytes:
 
 def check(model: bytes) -> None:
     """Cells, newlines, rows, tags and action names must be one token each."""
-    tokenizer = PieceTokenizer(model, 'the trained model')
+    tokenizer = unigram.load_model(model, 'the trained model')
     for grid in GRIDS:
         for a, b in itertools.product(grid, repeat=2):
             pieces = [tokenizer.decode([i]) for i in tokenizer.encode(f'{a}{b}\n')]

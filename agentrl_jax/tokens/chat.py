@@ -13,6 +13,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, IM_END, IM_START
 
+# What `Chat` says, as a template: for exports of tokenizers that came without one.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 
 

@@ -41,6 +41,14 @@ def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
     )
 
 
+def set_rules(backend: tokenizers.Tokenizer, kind: str, source: str) -> None:
+    """Makes a byte-level BPE normalise and split text as the models of a kind do."""
+    steps, nfc, whole_words = _pre_tokenizer(kind, source)
+    backend.model.ignore_merges = whole_words
+    backend.normalizer = normalizers.NFC() if nfc else None
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+
 def build_byte_pair(
     tokens: list[str], merges: list[tuple[str, str]], added: list[dict], kind: str, source: str
 ) -> tokenizers.Tokenizer:
@@ -48,14 +56,9 @@ def build_byte_pair(
 
     added: {'content': str, 'special': bool} in ascending order of their ids.
     """
-    steps, nfc, whole_words = _pre_tokenizer(kind, source)
     vocab = {text: i for i, text in enumerate(tokens) if text}
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words)
-    )
-    if nfc:
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    set_rules(backend, kind, source)
     backend.decoder = tokenizers.decoders.ByteLevel()
     for token in mark_specials(added):
         text, special = token['content'], token['special']

@@ -6,10 +6,12 @@ placed by id only (special('<|im_end|>')), so no observation can forge a chat tu
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
+OWNERS = {'Qwen': 'Qwen', 'SmolLM': 'HuggingFaceTB'}  # of models on the hub, by their names
 
 
 class Tokenizer:
@@ -50,6 +52,10 @@ class Tokenizer:
             raise ValueError(f'{self._source}: the tokenizer has no special token {name}')
         return self._specials[name]
 
+    def special_names(self) -> list[str]:
+        """The special tokens as they are spelled."""
+        return list(self._specials)
+
     def token_bytes(self) -> list[bytes]:
         """Bytes of every id; b'' for special, control and unused ids."""
         return list(self._pieces)
@@ -60,6 +66,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """encode() of each text."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """The content of a tokenizer.json that gives the same ids."""
         raise NotImplementedError
 
     def decode_bytes(self, ids) -> bytes:
@@ -100,39 +110,8 @@ class BytePairTokenizer(Tokenizer):
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-
-class PieceTokenizer(Tokenizer):
-    """SentencePiece model with byte fallback; its control symbols are the special tokens."""
-
-    def __init__(self, model: bytes, source: str):
-        import sentencepiece
-
-        self._backend = sentencepiece.SentencePieceProcessor()
-        try:
-            self._backend.LoadFromSerializedProto(model)
-        except RuntimeError as error:
-            raise ValueError(f'{source}: not a SentencePiece model ({error})') from error
-        size = self._backend.GetPieceSize()
-        control = [i for i in range(size) if self._backend.IsControl(i)]
-        specials = {self._backend.IdToPiece(i): i for i in control}
-        missing = [name for name in CHAT_SPECIALS if name not in specials]
-        if missing:
-            raise ValueError(f'{source}: control symbols {", ".join(missing)} are missing')
-        pieces = [self._bytes(i) for i in range(size)]
-        super().__init__(
-            pieces, specials, pad=END_OF_TEXT, eos=[], chat_template=None, source=source
-        )
-
-    def _bytes(self, i: int) -> bytes:
-        if self._backend.IsControl(i) or self._backend.IsUnknown(i) or self._backend.IsUnused(i):
-            return b''
-        piece = self._backend.IdToPiece(i)
-        if self._backend.IsByte(i):
-            return bytes([int(piece[3:5], 16)])  # '<0x0A>'
-        return piece.replace('\u2581', ' ').encode()
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return self._backend.EncodeAsIds(list(texts)) if texts else []
+    def to_json(self) -> str:
+        return self._backend.to_str()
 
 
 def gpt2_byte_characters() -> list[str]:
@@ -157,17 +136,35 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if (path / 'tokenizer.json').exists():
             return _load_folder(path)
         if (path / 'tokenizer.model').exists():
-            return PieceTokenizer((path / 'tokenizer.model').read_bytes(), str(path))
+            return _load_sentencepiece(path / 'tokenizer.model', str(path))
         raise ValueError(f'{path}: no tokenizer.json (or SentencePiece tokenizer.model) in it')
     if not path.exists():
-        raise ValueError(f'{path}: no such tokenizer')
+        raise ValueError(
+            f'{path}: no such folder or file. A model of the HuggingFace hub is brought by: '
+            f'hf download {_hub_name(path)} --local-dir {shlex.quote(str(path))}'
+        )
     if path.suffix == '.gguf':
         from agentrl_jax.tokens import gguf_tokenizer
 
         return gguf_tokenizer.load(path)
     if path.suffix == '.model':
-        return PieceTokenizer(path.read_bytes(), str(path))
+        return _load_sentencepiece(path, str(path))
     raise ValueError(f'{path}: not a folder, a .gguf or a SentencePiece .model file')
+
+
+def _hub_name(path: Path) -> str:
+    """What a path that does not exist is probably called on the hub."""
+    owner = next((owner for start, owner in OWNERS.items() if path.name.startswith(start)), None)
+    if owner:
+        return f'{owner}/{path.name}'
+    given = '/'.join(path.parts)
+    return given if re.fullmatch(r'\w[\w.-]*/[\w.-]+', given) else '<owner>/<name>'
+
+
+def _load_sentencepiece(path: Path, source: str) -> Tokenizer:
+    from agentrl_jax.tokens import unigram
+
+    return unigram.load_model(path.read_bytes(), source)
 
 
 def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -210,21 +207,24 @@ def _load_folder(folder: Path) -> Tokenizer:
     spec = _read_json(folder / 'tokenizer.json')
     if not {'model', 'added_tokens', 'decoder'} <= spec.keys():
         raise ValueError(f'{folder / "tokenizer.json"}: not a tokenizer')
-    if 'ByteLevel' not in json.dumps([spec['decoder'], _entry(spec, 'pre_tokenizer')]):
-        raise ValueError(f'{folder}: only tokenizers with byte-level BPE are supported')
-    spec['added_tokens'] = mark_specials(spec['added_tokens'])
-    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     settings = _read_json(folder / 'tokenizer_config.json')
     eos = _entry(_read_json(folder / 'generation_config.json'), 'eos_token_id')
     eos = _token_name(_entry(settings, 'eos_token')) if eos is None else eos
     eos = eos if isinstance(eos, list) else [eos]
-    return BytePairTokenizer(
-        backend,
-        pad=_token_name(_entry(settings, 'pad_token')),
-        eos=[token for token in eos if token is not None],
-        chat_template=_chat_template(folder, settings),
-        source=str(folder),
-    )
+    declared = {
+        'pad': _token_name(_entry(settings, 'pad_token')),
+        'eos': [token for token in eos if token is not None],
+        'chat_template': _chat_template(folder, settings),
+    }
+    if _entry(spec['model'], 'type') == 'Unigram':
+        from agentrl_jax.tokens import unigram
+
+        return unigram.from_spec(spec, str(folder), **declared)
+    if 'ByteLevel' not in json.dumps([spec['decoder'], _entry(spec, 'pre_tokenizer')]):
+        raise ValueError(f'{folder}: only tokenizers with byte-level BPE are supported')
+    spec['added_tokens'] = mark_specials(spec['added_tokens'])
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return BytePairTokenizer(backend, source=str(folder), **declared)
 
 
 def _token_name(entry: str | dict | None) -> str | None:

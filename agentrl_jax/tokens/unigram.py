@@ -1,0 +1,193 @@
+"""SentencePiece's unigram models as tokenizer.json, which the `tokenizers` library runs.
+
+What encodes here is what `transformers` loads from an export, so both give the same ids. They are
+those of SentencePiece but for ties that its float32 sums decide by rounding (thousands of tokens
+without a break).
+"""
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer
+
+SPACE = '\u2581'  # stands for a space in a piece
+BYTE = re.compile(r'<0x([0-9A-F]{2})>')
+USER_DEFINED_SCORE = -0.1  # what SentencePiece gives a symbol that must stay whole, of any length
+NORMALIZER = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': SPACE}
+DECODER = {
+    'type': 'Sequence',
+    'decoders': [
+        {'type': 'Replace', 'pattern': {'String': SPACE}, 'content': ' '},
+        {'type': 'ByteFallback'},
+        {'type': 'Fuse'},
+    ],
+}
+
+
+class UnigramTokenizer(Tokenizer):
+    """A unigram model with byte fallback; its added tokens are the special ones."""
+
+    def __init__(self, spec: dict[str, Any], **declared: Any):
+        """spec: the content of a tokenizer.json as `spec_of` writes it."""
+        self._spec = spec
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        self._backend.encode_special_tokens = True  # split special tokens in text like other text
+        specials = {token['content']: token['id'] for token in spec['added_tokens']}
+        pieces = [text for text, _ in spec['model']['vocab']]
+        silent = {*specials, pieces[spec['model']['unk_id']]}
+        super().__init__(
+            [b'' if piece in silent else _bytes(piece) for piece in pieces], specials, **declared
+        )
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def to_json(self) -> str:
+        return json.dumps(self._spec, ensure_ascii=False)
+
+
+def _bytes(piece: str) -> bytes:
+    byte = BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, ' ').encode()
+
+
+def load_model(model: bytes, source: str) -> UnigramTokenizer:
+    """Tokenizer of a serialised SentencePiece model; its control symbols are the special tokens."""
+    return from_spec(spec_of(model, source), source)
+
+
+def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramTokenizer:
+    """Tokenizer of a tokenizer.json that `spec_of` wrote; anything else is refused."""
+    model = spec['model']
+    texts, specials = _texts_and_specials(spec)
+    form = _spec(model['vocab'], model['unk_id'], texts, specials, source)
+    for part in ('normalizer', 'pre_tokenizer', 'decoder', 'model'):
+        if spec[part] != form[part]:
+            raise ValueError(
+                f'{source}: a unigram tokenizer whose {part} is not the one that this project '
+                'writes; only byte-level BPE and its own unigram tokenizers are supported'
+            )
+    missing = [name for name in CHAT_SPECIALS if name not in specials]
+    if missing:
+        raise ValueError(f'{source}: control symbols {", ".join(missing)} are missing')
+    declared = {'pad': END_OF_TEXT, 'eos': [], 'chat_template': None} | declared
+    return UnigramTokenizer(spec, source=source, **declared)
+
+
+def _texts_and_specials(spec: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+    """(pieces that text can contain, special tokens)."""
+    specials = {token['content']: token['id'] for token in spec['added_tokens']}
+    pieces = [text for text, _ in spec['model']['vocab']]
+    unknown = pieces[spec['model']['unk_id']]
+    texts = [p for p in pieces if p not in specials and p != unknown and not BYTE.fullmatch(p)]
+    return texts, specials
+
+
+def spec_of(model: bytes, source: str) -> dict[str, Any]:
+    """The content of tokenizer.json for a serialised SentencePiece model."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as sentencepiece_model
+
+    proto = sentencepiece_model.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except DecodeError as error:
+        raise ValueError(f'{source}: not a SentencePiece model ({error})') from error
+    _refuse_unsupported(proto, source)
+    kinds = sentencepiece_model.ModelProto.SentencePiece.Type
+    normal = [piece.score for piece in proto.pieces if piece.type == kinds.NORMAL]
+    if not normal:
+        raise ValueError(f'{source}: not a SentencePiece model (it has no pieces)')
+    score = {kinds.NORMAL: None, kinds.USER_DEFINED: USER_DEFINED_SCORE}
+    silent = min(normal)  # never reached: text is split inside these names
+    vocab, texts, specials, unknown = [], [], {}, None
+    for i, piece in enumerate(proto.pieces):
+        if piece.type == kinds.UNUSED:
+            raise ValueError(f'{source}: unused pieces are not supported, {piece.piece!r} is one')
+        if piece.type == kinds.CONTROL:
+            specials[piece.piece] = i
+        if piece.type == kinds.UNKNOWN:
+            unknown = i
+        if piece.type in score:
+            texts.append(piece.piece)
+        own = score[piece.type] if piece.type in score else silent
+        vocab.append([piece.piece, piece.score if own is None else own])
+    return _spec(vocab, unknown, texts, specials, source)
+
+
+def _refuse_unsupported(proto: Any, source: str) -> None:
+    trained, normal = proto.trainer_spec, proto.normalizer_spec
+    wanted = {
+        'model_type unigram': trained.model_type == trained.UNIGRAM,
+        'byte_fallback': trained.byte_fallback,
+        'normalization_rule_name identity': not normal.precompiled_charsmap,
+        'no add_dummy_prefix': not normal.add_dummy_prefix,
+        'no remove_extra_whitespaces': not normal.remove_extra_whitespaces,
+        'escape_whitespaces': normal.escape_whitespaces,
+        'no treat_whitespace_as_suffix': not trained.treat_whitespace_as_suffix,
+    }
+    absent = [name for name, has in wanted.items() if not has]
+    if absent:
+        raise ValueError(
+            f'{source}: a SentencePiece model must have {", ".join(wanted)} to be run here; this '
+            f'one lacks: {", ".join(absent)}'
+        )
+
+
+def _spec(
+    vocab: list[list], unknown: int, texts: list[str], specials: dict[str, int], source: str
+) -> dict[str, Any]:
+    names = [*specials, vocab[unknown][0]]
+    _check_names(texts, names, source)
+    return {
+        'version': '1.0',
+        'truncation': None,
+        'padding': None,
+        'added_tokens': [
+            {
+                'id': i,
+                'content': name,
+                'single_word': False,
+                'lstrip': False,
+                'rstrip': False,
+                'normalized': False,
+                'special': True,
+            }
+            for name, i in specials.items()
+        ],
+        'normalizer': NORMALIZER,
+        # The model would find the names of bytes, controls and the unknown piece in a text that
+        # spells them; SentencePiece does not. No other piece reaches over this border.
+        'pre_tokenizer': {
+            'type': 'Split',
+            'pattern': {'Regex': f'<(?={_borders(names)})'},
+            'behavior': 'MergedWithPrevious',
+            'invert': False,
+        },
+        'post_processor': None,
+        'decoder': DECODER,
+        'model': {'type': 'Unigram', 'unk_id': unknown, 'vocab': vocab, 'byte_fallback': True},
+    }
+
+
+def _borders(names: list[str]) -> str:
+    """What may follow the '<' of a name that text must not reach, as a regular expression."""
+    rest = '|'.join(re.escape(name[1:]) for name in names)
+    return rf'0x[0-9A-F]{{2}}>|{rest}'
+
+
+def _check_names(texts: list[str], names: list[str], source: str) -> None:
+    """A text piece that holds '<' and the beginning of a name could be cut in two."""
+    bytes_ = [f'<0x{i:02X}>' for i in range(256)]
+    for name in names:
+        if not name.startswith('<') or len(name) < 2:
+            raise ValueError(f"{source}: the name of {name!r} must begin with '<'")
+    inside = [(piece, piece[i + 1 :]) for piece in texts for i, c in enumerate(piece) if c == '<']
+    for piece, rest in inside:
+        for name in [*names, *bytes_]:
+            if rest and (rest.startswith(name[1:]) or name[1:].startswith(rest)):
+                raise ValueError(f'{source}: the piece {piece!r} begins like the name {name!r}')
