@@ -115,7 +115,7 @@ MAY_DIFFER = (
 )
 
 
-def main(_) -> None:
+def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     try:
         given = flags.FLAGS

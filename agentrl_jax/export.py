@@ -289,7 +289,7 @@ def export_checkpoint(
     return export_hf(params, config, out, dtype=dtype, tokenizer_source=parts.tokenizer_source(cfg))
 
 
-def main(_) -> None:
+def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     args = flags.FLAGS
     try:

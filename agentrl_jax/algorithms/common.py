@@ -13,7 +13,9 @@ def trained(rollout: Rollout, keep: jax.Array | None) -> tuple[jax.Array, jax.Ar
     return rows, rollout.action_mask & rows[:, None]
 
 
-def token_kl(scores: Scores, mask: jax.Array, kl_coef, kl_in_reward: bool) -> jax.Array:
+def token_kl(
+    scores: Scores, mask: jax.Array, kl_coef: jax.Array | float, kl_in_reward: bool
+) -> jax.Array:
     """kl_coef (log pi_old - log pi_ref), to be taken off token rewards; 0 if not asked. [B, T]"""
     if not kl_in_reward:
         return jnp.zeros_like(scores.old_logprobs)
@@ -21,7 +23,11 @@ def token_kl(scores: Scores, mask: jax.Array, kl_coef, kl_in_reward: bool) -> ja
 
 
 def episode_returns(
-    rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef, kl_in_reward: bool
+    rollout: Rollout,
+    scores: Scores,
+    mask: jax.Array,
+    kl_coef: jax.Array | float,
+    kl_in_reward: bool,
 ) -> jax.Array:
     """Return of each episode, penalties included, less its KL where that is in the reward; [B]."""
     return rollout.returns - token_kl(scores, mask, kl_coef, kl_in_reward).sum(1)

@@ -24,7 +24,7 @@ def segment_log_ratio(logprobs: jax.Array, batch: Batch, segment: jax.Array) -> 
     return common.segment_mean(log_ratio, segment, batch.mask)
 
 
-def segment_loss(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip) -> jax.Array:
+def segment_loss(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip: float) -> jax.Array:
     """Surrogate of the mean log-ratio over segments of a row; [B, T]."""
     mean = segment_log_ratio(logprobs, batch, segment)
     current = jnp.where(batch.mask, logprobs, 0.0)
@@ -33,27 +33,27 @@ def segment_loss(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip) 
     return losses.clipped_surrogate(own, batch.advantages, batch.mask, **clip)
 
 
-def segment_clipped(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip) -> dict:
+def segment_clipped(logprobs: jax.Array, batch: Batch, segment: jax.Array, **clip: float) -> dict:
     """The tokens of the segments that are clipped; bool [B, T] by metric."""
     mean = segment_log_ratio(logprobs, batch, segment)
     return objective.clipped_sides(mean, batch.advantages, **clip)
 
 
-def loss(logprobs: jax.Array, batch: Batch, **clip) -> jax.Array:
+def loss(logprobs: jax.Array, batch: Batch, **clip: float) -> jax.Array:
     """One ratio per row; [B, T]."""
     return segment_loss(logprobs, batch, jnp.zeros_like(batch.turn), **clip)
 
 
-def clipped(logprobs: jax.Array, batch: Batch, **clip) -> dict:
+def clipped(logprobs: jax.Array, batch: Batch, **clip: float) -> dict:
     """What loss clips."""
     return segment_clipped(logprobs, batch, jnp.zeros_like(batch.turn), **clip)
 
 
-def turn_loss(logprobs: jax.Array, batch: Batch, **clip) -> jax.Array:
+def turn_loss(logprobs: jax.Array, batch: Batch, **clip: float) -> jax.Array:
     """One ratio per turn; [B, T]."""
     return segment_loss(logprobs, batch, batch.turn, **clip)
 
 
-def turn_clipped(logprobs: jax.Array, batch: Batch, **clip) -> dict:
+def turn_clipped(logprobs: jax.Array, batch: Batch, **clip: float) -> dict:
     """What turn_loss clips."""
     return segment_clipped(logprobs, batch, batch.turn, **clip)

@@ -17,7 +17,14 @@ def answer_text(names: list[str], think: str, with_think: bool) -> str:
     return f'{head}{" || ".join(names)}</answer>'
 
 
-def mixed_plans(rng, oracle_plans, *, oracle: float, per_turn: int, names: int) -> list[list[int]]:
+def mixed_plans(
+    rng: np.random.Generator,
+    oracle_plans: list[list[int]],
+    *,
+    oracle: float,
+    per_turn: int,
+    names: int,
+) -> list[list[int]]:
     """Each plan is the oracle's with probability `oracle`, else 1 to per_turn random actions."""
     plans = []
     for plan in oracle_plans:
@@ -88,7 +95,9 @@ def answer_tokens(task: text.TextTask, tokenizer: Any, plan: list[int]) -> list[
     return tokenizer.encode(answer_text(names, '', task.with_think))
 
 
-def pad_rows(rows, trained, max_tokens, pad_id) -> Demonstrations:
+def pad_rows(
+    rows: list[list[int]], trained: list[list[bool]], max_tokens: int, pad_id: int
+) -> Demonstrations:
     """Token lists and their trained flags as arrays, as wide as the longest (in steps of 8)."""
     width = min(max_tokens, -(-max(map(len, rows)) // 8) * 8)
     tokens = np.full((len(rows), width), pad_id, np.int32)

@@ -10,6 +10,7 @@ prompt has I = 0, however varied it is: template collapse, which entropy does no
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -234,7 +235,7 @@ def _drawn(total, good, draws, most):
 
 def information(
     params: Params,
-    task,
+    task: Any,
     rollout: Rollout,
     key: jax.Array,
     *,
@@ -246,7 +247,7 @@ def information(
     low_entropy: float,
     max_response: int,
     layout: jax.sharding.Sharding | None = None,
-    **scoring,
+    **scoring: Any,
 ) -> dict[str, jax.Array]:
     """The metrics of a rollout under the policy that played it; scoring: as in cross_logprobs.
 

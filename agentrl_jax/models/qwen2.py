@@ -10,6 +10,7 @@ G = H / Kh query heads per key-value head, Dh head width.
 
 import dataclasses
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -108,7 +109,7 @@ class RMSNorm(nn.Module):
     dtype: str
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],), jnp.float32)
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
@@ -138,7 +139,14 @@ class Attention(nn.Module):
     shards: int = 1
 
     @nn.compact
-    def __call__(self, x, angles, mask, cached=None, where=None):
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array,
+        mask: jax.Array,
+        cached: tuple[jax.Array, jax.Array] | None = None,
+        where: Any = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """x [R, O, D]; cached (k, v) [S, T, Kh, Dh]; returns (out [R, O, D], cached)."""
         c = self.config
         heads = x.shape[:2] + (-1, c.head_dim)
@@ -163,7 +171,7 @@ class MLP(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         c = self.config
         gate = _dense(x, c.intermediate_size, 'gate_proj', c)
         up = _dense(x, c.intermediate_size, 'up_proj', c)
@@ -177,7 +185,14 @@ class Layer(nn.Module):
     shards: int = 1  # devices over which the rows are split
 
     @nn.compact
-    def __call__(self, x, angles, mask, cached=None, where=None):
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array,
+        mask: jax.Array,
+        cached: tuple[jax.Array, jax.Array] | None = None,
+        where: Any = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         norm = dict(eps=self.config.rms_norm_eps, dtype=self.config.dtype)
         mixed, cached = Attention(self.config, self.shards, name='self_attn')(
             RMSNorm(**norm, name='input_layernorm')(x), angles, mask, cached, where
@@ -193,7 +208,15 @@ class Backbone(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, tokens, positions, mask, cache=None, where=None, row_sharding=None):
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: Any = None,
+        where: Any = None,
+        row_sharding: NamedSharding | None = None,
+    ) -> tuple[jax.Array, Any]:
         """tokens, positions int32 [R, O], mask bool [R, O, T] -> (hidden [R, O, D], cache)."""
         c = self.config
 

@@ -4,6 +4,8 @@ Source: config.json of the Qwen2.5 repositories on the HuggingFace hub; layers, 
 in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models have equal sizes.
 """
 
+from typing import Any
+
 from agentrl_jax.models import qwen2
 
 _NAMES = (
@@ -24,7 +26,7 @@ QWEN25 = {
 }
 
 
-def named(name: str, **compute) -> qwen2.ModelConfig:
+def named(name: str, **compute: Any) -> qwen2.ModelConfig:
     """ModelConfig of a published size; compute: dtype, remat."""
     if name not in QWEN25:
         raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}')

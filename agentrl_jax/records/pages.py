@@ -38,7 +38,9 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
     return np.asarray(parts, np.int32), np.asarray(matched)
 
 
-def replay(rollout: Rollout, streams: np.ndarray, task, tokenizer, key: jax.Array) -> list[list]:
+def replay(
+    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Any, key: jax.Array
+) -> list[list]:
     """The worlds before each turn and after the last: grids[b][k] = rows of cell names.
 
     rollout: host arrays of B rows; streams int32 [B] their world streams; key: that of collect.

@@ -1,6 +1,7 @@
 """score: what the critic, the reference and (if asked) the policy itself say of a rollout."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from agentrl_jax.rollout import windows as context
 from agentrl_jax.types import Params, Rollout, Scores
 
 
-def score_rows(fn: Callable, rows: tuple, microbatch_rows: int):
+def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
     """fn over slices of microbatch_rows rows, one after another; results put back together."""
     total = rows[0].shape[0]
     # Row i goes to slice i % n, so that every slice has rows of each device's block.

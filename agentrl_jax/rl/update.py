@@ -164,7 +164,15 @@ def accumulate(
     return jax.lax.scan(body, (zero_loss, zero_sums, zero_grads), slices)[0]
 
 
-def apply_if_finite(tx, grads, opt_state, params, loss, allowed, lr_scale):
+def apply_if_finite(
+    tx: optax.GradientTransformation,
+    grads: Params,
+    opt_state: Any,
+    params: Params,
+    loss: jax.Array,
+    allowed: jax.Array | bool,
+    lr_scale: jax.Array | float,
+) -> tuple[Params, Any, jax.Array, jax.Array, jax.Array]:
     """(params, opt_state, gradient norm, finite, taken): unchanged if not finite or not allowed."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -278,18 +286,18 @@ def one_step(
 
 
 def joint_loss(
-    params,
-    batch,
-    weights,
-    value_weights,
-    kl_coef,
+    params: Params,
+    batch: Batch,
+    weights: jax.Array,
+    value_weights: jax.Array,
+    kl_coef: jax.Array,
     *,
-    values_fn,
-    value_head_fn,
-    value_clip,
-    value_coef,
-    **policy,
-):
+    values_fn: Callable | None,
+    value_head_fn: Callable | None,
+    value_clip: float | None,
+    value_coef: float,
+    **policy: Any,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy loss, plus value_coef * value loss where a critic shares the backbone."""
     total, (sums, hidden) = objective.policy_loss(params, batch, weights, kl_coef, **policy)
     if value_head_fn is not None:

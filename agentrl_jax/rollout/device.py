@@ -14,6 +14,7 @@ hosts; here each row has a world, an answer reader and a place in the output bes
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,17 @@ class Slots:
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
 
 
-def decode(slots, params, task, key, *, config, max_response, stop_at_answer, draw):
+def decode(
+    slots: Slots,
+    params: Params,
+    task: text.TextTask,
+    key: jax.Array,
+    *,
+    config: qwen2.ModelConfig,
+    max_response: int,
+    stop_at_answer: bool,
+    draw: Callable,
+) -> Slots:
     """Every generating slot samples one token; the token's keys and values go into the cache."""
     live = slots.phase == GENERATING
     out, length = slots.out, slots.rows.length
@@ -83,7 +94,15 @@ def decode(slots, params, task, key, *, config, max_response, stop_at_answer, dr
     )
 
 
-def finish_turn(slots, task, episodes, key, rows, *, max_response):
+def finish_turn(
+    slots: Slots,
+    task: text.TextTask,
+    episodes: Episodes,
+    key: jax.Array,
+    rows: jax.Array,
+    *,
+    max_response: int,
+) -> tuple[text.Episode, Rollout, jax.Array, jax.Array]:
     """Steps the worlds of the given slots with their parsed answers and records the outcome.
 
     Returns (worlds after the turn, out, episode_over bool [w], sampled_end bool [w]).
@@ -122,7 +141,9 @@ def finish_turn(slots, task, episodes, key, rows, *, max_response):
     return after, out, over, sampled_end
 
 
-def start_episodes(slots, task, rows, world, over):
+def start_episodes(
+    slots: Slots, task: text.TextTask, rows: jax.Array, world: text.Episode, over: jax.Array
+) -> tuple[jax.Array, text.Episode, jax.Array, jax.Array]:
     """Gives the next episodes of the list to the slots whose episode is over.
 
     Returns (episode int32 [w], world, length int32 [w], next_episode).
@@ -143,7 +164,18 @@ def start_episodes(slots, task, rows, world, over):
     return episode, world, length, slots.next_episode + starts.sum()
 
 
-def serve(slots, params, task, episodes, key, *, config, serve_rows, max_response, window=0):
+def serve(
+    slots: Slots,
+    params: Params,
+    task: text.TextTask,
+    episodes: Episodes,
+    key: jax.Array,
+    *,
+    config: qwen2.ModelConfig,
+    serve_rows: int,
+    max_response: int,
+    window: int = 0,
+) -> Slots:
     """Takes up to serve_rows waiting slots to the start of their next answer."""
     num_slots = slots.phase.shape[0]
     num_episodes, max_tokens = slots.out.tokens.shape
@@ -319,7 +351,16 @@ def play(
     return jax.lax.while_loop(lambda state: jnp.any(state.phase != IDLE), advance, state)
 
 
-def start(params, task, episodes, *, config, slots, max_tokens, cache_tokens) -> Slots:
+def start(
+    params: Params,
+    task: text.TextTask,
+    episodes: Episodes,
+    *,
+    config: qwen2.ModelConfig,
+    slots: int,
+    max_tokens: int,
+    cache_tokens: int,
+) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
     num_episodes = episodes.level.shape[0]
     zero = jnp.int32(0)
@@ -345,7 +386,7 @@ def start(params, task, episodes, *, config, slots, max_tokens, cache_tokens) ->
     )
 
 
-def collect_on_mesh(mesh, **static):
+def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
     """collect over the mesh: each shard of ('data', 'fsdp') plays its own rows with its own slots.
 
     Shards run their loops independently, without waiting for one another; parameters must be

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def build_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
     )
 
 
-def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, training: bool):
+def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, training: bool) -> Callable:
     """Jitted (params, task, episodes, key) -> (rollout, counters) over the mesh."""
     rows = derived.episodes(cfg) if training else cfg.env.eval_levels * cfg.eval.samples
     shards = mesh.shape['data'] * mesh.shape['fsdp']
@@ -216,7 +217,7 @@ def build_optimisers(cfg: Any) -> tuple:
     return make(cfg.optim.lr), make(cfg.optim.critic_lr) if derived.needs_critic(cfg) else None
 
 
-def clone_optimiser(cfg: Any):
+def clone_optimiser(cfg: Any) -> optax.GradientTransformation:
     """AdamW with a linear decay to zero over the cloning steps."""
     schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
     adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)

@@ -7,7 +7,9 @@ placed by id only (special('<|im_end|>')), so no observation can forge a chat tu
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
@@ -72,11 +74,11 @@ class Tokenizer:
         """The content of a tokenizer.json that gives the same ids."""
         raise NotImplementedError
 
-    def decode_bytes(self, ids) -> bytes:
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Bytes of the ids; special, unused and out-of-range ids have none."""
         return b''.join(self._pieces[i] for i in map(int, ids) if 0 <= i < self.vocab_size)
 
-    def decode(self, ids, *, show_special: bool = False) -> str:
+    def decode(self, ids: Iterable[int], *, show_special: bool = False) -> str:
         """Text of the ids, broken UTF-8 replaced; show_special spells special tokens out."""
         if not show_special:
             return self.decode_bytes(ids).decode('utf-8', errors='replace')
@@ -88,7 +90,7 @@ class Tokenizer:
 class BytePairTokenizer(Tokenizer):
     """Byte-level BPE (GPT-2 kind: Qwen, Llama 3, SmolLM) run by the `tokenizers` library."""
 
-    def __init__(self, backend, **declared):
+    def __init__(self, backend: Any, **declared: Any):
         """backend: a tokenizers.Tokenizer whose special added tokens are marked as special."""
         backend.no_truncation()
         backend.no_padding()
