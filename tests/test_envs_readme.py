@@ -122,7 +122,6 @@ def test_it_is_cloned_and_trained_by_the_command_s_fields(corridor, tmp_path):
     assert COMMAND[:3] == ['python', '-m', 'agentrl_jax.train']
     flags = dict(word.removeprefix('--').split('=') for word in COMMAND[3:])
     assert (ROOT / flags['config']).is_file()
-    fields = {name[7:]: value for name, value in flags.items() if name.startswith('config.')}
     small = {
         'clone.episodes': 32,
         'clone.steps': 2,
@@ -132,7 +131,10 @@ def test_it_is_cloned_and_trained_by_the_command_s_fields(corridor, tmp_path):
     }
     cfg = micro_runs.config('bandit')
     corridor[1](cfg)
-    cfg.update_from_flattened_dict(fields | small)
+    cfg.update_from_flattened_dict(small)
+    for section, field in (name[7:].split('.') for name in flags if name.startswith('config.')):
+        cfg[section][field] = type(cfg[section][field])(flags[f'config.{section}.{field}'])
+    assert cfg.env.name == 'corridor'
     assert train.train(cfg, str(tmp_path)) == 0
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert [row['step'] for row in rows] == [0, 1, 2] and rows[1]['batch/trained_rows'] > 0

@@ -27,7 +27,16 @@ from agentrl_jax.run.build import build
 from agentrl_jax.types import EpisodeStop
 
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
-PER_TURN = ('begin', 'rewards', 'penalties', 'turn_stop', 'valid', 'num_actions', 'actions')
+PER_TURN = (
+    'begin',
+    'anchor',
+    'rewards',
+    'penalties',
+    'turn_stop',
+    'valid',
+    'num_actions',
+    'actions',
+)
 QUICK = {'xla_backend_optimization_level': 0}
 KEY = jax.random.key(3)
 WORLDS = [name for name, world in ENVIRONMENTS.items() if world.plans is not TextEnvironment.plans]
