@@ -1,30 +1,48 @@
 """Success of a saved or given policy on held-out levels, beside random play and the oracle.
 
-  python -m agentrl_jax.evaluate --config=configs/demo.py --workdir=runs/demo \\
-      --config.eval.split=test [--step=60] [--config.eval.temperature=0]
+  python -m agentrl_jax.evaluate --workdir=runs/demo \\
+      --config.eval.split=test [--step=60 | --best] [--config.eval.temperature=0]
 
-The policy is the checkpoint of the workdir (the newest, or --step); with an empty --workdir it is
-the model of the config itself, untrained. Writes evaluation_<split>.json and a rollout page, and
-with --trajectories=FILE the episodes in AgentTraj's format (.json, .jsonl), which clone.file reads.
+The policy is the checkpoint of the workdir (the newest, --step, or --best) and the config that of
+its run; without --workdir it is the model of --config, untrained. Writes a rollout page and
+evaluation_<split>.json, which names the checkpoint, and with --trajectories=FILE the episodes in
+AgentTraj's format (.json, .jsonl), which clone.file reads.
 """
 
-import json
 import sys
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file(
+        'config', command.config_of_run(), "Config file; default: that of the workdir's run."
+    )
+    flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
+    flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
+    flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
+    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    command.define_best()
+    command.define_fallback()
+    command.begin(__doc__, needs=('config',), says='agentrl_jax.evaluate: loading')
+
+import json
 from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
+from agentrl_jax.models import weights
 from agentrl_jax.records import pages, provenance, report
-from agentrl_jax.run import collecting, command
+from agentrl_jax.run import collecting, saved_config
 from agentrl_jax.run.build import build
-from agentrl_jax.run.params import saved_policy
-from agentrl_jax.run.state import config_dict
+from agentrl_jax.run.params import best_of, saved_policy
+from agentrl_jax.run.state import config_dict, with_later_fields
 from agentrl_jax.run.streams import EVALUATE, Streams
 
 
@@ -35,12 +53,15 @@ def evaluate(
 
     trajectories_file: a file for the episodes as trajectories; '' = none.
     """
+    origin = saved_config.origin(workdir, config_dict(cfg), step=step)
+    saved_config.say(origin)
     run = build(cfg)
     params = run.params
     if workdir:
-        saved = checkpoint.read_extra(workdir, step=step)
-        checkpoint.check_config(saved['config'], config_dict(cfg), may_differ=MAY_DIFFER)
-        params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=step)
+        saved = with_later_fields(checkpoint.read_extra(workdir, step=origin.step)['config'])
+        checkpoint.check_config(saved, config_dict(cfg), may_differ=MAY_DIFFER)
+        params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
+        weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
     key = Streams(cfg.seed).key(EVALUATE)
     rollout, counters = played.collect(params, task, played.episodes, key)
@@ -50,7 +71,8 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
-    files.write_atomic(folder / f'{name}.json', json.dumps(metrics, indent=2) + '\n')
+    record = metrics | {'checkpoint': origin.fields()}
+    files.write_atomic(folder / f'{name}.json', json.dumps(record, indent=2) + '\n')
     # Rows behind the last level only fill the mesh: they are in no figure, page or file.
     count = cfg.env.eval_levels * cfg.eval.samples
     host = jax.tree.map(lambda x: np.asarray(x)[:count], rollout)
@@ -115,24 +137,18 @@ MAY_DIFFER = (
 )
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     try:
         given = flags.FLAGS
         step = given.step
-        if given.fallback and given.workdir:
+        if given.fallback and given.workdir and not given.best:
             step = checkpoint.fall_back(given.workdir, step=step)
-        evaluate(given.config, given.workdir, given.out, step, given.trajectories)
+        workdir = best_of(given.workdir) if given.best else given.workdir
+        evaluate(given.config, workdir, given.out or given.workdir, step, given.trajectories)
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
 
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
-    flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
-    flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
-    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
-    command.define_fallback()
-    flags.mark_flag_as_required('config')
-    app.run(main)
+    main()

@@ -1,7 +1,10 @@
-"""Parameters as a HuggingFace folder: config.json, safetensors, tokenizer files.
+"""Parameters as a HuggingFace folder: config.json, safetensors, tokenizer files, a model card.
 
-  python -m agentrl_jax.export --config=configs/<x>.py --workdir=runs/<run> --out=<folder> \\
-      [--step=60] [--dtype=bfloat16] [--part=policy]
+  python -m agentrl_jax.export --workdir=runs/<run> --out=<folder> \\
+      [--step=60 | --best] [--dtype=bfloat16] [--part=policy] [--config=configs/<x>.py]
+
+The config is that of the run; --config.field=value overrides it. In `transformers` the folder gives
+the token ids of the run, renders its chats, and generates (greedily by default) up to <|im_end|>.
 
 A policy trained with LoRA comes merged; --part=adapter writes its adapters alone, as PEFT reads
 them, and --part=base the frozen model below them.
@@ -10,54 +13,76 @@ The folder appears by one rename when it is complete. Loading a folder and expor
 dtype gives the same bytes in every tensor.
 """
 
+import sys
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file(
+        'config', command.config_of_run(), "Config file; default: the run's own config."
+    )
+    flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
+    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    flags.DEFINE_enum(
+        'dtype', 'bfloat16', ['bfloat16', 'float16', 'float32'], 'Type of the tensors.'
+    )
+    flags.DEFINE_enum(
+        'part',
+        'policy',
+        ['policy', 'adapter', 'base'],
+        'What is written; adapter and base: with LoRA.',
+    )
+    command.define_best()
+    command.define_fallback()
+    command.begin(__doc__, needs=('workdir', 'out'), says='agentrl_jax.export: loading')
+
 import json
 import math
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
 from jax.experimental import multihost_utils
-from ml_collections import config_flags
 from safetensors.numpy import save_file
 
-from agentrl_jax.machine import checkpoint, sharding
+from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
-from agentrl_jax.run import command, parts
-from agentrl_jax.run.params import base_is_given, saved_policy
+from agentrl_jax.records import model_card, run_log
+from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run.params import base_is_given, best_of, saved_policy
 from agentrl_jax.run.state import config_dict
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens import hf_folder
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
-TOKENIZER_FILES = (
-    'tokenizer.json',
-    'tokenizer_config.json',
-    'special_tokens_map.json',
-    'added_tokens.json',
-    'vocab.json',
-    'merges.txt',
-    'tokenizer.model',
-    'chat_template.jinja',
-    'chat_template.json',
-    'generation_config.json',
-)
+KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
+ARCHITECTURES = {'qwen2': 'Qwen2ForCausalLM', 'llama': 'LlamaForCausalLM'}
 
 
-def config_to_hf(config: qwen2.ModelConfig, *, dtype: str) -> dict[str, Any]:
-    """config.json of the model; qwen2 with QKV bias, llama without."""
+def config_to_hf(config: qwen2.ModelConfig, *, dtype: str, generic: bool = False) -> dict[str, Any]:
+    """config.json of the model: qwen2 with QKV bias, llama without.
+
+    generic: with QKV bias it is a llama too, whose attention_bias then is one behind attention as
+    well: zeros (see hf_folder.is_qwen2).
+    """
+    biased_llama = config.qkv_bias and generic
+    kind = 'qwen2' if config.qkv_bias and not generic else 'llama'
     hf = {
-        'architectures': ['Qwen2ForCausalLM' if config.qkv_bias else 'LlamaForCausalLM'],
-        'model_type': 'qwen2' if config.qkv_bias else 'llama',
+        'architectures': [ARCHITECTURES[kind]],
+        'model_type': kind,
         'vocab_size': config.vocab_size,
         'hidden_size': config.hidden_size,
         'intermediate_size': config.intermediate_size,
@@ -71,6 +96,8 @@ def config_to_hf(config: qwen2.ModelConfig, *, dtype: str) -> dict[str, Any]:
         'tie_word_embeddings': config.tie_embeddings,
         'torch_dtype': dtype,
     }
+    if biased_llama:
+        hf['attention_bias'] = True
     if config.rope_scaling is not None:
         names = ('factor', 'low_freq_factor', 'high_freq_factor')
         hf['rope_scaling'] = {
@@ -88,14 +115,18 @@ def export_hf(
     *,
     dtype: str = 'bfloat16',
     tokenizer_source: str | Path | None = None,
+    model_source: str | Path | None = None,
+    budget: Mapping[str, int] | None = None,
+    card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
     """Writes the policy's parameters to out_dir, which must not exist yet or be empty.
 
-    tokenizer_source: the folder, .gguf or .model that the tokenizer came from; of a folder of the
-    same architecture config.json keeps the fields this library does not know. dtype float32 keeps
-    the masters exactly. Heads that HuggingFace does not know (value_head) are left out. On several
-    processes all must call; the first one writes.
+    tokenizer_source: the folder, .gguf or .model that the tokenizer came from; model_source: the
+    folder or .gguf of the weights, whose further fields config.json keeps; budget: max_tokens and
+    max_response of the run; card: README.md. dtype float32 keeps the masters exactly. Heads that
+    HuggingFace does not know (value_head) are left out. On several processes all must call; the
+    first one writes.
     """
     if dtype not in DTYPES:
         raise ValueError(f'dtype={dtype!r} is not one of {", ".join(DTYPES)}')
@@ -108,10 +139,17 @@ def export_hf(
         return out_dir
 
     def write(folder):
-        _write_weights(folder, params, shards, dtype)
-        _write_config(folder, config, dtype, tokenizer_source)
+        tokenizer, generic = None, False
         if tokenizer_source is not None:
-            _write_tokenizer(folder, Path(tokenizer_source))
+            tokenizer = hf_folder.write(folder, Path(tokenizer_source))
+            generic = config.qkv_bias and not hf_folder.is_qwen2(folder)
+        _write_weights(folder, params, shards, dtype, zero_biases=generic)
+        hf = config_to_hf(config, dtype=dtype, generic=generic)
+        _write_configs(folder, hf, model_source, tokenizer, budget or {})
+        if tokenizer is not None:
+            hf_folder.compare(tokenizer, folder)
+        if card is not None:
+            (folder / 'README.md').write_text(card, encoding='utf-8')
 
     return _appear(out_dir, write)
 
@@ -125,6 +163,7 @@ def export_adapter(
     targets: tuple[str, ...],
     base: str | None,
     dtype: str = 'float32',
+    card: str | None = None,
 ) -> Path:
     """Writes params['lora'] as PEFT reads it: adapter_config.json, adapter_model.safetensors.
 
@@ -154,6 +193,8 @@ def export_adapter(
     def write(folder):
         save_file(tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'})
         _write_json(folder / 'adapter_config.json', settings)
+        if card is not None:
+            (folder / 'README.md').write_text(card, encoding='utf-8')
 
     return _appear(out_dir, write)
 
@@ -172,7 +213,12 @@ def _appear(out_dir: Path, write: Callable[[Path], None]) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
     try:
         write(temporary)
-        temporary.chmod(0o755)  # mkdtemp's folders are private
+        # Folders of mkdtemp and files of safetensors are private, whatever the umask says.
+        mask = os.umask(0)
+        os.umask(mask)
+        for path in temporary.iterdir():
+            path.chmod(0o666 & ~mask)
+        temporary.chmod(0o777 & ~mask)
         os.replace(temporary, out_dir)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -206,13 +252,21 @@ def _tensors(params: Params, paths: list[str], dtype: str) -> Iterator[tuple[str
         yield weights.hf_name(path), np.ascontiguousarray(array)
 
 
-def _write_weights(folder: Path, params: Params, shards: list[list[str]], dtype: str) -> None:
+def _write_weights(
+    folder: Path, params: Params, shards: list[list[str]], dtype: str, *, zero_biases: bool
+) -> None:
     weight_map, total = {}, 0
     for i, paths in enumerate(shards):
         name = weights.SINGLE
         if len(shards) > 1:
             name = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
         tensors = dict(_tensors(params, paths, dtype))
+        if zero_biases:
+            tensors |= {
+                f'{name.removesuffix("weight")}bias': np.zeros(array.shape[0], array.dtype)
+                for name, array in tensors.items()
+                if name.endswith('self_attn.o_proj.weight')
+            }
         save_file(tensors, folder / name, metadata={'format': 'pt'})
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(array.nbytes for array in tensors.values())
@@ -221,40 +275,32 @@ def _write_weights(folder: Path, params: Params, shards: list[list[str]], dtype:
         _write_json(folder / weights.INDEX, index)
 
 
-def _write_config(folder: Path, config: qwen2.ModelConfig, dtype: str, source) -> None:
-    hf = config_to_hf(config, dtype=dtype)
-    original = None if source is None else Path(source) / 'config.json'
-    if original is not None and original.is_file():
-        known = weights.read_json(original)
-        if known.get('model_type') == hf['model_type']:
-            # the newer names of fields that are written under their older ones
-            renamed = ('dtype', 'rope_parameters')
-            hf = {k: v for k, v in known.items() if k not in renamed} | hf
+def _write_configs(
+    folder: Path,
+    hf: dict[str, Any],
+    source: str | Path | None,
+    tokenizer: Tokenizer | None,
+    budget: Mapping[str, int],
+) -> None:
+    """config.json and, with a tokenizer, generation_config.json."""
+    known = {} if source is None else weights.open_source(source).hf_fields()
+    if known.get('model_type') != hf['model_type']:
+        known = {name: known[name] for name in KEPT_FIELDS if name in known}
+    # the newer names of fields that are written under their older ones
+    hf = {k: v for k, v in known.items() if k not in ('dtype', 'rope_parameters')} | hf
+    if 'max_tokens' in budget:
+        hf.setdefault('max_position_embeddings', budget['max_tokens'])
+    if tokenizer is not None:
+        bos = hf['bos_token_id'] if 'bos_token_id' in hf else None  # else a default of the class
+        hf |= {'bos_token_id': bos, 'eos_token_id': tokenizer.eos_ids[0]}
+        hf['pad_token_id'] = tokenizer.pad_id
+        # Nothing of the source's: its penalties and cut-offs belong to another policy.
+        generation = {'bos_token_id': bos, 'eos_token_id': list(tokenizer.eos_ids)}
+        generation |= {'pad_token_id': tokenizer.pad_id, 'do_sample': False}
+        if 'max_response' in budget:
+            generation['max_new_tokens'] = budget['max_response']
+        _write_json(folder / 'generation_config.json', generation)
     _write_json(folder / 'config.json', hf)
-
-
-def _write_tokenizer(folder: Path, source: Path) -> None:
-    if source.is_dir():
-        for name in TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
-    elif source.suffix == '.gguf':
-        _write_gguf_tokenizer(folder, source)
-    else:
-        shutil.copyfile(source, folder / 'tokenizer.model')
-
-
-def _write_gguf_tokenizer(folder: Path, source: Path) -> None:
-    """tokenizer.json and its settings, rebuilt from the metadata of a .gguf file."""
-    tokenizer = load_tokenizer(source)
-    tokenizer._backend.save(str(folder / 'tokenizer.json'))
-    settings = {
-        'tokenizer_class': 'PreTrainedTokenizerFast',
-        'eos_token': tokenizer.decode([tokenizer.eos_ids[0]], show_special=True),
-        'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
-        'chat_template': tokenizer.chat_template,
-    }
-    _write_json(folder / 'tokenizer_config.json', settings)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
@@ -267,6 +313,9 @@ def export_checkpoint(
     """A part of a checkpoint (the newest one if step is None) as a folder."""
     if part != 'policy' and not cfg.lora.rank:
         raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
+    origin = saved_config.origin(workdir, config_dict(cfg), step=step)
+    saved_config.say(origin)
+    step = origin.step
     saved = checkpoint.read_extra(workdir, step=step)['config']
     if 'lora' in saved:  # runs of older versions have none; alpha shows in no tensor
         ours = config_dict(cfg)['lora']
@@ -274,6 +323,14 @@ def export_checkpoint(
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)
+    weights.check_finite(params, f'step {step} of {workdir}')
+    card = model_card.text(
+        Path(out).name,
+        cfg,
+        origin=origin.fields(),
+        metrics=model_card.latest(files.local_path(workdir) / run_log.METRICS_FILE, step),
+        part=part,
+    )
     if part == 'adapter':
         return export_adapter(
             params['lora'],
@@ -283,21 +340,32 @@ def export_checkpoint(
             dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
             base=cfg.model.path if base_is_given(saved) else None,
+            card=card,
         )
     if part == 'policy':
         params = lora.merge(params, config.lora_scale)
-    return export_hf(params, config, out, dtype=dtype, tokenizer_source=parts.tokenizer_source(cfg))
+    return export_hf(
+        params,
+        config,
+        out,
+        dtype=dtype,
+        tokenizer_source=parts.tokenizer_source(cfg),
+        model_source=files.local_path(cfg.model.path) if cfg.model.path else None,
+        budget={'max_tokens': cfg.rollout.max_tokens, 'max_response': cfg.rollout.max_response},
+        card=card,
+    )
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     args = flags.FLAGS
     try:
         step = args.step
-        if args.fallback:
+        workdir = best_of(args.workdir) if args.best else args.workdir
+        if args.fallback and not args.best:
             step = checkpoint.fall_back(args.workdir, step=step)
         folder = export_checkpoint(
-            args.config, args.workdir, args.out, step=step, dtype=args.dtype, part=args.part
+            args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
         )
     except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
@@ -305,12 +373,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file('config', None, 'Config file of the run.')
-    flags.DEFINE_string('workdir', None, 'Folder of the run.')
-    flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
-    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
-    flags.DEFINE_enum('dtype', 'bfloat16', list(DTYPES), 'Type of the written tensors.')
-    flags.DEFINE_enum('part', 'policy', PARTS, 'What is written; adapter and base: with LoRA.')
-    command.define_fallback()
-    flags.mark_flags_as_required(['config', 'workdir', 'out'])
-    app.run(main)
+    main()

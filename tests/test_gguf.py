@@ -1,6 +1,7 @@
 """GGUF files: loaded to what their quantisation keeps, refused by name, and the real weights."""
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, by_hf_name, hf_tensors, random_params
+from tiny_models import TINY, by_hf_name, hf_tensors
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
+from agentrl_jax.tokens import hf_folder
+from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
 
 LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
@@ -56,10 +59,13 @@ def llama_order(weight, heads):
     return out
 
 
-def write_gguf(path, config, tensors, kind, **fields):
-    """A GGUF file of the tensors; matrices quantised as `kind`, vectors in float32."""
-    arch = 'qwen2' if config.qkv_bias else 'llama'
-    writer = gguf.GGUFWriter(path, arch)
+def architecture(config):
+    return 'qwen2' if config.qkv_bias else 'llama'
+
+
+def gguf_writer(path, config):
+    """A GGUF file that holds the sizes of a model so far."""
+    writer = gguf.GGUFWriter(path, architecture(config))
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_block_count(config.num_layers)
@@ -67,11 +73,22 @@ def write_gguf(path, config, tensors, kind, **fields):
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
+    return writer
+
+
+def write_gguf(path, config, tensors, kind, **fields):
+    """A GGUF file of the tensors; matrices quantised as `kind`, vectors in float32."""
+    writer = gguf_writer(path, config)
     for name, value in fields.items():
         add = writer.add_string if isinstance(value, str) else writer.add_uint32
-        add(name.replace('ARCH', arch).replace('__', '.'), value)
+        add(name.replace('ARCH', architecture(config)).replace('__', '.'), value)
+    return add_tensors(writer, path, config, tensors, kind)
+
+
+def add_tensors(writer, path, config, tensors, kind):
+    """The tensors, and the end of the file."""
     for name, array in tensors.items():
-        if arch == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight')):
+        if architecture(config) == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight')):
             heads = config.num_heads if 'q_proj' in name else config.num_kv_heads
             array = llama_order(array, heads)
         quant = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
@@ -174,35 +191,63 @@ def test_gguf_files_of_other_kinds_are_refused_by_name(tmp_path):
         weights.load_model(tmp_path / 'b.gguf')
 
 
-def write_gguf_tokenizer(path):
-    """A GGUF file with a byte-level tokenizer of one merge and three specials; no weights."""
+def write_gguf_with_tokenizer(path, config):
+    """A GGUF file with a byte-level tokenizer of one merge and three specials, and a chat."""
     specials = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
     tokens = [*gpt2_byte_characters(), 'up', *specials]
-    writer = gguf.GGUFWriter(path, 'qwen2')
+    config = dataclasses.replace(config, vocab_size=len(tokens))
+    writer = gguf_writer(path, config)
+    writer.add_context_length(512)
     writer.add_tokenizer_model('gpt2')
-    writer.add_tokenizer_pre('qwen2')
+    writer.add_tokenizer_pre('qwen2' if config.qkv_bias else 'smollm')
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 3) + [3] * 3)
     writer.add_token_merges(['u p'])
+    writer.add_bos_token_id(len(tokens) - 2)
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_pad_token_id(len(tokens) - 3)
-    writer.add_chat_template('{{ messages }}')
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    writer.add_chat_template(CHATML)
+    return add_tensors(writer, path, config, hf_tensors(config), gguf.GGMLQuantizationType.F32)
 
 
-def test_an_export_of_a_gguf_file_carries_its_tokenizer(tmp_path):
-    params = random_params(TINY)
-    source = write_gguf_tokenizer(tmp_path / 'm.gguf')
-    out = export.export_hf(params, TINY, tmp_path / 'out', tokenizer_source=source)
+@pytest.mark.parametrize('config', [TINY, LLAMA], ids=['qwen2', 'llama'])
+def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp_path, config):
+    source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)
+    config, params = weights.load_model(source)
+    out = export.export_hf(
+        params,
+        config,
+        tmp_path / 'out',
+        dtype='float32',
+        tokenizer_source=source,
+        model_source=source,
+    )
     before, after = load_tokenizer(source), load_tokenizer(out)
     text = 'up, down <|im_end|> or up\n\u221a'
     assert before.encode(text) == after.encode(text)
     assert len(before.encode('up')) == 1
     for name in ('vocab_size', 'pad_id', 'eos_ids', 'chat_template'):
         assert getattr(before, name) == getattr(after, name)
+    assert hf_folder.is_qwen2(out) == config.qkv_bias
+    hf = json.loads((out / 'config.json').read_text())
+    end, begin, over = before.special('<|im_end|>'), before.special('<|im_start|>'), before.pad_id
+    assert (hf['eos_token_id'], hf['bos_token_id'], hf['pad_token_id']) == (end, begin, over)
+    assert (hf['max_position_embeddings'], hf['rope_theta']) == (512, config.rope_theta)
+    assert hf.keys() >= {'head_dim', 'rms_norm_eps'} and weights.load_model(out)[0] == config
+    torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    ids = theirs('up\n\n12', return_tensors='pt')
+    assert ids['input_ids'][0].tolist() == before.encode('up\n\n12')
+    torch.manual_seed(0)  # nearly uniform draws of 260 tokens: most of 16 rows end in 300
+    rows = {name: value.repeat(16, 1) for name, value in ids.items() if name != 'token_type_ids'}
+    out = model.generate(**rows, do_sample=True, temperature=9.0, top_k=0, max_new_tokens=300)
+    stopped = 0
+    for row in out[:, ids['input_ids'].shape[1] :].tolist():
+        ends = [i for i, token in enumerate(row) if token in (end, over)]
+        assert not ends or set(row[ends[0] + 1 :]) <= {over}
+        stopped += end in row
+    assert stopped > 3
 
 
 REAL = os.environ.get('AGENTRL_REAL_GGUF', '')

@@ -293,7 +293,7 @@ def test_config_json_of_both_kinds_and_both_spellings_of_rope():
         ({'use_sliding_window': True}, 'use_sliding_window'),
         ({'hidden_act': 'gelu'}, 'gelu'),
         ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, 'yarn'),
-        ({'model_type': 'llama', 'attention_bias': True}, 'attention_bias'),
+        ({'model_type': 'llama', 'mlp_bias': True}, 'mlp_bias'),
         ({'num_key_value_heads': 3}, 'num_kv_heads=3'),
     ],
 )

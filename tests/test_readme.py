@@ -86,6 +86,9 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
         targets = re.findall(r'^([a-z]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
         assert set(words[1:]) <= set(targets)
         return
+    if words[:2] == ['hf', 'download']:
+        assert words[2].split('/')[1] == words[4] and words[3] == '--local-dir'
+        return
     if words[0].startswith('tpu_scripts/'):
         assert (ROOT / words[0]).is_file(), words[0]
         if '--' not in words:
@@ -96,7 +99,7 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
     assert spec is not None, words[2]
     source = pathlib.Path(spec.origin).read_text(encoding='utf-8')
     flags = dict(word[2:].partition('=')[::2] for word in words[3:] if word.startswith('--'))
-    cfg = None
+    cfg = base.get_config()  # with --workdir alone: the config of the run
     if 'config' in flags:
         path = pathlib.PurePosixPath(flags['config'])
         assert (ROOT / path).is_file(), flags['config']

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qwen_vocabulary
 from safetensors.numpy import load_file
 from tiny_models import TINY, by_hf_name, hf_tensors, write_folder
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import qwen2, weights
+from agentrl_jax.tokens.chat import CHATML
 
 UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
 LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
@@ -126,17 +128,30 @@ def test_transformers_opens_an_export(tmp_path):
 
 
 def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):
+    """A base model ends documents with <|endoftext|>; turns that a run trained end otherwise."""
     extra = {'max_position_embeddings': 777, 'eos_token_id': 5, 'dtype': 'float32'}
     folder = write_folder(tmp_path / 'in', TINY, hf_tensors(TINY), **extra)
-    (folder / 'tokenizer.json').write_text('{"any": "thing"}')
+    qwen = qwen_vocabulary.qwen_tokenizer()
+    (folder / 'tokenizer.json').write_text(qwen.to_json())
+    settings = {'eos_token': '<|endoftext|>', 'tokenizer_class': 'Qwen2Tokenizer', 'note': 'kept'}
+    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+    (folder / 'generation_config.json').write_text('{"eos_token_id": 5, "temperature": 0.7}')
     (folder / 'notes.txt').write_text('not ours')
     config, params = weights.load_model(folder)
-    out = export.export_hf(params, config, tmp_path / 'out', tokenizer_source=folder)
+    out = export.export_hf(
+        params, config, tmp_path / 'out', tokenizer_source=folder, model_source=folder
+    )
     assert (out / 'tokenizer.json').read_bytes() == (folder / 'tokenizer.json').read_bytes()
     assert not (out / 'notes.txt').exists()
     hf = json.loads((out / 'config.json').read_text())
-    assert (hf['max_position_embeddings'], hf['eos_token_id']) == (777, 5)
-    assert hf['torch_dtype'] == 'bfloat16' and 'dtype' not in hf
+    end, over = qwen.special('<|im_end|>'), qwen.special('<|endoftext|>')
+    assert (hf['max_position_embeddings'], hf['eos_token_id']) == (777, end)
+    assert hf['torch_dtype'] == 'bfloat16' and 'dtype' not in hf and hf['model_type'] == 'qwen2'
+    generation = json.loads((out / 'generation_config.json').read_text())
+    assert generation['eos_token_id'] == [end, 5, over] and 'temperature' not in generation
+    settings = json.loads((out / 'tokenizer_config.json').read_text())
+    assert (settings['eos_token'], settings['note']) == ('<|im_end|>', 'kept')
+    assert settings['chat_template'] == CHATML
 
 
 def test_an_export_appears_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -196,13 +211,24 @@ def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path, settings, messa
     assert str(folder) in str(error.value)
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('shape', [None, (2, 2, 2)], ids=['one-device', 'mesh'])
+def test_a_folder_with_a_number_that_is_not_finite_is_refused_by_name(tmp_path, value, shape):
+    tensors = hf_tensors(TINY)
+    tensors[DOWN][3, 5] = value
+    folder = broken_folder(tmp_path / 'm', tensors=tensors)
+    mesh = None if shape is None else sharding.make_mesh(*shape)
+    with pytest.raises(ValueError, match=f'm: nan or infinity in 1 of 26 tensors: {DOWN};'):
+        weights.load_model(folder, mesh=mesh)
+
+
 def test_a_rotary_constant_in_the_file_is_not_an_error(tmp_path):
     extra = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(8, np.float32)}
     weights.load_model(broken_folder(tmp_path / 'm', tensors=hf_tensors(TINY) | extra))
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match='nowhere'):
+    with pytest.raises(FileNotFoundError, match='nowhere: no such folder.*hf download'):
         weights.load_model(tmp_path / 'nowhere')
     with pytest.raises(FileNotFoundError, match='nowhere.gguf'):
         weights.load_model(tmp_path / 'nowhere.gguf')

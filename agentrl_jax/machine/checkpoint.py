@@ -176,6 +176,19 @@ def _sync_folder(folder: pathlib.Path) -> None:
             os.close(descriptor)
 
 
+def remove_from(ckpts: Checkpoints, step: int) -> None:
+    """Removes the finished steps from `step` on; in all processes together."""
+    wait(ckpts)
+    later = [number for number in steps(ckpts.directory) if number >= step]
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices('steps to remove are listed')
+    if jax.process_index() == 0:
+        for number in later:
+            _remove(ckpts.directory / str(number))
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices('steps are removed')
+
+
 def wait(ckpts: Checkpoints) -> None:
     """Return when the started save is on disk; raises what went wrong in the background."""
     if ckpts.writing is None:

@@ -114,6 +114,15 @@ class GGUFSource:
             **compute,
         )
 
+    def hf_fields(self) -> dict[str, Any]:
+        """What config.json says of a model beside its sizes, as far as the metadata has it."""
+        fields = {'model_type': self._architecture}
+        if (length := self._own('context_length', None)) is not None:
+            fields['max_position_embeddings'] = length
+        if 'tokenizer.ggml.bos_token_id' in self._reader.fields:
+            fields['bos_token_id'] = self._field('tokenizer.ggml.bos_token_id')
+        return fields
+
     def check_dtype(self, name: str) -> None:
         """Any quantisation the gguf package knows can be read; it raises where it cannot."""
 

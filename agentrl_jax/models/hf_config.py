@@ -17,8 +17,8 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
         raise ValueError('config.json: use_sliding_window is not supported')
     if hf.get('hidden_act', 'silu') != 'silu':
         raise ValueError(f'config.json: hidden_act {hf["hidden_act"]!r} is not supported (silu)')
-    if kind == 'llama' and (hf.get('attention_bias') or hf.get('mlp_bias')):
-        raise ValueError('config.json: Llama with attention_bias or mlp_bias is not supported')
+    if kind == 'llama' and hf.get('mlp_bias'):
+        raise ValueError('config.json: Llama with mlp_bias is not supported')
     absent = [name for name in _HF_SIZES if name not in hf]
     if absent:
         raise ValueError(f'config.json: {", ".join(absent)} missing')
@@ -37,7 +37,7 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
         tie_embeddings=bool(hf.get('tie_word_embeddings', False)),
         rope_theta=theta,
         rms_norm_eps=hf['rms_norm_eps'],
-        qkv_bias=kind == 'qwen2',
+        qkv_bias=kind == 'qwen2' or bool(hf.get('attention_bias')),
         rope_scaling=scaling,
         **compute,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 
@@ -85,7 +86,30 @@ def load_model(
         _place(source, sharding.path_name(where), leaf.shape, at)
         for (where, leaf), at in zip(leaves, layouts, strict=True)
     ]
-    return config, jax.tree.unflatten(tree, arrays)
+    params = jax.tree.unflatten(tree, arrays)
+    check_finite(params, source.path)
+    return config, params
+
+
+@jax.jit
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.isfinite(x).all()
+
+
+def check_finite(params: Params, source: Any) -> None:
+    """Refuses parameters that hold nan or infinity, naming them; source: where they are from.
+
+    One pass over each array where it lies; every process of a run gets the same answer.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    finite = jax.device_get([_finite(leaf) for _, leaf in leaves])
+    paths = [sharding.path_name(path) for path, _ in leaves]
+    broken = [hf_name(path) for path, ok in zip(paths, finite, strict=True) if not ok]
+    if broken:
+        raise ValueError(
+            f'{source}: nan or infinity in {len(broken)} of {len(leaves)} tensors: '
+            f'{_listed(broken)}; nothing can be played or trained with them'
+        )
 
 
 def _place(source: Any, path: str, shape: tuple[int, ...], at: jax.sharding.Sharding) -> jax.Array:
@@ -163,7 +187,10 @@ class SafetensorsSource:
     def __init__(self, path: Path):
         self.path = path
         if not path.is_dir():
-            raise FileNotFoundError(f'{path}: neither a folder nor a .gguf file')
+            raise FileNotFoundError(
+                f'{path}: no such folder, and not a .gguf file; hf download <owner>/<name> '
+                f'--local-dir {path} brings the folder of a model'
+            )
         self._hf = read_json(path / 'config.json')
         self._files = {}  # tensor name -> open file
         self.shapes = {}
@@ -172,6 +199,21 @@ class SafetensorsSource:
             for name in handle.keys():  # noqa: SIM118  (the handle is not a dict)
                 self._files[name] = handle
                 self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+        self._drop_zero_biases()
+
+    def _drop_zero_biases(self) -> None:
+        """Llama with attention_bias has one behind attention too; zeros are the model without it.
+
+        Exports write them where a Qwen2.5 model has a tokenizer of another kind (export.py).
+        """
+        if self._hf.get('model_type') != 'llama' or not self._hf.get('attention_bias'):
+            return
+        for name in [name for name in self.shapes if name.endswith('self_attn.o_proj.bias')]:
+            if self.read(name, (slice(None),)).any():
+                raise ValueError(
+                    f'{self.path}: attention_bias with a {name} other than zero is not supported'
+                )
+            del self.shapes[name], self._files[name]
 
     def _weight_files(self) -> list[Path]:
         if (self.path / INDEX).is_file():
@@ -191,6 +233,10 @@ class SafetensorsSource:
             return config_from_hf(self._hf, **compute)
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}') from error
+
+    def hf_fields(self) -> dict[str, Any]:
+        """What config.json says, known here or not."""
+        return dict(self._hf)
 
     def check_dtype(self, name: str) -> None:
         """Refuses tensors that are not plain floats."""

@@ -86,6 +86,24 @@ def _leave(sentence: str, code: int) -> NoReturn:
     os._exit(code)
 
 
+def config_of_run() -> str | None:
+    """The default of --config: the config of the run in --workdir; None where --help is asked for.
+
+    Reading it takes the import of jax, which help does without.
+    """
+    if any(word in HELP for word in sys.argv[1:]):
+        return None
+    spare_tpu_search()
+    from agentrl_jax.run import saved_config
+
+    return saved_config.default(sys.argv)
+
+
+def define_best() -> None:
+    """--best: the policy of the best validation instead of the newest checkpoint."""
+    flags.DEFINE_bool('best', False, 'Take the policy of the best validation (checkpoint.best).')
+
+
 def define_fallback() -> None:
     """--fallback: what to do where the newest checkpoint is damaged."""
     wanted = os.environ.get(FALLBACK, '') == '1'

@@ -96,18 +96,23 @@ def open_start(workdir: Path, abstract: Params) -> Params:
     return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
 
 
+def best_of(workdir: str | Path) -> str:
+    """The folder of the best policy of a run."""
+    return str(Path(workdir) / BEST_FOLDER)
+
+
 def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Sequence) -> None:
     """Keeps what is trained if `saved`, said beside it, has the best eval/success so far.
 
-    Each is a checkpoint with a number of its own, so that a step that is played again, after a kill
-    or a roll back, replaces what was kept.
+    What was kept of this step or of later ones goes: it is played again, after a kill or a roll
+    back.
     """
     before = [row['eval/success'] for row in history if 'eval/success' in row]
     if any(score >= saved['eval/success'] for score in before):
         return
     kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1, async_=False)
-    newest = checkpoint.latest_step(kept)
-    checkpoint.save(kept, 0 if newest is None else newest + 1, {'params': params}, saved)
+    checkpoint.remove_from(kept, saved['step'])
+    checkpoint.save(kept, saved['step'], {'params': params}, saved)
     checkpoint.close(kept)
 
 

@@ -16,6 +16,15 @@ from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer
 SPACE = '\u2581'  # stands for a space in a piece
 BYTE = re.compile(r'<0x([0-9A-F]{2})>')
 USER_DEFINED_SCORE = -0.1  # what SentencePiece gives a symbol that must stay whole, of any length
+PROBES = [
+    ' a  b ',
+    '  ',
+    'a\tb\r\n\n',
+    '\u2167 ﬁ e\u0301',
+    '日本 😀',
+    '<0x0A><unk>',
+    'aaaaaaaaaaaa',
+]
 NORMALIZER = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': SPACE}
 DECODER = {
     'type': 'Sequence',
@@ -89,53 +98,46 @@ def _texts_and_specials(spec: dict[str, Any]) -> tuple[list[str], dict[str, int]
 
 def spec_of(model: bytes, source: str) -> dict[str, Any]:
     """The content of tokenizer.json for a serialised SentencePiece model."""
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2 as sentencepiece_model
+    import sentencepiece
 
-    proto = sentencepiece_model.ModelProto()
+    reference = sentencepiece.SentencePieceProcessor()
     try:
-        proto.ParseFromString(model)
-    except DecodeError as error:
+        reference.LoadFromSerializedProto(model)
+    except RuntimeError as error:
         raise ValueError(f'{source}: not a SentencePiece model ({error})') from error
-    _refuse_unsupported(proto, source)
-    kinds = sentencepiece_model.ModelProto.SentencePiece.Type
-    normal = [piece.score for piece in proto.pieces if piece.type == kinds.NORMAL]
-    if not normal:
-        raise ValueError(f'{source}: not a SentencePiece model (it has no pieces)')
-    score = {kinds.NORMAL: None, kinds.USER_DEFINED: USER_DEFINED_SCORE}
-    silent = min(normal)  # never reached: text is split inside these names
-    vocab, texts, specials, unknown = [], [], {}, None
-    for i, piece in enumerate(proto.pieces):
-        if piece.type == kinds.UNUSED:
-            raise ValueError(f'{source}: unused pieces are not supported, {piece.piece!r} is one')
-        if piece.type == kinds.CONTROL:
-            specials[piece.piece] = i
-        if piece.type == kinds.UNKNOWN:
-            unknown = i
-        if piece.type in score:
-            texts.append(piece.piece)
-        own = score[piece.type] if piece.type in score else silent
-        vocab.append([piece.piece, piece.score if own is None else own])
-    return _spec(vocab, unknown, texts, specials, source)
+    size = reference.GetPieceSize()
+    pieces = [reference.IdToPiece(i) for i in range(size)]
+    scores = [reference.GetScore(i) for i in range(size)]
+    # Symbols of the user have score 0, which a logarithm of a probability below one cannot be.
+    specials = {pieces[i]: i for i in range(size) if reference.IsControl(i)}
+    silent = {i for i in range(size) if reference.IsControl(i) or reference.IsByte(i)}
+    silent.add(reference.unk_id())
+    lowest = min(scores)  # of what is never reached: text is split inside these names
+    vocab, texts = [], []
+    for i, piece in enumerate(pieces):
+        if i in silent:
+            vocab.append([piece, lowest])
+        else:
+            vocab.append([piece, scores[i] or USER_DEFINED_SCORE])
+            texts.append(piece)
+    spec = _spec(vocab, reference.unk_id(), texts, specials, source)
+    _check_same(spec, reference, texts, source)
+    return spec
 
 
-def _refuse_unsupported(proto: Any, source: str) -> None:
-    trained, normal = proto.trainer_spec, proto.normalizer_spec
-    wanted = {
-        'model_type unigram': trained.model_type == trained.UNIGRAM,
-        'byte_fallback': trained.byte_fallback,
-        'normalization_rule_name identity': not normal.precompiled_charsmap,
-        'no add_dummy_prefix': not normal.add_dummy_prefix,
-        'no remove_extra_whitespaces': not normal.remove_extra_whitespaces,
-        'escape_whitespaces': normal.escape_whitespaces,
-        'no treat_whitespace_as_suffix': not trained.treat_whitespace_as_suffix,
-    }
-    absent = [name for name, has in wanted.items() if not has]
-    if absent:
-        raise ValueError(
-            f'{source}: a SentencePiece model must have {", ".join(wanted)} to be run here; this '
-            f'one lacks: {", ".join(absent)}'
-        )
+def _check_same(spec: dict[str, Any], reference: Any, texts: list[str], source: str) -> None:
+    """Refuses a model that works in another way than those that this project trains."""
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    backend.encode_special_tokens = True
+    texts = [text.replace(SPACE, ' ') for text in texts] + PROBES
+    ours = [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+    for text, one, other in zip(texts, ours, reference.EncodeAsIds(texts), strict=True):
+        if one != other:
+            raise ValueError(
+                f'{source}: {text!r} would not become the ids that SentencePiece gives. Supported '
+                'are unigram models with byte_fallback, normalization_rule_name=identity and '
+                'neither add_dummy_prefix nor remove_extra_whitespaces'
+            )
 
 
 def _spec(

@@ -1,0 +1,29 @@
+"""Which version of the code is running."""
+
+import subprocess
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def commit(folder: Path = PACKAGE) -> str | None:
+    """The commit of the checkout that a folder of code lies in; None outside of one.
+
+    '-modified' behind it: tracked files differ from that commit.
+    """
+    # An installed package can lie below another project's checkout, which does not track it.
+    if _git(folder, 'ls-files', '--', '.') in (None, ''):
+        return None
+    changed = _git(folder, 'status', '--porcelain', '--untracked-files=no')
+    return _git(folder, 'rev-parse', 'HEAD') + ('-modified' if changed else '')
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git says; None if there is no git or it refuses."""
+    try:
+        answer = subprocess.run(
+            ['git', '-C', str(folder), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,88 @@
+"""README.md of an exported folder: what it is, how it is loaded, what it scored, its config."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.records import run_log
+
+METRICS = (  # besides eval/...
+    'rollout/success',
+    'rollout/return',
+    'rollout/valid_format',
+    'policy/entropy',
+    'policy/kl_ref',
+)
+LOAD = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained('{folder}')
+model = AutoModelForCausalLM.from_pretrained('{folder}')
+messages = [{{'role': 'system', 'content': '...'}}, {{'role': 'user', 'content': '...'}}]
+text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+inputs = tokenizer(text + '{opening}', return_tensors='pt', add_special_tokens=False)
+print(tokenizer.decode(model.generate(**inputs)[0]))
+```
+
+Every answer of the run began with `{opening}`, which the program wrote; greedy decoding is the
+default, and `do_sample=True, temperature={temperature}, top_k=0` draws as training did.
+"""
+ADAPTER = """\
+```python
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(base, '{folder}')  # base: the model named in adapter_config.json
+```
+"""
+
+
+def text(
+    name: str, cfg: Any, *, origin: Mapping[str, Any], metrics: Mapping[str, tuple], part: str
+) -> str:
+    """The card. metrics: (value, step) by name; origin: saved_config.Origin.fields()."""
+    facts = {
+        'made by': 'agentrl_jax',
+        'commit': origin['commit'] or 'not a checkout',
+        'run': f'`{origin["workdir"]}`, step {origin["step"]} of {cfg.steps}',
+        'part': part,
+        'config hash': f'`{origin["config_hash"]}`',
+        'algorithm': cfg.algorithm,
+        'environment': f'{cfg.env.name}, prompt {cfg.env.prompt}',
+        'started from': f'`{cfg.model.path}`' if cfg.model.path else 'random weights',
+    }
+    rows = ''.join(f'| {key} | {value} |\n' for key, value in facts.items())
+    load = ADAPTER if part == 'adapter' else LOAD
+    load = load.format(
+        folder=name,
+        opening='<think>' if cfg.env.think else '<answer>',
+        temperature=cfg.rollout.temperature,
+    )
+    measured = ''.join(
+        f'| {key} | {value:.4g} | {step} |\n' for key, (value, step) in sorted(metrics.items())
+    )
+    config = json.dumps(run_log.redact(cfg), indent=2, sort_keys=True)
+    return (
+        f'---\nlibrary_name: {"peft" if part == "adapter" else "transformers"}\n'
+        f'tags: [agentrl_jax, reinforcement-learning]\n---\n\n# {name}\n\n| | |\n| --- | --- |\n'
+        f'{rows}\n## Load\n\n{load}\n## Metrics\n\n'
+        + (
+            f'| metric | value | at step |\n| --- | --- | --- |\n{measured}'
+            if measured
+            else 'None.\n'
+        )
+        + f'\n## Config\n\n```json\n{config}\n```\n'
+    )
+
+
+def latest(path: Path, step: int) -> dict[str, tuple[float, int]]:
+    """The newest value, up to a step, of the metrics that a card shows: (value, its step)."""
+    found = {}
+    for row in run_log.read_metrics(path):
+        if row['step'] > step:
+            continue
+        for name, value in row.items():
+            if name.startswith('eval/') or name in METRICS:
+                found[name] = (value, row['step'])
+    return found

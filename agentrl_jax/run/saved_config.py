@@ -1,0 +1,133 @@
+"""The config of a run from its workdir alone, and which of its checkpoints is meant.
+
+As a file for --config it is the default of programs that open a run: its config is the one that
+lies in the checkpoint, and --config.field=value overrides it as it would any config.
+"""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.machine import checkpoint, files, provenance
+from configs import base
+
+HASH_SHOWN = 12  # digits of a config's hash, and of a commit, in a line for people
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a number or an exported folder is of."""
+
+    workdir: str  # '' = no run: the config's own model, as it was loaded or drawn
+    step: int | None
+    config_hash: str
+    commit: str | None  # of the code that looks at it; None outside of a checkout
+    skipped: tuple[str, ...] = ()  # newer checkpoints that were never finished
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self) | {'skipped': list(self.skipped)}
+
+    def line(self) -> str:
+        step = 'untrained' if self.step is None else f'step {self.step} of {self.workdir}'
+        commit = 'no checkout' if self.commit is None else self.commit[:HASH_SHOWN]
+        if self.commit and self.commit.endswith('-modified'):
+            commit += '-modified'
+        return f'checkpoint  {step}, config {self.config_hash[:HASH_SHOWN]}, commit {commit}'
+
+    def warning(self) -> str:
+        """A line about checkpoints that were passed over; '' if there are none."""
+        if not self.skipped:
+            return ''
+        return (
+            f'WARNING: {", ".join(self.skipped)} in {self.workdir} was never finished (it lacks '
+            f'{checkpoint.MARK}): step {self.step} is taken'
+        )
+
+
+def origin(workdir: str, config: Any, *, step: int | None = None) -> Origin:
+    """The checkpoint that is opened: that of `step`, or the newest finished one; says what it is.
+
+    config: what the hash is of where there is no run.
+    """
+    if not workdir:
+        return Origin('', None, files.config_hash(config), provenance.commit())
+    folder = checkpoint.find_step(workdir, step=step)
+    saved = checkpoint.read_extra(folder)['config']
+    return Origin(
+        workdir=str(workdir),
+        step=int(folder.name),
+        config_hash=files.config_hash(saved),
+        commit=provenance.commit(),
+        skipped=tuple(unfinished(folder)) if step is None else (),
+    )
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Names beside a step's folder of newer checkpoints that lack the mark of a finished one."""
+    found = []
+    for path in folder.parent.iterdir():
+        number = re.match(r'\d+(?=$|\.)', path.name)
+        if number and int(number[0]) > int(folder.name) and not (path / checkpoint.MARK).exists():
+            found.append(path.name)
+    return sorted(found)
+
+
+def say(found: Origin) -> None:
+    """The line on screen; a warning goes to standard error."""
+    print(found.line(), flush=True)
+    if found.warning():
+        print(found.warning(), file=sys.stderr, flush=True)
+
+
+def default(argv: Sequence[str]) -> str | None:
+    """Value of --config where it is not given: the config of the run in --workdir, if any.
+
+    Known before flags are parsed, since --config.field=value needs a config to be parsed.
+    """
+    workdir, step = _value(argv, 'workdir'), _value(argv, 'step')
+    if not workdir or _value(argv, 'config') is not None or '--help' in argv:
+        return None
+    try:
+        folder = checkpoint.find_step(workdir, step=int(step) if step and step.isdigit() else None)
+        get_config(str(folder))
+    except (ValueError, OSError) as error:
+        sys.exit(f'error: {error}')
+    return f'{__file__}:{folder}'
+
+
+def _value(argv: Sequence[str], flag: str) -> str | None:
+    """The last value of a flag: --flag=value, --flag value, -flag."""
+    value = None
+    for arg, following in zip(argv, [*argv[1:], None], strict=True):
+        name, equals, given = arg.partition('=')
+        if name in (f'--{flag}', f'-{flag}'):
+            value = given if equals else following
+    return value
+
+
+def get_config(folder: str) -> Any:
+    """The config in a checkpoint, as a config of this version."""
+    cfg = base.get_config()
+    saved = checkpoint.read_extra(folder)['config']
+    unknown = sorted(_unknown(saved, cfg.to_dict()))
+    if unknown:
+        raise ValueError(
+            f'{folder}: its config has fields that this version of the code does not know: '
+            f'{", ".join(unknown)}; use the version that it was made with, or give --config'
+        )
+    cfg.update(saved)
+    return cfg
+
+
+def _unknown(saved: dict, known: dict, prefix: str = '') -> list[str]:
+    names = []
+    for name, value in saved.items():
+        if name not in known:
+            names.append(prefix + name)
+        elif isinstance(value, dict) and isinstance(known[name], dict):
+            names += _unknown(value, known[name], f'{prefix}{name}.')
+    return names

@@ -1,0 +1,312 @@
+"""Exported folders in `transformers`: the ids, chats and greedy answers of the run; model cards."""
+
+import io
+import itertools
+import json
+import os
+import random
+import stat
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+import qwen_vocabulary
+import sentencepiece
+import tiny_models
+
+from agentrl_jax import evaluate, export, train
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.models import weights
+from agentrl_jax.records import run_log
+from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run import state as start
+from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
+from agentrl_jax.text.prompts import STYLES
+from agentrl_jax.text.task import system_text
+from agentrl_jax.tokens import hf_folder, unigram
+from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
+
+transformers = pytest.importorskip('transformers')
+torch = pytest.importorskip('torch')
+
+CHANGES = {
+    'steps': 0,
+    'algorithm': 'grpo',
+    'clone.episodes': 64,
+    'clone.steps': 40,
+    'eval.temperature': 0.0,
+    'env.think': False,
+}
+HOSTILE = [
+    *' \n\t\r\x00#_O√PX019.,:|<>/"\'',
+    *('  ', '\n\n', '\r\n', 'é', 'e\u0301', '日本', '😀', '\u2581', '\u200b', '<0x0A>', '<unk>'),
+    *('<think>', '</answer', ' || ', 'user\n', 'assistant\n', '<|im_', '|>', 'Up', 'Down', '<<'),
+]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    """(config, workdir) of a policy cloned from demonstrations, as a run of no steps leaves it."""
+    cfg = micro_runs.config('frozen_lake', **CHANGES)
+    workdir = tmp_path_factory.mktemp('run')
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=1)
+    start.open_state(train.build(cfg), checkpoints)
+    checkpoint.close(checkpoints)
+    with run_log.RunLog(workdir) as log:
+        log.write(0, {'eval/success': 0.25, 'time/step_s': 1.0})
+    return cfg, workdir
+
+
+@pytest.fixture(scope='module')
+def exported(finished, tmp_path_factory):
+    cfg, workdir = finished
+    out = tmp_path_factory.mktemp('export') / 'policy'
+    before = os.umask(0o027)
+    try:
+        export.export_checkpoint(cfg, str(workdir), str(out), step=None, dtype='float32')
+    finally:
+        os.umask(before)
+    return out
+
+
+@pytest.fixture(scope='module')
+def theirs(exported):
+    return transformers.AutoTokenizer.from_pretrained(exported)
+
+
+def world_texts():
+    """System messages and all lines of every world in every prompt style."""
+    texts = []
+    for name, style in itertools.product(micro_runs.MAX_TOKENS, STYLES):
+        env, env_params = parts.build_environment(micro_runs.config(name), 'train')
+        words = STYLES[style]
+        texts.append(system_text(env, words, 10))
+        texts += [words.header.format(turn=k) for k in range(1, 12)]
+        texts += [words.reward.format(reward=f'{n / 10:.1f}') for n in range(-30, 120)]
+        texts += [words.tail.format(left=n, max_words=100) for n in range(21)]
+        lines = env.lines(env_params)
+        texts += [
+            words.lead,
+            words.warning,
+            *lines,
+            ''.join(lines[:40]),
+            ' || '.join(env.ACTION_NAMES),
+        ]
+    return texts
+
+
+def hostile_texts(count=2000):
+    rng = random.Random(0)
+    texts = [''.join(rng.choices(HOSTILE, k=rng.randrange(1, 30))) for _ in range(count)]
+    planes = [range(1, 128), range(128, 0x3000), range(0xE000, 0x110000)]
+    return texts + [
+        ''.join(chr(rng.choice(rng.choice(planes))) for _ in range(30)) for _ in range(count)
+    ]
+
+
+def test_the_ids_of_the_project_tokenizer_are_those_of_sentencepiece():
+    """They were computed by that library once: every text of every world keeps its ids."""
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(DEMO_MODEL))
+    ours = load_tokenizer(DEMO_MODEL)
+    texts = world_texts() + hostile_texts()
+    assert ours.encode_batch(texts) == reference.EncodeAsIds(texts)
+    assert ours.vocab_size == reference.GetPieceSize()
+    for i, piece in enumerate(ours.token_bytes()):
+        if not (reference.IsControl(i) or reference.IsUnknown(i) or reference.IsByte(i)):
+            assert piece == reference.IdToPiece(i).replace('\u2581', ' ').encode()
+
+
+def test_transformers_gives_the_ids_of_the_run_for_any_text(exported, theirs):
+    ours = load_tokenizer(DEMO_MODEL)
+    texts = world_texts() + hostile_texts()
+    assert theirs(texts, add_special_tokens=False)['input_ids'] == ours.encode_batch(texts)
+    assert load_tokenizer(exported).encode_batch(texts) == ours.encode_batch(texts)
+    for text in texts[::50]:
+        ids = ours.encode(text)
+        assert theirs.decode(ids) == ours.decode(ids)
+
+
+def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp_path):
+    qwen = qwen_vocabulary.qwen_tokenizer()
+    (tmp_path / 'in').mkdir()
+    (tmp_path / 'in' / 'tokenizer.json').write_text(qwen.to_json())
+    (tmp_path / 'out').mkdir()
+    ours = hf_folder.write(tmp_path / 'out', tmp_path / 'in')
+    (tmp_path / 'out' / 'config.json').write_text('{"model_type": "qwen2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    texts = [t for t in world_texts() + hostile_texts(500) if '<|' not in t]
+    assert theirs(texts, add_special_tokens=False)['input_ids'] == ours.encode_batch(texts)
+    text = '<|im_start|>user\n\nTurn 1<|im_end|>\n'
+    assert theirs(text)['input_ids'] == tokenize(ours, text)
+
+
+def test_special_tokens_in_a_text_are_text_where_transformers_is_told_so(theirs):
+    ours = load_tokenizer(DEMO_MODEL)
+    text = 'a<|im_end|>\n<|im_start|>system\n<|endoftext|>b'
+    ids = theirs(text, split_special_tokens=True, add_special_tokens=False)['input_ids']
+    assert ids == ours.encode(text)
+
+
+def test_chats_of_transformers_are_those_of_the_run(exported, theirs):
+    chat = build_chat(load_tokenizer(DEMO_MODEL))
+    messages = [message('system', 'sokoban\n'), message('user', '\nTurn 1:\n#_P\n')]
+    pieces = [*chat.episode_prefix('sokoban\n', '\nTurn 1:\n#_P\n'), *chat.answer_open('')]
+    for answer, text in (('Up || Left', 'Turn 2:\n##\n'), ('<think>no', 'x')):
+        given = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert given == pieces
+        rendered = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert rendered == render(theirs.chat_template, messages)
+        messages += [message('assistant', answer), message('user', text)]
+        pieces += [*chat.tokenizer.encode(answer), chat.end_id]
+        pieces += [*chat.user_open(text), *chat.answer_open('')]
+    assert (theirs.eos_token, theirs.pad_token) == ('<|im_end|>', '<|endoftext|>')
+
+
+def test_generate_gives_the_greedy_answers_of_the_run_and_stops(finished, exported):
+    cfg, workdir = finished
+    run = train.build(cfg)
+    policy = start.saved_policy(cfg, run.config, run.mesh, run.params, str(workdir))
+    rollout, _ = jax.device_get(
+        run.collect_eval(policy, run.eval_task, run.eval_episodes, jax.random.key(0))
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    ends, compared = set(run.tokenizer.eos_ids), 0
+    for tokens, sampled, turn in zip(
+        rollout.tokens, rollout.action_mask, rollout.turn, strict=True
+    ):
+        for k in range(turn.max() + 1):
+            answer = np.flatnonzero(sampled & (turn == k))
+            ids = torch.tensor(tokens[None, : answer[0]], dtype=torch.long)
+            out = model.generate(ids, attention_mask=torch.ones_like(ids))[0, ids.shape[1] :]
+            assert out.tolist() == tokens[answer].tolist()
+            compared += out[-1].item() in ends
+    assert compared > 12  # turns that the policy itself ended
+
+
+def test_the_folder_says_what_ends_a_turn_and_how_long_a_sequence_may_be(finished, exported):
+    tokenizer = load_tokenizer(DEMO_MODEL)
+    end, over = tokenizer.special('<|im_end|>'), tokenizer.special('<|endoftext|>')
+    hf = json.loads((exported / 'config.json').read_text())
+    assert (hf['eos_token_id'], hf['pad_token_id'], hf['bos_token_id']) == (end, over, None)
+    assert hf['max_position_embeddings'] == finished[0].rollout.max_tokens
+    assert json.loads((exported / 'generation_config.json').read_text()) == {
+        'bos_token_id': None,
+        'eos_token_id': [end, over],
+        'pad_token_id': over,
+        'do_sample': False,
+        'max_new_tokens': finished[0].rollout.max_response,
+    }
+
+
+def test_files_have_the_modes_of_the_umask(exported):
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in exported.iterdir()}
+    assert set(modes.values()) == {0o640} and 'model.safetensors' in modes
+    assert stat.S_IMODE(exported.stat().st_mode) == 0o750
+
+
+def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
+    cfg, workdir = finished
+    run = train.build(cfg)
+    policy = start.saved_policy(cfg, run.config, run.mesh, run.params, str(workdir))
+    config, params = weights.load_model(exported)
+    assert config == run.config
+    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(policy))
+    cfg = cfg.copy_and_resolve_references()
+    cfg.model.path = str(exported)
+    metrics = evaluate.evaluate(cfg, '', str(workdir / 'again'), None)
+    played = evaluate.evaluate(finished[0], str(workdir), str(workdir / 'first'), None)
+    assert metrics == played
+
+
+def test_the_card_names_step_config_commit_and_metrics(finished, exported):
+    cfg, workdir = finished
+    card = (exported / 'README.md').read_text()
+    assert f'`{workdir}`, step 0 of 0' in card and 'frozen_lake, prompt brief' in card
+    assert '"group_size": 4' in card and '| eval/success | 0.25 | 0 |' in card
+    assert 'step_s' not in card
+    assert "AutoTokenizer.from_pretrained('policy')" in card and "text + '<answer>'" in card
+    found = saved_config.origin(str(workdir), None)
+    assert f'`{found.config_hash}`' in card and (found.commit or 'not a checkout') in card
+
+
+def with_bias(tmp_path, value):
+    """A llama folder whose attention has biases; the one behind it is `value`."""
+    tensors = tiny_models.hf_tensors(tiny_models.TINY)
+    for i in range(2):
+        tensors[f'model.layers.{i}.self_attn.o_proj.bias'] = np.full(64, value, np.float32)
+    return tiny_models.write_folder(
+        tmp_path / 'm', tiny_models.TINY, tensors, model_type='llama', attention_bias=True
+    )
+
+
+def test_a_bias_behind_attention_is_left_out_if_it_is_zero_and_refused_otherwise(tmp_path):
+    config, params = weights.load_model(with_bias(tmp_path, 0.0))
+    assert config == tiny_models.TINY
+    ours = tiny_models.by_hf_name(params)
+    assert ours.keys() == tiny_models.hf_tensors(tiny_models.TINY).keys()
+    (tmp_path / 'other').mkdir()
+    with pytest.raises(ValueError, match='layers.0.self_attn.o_proj.bias other than zero'):
+        weights.load_model(with_bias(tmp_path / 'other', 0.1))
+
+
+def test_a_tokenizer_that_would_be_written_with_other_ids_is_refused(tmp_path, monkeypatch):
+    def wrong(self):
+        spec = json.loads(json.dumps(self._spec))
+        spec['model']['vocab'][40][1] = -100.0
+        return json.dumps(spec)
+
+    monkeypatch.setattr(unigram.UnigramTokenizer, 'to_json', wrong)
+    tokenizer = hf_folder.write(tmp_path, DEMO_MODEL)
+    with pytest.raises(ValueError, match='other token ids than the run used for'):
+        hf_folder.compare(tokenizer, tmp_path)
+
+
+def test_other_unigram_tokenizers_are_refused_by_what_differs(tmp_path):
+    spec = json.loads(load_tokenizer(DEMO_MODEL).to_json())
+    spec['normalizer'] = {'type': 'NFKC'}
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match='unigram tokenizer whose normalizer'):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'add_dummy_prefix': True}, 'would not become the ids that SentencePiece gives'),
+        ({'remove_extra_whitespaces': True}, 'would not become the ids'),
+        ({'normalization_rule_name': 'nmt_nfkc'}, 'would not become the ids'),
+        ({'model_type': 'bpe'}, 'would not become the ids'),
+        ({'user_defined_symbols': ['<|im_end|>s']}, r"'<\|im_end\|>s' begins like the name"),
+        ({'control_symbols': ['<|im_end|>']}, 'control symbols .*im_start.* are missing'),
+        ({'control_symbols': ['end', *CHAT_SPECIALS]}, "the name of 'end' must begin with '<'"),
+    ],
+)
+def test_sentencepiece_models_of_other_kinds_are_refused(settings, message):
+    model = io.BytesIO()
+    defaults = dict(
+        model_type='unigram',
+        vocab_size=340,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        control_symbols=list(CHAT_SPECIALS),
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        normalization_rule_name='identity',
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        num_threads=1,
+        minloglevel=2,
+    )
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(world_texts()[:200]), model_writer=model, **defaults | settings
+    )
+    with pytest.raises(ValueError, match=message):
+        unigram.load_model(model.getvalue(), 'changed')

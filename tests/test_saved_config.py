@@ -1,0 +1,148 @@
+"""Runs opened from their workdir alone: which config, which checkpoint, which code."""
+
+import json
+import subprocess
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from agentrl_jax import evaluate, export, train
+from agentrl_jax.machine import checkpoint, processes, provenance
+from agentrl_jax.run import saved_config
+from agentrl_jax.run import state as start
+
+CHANGES = {
+    'algorithm': 'grpo',
+    'env.train_levels': 24,
+    'curriculum.rounds': (1, 2),
+    'curriculum.stage_steps': 2,
+    'model.scan_layers': True,
+    'eval.temperature': 0.5,
+}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def shared_compilations(tmp_path_factory):
+    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """(config, workdir) with checkpoints of steps 2 and 4, and a newer one without its mark."""
+    cfg = micro_runs.config('frozen_lake', **CHANGES)
+    workdir = tmp_path_factory.mktemp('run')
+    run = train.build(cfg)
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
+    state = start.start_state(run, run.params)
+    for step in (2, 4):
+        checkpoint.save(checkpoints, step, state, start.saved_beside(run))
+    poisoned = state.replace(params=jax.tree.map(lambda x: x.at[0].set(np.nan), state.params))
+    checkpoint.close(checkpoints)
+    dead = tmp_path_factory.mktemp('dead')
+    checkpoints = checkpoint.open_checkpoints(dead, keep=3)
+    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run))
+    checkpoint.close(checkpoints)
+    (workdir / 'checkpoints' / '6').mkdir()
+    return cfg, workdir, dead
+
+
+def parsed(monkeypatch, *argv):
+    """The config that a program with these arguments works with."""
+    argv = ['program', *argv]
+    monkeypatch.setattr('sys.argv', argv)  # where overrides are looked for
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        'config', saved_config.default(argv), 'help', flag_values=values
+    )
+    flags.DEFINE_string('workdir', None, 'help', flag_values=values)
+    flags.DEFINE_integer('step', None, 'help', flag_values=values)
+    values(argv)
+    return values.config
+
+
+def test_a_workdir_alone_gives_the_config_of_its_run(saved, monkeypatch):
+    cfg, workdir, _ = saved
+    assert parsed(monkeypatch, f'--workdir={workdir}').to_dict() == cfg.to_dict()
+    assert parsed(monkeypatch, '-workdir', str(workdir), '--step=2').to_dict() == cfg.to_dict()
+    other = parsed(monkeypatch, f'--workdir={workdir}', '--config.eval.split=test')
+    cfg = cfg.copy_and_resolve_references()
+    cfg.eval.split = 'test'
+    assert other.to_dict() == cfg.to_dict()
+
+
+def test_a_config_that_is_given_is_taken(saved, monkeypatch):
+    config = str(micro_runs.ROOT / 'configs' / 'demo.py')
+    found = parsed(monkeypatch, f'--workdir={saved[1]}', f'--config={config}')
+    assert found.env.train_levels != 24
+    assert parsed(monkeypatch) is None
+
+
+def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved):
+    with pytest.raises(SystemExit, match='error: .*no finished checkpoint in'):
+        parsed(monkeypatch, f'--workdir={tmp_path}')
+    with pytest.raises(SystemExit, match='no checkpoint of step 3; there are 2, 4'):
+        parsed(monkeypatch, f'--workdir={saved[1]}', '--step', '3')
+
+
+def test_fields_that_no_longer_exist_are_named(saved, monkeypatch):
+    old = {'config': {'seed': 0, 'env': {'name': 'bandit', 'wording': 'x'}, 'trainer': {'a': 1}}}
+    monkeypatch.setattr(checkpoint, 'read_extra', lambda path: old)
+    with pytest.raises(SystemExit, match='does not know: env.wording, trainer; use the version'):
+        parsed(monkeypatch, f'--workdir={saved[1]}')
+
+
+def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
+    saved, tmp_path, capsys
+):
+    cfg, workdir, _ = saved
+    evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
+    out, err = capsys.readouterr()
+    digest = processes.config_hash(start.config_dict(cfg))
+    assert f'checkpoint  step 4 of {workdir}, config {digest[:12]}, commit ' in out
+    assert f'WARNING: 6 in {workdir} was never finished' in err and 'step 4 is taken' in err
+    record = json.loads((tmp_path / 'evaluation_validation.json').read_text())
+    assert record['checkpoint'] == {
+        'workdir': str(workdir),
+        'step': 4,
+        'config_hash': digest,
+        'commit': provenance.commit(),
+        'skipped': ['6'],
+    }
+    export.export_checkpoint(
+        cfg, str(workdir), str(tmp_path / 'out'), step=2, dtype='float32', part='policy'
+    )
+    out, err = capsys.readouterr()
+    assert f'checkpoint  step 2 of {workdir}' in out and 'WARNING' not in err
+    assert f'`{workdir}`, step 2 of 3' in (tmp_path / 'out' / 'README.md').read_text()
+
+
+def test_parameters_that_are_not_finite_are_neither_played_nor_exported(saved, tmp_path):
+    cfg, _, dead = saved
+    message = f'step 3 of {dead}: nan or infinity in 14 of 14 tensors: model.embed_tokens'
+    with pytest.raises(ValueError, match=message):
+        evaluate.evaluate(cfg, str(dead), str(tmp_path), None)
+    with pytest.raises(ValueError, match=message):
+        export.export_checkpoint(cfg, str(dead), str(tmp_path / 'x'), step=None, dtype='float32')
+    assert not (tmp_path / 'x').exists()
+
+
+def test_the_commit_is_that_of_the_checkout_the_code_lies_in(tmp_path):
+    def git(*arguments):
+        who = ('-c', 'user.name=a', '-c', 'user.email=a@b')
+        subprocess.run(['git', '-C', str(tmp_path), *who, *arguments], check=True)
+
+    git('init', '-q')
+    inside = tmp_path / 'venv'
+    inside.mkdir()
+    (inside / 'code.py').write_text('1')
+    assert provenance.commit(inside) is None  # in a checkout that does not track it
+    git('add', '.')
+    git('commit', '-qm', 'x')
+    clean = provenance.commit(inside)
+    assert len(clean) == 40
+    (inside / 'code.py').write_text('2')
+    assert provenance.commit(inside) == f'{clean}-modified'
