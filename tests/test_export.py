@@ -15,12 +15,15 @@ import qwen_vocabulary
 import sentencepiece
 import tiny_models
 
-from agentrl_jax import evaluate, export, train
+from agentrl_jax import evaluate, export
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.models import weights
 from agentrl_jax.records import run_log
 from agentrl_jax.run import parts, saved_config
-from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
+from agentrl_jax.run.params import saved_policy
+from agentrl_jax.run.state import open_state
+from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.text.task import system_text
@@ -46,18 +49,13 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
     """(config, workdir) of a policy cloned from demonstrations, as a run of no steps leaves it."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
     checkpoints = checkpoint.open_checkpoints(workdir, keep=1)
-    start.open_state(train.build(cfg), checkpoints)
+    open_state(build(cfg), checkpoints, Streams(cfg.seed))
     checkpoint.close(checkpoints)
     with run_log.RunLog(workdir) as log:
         log.write(0, {'eval/success': 0.25, 'time/step_s': 1.0})
@@ -171,10 +169,11 @@ def test_chats_of_transformers_are_those_of_the_run(exported, theirs):
 
 def test_generate_gives_the_greedy_answers_of_the_run_and_stops(finished, exported):
     cfg, workdir = finished
-    run = train.build(cfg)
-    policy = start.saved_policy(cfg, run.config, run.mesh, run.params, str(workdir))
+    run = build(cfg)
+    played = run.validation
+    policy = saved_policy(cfg, run.config, run.mesh, run.params, str(workdir))
     rollout, _ = jax.device_get(
-        run.collect_eval(policy, run.eval_task, run.eval_episodes, jax.random.key(0))
+        played.collect(policy, played.task, played.episodes, jax.random.key(0))
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     ends, compared = set(run.tokenizer.eos_ids), 0
@@ -213,8 +212,8 @@ def test_files_have_the_modes_of_the_umask(exported):
 
 def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
     cfg, workdir = finished
-    run = train.build(cfg)
-    policy = start.saved_policy(cfg, run.config, run.mesh, run.params, str(workdir))
+    run = build(cfg)
+    policy = saved_policy(cfg, run.config, run.mesh, run.params, str(workdir))
     config, params = weights.load_model(exported)
     assert config == run.config
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(policy))

@@ -10,10 +10,12 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from agentrl_jax import evaluate, export, train
-from agentrl_jax.machine import checkpoint, processes, provenance
+from agentrl_jax import evaluate, export
+from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import saved_config
 from agentrl_jax.run import state as start
+from agentrl_jax.run.build import build
+from agentrl_jax.run.streams import Streams
 
 CHANGES = {
     'algorithm': 'grpo',
@@ -25,26 +27,21 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope='module', autouse=True)
-def shared_compilations(tmp_path_factory):
-    yield from micro_runs.compilation_cache(tmp_path_factory.mktemp('programs'))
-
-
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
     """(config, workdir) with checkpoints of steps 2 and 4, and a newer one without its mark."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
-    run = train.build(cfg)
+    run = build(cfg)
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     state = start.start_state(run, run.params)
     for step in (2, 4):
-        checkpoint.save(checkpoints, step, state, start.saved_beside(run))
+        checkpoint.save(checkpoints, step, state, start.saved_beside(run.cfg, Streams(0)))
     poisoned = state.replace(params=jax.tree.map(lambda x: x.at[0].set(np.nan), state.params))
     checkpoint.close(checkpoints)
     dead = tmp_path_factory.mktemp('dead')
     checkpoints = checkpoint.open_checkpoints(dead, keep=3)
-    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run))
+    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run.cfg, Streams(0)))
     checkpoint.close(checkpoints)
     (workdir / 'checkpoints' / '6').mkdir()
     return cfg, workdir, dead
@@ -101,7 +98,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     cfg, workdir, _ = saved
     evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
     out, err = capsys.readouterr()
-    digest = processes.config_hash(start.config_dict(cfg))
+    digest = files.config_hash(start.config_dict(cfg))
     assert f'checkpoint  step 4 of {workdir}, config {digest[:12]}, commit ' in out
     assert f'WARNING: 6 in {workdir} was never finished' in err and 'step 4 is taken' in err
     record = json.loads((tmp_path / 'evaluation_validation.json').read_text())
