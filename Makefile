@@ -1,6 +1,10 @@
-# make demo   trains the default agent from nothing; the same command resumes it
-# make test   runs every test        make lint   ruff        make clean   removes .venv and runs
-# make tables   every table and curve of experiments/ again, from the metrics committed there
+# make demo    trains the default agent from nothing; the same command resumes it
+# make check   ruff and the quick tests, in two minutes: those that train nothing, play no rollout and
+#              start no process, as tests/reaching.py reads off their code
+# make test    every test; what it compiles is kept in .pytest_cache, and the next time is shorter
+# make tables  every table and curve of experiments/ again, from the metrics committed there
+# make lint    ruff alone        make clean   removes the environments and caches, not runs/
+# make chaos   kills runs of every algorithm at random moments and compares what they end with
 # Needs Python 3.11+ and make. Choose another interpreter with `make demo PYTHON=/path/to/python`.
 
 PYTHON ?= python3
@@ -9,19 +13,28 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-reference bench-tunix tables lint clean python-version
+.PHONY: help demo check test chaos test-reference bench-tunix tables lint clean python-version
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 demo: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
 # Workers of one thread each: on 2 cores this is faster than one worker whose XLA uses both, since
-# compiling, which is most of the time, is serial. A file stays in one worker and compiles once.
+# compiling and tracing, which are most of the time, are serial. A file stays in one worker, for its
+# fixtures; tests/conftest.py puts the longest files first.
+PYTEST = OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_FLAGS" \
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+
+check: lint
+	$(PYTEST) -m 'not trains' $(ARGS)
+
 test: $(VENV)/test.stamp
-	OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_FLAGS" \
-	  $(RUN) -m pytest -n $(WORKERS) --dist loadfile --durations 15 $(ARGS)
+	$(PYTEST) $(ARGS)
+
+chaos: $(VENV)/test.stamp
+	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)
 
 tables: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.tables --rebuild experiments
@@ -51,7 +64,7 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-reference .venv-tunix runs build *.egg-info
+	rm -rf $(VENV) .venv-reference .venv-tunix build *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.

@@ -1,23 +1,33 @@
 """Shared test settings: eight fake CPU devices, strict rank promotion, programs shared by all.
 
 Nearly all time goes into compiling. So XLA does it quickly rather than well, and what one process
-compiled the others load: the workers of pytest-xdist, and the programs that tests start.
+compiled the others load: the workers of pytest-xdist, the programs that tests start, and the next
+session. JAX_COMPILATION_CACHE_DIR names another folder than .pytest_cache/d/programs_*.
 """
 
 import gc
+import hashlib
 import os
+import pathlib
+import platform
 import shutil
 import signal
-import tempfile
 
 # LLVM gets plain loops and optimises nothing: a quarter of the time that a program takes otherwise.
 QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
+MOST_BYTES = 2**30  # of kept programs; one session makes about 150 MB
+# Files that take longest, first, so that no worker is left alone with one of them at the end.
+LONGEST = ('distributed_training', 'train', 'resume', 'tpu_training', 'matrix', 'lora_runs')
 
 
 def pytest_configure(config):
     if not hasattr(config, 'workerinput'):  # workers inherit what the first process sets
-        prepare(config)
+        os.environ['JAX_PLATFORMS'] = 'cpu'
+        os.environ['XLA_FLAGS'] = f'{QUICK_TO_COMPILE} {os.environ.get("XLA_FLAGS", "")}'
+        os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+        os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+        os.environ.setdefault(PROGRAMS, str(kept_programs(config)))
     import jax  # reads the environment
 
     jax.config.update('jax_num_cpu_devices', 8)
@@ -29,12 +39,28 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def prepare(config):
-    """The environment of all processes, with a folder for programs that goes when they end."""
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    os.environ['XLA_FLAGS'] = f'{QUICK_TO_COMPILE} {os.environ.get("XLA_FLAGS", "")}'
-    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-    os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
-    if PROGRAMS not in os.environ:
-        os.environ[PROGRAMS] = tempfile.mkdtemp(prefix='agentrl_jax_programs_')
-        config.add_cleanup(lambda: shutil.rmtree(os.environ[PROGRAMS]))
+def kept_programs(config):
+    """The folder of programs for this kind of processor; begun anew when it has grown too large.
+
+    JAX's key of a program holds all else that it depends on. A file that a killed process left
+    half-written is not read: JAX warns and compiles.
+    """
+    about = pathlib.Path('/proc/cpuinfo')
+    lines = about.read_text().splitlines() if about.exists() else [platform.processor()]
+    kind = sorted({line for line in lines if line.startswith(('model name', 'flags'))} or lines)
+    name = hashlib.sha256('\n'.join(kind).encode()).hexdigest()[:8]
+    folder = config.cache.mkdir(f'programs_{name}')
+    if sum(path.stat().st_size for path in folder.iterdir()) > MOST_BYTES:
+        shutil.rmtree(folder)
+    return folder
+
+
+def pytest_collection_modifyitems(items):
+    import reaching
+
+    for item in items:
+        fixtures = [made[-1].func for made in item._fixtureinfo.name2fixturedefs.values()]
+        if reaching.reaches_long_ones([item.function, *fixtures]):
+            item.add_marker('trains')
+    order = {f'test_{name}': index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
