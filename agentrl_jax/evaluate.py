@@ -59,7 +59,7 @@ def evaluate(
     params = run.params
     if workdir:
         saved = with_later_fields(checkpoint.read_extra(workdir, step=origin.step)['config'])
-        checkpoint.check_config(saved, config_dict(cfg), may_differ=MAY_DIFFER)
+        checkpoint.check_config(saved, config_dict(run.cfg), may_differ=MAY_DIFFER)
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
@@ -121,6 +121,7 @@ MAY_DIFFER = (
     'rollout',
     'filter',
     'loss',
+    'turn_credit',
     'evol',
     'dpo',
     'optim',

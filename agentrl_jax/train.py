@@ -4,6 +4,7 @@
 
 The same command resumes from the newest checkpoint. Everything random is a function of (seed,
 step), so a run that was killed and resumed ends with the same bits as one that was not.
+--show_config prints the config in full, with the values of the algorithm's paper, and ends.
 """
 
 import sys
@@ -16,10 +17,10 @@ from agentrl_jax.run import command
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and end.')
     command.define_fallback()
-    command.begin(
-        __doc__, needs=('config', 'workdir'), says='agentrl_jax.train: loading', resumes=True
-    )
+    needs = ('config',) if '--show_config' in sys.argv else ('config', 'workdir')
+    command.begin(__doc__, needs=needs, says='agentrl_jax.train: loading', resumes=True)
 
 from agentrl_jax.machine import processes
 
@@ -44,7 +45,7 @@ from agentrl_jax.records import pages, provenance, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import collecting, derived, roll_back
+from agentrl_jax.run import check, collecting, derived, effective, roll_back
 from agentrl_jax.run.build import Run, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.params import keep_best, player_of, policy_of
@@ -117,6 +118,7 @@ def train(cfg: Any, workdir: str, *, fallback: bool = False) -> int:
 def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
     """train() in a workdir that is its own."""
     run = build(cfg)
+    cfg = run.cfg  # the effective one
     files.check_workdir(workdir, min_free_bytes=space_needed(run))
     if jax.process_index() == 0:
         report.write_reference(workdir, run.validation.task)
@@ -285,6 +287,10 @@ def main() -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     try:
         given = flags.FLAGS
+        if given.show_config:
+            print(effective.show(given.config))
+            check.check(given.config)
+            sys.exit(0)
         code = train(given.config, given.workdir, fallback=given.fallback)
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)

@@ -2,7 +2,9 @@
 
 Other configs start from get_config() here and change fields. A field that is not here does not
 exist: a mistyped name is an error before anything runs. A placeholder has no value until one is
-set: each algorithm then takes its own default, and one that does not know the field refuses it.
+set: each algorithm takes that of its own paper (agentrl_jax/algorithms/PRESETS.md), and one that
+does not know the field refuses it. In full, with these values, a config is printed by
+  python -m agentrl_jax.train --config=configs/... --show_config
 """
 
 import ml_collections
@@ -103,9 +105,10 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.context.summary = 0  # with window=1: earlier turns that each prompt tells in words
 
     cfg.filter = ml_collections.ConfigDict()
-    cfg.filter.rule = 'top_k'  # which groups train, by the std of their raw returns: top_k (a share
-    # of them), top_p and top_p_softmax (a share of their sum), min_p, percentile, varied (all that
-    # vary: DAPO), all; within_group keeps members
+    # Which groups train, by the std of their raw returns: top_k (a share of them), top_p and
+    # top_p_softmax (a share of their sum), min_p, percentile, varied (all that vary: DAPO), all;
+    # within_group keeps members
+    cfg.filter.rule = placeholder(str)
     cfg.filter.keep = 1.0  # top_k: share of groups; within_group: share of a group's episodes
     cfg.filter.smallest = False  # top_k: those with the smallest spread instead
     cfg.filter.p = 0.9  # top_p, top_p_softmax: share of the sum; min_p: of the largest
@@ -118,32 +121,35 @@ def get_config() -> ml_collections.ConfigDict:
     # saves their compute; False, and all other rules: they weigh 0
     cfg.filter.soft = False  # advantages x the group's spread / the largest
     cfg.filter.scaling = 'none'  # advantages x the share kept: none, linear, sqrt
-    cfg.filter.refill = 0  # dynamic sampling: further rollouts of other levels until the batch is
-    # full of kept groups, at most so many; 0 = none
+    cfg.filter.refill = placeholder(int)  # dynamic sampling: further rollouts of other levels until
+    # the batch is full of kept groups, at most so many; 0 = none
     cfg.filter.max_empty = 5  # steps in a row that keep nothing end the run; 0 = never
 
     cfg.loss = ml_collections.ConfigDict()
-    cfg.loss.clip_low = 0.2  # the ratio is clipped to 1 - clip_low
-    cfg.loss.clip_high = 0.2  # ... and 1 + clip_high (0.28: clip-higher of DAPO, StarPO-S)
-    cfg.loss.dual_clip = 0.0  # bound of the loss at negative advantages; 0 = none
-    cfg.loss.entropy_coef = 0.001
-    cfg.loss.kl_coef = 0.0  # weight of the KL to the start policy; 0 = no reference model
-    cfg.loss.kl_in = 'loss'  # loss or reward
-    cfg.loss.kl_estimator = 'k3'  # k1, k2, k3; k1+, k3+: that value with the gradient of k2
-    cfg.loss.kl_target = 0.0  # adaptive coefficient: KL to steer to; 0 = fixed
+    cfg.loss.clip_low = placeholder(float)  # the ratio is clipped to 1 - clip_low
+    cfg.loss.clip_high = placeholder(float)  # ... and 1 + clip_high
+    cfg.loss.dual_clip = placeholder(float)  # bound of the loss at negative advantages; 0 = none
+    cfg.loss.entropy_coef = placeholder(float)  # weight of the entropy, which is to be large
+    cfg.loss.kl_coef = placeholder(float)  # weight of the KL to the start policy; 0 = no reference
+    cfg.loss.kl_in = placeholder(str)  # loss or reward
+    cfg.loss.kl_estimator = placeholder(str)  # k1, k2, k3; k1+, k3+: that with the gradient of k2
+    cfg.loss.kl_target = 0.0  # adaptive coefficient: KL per token to steer to (others count it per
+    # sequence, which is as many times more as answers have tokens); 0 = fixed
     cfg.loss.kl_horizon = 10000.0  # episodes over which the adaptive coefficient reacts
-    cfg.loss.aggregation = 'token_mean'  # token_mean, seq_mean_token_mean, seq_mean_token_sum, ...
-    cfg.loss.gamma = 1.0  # discount, per action token
-    cfg.loss.lam = 1.0  # lambda of GAE, per action token
-    cfg.loss.reward_on = 'turn'  # turn: each reward at its turn's end; episode: all at the last
-    cfg.loss.whiten = True  # advantages to mean 0, variance 1 over the batch's action tokens
-    cfg.loss.norm_length = placeholder(int)  # of token_sum_norm; unset: rollout.max_tokens
+    cfg.loss.aggregation = placeholder(str)  # token_mean, seq_mean_token_mean, seq_mean_token_sum,
+    # token_sum_norm
+    cfg.loss.gamma = placeholder(float)  # discount, per action token
+    cfg.loss.lam = placeholder(float)  # lambda of GAE, per action token
+    cfg.loss.reward_on = placeholder(str)  # turn: each reward at its turn's end; episode: all at
+    # the last
+    cfg.loss.whiten = placeholder(bool)  # advantages to mean 0, variance 1 over action tokens
+    cfg.loss.norm_length = placeholder(int)  # of token_sum_norm
     cfg.loss.norm = placeholder(str)  # comparison in a group: std, mean, none (gigpo: mean)
     cfg.loss.eps = placeholder(float)  # added to a group's std (grpo 1e-6, mt_grpo 1e-4)
     cfg.loss.std_floor = placeholder(float)  # smaller stds of a group count as this (0)
     cfg.loss.max_length = placeholder(int)  # dapo: sampled tokens of an episode; 0 = no penalty
-    cfg.loss.overlong_buffer = placeholder(int)  # dapo: last tokens before max_length that cost (0)
-    cfg.loss.overlong_coef = placeholder(float)  # dapo: penalty at max_length (1)
+    cfg.loss.overlong_buffer = placeholder(int)  # dapo: last tokens before max_length that cost
+    cfg.loss.overlong_coef = placeholder(float)  # dapo: penalty at max_length
     cfg.loss.estimator = placeholder(str)  # ppo's GAE: token (the default), turn, bi_level
     cfg.loss.reward_normalization = placeholder(str)  # ppo, reward_on='episode': identity (the
     # default), mean, mean_std or asym_clip of the returns of a group
@@ -164,10 +170,10 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.parity.filter_normalised = False  # the filter ranks returns that are normalised already
 
     cfg.turn_credit = ml_collections.ConfigDict()  # mt_grpo and gspo_turn, where no other is named
-    cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.rl.turn_credit.MODES; default
-    # mt_cumulative; or, mr, mt_v1, mt_local, gtpo, hybrid, flattened
-    cfg.turn_credit.outcome = placeholder(str)  # success (the default), final, return,
-    # answer: see agentrl_jax/algorithms/mt_grpo.py
+    cfg.turn_credit.mode = placeholder(str)  # a name in agentrl_jax.rl.turn_credit.MODES: or, mr,
+    # mt_v1, mt_cumulative, mt_local, gtpo, hybrid, flattened
+    cfg.turn_credit.outcome = placeholder(str)  # answer, final, success, return: see
+    # agentrl_jax/algorithms/mt_grpo.py
     cfg.turn_credit.turn_coef = placeholder(float)  # weight of the turn rewards (1)
     cfg.turn_credit.outcome_coef = placeholder(float)  # weight of the outcome (1)
     # Discount per turn: modes gtpo and hybrid (.9), gigpo (.95), ppo with loss.estimator turn or

@@ -3,55 +3,14 @@
 make demo        or: python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 """
 
-from configs import base
+from configs import small
 
 
 def get_config():
-    cfg = base.get_config()
-    cfg.steps = 200
-    cfg.env.prompt = 'brief'
-    cfg.env.max_turns = 3
-    cfg.env.max_actions_per_turn = 4
-    # Nine cells of ten are firm, moves go where they should (RAGEN's later CoordFrozenLake)
-    cfg.frozen_lake.frozen = 0.9
-    cfg.frozen_lake.success_rate = 1.0
-
-    cfg.model.hidden_size = 64
-    cfg.model.intermediate_size = 128
-    cfg.model.num_layers = 2
-    cfg.model.num_heads = 4
-    cfg.model.num_kv_heads = 2
-    # Small models from scratch need an input embedding of their own: tied to the head, the words of
-    # the prompt, which are never answers, are all pushed the same way and look alike.
-    cfg.model.tie_embeddings = False
-    cfg.model.rope_theta = 100.0  # positions up to a few hundred
-
-    cfg.rollout.num_groups = 32
-    cfg.rollout.group_size = 8
-    cfg.rollout.max_tokens = 112
-    cfg.rollout.max_response = 13
-    cfg.rollout.serve_rows = 32
-
+    cfg = small.get_config()
     # StarPO-S: the quarter of the groups whose returns vary most, no KL, clip-higher, critic
     cfg.filter.keep = 0.25
     cfg.loss.clip_high = 0.28
     cfg.loss.entropy_coef = 0.005
-    cfg.optim.lr = 1e-3
-    cfg.critic.share_backbone = True
-    cfg.loss.value_coef = 0.5
-    cfg.optim.beta2 = 0.95
     cfg.batch.minibatch_rows = 32
-    cfg.batch.microbatch_rows = 32
-    cfg.batch.epochs = 2
-
-    # Enough to read the map and to speak the format; most of what is imitated is random play
-    cfg.clone.episodes = 8192
-    cfg.clone.steps = 700
-    cfg.clone.oracle = 0.3
-    cfg.clone.lr = 4e-3
-
-    cfg.env.eval_levels = 512
-    cfg.eval.every = 25
-    cfg.eval.temperature = 1.0  # as in training
-    cfg.checkpoint.every = 50
     return cfg

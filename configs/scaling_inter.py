@@ -2,17 +2,20 @@
 
   python -m agentrl_jax.train --config=configs/scaling_inter.py --workdir=runs/scaling_inter
 
-FrozenLake, two moves a turn, GRPO as in the paper. Validation plays all five turns from the start.
-The fixed horizon to compare with: --config.curriculum.rounds='()'. Stages of the paper's own
-environments, 80 to 100 steps each, are listed in agentrl_jax/rl/curriculum.py.
+FrozenLake, two moves a turn. GRPO as the paper's code has it: all groups train, clip range .2, KL
+loss .001 by k3, entropy bonus .001, every episode weighs the same. Validation plays all five turns
+from the start. The fixed horizon to compare with: --config.curriculum.rounds='()'. Stages of the
+paper's own environments, 80 to 100 steps each, are listed in agentrl_jax/rl/curriculum.py.
 """
 
-from configs import demo
+from configs import small
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = small.get_config()
     cfg.algorithm = 'grpo'
+    cfg.loss.kl_coef = 0.001
+    cfg.loss.entropy_coef = 0.001
     cfg.critic.share_backbone = False
     cfg.env.max_turns = 5
     cfg.env.max_actions_per_turn = 2

@@ -27,6 +27,7 @@ from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec, metrics_of, show
+from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps import spec as sweep_spec
 from agentrl_jax.sweeps.status import Overrides
 
@@ -67,7 +68,7 @@ def labels(config: str, cells: Mapping[str, Overrides], rows: Sequence[str]) -> 
     base, found = load_config(config), {}
     for name, overrides in cells.items():
         cfg, _ = sweep_spec.resolve(base, overrides, name)
-        fields = tables_runs.flatten(cfg.to_dict())
+        fields = tables_runs.flatten(effective(cfg).to_dict())
         found[', '.join(show(_as_json(fields[row])) for row in rows)] = name
     if len(found) < len(cells):
         raise ValueError(f'{", ".join(rows)} do not tell {", ".join(cells)} apart')

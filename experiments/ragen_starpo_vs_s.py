@@ -30,12 +30,19 @@ PPO = {  # vanilla StarPO: KL in the reward, all rollouts, symmetric clip range
     'loss.kl_coef': 0.001,
     'batch.minibatch_rows': 32,
     'loss.kl_in': 'reward',
-    'loss.kl_estimator': 'k1',
+    'loss.reward_on': 'episode',
 }
 FILTER, CLIP, NO_KL = {'filter.keep': 0.25}, {'loss.clip_high': 0.28}, {'loss.kl_coef': 0.0}
 METHODS = {
     'PPO': PPO,
-    'GRPO': PPO | {'algorithm': 'grpo', 'loss.kl_in': 'loss'},
+    'GRPO': PPO
+    | {
+        'algorithm': 'grpo',
+        'loss.kl_in': 'loss',
+        'loss.kl_estimator': 'k1',
+        'loss.aggregation': 'token_mean',
+        'loss.reward_on': 'turn',  # of a critic's algorithm: without effect here
+    },
     'StarPO-S': PPO | FILTER | CLIP | NO_KL,
 }
 ALONE = {  # each differs from PPO in the one field that it names
@@ -52,7 +59,6 @@ RATIOS = {
 SIZES = {
     'rollout.num_groups': 8,
     'rollout.group_size': 16,
-    'loss.reward_on': 'episode',
     'loss.entropy_coef': 0.001,
 }
 NAMES = {'bandit': 'Bandit', 'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}

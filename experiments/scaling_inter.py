@@ -41,6 +41,8 @@ GRPO = {
     'loss.kl_coef': 0.001,
     'loss.kl_in': 'loss',
     'loss.kl_estimator': 'k3',
+    'loss.aggregation': 'token_mean',
+    'loss.reward_on': 'turn',  # of a critic's algorithm: without effect here
 }
 
 
@@ -77,12 +79,13 @@ def tiny():
         'rollout.group_size': 16,
         'batch.minibatch_rows': 64,
         'optim.lr': 3e-4,
+        'loss.entropy_coef': 0.005,
     }
     return plan('configs/scaling_inter.py', (2, 4, 8), 50, 'frozen_lake', more)
 
 
 def half_billion():
-    more = {'steps': 200, 'env.max_actions_per_turn': 2}
+    more = {'steps': 200, 'env.max_actions_per_turn': 2, 'loss.entropy_coef': 0.001}
     return plan('configs/frozen_lake.py', (2, 3, 5), 67, 'frozen_lake', more)
 
 
@@ -90,6 +93,7 @@ def paper():
     rounds, stage_steps = SCHEDULES['DeepSearch']
     more = {
         'steps': 370,
+        'loss.entropy_coef': 0.001,
         'env.prompt': 'tools',
         'env.max_actions_per_turn': 1,
         'env.max_actions_per_episode': rounds[-1],

@@ -10,6 +10,7 @@ import jax
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
+from agentrl_jax.run.effective import effective
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -17,6 +18,11 @@ MAX_TOKENS = {'frozen_lake': 96, 'sokoban': 144, 'bandit': 224, 'library': 112}
 
 
 def config(name, **changes):
+    """The effective config of a plain one."""
+    return effective(plain(name, **changes))
+
+
+def plain(name, **changes):
     """base.get_config() cut down to 16 episodes and 3 steps; changes: dotted fields."""
     cfg = base.get_config()
     cfg.steps = 3
@@ -77,7 +83,7 @@ def abstract_state(text):
 
 def get_config():
     """What the subprocess tests run: everything a checkpoint can hold, in 20 quick steps."""
-    return config(
+    return plain(
         'frozen_lake',
         **{
             'steps': 20,

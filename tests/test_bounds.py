@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax import train
+from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.records import run_log
 from agentrl_jax.run import bounds, check
@@ -126,13 +127,17 @@ def values_of(name, kind, default, rng):
 def drawn(seed):
     """A config of a micro run with eight fields drawn at random."""
     rng = np.random.default_rng(seed)
-    cfg = micro_runs.config(rng.choice(WORLDS).item(), **{'steps': 2, 'log.rollouts_every': 0})
-    kinds = {n: k for n, k in bounds.numbers(cfg).items() if n in bounds.BOUNDS and n != 'steps'}
-    changes = {}
+    cfg = micro_runs.plain(rng.choice(WORLDS).item(), **{'steps': 2, 'log.rollouts_every': 0})
+    changes = {'algorithm': rng.choice(list(ALGORITHMS)).item()}
+    own = ALGORITHMS[changes['algorithm']].DEFAULTS  # fields of others would be refused
+    useless = set().union(*(module.DEFAULTS for module in ALGORITHMS.values())) - set(own)
+    known = (bounds.BOUNDS.keys() & bounds.numbers(cfg)) - useless - {'steps'}
+    kinds = {name: kind for name, kind in bounds.numbers(cfg).items() if name in known}
     for name in rng.choice(sorted(kinds), 5, replace=False):
         default = bounds.field(cfg, name)
         changes[name] = values_of(name, kinds[name], default or 0, rng)
     words = check.CHOICES | check.OPTIONAL_CHOICES
+    words = {name: known for name, known in words.items() if name not in useless}
     for name in rng.choice(sorted(words), 3, replace=False):
         changes[str(name)] = str(rng.choice(words[name]))
     cfg.update_from_flattened_dict(changes)

@@ -15,6 +15,7 @@ from agentrl_jax.envs.library.levels import EMPTY, PEOPLE
 from agentrl_jax.envs.library.world import EnvParams, EnvState
 from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.measure import metrics, validation
+from agentrl_jax.run.effective import effective
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
@@ -366,7 +367,7 @@ def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_nam
 
 def test_the_config_for_a_real_checkpoint_is_the_paper_s():
     """mtgrpo v1: 336 episodes a step, two passes, AdamW .9 .99, clip .2, no KL, no entropy."""
-    cfg = library_config.get_config()
+    cfg = effective(library_config.get_config())
     assert (cfg.rollout.num_groups, cfg.rollout.group_size) == (16, 21)
     assert (cfg.batch.minibatch_rows, cfg.batch.epochs, cfg.steps) == (16 * 21, 2, 150)
     assert (cfg.optim.lr, cfg.optim.beta1, cfg.optim.beta2) == (1e-6, 0.9, 0.99)

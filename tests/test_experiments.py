@@ -95,7 +95,13 @@ def test_starpo_s_is_all_its_pieces_and_its_control_lacks_the_filter_only():
     assert changed(own.PPO, starpo_s) == {'filter.keep', 'loss.kl_coef', 'loss.clip_high'}
     assert changed(starpo_s, own.CONTROL['StarPO-S without filter']) == {'filter.keep'}
     assert all(changed(starpo_s, cell) == {'filter.keep'} for cell in own.RATIOS.values())
-    assert changed(own.PPO, own.METHODS['GRPO']) == {'algorithm', 'loss.kl_in'}
+    grpo = changed(own.PPO, own.METHODS['GRPO'])
+    assert grpo - {'loss.reward_on'} == {  # which is of PPO alone
+        'algorithm',
+        'loss.kl_in',
+        'loss.kl_estimator',
+        'loss.aggregation',
+    }
 
 
 @pytest.mark.parametrize('scale', ['tiny', '0.5b', 'paper'])

@@ -18,6 +18,7 @@ import toy_rollouts as toy
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import report, run_log
+from agentrl_jax.run.effective import effective
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.text import task as text
 from configs import base
@@ -188,7 +189,7 @@ def test_token_budgets_for_real_checkpoints_hold_every_turn_at_its_longest(name)
 @pytest.mark.parametrize('name', REAL)
 def test_configs_for_real_checkpoints_are_the_paper_s(name):
     """v0423: 8 x 16 episodes, a quarter kept = 32 = one optimiser step; 1e-6, 1e-5; .2/.28."""
-    cfg = importlib.import_module(f'configs.{name}').get_config()
+    cfg = effective(importlib.import_module(f'configs.{name}').get_config())
     assert cfg.env.name == name and cfg.algorithm == 'ppo'
     assert (cfg.rollout.num_groups, cfg.rollout.group_size, cfg.filter.keep) == (8, 16, 0.25)
     assert 8 * 16 * cfg.filter.keep == cfg.batch.minibatch_rows == 32

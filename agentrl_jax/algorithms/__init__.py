@@ -4,6 +4,7 @@ make_batch(rollout, scores, *, group_size, keep, kl_coef, kl_in_reward, ...) -> 
 loss(logprobs, batch, *, clip_low, clip_high, dual_clip) -> float32 [B, T], per token
 clipped(the same) -> {metric: bool [B, T]}, the tokens that the loss clips
 SETTINGS      further keywords of make_batch: fields of cfg.loss, turn_credit, evol or dpo
+DEFAULTS      {field: value}: every field of a config that it takes, with the value of its paper
 USES_CRITIC   whether scores.values are needed
 """
 

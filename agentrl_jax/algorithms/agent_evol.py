@@ -16,9 +16,11 @@ It differs from the paper in that
     first and then trained on for some epochs;
   base demonstrations come as a fixed number of rows per step instead of in proportion to the data;
   all kept episodes of a group count, where the released code keeps the first success of an item;
-  exploration samples at rollout.temperature (code: greedy for all tasks, 1.2 for WebShop alone).
+  exploration samples at rollout.temperature (code: greedy for all tasks, 1.2 for WebShop alone);
+  the learner starts again from the cloned policy, the paper's from the model before cloning.
 clip_low, clip_high and dual_clip do not apply: there is no ratio. R is the return with format
-penalties. Tables: the main results on eleven tasks (BC_base, BC_large, AgentEvol; Llama-2-7B).
+penalties. configs/agent_evol.py is the whole method. Tables: the main results on eleven tasks
+(BC_base, BC_large, AgentEvol; Llama-2-7B).
 """
 
 import jax
@@ -32,6 +34,11 @@ from agentrl_jax.types import Batch, Rollout, Scores
 USES_CRITIC = False
 clipped = objective.nothing_clipped
 SETTINGS = ('threshold', 'weights')
+DEFAULTS = common.WITHOUT_RATIO | {
+    'loss.entropy_coef': 0.0,
+    'evol.threshold': 0.0,
+    'evol.weights': 'reward',
+}
 WEIGHTS = ('reward', 'equal')
 
 

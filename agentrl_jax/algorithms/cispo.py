@@ -1,7 +1,8 @@
 """CISPO: the importance weight is clipped, never the gradient of a token (arXiv:2506.13585).
 
   loss_t = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi,  A as in GRPO
-The paper leaves the lower side open: clip_low = 1. dual_clip does not apply.
+The lower side is open: clip_low = 1. The paper names no upper bound; a weight of at most 5 is that
+of arXiv:2510.13786. dual_clip does not apply.
 """
 
 import jax
@@ -13,6 +14,12 @@ from agentrl_jax.types import Batch
 
 USES_CRITIC = False
 SETTINGS = grpo.SETTINGS
+DEFAULTS = {name: value for name, value in grpo.DEFAULTS.items() if name != 'loss.dual_clip'} | {
+    'loss.clip_low': 1.0,
+    'loss.clip_high': 4.0,
+    'loss.kl_coef': 0.0,
+    'loss.aggregation': 'token_mean',
+}
 make_batch = grpo.make_batch
 
 

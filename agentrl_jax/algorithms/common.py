@@ -6,6 +6,25 @@ import jax.numpy as jnp
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.types import Batch, Rollout, Scores
 
+# Fields of a config that concern the update, with the values that most papers share. DEFAULTS of
+# an algorithm are these and its own: all fields it takes, each with its paper's value. A value may
+# be a function of the most tokens that an episode can sample. PRESETS.md tells their sources.
+WITHOUT_RATIO = {
+    'loss.kl_coef': 0.0,
+    'loss.kl_in': 'loss',
+    'loss.kl_estimator': 'k3',
+    'loss.aggregation': 'token_mean',
+    'loss.norm_length': lambda longest: longest,
+    'filter.rule': 'top_k',
+    'filter.refill': 0,
+}
+DEFAULTS = WITHOUT_RATIO | {
+    'loss.clip_low': 0.2,
+    'loss.clip_high': 0.2,
+    'loss.dual_clip': 0.0,
+    'loss.entropy_coef': 0.0,
+}
+
 
 def trained(rollout: Rollout, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """(rows bool [B], tokens bool [B, T]) that take part: healthy, kept, and sampled."""

@@ -1,9 +1,11 @@
 """DAPO: GRPO with a soft penalty for long answers (arXiv:2503.14476).
 
   A as in GRPO, of R + min(0, (L_max - buffer - length) / buffer) overlong_coef
-The other pieces are settings: clip_high=0.28, aggregation='token_mean', no KL, and the filter rule
-'varied' (dynamic sampling: groups whose returns are all equal are not trained on).
-length counts the sampled tokens of an episode; max_length 0 leaves the penalty out.
+The other pieces are settings: clip_high=0.28, aggregation='token_mean', no KL, and dynamic
+sampling (the filter rule 'varied': groups whose returns are all equal are not trained on;
+filter.refill plays others in their place). length counts the sampled tokens of an episode; L_max is
+the most it can sample and the buffer a fifth of that, unless set; max_length 0 leaves the penalty
+out.
 """
 
 import jax
@@ -15,6 +17,18 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = (*grpo.SETTINGS, 'max_length', 'overlong_buffer', 'overlong_coef')
+DEFAULTS = common.DEFAULTS | {
+    'loss.clip_high': 0.28,
+    'loss.aggregation': 'token_mean',
+    'loss.norm': 'std',
+    'loss.eps': 1e-6,
+    'loss.std_floor': 0.0,
+    'loss.max_length': lambda longest: longest,
+    'loss.overlong_buffer': lambda longest: longest // 5,  # 4096 of 20480 tokens
+    'loss.overlong_coef': 1.0,
+    'filter.rule': 'varied',
+    'filter.refill': 9,  # ten rollouts at most, as its recipe has it
+}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

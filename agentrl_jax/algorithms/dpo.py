@@ -30,6 +30,12 @@ from agentrl_jax.types import Batch, Rollout, Scores
 USES_CRITIC = False
 clipped = objective.nothing_clipped
 SETTINGS = ('beta', 'pairs', 'min_gap')
+DEFAULTS = common.WITHOUT_RATIO | {
+    'loss.aggregation': 'seq_mean_token_sum',
+    'dpo.beta': 0.1,
+    'dpo.pairs': 1,
+    'dpo.min_gap': 0.01,
+}
 
 
 def slots(returns: jax.Array, rows: jax.Array, *, group_size: int) -> tuple[jax.Array, jax.Array]:

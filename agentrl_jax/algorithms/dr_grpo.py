@@ -1,7 +1,8 @@
 """Dr.GRPO: GRPO without the division by the group's std (arXiv:2503.20783).
 
   A[b, t] = R_b - mean over the healthy members of the group
-The paper's second half, a constant instead of each row's length, is aggregation='token_sum_norm'.
+The paper's second half, a constant instead of each row's length, is aggregation='token_sum_norm'
+with norm_length, the most tokens that an episode can sample.
 """
 
 import jax
@@ -13,6 +14,7 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ()
+DEFAULTS = common.DEFAULTS | {'loss.aggregation': 'token_sum_norm'}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

@@ -19,6 +19,12 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ('step_coef', 'turn_gamma', 'norm')
+DEFAULTS = common.DEFAULTS | {
+    'loss.kl_coef': 0.01,
+    'loss.norm': 'mean',
+    'turn_credit.turn_gamma': 0.95,
+    'turn_credit.step_coef': 1.0,
+}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

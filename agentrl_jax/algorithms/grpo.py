@@ -3,7 +3,8 @@
   A[b, t] = (R_b - mean) / (max(std, std_floor) + eps) over the healthy members of the group
 std is unbiased, eps 1e-6, std_floor 0; norm 'mean' leaves the division out (Dr.GRPO), 'none' both.
 R is the return with format penalties (and, with KL in the reward, less kl_coef * sum of k1).
-RAGEN: KL loss of 0.001 and seq_mean_token_mean; MT-GRPO's GRPO-MR is this with its turn rewards.
+Rows weigh the same (seq_mean_token_mean), KL loss .04 by k3 (RAGEN .001); MT-GRPO's GRPO-MR is this
+with its turn rewards.
 """
 
 import jax
@@ -15,6 +16,13 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ('norm', 'eps', 'std_floor')
+DEFAULTS = common.DEFAULTS | {
+    'loss.kl_coef': 0.04,
+    'loss.aggregation': 'seq_mean_token_mean',
+    'loss.norm': 'std',
+    'loss.eps': 1e-6,
+    'loss.std_floor': 0.0,
+}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

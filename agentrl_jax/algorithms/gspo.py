@@ -2,7 +2,7 @@
 
   s = exp(mean over the sequence's trained tokens of log pi - log pi_old)
   loss_t = clipped surrogate of the ratio sg(s) pi / sg(pi), which has the value of s
-Clip ranges are far smaller than PPO's: the paper has 3e-4 and 4e-4, with seq_mean_token_mean.
+Clip ranges are far smaller than PPO's, 3e-4 and 4e-4; rows weigh the same (seq_mean_token_mean).
 `turn_loss` takes the mean over the turn of a token instead ('gspo_turn').
 """
 
@@ -15,6 +15,11 @@ from agentrl_jax.types import Batch
 
 USES_CRITIC = False
 SETTINGS = grpo.SETTINGS
+DEFAULTS = grpo.DEFAULTS | {
+    'loss.clip_low': 3e-4,
+    'loss.clip_high': 4e-4,
+    'loss.kl_coef': 0.0,
+}
 make_batch = grpo.make_batch
 
 

@@ -3,10 +3,10 @@
   A[b, t] = A[b, k] of the turn k of token t; turn_credit.turn_advantages lists the modes, default
   mt_cumulative: sum_{l >= k} norm_l(r_l) + norm(o). With two turns it is the paper's estimator.
 Turn rewards r are environment rewards and format penalties. `outcome` says what o is:
-  'success'  1 for a solved episode; r are all turn rewards
+  'answer'   the reward of a last turn that ended the world, which then leaves r, else 0 and r keeps
+             it: the paper's R_T and R_O where episodes may run out of turns before they answer
   'final'    the reward of the episode's last turn, which then leaves r
-  'answer'   the same if that turn ended the world, else 0 and r keeps it: the paper's R_T and R_O
-             where episodes may run out of turns before they answer
+  'success'  1 for a solved episode; r are all turn rewards, so a reward for solving counts twice
   'return'   the whole return; r are all turn rewards
 The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. Limit: turn k >= 1 of
 independent episodes starts from different states, so from the second turn on the comparison is only
@@ -32,6 +32,16 @@ SETTINGS = (
     'eps',
     'std_floor',
 )
+DEFAULTS = common.DEFAULTS | {
+    'turn_credit.mode': 'mt_cumulative',
+    'turn_credit.outcome': 'answer',
+    'turn_credit.turn_coef': 1.0,
+    'turn_credit.outcome_coef': 1.0,
+    'turn_credit.turn_gamma': 0.9,
+    'loss.norm': 'std',
+    'loss.eps': 1e-4,
+    'loss.std_floor': 0.0,
+}
 OUTCOMES = ('success', 'final', 'return', 'answer')
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
@@ -61,7 +71,7 @@ def make_batch(
     kl_coef: jax.Array | float = 0.0,
     kl_in_reward: bool = False,
     mode: str = 'mt_cumulative',
-    outcome: str = 'success',
+    outcome: str = 'answer',
     turn_coef: float = 1.0,
     outcome_coef: float = 1.0,
     turn_gamma: float = 0.9,

@@ -24,6 +24,17 @@ SETTINGS = (
     'estimator',
     'turn_gamma',
 )
+DEFAULTS = common.DEFAULTS | {
+    'loss.entropy_coef': 0.001,
+    'loss.kl_in': 'reward',
+    'loss.gamma': 1.0,
+    'loss.lam': 1.0,
+    'loss.reward_on': 'turn',
+    'loss.whiten': True,
+    'loss.reward_normalization': 'identity',
+    'loss.estimator': 'token',
+    'turn_credit.turn_gamma': 1.0,
+}
 ESTIMATORS = ('token', 'turn', 'bi_level')
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens

@@ -3,7 +3,8 @@
   A_t = sum_{n >= t} gamma^(n-t) r_n over action tokens, whitened over the batch's trained tokens
 gamma is per action token: observations in between do not discount (verl zeroed everything before an
 observation, AgentGym-RL put the reward on a masked token; both train nothing). reward_on 'turn'
-gives each turn the rewards from itself on, 'episode' the whole return.
+gives each turn the rewards from itself on, 'episode' the whole return. The KL to the start policy
+is taken off the reward of each token.
 """
 
 import jax
@@ -15,6 +16,12 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ('gamma', 'reward_on')
+DEFAULTS = common.DEFAULTS | {
+    'loss.kl_coef': 0.01,
+    'loss.kl_in': 'reward',
+    'loss.gamma': 1.0,
+    'loss.reward_on': 'turn',
+}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

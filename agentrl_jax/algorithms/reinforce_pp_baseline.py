@@ -1,7 +1,7 @@
 """REINFORCE++ with a group baseline: centred in the group, whitened over the batch.
 
   A[b, t] = whiten(R_b - mean of the group): the std is the batch's, not the group's
-(arXiv:2501.03262, the baseline form of OpenRLHF and verl.)
+(arXiv:2501.03262, the baseline form of OpenRLHF and verl.) The KL is a small term of the loss, k2.
 """
 
 import jax
@@ -13,6 +13,7 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ()
+DEFAULTS = common.DEFAULTS | {'loss.kl_coef': 1e-5, 'loss.kl_estimator': 'k2'}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

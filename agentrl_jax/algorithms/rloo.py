@@ -1,6 +1,9 @@
 """RLOO: the return less the mean of the group's other members (arXiv:2402.14740).
 
 A[b, t] = R_b - mean of the other healthy members = (R_b - mean) n / (n - 1)
+R is less its KL to the start policy, and an episode is one action: the loss sums over its tokens
+(aggregation='seq_mean_token_sum'). The paper has no ratio: at the first optimiser step on a rollout
+there is none here either, later ones clip those of tokens.
 """
 
 import jax
@@ -12,6 +15,11 @@ from agentrl_jax.types import Batch, Rollout, Scores
 
 USES_CRITIC = False
 SETTINGS = ()
+DEFAULTS = common.DEFAULTS | {
+    'loss.kl_coef': 0.05,
+    'loss.kl_in': 'reward',
+    'loss.aggregation': 'seq_mean_token_sum',
+}
 loss = objective.clipped_loss
 clipped = objective.clipped_tokens
 

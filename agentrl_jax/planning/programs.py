@@ -18,6 +18,7 @@ from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import check, derived, parts
 from agentrl_jax.run.build import build_learn
+from agentrl_jax.run.effective import effective
 from agentrl_jax.run.params import Frozen, player_of, policy_of
 from agentrl_jax.run.state import make_state
 
@@ -81,6 +82,7 @@ def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
 
 def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     """The collect and learn programs of a config with their arguments, over the given devices."""
+    cfg = effective(cfg)
     mesh = parts.build_mesh(cfg, devices)
     check.check(cfg, sharding.row_shards(mesh))
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)

@@ -15,6 +15,7 @@ from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.rl import batches, score
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import check, collecting, parts, settings
+from agentrl_jax.run.effective import effective
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.types import Demonstrations, Params, Rollout, TrainState
@@ -131,7 +132,8 @@ def build_learn(
 
 
 def build(cfg: Any) -> Run:
-    """Checks the config and assembles its parts."""
+    """Checks the config and assembles its parts; cfg of the run is the effective config."""
+    cfg = effective(cfg)
     mesh = parts.build_mesh(cfg)
     check.check(cfg, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)

@@ -11,27 +11,26 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
 from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit, update
-from agentrl_jax.run import bounds, derived
+from agentrl_jax.run import bounds, derived, effective
 
 CHOICES = {
-    'algorithm': tuple(ALGORITHMS),
     'eval.split': ('validation', 'test'),
     'optim.schedule': update.SCHEDULES,
-    'filter.rule': (*filtering.RULES, 'within_group'),
     'filter.scaling': ('none', 'linear', 'sqrt'),
-    'loss.aggregation': losses.AGGREGATIONS,
-    'loss.kl_estimator': losses.KL_ESTIMATORS,
-    'loss.kl_in': ('loss', 'reward'),
     'loss.sampler_correction': ('off', 'tis', 'icepop'),
     'parity.loss_on': ('sampled', 'answers', 'all'),
     'rollout.sampler_dtype': ('', 'float32', 'bfloat16'),
-    'loss.reward_on': ('turn', 'episode'),
     'model.dtype': ('float32', 'bfloat16'),
     'alarm.mi_turns': ('first', 'any'),
     'alarm.mi_text': ('reasoning', 'answer'),
     **{f'alarm.{name}.action': collapse.ACTIONS for name in collapse.SIGNALS},
 }
 OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
+    'filter.rule': (*filtering.RULES, 'within_group'),
+    'loss.aggregation': losses.AGGREGATIONS,
+    'loss.kl_estimator': losses.KL_ESTIMATORS,
+    'loss.kl_in': ('loss', 'reward'),
+    'loss.reward_on': ('turn', 'episode'),
     'loss.estimator': ppo.ESTIMATORS,
     'loss.norm': advantages.NORMS,
     'loss.reward_normalization': advantages.NORMALIZATIONS,
@@ -42,14 +41,11 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
 # They compare no episode with others of its group
 WITHOUT_GROUPS = ('ppo', 'reinforce_pp', 'agent_evol')
-# Options that have a value in every config: an algorithm that does not know one leaves it alone, so
-# that any algorithm runs with any config.
-COMMON_OPTIONS = ('gamma', 'lam', 'reward_on', 'whiten')
 
 
 def check(cfg: Any, mesh_shards: int = 1) -> None:
     """Refuses impossible fields and combinations before any time is spent."""
-
+    cfg = effective.effective(cfg)
     found = [
         f'{name}={bounds.field(cfg, name)!r} is not one of {", ".join(known)}'
         for name, known in CHOICES.items()
@@ -66,7 +62,11 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     if cfg.lora.rank:
         found += _impossible_adapters(cfg)
     # What follows divides by numbers that are at least 1.
-    found = found or _without_effect(cfg) + _impossible_options(cfg) + _impossible_filter(cfg)
+    found = found or [
+        *effective.without_effect(cfg),
+        *_impossible_options(cfg),
+        *_impossible_filter(cfg),
+    ]
     found += _impossible_sampler(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
@@ -97,56 +97,23 @@ def _impossible_adapters(cfg: Any) -> list[str]:
     return []
 
 
-def _without_effect(cfg: Any) -> list[str]:
-    """Options that were given a value and that the chosen algorithm does not take."""
-    known = {name: [] for module in ALGORITHMS.values() for name in module.SETTINGS}
-    for algorithm, module in ALGORITHMS.items():
-        for name in module.SETTINGS:
-            known[name].append(algorithm)
-    return [
-        f'{derived.section(cfg, name)}.{name}={derived.option(cfg, name)!r} has no effect on '
-        f'algorithm={cfg.algorithm!r}, only on {", ".join(users)}: leave it unset'
-        for name, users in known.items()
-        if name not in COMMON_OPTIONS
-        and cfg.algorithm not in users
-        and derived.option(cfg, name) is not None
-    ]
-
-
 def _impossible_options(cfg: Any) -> list[str]:
-    loss, credit = cfg.loss, cfg.turn_credit
+    loss = cfg.loss
     own_critic = ALGORITHMS[cfg.algorithm].USES_CRITIC and not cfg.critic.share_backbone
     problems = [
-        (
-            loss.reward_normalization not in (None, 'identity') and loss.reward_on != 'episode',
-            f'loss.reward_normalization={loss.reward_normalization!r} is of whole returns: '
-            "it needs loss.reward_on='episode'",
-        ),
-        (
-            cfg.algorithm == 'ppo'
-            and credit.turn_gamma is not None
-            and loss.estimator in (None, 'token'),
-            f'turn_credit.turn_gamma={credit.turn_gamma} has no effect on loss.estimator=token: '
-            'set loss.estimator to turn or bi_level',
-        ),
         (
             cfg.algorithm == 'gigpo' and loss.norm == 'none',
             "loss.norm='none' is not one of std, mean for algorithm='gigpo'",
         ),
         (
-            cfg.algorithm == 'cispo' and loss.dual_clip > 0,
-            f"loss.dual_clip={loss.dual_clip} has no effect on algorithm='cispo', whose weights "
-            'loss.clip_high bounds: set it to 0',
+            cfg.algorithm == 'dpo' and loss.aggregation != 'seq_mean_token_sum',
+            f'loss.aggregation={loss.aggregation!r} does not go with dpo, whose loss is a mean '
+            'over pairs: leave it unset',
         ),
         (
-            loss.norm_length is not None
-            and (loss.aggregation != 'token_sum_norm' or loss.norm_length < 1),
-            f'loss.norm_length={loss.norm_length} is for loss.aggregation=token_sum_norm and must '
-            'be at least 1',
-        ),
-        (
-            not loss.max_length and (loss.overlong_buffer, loss.overlong_coef) != (None, None),
-            'loss.overlong_buffer and loss.overlong_coef need loss.max_length',
+            loss.kl_target > 0 and loss.kl_coef == 0,
+            f'loss.kl_target={loss.kl_target} has no effect without loss.kl_coef > 0, the '
+            'coefficient that it steers',
         ),
         (
             bool(loss.max_length) and (loss.overlong_buffer or 0) >= loss.max_length,
@@ -207,11 +174,12 @@ def _impossible_filter(cfg: Any) -> list[str]:
             f'filter.low={choice.low} to filter.high={choice.high} holds none of {groups} groups',
         ),
         (
-            choice.refill > 0 and not derived.drops_groups(cfg),
-            f'filter.refill={choice.refill} needs a filter.rule that drops groups, such as varied',
+            choice.keep != 1 and choice.rule not in ('top_k', 'within_group'),
+            f'filter.keep={choice.keep} has no effect on filter.rule={choice.rule!r}, only on '
+            'top_k and within_group: set it to 1',
         ),
         (
-            choice.refill > 0 and choice.scaling != 'none',
+            bool(choice.refill) and choice.scaling != 'none',
             f'filter.scaling={choice.scaling!r} has no effect with filter.refill: the batch is '
             'filled',
         ),
@@ -375,6 +343,11 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
             cfg.evol.base_rows > 0 and cfg.algorithm != 'agent_evol',
             f'evol.base_rows={cfg.evol.base_rows} has no effect on algorithm={cfg.algorithm!r}, '
             'only on agent_evol: set it to 0',
+        ),
+        (
+            derived.base_rows(cfg) % cfg.batch.microbatch_rows != 0,
+            f'evol.base_rows={cfg.evol.base_rows} must be a multiple of batch.microbatch_rows='
+            f'{cfg.batch.microbatch_rows}, by which they are scored',
         ),
         (
             derived.base_rows(cfg) > 0 and cfg.context.window > 0,

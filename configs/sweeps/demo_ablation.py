@@ -10,7 +10,7 @@ python -m agentrl_jax.sweep --config=configs/demo.py --sweep=configs/sweeps/demo
 
 NO_FILTER = {'filter.keep': 1.0, 'batch.minibatch_rows': 128}
 NO_CLIP_HIGHER = {'loss.clip_high': 0.2}
-KL = {'loss.kl_coef': 0.001}
+KL = {'loss.kl_coef': 0.001, 'loss.kl_in': 'loss'}
 
 
 def get_hyper(h):

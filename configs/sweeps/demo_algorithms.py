@@ -1,13 +1,22 @@
 """Five algorithms on the demo, three seeds each; all else is as in configs/demo.py.
 
+What their papers do besides (KL, weights of rows) is set aside, so that they differ in credit only.
+
 python -m agentrl_jax.sweep --config=configs/demo.py --sweep=configs/sweeps/demo_algorithms.py \
     --workdir=runs/demo_algorithms --jobs=2
 """
 
-ALGORITHMS = ('ppo', 'grpo', 'mt_grpo', 'rloo', 'reinforce_pp')
+SAME = {'loss.kl_coef': 0.0, 'loss.aggregation': 'token_mean'}
+ALGORITHMS = {
+    'ppo': {},
+    'grpo': SAME,
+    'mt_grpo': SAME | {'turn_credit.outcome': 'success'},
+    'rloo': SAME,
+    'reinforce_pp': SAME,
+}
 
 
 def sweep(add):
-    for algorithm in ALGORITHMS:
+    for algorithm, settings in ALGORITHMS.items():
         for seed in range(3):
-            add(algorithm=algorithm, seed=seed)
+            add({'algorithm': algorithm, 'seed': seed} | settings)

@@ -1,0 +1,58 @@
+"""The demo's world and small policy, and no opinion on the algorithm: two CPU cores.
+
+  python -m agentrl_jax.train --config=configs/small.py --workdir=runs/gspo \\
+      --config.algorithm=gspo
+
+FrozenLake, 32 levels of 8 episodes a step, all of which train. What belongs to an algorithm is left
+to it, so --config.algorithm=X is X as its paper has it (agentrl_jax/algorithms/PRESETS.md);
+configs/demo.py adds StarPO-S to this.
+"""
+
+from configs import base
+
+
+def get_config():
+    cfg = base.get_config()
+    cfg.steps = 200
+    cfg.env.prompt = 'brief'
+    cfg.env.max_turns = 3
+    cfg.env.max_actions_per_turn = 4
+    # Nine cells of ten are firm, moves go where they should (RAGEN's later CoordFrozenLake)
+    cfg.frozen_lake.frozen = 0.9
+    cfg.frozen_lake.success_rate = 1.0
+
+    cfg.model.hidden_size = 64
+    cfg.model.intermediate_size = 128
+    cfg.model.num_layers = 2
+    cfg.model.num_heads = 4
+    cfg.model.num_kv_heads = 2
+    # Small models from scratch need an input embedding of their own: tied to the head, the words of
+    # the prompt, which are never answers, are all pushed the same way and look alike.
+    cfg.model.tie_embeddings = False
+    cfg.model.rope_theta = 100.0  # positions up to a few hundred
+
+    cfg.rollout.num_groups = 32
+    cfg.rollout.group_size = 8
+    cfg.rollout.max_tokens = 112
+    cfg.rollout.max_response = 13
+    cfg.rollout.serve_rows = 32
+
+    cfg.optim.lr = 1e-3
+    cfg.critic.share_backbone = True
+    cfg.loss.value_coef = 0.5
+    cfg.optim.beta2 = 0.95
+    cfg.batch.minibatch_rows = 128
+    cfg.batch.microbatch_rows = 32
+    cfg.batch.epochs = 2
+
+    # Enough to read the map and to speak the format; most of what is imitated is random play
+    cfg.clone.episodes = 8192
+    cfg.clone.steps = 700
+    cfg.clone.oracle = 0.3
+    cfg.clone.lr = 4e-3
+
+    cfg.env.eval_levels = 512
+    cfg.eval.every = 25
+    cfg.eval.temperature = 1.0  # as in training
+    cfg.checkpoint.every = 50
+    return cfg
