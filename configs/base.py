@@ -179,6 +179,8 @@ def get_config() -> ml_collections.ConfigDict:
     # Discount per turn: modes gtpo and hybrid (.9), gigpo (.95), ppo with loss.estimator turn or
     # bi_level (1)
     cfg.turn_credit.turn_gamma = placeholder(float)
+    cfg.turn_credit.scale = placeholder(str)  # turn_grpo: advantages by their rms in the batch
+    # (rms) or in units of the return (none)
     cfg.turn_credit.step_coef = placeholder(float)  # gigpo: weight of the step advantage (1)
 
     cfg.critic = ml_collections.ConfigDict()

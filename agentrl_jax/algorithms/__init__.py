@@ -23,6 +23,7 @@ from agentrl_jax.algorithms import (
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
+    turn_grpo,
 )
 
 ALGORITHMS = {
@@ -33,6 +34,7 @@ ALGORITHMS = {
     'rloo': rloo,
     'reinforce_pp': reinforce_pp,
     'reinforce_pp_baseline': reinforce_pp_baseline,
+    'turn_grpo': turn_grpo,
     'mt_grpo': mt_grpo,
     'gspo': gspo,
     'gspo_turn': gspo_turn,

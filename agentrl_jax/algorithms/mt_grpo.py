@@ -8,9 +8,14 @@ Turn rewards r are environment rewards and format penalties. `outcome` says what
   'final'    the reward of the episode's last turn, which then leaves r
   'success'  1 for a solved episode; r are all turn rewards, so a reward for solving counts twice
   'return'   the whole return; r are all turn rewards
-The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. Limit: turn k >= 1 of
-independent episodes starts from different states, so from the second turn on the comparison is only
-approximate. MT-PPO (v2) is ppo with reward_on='turn'.
+The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. MT-PPO (v2) is ppo with
+reward_on='turn'.
+
+Bias: turn k is compared among the members that reached it, so where the policy may stop, what a
+further turn earns or costs never reaches the decision to take it (two turns, the second worth +1 or
+-1 to those who take it: advantage 0 for going on in both). Each mode's bias stands at
+turn_credit.turn_advantages; turn_grpo is the form without. And turn k >= 1 of independent episodes
+starts from different states, which costs variance, not bias.
 """
 
 import jax

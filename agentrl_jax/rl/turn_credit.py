@@ -1,7 +1,9 @@
-"""Advantages of single turns without a critic: MT-GRPO and its relatives, GiGPO's step groups.
+"""Advantages of single turns without a critic: turn_grpo's, MT-GRPO's modes, GiGPO's step groups.
 
-Turn k of an episode is compared with turn k of the group's other episodes (MT-GRPO), or with the
-turns of the group that saw the same observation (GiGPO). [B, K], 0 for turns that were not played.
+A turn is compared with what every other member of the group earned from that turn on (turn_grpo),
+with turn k of those that reached it (MT-GRPO), or with the turns of the group that saw the same
+observation (GiGPO). [B, K], 0 for turns that were not played. The bias and variance of each against
+exact gradients: benchmarks/turn_credit.md.
 """
 
 import jax
@@ -24,6 +26,21 @@ def discounted_to_go(
     suffix = adv.linear_recursion(rewards, jnp.full_like(rewards, gamma))
     left = jnp.maximum(num_turns[:, None] - 1 - jnp.arange(rewards.shape[1])[None], 0)
     return suffix + jnp.asarray(gamma, rewards.dtype) ** left * outcome[:, None]
+
+
+def against_others(
+    rewards: jax.Array, num_turns: jax.Array, healthy: jax.Array, *, group_size: int
+) -> jax.Array:
+    """sum_{l >= k} r_l less the mean of that over the other healthy members; [B, K].
+
+    A member that took no turn k counts with the 0 that it earned from there on, so the baseline is
+    a number that the episode had no part in and its own decision to stop did not choose.
+    """
+    reached = turns_played(num_turns, healthy, rewards.shape[1])
+    r = jnp.where(reached, rewards, 0.0)
+    to_go = adv.linear_recursion(r, jnp.ones_like(r))
+    members = jnp.broadcast_to(healthy[:, None], r.shape)
+    return jnp.where(reached, adv.leave_one_out(to_go, members, group_size=group_size), 0.0)
 
 
 def turn_advantages(
@@ -53,6 +70,15 @@ def turn_advantages(
       gtpo           norm_k(c sum_{l >= k} gamma^(l-k) r_l + w gamma^(last-k) o)
       hybrid         c norm_k(sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o) + w norm(o)
       flattened      mt_cumulative's first turn in all turns: the content without the placement
+    Bias, as estimators of the gradient of c sum_l r_l + w o where the policy decides when to stop:
+      norm_k  compares the members that reached turn k, and so takes out what reaching it is worth:
+              nothing that a further turn earns or costs reaches the decision to take it (mt_v1,
+              mt_cumulative, mt_local, gtpo, hybrid; flattened gives all turns such a sum)
+      std     divides by a number that the episode's own return is part of; 'mean' does not
+      or      leaves the turn rewards out of the gradient, on purpose
+      gamma   below 1 is the gradient of a discounted return (gtpo, hybrid)
+    Without bias, but for the constant (G - 1) / G: mr and or with norm 'mean'. `against_others` is
+    unbiased and credits turns.
     """
     reached = turns_played(num_turns, healthy, rewards.shape[1])
     r = jnp.where(reached, rewards, 0.0)

@@ -6,7 +6,7 @@ A field that does not exist is refused by ml_collections itself.
 import importlib.util
 from typing import Any
 
-from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo
+from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
@@ -36,6 +36,7 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'loss.reward_normalization': advantages.NORMALIZATIONS,
     'turn_credit.mode': turn_credit.MODES,
     'turn_credit.outcome': mt_grpo.OUTCOMES,
+    'turn_credit.scale': turn_grpo.SCALES,
     'evol.weights': agent_evol.WEIGHTS,
 }
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row

@@ -1,0 +1,58 @@
+"""Turn GRPO: what a turn still earned against what the others still earned, a stop counting as 0.
+
+  A[b, k] = s (G[b, k] - mean over the other healthy members c of the group of G[c, k])
+  G[b, k] = sum_{l >= k} r[b, l], 0 for turns that were not taken
+r are environment rewards and format penalties, less the KL where that is in the reward. The mean
+contains nothing of episode b, so in expectation it adds nothing to the policy gradient; and since
+members that had stopped count with the 0 that they earned, what going on earns reaches the decision
+to go on. Comparing turn k among those that reached it (mt_grpo) takes the value of having reached
+it out of every advantage: the decision to stop is then rewarded or punished for nothing.
+
+Nothing is assumed of the states that other members met at turn k. It needs no critic and no further
+samples; its bias and variance beside those of the other modes stand in benchmarks/turn_credit.md.
+s ('rms') divides all advantages of a batch by one number, their root mean square over the trained
+tokens; 'none' leaves them in units of the return. token_mean divides by one number too, where a
+division by the episode's own length (seq_mean_token_mean) would favour lengths. All this is said of
+the first optimiser step on a rollout; later ones have the ratio and clip range of every algorithm.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.algorithms import common
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import objective, turn_credit
+from agentrl_jax.rl.masked import masked_mean
+from agentrl_jax.types import Batch, Rollout, Scores
+
+USES_CRITIC = False
+SETTINGS = ('scale',)
+DEFAULTS = common.DEFAULTS | {'turn_credit.scale': 'rms'}
+SCALES = ('rms', 'none')
+loss = objective.clipped_loss
+clipped = objective.clipped_tokens
+
+
+def make_batch(
+    rollout: Rollout,
+    scores: Scores,
+    *,
+    group_size: int,
+    keep: jax.Array | None = None,
+    kl_coef: jax.Array | float = 0.0,
+    kl_in_reward: bool = False,
+    scale: str = 'rms',
+) -> Batch:
+    """One advantage per turn; keep bool [B] marks the rows a filter kept."""
+    rows, mask = common.trained(rollout, keep)
+    kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
+    rewards = rollout.rewards + rollout.penalties
+    rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
+    per_turn = turn_credit.against_others(rewards, rollout.num_turns, rows, group_size=group_size)
+    advantages = adv.to_tokens(per_turn, rollout.turn, mask)
+    if scale == 'rms':
+        size = jnp.sqrt(masked_mean(advantages**2, mask))
+        advantages = jnp.where(size > adv.MIN_STD, advantages / size, 0.0)
+    elif scale != 'none':
+        raise ValueError(f'scale={scale!r} is not one of {", ".join(SCALES)}')
+    return common.build_batch(rollout, scores, mask, advantages)

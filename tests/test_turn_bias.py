@@ -1,0 +1,160 @@
+"""Turn credit against exact gradients: turn_grpo has no stopping bias, the modes of MT-GRPO have.
+
+10^5 groups of four play worlds small enough for dynamic programming (benchmarks/turn_credit.py).
+"""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax.algorithms import rloo, turn_grpo
+from agentrl_jax.rl import turn_credit
+from benchmarks import turn_credit as bench
+
+GROUPS, MEMBERS = 100_000, 4
+BIASED = ('mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
+
+
+@functools.cache
+def played(name):
+    return bench.play(bench.WORLDS[name], GROUPS * MEMBERS, np.random.default_rng(0))
+
+
+def quality(name, estimator, scale=None):
+    world = bench.WORLDS[name]
+    advantages = bench.ESTIMATORS[estimator](played(name), world, MEMBERS)
+    gradients = bench.group_gradients(played(name), advantages, world, MEMBERS)
+    return bench.quality(gradients, bench.exact(world)[1].ravel(), scale)
+
+
+# ---- the yardstick -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', bench.WORLDS)
+def test_the_exact_gradient_is_that_of_finite_differences(name):
+    world = bench.WORLDS[name]
+    _, gradient = bench.exact(world)
+    for index in np.ndindex(world.logits.shape):
+        step = np.zeros_like(world.logits)
+        step[index] = 1e-5
+        up, down = (
+            bench.exact(dataclasses.replace(world, logits=world.logits + sign * step))[0][0, 0]
+            for sign in (1, -1)
+        )
+        assert gradient[index] == pytest.approx((up - down) / 2e-5, abs=1e-8)
+
+
+def test_the_mean_return_of_the_played_episodes_is_the_exact_value():
+    for name in ('lookups', 'chance'):
+        returns = np.asarray(played(name).all_rewards.sum(1), np.float64)
+        error = returns.std() / np.sqrt(len(returns))
+        assert abs(returns.mean() - bench.exact(bench.WORLDS[name])[0][0, 0]) < 4 * error
+
+
+def test_group_gradients_by_hand():
+    # one group of two in the world of two turns: row 0 stops (A = 1), row 1 goes on (2, then 3).
+    # p = 1/2: score of the chosen action +-1/2, mean over two members
+    world = bench.WORLDS['gain']
+    one = bench.Played(
+        states=np.array([[0, 0], [0, 1]]),
+        actions=np.array([[0, 0], [1, 0]]),
+        rewards=jnp.zeros((2, 2)),
+        outcome=jnp.zeros(2),
+        num_turns=jnp.array([1, 2]),
+        healthy=jnp.ones(2, bool),
+    )
+    out = bench.group_gradients(one, np.array([[1.0, 9], [2, 3]]), world, 2).reshape(2, 2, 2)
+    np.testing.assert_allclose(out[0, 0], [0.25 - 0.5, -0.25 + 0.5])
+    np.testing.assert_allclose(out[1, 1], [0.75, -0.75])
+    assert not out[0, 1].any() and not out[1, 0].any()
+
+
+# ---- bias ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', bench.WORLDS)
+def test_turn_grpo_has_no_bias_in_any_world(name):
+    """Not even in length: without faults the best scale is 1."""
+    scale = None if bench.WORLDS[name].faults else 1.0
+    found = quality(name, '`turn_grpo`', scale)
+    assert found.errors < bench.NOISE and found.bias < 2.5 * found.noise
+    assert quality(name, '`turn_grpo`').scale == pytest.approx(1, abs=0.05) or scale is None
+
+
+@pytest.mark.parametrize('norm', ['mean', 'std'])
+@pytest.mark.parametrize('mode', BIASED)
+def test_comparing_only_those_that_reached_a_turn_is_biased(mode, norm):
+    found = quality('lookups', f'`mt_grpo` {mode}, {norm}')
+    assert found.errors > 2 * bench.NOISE and found.bias > 0.05 > 2.5 * found.noise
+
+
+@pytest.mark.parametrize('name', ['gain', 'cost'])
+def test_what_a_second_turn_is_worth_reaches_the_decision_to_take_it_in_turn_grpo_only(name):
+    """Half a group stops, half goes on to +-1: MT-GRPO's first advantage is 0 for both."""
+    cumulative = bench.ESTIMATORS['`mt_grpo` mt_cumulative, mean'](
+        played(name), bench.WORLDS[name], MEMBERS
+    )
+    assert not np.asarray(cumulative[:, 0]).any()
+    own = np.asarray(bench.ESTIMATORS['`turn_grpo`'](played(name), bench.WORLDS[name], MEMBERS))
+    went_on = played(name).actions[:, 0] == bench.GO
+    sign = 1 if name == 'gain' else -1
+    assert sign * own[went_on, 0].mean() > 0.4 > -0.4 > sign * own[~went_on, 0].mean()
+
+
+def test_without_a_choice_to_stop_the_centred_modes_are_unbiased():
+    found = quality('no stop', '`mt_grpo` mt_cumulative, mean')
+    assert found.errors < bench.NOISE
+    assert found.scale == pytest.approx(MEMBERS / (MEMBERS - 1), rel=0.05)
+
+
+def test_credit_by_turns_has_less_variance_than_one_advantage_an_episode():
+    for name in ('lookups', 'bonuses', 'chance'):
+        own, whole = quality(name, '`turn_grpo`'), quality(name, '`rloo`')
+        assert whole.errors < bench.NOISE and own.variance < 0.9 * whole.variance
+
+
+# ---- the algorithm -------------------------------------------------------------------------------
+
+
+def test_returns_to_go_against_the_others_by_hand():
+    # rewards 1 2 | 3 (stopped) | -1 4; to go 3 2 | 3 0 | 3 4; others 3, 3, 3 and 2, 3, 1
+    rewards = jnp.array([[1.0, 2], [3, 0], [-1, 4]])
+    turns, healthy = jnp.array([2, 1, 2]), jnp.ones(3, bool)
+    credit = functools.partial(turn_credit.against_others, rewards, group_size=3)
+    np.testing.assert_allclose(credit(turns, healthy), [[0, 0], [0, 0], [0, 3]], atol=1e-6)
+    # a faulty member leaves the means: others 3 and 3, 4 and 2
+    out = credit(turns, jnp.array([True, False, True]))
+    np.testing.assert_allclose(out, [[0, -2], [0, 0], [0, 2]], atol=1e-6)
+    # rewards behind the last turn count for nothing
+    out = credit(jnp.array([1, 1, 1]), healthy)  # 1 3 -1: others 1, 0, 2
+    np.testing.assert_allclose(out, [[0, 0], [3, 0], [-3, 0]], atol=1e-6)
+
+
+def test_with_one_turn_it_is_rloo_and_its_scale_is_one_number_for_the_batch():
+    rollout = toy.random_rollout(0, turns=1)
+    scores = toy.scores_of(rollout)
+    plain = turn_grpo.make_batch(rollout, scores, group_size=4, scale='none')
+    want = rloo.make_batch(rollout, scores, group_size=4)
+    np.testing.assert_allclose(plain.advantages, want.advantages, atol=1e-6)
+    scaled = turn_grpo.make_batch(rollout, scores, group_size=4).advantages
+    mask = np.asarray(plain.mask)
+    size = np.sqrt((np.asarray(plain.advantages)[mask] ** 2).mean())
+    np.testing.assert_allclose(scaled, plain.advantages / size, rtol=1e-5)
+    with pytest.raises(ValueError, match='std'):
+        turn_grpo.make_batch(rollout, scores, group_size=4, scale='std')
+
+
+def test_the_kl_of_a_turn_is_part_of_what_it_and_earlier_turns_earned():
+    # two members of two turns, no rewards; KL of 1 on row 0's second turn: to go -1 -1 | 0 0
+    rollout = toy.rollout_of([[(1, 1), (1, 1)]] * 2, [[0.0, 0]] * 2, length=4)
+    scores = toy.scores_of(rollout)
+    scores = scores.replace(
+        old_logprobs=jnp.array([[0.0, 0, 0, 2], [0, 0, 0, 0]]), ref_logprobs=jnp.zeros((2, 4))
+    )
+    kl = dict(kl_coef=0.5, kl_in_reward=True, scale='none')
+    batch = turn_grpo.make_batch(rollout, scores, group_size=2, **kl)
+    np.testing.assert_allclose(batch.advantages, [[0, -1, 0, -1], [0, 1, 0, 1]])
