@@ -42,7 +42,7 @@ from agentrl_jax.records import pages, provenance, report
 from agentrl_jax.run import collecting, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import config_dict, with_later_fields
+from agentrl_jax.run.state import comparable, config_dict
 from agentrl_jax.run.streams import EVALUATE, Streams
 
 
@@ -58,8 +58,8 @@ def evaluate(
     run = build(cfg)
     params = run.params
     if workdir:
-        saved = with_later_fields(checkpoint.read_extra(workdir, step=origin.step)['config'])
-        checkpoint.check_config(saved, config_dict(run.cfg), may_differ=MAY_DIFFER)
+        saved = comparable(checkpoint.read_extra(workdir, step=origin.step)['config'])
+        checkpoint.check_config(saved, comparable(config_dict(run.cfg)), may_differ=MAY_DIFFER)
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task

@@ -16,7 +16,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import check
-from agentrl_jax.run.state import config_dict, with_later_fields
+from agentrl_jax.run.state import comparable, config_dict
 
 
 class _NoMetrics:
@@ -168,11 +168,23 @@ def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
     cfg = micro_runs.config('frozen_lake')
     older = config_dict(cfg)
     del older['eval']['samples'], older['optim']['schedule'], older['library']
-    later = with_later_fields(older)
-    checkpoint.check_config(later, config_dict(cfg))
-    cfg.optim.schedule = 'linear'
+    now = config_dict(cfg)
+    checkpoint.check_config(comparable(older), comparable(now))
+    now['optim']['schedule'] = 'linear'
     with pytest.raises(ValueError, match='optim.schedule: "constant" in the checkpoint'):
-        checkpoint.check_config(later, config_dict(cfg))
+        checkpoint.check_config(comparable(older), comparable(now))
+
+
+def test_what_an_older_config_says_of_fields_without_effect_is_not_compared():
+    """Fields had values where they did nothing; now they have none."""
+    now = config_dict(micro_runs.config('frozen_lake'))
+    older = json.loads(json.dumps(now))
+    older['loss'] |= {'kl_estimator': 'k3', 'kl_in': 'loss', 'estimator': None, 'gamma': 1.0}
+    checkpoint.check_config(comparable(older), comparable(now))
+    older['loss']['kl_coef'] = now['loss']['kl_coef'] = 0.1
+    now['loss'] |= {'kl_in': 'reward', 'kl_estimator': None}
+    with pytest.raises(ValueError, match='loss.kl_in: "loss" in the checkpoint'):
+        checkpoint.check_config(comparable(older), comparable(now))
 
 
 @pytest.mark.parametrize('folder', ['', 'best'])

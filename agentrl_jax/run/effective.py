@@ -84,6 +84,14 @@ def effective(cfg: Any) -> Any:
     return cfg
 
 
+def idle(cfg: Any) -> set[str]:
+    """Names of the algorithms' fields that do nothing in an effective config."""
+    known = {name for module in ALGORITHMS.values() for name in module.DEFAULTS}
+    own = defaults(cfg)
+    found = {name for name in known if name not in own or not applies(cfg, name)}
+    return found | ({'loss.kl_in'} if cfg.loss.kl_coef == 0 else set())
+
+
 def without_effect(cfg: Any) -> list[str]:
     """A sentence for every field of an effective config that was set and does nothing."""
     users: dict[str, list[str]] = {}

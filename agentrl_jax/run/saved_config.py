@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import checkpoint, files, provenance
+from agentrl_jax.run.state import comparable
 from configs import base
 
 HASH_SHOWN = 12  # digits of a config's hash, and of a commit, in a line for people
@@ -119,7 +120,7 @@ def get_config(folder: str) -> Any:
             f'{folder}: its config has fields that this version of the code does not know: '
             f'{", ".join(unknown)}; use the version that it was made with, or give --config'
         )
-    cfg.update(saved)
+    cfg.update(comparable(saved))
     return cfg
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 
 from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, frozen, sharding
@@ -16,6 +17,7 @@ from agentrl_jax.rl import evol
 from agentrl_jax.run import derived
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
+from agentrl_jax.run.effective import effective, idle
 from agentrl_jax.run.params import (
     REFERENCE_FOLDER,
     Frozen,
@@ -58,6 +60,19 @@ def with_later_fields(saved: dict) -> dict:
         } | {name: x for name, x in section.items() if not isinstance(x, dict)}
 
     return saved | filled(config_dict(base.get_config()), saved)
+
+
+def comparable(saved: dict) -> dict:
+    """A config as JSON by what it does: unset fields have their values, idle ones none.
+
+    Configs of older runs say of fields without effect what they had in them.
+    """
+    cfg = effective(ml_collections.ConfigDict(with_later_fields(saved)))
+    found = config_dict(cfg)
+    for name in idle(cfg):
+        section, leaf = name.split('.')
+        found[section][leaf] = None
+    return found
 
 
 def saved_beside(cfg: Any, streams: Streams) -> dict:
@@ -114,8 +129,8 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         model = params if run.cfg.lora.rank else {}
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
-        before = with_later_fields(saved['config'])
-        checkpoint.check_config(before, config_dict(run.cfg), may_differ=MAY_DIFFER)
+        before, now = comparable(saved['config']), comparable(config_dict(run.cfg))
+        checkpoint.check_config(before, now, may_differ=MAY_DIFFER)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)
