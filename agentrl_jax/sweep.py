@@ -43,14 +43,28 @@ SHOWN_NAMES = 3
 
 
 def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
-    """The runs named, all if none is."""
-    known = {run.name: run for run in runs}
-    unknown = [name for name in only if name not in known]
-    if unknown:
-        raise ValueError(
-            f'--only={unknown[0]} is no run of this sweep; there are: {", ".join(known)}'
+    """The runs that any of the texts names, in the order of the sweep; all if there is no text.
+
+    A text is the whole name of a run; or fields with their values, `seed=1` or
+    `algorithm=grpo,seed=1` (spec.matches); or the beginning of names. What comes first in this list
+    and names some run counts alone.
+    """
+    wanted: set[str] = set()
+    for text in only:
+        ways = (
+            [run for run in runs if run.name == text],
+            [run for run in runs if spec.matches(run, text)],
+            [run for run in runs if run.name.startswith(text) and text],
         )
-    return [known[name] for name in only] or list(runs)
+        found = next((way for way in ways if way), [])
+        if not found:
+            names = ', '.join(run.name for run in runs)
+            raise ValueError(
+                f'--only={text} is no run of this sweep: neither the name of one or its beginning, '
+                f'nor field=value of one; there are: {names}'
+            )
+        wanted |= {run.name for run in found}
+    return [run for run in runs if run.name in wanted] if only else list(runs)
 
 
 def slots(jobs: int, gpus: str) -> list[dict[str, str]]:
@@ -117,6 +131,7 @@ def slurm_script(
     words: the command of this sweep without --launcher. Names rather than numbers choose the run,
     so a sweep file that has changed since is an error, not another run.
     """
+    spec.check_one_line([*words, *options, str(root), str(Path.cwd())])
     lines = [
         '#!/bin/bash',
         f'#SBATCH --job-name={shlex.quote(root.name)}',

@@ -211,7 +211,7 @@ def get_config():
         'b': False, 'i': 0, 'f': 0.0, 's': '', 't': (1,), 'group': {'s': 'x', 'f': 0.5},
     })
 """
-TEXT = st.text(st.characters(exclude_characters='\0', exclude_categories=['Cs']))
+TEXT = st.text(st.characters(exclude_characters='\0\n\r', exclude_categories=['Cs']))
 NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = {
     'b': st.booleans(),
@@ -298,10 +298,34 @@ def test_progress_by_hand():
 def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
     path = tmp_path / 'metrics.jsonl'
     assert status.tail(path) == []
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
+    rows = [f'{{"step": {step}, "time_s": 1}}\n' for step in range(3)]  # 25 bytes each
+    path.write_text(''.join(rows) + '{"st')
     assert [row['step'] for row in status.tail(path)] == [0, 1, 2]
-    monkeypatch.setattr(status, 'TAIL_BYTES', 20)  # "ep": 2}, {"st and 4 bytes more
+    monkeypatch.setattr(
+        status, 'TAIL_BYTES', 40
+    )  # {"st, the last row and 11 bytes of the one before
     assert [row['step'] for row in status.tail(path)] == [2]
+    path.write_text(''.join(rows) + '{"step": "3", "time_s": 1}\n')
+    with pytest.raises(ValueError, match='metrics.jsonl: a row near its end: step is no number'):
+        status.tail(path)
+    os.mkfifo(tmp_path / 'pipe')
+    with pytest.raises(ValueError, match='pipe is no regular file'):
+        status.tail(tmp_path / 'pipe')
+
+
+@pytest.mark.parametrize('text', ['3', '{"a": 1}', '[3]', '[{"started": 1.0}]', '[{'])
+def test_attempts_that_cannot_be_read_name_their_file(tmp_path, text):
+    (tmp_path / status.ATTEMPTS_FILE).write_text(text)
+    with pytest.raises(ValueError, match='attempts.json: '):
+        status.read_attempts(tmp_path)
+
+
+def test_a_lock_that_says_nothing_of_who_holds_it_is_named(tmp_path):
+    lock = status.claim(tmp_path)
+    os.write(lock, b'[]\n')
+    with pytest.raises(ValueError, match='lock does not say who trains here'):
+        status.orphan(tmp_path)
+    os.close(lock)
 
 
 def test_durations_by_hand():
@@ -363,6 +387,49 @@ def test_runs_are_chosen_by_name_and_gpus_are_shared_out():
     assert sweep.slots(2, '') == [{}, {}]
     shared = sweep.slots(2, '0,1,4,5')
     assert [slot['CUDA_VISIBLE_DEVICES'] for slot in shared] == ['0,1', '4,5']
+
+
+def test_runs_are_chosen_by_beginnings_and_by_values():
+    """Only whole names with their hashes were taken."""
+    algorithms, seeds = h.sweep('algorithm', ['ppo', 'grpo']), h.sweep('seed', [1, 10])
+    runs = expand(*h.product([algorithms, seeds, h.sweep('optim.lr', [1e-3, 0.5])]))
+
+    def picked(*only):
+        return [tuple(run.overrides.values()) for run in sweep.chosen(runs, only)]
+
+    every = picked()
+    assert len(every) == 8 and picked(runs[3].name) == [every[3]]
+    assert picked('algorithm=grpo') == [x for x in every if x[0] == 'grpo']
+    assert picked('seed=1') == [x for x in every if x[1] == 1]  # not those of seed 10
+    assert picked('lr=1e-3,seed=10') == [x for x in every if x[1:] == (10, 1e-3)]
+    assert (
+        picked('optim.lr=0.500')
+        == picked('config.optim.lr=.5')
+        == [x for x in every if x[2] == 0.5]
+    )
+    assert picked('algorithm=ppo,seed=1,') == [
+        x for x in every if x[:2] == ('ppo', 1)
+    ]  # a beginning
+    assert picked('algorithm=p') == [x for x in every if x[0] == 'ppo']
+    assert picked('seed=1', 'seed=10', runs[0].name) == every  # each once, in the sweep's order
+    assert picked('env.think=true') == every and picked('kl_target=0') == every
+    for nothing in ('seed=2', 'grpo', 'max_turns=5,seed', '', 'episodes=0,seed=3'):
+        with pytest.raises(ValueError, match=f'--only={nothing} is no run of this sweep'):
+            sweep.chosen(runs, [nothing])
+
+
+def test_a_line_break_makes_no_second_command(capsys):
+    """A shell that reads one line after the other would have run the second half by itself."""
+    (run,) = expand({'model.path': 'weights\ntouch gone'})
+    with pytest.raises(ValueError, match=r"model.path=weights.ntouch gone' has a line break"):
+        sweep.print_commands([run], 'c.py', 'runs', {})
+    (plain,) = expand({'seed': 1})
+    with pytest.raises(ValueError, match='has a line break'):
+        sweep.print_commands([plain], 'c.py', 'runs', {'model.path': 'a\rb'})
+    for words, options in ((['a\nb'], []), (['a'], ['--x\nrm'])):
+        with pytest.raises(ValueError, match='has a line break'):
+            sweep.slurm_script([plain], pathlib.Path('runs'), words, jobs=1, options=options)
+    assert capsys.readouterr().out == ''
 
 
 PROGRAM = """

@@ -22,7 +22,12 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         'How often a run that failed is tried again.',
         lower_bound=0,
     )
-    define(flags.DEFINE_multi_string, 'only', [], 'Name of a run; all if left out.')
+    define(
+        flags.DEFINE_multi_string,
+        'only',
+        [],
+        'Runs to train: a name or its beginning, or field=value,field=value; all if left out.',
+    )
     define(flags.DEFINE_string, 'gpus', '', 'GPUs to share out among the jobs: 0,1,2,3.')
     define(flags.DEFINE_multi_string, 'sbatch', [], 'More for SLURM: --sbatch=--gres=gpu:1.')
     define(flags.DEFINE_bool, 'submit', False, 'slurm: submit the script as well.')

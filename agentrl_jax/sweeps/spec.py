@@ -216,7 +216,7 @@ def command(
     run: Run, config_file: str, workdir: str, common: Overrides, *, python: str = 'python'
 ) -> list[str]:
     """The words that start or resume a run; common: what the command line sets for all runs."""
-    return [
+    words = [
         python,
         '-m',
         TRAIN,
@@ -224,6 +224,59 @@ def command(
         f'--workdir={workdir}/{run.name}',
         *arguments({**common, **run.overrides}),
     ]
+    check_one_line(words)
+    return words
+
+
+def check_one_line(words: Iterable[str]) -> None:
+    """A word with a line break would be two lines wherever commands are printed, one a line."""
+    broken = [word for word in words if '\n' in word or '\r' in word]
+    if broken:
+        raise ValueError(f'{broken[0]!r} has a line break, which no line of commands can hold')
+
+
+def matches(run: Run, text: str) -> bool:
+    """Has a run all the values of `field=value,field=value`? Fields by full name or its last part.
+
+    Of several fields with one last part (optim.lr, clone.lr) that one counts which the sweep sets.
+    """
+    pairs = [part.partition('=') for part in text.split(',')]
+    if not all(name and equals for name, equals, _ in pairs):
+        return False
+    values = _flat(run.config)
+    return all(
+        (field := _full_name(name, run, values)) is not None and _equal(values[field], value)
+        for name, _, value in pairs
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+    found = {}
+    for name, value in tree.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f'{prefix}{name}.') if inner else {prefix + name: value}
+    return found
+
+
+def _full_name(name: str, run: Run, values: Mapping[str, Any]) -> str | None:
+    name = name.removeprefix('config.')
+    if name in values:
+        return name
+    for known in (run.overrides, values):
+        found = [field for field in known if field.rsplit('.', 1)[-1] == name]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _equal(value: Any, text: str) -> bool:
+    """Is a text what a person writes for a value? 1e-3 and 0.001 are one, True and true too."""
+    if isinstance(value, bool | None):
+        return str(value).lower() == text.lower()
+    try:
+        return float(value) == float(text)
+    except (TypeError, ValueError):
+        return str(value) == text
 
 
 def document(run: Run, words: Sequence[str]) -> dict[str, Any]:

@@ -92,8 +92,13 @@ def orphan(folder: Path) -> dict[str, Any] | None:
     """Who trains this run on this machine though the sweep that started it is gone; else None."""
     if not is_locked(folder):
         return None
-    text = (folder / LOCK_FILE).read_text(encoding='utf-8')
-    holder = json.loads(text) if text.endswith('\n') else {'host': ''}  # just being signed
+    path = folder / LOCK_FILE
+    text = files.read_text(path)
+    if not text.endswith('\n'):  # just being signed
+        return None
+    holder = files.parse_json(text, str(path))
+    if not isinstance(holder, dict) or not {'host', 'sweep', 'slot'} <= holder.keys():
+        raise ValueError(f'{path} does not say who trains here')
     gone = holder['host'] == socket.gethostname() and not _is_alive(holder['sweep'])
     return holder if gone else None
 
@@ -110,7 +115,19 @@ def _is_alive(process: int) -> bool:
 
 def read_attempts(folder: Path) -> list[dict[str, Any]]:
     path = folder / ATTEMPTS_FILE
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+    found = files.read_json(path) if path.exists() else []
+    if not isinstance(found, list) or not all(map(_is_attempt, found)):
+        raise ValueError(f'{path}: a list of attempts is expected; remove it to count anew')
+    return found
+
+
+def _is_attempt(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and {'started', 'outcome'} <= value.keys()
+        and isinstance(value['started'], float)
+        and isinstance(value['outcome'], str | None)
+    )
 
 
 def begin_attempt(folder: Path) -> int:
@@ -170,13 +187,18 @@ def tail(path: Path) -> list[dict[str, Any]]:
     """The whole rows in the last TAIL_BYTES of a metrics.jsonl, [] if there is none."""
     if not path.exists():
         return []
+    if not path.is_file():
+        raise ValueError(f'{path} is no regular file')
     with path.open('rb') as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - TAIL_BYTES, 0))
         lines = file.read().split(b'\n')
     cut = 1 if size > TAIL_BYTES else 0  # the first line is but the end of one
     whole = lines[cut:-1]  # what follows the last newline is still being written
-    return [json.loads(line) for line in whole if line.strip()]
+    try:
+        return [run_log.parse_row(line) for line in whole if line.strip()]
+    except ValueError as error:
+        raise ValueError(f'{path}: a row near its end: {error}') from error
 
 
 def progress(rows: list[dict[str, Any]], steps: int) -> tuple[int, float | None, float | None]:
