@@ -7,14 +7,13 @@
 The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv and the curves. The
 second keeps what tables need of every run, small enough to be committed; tables come out of that
 folder with the same numbers. The third makes every table that an experiment's table.json describes
-({"<name>": {"rows": "algorithm", ...}}, keys as the fields of tables_cells.Spec) from its metrics/,
+({"<name>": {"rows": "algorithm", ...}}, keys as the fields of results.spec.Spec) from its metrics/,
 into a folder of that name, and writes it between <!-- table <name> --> and <!-- end of table -->
 wherever the experiment's README.md has these lines.
 """
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from agentrl_jax.results.spec import (
 )
 
 SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
+FOLDER_NAME = re.compile(r'\w[\w.-]*', re.ASCII)
 BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 
 
@@ -57,18 +57,33 @@ def rebuild(experiments: Path) -> list[Path]:
     """All tables of all experiments from their committed metrics; the files that were written."""
     written = []
     for path in sorted(experiments.glob(f'*/{SPEC_FILE}')):
-        specs = json.loads(path.read_text(encoding='utf-8'))
-        for name, given in specs.items():
-            spec = make_spec(given)
-            table = build(load([path.parent / METRICS_FOLDER]), spec)
+        for name, given in _specs(path).items():
+            try:
+                spec = make_spec(given)
+                table = build(load([path.parent / METRICS_FOLDER]), spec)
+            except ValueError as error:
+                raise ValueError(f'{path}, {name}: {error}') from error
             written += write(table, path.parent / name)
             written += _embed(path.parent / 'README.md', name, render.markdown(table))
+    if not written:
+        raise FileNotFoundError(f'{experiments} holds no experiment: no */{SPEC_FILE}')
     return written
+
+
+def _specs(path: Path) -> dict[str, dict]:
+    """The tables that a table.json describes, by the names of their folders."""
+    specs = files.read_json(path)
+    if not isinstance(specs, dict) or not all(isinstance(x, dict) for x in specs.values()):
+        raise ValueError(f'{path}: an object of tables, each an object, is expected')
+    wrong = [name for name in specs if not FOLDER_NAME.fullmatch(name)]
+    if wrong:
+        raise ValueError(f'{path}: {wrong[0]!r} cannot be the name of a folder')
+    return specs
 
 
 def _embed(readme: Path, name: str, text: str) -> list[Path]:
     """Puts a table between its two marks in a README that has them."""
-    old = readme.read_text(encoding='utf-8') if readme.is_file() else ''
+    old = files.read_text(readme) if readme.exists() else ''
     pattern = re.compile(BLOCK.format(re.escape(name)), re.DOTALL)
     if not pattern.search(old):
         return []
@@ -93,14 +108,29 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
     add('--rows', default='', help='config fields that name a row: algorithm,filter.keep')
     add('--cols', default='', help='config fields that name a column')
-    add('--metric', default=Spec.metric)
-    add('--at', default=LAST, help=f'{LAST}, {BEST} or a step')
-    add('--also', default=','.join(Spec.also), help='metrics to show beside it')
+    add('--metric', default=Spec.metric, help=f'what the table shows; default: {Spec.metric}')
+    add('--at', default=LAST, help=f'{LAST} (the default), {BEST} or a step')
+    add(
+        '--also',
+        default=','.join(Spec.also),
+        help=f'metrics to show beside it; default: {",".join(Spec.also)}',
+    )
     add('--baseline', default='', help='row to compare the others with')
-    add('--where', action='append', default=[], help='field=value or field=value|value')
+    add(
+        '--where',
+        action='append',
+        default=[],
+        help='take only runs with field=value or field=value|value; may be given several times',
+    )
     add('--pooled', default='', help='fields beside the seed that may differ within a cell')
-    add('--unfinished', default=LEAVE_OUT, help=f'{LEAVE_OUT} or {COUNT}')
-    add('--seeds', type=int, default=0, help='runs that a cell should have')
+    add(
+        '--unfinished',
+        default=LEAVE_OUT,
+        help=f'runs that did not get there: {LEAVE_OUT} (the default) or {COUNT} their last one',
+    )
+    add(
+        '--seeds', type=int, default=0, help='runs that a cell should have; default: as many as any'
+    )
     add('--overall', action='store_true', help='one more column over all columns')
     add('--signals', default='', help='further metrics to draw over steps')
     add('--out', default='', help='folder for the files; without it only Markdown is printed')

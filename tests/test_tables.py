@@ -214,6 +214,102 @@ def test_rows_and_columns_of_numbers_go_by_size(tmp_path):
     assert table.columns == ('eval/success',)
 
 
+# ---- runs that are in no figure ----------------------------------------------------------------
+
+
+def rewrite(folder, change, rows=slice(None)):
+    """Changes rows of a run; change: row -> row."""
+    path = folder / 'metrics.jsonl'
+    found = run_log.read_metrics(path)
+    for row in found[rows]:
+        change(row)
+    path.write_text(''.join(run_log.json_line(row) for row in found))
+
+
+def skip(norm):
+    return lambda row: row.update({'update/skipped': 2.0, 'policy/grad_norm': norm})
+
+
+def train(row):
+    row.update({'update/skipped': 0.0, 'policy/grad_norm': 0.5})
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Runs of seeds 0 and 1, updates in steps 0 to 19."""
+    for seed in (0, 1):
+        write_run(tmp_path / f'run{seed}', seed, [0.1, 0.2, 0.4])
+        rewrite(tmp_path / f'run{seed}', train, slice(20))
+    return tmp_path
+
+
+@pytest.mark.parametrize('norm', [0.0, math.nan])
+def test_a_run_whose_updates_were_skipped_is_refused_with_the_reason(two, norm):
+    """It counted like any other, with the success of the policy it had started from."""
+    assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
+    rewrite(two / 'run1', skip(norm), slice(1, 20))
+    for unfinished in ('leave-out', 'count'):
+        table = table_of(two, unfinished=unfinished)
+        assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 refused)')
+        assert cells(table)['ppo', 'sokoban'].values.tolist() == [0.4]
+        assert render.notes(table)[-1] == (
+            'Refused, in no figure: ppo / sokoban, seed 1: the last 19 of its 20 updates were '
+            'skipped: nothing was trained.'
+        )
+        assert render.details(table)[1][-1] == '40.0, — (refused)'
+    rewrite(two / 'run1', skip(norm), slice(20))
+    assert 'seed 1: all its 20 updates were' in render.notes(table_of(two))[-1]
+    # Runs that recovered, or lost some steps on the way, count.
+    rewrite(two / 'run1', train, slice(19, 20))
+    assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
+
+
+def test_an_update_of_which_only_some_steps_were_skipped_trained(two):
+    rewrite(two / 'run1', skip(0.3), slice(20))
+    assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
+
+
+def test_a_figure_that_is_not_finite_is_refused(two):
+    rewrite(two / 'run0', lambda row: row.update({'eval/success': math.nan}), slice(20, 21))
+    table = table_of(two)
+    assert cells(table)['ppo', 'sokoban'].values.tolist() == [0.4]
+    assert 'seed 0: eval/success is nan at step 20' in render.notes(table)[-1]
+    best = cells(table_of(two, at='best-validation'))['ppo', 'sokoban']
+    assert best.values.tolist() == [0.2, 0.4]  # of those that were measured
+
+
+def test_rows_that_are_missing_are_said(two):
+    path = two / 'run0' / 'metrics.jsonl'
+    lines = path.read_text().splitlines(keepends=True)
+    for kept, said in (
+        (lines[3:], 'the rows of steps 0 to 2 are missing'),
+        (lines[:4] + lines[6:], 'the rows of steps 4 to 5 are missing'),
+        (lines + lines[-1:], 'several rows are of one step'),
+    ):
+        path.write_text(''.join(kept))
+        table = table_of(two)
+        assert f'seed 0: {said}' in render.notes(table)[-1]
+        assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 refused)')
+    path.unlink()
+    (two / 'run0' / 'checkpoints' / '12').mkdir(parents=True)
+    assert 'seed 0: the rows of steps 0 to 11 are missing' in render.notes(table_of(two))[-1]
+    path.write_text(''.join(lines[:13]))
+    (two / 'run0' / 'finished.json').write_text('{"step": 20}')
+    table = table_of(two)
+    assert 'seed 0: the rows of steps 13 to 20 are missing' in render.notes(table)[-1]
+    assert not any(note.startswith('Unfinished') for note in render.notes(table))
+
+
+def test_a_refused_run_stays_refused_when_it_is_compacted(two):
+    rewrite(two / 'run1', skip(0.0), slice(20))
+    (two / 'run0' / 'metrics.jsonl').unlink()
+    (two / 'run0' / 'checkpoints' / '12').mkdir(parents=True)
+    runs = load([two])
+    compact(runs, two / 'metrics')
+    again = load([two / 'metrics'])
+    assert again == runs and all(run.fault for run in again)
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 
 
@@ -249,6 +345,20 @@ def test_the_same_config_twice_is_refused(tmp_path):
 def test_a_table_that_cannot_be_made_says_why(sweep, given, message):
     with pytest.raises(ValueError, match=message):
         table_of(sweep, **given)
+
+
+def test_a_folder_without_experiments_is_no_success(tmp_path):
+    with pytest.raises(FileNotFoundError, match='holds no experiment'):
+        tables.rebuild(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['run.json', 'reference.json', 'metrics.jsonl'])
+def test_a_broken_file_of_a_run_is_named(tmp_path, name):
+    write_run(tmp_path / 'a', 0, [0.1, 0.2, 0.3])
+    (tmp_path / 'a' / name).write_text('{"config"\n{}\n')
+    with pytest.raises(ValueError, match=f'a/{name}[:,]') as error:
+        load([tmp_path])
+    assert '\n' not in str(error.value)
 
 
 def test_folders_without_runs_say_what_a_run_is(tmp_path):
@@ -348,6 +458,21 @@ def test_latex_and_markdown_are_escaped(sweep):
     widths = {len(re.findall(r'(?<!\\)&', line)) for line in body.splitlines() if '&' in line}
     assert widths == {4}
     assert r'a_b & 5 % {x} \| $y$' in render.markdown(table)
+
+
+def test_markup_in_a_name_stays_text(sweep):
+    hostile = '<script>alert(1)</script>\n[x](javascript:1) &lt;b&gt; < 3'
+    table = table_of(sweep, labels={'ppo': hostile}, where={'algorithm': 'ppo', 'seed': '0'})
+    text = render.markdown(table)
+    assert '<script' not in text and '](' not in text
+    assert '| &lt;script>alert(1)&lt;/script> [x]\\(javascript:1) &amp;lt;b&amp;gt; < 3 |' in text
+    lines = render.latex(table_of(sweep, labels={'ppo': 'a\n\\input{x}'})).splitlines()
+    assert not any(line.startswith('\\input') for line in lines)
+
+
+def test_every_option_has_help():
+    parser, _ = tables._arguments(['.'])
+    assert [action.dest for action in parser._actions if not action.help] == []
 
 
 def test_all_curves_have_one_range_and_say_how_many_seeds(sweep, tmp_path):

@@ -31,6 +31,7 @@ from agentrl_jax.tokens.chat import Chat, build_chat
 from agentrl_jax.types import Demonstrations, Rollout
 
 Record = dict[str, Any]
+LONGEST_SHOWN = 60  # characters of a value that an error repeats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 
 
@@ -38,20 +39,21 @@ ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """The records of a .json or .jsonl file, not looked at yet."""
+    """The records of a .json or .jsonl file, all well-formed."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file of trajectories')
-    text = path.read_text(encoding='utf-8')
+    text = files.read_text(path)
     lines = enumerate(text.split('\n'), 1) if path.suffix == '.jsonl' else [(1, text)]
     records = []
     for number, line in lines:
-        try:
-            found = json.loads(line) if line.strip() else []
-        except json.JSONDecodeError as error:
-            at = number + error.lineno - 1
-            raise ValueError(f'{path}: broken JSON in line {at} ({error.msg})') from error
+        found = files.parse_json(line, str(path), number) if line.strip() else []
         records += found if isinstance(found, list) else [found]
+    for number, record in enumerate(records):
+        try:
+            check_record(record, number)
+        except ValueError as error:
+            raise ValueError(f'{path}: {error}') from error
     return records
 
 
@@ -60,7 +62,7 @@ def check_record(record: Any, number: int) -> None:
 
     def refuse(field: str, problem: str) -> None:
         name = record['item_id'] if isinstance(record, dict) and 'item_id' in record else '?'
-        raise ValueError(f'record {number} (item_id {name!r}): {field} {problem}')
+        raise ValueError(f'record {number} (item_id {_shown(name)}): {field} {problem}')
 
     if not isinstance(record, dict):
         refuse('the record', f'is {type(record).__name__}, not an object')
@@ -89,15 +91,20 @@ def _message_problem(message: Any) -> str:
     missing = [field for field in ('from', 'loss', 'value') if field not in message]
     if missing:
         return f'has no {missing[0]!r}'
-    if message['from'] not in ROLES:
-        return f"has 'from' {message['from']!r}, not human or gpt"
+    if not isinstance(message['from'], str) or message['from'] not in ROLES:
+        return f"has 'from' {_shown(message['from'])}, not human or gpt"
     if not isinstance(message['value'], str):
         return f"has a 'value' that is {type(message['value']).__name__}, not a text"
     if not isinstance(message['loss'], bool | None):
-        return f"has 'loss' {message['loss']!r}, not null, true or false"
+        return f"has 'loss' {_shown(message['loss'])}, not null, true or false"
     if message['loss'] and message['from'] != 'gpt':
         return f"has 'loss' true, but is from {message['from']!r}: only gpt messages are trained"
     return ''
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'
 
 
 def encode_record(record: Record, chat: Chat, answer_prefix: str) -> tuple[list[int], list[bool]]:
@@ -144,7 +151,7 @@ def _answer_ids(message: Record, text: str, chat: Chat) -> list[int]:
 
 
 def _is_token(i: Any, tokenizer: Any) -> bool:
-    return isinstance(i, int) and 0 <= i < tokenizer.vocab_size
+    return isinstance(i, int) and not isinstance(i, bool) and 0 <= i < tokenizer.vocab_size
 
 
 def demonstrations_of(

@@ -196,12 +196,11 @@ def to_number(value: Any) -> int | float | None:
 
 def gaps(steps: set[int], end: int) -> str:
     """Which of the steps 0 to end - 1 are not in a set: '' or '0 to 3, 7'."""
-    ranges: list[list[int]] = []
-    for step in (step for step in range(end) if step not in steps):
-        if ranges and ranges[-1][1] == step - 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
+    ranges, before = [], -1
+    for step in [*sorted(step for step in steps if step < end), end]:
+        if step > before + 1:
+            ranges.append((before + 1, step - 1))
+        before = step
     return ', '.join(f'{a} to {b}' if b > a else f'{a}' for a, b in ranges)
 
 

@@ -49,6 +49,7 @@ class Entry(NamedTuple):
     wilson: tuple[float, float] | None = None
     finished: bool = False
     counts: bool = False  # it enters the statistic
+    fault: str = ''  # why it never does, whatever is asked for; '' = nothing is wrong with it
 
 
 class Cell(NamedTuple):
@@ -115,13 +116,20 @@ def _entry(run: Run, spec: Spec, also: Sequence[str]) -> Entry:
         evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
         finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
     if not evaluated:
-        return Entry(run.name, seed, run.rows[-1]['step'] if run.rows else None, steps)
+        stands = run.rows[-1]['step'] if run.rows else None
+        return Entry(run.name, seed, stands, steps, fault=run.fault)
     row = evaluated[-1]
     if spec.at == BEST:  # the earliest of the best
-        row = max((r for r in evaluated if SUCCESS in r), key=lambda r: r[SUCCESS], default=row)
+        known = [r for r in evaluated if SUCCESS in r and math.isfinite(r[SUCCESS])]
+        row = max(known, key=lambda r: r[SUCCESS], default=row)
     stands = row['step'] if finished else run.rows[-1]['step']
-    counts = finished or spec.unfinished == COUNT
-    return _reading(run, row, spec, also)._replace(step=stands, finished=finished, counts=counts)
+    found = _reading(run, row, spec, also)._replace(step=stands, finished=finished)
+    fault = run.fault
+    if not fault and not math.isfinite(found.value):
+        fault = f'{spec.metric} is {found.value} at step {row["step"]}'
+    if fault:
+        return found._replace(value=math.nan, finished=False, fault=fault)
+    return found._replace(counts=finished or spec.unfinished == COUNT)
 
 
 def _reading(run: Run, row: Mapping[str, float], spec: Spec, also: Sequence[str]) -> Entry:
@@ -136,7 +144,6 @@ def _reading(run: Run, row: Mapping[str, float], spec: Spec, also: Sequence[str]
         also=tuple(row[name] if name in row else math.nan for name in also),
         wilson=tuple(row[end] for end in ends) if all(end in row for end in ends) else None,
         finished=True,
-        counts=True,
     )
 
 
@@ -278,10 +285,10 @@ def _start_lines(
 
 def _starts(runs: Sequence[Run], spec: Spec, also: Sequence[str]) -> list[Entry]:
     return [
-        _reading(run, row, spec, also)
+        _reading(run, row, spec, also)._replace(counts=True)
         for run in runs
         for row in run.rows[:1]
-        if row['step'] == 0 and spec.metric in row
+        if row['step'] == 0 and spec.metric in row and math.isfinite(row[spec.metric])
     ]
 
 

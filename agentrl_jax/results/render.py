@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 
 from agentrl_jax.records.plots import SHARES
@@ -46,7 +47,7 @@ def markdown(table: Table) -> str:
     parts = [
         _markdown_table(matrix(table)),
         _markdown_table(details(table)),
-        ''.join(f'- {note}\n' for note in notes(table)),
+        ''.join(f'- {_escape_markdown(note)}\n' for note in notes(table)),
     ]
     return '\n'.join(parts)
 
@@ -66,7 +67,7 @@ def latex(table: Table) -> str:
         *body[runs:],
     ]
     rows += [r'\hline'] * (len(body) > runs) + [r'\end{tabular}']
-    return '\n'.join([*rows, *(f'% {note}' for note in notes(table))]) + '\n'
+    return '\n'.join([*rows, *(f'% {_one_line(note)}' for note in notes(table))]) + '\n'
 
 
 def csv_text(table: Table) -> str:
@@ -245,6 +246,8 @@ def _figure_text(cell: Cell, metric: str) -> str:
         return text
     left_out = len([entry for entry in _unfinished(cell) if not entry.counts])
     more = f', {left_out} unfinished' if left_out else ''
+    refused = sum(bool(entry.fault) for entry in cell.entries)
+    more += f', {refused} refused' if refused else ''
     return f'{text} ({len(cell.values)}/{cell.planned}{more})'
 
 
@@ -269,28 +272,35 @@ def _mean_text(shown: Figure, metric: str) -> str:
 
 def _entry_text(entry: Entry, spec: Spec) -> str:
     text = number(spec.metric, entry.value)
+    if entry.fault:
+        return f'{NOTHING} (refused)'
     if entry.step is None:
         return f'{NOTHING} (not begun)'
     return text if entry.finished else f'{text} (at step {entry.step} of {entry.steps})'
 
 
 def _unfinished(cell: Cell) -> list[Entry]:
-    return [entry for entry in cell.entries if not entry.finished]
+    return [entry for entry in cell.entries if not entry.finished and not entry.fault]
 
 
 def _absent(table: Table) -> list[str]:
-    """Notes on runs that did not get there, and on seeds without a run."""
-    unfinished, missing = [], []
+    """Notes on runs that are refused or did not get there, and on seeds without a run."""
+    refused, unfinished, missing = [], [], []
     for line in table.lines:
         for column, cell in zip(table.columns, line.cells, strict=True):
             if line.kind != 'runs' or not _own(column):
                 continue
             place = f'{line.label} / {column}'
+            refused += [
+                f'{place}, seed {entry.seed}: {entry.fault}'
+                for entry in cell.entries
+                if entry.fault
+            ]
             unfinished += [(place, entry) for entry in _unfinished(cell)]
             known = {entry.seed for entry in cell.entries}
             seeds = [str(seed) for seed in table.seeds if seed not in known]
             missing += [f'{place} of seed {", ".join(seeds)}'] * bool(seeds)
-    found = []
+    found = [f'Refused, in no figure: {"; ".join(refused)}.'] if refused else []
     if unfinished:
         counted = table.spec.unfinished == COUNT
         verdict = 'counted by their last validation' if counted else 'not counted'
@@ -332,10 +342,20 @@ def _csv(lines: Sequence[Sequence]) -> str:
 
 
 def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    escaped = [[text.replace('|', r'\|').replace('\n', ' ') for text in line] for line in lines]
+    escaped = [[_escape_markdown(text).replace('|', r'\|') for text in line] for line in lines]
     header, *body = [f'| {" | ".join(line)} |' for line in escaped]
     return '\n'.join([header, '|' + ' --- |' * len(lines[0]), *body]) + '\n'
 
 
+def _escape_markdown(text: str) -> str:
+    """Names of configs and folders are text: no markup, no link, no line of their own."""
+    text = re.sub(r'&(?=#?\w+;)', '&amp;', _one_line(text))
+    return re.sub(r'<(?=[A-Za-z/!?])', '&lt;', text).replace('](', r']\(')
+
+
 def _escape_latex(text: str) -> str:
-    return ''.join(LATEX[letter] if letter in LATEX else letter for letter in text)
+    return ''.join(LATEX[letter] if letter in LATEX else letter for letter in _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    return ' '.join(text.splitlines())

@@ -19,6 +19,7 @@ from agentrl_jax.records import run_log
 
 COMMON_FILE, RUN_FILE = 'common.json', 'run.json'
 AXES = ('step', 'tokens', 'seconds')  # columns of every run, beside its metrics
+NOTES = ('fault', 'machine')  # texts about a run, kept where there are any
 DIGITS = 6  # significant digits that are kept
 KEPT = (  # metrics that are always kept, where a run has them
     'eval/success',
@@ -31,6 +32,7 @@ KEPT = (  # metrics that are always kept, where a run has them
     'group/return_std',
     'policy/entropy',
     'policy/grad_norm',
+    'update/skipped',
 )
 
 
@@ -41,6 +43,8 @@ class Run(NamedTuple):
     fields: dict[str, Any]  # the resolved config by dotted names
     rows: list[dict[str, float]]  # step, tokens, seconds and the metrics that were measured
     reference: dict[str, float]  # success of 'random' play and the 'oracle'; may be empty
+    fault: str = ''  # why its figures are in no table; '' = they may be
+    machine: str = ''  # hardware it was trained on, 'a; b' if on several; '' = not noted
 
 
 def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> list[Run]:
@@ -86,6 +90,7 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
         measured = {name for row in run.rows for name in row}
         columns = [*AXES, *sorted(measured - set(AXES))]
         header = {'fields': fields, 'reference': run.reference, 'columns': columns}
+        header |= {name: text for name in NOTES if (text := getattr(run, name))}
         lines = [json.dumps(header, sort_keys=True)]
         for row in run.rows:
             values = [_plain(row[name]) if name in row else None for name in columns]
@@ -101,44 +106,121 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
 def _document(folder: Path) -> Path | None:
     """The file that says what a run is; None where there is no run."""
     named = (folder / RUN_FILE, folder / run_log.CONFIG_FILE)
-    return next((path for path in named if path.is_file()), None)
+    return next((path for path in named if path.exists()), None)
 
 
 def _read_run(folder: Path, kept: Sequence[str]) -> Run:
+    """A ValueError names the file that cannot be read, and why."""
     path = _document(folder)
-    document = json.loads(path.read_text(encoding='utf-8'))
-    if not isinstance(document, dict) or 'config' not in document:
-        raise ValueError(f'{path}: an object with "config" is expected')
-    reference = folder / run_log.REFERENCE_FILE
-    success = json.loads(reference.read_text(encoding='utf-8')) if reference.is_file() else {}
+    config = _object(files.read_json(path), path, 'config')
+    reference, noted = folder / run_log.REFERENCE_FILE, folder / run_log.CONFIG_FILE
+    success = files.read_json(reference) if reference.exists() else {}
+    machine = files.read_json(noted) if noted.exists() else {}
+    machine = machine['machine'] if isinstance(machine, dict) and 'machine' in machine else ''
+    measured = run_log.read_metrics(folder / run_log.METRICS_FILE)
+    finished = run_log.finished_step(folder)
+    saved = run_log.newest_checkpoint(folder)
+    promised = max(0 if saved is None else saved, 0 if finished is None else finished + 1)
+    try:
+        fields = flatten(run_log.redact(config))
+    except RecursionError as error:
+        raise ValueError(f'{path}: JSON that is too deep to read') from error
+    rows = _axes_and_metrics(measured, kept)
     return Run(
         name=folder.resolve().name,
-        fields=flatten(run_log.redact(document['config'])),
-        rows=_axes_and_metrics(run_log.read_metrics(folder / run_log.METRICS_FILE), kept),
-        reference={name: rounded(value) for name, value in success.items()},
+        fields=_checked_fields(fields, path),
+        rows=rows,
+        reference={name: rounded(value) for name, value in _numbers(success, reference).items()},
+        fault=find_fault(rows, promised),
+        machine=machine if isinstance(machine, str) else '',
     )
 
 
 def _read_compact(folder: Path) -> list[Run]:
-    common = json.loads((folder / COMMON_FILE).read_text(encoding='utf-8'))['fields']
-    runs = []
-    for path in sorted(folder.glob('*.jsonl')):
-        lines = path.read_text(encoding='utf-8').splitlines()
-        header, *table = [json.loads(line) for line in lines]
-        columns = header['columns']
-        if any(len(values) != len(columns) for values in table):
+    common_file = folder / COMMON_FILE
+    common = _object(files.read_json(common_file), common_file, 'fields')
+    return [_read_compact_run(path, common) for path in sorted(folder.glob('*.jsonl'))]
+
+
+def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
+    lines = files.read_text(path).splitlines()
+    header, *table = [
+        files.parse_json(line, str(path), number) for number, line in enumerate(lines, 1)
+    ] or [None]
+    fields = common | _object(header, path, 'fields')
+    reference = _numbers(_object(header, path, 'reference'), path)
+    columns = header['columns'] if 'columns' in header else None
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise ValueError(f'{path}: the first line needs "columns", a list of names')
+    rows = []
+    for number, values in enumerate(table, 2):
+        if not isinstance(values, list) or len(values) != len(columns):
             raise ValueError(f'{path}: every line after the first needs {len(columns)} values')
-        rows = [
-            {
-                name: _number(value)
-                for name, value in zip(columns, values, strict=True)
-                if value is not None
-            }
-            for values in table
-        ]
-        fields = common | header['fields']
-        runs.append(Run(path.stem, dict(sorted(fields.items())), rows, header['reference']))
-    return runs
+        row = {
+            name: run_log.to_number(value)
+            for name, value in zip(columns, values, strict=True)
+            if value is not None
+        }
+        wrong = [name for name, value in row.items() if value is None]
+        if wrong or 'step' not in row or not isinstance(row['step'], int) or row['step'] < 0:
+            raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]} is no number')
+        rows.append(row)
+    notes = {name: header[name] if name in header else '' for name in NOTES}
+    if not all(isinstance(text, str) for text in notes.values()):
+        raise ValueError(f'{path}: {" and ".join(NOTES)} must be texts')
+    notes['fault'] = notes['fault'] or find_fault(rows, 0)
+    fields = _checked_fields(dict(sorted(fields.items())), path)
+    return Run(path.stem, fields, rows, reference, **notes)
+
+
+def _object(value: Any, path: Path, name: str) -> dict[str, Any]:
+    """The object that stands under a name in the object of a file."""
+    found = value[name] if isinstance(value, dict) and name in value else None
+    if not isinstance(found, dict):
+        raise ValueError(f'{path}: an object with "{name}", itself an object, is expected')
+    return found
+
+
+def _numbers(value: Any, path: Path) -> dict[str, float]:
+    numbers = {k: run_log.to_number(x) for k, x in value.items()} if isinstance(value, dict) else {}
+    if not isinstance(value, dict) or None in numbers.values():
+        raise ValueError(f'{path}: success of random play and oracle must be numbers')
+    return numbers
+
+
+def _checked_fields(fields: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The config of a run; what every table reads of it has the type that it needs."""
+    if 'steps' in fields and type(fields['steps']) is not int:
+        raise ValueError(f'{path}: steps={fields["steps"]!r} is no whole number')
+    if 'seed' in fields and isinstance(fields['seed'], list | dict):
+        raise ValueError(f'{path}: seed={fields["seed"]!r} is no number')
+    return fields
+
+
+def find_fault(rows: Sequence[Mapping[str, float]], promised: int) -> str:
+    """Why a run is in no table: rows that are missing, or updates that changed nothing; '' if none.
+
+    promised: rows that must be there, by the checkpoints and the end of the run. A row of an update
+    that was skipped as a whole has a gradient norm of 0 or nan. A run is dead when at least half of
+    its updates, up to the last one, were skipped.
+    """
+    steps = [row['step'] for row in rows]
+    lacking = run_log.gaps(set(steps), max([promised, *(step + 1 for step in steps)]))
+    if lacking:
+        return f'the rows of steps {lacking} are missing'
+    if len(set(steps)) < len(steps):
+        return 'several rows are of one step'
+    updates = [row for row in rows if 'update/skipped' in row]
+    streak = 0
+    for row in reversed(updates):
+        norm = row['policy/grad_norm'] if 'policy/grad_norm' in row else 0.0
+        if not row['update/skipped'] > 0 or norm > 0:
+            break
+        streak += 1
+    if streak and 2 * streak >= len(updates):
+        of_them = 'all' if streak == len(updates) else f'the last {streak} of'
+        return f'{of_them} its {len(updates)} updates were skipped: nothing was trained'
+    return ''
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -175,10 +257,10 @@ def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) 
         known |= {name: rounded(row[name]) for name in kept if name in row}
         found.append(known)
         seconds = row['time_s']
-        if tokens is None or not {'perf/tokens_per_s', 'time/step_s'} <= row.keys():
-            tokens = None
-        else:
-            tokens += round(row['perf/tokens_per_s'] * row['time/step_s'])
+        sampled = math.nan
+        if {'perf/tokens_per_s', 'time/step_s'} <= row.keys():
+            sampled = row['perf/tokens_per_s'] * row['time/step_s']
+        tokens = tokens + round(sampled) if tokens is not None and math.isfinite(sampled) else None
     return found
 
 
@@ -198,7 +280,3 @@ def _same(a: Any, b: Any) -> bool:
 
 def _plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
-
-
-def _number(value: float | str) -> float:
-    return run_log.NOT_FINITE[value] if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
         raise ValueError(f'a table has no {", ".join(unknown)}; it has {", ".join(sorted(fields))}')
     if 'rows' not in given or not given['rows']:
         raise ValueError('a table needs rows, such as --rows=algorithm')
+    _check_types(given)
     values = dict(given)
     for name in LISTS:
         if name in values:
@@ -51,12 +53,47 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
     if 'where' in values:
         values['where'] = {name: split_names(x, '|') for name, x in values['where'].items()}
     spec = Spec(**values)
-    if spec.at not in (LAST, BEST) and not str(spec.at).isdigit():
+    if spec.at not in (LAST, BEST) and not re.fullmatch('[0-9]{1,18}', str(spec.at)):
         raise ValueError(f'at={spec.at} must be {LAST}, {BEST} or a step')
     if spec.unfinished not in (LEAVE_OUT, COUNT):
         raise ValueError(f'unfinished={spec.unfinished} must be {LEAVE_OUT} or {COUNT}')
     also = tuple(name for name in spec.also if name != spec.metric)
     return dataclasses.replace(spec, at=str(spec.at), also=also)
+
+
+def _check_types(given: Mapping[str, Any]) -> None:
+    """ValueError for a value whose type a table cannot use."""
+
+    def text_or_texts(value: Any) -> bool:
+        return isinstance(value, str) or (
+            isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+        )
+
+    def texts_by_name(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(map(text_or_texts, value.values()))
+
+    wanted = dict.fromkeys(LISTS, (text_or_texts, 'a list of names'))
+    wanted |= dict.fromkeys(
+        ('metric', 'baseline', 'unfinished'), (lambda x: isinstance(x, str), 'a text')
+    )
+    wanted |= {
+        'at': (lambda x: isinstance(x, str) or type(x) is int, 'a text or a step'),
+        'where': (texts_by_name, 'values for names of fields'),
+        'labels': (
+            lambda x: texts_by_name(x) and all(isinstance(text, str) for text in x.values()),
+            'a text for each label',
+        ),
+        'published': (
+            lambda x: isinstance(x, Mapping) and all(isinstance(y, Mapping) for y in x.values()),
+            'figures by row and column',
+        ),
+        'seeds': (lambda x: type(x) is int, 'a whole number'),
+        'overall': (lambda x: isinstance(x, bool), 'true or false'),
+    }
+    for name, value in given.items():
+        fits, what = wanted[name]
+        if not fits(value):
+            raise ValueError(f'{name}={value!r} must be {what}')
 
 
 def metrics_of(spec: Spec) -> tuple[str, ...]:
