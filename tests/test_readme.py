@@ -1,5 +1,6 @@
-"""What the README says is so: commands, fields, files, tables, and its example is run."""
+"""What the READMEs say is so: commands, fields, files, links, tables; their examples are run."""
 
+import csv
 import functools
 import importlib
 import importlib.util
@@ -16,47 +17,71 @@ import test_probes as probes
 import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.measure import metrics
+from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import report, run_log
+from agentrl_jax.run import bounds, check
 from agentrl_jax.run.effective import effective
 from agentrl_jax.run.parts import build_environment
+from agentrl_jax.text import prompts
 from agentrl_jax.text import task as text
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-README = (ROOT / 'README.md').read_text(encoding='utf-8')
+PACKAGE = ROOT / 'agentrl_jax'
+FOLDERS = sorted(path.parent.name for path in PACKAGE.glob('*/__init__.py'))
+# By folder: '' is the project's own, 'run' that of agentrl_jax/run
+DOCUMENTS = {
+    folder: path.read_text(encoding='utf-8')
+    for folder, path in [
+        ('', ROOT / 'README.md'),
+        ('tpu_scripts', ROOT / 'tpu_scripts' / 'README.md'),
+        *((folder, PACKAGE / folder / 'README.md') for folder in FOLDERS),
+    ]
+}
+README, EVERYTHING = DOCUMENTS[''], '\n'.join(DOCUMENTS.values())
 CONFIGS = sorted(path.stem for path in (ROOT / 'configs').glob('*.py') if path.stem[0] != '_')
 REAL = ('frozen_lake', 'sokoban', 'bandit')  # RAGEN's configs for a real checkpoint
+FOREIGN = ('gcloud', 'uvx', '.')  # commands of other programs
 
 
-def blocks(language):
+def folder_of(document):
+    return ROOT / document if document in ('', 'tpu_scripts') else PACKAGE / document
+
+
+def blocks(language, source=EVERYTHING):
     """Contents of the fenced code blocks of a language."""
-    return re.findall(rf'^```{language}\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(rf'^```{language}\n(.*?)^```$', source, flags=re.MULTILINE | re.DOTALL)
 
 
-def section(title):
-    found = re.search(rf'^## {title}\n(.*?)(?=^## |\Z)', README, flags=re.MULTILINE | re.DOTALL)
-    assert found, f'the README has no section {title}'
+def section(document, title):
+    found = re.search(
+        rf'^## {title}\n(.*?)(?=^## |\Z)', DOCUMENTS[document], flags=re.MULTILINE | re.DOTALL
+    )
+    assert found, f'the README of {document} has no section {title}'
     return found[1]
 
 
-def table_names(title):
-    """Names in the first column of a section's table, in order."""
-    return re.findall(r'^\| `([a-z_]+)` \|', section(title), flags=re.MULTILINE)
+def table_names(source):
+    """Names in the first column of a table, in order; several of one row count each."""
+    cells = re.findall(r'^\| (`[^|]+`) \|', source, flags=re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r'`([^`]+)`', cell)]
 
 
 def commands():
     """Words of every command in a block or in a line of text, continuation lines joined."""
     shell = '\n'.join(blocks('sh')).replace('\\\n', ' ').splitlines()
-    inline = re.findall(r'`(python -m [^`]+)`', README)
+    inline = re.findall(r'`((?:python -m|make) [^`<]+)`', EVERYTHING)
     found = [shlex.split(line, comments=True) for line in [*shell, *inline] if line.strip()]
-    return [[word for word in words if not re.match('[A-Z_]+=', word)] for words in found]
+    found = [[word for word in words if not re.match('[A-Z_]+=', word)] for words in found]
+    unique = {tuple(words): words for words in found if words and words[0] not in FOREIGN}
+    return list(unique.values())
 
 
 def field(cfg, name):
     """The value of a dotted field; fails if there is none."""
     for part in name.split('.'):
-        assert part in cfg, f'the README names {name}, which no config has'
+        assert part in cfg, f'a README names {name}, which no config has'
         cfg = cfg[part]
     return cfg
 
@@ -71,20 +96,21 @@ def load(name, source, folder):
     return module
 
 
-# ---- commands, files, tables -------------------------------------------------------------------
+# ---- commands, files, links --------------------------------------------------------------------
 
 
 def test_there_are_commands_to_check():
     run = {words[2] for words in commands() if words[:2] == ['python', '-m']}
-    tools = {'train', 'evaluate', 'view', 'export', 'tables'}
-    assert {f'agentrl_jax.{tool}' for tool in tools} <= run
+    tools = {'train', 'evaluate', 'play', 'view', 'export', 'plan', 'sweep', 'tables'}
+    assert {f'agentrl_jax.{tool}' for tool in (*tools, 'envs.reference')} <= run
     assert ['make', 'demo'] in commands() and ['make', 'test'] in commands()
+    assert ['tpu_scripts/delete', 'my-tpu'] in commands()
 
 
 @pytest.mark.parametrize('words', commands(), ids=' '.join)
 def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
     if words[0] == 'make':
-        targets = re.findall(r'^([a-z]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
+        targets = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
         assert set(words[1:]) <= set(targets)
         return
     if words[:2] == ['hf', 'download']:
@@ -117,31 +143,130 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
 def test_every_field_that_is_named_exists():
     cfg = base.get_config()
     groups = '|'.join(name for name in cfg if hasattr(cfg[name], 'items'))
-    named = re.findall(r'--config\.([a-z_.]+)', README)
-    named += re.findall(rf'`(?:cfg\.)?((?:{groups})\.[a-z_]+)\b', README)
-    assert len(named) > 20
+    named = re.findall(r'--config\.([a-z_.]+)', EVERYTHING)
+    named += re.findall(rf'`(?:cfg\.)?((?:{groups})\.(?!py\b)[a-z_]+)\b', EVERYTHING)
+    assert len(named) > 100
     for name in named:
         field(cfg, name)
 
 
 def test_every_file_that_is_named_exists():
     folders = 'agentrl_jax|configs|tests|experiments|benchmarks|tpu_scripts'
-    named = set(re.findall(rf'\b((?:{folders})/[\w/]+\.[a-z]+)', README))
+    named = set(re.findall(rf'\b((?:{folders})/[\w/]+\.[a-z]+)', EVERYTHING))
     assert len(named) > 30
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing, missing
 
 
-def test_every_config_is_named():
-    assert not [name for name in CONFIGS if f'configs/{name}.py' not in README]
+@pytest.mark.parametrize('document', FOLDERS)
+def test_a_folder_s_readme_names_its_modules(document):
+    """The lines before the first heading say where to begin: at least two files of the folder."""
+    named = re.findall(r'`([\w/]+\.py)`', DOCUMENTS[document].split('\n## ')[0])
+    missing = [name for name in named if not (folder_of(document) / name).is_file()]
+    assert not missing and len(named) >= 2, missing
+    assert DOCUMENTS[document].startswith(f'# {document}/\n\n')
 
 
-def test_algorithms_are_those_there_are():
-    assert table_names('Algorithms') == list(ALGORITHMS)
+@pytest.mark.parametrize('document', DOCUMENTS)
+def test_every_link_and_picture_leads_somewhere(document):
+    for target in re.findall(r'\]\(([^)\s]+)\)', DOCUMENTS[document]):
+        path, _, heading = target.partition('#')
+        linked = folder_of(document) / path
+        assert linked.is_file(), target
+        titles = (
+            re.findall(r'^##+ (.*)$', linked.read_text(), flags=re.MULTILINE) if heading else []
+        )
+        assert not heading or heading in [t.lower().replace(' ', '-') for t in titles], target
 
 
-def test_the_table_of_metrics_is_the_one_in_the_code():
-    assert metrics.metrics_table() in section('Metrics')
+def test_every_folder_command_and_config_is_listed():
+    folders = re.findall(
+        r'^\| \[(\w+)\]\(agentrl_jax/(\w+)/README\.md\) \|', README, flags=re.MULTILINE
+    )
+    assert sorted(folder for folder, _ in folders) == FOLDERS
+    assert all(name == target for name, target in folders)
+    files = {path.stem for path in PACKAGE.glob('*.py')} - {'__init__', 'types'}
+    listed = table_names(section('', 'Where is what'))
+    assert len(listed) == len(files) and set(listed) == files
+    assert not [name for name in CONFIGS if f'configs/{name}.py' not in DOCUMENTS['run']]
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def test_algorithms_and_environments_are_those_there_are():
+    assert table_names(section('algorithms', 'The algorithms')) == list(ALGORITHMS)
+    assert table_names(section('envs', 'Environments')) == list(ENVIRONMENTS)
+
+
+def test_filters_and_styles_of_prompts_are_those_there_are():
+    rules = check.CHOICES['filter.rule']
+    assert sorted(table_names(section('algorithms', 'Filters'))) == sorted(rules)
+    assert table_names(section('text', 'Wording')) == list(prompts.STYLES)
+
+
+def test_options_of_single_algorithms_are_those_they_take():
+    """What the table says of an option's users is what their SETTINGS say."""
+    rows = re.findall(
+        r'^\| (`.+?) \| (.+) \|$',
+        section('algorithms', 'Options of single algorithms'),
+        re.MULTILINE,
+    )
+    assert len(rows) == 9
+    for names, users in rows:
+        option = re.search(r'`\w+\.(\w+)`', names)[1]
+        takers = {name for name, module in ALGORITHMS.items() if option in module.SETTINGS}
+        said = set(re.findall(r'`(\w+)`', users))
+        if option == 'turn_gamma':  # 'the same': those of the row above
+            said |= {'mt_grpo', 'gspo_turn'}
+        assert said == takers or option == 'norm_length', (option, said, takers)
+
+
+def test_the_tables_of_metrics_and_bounds_are_those_in_the_code():
+    assert metrics.metrics_table() in section('measure', 'Metrics')
+    assert bounds.table() in section('run', 'Bounds of numbers')
+
+
+def test_the_table_of_signals_has_each_with_its_metric_limit_and_patience():
+    alarm, rows = base.get_config().alarm, {}
+    for line in section('measure', 'Collapse').splitlines():
+        if match := re.match(r'\| `alarm\.(\w+)` \| (.*) \|$', line):
+            rows[match[1]] = match[2]
+    assert list(rows) == list(collapse.SIGNALS)
+    for name, signal in collapse.SIGNALS.items():
+        assert f'`{signal.metric}`' in rows[name]
+        assert str(alarm[name].patience) in rows[name]
+        assert f'{alarm[name].limit:g} x' in rows[name] or signal.relative == ''
+        assert f'{alarm[name].limit:g}' in rows[name] or alarm[name].limit < 1e-5
+        assert ('stops the run' in rows[name]) == (alarm[name].action == 'stop')
+
+
+def test_figures_in_the_readme_are_those_of_the_experiment():
+    made = (ROOT / 'experiments' / 'algorithms' / 'table' / 'table.md').read_text()
+    table = made.split('\n\n')[0]
+    assert table.startswith('| algorithm | FrozenLake |') and table in section('', 'Results')
+
+
+def test_the_demo_s_seeds_are_those_of_its_table():
+    folder = ROOT / 'experiments' / 'demo'
+    page = (folder / 'README.md').read_text()
+    with (folder / 'table' / 'runs.csv').open() as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 3
+    for run in runs:
+        value, low, high = (100 * float(run[n]) for n in ('value', 'wilson_low', 'wilson_high'))
+        trained = f'{value:.1f} % [{low:.1f}, {high:.1f}]'
+        assert re.search(rf'^\| {run["seed"]} \| .* \| {re.escape(trained)} \|', page, re.MULTILINE)
+
+
+# ---- what a run prints -------------------------------------------------------------------------
+
+
+def test_what_the_demo_prints_is_from_its_recorded_output():
+    printed = (ROOT / 'experiments' / 'demo' / 'output.txt').read_text().splitlines()
+    shown = blocks('text', README)[0].splitlines()
+    places = [printed.index(line) for line in shown]
+    assert places == sorted(places) and places[-7:] == list(range(len(printed)))[-7:]
 
 
 def test_the_last_lines_of_a_run_are_worded_as_shown(tmp_path):
@@ -157,9 +282,14 @@ def test_the_last_lines_of_a_run_are_worded_as_shown(tmp_path):
         printed = re.sub(r'[\d.]+', '..', printed.replace(str(tmp_path), 'runs/demo'))
         return [' '.join(line.split()) for line in printed.strip().splitlines()]
 
-    command = re.search(r'^resume +(.*)$', blocks('text')[0], flags=re.MULTILINE)[1]
-    assert wording(blocks('text')[0]) == wording(report.summary(tmp_path, command))
+    shown = blocks('text', README)[0]
+    command = re.search(r'^resume +(.*)$', shown, flags=re.MULTILINE)[1]
+    summary = wording(report.summary(tmp_path, command))
+    assert wording(shown)[-len(summary) :] == summary
     assert command in (ROOT / 'Makefile').read_text().replace('$(RUN)', 'python')
+
+
+# ---- configs for real checkpoints --------------------------------------------------------------
 
 
 @functools.cache
