@@ -8,6 +8,10 @@ One question, one answer of one arm. Phoenix always pays .1, Dragon pays 1 one t
 is having pulled Dragon. RAGEN tests on another pair of names: --config.eval.split=test. Sizes and
 losses are those of frozen_lake.py. --config.bandit.pairs=main takes the twelve pairs of RAGEN's
 main branch.
+
+Hardware: never run on an accelerator.
+Time: not known.
+Score: not known. The paper prints 100 % (Fig 9); random play reaches 50 %.
 """
 
 from configs import frozen_lake

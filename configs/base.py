@@ -1,9 +1,9 @@
-"""Every field of a run, with its default: RAGEN's StarPO sizes on FrozenLake (ragen.md, "main").
+"""Every field of a run, with its default: RAGEN's StarPO sizes on FrozenLake (its main branch).
 
 Other configs start from get_config() here and change fields. A field that is not here does not
 exist: a mistyped name is an error before anything runs. A placeholder has no value until one is
 set: each algorithm takes that of its own paper (agentrl_jax/algorithms/PRESETS.md), and one that
-does not know the field refuses it. In full, with these values, a config is printed by
+does not know the field rejects it. In full, with these values, a config is printed by
   python -m agentrl_jax.train --config=configs/... --show_config
 """
 

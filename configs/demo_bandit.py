@@ -1,10 +1,14 @@
 """The demo's small policy on RAGEN's bandit: two named arms, one pull.
 
-A policy that has read nothing cannot tell from names which arm is the bold one. It learns that of
-the one pair it plays, and is validated on that pair. Seed 0, 512 episodes: 40.0 % after cloning,
-94.9 % [92.7, 96.5] at step 60; random play 50 %.
+  python -m agentrl_jax.train --config=configs/demo_bandit.py --workdir=runs/bandit
 
-python -m agentrl_jax.train --config=configs/demo_bandit.py --workdir=runs/bandit
+A policy that has read nothing cannot tell from names which arm is the bold one. It learns that of
+the one pair it plays, and is validated on that pair.
+
+Hardware: 2 shared CPU cores.
+Time: not recorded.
+Score: 94.9 % [92.7, 96.5] of 512 episodes at step 60, seed 0; 40.0 % after cloning, random
+play 50 %.
 """
 
 from configs import demo

@@ -1,11 +1,15 @@
 """MT-GRPO on the card catalogue with the demo's small policy, two CPU cores.
 
-python -m agentrl_jax.train --config=configs/demo_library.py --workdir=runs/library
+  python -m agentrl_jax.train --config=configs/demo_library.py --workdir=runs/library
 
 One to three lookups, then the answer; a guess is right one time in sixteen. The policy starts from
 cloning episodes in which two turns of five were played at random: it reads cards and speaks the
-format, but often goes astray or answers too early. Seed 0 on 512 validation levels: 29 % [25, 33]
-after cloning, 75 % after 5 steps, 94 % [92, 96] after 20; about 5 s a step on two busy CPU cores.
+format, but often goes astray or answers too early.
+
+Hardware: 2 shared CPU cores, busy with other work.
+Time: about 5 s a step.
+Score: 94 % [92, 96] of 512 validation levels after 20 steps, 75 % after 5, seed 0; 29 % [25, 33]
+after cloning.
 """
 
 from configs import demo

@@ -8,6 +8,10 @@ Rooms of 6x6 with one box (RAGEN's SimpleSokoban). Sizes and losses are those of
 Its other rooms:
   larger   --config.sokoban.dim=8 --config.sokoban.num_boxes=2 --config.sokoban.search_depth=10
   symbols  --config.sokoban.search_depth=30 --config.sokoban.symbols=W.GCBA@
+
+Hardware: never run on an accelerator.
+Time: not known.
+Score: not known. The paper prints 18.8 % (Fig 9), about what random play reaches here (17.4 %).
 """
 
 from configs import frozen_lake

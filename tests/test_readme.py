@@ -86,6 +86,18 @@ def field(cfg, name):
     return cfg
 
 
+def flag_definitions(path):
+    """Source of a command and of the modules it imports that define flags."""
+    source = path.read_text(encoding='utf-8')
+    imported = re.findall(r'^from (agentrl_jax[\w.]*) import (.+)$', source, flags=re.MULTILINE)
+    for package, names in imported:
+        for name in ['', *names.split(', ')]:  # the module itself, or a name in a package
+            module = ROOT / pathlib.Path(*package.split('.'), name).with_suffix('.py')
+            text = module.read_text(encoding='utf-8') if module.is_file() else ''
+            source += text if 'flags.DEFINE' in text else ''
+    return source
+
+
 def load(name, source, folder):
     """A code block as a module."""
     path = folder / f'{name}.py'
@@ -124,7 +136,7 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
     assert words[:2] == ['python', '-m']
     spec = importlib.util.find_spec(words[2])
     assert spec is not None, words[2]
-    source = pathlib.Path(spec.origin).read_text(encoding='utf-8')
+    source = flag_definitions(pathlib.Path(spec.origin))
     flags = dict(word[2:].partition('=')[::2] for word in words[3:] if word.startswith('--'))
     cfg = base.get_config()  # with --workdir alone: the config of the run
     if 'config' in flags:
@@ -162,6 +174,7 @@ def test_every_file_that_is_named_exists():
 def test_a_folder_s_readme_names_its_modules(document):
     """The lines before the first heading say where to begin: at least two files of the folder."""
     named = re.findall(r'`([\w/]+\.py)`', DOCUMENTS[document].split('\n## ')[0])
+    named = [name for name in named if not name.startswith(('agentrl_jax/', 'configs/'))]
     missing = [name for name in named if not (folder_of(document) / name).is_file()]
     assert not missing and len(named) >= 2, missing
     assert DOCUMENTS[document].startswith(f'# {document}/\n\n')
@@ -289,7 +302,17 @@ def test_the_last_lines_of_a_run_are_worded_as_shown(tmp_path):
     assert command in (ROOT / 'Makefile').read_text().replace('$(RUN)', 'python')
 
 
-# ---- configs for real checkpoints --------------------------------------------------------------
+# ---- configs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', [name for name in CONFIGS if name != 'base'])
+def test_a_config_says_command_hardware_time_and_score(name):
+    doc = importlib.import_module(f'configs.{name}').__doc__
+    assert f'python -m agentrl_jax.train --config=configs/{name}.py --workdir=' in doc
+    said = re.findall(r'^(Hardware|Time|Score): \S', doc, flags=re.MULTILINE)
+    assert said == ['Hardware', 'Time', 'Score']
+    files = re.findall(r'\b((?:experiments|benchmarks|agentrl_jax)/[\w/]+\.(?:md|py))', doc)
+    assert all((ROOT / file).is_file() for file in files), files
 
 
 @functools.cache

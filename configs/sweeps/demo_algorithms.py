@@ -4,6 +4,11 @@ What their papers do besides (KL, weights of rows) is set aside, so that they di
 
 python -m agentrl_jax.sweep --config=configs/demo.py --sweep=configs/sweeps/demo_algorithms.py \
     --workdir=runs/demo_algorithms --jobs=2
+
+Hardware: 2 shared CPU cores, one run at a time.
+Time: 100 to 230 s a run for its 200 steps.
+Score: 63.7 to 68.6 %, from 25.5 % after cloning; three seeds cannot tell them apart
+(experiments/algorithms/README.md).
 """
 
 SAME = {'loss.kl_coef': 0.0, 'loss.aggregation': 'token_mean'}
