@@ -7,6 +7,10 @@ trajectories; four iterations of 50 steps explore with the policy of their begin
 the base policy again. Every episode that reached the goal is imitated, by its return, and a fifth
 of each step's rows are demonstrations of the oracle. No filter, clip range, KL or entropy bonus.
 Where agentrl_jax differs from the paper is listed in agentrl_jax/algorithms/agent_evol.py.
+
+Hardware: 2 CPU cores are enough.
+Time: not recorded.
+Score: none; no run of it is in experiments/.
 """
 
 from configs import small

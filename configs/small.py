@@ -6,6 +6,10 @@
 FrozenLake, 32 levels of 8 episodes a step, all of which train. What belongs to an algorithm is left
 to it, so --config.algorithm=X is X as its paper has it (agentrl_jax/algorithms/PRESETS.md);
 configs/demo.py adds StarPO-S to this.
+
+Hardware: 2 CPU cores are enough.
+Time: not recorded.
+Score: none; no run of it is in experiments/.
 """
 
 from configs import base
