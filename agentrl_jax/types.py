@@ -81,6 +81,8 @@ class Scores:
     )  # float32 [B, T] policy before the update (the sampler's own by default)
     ref_logprobs: jax.Array  # float32 [B, T] reference policy
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
+    next_values: jax.Array | None = None  # float32 [B, T]  V of the state behind tokens[b, t]; None
+    # unless asked for (loss.bootstrap_truncated)
 
 
 @struct.dataclass

@@ -153,6 +153,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.loss.estimator = placeholder(str)  # ppo's GAE: token (the default), turn, bi_level
     cfg.loss.reward_normalization = placeholder(str)  # ppo, reward_on='episode': identity (the
     # default), mean, mean_std or asym_clip of the returns of a group
+    cfg.loss.bootstrap_truncated = placeholder(bool)  # ppo: episodes cut by a budget of turns or
+    # tokens go on with the critic's value; False: they are over
     cfg.loss.sampler_correction = 'off'  # for a sampler that is not the trainer: pi_trainer /
     # pi_sampler as a factor of advantages, clipped (tis) or 0 outside the bounds (icepop)
     cfg.loss.sampler_low = placeholder(float)  # lower bound of the factor (tis 0, icepop .5)

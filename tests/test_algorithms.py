@@ -10,7 +10,7 @@ import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS, common, grpo, ppo
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import losses, objective
+from agentrl_jax.rl import losses, objective, score
 from agentrl_jax.types import EpisodeStop
 
 
@@ -129,6 +129,51 @@ def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
     last = 0.0 if estimator == 'turn' else 1.0
     want = [0, 0.5, 0.5, 0, 0, last]
     np.testing.assert_allclose(batch.advantages, [want], atol=1e-6)
+
+
+@pytest.mark.parametrize('estimator', ['token', 'turn', 'bi_level'])
+def test_an_episode_cut_by_a_budget_goes_on_with_the_value_behind_it_if_asked(estimator):
+    # row 0: two turns and a goal; row 1: one turn, then its turns are used up. Rewards 1 2 | .5,
+    # values 0, behind the tokens at t = 2 of row 0: .25, and of row 1: 4
+    rollout = toy.rollout_of([[(1, 2), (1, 2)], [(1, 2)]], [[1.0, 2], [0.5, 0]], length=6)
+    stops = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
+    rollout = rollout.replace(episode_stop=stops)
+    behind = jnp.zeros((2, 6)).at[0, 2].set(0.25).at[0, 5].set(9).at[1, 2].set(4)
+    scores = zero_scores(rollout).replace(next_values=behind)
+    make = functools.partial(
+        ppo.make_batch, rollout, scores, group_size=2, whiten=False, estimator=estimator
+    )
+    over, cut = make(), make(bootstrap_truncated=True)
+    np.testing.assert_allclose(over.advantages, [[0, 3, 3, 0, 2, 2], [0, 0.5, 0.5, 0, 0, 0]])
+    np.testing.assert_allclose(cut.advantages, [[0, 3, 3, 0, 2, 2], [0, 4.5, 4.5, 0, 0, 0]])
+    # the critic learns at t = 3 what the next turn returns; nothing is known behind the last turns
+    assert np.argwhere(cut.value_mask ^ over.value_mask).tolist() == [[0, 3]]
+    assert cut.returns[0, 3] == 2 and cut.old_values[0, 3] == 0.25
+    for stop in (EpisodeStop.ACTION_BUDGET, EpisodeStop.TERMINATED):
+        other = rollout.replace(episode_stop=jnp.full(2, stop))
+        batch = ppo.make_batch(other, scores, group_size=2, whiten=False, bootstrap_truncated=True)
+        assert batch.advantages[1, 2] == 0.5
+
+
+def test_values_behind_tokens_are_those_before_the_next_ones():
+    rollout, params = toy.random_rollout(4), toy.toy_params(0)
+    scores = score.score(
+        params,
+        None,
+        None,
+        rollout,
+        hidden_fn=toy.toy_hidden,
+        head_fn=toy.toy_head,
+        values_fn=toy.toy_values,
+        microbatch_rows=4,
+        temperature=1.0,
+        chunk_size=64,
+        recompute=False,
+        with_next=True,
+    )
+    both = np.asarray(rollout.action_mask[:, :-1] & rollout.action_mask[:, 1:])
+    assert both.any()
+    np.testing.assert_allclose(scores.next_values[:, :-1][both], scores.values[:, 1:][both])
 
 
 # ---- GRPO ----------------------------------------------------------------------------------------

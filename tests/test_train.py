@@ -35,7 +35,12 @@ RUNS = {
     'ppo with a critic and a filter': ('frozen_lake', {'filter.keep': 0.5}),
     'ppo on a shared backbone': (
         'frozen_lake',
-        {'critic.share_backbone': True, 'loss.reward_on': 'episode', 'batch.epochs': 2},
+        {
+            'critic.share_backbone': True,
+            'loss.reward_on': 'episode',
+            'loss.bootstrap_truncated': True,
+            'batch.epochs': 2,
+        },
     ),
     'grpo with a KL loss that adapts': (
         'sokoban',

@@ -5,7 +5,8 @@ It is the name of the algorithm, except that
                      groups whose returns vary most are kept (filter.rule=top_k, filter.keep below
                      1, not filter.smallest), no KL term (loss.kl_coef=0), and clip-higher
                      (loss.clip_high above loss.clip_low);
-  ..., filtered      is any other config that does not train on all groups;
+  ..., filtered      is any other config that does not train on all groups, but for DAPO's own rule,
+                     filter.rule=varied;
   ..., ScalingInter  is one whose turns grow over training (curriculum.rounds has several stages,
                      arXiv:2509.08755).
 """
@@ -19,6 +20,7 @@ NAMES = {  # where the name is not the config's own in capitals
     'reinforce_pp_baseline': 'REINFORCE++-baseline',
     'gspo_turn': 'GSPO by turns',
     'gigpo': 'GiGPO',
+    'turn_grpo': 'Turn-GRPO',
     'agent_evol': 'AgentEvol',
 }
 FIELDS = (  # what the rules look at
@@ -42,8 +44,10 @@ def method(fields: Mapping[str, Any]) -> str:
     name = NAMES[algorithm] if algorithm in NAMES else algorithm.upper().replace('_', '-')
     if any(field not in fields for field in FIELDS):
         return name
-    top = fields['filter.rule'] == 'top_k'
-    filtered = fields['filter.keep'] < 1 if top else fields['filter.rule'] != 'all'
+    rule = fields['filter.rule']
+    top = rule == 'top_k'
+    filtered = fields['filter.keep'] < 1 if top else rule != 'all'
+    filtered = filtered and (algorithm, rule) != ('dapo', 'varied')
     stable = (
         (algorithm == 'ppo' and top and filtered and not fields['filter.smallest'])
         and fields['loss.kl_coef'] == 0

@@ -23,7 +23,7 @@ MIN_STD = 1e-5  # below this the spread of a group is the rounding of float32 su
 # ---- between turns and tokens --------------------------------------------------------------------
 
 
-def _next_masked(x: jax.Array, mask: jax.Array, empty: float) -> jax.Array:
+def next_masked(x: jax.Array, mask: jax.Array, empty: float = 0.0) -> jax.Array:
     """x at the next masked position after t, `empty` where there is none; x [B, T]."""
     length = mask.shape[1]
     here = jnp.where(mask, jnp.arange(length)[None], length)
@@ -35,7 +35,7 @@ def _next_masked(x: jax.Array, mask: jax.Array, empty: float) -> jax.Array:
 
 def turn_ends(action_mask: jax.Array, turn: jax.Array) -> jax.Array:
     """Last action token of each turn, bool [B, T]; a turn is a turn whatever its reward."""
-    return action_mask & (_next_masked(turn, action_mask, -1) != turn)
+    return action_mask & (next_masked(turn, action_mask, -1) != turn)
 
 
 def episode_ends(action_mask: jax.Array) -> jax.Array:
@@ -94,7 +94,7 @@ def linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
 def _gae(rewards, values, mask, bootstrap, gamma, lam):
     """GAE over mask; where `bootstrap` is false the next value and advantage count as 0."""
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
-    next_values = jnp.where(bootstrap, _next_masked(values, mask, 0.0), 0.0)
+    next_values = jnp.where(bootstrap, next_masked(values, mask, 0.0), 0.0)
     deltas = jnp.where(mask, rewards + gamma * next_values - values, 0.0)
     decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: step over the token
     return jnp.where(mask, linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
@@ -137,7 +137,7 @@ def turn_wise_gae(
     ends = turn_ends(mask, turn)
     summed = _turn_sums(rewards, mask, turn, ends)
     at_ends = gae(summed, values, ends, gamma=turn_gamma, lam=lam)
-    own_end = jnp.where(ends, at_ends, _next_masked(at_ends, ends, 0.0))
+    own_end = jnp.where(ends, at_ends, next_masked(at_ends, ends, 0.0))
     return jnp.where(mask, own_end, 0.0)
 
 

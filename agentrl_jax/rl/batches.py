@@ -93,6 +93,7 @@ def with_base(
         head_fn=fns.head,
         values_fn=None,
         recompute=True,
+        with_next=False,
     )
     return evol.join(batch, evol.base_batch(base, scores))
 

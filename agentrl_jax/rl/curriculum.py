@@ -3,7 +3,8 @@
 AgentGym-RL (arXiv:2509.08755) maximises E[r] subject to K_t <= h_t turns, h_1 < h_2 < ... < h_n:
 early episodes are short, so that a policy that knows little is scored on what it can already do,
 and later ones long enough for the whole task. An episode cut at h_t keeps the rewards it has: no
-penalty, no bootstrap. Nothing else changes with h_t, neither group size nor token or action budget.
+penalty, and no bootstrap unless loss.bootstrap_truncated asks a critic for one. Nothing else
+changes with h_t, neither group size nor token or action budget.
 
 Steps count from 0 here. The release counts them from 1 and takes rounds[min((g - 1) // S, last)] at
 step g = step + 1. Its scheduler keeps a counter and comes back from a checkpoint one step late, or

@@ -38,13 +38,15 @@ def score(
     chunk_size: int,
     recompute: bool,
     row_tokens: int | None = None,
+    with_next: bool = False,
     windows: context.Windows | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
     again (for a sampler of another precision). values_fn(params, critic_params, tokens, positions,
-    attention_mask) -> raw values [B, T]. row_tokens: as in losses.token_logprobs.
+    attention_mask) -> raw values [B, T]. row_tokens: as in losses.token_logprobs. with_next: the
+    values behind tokens as well (not with windows).
     With windows every token is scored behind what the policy saw of the conversation.
     """
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
@@ -66,7 +68,7 @@ def score(
 
     def values(tokens, attention):
         raw = values_fn(params, critic_params, tokens, positions_of(attention), attention)
-        return losses.token_values(raw)
+        return (losses.token_values(raw), raw) if with_next else losses.token_values(raw)
 
     def every(fn, *rows):
         scores = score_rows(fn, rows, microbatch_rows)
@@ -74,12 +76,15 @@ def score(
             return scores
         return context.put_back(scores, windows, rollout.tokens.shape[1])
 
-    old, ref, value = rollout.logprobs, zeros, zeros
+    old, ref, value, behind = rollout.logprobs, zeros, zeros, None
     if recompute:
         old = every(lambda *x: logprobs(params, *x), *rows)
     if ref_params is not None:
         ref = every(lambda *x: logprobs(ref_params, *x), *rows)
     if values_fn is not None:
         value = every(values, *rows[:2])
+        if with_next:
+            value, behind = value
     mask = rollout.action_mask
-    return Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
+    scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
+    return scores if behind is None else scores.replace(next_values=jnp.where(mask, behind, 0.0))

@@ -112,6 +112,11 @@ def _impossible_options(cfg: Any) -> list[str]:
             'over pairs: leave it unset',
         ),
         (
+            bool(loss.bootstrap_truncated) and cfg.context.window > 0,
+            f'loss.bootstrap_truncated needs the whole conversation: context.window='
+            f'{cfg.context.window} has no row that holds a turn and what comes behind it',
+        ),
+        (
             loss.kl_target > 0 and loss.kl_coef == 0,
             f'loss.kl_target={loss.kl_target} has no effect without loss.kl_coef > 0, the '
             'coefficient that it steers',

@@ -56,6 +56,7 @@ NEUTRAL = {
     'loss.entropy_coef': 0.0,
     'loss.dual_clip': 0.0,
     'loss.max_length': 0,
+    'loss.bootstrap_truncated': False,
     'filter.refill': 0,
 }
 

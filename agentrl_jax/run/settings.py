@@ -162,6 +162,7 @@ def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -
             score.score,
             microbatch_rows=cfg.batch.microbatch_rows,
             recompute=correct is not None or train_on is not None,
+            with_next=bool(cfg.loss.bootstrap_truncated),
             **head_settings(cfg),
         ),
         make_batch=functools.partial(
