@@ -36,10 +36,6 @@ test: $(VENV)/test.stamp
 chaos: $(VENV)/test.stamp
 	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)
 
-# Kills runs of all algorithms, and sweeps, at random moments, and compares: not a bit may be lost.
-chaos: $(VENV)/test.stamp
-	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)
-
 tables: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.tables --rebuild experiments
 
