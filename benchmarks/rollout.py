@@ -21,7 +21,8 @@ import numpy as np
 
 from agentrl_jax.envs import FrozenLake
 from agentrl_jax.models import qwen2
-from agentrl_jax.rollout import device, episodes, sampling
+from agentrl_jax.rollout import device, sampling
+from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
@@ -49,9 +50,9 @@ def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
     return task.replace(eos_ids=jnp.array([vocab], jnp.int32)), tokenizer, vocab
 
 
-def episode_list(episodes: int) -> episodes.Episodes:
+def episode_list(episodes: int) -> Episodes:
     stream = jnp.arange(episodes, dtype=jnp.int32)
-    return episodes.Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
+    return Episodes(level=stream % 64, token_stream=stream, world_stream=stream)
 
 
 class HostLoop:

@@ -123,7 +123,7 @@ class Program:
 def compile_program(session: Session, name: str) -> Program:
     arguments = getattr(session, f'{name}_arguments')()
     began = time.monotonic()
-    traced = getattr(session.run, name).trace(*arguments)
+    traced = getattr(session.run.training, name).trace(*arguments)
     memory = traced.lower().compile().memory_analysis()
     spent = time.monotonic() - began
     return Program(traced, memory, plan_programs.parameters_of(name, arguments), spent)
@@ -167,7 +167,7 @@ def time_steps(session: Session, repeats: int) -> dict[str, float]:
     spent = dict.fromkeys(PROGRAMS, 0.0)
 
     def watched(name):
-        call = getattr(session.run, name)
+        call = getattr(session.run.training, name)
 
         def timed(*arguments):
             began = common.clock()
@@ -178,7 +178,8 @@ def time_steps(session: Session, repeats: int) -> dict[str, float]:
         return timed
 
     run, rows = session.run, []
-    session.run = dataclasses.replace(run, **{name: watched(name) for name in PROGRAMS})
+    training = dataclasses.replace(run.training, **{name: watched(name) for name in PROGRAMS})
+    session.run = dataclasses.replace(run, training=training)
     for _ in range(2 + repeats):
         spent.update(dict.fromkeys(PROGRAMS, 0.0))
         rows.append({'step': common.seconds(session.step)} | spent)

@@ -197,7 +197,7 @@ def test_an_update_with_nothing_to_train_on_leaves_everything_as_it_was(algorith
     assert int(state.step) == 1 and int(state.skipped) == 0
     jax.tree.map(np.testing.assert_array_equal, state.replace(step=before.step), before)
     assert measured['filter/empty'] == 1 and measured['filter/kept'] == 0
-    assert all(np.isfinite(value) for value in measured.values())
+    assert np.isnan(measured['policy/loss'])  # nothing was computed: nothing is made up
     assert sorted(rows.tolist()) == list(range(16))
 
 

@@ -108,7 +108,7 @@ def test_the_base_of_another_run_is_refused(finished, tmp_path):
     cfg, workdir = finished
     shutil.copytree(workdir / run_params.BASE_FOLDER, tmp_path / run_params.BASE_FOLDER)
     params = build(cfg).params  # drawn, not cloned
-    with pytest.raises(ValueError, match='holds the base of another run'):
+    with pytest.raises(ValueError, match='holds the parameters of another run'):
         run_params.keep_base(cfg, tmp_path, params)
 
 

@@ -9,7 +9,7 @@ import pytest
 import toy_rollouts as toy
 
 from agentrl_jax import train
-from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.algorithms import ALGORITHMS, dpo
 from agentrl_jax.rl import losses, objective, update
 from agentrl_jax.run import check, derived, parts, settings, state
 from agentrl_jax.run import params as run_params
@@ -51,7 +51,7 @@ def test_every_keyword_of_an_update_is_given_by_a_config():
     cfg = micro_runs.config('frozen_lake')
     given = settings.build_update(cfg, parts.build_mesh(cfg), (None, None)).keywords
     of_the_step = {'key', 'lr_scale'}  # functions of seed and step, and of roll backs
-    assert asked - functions == set(given) | of_the_step
+    assert asked - functions == (set(given) - functions) | of_the_step
 
 
 # ---- from a field to the batch -------------------------------------------------------------------
@@ -66,6 +66,9 @@ def options_of(algorithm, **changes):
 
 def batch_of(algorithm, rollout, options):
     options = dict(kl_in_reward=False) | options
+    if algorithm == 'dpo':  # its pairs stand side by side
+        order = dpo.order_rows(rollout.returns, rollout.action_mask.any(1), group_size=4)
+        rollout = jax.tree.map(lambda x: x[order], rollout)
     return ALGORITHMS[algorithm].make_batch(
         rollout, toy.scores_of(rollout), group_size=4, **options
     )
@@ -199,6 +202,7 @@ def test_shuffled_mini_batches_are_a_function_of_seed_and_step():
         'algorithm': 'mt_grpo',
         'turn_credit.mode': 'gtpo',
         'turn_credit.outcome': 'return',
+        'loss.norm': 'none',  # the untrained answer badly, all alike
         'batch.shuffle': True,
         'batch.epochs': 2,
         'env.eval_levels': 8,

@@ -226,7 +226,7 @@ def batch_of(sampler, **correction):
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **dict(correction['fields']))
     cfg.rollout.sampler_dtype = sampler
     check.check(cfg)
-    play = assemble.build_collect(cfg, play_in, assemble.build_mesh(cfg), split='train')
+    play = assemble.build_collect(cfg, play_in, assemble.build_mesh(cfg), training=True)
     stream = jnp.arange(16, dtype=jnp.int32)
     listed = episodes.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
     task = tiny.task('frozen_lake', max_turns=2, max_actions_per_turn=2, max_actions_per_episode=4)

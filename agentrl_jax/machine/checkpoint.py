@@ -68,7 +68,7 @@ def open_checkpoints(
     """
     if keep < 1:
         raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
-    directory = files.check_workdir(files.local_path(workdir) / FOLDER)
+    directory = files.check_workdir(files.local_path(workdir) / FOLDER).resolve()
     if jax.process_index() == 0:
         for pattern in (f'*{NEW}', f'*{NEW}.*', f'*{REMOVED}', '*.orbax-checkpoint-tmp*'):
             for left in directory.glob(pattern):

@@ -218,7 +218,7 @@ def serve(
             pad_id=task.pad_id,
         )
     read = token_rows.read(
-        slots.rows, params, rows, inputs, begin, unread, config=config, skip=~jnp.any(playing)
+        slots.rows, params, rows, inputs, begin, unread, config=config, wanted=jnp.any(playing)
     )
 
     def put(into, value):

@@ -99,12 +99,12 @@ def read(
     count: jax.Array,
     *,
     config: qwen2.ModelConfig,
-    skip: jax.Array | None = None,
+    wanted: jax.Array | None = None,
 ) -> Rows:
     """Reads a block: tokens int32 [w, C], the first `count` of them, into rows `which` int32 [w].
 
     begin int32 [w]: position in the cache of the first token. Rows >= S are padding. Nothing runs
-    where `skip` bool [] is true. Sets cache, hidden and context; lengths are the caller's.
+    where `wanted` bool [] is false. Sets cache, hidden and context; lengths are the caller's.
     """
     column = jnp.arange(tokens.shape[1])[None]
     position = jnp.where(column < count[:, None], begin[:, None] + column, rows.cache.length)
@@ -117,10 +117,12 @@ def read(
     def nothing(cache):
         return jnp.zeros((which.shape[0], config.hidden_size), config.dtype), cache
 
-    if skip is None:
+    if wanted is None:
         hidden, cache = run(rows.cache)
     else:
-        hidden, cache = jax.lax.cond(skip, nothing, run, rows.cache)
+        hidden, cache = jax.lax.cond(
+            wanted, run, nothing, rows.cache
+        )  # negated, XLA copies the cache
     return rows.replace(
         cache=cache,
         hidden=rows.hidden.at[which].set(hidden, mode='drop'),
