@@ -119,22 +119,24 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
     """train() in a workdir that is its own."""
     run = build(cfg)
     cfg = run.cfg  # the effective one
-    files.check_workdir(workdir, min_free_bytes=space_needed(run))
+    there = files.size_of(workdir / checkpoint.FOLDER)
+    files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
         report.write_reference(workdir, run.validation.task)
     if fallback:
         checkpoint.set_aside_damaged(workdir)
-    code = None
+    code, preemption = None, processes.Preemption()
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
         opened = open_state(run, checkpoints, streams)
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
-        code, state = play(run, opened, checkpoints, workdir)
-        if code is not None:
-            checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
-        checkpoint.close(checkpoints)
+        with preemption:  # until all is saved, for launchers repeat their signals
+            code, state = play(run, opened, checkpoints, workdir, preemption)
+            if code is not None:
+                checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
+            checkpoint.close(checkpoints)
     if jax.process_index() == 0 and code == 0:
         report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
         print(report.summary(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
@@ -143,7 +145,11 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
 
 
 def play(
-    run: Run, opened: Opened, checkpoints: checkpoint.Checkpoints, workdir: Path
+    run: Run,
+    opened: Opened,
+    checkpoints: checkpoint.Checkpoints,
+    workdir: Path,
+    preemption: processes.Preemption,
 ) -> tuple[int | None, TrainState]:
     """The steps from the state on: (exit code, or None after a roll back; state)."""
     cfg, state, streams = run.cfg, opened.state, opened.streams
@@ -159,7 +165,6 @@ def play(
             config=cfg,
             process_index=jax.process_index(),
         ) as log,
-        processes.Preemption() as preemption,
         Progress(cfg.steps, 'training', done=first) as progress,
         profiling.Trace(
             workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
@@ -285,8 +290,8 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
+    given = flags.FLAGS
     try:
-        given = flags.FLAGS
         if given.show_config:
             print(effective.show(given.config))
             check.check(given.config)
@@ -295,7 +300,7 @@ def main() -> None:
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error)
+        processes.fail(error, workdir=given.workdir)
     sys.exit(code)
 
 

@@ -249,32 +249,9 @@ def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
 def test_a_full_disk_is_noticed_before_writing(ckpts, monkeypatch):
     usage = checkpoint.shutil.disk_usage(ckpts.directory)
     monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=100))
-    with pytest.raises(OSError, match='step 1 needs 4,000 bytes, 100 are free') as caught:
+    with pytest.raises(OSError, match='step 1 was not saved, which needs 4,000 bytes') as caught:
         checkpoint.save(ckpts, 1, {'w': jnp.ones(1000)}, {})
     assert caught.value.errno == errno.ENOSPC
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Three megabytes, where the tests may mount."""
-    mount = ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'none', str(tmp_path)]
-    if sys.platform != 'linux' or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip('mounting is not permitted here')
-    yield tmp_path
-    subprocess.run(['umount', '-l', str(tmp_path)], check=True)
-
-
-def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch):
-    usage = checkpoint.shutil.disk_usage(small_disk)
-    monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=1 << 40))
-    opened = checkpoint.open_checkpoints(small_disk, keep=2)
-    noise = jax.random.normal(jax.random.key(0), (1000, 1000))  # four megabytes
-    assert checkpoint.save(opened, 1, {'w': noise[:200]}, {})
-    assert checkpoint.save(opened, 2, {'w': noise}, {})
-    with pytest.raises(OSError, match='disk full.*resumes from the last finished') as caught:
-        checkpoint.wait(opened)
-    assert caught.value.errno == errno.ENOSPC
-    assert checkpoint.latest_step(opened) == 1
 
 
 def test_an_unwritable_workdir_is_refused(tmp_path):

@@ -1,14 +1,19 @@
 """What a command line cannot mean is said in one line, before anything heavy is imported."""
 
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+import types
 
+import jax.numpy as jnp
 import micro_runs
 import pytest
 
+from agentrl_jax import train
+from agentrl_jax.machine import processes
 from agentrl_jax.run import command
 
 CONFIG = '--config=configs/demo.py'
@@ -84,6 +89,8 @@ def test_without_a_tpu_none_is_looked_for(monkeypatch):
 
 STARTING = """
 import hashlib, signal, sys, time
+from agentrl_jax import train
+from agentrl_jax.machine import processes
 from agentrl_jax.run import command
 command.stop_when_asked()
 if sys.argv[1] == 'training':
@@ -142,3 +149,36 @@ def test_a_bug_in_a_sweep_file_shows_its_own_lines_and_none_of_ours(tmp_path):
     lines = [line for line in err.splitlines() if line.startswith('  File ')]
     assert code == 1 and 'ZeroDivisionError' in err
     assert len(lines) == 2 and all(str(path) in line for line in lines)
+
+
+def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path, monkeypatch):
+    """Launchers repeat SIGTERM: the second one ended the process before its state was saved."""
+    heard, saved = [], []
+    state = types.SimpleNamespace(step=jnp.int32(3))
+    cfg = types.SimpleNamespace(
+        seed=0,
+        lora=types.SimpleNamespace(rank=1),
+        checkpoint=types.SimpleNamespace(keep=1),
+    )
+    run = types.SimpleNamespace(cfg=cfg, validation=types.SimpleNamespace(task=None))
+
+    def save(checkpoints, step, *_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        saved.append(step)
+
+    monkeypatch.setattr(train, 'build', lambda cfg: run)
+    monkeypatch.setattr(train, 'space_needed', lambda run: 0)
+    monkeypatch.setattr(train.report, 'write_reference', lambda *_: None)
+    monkeypatch.setattr(train, 'open_state', lambda *_: None)
+    monkeypatch.setattr(train, 'play', lambda *_: (processes.EXIT_PREEMPTED, state))
+    monkeypatch.setattr(train, 'saved_beside', lambda *_: {})
+    monkeypatch.setattr(train.checkpoint, 'save', save)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *heard_: heard.append(heard_)) for number in numbers]
+    try:
+        assert train.train(cfg, tmp_path) == processes.EXIT_PREEMPTED
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert saved == [3] and heard == []

@@ -12,9 +12,11 @@ import dataclasses
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -34,6 +36,14 @@ CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'arrays', '
 HAS_CONTENTS = 'has_contents'  # beside `extra`; checkpoints of older versions have none
 NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # ends of folders that are no steps
 LAID_OUT_OTHERWISE = (OSError, ValueError, KeyError, TypeError)  # Orbax met what it did not write
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs pages of stacks about errors that it raises as well; those are said here."""
+    return f'{os.sep}orbax{os.sep}' not in record.pathname
+
+
+logging.getLogger('absl').addFilter(_not_orbax)
 
 
 class Damaged(ValueError):
@@ -57,6 +67,7 @@ class Checkpoints:
     asynchronous: bool
     writer: concurrent.futures.ThreadPoolExecutor
     writing: concurrent.futures.Future | None = None
+    need: int = 0  # bytes of what is being written
 
 
 def open_checkpoints(
@@ -100,7 +111,7 @@ def save(
         return False
     need, free = state_bytes(state), shutil.disk_usage(ckpts.directory).free
     if free < need // jax.process_count():
-        raise _disk_full(ckpts.directory, f'step {step} needs {need:,} bytes, {free:,} are free')
+        raise _disk_full(ckpts.directory, f'step {step} was not saved', need)
     known = {'arrays': checksums.arrays(state), 'metrics': dict(metrics or {})}
     beside = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
     new = ckpts.directory / f'{step}{NEW}'
@@ -109,8 +120,11 @@ def save(
             new, {STATE: state}, overwrite=True, custom_metadata=beside
         )
     except (OSError, ValueError) as error:
-        raise _explained(error, ckpts.directory) from error
-    ckpts.writing = ckpts.writer.submit(_complete, ckpts, step, new, response, known)
+        raise _explained(error, ckpts.directory, need) from error
+    ckpts.writing, ckpts.need = (
+        ckpts.writer.submit(_complete, ckpts, step, new, response, known),
+        need,
+    )
     if not ckpts.asynchronous:
         wait(ckpts)
     return True
@@ -197,7 +211,7 @@ def wait(ckpts: Checkpoints) -> None:
     try:
         writing.result()
     except (OSError, ValueError) as error:
-        raise _explained(error, ckpts.directory) from error
+        raise _explained(error, ckpts.directory, ckpts.need) from error
     if jax.process_count() > 1:  # process 0 renames last of all
         multihost_utils.sync_global_devices('checkpoint written')
 
@@ -477,16 +491,25 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition('\n')[0][:200]
 
 
-def _explained(error: Exception, directory: pathlib.Path) -> Exception:
-    if 'No space left' in str(error) or getattr(error, 'errno', None) == errno.ENOSPC:
-        return _disk_full(directory, 'the checkpoint could not be written')
-    return OSError(errno.EIO, f'checkpoint could not be written: {error}', str(directory))
+def _explained(error: Exception, directory: pathlib.Path, need: int) -> Exception:
+    """Tensorstore's errors are ValueErrors whose text ends with the system's number."""
+    number = getattr(error, 'errno', None)
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    number = int(found[1]) if found else number
+    if number == errno.ENOSPC:
+        return _disk_full(directory, 'the newest step was not saved', need)
+    if number is None:
+        return OSError(
+            errno.EIO, f'no checkpoint was written: {_first_line(error)}', str(directory)
+        )
+    return OSError(number, os.strerror(number), str(directory))
 
 
-def _disk_full(directory: pathlib.Path, what: str) -> OSError:
+def _disk_full(directory: pathlib.Path, what: str, need: int) -> OSError:
+    free = shutil.disk_usage(directory).free
     return OSError(
         errno.ENOSPC,
-        f'disk full: {what}. Free space and start the same command again: it resumes from the '
-        'last finished checkpoint',
+        f'the disk is full: {what}, which needs {need:,} bytes, {free:,} are free. Free space and '
+        'give the same command again: it goes on from the newest checkpoint, and nothing is lost',
         str(directory),
     )

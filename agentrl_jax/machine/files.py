@@ -1,5 +1,6 @@
 """Paths, folders and files of a run: mounts of buckets, a usable workdir, atomic writes."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -9,6 +10,16 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+WHAT_TO_DO = {  # of errors that the system raises in the middle of a run
+    errno.ENOSPC: 'free space',
+    errno.EDQUOT: 'free space, or raise the quota',
+    errno.EFBIG: 'raise the limit of file sizes (ulimit -f)',
+    errno.EMFILE: 'raise the limit of open files (ulimit -n)',
+    errno.EROFS: 'mount the file system for writing',
+    errno.EACCES: 'let this user write there',
+    errno.EIO: 'see whether the disk is in order',
+    errno.ESTALE: 'see whether the server is there',
+}
 BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
 
 
@@ -57,6 +68,34 @@ def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathli
             str(workdir),
         )
     return workdir
+
+
+def in_words(error: Exception, workdir: str | os.PathLike | None = None) -> str:
+    """An error as a line; of one that the system raised: where, what is free, what to do.
+
+    workdir: where a run writes when the error itself does not say so.
+    """
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    place = error.filename or workdir
+    if error.strerror != os.strerror(error.errno):  # raised by us: it says all
+        return error.strerror if place is None else f'{place}: {error.strerror}'
+    if place is None:
+        return error.strerror
+    if error.errno not in WHAT_TO_DO:
+        return f'{place}: {error.strerror}'
+    room = ''
+    with contextlib.suppress(OSError):
+        room = f' ({shutil.disk_usage(local_path(workdir or place)).free / 1e9:.2f} GB are free)'
+    return (
+        f'{place}: {error.strerror}{room}: {WHAT_TO_DO[error.errno]}, then give the same command '
+        'again; a training goes on from its newest checkpoint'
+    )
+
+
+def size_of(folder: pathlib.Path) -> int:
+    """Bytes of all files below a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

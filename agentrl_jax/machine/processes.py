@@ -71,16 +71,16 @@ def _from_environment(value: int | None, name: str) -> int | None:
     return int(text)
 
 
-def fail(error: Exception, code: int = 1) -> NoReturn:
+def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None = None) -> NoReturn:
     """Ends a program that cannot go on: with one line for ValueError and OSError, else a traceback.
 
     It ends at once, for a normal exit waits: for threads whose work has failed, and one of several
     processes for the others, which wait for it in a collective. Collectives of a process that has
-    ended fail in the others.
+    ended fail in the others. workdir: where the program writes, see files.in_words.
     """
     if not isinstance(error, (ValueError, OSError)):
         traceback.print_exception(error)
-    print(f'error: {error}', file=sys.stderr)
+    print(f'error: {files.in_words(error, workdir)}', file=sys.stderr)
     if jax.process_count() > 1:
         print(
             f'process {jax.process_index()} of {jax.process_count()} ends; if another one did so '

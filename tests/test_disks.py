@@ -1,0 +1,137 @@
+"""Full, slow, read-only and limited disks: one sentence, and the same command goes on."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentrl_jax.machine import checkpoint, checksums, files
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Three megabytes, where the tests may mount."""
+    mount = ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'none', str(tmp_path)]
+    if sys.platform != 'linux' or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip('mounting is not permitted here')
+    yield tmp_path
+    subprocess.run(['umount', '-l', str(tmp_path)], check=True)
+
+
+def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch):
+    usage = checkpoint.shutil.disk_usage(small_disk)
+    monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=1 << 40))
+    opened = checkpoint.open_checkpoints(small_disk, keep=2)
+    noise = jax.random.normal(jax.random.key(0), (1000, 1000))  # four megabytes
+    assert checkpoint.save(opened, 1, {'w': noise[:200]}, {})
+    assert checkpoint.save(opened, 2, {'w': noise}, {})
+    with pytest.raises(OSError, match='the disk is full: .* goes on from the newest') as caught:
+        checkpoint.wait(opened)
+    assert caught.value.errno == errno.ENOSPC
+    assert checkpoint.latest_step(opened) == 1
+    said = files.in_words(caught.value)
+    assert said.startswith(f'{small_disk / checkpoint.FOLDER}: the disk is full: ')
+    assert 'which needs 4,000,000 bytes, ' in said and 'Errno' not in said
+    assert bool((checkpoint.restore(opened, abstract(noise[:200]))[0]['w'] == noise[:200]).all())
+
+
+def abstract(array):
+    return {'w': jax.ShapeDtypeStruct(array.shape, array.dtype)}
+
+
+def test_a_disk_that_becomes_read_only_loses_nothing(small_disk):
+    opened = checkpoint.open_checkpoints(small_disk, keep=2)
+    checkpoint.save(opened, 1, {'w': jnp.ones(9)}, {})
+    checkpoint.wait(opened)
+    subprocess.run(['mount', '-o', 'remount,ro', str(small_disk)], check=True)
+    began = time.monotonic()
+    with pytest.raises(OSError) as caught:
+        checkpoint.save(opened, 2, {'w': jnp.zeros(9)}, {})
+        checkpoint.wait(opened)
+    said = files.in_words(caught.value)
+    assert time.monotonic() - began < 60  # Orbax would wait five minutes for a folder
+    assert 'Read-only file system' in said and 'mount the file system for writing' in said
+    assert bool(checkpoint.restore(opened, abstract(jnp.ones(9)))[0]['w'].all())
+    subprocess.run(['mount', '-o', 'remount,rw', str(small_disk)], check=True)
+    assert checkpoint.save(opened, 2, {'w': jnp.zeros(9)}, {})
+    checkpoint.close(opened)
+    assert checkpoint.steps(opened.directory) == [1, 2]
+
+
+def test_a_slow_disk_does_not_stop_training_until_the_next_save(tmp_path, monkeypatch):
+    digest = checksums.files
+    monkeypatch.setattr(checksums, 'files', lambda folder: time.sleep(1) or digest(folder))
+    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
+    checkpoint.save(opened, 1, {'w': jnp.ones(9)}, {})
+    assert checkpoint.steps(opened.directory) == []  # it goes on in the background
+    checkpoint.save(opened, 2, {'w': jnp.zeros(9)}, {})
+    assert checkpoint.steps(opened.directory) == [1]
+    checkpoint.close(opened)
+    assert checkpoint.steps(opened.directory) == [1, 2]
+
+
+FAILING = """
+import resource, sys
+import jax.numpy as jnp, numpy as np
+from agentrl_jax.machine import checkpoint, processes
+opened = checkpoint.open_checkpoints(sys.argv[1], keep=2)
+checkpoint.save(opened, 1, {'w': jnp.ones(9)}, {})
+checkpoint.wait(opened)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
+try:
+    noise = np.random.default_rng(0).standard_normal((300, 300))
+    checkpoint.save(opened, 2, {'w': jnp.asarray(noise)}, {})
+    checkpoint.wait(opened)
+except OSError as error:
+    processes.fail(error)
+"""
+
+
+def test_a_failed_save_ends_the_process_at_once_with_one_line(tmp_path):
+    """It lived for 300 s and then printed a hundred lines."""
+    done = subprocess.run(
+        [sys.executable, '-c', FAILING, str(tmp_path)],
+        env={**os.environ, 'PYTHONPATH': os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and done.stdout == ''
+    assert done.stderr.startswith(f'error: {tmp_path}/checkpoints: File too large (')
+    assert 'raise the limit of file sizes (ulimit -f)' in done.stderr
+    assert done.stderr.count('\n') == 1, done.stderr
+    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
+    np.testing.assert_array_equal(checkpoint.restore(opened, abstract(jnp.ones(9)))[0]['w'], 1)
+
+
+def test_errors_of_the_system_are_put_in_words(tmp_path):
+    """A row of metrics that could not be written said '[Errno 28] No space left on device'."""
+    said = files.in_words(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), tmp_path)
+    assert said.startswith(f'{tmp_path}: No space left on device (') and 'GB are free): ' in said
+    assert said.endswith(
+        'free space, then give the same command again; a training goes on from its newest '
+        'checkpoint'
+    )
+    path = tmp_path / 'absent' / 'file'
+    with pytest.raises(FileNotFoundError) as caught:
+        path.write_text('')
+    assert files.in_words(caught.value, tmp_path) == f'{path}: No such file or directory'
+    own = OSError(errno.ENOSPC, 'name another workdir', 'runs/a')
+    assert files.in_words(own) == 'runs/a: name another workdir'
+    assert (
+        files.in_words(ValueError('lr=-1 must be positive'), tmp_path) == 'lr=-1 must be positive'
+    )
+    assert files.in_words(OSError('no number')) == 'no number'
+
+
+def test_a_resumed_run_needs_no_room_for_what_it_has_saved(tmp_path):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'x').write_bytes(bytes(300))
+    (tmp_path / 'y').write_bytes(bytes(20))
+    assert files.size_of(tmp_path) == 320 and files.size_of(tmp_path / 'none') == 0
