@@ -27,6 +27,7 @@ from agentrl_jax.run import check, derived, parts, settings
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
+from agentrl_jax.run.effective import effective
 from agentrl_jax.types import Rollout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -46,6 +47,7 @@ RUNS = {
         'sokoban',
         {
             'algorithm': 'grpo',
+            'loss.norm': 'none',  # the untrained answer badly, all alike
             'loss.kl_coef': 0.1,
             'loss.kl_target': 0.01,
             'loss.kl_horizon': 100.0,
@@ -58,6 +60,7 @@ RUNS = {
         'frozen_lake',
         {
             'algorithm': 'grpo',
+            'loss.norm': 'none',  # the untrained answer badly, all alike
             'loss.kl_coef': 0.1,
             'loss.kl_in': 'reward',
             'rollout.sampler_dtype': 'bfloat16',
@@ -68,7 +71,12 @@ RUNS = {
     ),
     'mt_grpo with a tool': (
         'library',
-        {'algorithm': 'mt_grpo', 'env.max_turns': 3, 'env.max_actions_per_turn': 1},
+        {
+            'algorithm': 'mt_grpo',
+            'loss.norm': 'none',
+            'env.max_turns': 3,
+            'env.max_actions_per_turn': 1,
+        },
     ),
 }
 WITH_CRITIC = ('value/loss', 'value/grad_norm', 'value/clip_frac', 'value/explained_variance')
@@ -297,6 +305,7 @@ def config_file(name):
 
 def trace(cfg, *, with_rollout):
     """Shapes of one whole cycle of a config: nothing is computed or compiled."""
+    cfg = effective(cfg)
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     found = []
 
