@@ -73,18 +73,21 @@ def evaluate(
     name = f'evaluation_{cfg.eval.split}'
     record = metrics | {'checkpoint': origin.fields()}
     files.write_atomic(folder / f'{name}.json', json.dumps(record, indent=2) + '\n')
-    # Rows behind the last level only fill the mesh: they are in no figure, page or file.
-    count = cfg.env.eval_levels * cfg.eval.samples
-    host = jax.tree.map(lambda x: np.asarray(x)[:count], rollout)
+    # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
+    samples = cfg.eval.samples
+    rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
+    host, streams = jax.tree.map(
+        lambda x: np.asarray(x)[rows], (rollout, played.episodes.world_stream)
+    )
     page = pages.write(
         folder,
         name,
         host,
         task=task,
         tokenizer=run.tokenizer,
-        streams=np.asarray(played.episodes.world_stream)[:count],
+        streams=streams,
         key=key,
-        group_size=1,
+        group_size=samples,
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentrl_jax.machine import files
 from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records import run_log
 from agentrl_jax.records.progress import Progress
@@ -125,10 +126,10 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     ):
         path.write_bytes(contents)
         with pytest.raises(ValueError, match=reason):
-            run_log.read_json(path)
+            files.read_json(path)
     os.mkfifo(tmp_path / 'pipe')
     for name in ('pipe', '.'):  # a pipe without a writer was waited for for ever
-        for read in (read_metrics, run_log.read_json):
+        for read in (read_metrics, files.read_json):
             with pytest.raises(ValueError, match='is no regular file'):
                 read(tmp_path / name)
     (tmp_path / run_log.FINISHED_FILE).write_text('[3]')

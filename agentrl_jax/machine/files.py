@@ -1,4 +1,4 @@
-"""Paths, folders and files of a run: mounts of buckets, a usable workdir, atomic writes."""
+"""Paths, folders and files of a run: mounts of buckets, a usable workdir, reading and writing."""
 
 import contextlib
 import errno
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ WHAT_TO_DO = {  # of errors that the system raises in the middle of a run
     errno.ESTALE: 'see whether the server is there',
 }
 BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
+HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # may be half, or one of a pair
 
 
 def local_path(path: str | os.PathLike) -> pathlib.Path:
@@ -113,3 +115,42 @@ def write_atomic(path: str | os.PathLike, text: str) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Contents of a regular file; a pipe would be waited for for ever."""
+    path = pathlib.Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f'{path} is no regular file')
+    return path.read_bytes()
+
+
+def read_text(path: str | os.PathLike) -> str:
+    try:
+        return read_bytes(path).decode('utf-8')
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{path} is no UTF-8 text (byte {error.start})') from error
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """The JSON value of a file; a ValueError names the file and what is wrong with it."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str, source: str, line: int = 1) -> Any:
+    """A JSON value; a ValueError says what is wrong. The text begins in this line of the source.
+
+    Half of a surrogate pair ("\\ud800") is JSON, but no text: no file and no terminal takes it.
+    """
+    try:
+        value = json.loads(text)
+        if HALF_CHARACTER.search(text):
+            json.dumps(value, ensure_ascii=False).encode('utf-8')
+    except json.JSONDecodeError as error:
+        at = line + error.lineno - 1
+        raise ValueError(f'{source}: broken JSON in line {at} ({error.msg})') from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f'{source}: half of a surrogate pair, which is no character') from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
+        raise ValueError(f'{source}: JSON that is too deep or too long to read') from error
+    return value

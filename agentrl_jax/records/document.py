@@ -346,7 +346,7 @@ def write(path: str | os.PathLike, document: dict[str, Any]) -> None:
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """The document of a file; a ValueError names the file and what is wrong with it."""
-    found = run_log.read_json(path)
+    found = files.read_json(path)
     try:
         check(found)
     except ValueError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from agentrl_jax.records import run_log
+from agentrl_jax.machine import files
 from agentrl_jax.records.method import FIELDS, method
 
 COMMIT_DIGITS = 12
@@ -92,7 +92,7 @@ def _processor() -> str:
 def joined(config_file: Path, new: str) -> str:
     """`new` behind the machines an earlier start of the run noted: 'a; b' has no one clock."""
     try:
-        old = run_log.read_json(config_file) if config_file.exists() else {}
+        old = files.read_json(config_file) if config_file.exists() else {}
     except ValueError:  # broken by a crash of the machine: it is written anew now
         old = {}
     noted = old.get('machine') if isinstance(old, dict) else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.machine.files import write_atomic
+from agentrl_jax.machine.files import read_bytes, read_json, write_atomic
 
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
@@ -209,32 +209,6 @@ def newest_checkpoint(workdir: str | os.PathLike) -> int | None:
     folder = Path(workdir) / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if re.fullmatch('[0-9]{1,18}', name)), default=None)
-
-
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """Contents of a regular file; a pipe would be waited for for ever."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise ValueError(f'{path} is no regular file')
-    return path.read_bytes()
-
-
-def read_text(path: str | os.PathLike) -> str:
-    try:
-        return read_bytes(path).decode('utf-8')
-    except UnicodeDecodeError as error:
-        raise ValueError(f'{path} is no UTF-8 text (byte {error.start})') from error
-
-
-def read_json(path: str | os.PathLike) -> Any:
-    """The JSON value of a file; a ValueError names the file and what is wrong with it."""
-    text = read_text(path)
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f'{path}: broken JSON in line {error.lineno} ({error.msg})') from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
-        raise ValueError(f'{path}: JSON that is too deep or too long to read') from error
 
 
 SECRET_WORD = re.compile(r'(secret|passw|credential|passphrase|(key|token)s?$)', re.IGNORECASE)
