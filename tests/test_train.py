@@ -28,7 +28,7 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.effective import effective
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Demonstrations, Rollout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -338,7 +338,11 @@ def trace(cfg, *, with_rollout):
         fns=parts.build_functions(cfg, found[0], mesh),
         learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
     )
-    after, measured, *_ = jax.eval_shape(learn, state, run_params.Frozen({}, reference), out)
+    shape = (derived.base_rows(cfg), cfg.rollout.max_tokens)
+    shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
+    joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
+    frozen = run_params.Frozen({}, reference)
+    after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
 
