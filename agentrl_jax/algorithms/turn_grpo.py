@@ -8,8 +8,11 @@ members that had stopped count with the 0 that they earned, what going on earns 
 to go on. Comparing turn k among those that reached it (mt_grpo) takes the value of having reached
 it out of every advantage: the decision to stop is then rewarded or punished for nothing.
 
-Nothing is assumed of the states that other members met at turn k. It needs no critic and no further
-samples; its bias and variance beside those of the other modes stand in benchmarks/turn_credit.md.
+Nothing is assumed of the states that other members met at turn k, and it needs no critic and no
+further samples. Where turns pay, its variance is the least of all that have no bias; where all is
+paid at the end, members that stopped before are a poor baseline, and one advantage an episode
+(rloo) has a little less: benchmarks/turn_credit.md.
+
 s ('rms') divides all advantages of a batch by one number, their root mean square over the trained
 tokens; 'none' leaves them in units of the return. token_mean divides by one number too, where a
 division by the episode's own length (seq_mean_token_mean) would favour lengths. All this is said of
