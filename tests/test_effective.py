@@ -168,7 +168,15 @@ def test_published_results_have_the_effective_configs_they_were_measured_with():
     for source, configs in listed():
         wanted = [kept['behaviours'][index] for index in kept['configs'][source]]
         for number, (cfg, want) in enumerate(zip(configs, wanted, strict=True)):
-            assert behaviour(cfg, mesh) == want, (source, number)
+            found = behaviour(cfg, mesh)
+            # Keywords that came later are as if they were not there
+            later = {'bootstrap_truncated': False}
+            found['make_batch'] = {
+                name: value
+                for name, value in found['make_batch'].items()
+                if (name, value) not in later.items()
+            }
+            assert found == want, (source, number)
         seen.add(source)
     assert seen == set(kept['configs'])
 
