@@ -239,14 +239,14 @@ def test_the_shown_config_says_what_is_the_algorithm_s_own_and_what_was_set():
     assert "env.name = 'frozen_lake'" in lines and 'loss.gamma = None' in lines
 
 
-def test_the_command_shows_the_config_without_a_workdir(tmp_path):
+def test_the_command_shows_the_config_without_a_workdir():
     words = '-m agentrl_jax.train --config=configs/small.py --config.algorithm=dapo --show_config'
     done = subprocess.run(
         [sys.executable, *words.split()],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=micro_runs.environment(tmp_path),
+        env=micro_runs.environment(),
     )
     assert done.returncode == 0, done.stderr
     assert "filter.rule = 'varied'  # dapo" in done.stdout.splitlines()
