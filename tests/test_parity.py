@@ -156,8 +156,8 @@ def test_token_mean_over_micro_batches_of_one_row_is_a_mean_of_rows():
         )
 
     by_rows = params(**{'loss.aggregation': 'seq_mean_token_mean'})
-    by_parts = params(**{'parity.microbatch_means': True})
-    by_tokens = params()
+    by_parts = params(**{'loss.aggregation': 'token_mean', 'parity.microbatch_means': True})
+    by_tokens = params(**{'loss.aggregation': 'token_mean'})
     for a, b in zip(by_rows, by_parts, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert max(np.abs(a - b).max() for a, b in zip(by_tokens, by_parts, strict=True)) > 1e-5
