@@ -55,8 +55,10 @@ def write(table: Table, folder: Path) -> list[Path]:
 
 def rebuild(experiments: Path) -> list[Path]:
     """All tables of all experiments from their committed metrics; the files that were written."""
-    written = []
-    for path in sorted(experiments.glob(f'*/{SPEC_FILE}')):
+    paths, written = sorted(experiments.glob(f'*/{SPEC_FILE}')), []
+    if not paths:
+        raise FileNotFoundError(f'{experiments} holds no experiment: no */{SPEC_FILE}')
+    for path in paths:
         for name, given in _specs(path).items():
             try:
                 spec = make_spec(given)
@@ -65,8 +67,6 @@ def rebuild(experiments: Path) -> list[Path]:
                 raise ValueError(f'{path}, {name}: {error}') from error
             written += write(table, path.parent / name)
             written += _embed(path.parent / 'README.md', name, render.markdown(table))
-    if not written:
-        raise FileNotFoundError(f'{experiments} holds no experiment: no */{SPEC_FILE}')
     return written
 
 
@@ -75,6 +75,8 @@ def _specs(path: Path) -> dict[str, dict]:
     specs = files.read_json(path)
     if not isinstance(specs, dict) or not all(isinstance(x, dict) for x in specs.values()):
         raise ValueError(f'{path}: an object of tables, each an object, is expected')
+    if not specs:
+        raise ValueError(f'{path} describes no table')
     wrong = [name for name in specs if not FOLDER_NAME.fullmatch(name)]
     if wrong:
         raise ValueError(f'{path}: {wrong[0]!r} cannot be the name of a folder')

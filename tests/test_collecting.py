@@ -177,7 +177,7 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'filter.refill': 2}, 'filter.refill=2 needs a filter.rule that drops groups'),
+        ({'filter.refill': 2}, 'it needs a filter.rule that drops groups'),
         ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
         ({'filter.refill': -1}, 'filter.refill=-1 must be at least 0'),
         (

@@ -206,7 +206,10 @@ def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path)
     rows = {}
     for window in (0, 3):
         folder = tmp_path / str(window)
-        assert train.train(micro(window, algorithm='mt_grpo'), str(folder)) == 0
+        assert (
+            train.train(micro(window, **{'algorithm': 'mt_grpo', 'clone.steps': 30}), str(folder))
+            == 0
+        )
         rows[window] = run_log.read_metrics(folder / run_log.METRICS_FILE)
     assert rows[0][0]['policy/grad_norm'] > 0
     for name in ('policy/loss', 'policy/grad_norm', 'policy/entropy', 'batch/trained_tokens'):

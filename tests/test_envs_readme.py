@@ -127,9 +127,8 @@ def test_it_is_cloned_and_trained_by_the_command_s_fields(corridor, tmp_path):
         'clone.steps': 2,
         'steps': 2,
         'corridor.nearest': 2,
-        'algorithm': 'grpo',
     }
-    cfg = micro_runs.config('bandit')
+    cfg = micro_runs.plain('bandit', algorithm='grpo')
     corridor[1](cfg)
     cfg.update_from_flattened_dict(small)
     for section, field in (name[7:].split('.') for name in flags if name.startswith('config.')):

@@ -224,7 +224,7 @@ def fake_sweep(words, environment):
                 'policy/entropy': 1.0,
                 'policy/grad_norm': 1.0,
             }
-            for step in (0, run.steps)
+            for step in range(run.steps + 1)
         ]
         if number == 0:
             (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))

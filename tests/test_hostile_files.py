@@ -45,7 +45,8 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
-DEEP = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
+DEEP = '400 levels deep'  # stands for them: hypothesis prints its examples, and cannot print those
+LEVELS = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
 FUZZ = settings(
     max_examples=60,
     deadline=None,
@@ -79,16 +80,16 @@ def spoiled(draw, good):
 
 
 def text_of(value):
-    return json.dumps(value)
+    return json.dumps(value).replace(json.dumps(DEEP), json.dumps(LEVELS))
 
 
-def refused_or(read, name):
-    """What `read` returns; None where it refuses with a line that has the name in it."""
+def refused_or(read, *names):
+    """What `read` returns; None where it refuses with a line that has one of the names in it."""
     try:
         return read()
     except ValueError as error:
         said = str(error)
-        assert name in said and '\n' not in said, said
+        assert any(name in said for name in names) and '\n' not in said, said
         assert not isinstance(error, UnicodeError), said
         return None
 
@@ -183,7 +184,7 @@ def test_compact_folders(folder, common, lines):
     (place / 'common.json').write_text(text_of(common))
     text = '\n'.join(map(text_of, lines)) if isinstance(lines, list) else text_of(lines)
     (place / 'seed_0.jsonl').write_text(text)
-    refused_or(lambda: show(place), place.name)
+    refused_or(lambda: show(place), place.name, 'run seed_0 ')
 
 
 SPEC = {

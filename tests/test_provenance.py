@@ -10,9 +10,10 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.records import provenance, run_log
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import flatten
+from agentrl_jax.run.effective import effective
 from configs import demo
 
-DEMO = flatten(demo.get_config().to_dict())
+DEMO = flatten(effective(demo.get_config()).to_dict())
 
 
 @pytest.mark.parametrize(

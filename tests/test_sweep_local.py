@@ -306,6 +306,7 @@ def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
         '--config.steps=1',
         '--config.clone.episodes=0',
         '--config.loss.kl_coef=0',
+        '--config.loss.kl_target=0',
         '--config.log.rollouts_every=0',
     ]
     done = subprocess.run(

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
 from agentrl_jax import sweep
+from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps import board, spec, status
 from agentrl_jax.sweeps.options import define_flags
 from agentrl_jax.sweeps.spec import Hyper as h
@@ -125,7 +126,7 @@ def test_overrides_are_held_as_the_config_holds_them():
     assert run.config['optim']['lr'] == 0.5 and run.steps == base.get_config().steps
     whole = base.get_config()
     whole.update_from_flattened_dict(run.overrides)
-    assert run.config == json.loads(whole.to_json_best_effort())
+    assert run.config == json.loads(effective(whole).to_json_best_effort())
 
 
 @pytest.mark.parametrize(
@@ -444,7 +445,9 @@ time.sleep(float(os.environ['SLEEP']))
 def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path, stopped):
     """The script is run by bash, with a program that notes its arguments and a false scontrol."""
     runs = expand(*h.sweep('seed', range(3)))
-    words = [sys.executable, '-S', '-c', PROGRAM, "--workdir=it's here"]
+    program = tmp_path / 'program.py'
+    program.write_text(PROGRAM)
+    words = [sys.executable, '-S', str(program), "--workdir=it's here"]
     script = sweep.slurm_script(runs, tmp_path, words, jobs=2, options=['--gres=gpu:1'])
     assert '#SBATCH --array=0-2%2\n' in script and '#SBATCH --gres=gpu:1\n' in script
     control = tmp_path / 'scontrol'
@@ -528,8 +531,9 @@ def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(t
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert len(lines) == 15 and not workdir.exists()
     assert lines[4][:4] == [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py']
-    assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1-')
-    assert lines[4][5:] == ['--config.steps=7', '--config.algorithm=grpo', '--config.seed=1']
+    assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1,kl_coef=0.0,')
+    own = ['algorithm=grpo', 'seed=1', 'loss.kl_coef=0.0', 'loss.aggregation=token_mean']
+    assert lines[4][5:] == [f'--config.{word}' for word in ['steps=7', *own]]
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')
