@@ -79,8 +79,8 @@ def judge(
     """
     signal, first = SIGNALS[name], 0
     if signal.relative == 'best':
-        known = [row[signal.metric] for row in history if signal.metric in row]
-        best = max((value for value in known if math.isfinite(value)), default=0.0)
+        values = [row[signal.metric] for row in history if signal.metric in row]
+        best = max((value for value in values if math.isfinite(value)), default=0.0)
         if not best > limit:  # there never was anything that could fall
             return OK
         limit = limit * best
@@ -162,9 +162,9 @@ def smoothed_z(history: Sequence[Row]) -> float:
 
     The average starts at the first measurement and keeps 0.9 of itself at each further one.
     """
-    smoothed = math.nan
+    average = math.nan
     for row in history:
         if 'collapse/marginal_std' in row and math.isfinite(row['collapse/marginal_std']):
             new = row['collapse/marginal_std']
-            smoothed = new if math.isnan(smoothed) else EMA_DECAY * smoothed + (1 - EMA_DECAY) * new
-    return history[-1]['collapse/mi_token'] / (smoothed + STD_EPS)
+            average = new if math.isnan(average) else EMA_DECAY * average + (1 - EMA_DECAY) * new
+    return history[-1]['collapse/mi_token'] / (average + STD_EPS)

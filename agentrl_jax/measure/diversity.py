@@ -16,15 +16,15 @@ def repeated_ngrams(
     if width < 1:
         nothing = jnp.zeros(tokens.shape[0])
         return nothing, nothing.astype(jnp.int32)
-    shifted = [slice(i, i + width) for i in range(n)]
-    inside = jnp.stack([action_mask[:, s] for s in shifted]).all(0)
-    inside &= jnp.stack([turn[:, s] == turn[:, :width] for s in shifted]).all(0)
+    places = [slice(i, i + width) for i in range(n)]
+    inside = jnp.stack([action_mask[:, s] for s in places]).all(0)
+    inside &= jnp.stack([turn[:, s] == turn[:, :width] for s in places]).all(0)
     # Sorting puts equal n-grams side by side, and -1, which is no token, in front.
-    keys = [jnp.where(inside, tokens[:, s], -1) for s in shifted]
-    ordered = jnp.stack(jax.lax.sort(keys, dimension=1, num_keys=n))
-    differs = jnp.any(ordered[:, :, 1:] != ordered[:, :, :-1], axis=0)
+    keys = [jnp.where(inside, tokens[:, s], -1) for s in places]
+    in_order = jnp.stack(jax.lax.sort(keys, dimension=1, num_keys=n))
+    differs = jnp.any(in_order[:, :, 1:] != in_order[:, :, :-1], axis=0)
     first = jnp.pad(differs, ((0, 0), (1, 0)), constant_values=True)
-    distinct = jnp.sum(first & (ordered[0] >= 0), axis=1)
+    distinct = jnp.sum(first & (in_order[0] >= 0), axis=1)
     count = jnp.sum(inside, axis=1)
     return 1.0 - (distinct / jnp.maximum(count, 1) + (count == 0)), count.astype(jnp.int32)
 
@@ -40,7 +40,7 @@ def distinct_action_rate(
     healthy = healthy.reshape(-1, group_size)
     same = jnp.all(plays[:, :, None] == plays[:, None, :], axis=-1) & healthy[:, None, :]
     earlier = jnp.tril(jnp.ones((group_size, group_size), bool), -1)
-    seen_before = jnp.any(same & earlier[None], axis=-1)
+    repeat = jnp.any(same & earlier[None], axis=-1)
     members = healthy.sum(1)
-    distinct = jnp.sum(healthy & ~seen_before, axis=1)
+    distinct = jnp.sum(healthy & ~repeat, axis=1)
     return distinct / jnp.maximum(members, 1), members

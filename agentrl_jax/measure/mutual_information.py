@@ -73,9 +73,9 @@ def choose_pairs(
         groups = rows // group_size
         columns = min(groups, pairs)
         members = min(pairs // columns, group_size)
-        chosen = jnp.sort(jax.random.permutation(k_group, groups)[:columns])
-        ranked = jnp.argsort(order.reshape(groups, group_size), axis=1)[:, :members]
-        row = (chosen[:, None] * group_size + ranked[chosen]).astype(jnp.int32)
+        group = jnp.sort(jax.random.permutation(k_group, groups)[:columns])
+        member = jnp.argsort(order.reshape(groups, group_size), axis=1)[:, :members]
+        row = (group[:, None] * group_size + member[group]).astype(jnp.int32)
         own = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
         row, prompt_row = row.reshape(-1), row[:, 0]
     return Pairs(
@@ -147,8 +147,8 @@ def cross_logprobs(
         return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=1)
 
     index = jnp.minimum(jnp.arange(slices * microbatch_rows), count * columns - 1)
-    scored = jax.lax.map(score, index.reshape(slices, microbatch_rows))
-    return scored.reshape(-1)[: count * columns].reshape(count, columns)
+    sums = jax.lax.map(score, index.reshape(slices, microbatch_rows))
+    return sums.reshape(-1)[: count * columns].reshape(count, columns)
 
 
 def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
@@ -197,14 +197,16 @@ def reduce_matrix(
         **_retrieval(sums, own, used, prompt_used, same),
     }
     different = jnp.any(~same & prompt_used[None] & prompt_used[:, None])
-    known = different & jnp.any(used)
-    return {name: jnp.where(known, x, jnp.nan).astype(jnp.float32) for name, x in metrics.items()}
+    is_defined = different & jnp.any(used)
+    return {
+        name: jnp.where(is_defined, x, jnp.nan).astype(jnp.float32) for name, x in metrics.items()
+    }
 
 
 def _matched_and_marginal(matrix, own, prompt_used):
     matched = jnp.take_along_axis(matrix, own[:, None], axis=1)[:, 0]
-    seen = jnp.where(prompt_used[None], matrix, -jnp.inf)
-    return matched, jax.nn.logsumexp(seen, axis=1) - jnp.log(jnp.maximum(prompt_used.sum(), 1))
+    scores = jnp.where(prompt_used[None], matrix, -jnp.inf)
+    return matched, jax.nn.logsumexp(scores, axis=1) - jnp.log(jnp.maximum(prompt_used.sum(), 1))
 
 
 def _retrieval(sums, own, used, prompt_used, same):
@@ -256,7 +258,7 @@ def information(
     """
     if layout is not None:
         rollout = jax.lax.with_sharding_constraint(rollout, layout)
-    chosen = choose_pairs(
+    picks = choose_pairs(
         key,
         rollout,
         task.answer,
@@ -270,16 +272,14 @@ def information(
     width = rollout.tokens.shape[1]
     if turns == 'first':  # first prompts are much shorter than episodes
         width = min(width, task.prefix.shape[0] + task.width + max_response)
-    sums = cross_logprobs(
-        params, rollout, chosen, width=width, max_response=max_response, **scoring
-    )
+    sums = cross_logprobs(params, rollout, picks, width=width, max_response=max_response, **scoring)
     return reduce_matrix(
         sums,
-        chosen.length,
-        chosen.own,
-        chosen.used,
-        chosen.prompt_used,
-        equal_prompts(rollout, chosen, width),
+        picks.length,
+        picks.own,
+        picks.used,
+        picks.prompt_used,
+        equal_prompts(rollout, picks, width),
         low_mi=low_mi,
         low_entropy=low_entropy,
     )

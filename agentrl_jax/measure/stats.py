@@ -84,8 +84,8 @@ def stratified_bootstrap(
     if not arrays or any(runs.size == 0 for runs in arrays):
         raise ValueError('stratified_bootstrap needs at least one run in each stratum')
     rng = np.random.default_rng(seed)
-    redrawn = [runs[rng.integers(0, runs.size, (resamples, runs.size))] for runs in arrays]
-    values = statistic(np.concatenate(redrawn, axis=1))
+    draws = [runs[rng.integers(0, runs.size, (resamples, runs.size))] for runs in arrays]
+    values = statistic(np.concatenate(draws, axis=1))
     low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
 
@@ -116,8 +116,8 @@ def improvement_interval(
         runs = np.asarray(runs, np.float64)
         return runs[rng.integers(0, runs.size, (resamples, runs.size))]
 
-    redrawn = [(redraw(x), redraw(y)) for x, y in zip(ours, theirs, strict=True)]
-    values = np.mean([_wins(x, y) for x, y in redrawn], axis=0)
+    draws = [(redraw(x), redraw(y)) for x, y in zip(ours, theirs, strict=True)]
+    values = np.mean([_wins(x, y) for x, y in draws], axis=0)
     low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
 

@@ -90,26 +90,26 @@ class _Counter:
         """Share of parameters, moments and gradients that a device keeps."""
         return 1.0 / (self.machine.tensor * (1 if self.local else self.machine.fsdp))
 
-    def op(self, flops: float, moved: float) -> Cost:
+    def op(self, flops: float, traffic: float) -> Cost:
         m = self.machine
         times = [0.0]
         if m.flops is not None:
-            times = [flops / m.flops, moved / m.bandwidth]
-        return Cost(flops, moved, max(times))
+            times = [flops / m.flops, traffic / m.bandwidth]
+        return Cost(flops, traffic, max(times))
 
     def body(self, jaxpr: Any, weights: Sequence[bool]) -> tuple[Cost, list[bool]]:
         """(cost, which outputs are weights)."""
-        known = dict(zip(jaxpr.invars, weights, strict=True))
+        marks = dict(zip(jaxpr.invars, weights, strict=True))
         total = Cost()
 
         def is_weight(var):
-            return not isinstance(var, core.Literal) and known[var] if var in known else False
+            return not isinstance(var, core.Literal) and marks[var] if var in marks else False
 
         for eqn in jaxpr.eqns:
-            given = [not isinstance(v, core.Literal) and is_weight(v) for v in eqn.invars]
-            cost, out = self.equation(eqn, given)
+            flags = [not isinstance(v, core.Literal) and is_weight(v) for v in eqn.invars]
+            cost, out = self.equation(eqn, flags)
             total.add(cost)
-            known.update(zip(eqn.outvars, out, strict=True))
+            marks.update(zip(eqn.outvars, out, strict=True))
         outputs = [not isinstance(v, core.Literal) and is_weight(v) for v in jaxpr.outvars]
         return total, outputs
 
@@ -133,15 +133,15 @@ class _Counter:
         return self.call(eqn, weights)
 
     def product(self, eqn: Any, weights: list[bool]) -> Cost:
-        (contracted, _), _ = eqn.params['dimension_numbers']
+        (contraction, _), _ = eqn.params['dimension_numbers']
         left = eqn.invars[0].aval.shape
         out = eqn.outvars[0]
-        depth = math.prod(left[axis] for axis in contracted)
+        depth = math.prod(left[axis] for axis in contraction)
         flops = 2.0 * math.prod(out.aval.shape) * depth * self.share
-        moved = size(out) * self.share
+        traffic = size(out) * self.share
         for var, weight in zip(eqn.invars, weights, strict=True):
-            moved += size(var) * (1.0 / self.machine.tensor if weight else self.share)
-        return self.op(flops, moved)
+            traffic += size(var) * (1.0 / self.machine.tensor if weight else self.share)
+        return self.op(flops, traffic)
 
     def scan(self, eqn: Any, weights: list[bool]) -> Cost:
         inner, _ = self.body(eqn.params['jaxpr'].jaxpr, weights)
@@ -166,8 +166,8 @@ class _Counter:
         branches = eqn.params['branches']
         platforms = eqn.params.get('branches_platforms')
         if platforms is not None:
-            mine = [names is None or self.machine.platform in names for names in platforms]
-            branches = [branches[mine.index(True)]]
+            matches = [names is None or self.machine.platform in names for names in platforms]
+            branches = [branches[matches.index(True)]]
         costs = [self.body(branch.jaxpr, weights[1:])[0] for branch in branches]
         return max(costs, key=lambda cost: (cost.seconds, cost.bytes, cost.flops))
 

@@ -44,14 +44,12 @@ class Board:
             self._live.update(table(statuses), refresh=True)
             return
         due = time.monotonic() - self._spoke >= self._every_s
-        changed = [s for s in statuses if self._states.setdefault(s.name, 'waiting') != s.state]
+        changes = [s for s in statuses if self._states.setdefault(s.name, 'waiting') != s.state]
         self._states |= {status.name: status.state for status in statuses}
-        spoken = changed + [
-            s for s in statuses if due and s.state == 'running' and s not in changed
-        ]
-        for status in spoken:
+        news = changes + [s for s in statuses if due and s.state == 'running' and s not in changes]
+        for status in news:
             print('  '.join(cells(status)).rstrip(), file=self._stream, flush=True)
-        if spoken:
+        if news:
             print(counts(statuses), file=self._stream, flush=True)
             self._spoke = time.monotonic()
 
@@ -65,21 +63,21 @@ class Board:
 
 def table(statuses: Sequence[Status]) -> Table:
     """Running runs first, then those that need a look, then the rest."""
-    drawn = Table(title=counts(statuses), title_justify='left', box=None, pad_edge=False)
+    grid = Table(title=counts(statuses), title_justify='left', box=None, pad_edge=False)
     for heading in ('run', 'state', 'step', 'success', 'left'):
-        drawn.add_column(heading, justify='left' if heading in ('run', 'state') else 'right')
+        grid.add_column(heading, justify='left' if heading in ('run', 'state') else 'right')
     for status in sorted(statuses, key=lambda status: STATES.index(status.state)):
         style = STYLES[status.state] if status.state in STYLES else None
         name, state, *rest = cells(status)
-        drawn.add_row(name, state, *rest, style=style)
-    return drawn
+        grid.add_row(name, state, *rest, style=style)
+    return grid
 
 
 def counts(statuses: Sequence[Status]) -> str:
     """'15 runs: 2 running, 9 waiting, 4 done'."""
-    found = collections.Counter(status.state for status in statuses)
-    shown = ', '.join(f'{found[state]} {state}' for state in STATES if found[state])
-    return f'{len(statuses)} runs: {shown}'
+    tally = collections.Counter(status.state for status in statuses)
+    parts = ', '.join(f'{tally[state]} {state}' for state in STATES if tally[state])
+    return f'{len(statuses)} runs: {parts}'
 
 
 def cells(status: Status) -> tuple[str, str, str, str, str]:

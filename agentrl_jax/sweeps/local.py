@@ -88,25 +88,25 @@ def stop_signals() -> tuple[int, ...]:
 
 def watch(work: Work, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
     """Starts runs and looks after them until none is open, or all children have stopped."""
-    looked, asked = -math.inf, False
+    last_look, stopping = -math.inf, False
     while True:
-        ended = [child for child in work.children if child.process.poll() is not None]
-        for child in ended:
-            said = finish(child, work)
-            if said:
-                board.say(said)
+        exits = [child for child in work.children if child.process.poll() is not None]
+        for child in exits:
+            message = finish(child, work)
+            if message:
+                board.say(message)
             work.children.remove(child)
-        if stop.requested and not asked:
+        if stop.requested and not stopping:
             board.say(f'asked to stop: {len(work.children)} runs are saving')
             ask_to_stop(work.children)
-            asked = True
-        if ended or time.monotonic() - looked >= refresh_s:
-            if not asked:
+            stopping = True
+        if exits or time.monotonic() - last_look >= refresh_s:
+            if not stopping:
                 fill(work)
             look(work)
             board.show([work.statuses[run.name] for run in work.plan.runs])
-            looked = time.monotonic()
-        if not work.children and (asked or not open_runs(work)):
+            last_look = time.monotonic()
+        if not work.children and (stopping or not open_runs(work)):
             return
         time.sleep(poll_s)
 
@@ -134,9 +134,9 @@ def look(work: Work) -> None:
 def fill(work: Work) -> None:
     """Starts runs in the free slots, those with the fewest attempts first."""
     plan = work.plan
-    no_more = {child.run.name for child in work.children}
-    no_more |= {name for name, status in work.statuses.items() if status.state == 'done'}
-    waiting = [run for run in plan.runs if run.name not in no_more]
+    others = {child.run.name for child in work.children}
+    others |= {name for name, status in work.statuses.items() if status.state == 'done'}
+    waiting = [run for run in plan.runs if run.name not in others]
     if len(work.children) == len(plan.slots):
         return
     waiting.sort(key=lambda run: len(sweep_status.read_attempts(plan.workdir / run.name)))
@@ -160,8 +160,8 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
     if lock is None:
         return None
     # Files are read after the claim: another sweep may have finished the run a moment ago.
-    spent = sweep_status.count_failures(folder) - before > plan.retries
-    if spent or sweep_status.is_done(run, folder):
+    exhausted = sweep_status.count_failures(folder) - before > plan.retries
+    if exhausted or sweep_status.is_done(run, folder):
         os.close(lock)
         return None
     holder = {'host': socket.gethostname(), 'sweep': os.getpid(), 'slot': slot}

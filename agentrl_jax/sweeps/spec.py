@@ -72,13 +72,13 @@ class Hyper:
 
 
 def _merge(parts: Iterable[Overrides]) -> Overrides:
-    merged: Overrides = {}
+    union: Overrides = {}
     for part in parts:
-        twice = sorted(merged.keys() & part.keys())
-        if twice:
-            raise ValueError(f'{", ".join(twice)} is set by two factors of one sweep')
-        merged |= part
-    return merged
+        clash = sorted(union.keys() & part.keys())
+        if clash:
+            raise ValueError(f'{", ".join(clash)} is set by two factors of one sweep')
+        union |= part
+    return union
 
 
 def load(path: str | Path) -> list[Overrides]:
@@ -93,14 +93,14 @@ def load(path: str | Path) -> list[Overrides]:
     if len(habits) != 1:
         defined = 'both are' if habits else 'neither is'
         raise ValueError(f'{path} must define sweep(add) or get_hyper(h); {defined} there')
-    found: list[Overrides] = []
+    runs: list[Overrides] = []
     if habits == ['sweep']:
-        module.sweep(lambda overrides=(), /, **more: found.append(dict(overrides, **more)))
+        module.sweep(lambda overrides=(), /, **fields: runs.append(dict(overrides, **fields)))
     else:
-        found = module.get_hyper(Hyper)
-    if not found or not all(isinstance(overrides, Mapping) for overrides in found):
-        raise ValueError(f'{path}: {habits[0]} gives no list of overrides, but {found!r}')
-    return [dict(overrides) for overrides in found]
+        runs = module.get_hyper(Hyper)
+    if not runs or not all(isinstance(overrides, Mapping) for overrides in runs):
+        raise ValueError(f'{path}: {habits[0]} gives no list of overrides, but {runs!r}')
+    return [dict(overrides) for overrides in runs]
 
 
 def expand(
@@ -110,11 +110,11 @@ def expand(
 
     taken: fields that the command line sets for all runs, which the sweep must leave alone.
     """
-    taken, runs, seen = set(taken), [], {}
+    taken, runs, numbers = set(taken), [], {}
     for number, overrides in enumerate(listed, 1):
         where = f'{source}, run {number}'
-        cfg, held = resolve(base, overrides, where)
-        clash = sorted(taken & held.keys())
+        cfg, settings = resolve(base, overrides, where)
+        clash = sorted(taken & settings.keys())
         if clash:
             raise ValueError(f'{where} sets {", ".join(clash)}, and so does the command line')
         try:
@@ -123,19 +123,20 @@ def expand(
             config = json.loads(cfg.to_json_best_effort())
             digest = files.config_hash(config)
         except ValueError as error:
-            raise ValueError(f'{where} ({_shown(held)}): {error}') from error
-        if digest in seen:
+            raise ValueError(f'{where} ({_text_of(settings)}): {error}') from error
+        if digest in numbers:
             raise ValueError(
-                f'{where} ({_shown(held)}) has the same config as run {seen[digest]}; list it once'
+                f'{where} ({_text_of(settings)}) has the same config as run {numbers[digest]}; '
+                'list it once'
             )
-        seen[digest] = number
-        runs.append(Run(run_name(held, digest), held, config, cfg.steps))
+        numbers[digest] = number
+        runs.append(Run(run_name(settings, digest), settings, config, cfg.steps))
     return runs
 
 
 def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
     """(a copy of the config with the overrides set, the overrides as the config holds them)."""
-    cfg, held = copy.deepcopy(base), {}
+    cfg, settings = copy.deepcopy(base), {}
     for name, value in overrides.items():
         name = name.removeprefix('config.')
         if name not in fields(base):
@@ -149,28 +150,28 @@ def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides
             parent[leaf] = value
         except (TypeError, ValueError) as error:
             raise ValueError(f'{where} sets {name}={value!r}: {error}') from error
-        held[name] = _plain(parent[leaf])
-        if not _can_be_given(held[name]):
+        settings[name] = _plain(parent[leaf])
+        if not _can_be_given(settings[name]):
             raise ValueError(f'{where} sets {name}={value!r}, which no command line can give')
-    return cfg, held
+    return cfg, settings
 
 
 def fields(cfg: Any, prefix: str = '') -> list[str]:
     """Dotted names of all fields of a config."""
-    found = []
+    names = []
     for name, value in cfg.items():
         is_group = hasattr(value, 'items')
-        found += fields(value, f'{prefix}{name}.') if is_group else [prefix + name]
-    return found
+        names += fields(value, f'{prefix}{name}.') if is_group else [prefix + name]
+    return names
 
 
 def _no_field(cfg: Any, name: str) -> str:
-    known = fields(cfg)
-    inside = [other for other in known if other.startswith(name + '.')]
+    names = fields(cfg)
+    inside = [other for other in names if other.startswith(name + '.')]
     if inside:
         return f'which is a group of fields: name one, such as {inside[0]}'
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    near += [other for other in known if other.split('.')[-1] == name.split('.')[-1]]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near += [other for other in names if other.split('.')[-1] == name.split('.')[-1]]
     hint = f' (did you mean {near[0]}?)' if near else ''
     return f'which is no field of the config{hint}'
 
@@ -203,7 +204,7 @@ def _word(value: Any) -> str:
     return UNSAFE.sub('_', text)[:VALUE_LENGTH].strip('_')
 
 
-def _shown(overrides: Overrides) -> str:
+def _text_of(overrides: Overrides) -> str:
     return ', '.join(f'{name}={value!r}' for name, value in overrides.items()) or 'no overrides'
 
 

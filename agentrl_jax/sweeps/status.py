@@ -209,11 +209,11 @@ def progress(rows: list[dict[str, Any]], steps: int) -> tuple[int, float | None,
     if not rows:
         return 0, None, None
     done = min(rows[-1]['step'] + 1, steps)
-    known = [r['eval/success'] for r in rows if 'eval/success' in r]
-    known = known or [r['rollout/success'] for r in rows if 'rollout/success' in r]
+    rates = [r['eval/success'] for r in rows if 'eval/success' in r]
+    rates = rates or [r['rollout/success'] for r in rows if 'rollout/success' in r]
     first, last = rows[0], rows[-1]
     left_s = None
     if last['step'] > first['step']:
         pace = (last['time_s'] - first['time_s']) / (last['step'] - first['step'])
         left_s = pace * (steps - done)
-    return done, float(known[-1]) if known else None, left_s
+    return done, float(rates[-1]) if rates else None, left_s
