@@ -301,7 +301,9 @@ def test_the_last_lines_of_a_run_are_worded_as_shown(tmp_path):
     command = re.search(r'^resume +(.*)$', shown, flags=re.MULTILINE)[1]
     summary = wording(report.summary(tmp_path, command))
     assert wording(shown)[-len(summary) :] == summary
-    assert command in (ROOT / 'Makefile').read_text().replace('$(RUN)', 'python')
+    makefile = (ROOT / 'Makefile').read_text()
+    assert command in makefile.replace('$(RUN)', 'python')
+    assert f'the slowest {re.search(r"--durations (\d+)", makefile)[1]},' in README
 
 
 # ---- configs -----------------------------------------------------------------------------------

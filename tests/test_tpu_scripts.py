@@ -1,4 +1,4 @@
-"""tpu_scripts without a cloud: dry runs, a gcloud that is played, and two hosts on this machine.
+"""tpu_scripts without a cloud: dry runs, a fake gcloud, and two hosts on this machine.
 
 `python tests/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
 """

@@ -8,7 +8,7 @@ from agentrl_jax.models.qwen2 import ModelConfig
 def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
     """ModelConfig of a config.json of type qwen2 or llama; compute: dtype, remat.
 
-    What is not built is refused.
+    Unsupported variants are rejected.
     """
     kind = hf.get('model_type')
     if kind not in ('qwen2', 'llama'):
