@@ -303,7 +303,8 @@ def test_the_last_lines_of_a_run_are_worded_as_shown(tmp_path):
     assert wording(shown)[-len(summary) :] == summary
     makefile = (ROOT / 'Makefile').read_text()
     assert command in makefile.replace('$(RUN)', 'python')
-    assert f'the slowest {re.search(r"--durations (\d+)", makefile)[1]},' in README
+    (slowest,) = re.findall(r'--durations (\d+)', makefile)
+    assert f'the slowest {slowest},' in README
 
 
 # ---- configs -----------------------------------------------------------------------------------
