@@ -12,7 +12,7 @@ from agentrl_jax.sweeps.options import define_flags
 
 if __name__ == '__main__':
     define_flags()
-    command.begin(__doc__, needs=('config', 'sweep', 'workdir'))
+    command.begin(__doc__, needs=('config', 'sweep', 'workdir'), resumes=True)
 
 import jax
 
@@ -214,7 +214,7 @@ def main() -> None:
     try:
         code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        sys.exit(f'error: {files.in_words(error, flags.FLAGS.workdir)}')
     sys.exit(code)
 
 

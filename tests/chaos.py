@@ -5,7 +5,9 @@
 Each round takes an algorithm, trains its undisturbed twin once, then starts the same run again and
 again and ends it by a random signal at a random moment: SIGKILL, SIGTERM, SIGINT, or SIGSTOP for a
 while. At last it may finish; rows of metrics (times aside) and every array of the newest checkpoint
-must be the twin's. Every fifth round the parent of a sweep of two runs is killed instead.
+must be the twin's. Every fifth round the parent of a sweep of two runs is killed instead, every
+seventh one of the two processes of a run, the first as well as the other: killed, asked to stop, or
+stopped for good, as by a host that hangs. The other one must then end by itself.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +34,9 @@ OWN = {  # what an algorithm needs or refuses of the micro run
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
     'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
 }
+PAIR = 'pair'  # a round of two processes
+HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
+PATIENCE_S = 120  # within which the other one has ended
 SWEEP = """
 def sweep(add):
     add(seed=0)
@@ -57,12 +63,12 @@ class Chaos:
         self.seconds: dict[str, float] = {}
         (folder / 'two_seeds.py').write_text(SWEEP)
 
-    def start(self, *words: str) -> subprocess.Popen:
+    def start(self, *words: str, **variables: str) -> subprocess.Popen:
         with (self.folder / 'log').open('ab') as log:
             return subprocess.Popen(
                 [sys.executable, '-m', *words],
                 cwd=micro_runs.ROOT,
-                env=micro_runs.environment(),
+                env=micro_runs.environment(**variables),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -85,8 +91,10 @@ class Chaos:
                 self.seconds[name] = time.monotonic() - began
         return workdir
 
-    def disturb(self, process: subprocess.Popen, seconds: float) -> bool:
+    def disturb(self, process: 'subprocess.Popen | Pair', seconds: float) -> bool:
         """Waits a random while and ends the process group; False if it had ended by itself."""
+        if isinstance(process, Pair):
+            return process.disturb(self.rng, seconds)
         number = self.rng.choice(SIGNALS)
         time.sleep(self.rng.uniform(0, 1.1 * seconds))
         if process.poll() is not None:
@@ -134,6 +142,12 @@ class Chaos:
 
         self.round(name, start, self.same_run(config_of(name)), kills)
 
+    def of_pair(self, kills: int) -> None:
+        def start(workdir):
+            return Pair(self, workdir)
+
+        self.round(PAIR, start, self.same_run(micro_runs.get_config()), kills)
+
     def of_sweep(self, kills: int) -> None:
         def start(workdir):
             sweep = f'--sweep={self.folder / "two_seeds.py"}'
@@ -151,12 +165,50 @@ class Chaos:
         self.round('sweep', start, compare, kills)
 
 
+class Pair:
+    """Two processes of one run."""
+
+    def __init__(self, chaos: Chaos, workdir: pathlib.Path):
+        with socket.socket() as probe:
+            probe.bind(('localhost', 0))
+            port = probe.getsockname()[1]
+        joined = {
+            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
+            'JAX_NUM_PROCESSES': '2',
+            'JAX_NUM_CPU_DEVICES': '1',
+            'AGENTRL_HEARTBEAT_S': str(HEARTBEAT_S),
+        }
+        config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', '--config.mesh.data=2']
+        self.both = [
+            chaos.start('agentrl_jax.train', *config, **joined, JAX_PROCESS_ID=str(index))
+            for index in range(2)
+        ]
+
+    def wait(self) -> int:
+        """0, or the exit code that is not."""
+        return max((process.wait() for process in self.both), key=abs)
+
+    def disturb(self, rng: random.Random, seconds: float) -> bool:
+        """Ends one of them; the other must follow by itself. False if one had ended before."""
+        struck, other = rng.sample(self.both, 2)
+        time.sleep(rng.uniform(0, 1.1 * seconds))
+        if struck.poll() is not None or other.poll() is not None:
+            self.wait()
+            return False
+        os.killpg(struck.pid, rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)))
+        other.wait(PATIENCE_S)
+        if struck.poll() is None:
+            os.killpg(struck.pid, signal.SIGKILL)
+            struck.wait()
+        return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--kills', type=int, default=50, help='processes to end, in all')
     parser.add_argument('--a_run', type=int, default=5, help='of which a run gets at most so many')
     parser.add_argument('--seed', type=int, default=0, help='of what happens when')
-    parser.add_argument('--only', default='', help="algorithms, with commas; '' = all, and sweeps")
+    parser.add_argument('--only', default='', help="algorithms, sweep, pair, with commas; '' = all")
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
     os.environ |= {
@@ -172,10 +224,14 @@ def main() -> None:
         if given.only:
             name = chaos.rng.choice(given.only.split(','))
         else:
-            name = 'sweep' if chaos.rounds % 5 == 4 else chaos.rng.choice(names)
+            name = chaos.rng.choice(names)
+            name = 'sweep' if chaos.rounds % 5 == 4 else name
+            name = PAIR if chaos.rounds % 7 == 3 else name
         began = time.monotonic()
         if name == 'sweep':
             chaos.of_sweep(kills)
+        elif name == PAIR:
+            chaos.of_pair(kills)
         else:
             chaos.of_algorithm(name, kills)
         print(

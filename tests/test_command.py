@@ -140,6 +140,47 @@ def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
     assert code == 130 and 'interrupted twice' in err
 
 
+LISTENING = """
+import os, signal
+from agentrl_jax.machine import processes
+with processes.Preemption() as preemption:
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    print('goes on', preemption.requested, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print('never said')
+"""
+INTERRUPTED = """
+import sys
+from agentrl_jax.run import command
+sys.argv = ['program']
+command.begin('what it does')
+raise KeyboardInterrupt
+"""
+
+
+def ran(program):
+    done = subprocess.run(
+        [sys.executable, '-c', program], cwd=micro_runs.ROOT, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
+    """It was a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as the second."""
+    code, out, err = ran(LISTENING)
+    assert (code, out) == (130, 'goes on True\n')
+    assert err.split('\n')[1::2] == [
+        'stopping behind this step; Ctrl-C again stops at once',
+        'stopped at once: what was not saved is lost',
+    ]
+
+
+def test_ctrl_c_of_a_command_that_resumes_nothing_is_one_word():
+    code, out, err = ran(INTERRUPTED)
+    assert code in (130, -signal.SIGINT) and out == '' and err == '\ninterrupted\n'
+
+
 def test_a_bug_in_a_sweep_file_shows_its_own_lines_and_none_of_ours(tmp_path):
     path = tmp_path / 'broken.py'
     path.write_text(

@@ -38,7 +38,8 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '', resumes: bool 
     """Parses the flags that the command has defined; ends it for --help and for what is wrong.
 
     needs: flags without which it cannot begin. says: printed at once, since the imports that follow
-    take seconds. resumes: a signal ends it with EXIT_STOPPED, since the same command goes on.
+    take seconds. resumes: a signal ends it with EXIT_STOPPED, since the same command goes on; of
+    other commands Ctrl-C is said in a line.
     """
     if any(word in HELP for word in sys.argv[1:]):
         print(help_text(doc))
@@ -47,8 +48,18 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '', resumes: bool 
     spare_tpu_search()
     if resumes:
         stop_when_asked()
+    else:
+        sys.excepthook = say_interrupted
     if says:
         print(says, file=sys.stderr, flush=True)
+
+
+def say_interrupted(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+    """An exception that ends the command: Ctrl-C needs no stack."""
+    if issubclass(kind, KeyboardInterrupt):
+        print('\ninterrupted', file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def stop_when_asked() -> None:
@@ -78,7 +89,7 @@ def _listen(heard: int) -> None:
             word = signal.Signals(number[0]).name
             _leave(f'{word}: nothing was trained yet; the same command starts again', EXIT_STOPPED)
         if interrupts > 1:
-            _leave('interrupted twice: the steps since the last checkpoint are lost', EXIT_KILLED)
+            _leave('interrupted twice: what was not saved is lost', EXIT_KILLED)
 
 
 def _leave(sentence: str, code: int) -> NoReturn:
@@ -106,9 +117,14 @@ def define_best() -> None:
 
 def define_fallback() -> None:
     """--fallback: what to do where the newest checkpoint is damaged."""
-    wanted = os.environ.get(FALLBACK, '') == '1'
     help_ = 'Where checkpoints are damaged, take the newest one that is whole.'
-    flags.DEFINE_bool('fallback', wanted, help_)
+    flags.DEFINE_bool('fallback', wants_fallback(()), help_)
+
+
+def wants_fallback(argv: Sequence[str]) -> bool:
+    """Whether --fallback is asked for, before flags are parsed."""
+    asked = {'fallback', 'fallback=true', 'fallback=1'} & {word.lstrip('-') for word in argv}
+    return bool(asked) or os.environ.get(FALLBACK, '') == '1'
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
