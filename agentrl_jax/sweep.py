@@ -7,12 +7,17 @@
 (SIGTERM or Ctrl-C; the runs have saved).
 """
 
+if __name__ == '__main__':
+    from agentrl_jax.run import interrupts
+
+    interrupts.stop_when_asked()
+
 from agentrl_jax.run import command
 from agentrl_jax.sweeps.options import define_flags
 
 if __name__ == '__main__':
     define_flags()
-    command.begin(__doc__, needs=('config', 'sweep', 'workdir'), resumes=True)
+    command.begin(__doc__, needs=('config', 'sweep', 'workdir'))
 
 import jax
 
