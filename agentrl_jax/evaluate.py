@@ -143,15 +143,15 @@ MAY_DIFFER = (
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
+    given = flags.FLAGS
     try:
-        given = flags.FLAGS
         step = given.step
         if given.fallback and given.workdir and not given.best:
             step = checkpoint.fall_back(given.workdir, step=step)
         workdir = best_of(given.workdir) if given.best else given.workdir
         evaluate(given.config, workdir, given.out or given.workdir, step, given.trajectories)
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        sys.exit(f'error: {files.in_words(error, given.out or given.workdir or None)}')
 
 
 if __name__ == '__main__':

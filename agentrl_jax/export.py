@@ -368,7 +368,7 @@ def main() -> None:
             args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
         )
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        sys.exit(f'error: {files.in_words(error, Path(args.out).parent)}')
     print(folder)
 
 

@@ -167,7 +167,7 @@ def main() -> None:
             task = parts.build_text_task(cfg, tokenizer, given.split, None)
             play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=print)
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        sys.exit(f'error: {files.in_words(error)}')
     except (EOFError, KeyboardInterrupt):
         print()
 

@@ -7,6 +7,11 @@
 (SIGTERM or Ctrl-C; the runs have saved).
 """
 
+if __name__ == '__main__':
+    from agentrl_jax.run import interrupts
+
+    interrupts.stop_when_asked()
+
 from agentrl_jax.run import command
 from agentrl_jax.sweeps.options import define_flags
 
@@ -214,7 +219,7 @@ def main() -> None:
     try:
         code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        sys.exit(f'error: {files.in_words(error, flags.FLAGS.workdir)}')
     sys.exit(code)
 
 

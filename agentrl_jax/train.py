@@ -9,6 +9,11 @@ step), so a run that was killed and resumed ends with the same bits as one that 
 
 import sys
 
+if __name__ == '__main__':
+    from agentrl_jax.run import interrupts
+
+    interrupts.stop_when_asked()
+
 from absl import flags, logging
 from ml_collections import config_flags
 
@@ -20,7 +25,7 @@ if __name__ == '__main__':
     flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and end.')
     command.define_fallback()
     needs = ('config',) if '--show_config' in sys.argv else ('config', 'workdir')
-    command.begin(__doc__, needs=needs, says='agentrl_jax.train: loading', resumes=True)
+    command.begin(__doc__, needs=needs, says='agentrl_jax.train: loading')
 
 from agentrl_jax.machine import processes
 

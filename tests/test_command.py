@@ -91,8 +91,8 @@ STARTING = """
 import hashlib, signal, sys, time
 from agentrl_jax import train
 from agentrl_jax.machine import processes
-from agentrl_jax.run import command
-command.stop_when_asked()
+from agentrl_jax.run import interrupts
+interrupts.stop_when_asked()
 if sys.argv[1] == 'training':
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: print('heard', flush=True))
@@ -130,7 +130,33 @@ def ended(phase, *signals):
 @pytest.mark.parametrize('phase', ['starting', 'native'])
 def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number):
     code, err = ended(phase, number)
-    assert code == 75 and 'nothing was trained yet' in err and len(err.split('\n')) == 3
+    assert code == 75 and 'goes on from what was saved' in err and len(err.split('\n')) == 3
+
+
+WITH_A_SIGNAL = """
+import os, runpy, sys, time
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == 'absl':
+            os.kill(os.getpid(), int(sys.argv[2]))
+            time.sleep(60)  # another thread ends the process
+sys.meta_path.insert(0, Finder)
+runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('program', ['train', 'sweep'])
+def test_a_signal_while_flags_are_being_imported_ends_a_run_to_be_resumed(program, number):
+    """It was a KeyboardInterrupt with a stack, or -15, which a launcher counts as a failure."""
+    done = subprocess.run(
+        [sys.executable, '-c', WITH_A_SIGNAL, f'agentrl_jax.{program}', str(int(number))],
+        cwd=micro_runs.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.endswith('goes on from what was saved\n')
 
 
 def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
@@ -138,6 +164,47 @@ def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
     assert ended('training', signal.SIGINT)[0] is None
     code, err = ended('training', signal.SIGINT, signal.SIGINT)
     assert code == 130 and 'interrupted twice' in err
+
+
+LISTENING = """
+import os, signal
+from agentrl_jax.machine import processes
+with processes.Preemption() as preemption:
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    print('goes on', preemption.requested, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print('never said')
+"""
+INTERRUPTED = """
+import sys
+from agentrl_jax.run import command
+sys.argv = ['program']
+command.begin('what it does')
+raise KeyboardInterrupt
+"""
+
+
+def ran(program):
+    done = subprocess.run(
+        [sys.executable, '-c', program], cwd=micro_runs.ROOT, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
+    """It was a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as the second."""
+    code, out, err = ran(LISTENING)
+    assert (code, out) == (130, 'goes on True\n')
+    assert err.split('\n')[1::2] == [
+        'stopping behind this step; Ctrl-C again stops at once',
+        'stopped at once: what was not saved is lost',
+    ]
+
+
+def test_ctrl_c_of_a_command_that_resumes_nothing_is_one_word():
+    code, out, err = ran(INTERRUPTED)
+    assert code in (130, -signal.SIGINT) and out == '' and err == '\ninterrupted\n'
 
 
 def test_a_bug_in_a_sweep_file_shows_its_own_lines_and_none_of_ours(tmp_path):

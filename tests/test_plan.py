@@ -3,10 +3,12 @@
 import dataclasses
 import importlib.util
 import json
+import types
 
 import jax
 import jax.numpy as jnp
 import micro_runs
+import numpy as np
 import pytest
 from tiny_models import TINY
 
@@ -15,8 +17,11 @@ from agentrl_jax.models import qwen2, sizes
 from agentrl_jax.planning import advice, hardware, programs
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
+from agentrl_jax.run.cloning import draw_base
+from agentrl_jax.types import Demonstrations
 
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
 MACHINE = plan_cost.Machine('cpu', 100.0, 10.0, (3.0, 2.0), data=2, fsdp=2, tensor=1)
@@ -198,6 +203,24 @@ def test_shapes_are_those_of_a_real_run(rank):
     assert programs.device_bytes(planned) == held
     policy = programs.device_bytes(run_params.player_of(shapes.state, shapes.frozen.model))
     assert programs.beside('collect', shapes) == held - policy
+
+
+def test_the_update_of_a_plan_has_the_demonstrations_that_join_it():
+    changes = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8, 'mesh.data': 4}
+    cfg = micro_runs.config('frozen_lake', **changes)
+    shapes = programs.shapes(cfg, jax.devices()[:4])
+    rows = Demonstrations(np.ones((9, 60), np.int32), *np.ones((2, 9, 60), bool))
+    run = types.SimpleNamespace(
+        cfg=shapes.cfg, mesh=shapes.mesh, tokenizer=parts.build_tokenizer(cfg)
+    )
+    real, planned = draw_base(run, rows, 0), shapes.learn[1][-1]
+    assert jax.tree.map(laid_out, planned) == jax.tree.map(laid_out, real)
+    assert planned.tokens.shape == (8, cfg.rollout.max_tokens)
+
+
+def laid_out(x):
+    """What a device holds of an array."""
+    return x.dtype, x.shape, x.sharding.shard_shape(x.shape)
 
 
 def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):

@@ -1,6 +1,7 @@
 """Runs opened from their workdir alone: which config, which checkpoint, which code."""
 
 import json
+import shutil
 import subprocess
 
 import jax
@@ -12,7 +13,7 @@ from ml_collections import config_flags
 
 from agentrl_jax import evaluate, export
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import saved_config
+from agentrl_jax.run import command, saved_config
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.streams import Streams
@@ -69,6 +70,24 @@ def test_a_workdir_alone_gives_the_config_of_its_run(saved, monkeypatch):
     cfg = cfg.copy_and_resolve_references()
     cfg.eval.split = 'test'
     assert other.to_dict() == cfg.to_dict()
+
+
+def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
+    saved, monkeypatch, tmp_path
+):
+    """Only if asked to: --fallback was refused before it was read."""
+    cfg, workdir, _ = saved
+    shutil.copytree(workdir, tmp_path / 'run')
+    mark = tmp_path / 'run' / 'checkpoints' / '4' / checkpoint.MARK
+    mark.write_text('')
+    words = (f'--workdir={tmp_path / "run"}',)
+    with pytest.raises(SystemExit, match=f'error: checkpoint 4 is damaged: {mark} .* step 2'):
+        saved_config.default(['program', *words])
+    for asked in ('--fallback', '--fallback=true'):
+        file, _, folder = saved_config.default(['program', *words, asked]).partition(':')
+        assert folder.endswith('checkpoints/2')
+    monkeypatch.setenv(command.FALLBACK, '1')
+    assert parsed(monkeypatch, *words).to_dict() == cfg.to_dict()
 
 
 def test_a_config_that_is_given_is_taken(saved, monkeypatch):

@@ -213,6 +213,16 @@ def test_a_killed_child_is_retried_from_its_checkpoint(tmp_path):
     assert_all_done(tmp_path, 1, 60)
 
 
+def test_attempts_last_as_long_as_they_do_whatever_the_clock_is_set_to(tmp_path, monkeypatch):
+    """They were differences of times of day: negative, or hours too long."""
+    jumps, tell = iter([0.0, -86400.0, 86400.0]), time.time
+    monkeypatch.setattr(sweep_status.time, 'time', lambda: tell() + next(jumps, -3600.0))
+    began = time.monotonic()
+    assert run_here(tmp_path, runs=3)[0] == 0
+    spent = [sweep_status.read_attempts(tmp_path / f'run-{i}')[0]['seconds'] for i in range(3)]
+    assert min(spent) > 0 and sum(spent) < time.monotonic() - began
+
+
 def test_an_orphan_that_is_killed_is_taken_over(tmp_path):
     folder = tmp_path / 'run-0'
     first = start(tmp_path, steps=100)

@@ -331,6 +331,23 @@ def test_a_preemption_while_it_is_set_up_is_no_failure(local):
     assert 'demo was preempted' in said and 'failure' not in said
 
 
+@pytest.mark.skipif(not os.path.exists('/proc/uptime'), reason='its clock is the time of day')
+def test_a_clock_that_jumps_does_not_use_up_the_patience_with_a_host():
+    """$SECONDS follows the time of day: one silent look could delete the TPU."""
+    patience = re.search(r'^patience\(\).*$', (SCRIPTS / 'babysit').read_text(), re.MULTILINE)[0]
+    program = f"""
+. {shlex.quote(str(SCRIPTS / 'lib.sh'))}
+TPU_GRACE=600 odd_since=''
+{patience}
+patience && echo begins
+SECONDS=$((SECONDS + 86400)); patience && echo 'a day forward'
+TPU_GRACE=0
+SECONDS=$((SECONDS - 200000)); patience || echo over
+"""
+    said = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == ['begins', 'a day forward', 'over'], said
+
+
 def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):
     command = ['bash', '-c', 'echo "no such config"; exit 3']
     said = local.call('babysit', 'demo', '--', *command, code=3)

@@ -72,6 +72,12 @@ quoted() {
   done
   printf '%s' "$line"
 }
+# Seconds that no setting of the clock moves, unlike $SECONDS, which is a difference of times of day: a
+# clock set forward would have deleted a TPU that did not answer once.
+now() {
+  local up
+  if { read -r up _ < /proc/uptime; } 2> /dev/null; then echo "${up%.*}"; else echo "$SECONDS"; fi
+}
 act() { if [ -n "$DRY_RUN" ]; then quoted "$@"; echo; else "$@"; fi; }
 hosts() { seq 0 $((TPU_HOSTS - 1)); }
 on_host() { local host=$1; shift; provider_ssh "$host" "$(quoted "$@")"; }

@@ -138,6 +138,7 @@ class Preemption:
         self._signals = signals
         self._previous: dict[int, Any] = {}
         self.requested = False  # of this process; agreed() speaks for all
+        self._interrupts = 0
 
     def __enter__(self) -> 'Preemption':
         for number in self._signals:
@@ -150,11 +151,15 @@ class Preemption:
 
     def _request(self, number: int, frame: types.FrameType | None) -> None:
         # Launchers repeat SIGTERM; a second one must not interrupt the save.
-        if number == signal.SIGINT:
-            if self.requested:
-                raise KeyboardInterrupt
-            print('\nstopping behind this step; Ctrl-C again stops at once', file=sys.stderr)
         self.requested = True
+        if number != signal.SIGINT:
+            return
+        self._interrupts += 1
+        # Not by print: the signal may have come in the middle of one.
+        if self._interrupts > 1:
+            os.write(2, b'\nstopped at once: what was not saved is lost\n')
+            os._exit(128 + number)
+        os.write(2, b'\nstopping behind this step; Ctrl-C again stops at once\n')
 
     def agreed(self) -> bool:
         """Whether any process was asked to stop: the same answer in all, once per step in all.

@@ -15,9 +15,7 @@ import os
 import pathlib
 import re
 import shlex
-import signal
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Sequence
@@ -26,7 +24,6 @@ from typing import NoReturn
 from absl import flags
 
 EXIT_USAGE = 2
-EXIT_STOPPED, EXIT_KILLED = 75, 130  # as processes.EXIT_PREEMPTED; as a shell says of Ctrl-C
 FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
@@ -34,56 +31,28 @@ OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are no
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 
 
-def begin(doc: str, *, needs: Sequence[str] = (), says: str = '', resumes: bool = False) -> None:
+def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
     """Parses the flags that the command has defined; ends it for --help and for what is wrong.
 
     needs: flags without which it cannot begin. says: printed at once, since the imports that follow
-    take seconds. resumes: a signal ends it with EXIT_STOPPED, since the same command goes on.
+    take seconds. From then on Ctrl-C is said in a line, unless interrupts.py answers it.
     """
     if any(word in HELP for word in sys.argv[1:]):
         print(help_text(doc))
         sys.exit(0)
     parse(sys.argv, needs)
     spare_tpu_search()
-    if resumes:
-        stop_when_asked()
+    sys.excepthook = say_interrupted
     if says:
         print(says, file=sys.stderr, flush=True)
 
 
-def stop_when_asked() -> None:
-    """SIGTERM or Ctrl-C while a command is starting ends it at once with EXIT_PREEMPTED.
-
-    Nothing has been trained then, so nothing is lost. A thread listens, for Python's own handlers
-    wait as long as a program compiles. Once training listens itself (processes.Preemption), only a
-    second Ctrl-C ends the process here.
-    """
-    heard, said = os.pipe()
-    os.set_blocking(said, False)
-    signal.set_wakeup_fd(said, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _noted)
-    threading.Thread(target=_listen, args=(heard,), daemon=True).start()
-
-
-def _noted(number: int, frame: types.FrameType | None) -> None:
-    """The handler while a command starts: the thread has heard it already."""
-
-
-def _listen(heard: int) -> None:
-    interrupts = 0
-    while number := os.read(heard, 1):
-        interrupts += number[0] == signal.SIGINT
-        if signal.getsignal(number[0]) is _noted:
-            word = signal.Signals(number[0]).name
-            _leave(f'{word}: nothing was trained yet; the same command starts again', EXIT_STOPPED)
-        if interrupts > 1:
-            _leave('interrupted twice: the steps since the last checkpoint are lost', EXIT_KILLED)
-
-
-def _leave(sentence: str, code: int) -> NoReturn:
-    print(f'\n{sentence}', file=sys.stderr, flush=True)
-    os._exit(code)
+def say_interrupted(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+    """An exception that ends the command: Ctrl-C needs no stack."""
+    if issubclass(kind, KeyboardInterrupt):
+        print('\ninterrupted', file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def config_of_run() -> str | None:
@@ -106,9 +75,14 @@ def define_best() -> None:
 
 def define_fallback() -> None:
     """--fallback: what to do where the newest checkpoint is damaged."""
-    wanted = os.environ.get(FALLBACK, '') == '1'
     help_ = 'Where checkpoints are damaged, take the newest one that is whole.'
-    flags.DEFINE_bool('fallback', wanted, help_)
+    flags.DEFINE_bool('fallback', wants_fallback(()), help_)
+
+
+def wants_fallback(argv: Sequence[str]) -> bool:
+    """Whether --fallback is asked for, before flags are parsed."""
+    asked = {'fallback', 'fallback=true', 'fallback=1'} & {word.lstrip('-') for word in argv}
+    return bool(asked) or os.environ.get(FALLBACK, '') == '1'
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:

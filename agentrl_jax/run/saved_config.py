@@ -4,6 +4,7 @@ As a file for --config it is the default of programs that open a run: its config
 lies in the checkpoint, and --config.field=value overrides it as it would any config.
 """
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import checkpoint, files, provenance
+from agentrl_jax.run import command
 from agentrl_jax.run.state import comparable
 from configs import base
 
@@ -67,6 +69,19 @@ def origin(workdir: str, config: Any, *, step: int | None = None) -> Origin:
     )
 
 
+def readable(folder: Path) -> Path:
+    """The folder of a step, or of the newest one before it whose config can be read.
+
+    Which arrays are whole is looked at later, and said (checkpoint.fall_back).
+    """
+    older = [step for step in reversed(checkpoint.steps(folder.parent)) if step < int(folder.name)]
+    for found in [folder, *(folder.parent / str(step) for step in older)]:
+        with contextlib.suppress(checkpoint.Damaged):
+            checkpoint.read_extra(found)
+            return found
+    return folder
+
+
 def unfinished(folder: Path) -> list[str]:
     """Names beside a step's folder of newer checkpoints that lack the mark of a finished one."""
     found = []
@@ -94,9 +109,11 @@ def default(argv: Sequence[str]) -> str | None:
         return None
     try:
         folder = checkpoint.find_step(workdir, step=int(step) if step and step.isdigit() else None)
+        if command.wants_fallback(argv):
+            folder = readable(folder)
         get_config(str(folder))
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        sys.exit(f'error: {files.in_words(error)}')
     return f'{__file__}:{folder}'
 
 

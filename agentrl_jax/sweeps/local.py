@@ -38,6 +38,7 @@ class Child:
     lock: int
     attempt: int
     log_start: int  # where its output begins in output.txt
+    began: float  # by a clock that nobody sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,14 +183,14 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
             start_new_session=True,
         )
     sweep_status.sign(lock, **holder, process=process.pid)
-    return Child(run, folder, slot, process, lock, attempt, log_start)
+    return Child(run, folder, slot, process, lock, attempt, log_start, time.monotonic())
 
 
 def finish(child: Child, work: Work) -> str:
     """Notes how a child ended and frees its run; what to say of a failure, '' of any other end."""
     code, name = child.process.returncode, child.run.name
     outcome = judge(sweep_status.is_done(child.run, child.folder), code)
-    sweep_status.end_attempt(child.folder, code, outcome)
+    sweep_status.end_attempt(child.folder, code, outcome, time.monotonic() - child.began)
     failures = sweep_status.count_failures(child.folder) - work.before[name]
     os.close(child.lock)
     if outcome != 'failed':

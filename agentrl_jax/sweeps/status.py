@@ -137,10 +137,10 @@ def begin_attempt(folder: Path) -> int:
     return len(attempts)
 
 
-def end_attempt(folder: Path, code: int, outcome: str) -> None:
-    """Notes how the newest attempt ended, the lock being held."""
+def end_attempt(folder: Path, code: int, outcome: str, seconds: float) -> None:
+    """Notes how the newest attempt ended, and after how long, the lock being held."""
     *before, last = read_attempts(folder)
-    last |= {'code': code, 'outcome': outcome, 'seconds': time.time() - last['started']}
+    last |= {'code': code, 'outcome': outcome, 'seconds': seconds}
     _write_attempts(folder, [*before, last])
 
 
