@@ -285,16 +285,16 @@ class Quality:
 def quality(gradients: np.ndarray, gradient: np.ndarray, scale: float | None = None) -> Quality:
     """Compares gradients of groups [N, D] with the exact one [D]; scale None: the best."""
     mean, spread = gradients.mean(0), gradients.var(0)
-    if scale is None:
-        scale = float(mean @ gradient / (mean @ mean))
+    if scale is None:  # a mean of 0 stays 0
+        scale = float(mean @ gradient / max(mean @ mean, 1e-30))
     rest, error = scale * mean - gradient, abs(scale) * np.sqrt(spread / len(gradients))
     length = np.linalg.norm(gradient)
-    seen = error > 1e-12
+    off = np.abs(rest) > 1e-6 * length  # a component that never varies may be off as well
     return Quality(
         scale=scale,
         bias=float(np.linalg.norm(rest) / length),
         noise=float(np.linalg.norm(error) / length),
-        errors=float(np.abs(rest[seen] / error[seen]).max(initial=0.0)),
+        errors=float((np.abs(rest[off]) / np.maximum(error[off], 1e-30)).max(initial=0.0)),
         variance=float(scale**2 * spread.sum() / length**2),
     )
 
@@ -344,6 +344,9 @@ gradients of estimators, each the mean over {groups} groups of {members}, beside
 of the expected return of a tabular policy. Worlds:
 
 {worlds}
+
+MT-GRPO's modes are undiscounted here; `mean` leaves the division by the std out. `or` leaves the
+turn rewards out on purpose, and 1.000 is no gradient at all.
 
 ## Bias
 

@@ -12,10 +12,10 @@ The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. MT-PPO 
 reward_on='turn'.
 
 Bias: turn k is compared among the members that reached it, so where the policy may stop, what a
-further turn earns or costs never reaches the decision to take it (two turns, the second worth +1 or
--1 to those who take it: advantage 0 for going on in both). Each mode's bias stands at
-turn_credit.turn_advantages; turn_grpo is the form without. And turn k >= 1 of independent episodes
-starts from different states, which costs variance, not bias.
+further turn earns or costs does not reach the decision to take it (two turns, the second worth +1
+or -1 to those who take it: advantage 0 for going on in both). The other modes have other biases,
+listed at turn_credit.turn_advantages and measured in benchmarks/turn_credit.md; turn_grpo has none.
+That turn k >= 1 of independent episodes starts from different states costs variance, not bias.
 """
 
 import jax

@@ -71,9 +71,12 @@ def turn_advantages(
       hybrid         c norm_k(sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o) + w norm(o)
       flattened      mt_cumulative's first turn in all turns: the content without the placement
     Bias, as estimators of the gradient of c sum_l r_l + w o where the policy decides when to stop:
-      norm_k  compares the members that reached turn k, and so takes out what reaching it is worth:
-              nothing that a further turn earns or costs reaches the decision to take it (mt_v1,
-              mt_cumulative, mt_local, gtpo, hybrid; flattened gives all turns such a sum)
+      norm_k(r_k)  compares the members that reached turn k, and so takes out what reaching it is
+              worth: what a further turn earns or costs does not reach the decision to take it
+              (mt_v1, mt_cumulative, mt_local; flattened gives all turns such a sum)
+      norm_k(sum_{l >= k} ...)  contains it, but n members that reached turn k share a mean with
+              themselves, the factor (n - 1) / n, and one alone gets 0: the later a turn, the less
+              it counts (gtpo, hybrid)
       std     divides by a number that the episode's own return is part of; 'mean' does not
       or      leaves the turn rewards out of the gradient, on purpose
       gamma   below 1 is the gradient of a discounted return (gtpo, hybrid)
