@@ -46,7 +46,7 @@ import numpy as np
 
 from agentrl_jax.machine import checkpoint, files, profiling, sharding
 from agentrl_jax.measure import collapse, validation
-from agentrl_jax.records import pages, provenance, report, run_log
+from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes
@@ -143,7 +143,7 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
             checkpoint.close(checkpoints)
     if jax.process_index() == 0 and code == 0:
-        report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
+        report.write_curves(workdir, about.title(cfg))
         print(report.summary(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
         run_log.write_finished(workdir, cfg.steps)
     return code
@@ -289,7 +289,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             title=f'training rollout of step {step}',
             extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
             limit=pages.PAGE_EPISODES,
-            about=provenance.about(run.cfg, sys.argv),
+            about=about.of_run(run.cfg, sys.argv),
         )
 
 
