@@ -33,7 +33,7 @@ def write_curves(workdir: Path, title: str) -> Path:
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
     lines = {name: success[name] for name in ('random', 'oracle') if name in success}
     png, _ = plots.learning_curves(
-        {title: [workdir / run_log.METRICS_FILE]},
+        {'': [workdir / run_log.METRICS_FILE]},
         workdir / 'curves',
         metrics=PANELS,
         references={'eval/success': lines},
