@@ -105,8 +105,8 @@ def validate(run: Run, policy: Params, streams: Streams) -> dict[str, float]:
         key = streams.key(EVALUATE)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
         collecting.check_counters(counters)
-        prefix = 'eval' if programs is run.validation else f'eval_{programs.split}'
-        found |= validation.summarise(programs.count(rollout, programs.task), prefix)
+        counted = programs.count(rollout, programs.task)
+        found |= validation.summarise(counted, programs.prefix)
     return found
 
 
@@ -127,7 +127,8 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
     there = files.size_of(workdir / checkpoint.FOLDER)
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
-        report.write_reference(workdir, run.validation.task)
+        others = {pool.prefix: pool.task for pool in run.also}
+        report.write_reference(workdir, run.validation.task, others)
     if fallback:
         checkpoint.set_aside_damaged(workdir)
     code, preemption = None, processes.Preemption()
