@@ -38,7 +38,7 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
-from agentrl_jax.records import pages, provenance, report
+from agentrl_jax.records import about, pages, report
 from agentrl_jax.run import collecting, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import best_of, saved_policy
@@ -79,6 +79,7 @@ def evaluate(
     host, streams = jax.tree.map(
         lambda x: np.asarray(x)[rows], (rollout, played.episodes.world_stream)
     )
+    checkpoint_name = {} if origin.step is None else {'checkpoint': f'step {origin.step}'}
     page = pages.write(
         folder,
         name,
@@ -91,7 +92,7 @@ def evaluate(
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,
-        about=provenance.about(cfg, sys.argv),
+        about=about.of_run(run.cfg, sys.argv) | checkpoint_name,
     )
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)

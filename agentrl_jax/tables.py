@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl_jax.machine import files
+from agentrl_jax.records import plots
 from agentrl_jax.results import curves, render
 from agentrl_jax.results.cells import Table, build
 from agentrl_jax.results.runs import Run, compact, load
@@ -35,12 +36,17 @@ from agentrl_jax.results.spec import (
 )
 
 SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
+PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
+CURVES = tuple(f'{stem}*.{end}' for stem in ('curves_', 'signals') for end in plots.ENDINGS)
 FOLDER_NAME = re.compile(r'\w[\w.-]*', re.ASCII)
 BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 
 
-def write(table: Table, folder: Path) -> list[Path]:
-    """Every form of a table as files; the same runs, the same bytes."""
+def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
+    """Every form of a table as files, curves in these formats; the same runs, the same bytes.
+
+    Curves of these names that belong to the table no more are removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         'table.md': render.markdown(table),
@@ -50,7 +56,11 @@ def write(table: Table, folder: Path) -> list[Path]:
     }
     for name, text in texts.items():
         files.write_atomic(folder / name, text)
-    return [*(folder / name for name in texts), *curves.write(table, folder)]
+    drawn = curves.write(table, folder, endings)
+    before = [path for name in CURVES for path in folder.glob(name)]
+    for path in set(before) - set(drawn):
+        path.unlink()
+    return [*(folder / name for name in texts), *drawn]
 
 
 def rebuild(experiments: Path) -> list[Path]:
@@ -65,7 +75,7 @@ def rebuild(experiments: Path) -> list[Path]:
                 table = build(load([path.parent / METRICS_FOLDER]), spec)
             except ValueError as error:
                 raise ValueError(f'{path}, {name}: {error}') from error
-            written += write(table, path.parent / name)
+            written += write(table, path.parent / name, PAGE_ENDINGS)
             written += _embed(path.parent / 'README.md', name, render.markdown(table))
     return written
 
@@ -108,7 +118,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     )
     add = parser.add_argument
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
-    add('--rows', default='', help='config fields that name a row: algorithm,filter.keep')
+    add('--rows', default='', help='config fields that name a row: algorithm,filter.keep or method')
     add('--cols', default='', help='config fields that name a column')
     add('--metric', default=Spec.metric, help=f'what the table shows; default: {Spec.metric}')
     add('--at', default=LAST, help=f'{LAST} (the default), {BEST} or a step')

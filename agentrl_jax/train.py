@@ -46,7 +46,7 @@ import numpy as np
 
 from agentrl_jax.machine import checkpoint, files, profiling, sharding
 from agentrl_jax.measure import collapse, validation
-from agentrl_jax.records import pages, provenance, report, run_log
+from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes
@@ -105,8 +105,8 @@ def validate(run: Run, policy: Params, streams: Streams) -> dict[str, float]:
         key = streams.key(EVALUATE)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
         collecting.check_counters(counters)
-        prefix = 'eval' if programs is run.validation else f'eval_{programs.split}'
-        found |= validation.summarise(programs.count(rollout, programs.task), prefix)
+        counted = programs.count(rollout, programs.task)
+        found |= validation.summarise(counted, programs.prefix)
     return found
 
 
@@ -127,7 +127,8 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
     there = files.size_of(workdir / checkpoint.FOLDER)
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
-        report.write_reference(workdir, run.validation.task)
+        others = {pool.prefix: pool.task for pool in run.also}
+        report.write_reference(workdir, run.validation.task, others)
     if fallback:
         checkpoint.set_aside_damaged(workdir)
     code, preemption = None, processes.Preemption()
@@ -143,7 +144,7 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
             checkpoint.close(checkpoints)
     if jax.process_index() == 0 and code == 0:
-        report.write_curves(workdir, f'{cfg.algorithm} on {cfg.env.name}')
+        report.write_curves(workdir, about.title(cfg))
         print(report.summary(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
         run_log.write_finished(workdir, cfg.steps)
     return code
@@ -289,7 +290,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             title=f'training rollout of step {step}',
             extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
             limit=pages.PAGE_EPISODES,
-            about=provenance.about(run.cfg, sys.argv),
+            about=about.of_run(run.cfg, sys.argv),
         )
 
 

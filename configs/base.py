@@ -252,6 +252,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.eval.samples = 1  # episodes a level: eval/success is their mean (mean@k), eval/pass_at_k
     # the share of levels that one of them solves
     cfg.eval.also = ()  # further splits to play at every validation, such as ('test',)
+    cfg.eval.worlds = ()  # and other worlds, such as ('sokoban',), with their sections above
 
     cfg.checkpoint = ml_collections.ConfigDict()
     cfg.checkpoint.every = 50  # steps

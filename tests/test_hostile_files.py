@@ -215,7 +215,7 @@ def test_descriptions_of_tables(folder, value):
     (place / 'try' / 'table.json').write_text(text_of(value))
     before = set(place.iterdir())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables.curves, 'write', lambda table, folder: [])
+        patch.setattr(tables.curves, 'write', lambda table, folder, endings: [])
         refused_or(lambda: tables.rebuild(place), 'table.json')
     assert set(place.iterdir()) == before  # nothing is written beside the experiment
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl_jax import tables
 from agentrl_jax.measure import stats
-from agentrl_jax.records import plots, run_log
+from agentrl_jax.records import run_log, series
 from agentrl_jax.results import curves, render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
@@ -352,9 +352,11 @@ def test_a_folder_without_experiments_is_no_success(tmp_path):
         tables.rebuild(tmp_path)
 
 
-@pytest.mark.parametrize('name', ['run.json', 'reference.json', 'metrics.jsonl'])
+@pytest.mark.parametrize('name', ['run.json', 'config.json', 'reference.json', 'metrics.jsonl'])
 def test_a_broken_file_of_a_run_is_named(tmp_path, name):
     write_run(tmp_path / 'a', 0, [0.1, 0.2, 0.3])
+    if name == 'config.json':  # as training leaves it, without a sweep
+        (tmp_path / 'a' / 'run.json').unlink()
     (tmp_path / 'a' / name).write_text('{"config"\n{}\n')
     with pytest.raises(ValueError, match=f'a/{name}[:,]') as error:
         load([tmp_path])
@@ -426,12 +428,22 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
     given = {'baseline': 'grpo', 'overall': True, 'signals': 'group/return_std'}
     written = [tables.write(table_of(sweep, **given), tmp_path / name) for name in 'ab']
     names = [path.name for path in written[0]]
-    stems = ('curves_step', 'curves_tokens', 'curves_seconds', 'signals')
+    stems = ('curves_step', 'curves_tokens', 'signals')  # nobody knows what machines they ran on
     assert names == ['table.md', 'table.tex', 'table.csv', 'runs.csv'] + [
         f'{stem}.{ending}' for stem in stems for ending in ('png', 'svg')
     ]
     for first, second in zip(*written, strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
+
+
+def test_curves_that_are_drawn_no_more_are_removed(two):
+    (two / 'out').mkdir()
+    for name in ('curves_seconds.png', 'signals.svg', 'curves_notes.txt', 'own.png'):
+        (two / 'out' / name).touch()
+    tables.write(table_of(two), two / 'out')
+    names = {path.name for path in (two / 'out').iterdir()}
+    assert {'curves_step.png', 'curves_notes.txt', 'own.png'} <= names
+    assert not {'curves_seconds.png', 'signals.svg'} & names
 
 
 def test_csv_holds_every_cell_and_every_run(sweep):
@@ -487,11 +499,65 @@ def test_all_curves_have_one_range_and_say_how_many_seeds(sweep, tmp_path):
         assert any('dotted: unfinished' in label for label in labels)
 
 
+def test_seconds_are_drawn_where_all_runs_had_one_machine(two):
+    """Seconds of different machines were one axis."""
+
+    def axes():
+        drawn = curves.write(table_of(two), two / 'out')
+        return sorted({path.stem for path in drawn})
+
+    def note(seed, machine):
+        path = two / f'run{seed}' / 'config.json'
+        path.write_text(json.dumps({'config': {}, 'machine': machine}))
+
+    assert axes() == ['curves_step', 'curves_tokens']
+    note(0, '1 x a')
+    assert 'curves_seconds' not in axes()
+    note(1, '1 x a')
+    assert 'curves_seconds' in axes()
+    compact(load([two]), two / 'metrics')
+    assert load([two / 'metrics']) == load([two])
+    for other in ('1 x b', '1 x a; 1 x b'):
+        note(1, other)
+        assert 'curves_seconds' not in axes()
+
+
+def test_rows_may_be_named_by_what_their_configs_are(tmp_path):
+    settings = {
+        'filter': {'rule': 'top_k', 'keep': 0.25, 'smallest': False},
+        'loss': {'kl_coef': 0.0, 'clip_low': 0.2, 'clip_high': 0.28},
+        'curriculum': {'rounds': []},
+    }
+    write_run(tmp_path / 'a', 0, [0.1, 0.2, 0.3], **settings)
+    write_run(tmp_path / 'b', 0, [0.1, 0.2, 0.3], **settings | {'algorithm': 'grpo'})
+    table = table_of(tmp_path, rows='method')
+    assert [line.label for line in table.lines if line.kind == 'runs'] == [
+        'GRPO, filtered',
+        'StarPO-S',
+    ]
+    assert len(table_of(tmp_path, rows='method', where={'method': 'StarPO-S'}).runs) == 1
+
+
+def test_latex_uses_booktabs_and_the_best_row_is_bold(sweep):
+    lines = render.latex(table_of(sweep)).splitlines()
+    rules = [line for line in lines if 'rule' in line]
+    assert rules == [r'\toprule', r'\midrule', r'\midrule', r'\bottomrule']
+    assert lines[0] == r'% \usepackage{booktabs}'
+    ppo, grpo = (next(x for x in lines if x.startswith(name)) for name in ('ppo', 'grpo'))
+    assert ppo.startswith(r'ppo & \textbf{80.0} [70.0, 90.0] (3/3) &') and r'\textbf{35.0}' in ppo
+    assert 'textbf' not in grpo
+    # Of one row nothing is best, nor of a metric of which more is not better.
+    one = table_of(sweep, where={'algorithm': 'ppo'})
+    assert 'textbf' not in render.latex(one)
+    assert 'textbf' not in render.latex(table_of(sweep, metric='group/return_std'))
+    assert 'textbf' not in render.markdown(table_of(sweep))
+
+
 def test_the_range_of_a_metric_holds_seeds_and_references():
     runs = {'a': [[{'step': 0, 'x': 2.0}, {'step': 1, 'x': 4.0}]]}
-    panel = plots.Panel('', 'x', runs, {'line': 12.0}, {'a': [[{'step': 0, 'x': -8.0}]]})
-    np.testing.assert_allclose(plots.y_range([panel]), (-8.8, 12.8))  # 4 % of 20 at either end
-    assert plots.y_range([plots.Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
+    panel = series.Panel('', 'x', runs, {'line': 12.0}, {'a': [[{'step': 0, 'x': -8.0}]]})
+    np.testing.assert_allclose(series.y_range([panel]), (-8.8, 12.8))  # 4 % of 20 at either end
+    assert series.y_range([series.Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
 
 
 def test_the_command_line(sweep, tmp_path, capsys):
@@ -533,11 +599,14 @@ def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):
     (tmp_path / 'try' / 'table.json').write_text(json.dumps(spec))
     readme = tmp_path / 'try' / 'README.md'
     readme.write_text('Before\n<!-- table main -->\nold\n<!-- end of table -->\nAfter\n')
+    (tmp_path / 'try' / 'one').mkdir()
+    (tmp_path / 'try' / 'one' / 'curves_step.svg').touch()  # what a README shows is enough
     written = tables.rebuild(tmp_path)
     assert readme in written and (tmp_path / 'try' / 'one' / 'curves_step.png') in written
+    assert not list(tmp_path.rglob('*.svg'))
     text, table = readme.read_text(), (tmp_path / 'try' / 'main' / 'table.md').read_text()
     assert text == f'Before\n<!-- table main -->\n{table}<!-- end of table -->\nAfter\n'
-    monkeypatch.setattr(curves, 'write', lambda table, folder: [])
+    monkeypatch.setattr(curves, 'write', lambda table, folder, endings: [])
     tables.rebuild(tmp_path)
     assert readme.read_text() == text
 
@@ -548,7 +617,7 @@ def test_there_are_committed_tables():
 
 @pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda path: path.parent.name)
 def test_committed_tables_are_what_their_metrics_give(path, tmp_path):
-    """Texts and SVGs byte for byte. PNGs by pixels: how they are compressed varies by machine."""
+    """Texts byte for byte. PNGs by pixels: how they are compressed varies by machine."""
     folder = path.parent
     copy = tmp_path / folder.name
     copy.mkdir()

@@ -1,4 +1,4 @@
-"""Validation with several samples a level, on several splits; the best policy; rate schedules."""
+"""Validation: several samples a level, several splits and worlds; best policy; rate schedules."""
 
 import json
 
@@ -12,10 +12,11 @@ import toy_rollouts as toy
 from agentrl_jax import train
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import stats, validation
-from agentrl_jax.records import run_log
+from agentrl_jax.records import report, run_log
 from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import check
+from agentrl_jax.run import check, parts
+from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.state import comparable, config_dict
 
 
@@ -110,6 +111,8 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
         ({'optim.final_lr': 0.1}, 'no effect on optim.schedule=constant'),
         ({'eval.also': ('tests',)}, 'must name splits'),
         ({'eval.also': ('validation',)}, 'other than eval.split'),
+        ({'eval.worlds': ('chess',)}, 'must name worlds of frozen_lake, sokoban'),
+        ({'eval.worlds': ('sokoban', 'frozen_lake')}, "other than env.name='frozen_lake'"),
         ({'checkpoint.best': True, 'eval.split': 'test'}, 'no test figure left'),
     ],
 )
@@ -120,13 +123,14 @@ def test_what_cannot_be_is_refused(changes, sentence):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-    """A run that validates at every step, on two splits, with two samples a level."""
+    """A run that validates at every step: two splits, another world, two samples a level."""
     cfg = micro_runs.config(
         'frozen_lake',
         **{
             'eval.every': 1,
             'eval.samples': 2,
             'eval.also': ('test',),
+            'eval.worlds': ('library',),
             'checkpoint.best': True,
             'checkpoint.every': 1,
             'checkpoint.keep': 9,
@@ -142,13 +146,37 @@ def finished(tmp_path_factory):
     return cfg, workdir
 
 
-def test_rows_hold_the_metrics_of_every_split(finished):
+def test_rows_hold_the_metrics_of_every_split_and_world(finished):
     _, workdir = finished
     for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
-        for prefix in ('eval', 'eval_test'):
+        for prefix in ('eval', 'eval_test', 'eval_library'):
             low, mid, high = (row[f'{prefix}/success{end}'] for end in ('_low', '', '_high'))
             assert 0 <= low <= mid <= high <= 1
             assert mid <= row[f'{prefix}/pass_at_k'] <= 2 * mid + 1e-9
+        assert 'eval_library/tool_calls' in row and 'eval/tool_calls' not in row
+
+
+def test_every_pool_stands_beside_its_own_random_play(finished):
+    _, workdir = finished
+    reference = json.loads((workdir / 'reference.json').read_text())
+    assert reference['eval_library/oracle'] == 1
+    assert reference['eval_library/random'] < reference['random'] != reference['eval_test/random']
+    said = report.summary(workdir, 'command').splitlines()
+    (line,) = (line for line in said if line.startswith('eval_library '))
+    assert line.endswith(
+        f'random play {100 * reference["eval_library/random"]:.1f} %, oracle 100.0 %'
+    )
+    assert sum(line.startswith('eval_test ') for line in said) == 1
+
+
+def test_a_world_whose_texts_do_not_fit_is_named(capsys):
+    cfg = micro_runs.config('frozen_lake', **{'eval.worlds': ('bandit',), 'rollout.max_tokens': 80})
+    tokenizer = parts.build_tokenizer(cfg)
+    with pytest.raises(ValueError, match='eval.worlds, bandit: rollout.max_tokens=80 is too small'):
+        build_held_out(cfg, tokenizer, None)
+    cfg.eval.worlds, cfg.env.max_turns = ('library',), 3
+    assert list(build_held_out(cfg, tokenizer, None)) == ['eval', 'eval_library']
+    assert 'may end episodes of library before their 3 turns' in capsys.readouterr().err
 
 
 def test_the_best_policy_is_kept_beside_the_newest(finished):

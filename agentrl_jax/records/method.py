@@ -38,23 +38,36 @@ FIELDS = (  # what the rules look at
 def method(fields: Mapping[str, Any]) -> str:
     """The name of a config given as dotted fields.
 
-    A record of an older version may lack some: then nothing is known but the algorithm's name.
+    A rule whose fields are missing (an older record) or unset (they mean nothing to the algorithm)
+    does not apply.
     """
+    known = {name: fields[name] for name in FIELDS if name in fields and fields[name] is not None}
     algorithm = str(fields['algorithm'])
     name = NAMES[algorithm] if algorithm in NAMES else algorithm.upper().replace('_', '-')
-    if any(field not in fields for field in FIELDS):
-        return name
-    rule = fields['filter.rule']
-    top = rule == 'top_k'
-    filtered = fields['filter.keep'] < 1 if top else rule != 'all'
-    filtered = filtered and (algorithm, rule) != ('dapo', 'varied')
-    stable = (
-        (algorithm == 'ppo' and top and filtered and not fields['filter.smallest'])
-        and fields['loss.kl_coef'] == 0
-        and fields['loss.clip_high'] > fields['loss.clip_low']
-    )
-    if stable:
+    if _is_stable(known):
         name = 'StarPO-S'
-    elif filtered:
+    elif _drops_groups(known):
         name += ', filtered'
-    return name + (', ScalingInter' if len(fields['curriculum.rounds']) > 1 else '')
+    stages = known['curriculum.rounds'] if 'curriculum.rounds' in known else ()
+    return name + (', ScalingInter' if len(stages) > 1 else '')
+
+
+def _drops_groups(known: Mapping[str, Any]) -> bool:
+    if not {'filter.rule', 'filter.keep'} <= known.keys():
+        return False
+    if known['filter.rule'] == 'top_k':
+        return known['filter.keep'] < 1
+    own = (known['algorithm'], known['filter.rule']) == ('dapo', 'varied')
+    return known['filter.rule'] != 'all' and not own
+
+
+def _is_stable(known: Mapping[str, Any]) -> bool:
+    return (
+        len(known) == len(FIELDS)
+        and known['algorithm'] == 'ppo'
+        and _drops_groups(known)
+        and known['filter.rule'] == 'top_k'
+        and not known['filter.smallest']
+        and known['loss.kl_coef'] == 0
+        and known['loss.clip_high'] > known['loss.clip_low']
+    )

@@ -90,7 +90,7 @@ def write(
     """Writes <workdir>/rollouts/<name>.json and .html; its head is of all rows of the rollout.
 
     Where there are more than `limit` episodes, every n-th one is shown (every_nth). about: label ->
-    text, what the head says of the run (provenance.about). The page of the step before is drawn
+    text, what the head says of the run (about.of_run). The page of the step before is drawn
     again, so that it has a link to this one.
     """
     every = every_nth(len(rollout.tokens), limit, group_size)

@@ -1,18 +1,33 @@
-"""Learning curves as PNG and SVG: thin seeds, their mean with an interval, reference lines."""
+"""Learning curves as PNG and SVG: thin seeds, their mean with an interval, reference lines.
+
+Up to MAX_TOGETHER labels share a panel. More become small multiples: a panel for each label, in
+which the means of the others are grey. A panel in which nothing was measured is left out.
+"""
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator, NullFormatter
+from PIL import Image
 
-from agentrl_jax.measure import stats
 from agentrl_jax.records.run_log import read_metrics
+from agentrl_jax.records.series import (
+    Curve,
+    Panel,
+    Rows,
+    all_runs,
+    joined,
+    points,
+    spiky,
+    summarise,
+    y_range,
+)
 
 # Okabe and Ito's colours: told apart by colour-blind readers too; grey is for references.
 # More labels than colours: the same colours again in another dash.
@@ -20,8 +35,14 @@ COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#0
 DASHES = ('-', (0, (4, 1.2)), (0, (1, 1)))
 REFERENCE_COLOUR = '#555555'
 REFERENCE_STYLES = ('--', ':', '-.')
-GRID_POINTS = 200
-STATISTICS = {'mean': stats.mean, 'iqm': stats.iqm}
+OTHERS_COLOUR = '#c4c4c4'  # of the other labels' means in small multiples
+MAX_TOGETHER = 3  # labels in one panel
+MULTIPLE_COLUMNS = (4, 3)  # of small multiples of one panel: whichever leaves fewer places empty
+LINES_APART = {8: 0.06, 7: 0.2}  # font size of lines' names -> least distance, of the range of y
+LETTER = 0.078  # inches, of a letter of size 9
+ENDINGS = ('png', 'svg')
+DPI = 150
+PNG_COLOURS = 256  # a palette of these looks the same and takes a third of the bytes
 STYLE = {
     'svg.hashsalt': 'agentrl_jax',  # otherwise ids, and so the bytes, are random
     'font.family': 'DejaVu Sans',  # comes with matplotlib
@@ -34,32 +55,21 @@ STYLE = {
     'legend.frameon': False,
     'legend.fontsize': 9,
 }
-SHARES = ('success', 'valid_format', 'pass_at_n', '_frac', '_actions')  # metrics from 0 to 1
+# Colours of few pixels count as much as others: with the usual choice, thin lines change theirs.
+PALETTE = {'method': Image.Quantize.MAXCOVERAGE, 'dither': Image.Dither.NONE}
 AXIS_LABELS = {'time_s': 'seconds', 'tokens': 'tokens sampled'}
-NAMES_APART = 0.06  # of the range of the lines across a panel
-PAD = 0.04  # of the range of y, above and below
-Rows = Sequence[Mapping[str, float]]
 
 
-class Curve(NamedTuple):
-    """One label's seeds and their summary; low and high are None when there is no interval."""
+class Look(NamedTuple):
+    """How all panels of a figure are drawn."""
 
-    seeds: list[tuple[np.ndarray, np.ndarray]]  # (x, y) of each run that has the metric
-    x: np.ndarray  # [n]
-    centre: np.ndarray  # [n]
-    low: np.ndarray | None
-    high: np.ndarray | None
-
-
-class Panel(NamedTuple):
-    """One pair of axes: for each label its seeds, and values of lines across it."""
-
-    title: str
-    metric: str
-    runs: Mapping[str, Sequence[Rows]]
-    references: Mapping[str, float]
-    unfinished: Mapping[str, Sequence[Rows]] = {}  # drawn, and in no summary
-    y_label: str = ''
+    x: str
+    statistic: str
+    most: int  # points of a line
+    limits: Mapping[str, tuple[float, float]]  # range of y of a metric; others have their own
+    width: float  # of the thick lines
+    size: int  # of the names of references
+    letters: int  # of a line of these names
 
 
 def learning_curves(
@@ -71,7 +81,7 @@ def learning_curves(
     references: Mapping[str, Mapping[str, float]] | None = None,
     statistic: str = 'iqm',
     title: str = '',
-) -> tuple[Path, Path]:
+) -> tuple[Path, ...]:
     """Draws one panel per metric and writes stem.png and stem.svg; the same input, the same bytes.
 
     runs: for each label its seeds, as paths of metrics.jsonl or as rows. references: for a metric
@@ -87,7 +97,10 @@ def learning_curves(
     lines = references or {}
     panels = [Panel(name, name, rows, lines[name] if name in lines else {}) for name in metrics]
     columns = 2 if len(metrics) in (2, 4) else min(len(metrics), 3)
-    return draw(panels, stem, x=x, columns=columns, statistic=statistic, title=title)
+    drawn = draw(panels, stem, x=x, columns=columns, statistic=statistic, title=title)
+    if not drawn:
+        raise ValueError(f'learning_curves: no run measured any of {", ".join(metrics)}')
+    return drawn
 
 
 def draw(
@@ -99,139 +112,204 @@ def draw(
     statistic: str = 'iqm',
     title: str = '',
     limits: Mapping[str, tuple[float, float]] | None = None,
-) -> tuple[Path, Path]:
-    """Panels row by row with one legend, as stem.png and stem.svg; limits: y range of a metric."""
-    lines = -(-len(panels) // columns)
+    endings: Sequence[str] = ENDINGS,
+) -> tuple[Path, ...]:
+    """Panels row by row, as files stem.<ending>; () where nothing was measured.
+
+    columns: of panels with few labels; limits: y range of a metric.
+    """
+    panels = [
+        panel
+        for panel in panels
+        if any(points(rows, panel.metric, x)[0].size for rows in all_runs(panel))
+    ]
+    if not panels:
+        return ()
     # A Figure without pyplot: no global state, no display, Agg for the PNG.
     with matplotlib.rc_context(STYLE):
-        size = (6.4, 4.4) if len(panels) == 1 else (4.2 * columns, 3.1 * lines + 0.5)
-        figure = Figure(figsize=size, layout='constrained')
-        axes = figure.subplots(lines, columns, squeeze=False).flatten()
-        drawn = [
-            _draw_panel(a, panel, x, statistic) for a, panel in zip(axes, panels, strict=False)
-        ]
-        for axis, panel in zip(axes, panels, strict=False):
-            low, high = axis.get_ylim()
-            if limits and panel.metric in limits:
-                axis.set_ylim(*limits[panel.metric])
-            elif panel.metric.endswith(SHARES):
-                axis.set_ylim(max(low, -PAD / 2), min(high, 1 + PAD))
-        for unused in axes[len(panels) :]:
-            unused.set_visible(False)
-        shades = set().union(*(found for found, _ in drawn))
-        figure.legend(
-            *_legend(axes[: len(panels)], drawn),
-            loc='outside lower center',
-            ncols=3,
-            title=_explain(statistic, shades, panels),
-            title_fontsize=9,
-        )
+        figure = Figure(layout='constrained')
+        if max(len(panel.runs) for panel in panels) > MAX_TOGETHER:
+            look = Look(x, statistic, 30, limits or {}, width=1.5, size=7, letters=11)
+            _draw_multiples(figure, panels, look)
+        else:
+            look = Look(x, statistic, 100, limits or {}, width=2, size=8, letters=40)
+            _draw_together(figure, panels, look, columns)
         if title:
             figure.suptitle(title)
-        return _save(figure, Path(stem))
+        return _save(figure, Path(stem), endings)
 
 
-def y_range(panels: Sequence[Panel]) -> tuple[float, float]:
-    """Limits that hold all seeds, single runs' intervals and references of some panels."""
-    names = {panel.metric + end for panel in panels for end in ('', '_low', '_high')}
-    values = [value for panel in panels for value in panel.references.values()]
-    for panel in panels:
-        every = [*panel.runs.values(), *panel.unfinished.values()]
-        values += [
-            row[name]
-            for seeds in every
-            for rows in seeds
-            for row in rows
-            for name in names & row.keys()
-        ]
-    finite = [value for value in values if np.isfinite(value)] or [0.0, 1.0]
-    low, high = min(finite), max(finite)
-    pad = PAD * ((high - low) or abs(high) or 1.0)
-    if panels[0].metric.endswith(SHARES):
-        return max(low - pad, -PAD / 2), min(high + pad, 1 + PAD)
-    return low - pad, high + pad
+def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns: int) -> None:
+    """All labels of a panel in one pair of axes; one legend for all panels."""
+    columns = min(columns, len(panels))
+    lines = -(-len(panels) // columns)
+    figure.set_size_inches((6.4, 4.4) if len(panels) == 1 else (4.2 * columns, 3.1 * lines + 0.5))
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    drawn = []
+    for axis, panel in zip(axes, panels, strict=False):
+        join = joined(panel, look.x, look.most)
+        drawn.append(_draw_panel(axis, panel, _curves(panel, look), look, join))
+        axis.set_title(panel.title)
+        axis.set_xlabel(_axis_label(look.x))
+        axis.set_ylabel(panel.y_label)
+        _finish(axis, panel, panel.references, look)
+    for unused in axes[len(panels) :]:
+        unused.set_visible(False)
+    shades = set().union(*(found for found, _ in drawn))
+    handles, texts = _legend(axes[: len(panels)], drawn)
+    wide = figure.get_figwidth()
+    fitting = int(wide / (0.6 + LETTER * max(map(len, texts), default=0)))
+    figure.legend(
+        handles,
+        texts,
+        loc='outside lower center',
+        ncols=max(1, min(3, fitting)),
+        title=_fold(_explain(look, shades, panels), wide),
+        title_fontsize=9,
+    )
 
 
-def summarise(runs: Sequence[Rows], metric: str, x: str, statistic: str) -> Curve | None:
-    """Seeds and their summary; None when no run has the metric.
+def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None:
+    """A row for each label and a column for each panel; labels of a single panel in a grid."""
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.runs))
+    alone = len(panels) == 1
+    wide = len(panels)
+    if alone:
+        wide = min(MULTIPLE_COLUMNS, key=lambda columns: -len(labels) % columns)
+    high = -(-len(labels) // wide) if alone else len(labels)
+    names = 0.6 * any(panel.references for panel in panels)
+    figure.set_size_inches((2.5 + names) * wide + 0.4, 1.55 * high + 0.7)
+    axes = figure.subplots(high, wide, squeeze=False, sharex='all' if alone else 'col')
+    for unused in axes.flatten()[len(labels) * len(panels) :]:
+        unused.set_visible(False)
+    shades, curves = set(), [_curves(panel, look) for panel in panels]
+    for k, axis in enumerate(axes.flatten()[: len(labels) * len(panels)]):
+        i, j = divmod(k, len(panels))
+        panel, label = panels[j], labels[i]
+        found, count = _draw_among(axis, panel, curves[j], label, i, look)
+        shades |= found
+        _finish(axis, panel, _own_references(panel, label, labels), look)
+        axis.tick_params(labelsize=8, labelbottom=alone or i == high - 1)
+        if alone:
+            axis.set_title(f'{label} (n = {count})', fontsize=9)
+        elif i == 0:
+            axis.set_title(f'{panel.title}: {panel.y_label}'.strip(': '), fontsize=9)
+        if not alone and j == 0:
+            axis.set_ylabel(f'{textwrap.fill(label, 18)}\n(n = {count})', fontsize=8)
+    parts = [*_explain(look, shades, panels), 'grey: the others']
+    below = f'{_axis_label(look.x)}\n{_fold(parts, figure.get_figwidth())}'
+    figure.supxlabel(below, fontsize=9)
+    if alone:
+        figure.supylabel(panels[0].y_label or panels[0].title, fontsize=9)
 
-    Several seeds: the statistic with its 95 % bootstrap interval where all of them have values
-    (linear interpolation between them). One seed: its own Wilson interval where it was logged.
-    """
-    seeds = [seed for seed in (_series(rows, metric, x) for rows in runs) if seed[0].size]
-    if not seeds:
-        return None
-    if len(seeds) == 1:
-        rows = next(rows for rows in runs if _series(rows, metric, x)[0].size)
-        low, high = (_series(rows, f'{metric}_{end}', x)[1] for end in ('low', 'high'))
-        if low.size == high.size == seeds[0][0].size:
-            return Curve(seeds, *seeds[0], low, high)
-        return Curve(seeds, *seeds[0], None, None)
-    at = _common_grid([seed[0] for seed in seeds])
-    values = np.stack([np.interp(at, *seed) for seed in seeds], axis=1)  # [n, seeds]
-    function = STATISTICS[statistic]
-    bounds = [stats.stratified_bootstrap([point], function) for point in values]
-    low, high = np.array(bounds).reshape(-1, 2).T
-    return Curve(seeds, at, function(values), low, high)
+
+def _draw_among(
+    axis: Axes,
+    panel: Panel,
+    curves: Mapping[str, Curve | None],
+    label: str,
+    index: int,
+    look: Look,
+) -> tuple[set[str], str]:
+    """One label in its colour before the grey means of the others; (intervals, number of seeds)."""
+    for other, curve in curves.items():
+        if curve and other != label:
+            axis.plot(curve.x, curve.centre, color=OTHERS_COLOUR, linewidth=0.8, zorder=1)
+    if label not in panel.runs:
+        return set(), '0'
+    partial = {label: panel.unfinished[label]} if label in panel.unfinished else {}
+    alone = panel._replace(runs={label: panel.runs[label]}, unfinished=partial)
+    join = joined(panel, look.x, look.most)
+    shades, counts = _draw_panel(axis, alone, curves, look, join, first=index)
+    return shades, counts[label]
 
 
-def _series(rows: Rows, metric: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) of the rows that have both as finite numbers, by rising x."""
-    points = [(row[x], row[metric]) for row in rows if x in row and metric in row]
-    table = np.array(points, np.float64).reshape(-1, 2)
-    table = table[np.isfinite(table).all(axis=1)]
-    table = table[np.argsort(table[:, 0], kind='stable')]
-    return table[:, 0], table[:, 1]
+def _own_references(panel: Panel, label: str, labels: Sequence[str]) -> dict[str, float]:
+    """Lines that all rows share, and those of this row without its name."""
+    of_others = tuple(f'{other}: ' for other in labels if other != label)
+    return {
+        name.removeprefix(f'{label}: '): value
+        for name, value in panel.references.items()
+        if not name.startswith(of_others)
+    }
 
 
-def _common_grid(xs: Sequence[np.ndarray]) -> np.ndarray:
-    """The points of all runs (thinned out) where all runs have values."""
-    low, high = max(x[0] for x in xs), min(x[-1] for x in xs)
-    points = np.unique(np.concatenate(xs))
-    points = points[(points >= low) & (points <= high)]
-    return np.linspace(low, high, GRID_POINTS) if points.size > GRID_POINTS else points
+def _curves(panel: Panel, look: Look) -> dict[str, Curve | None]:
+    join = joined(panel, look.x, look.most)
+    return {
+        label: summarise(seeds, panel.metric, look.x, look.statistic, join=join, most=look.most)
+        for label, seeds in panel.runs.items()
+    }
 
 
 def _draw_panel(
-    axis: Axes, panel: Panel, x: str, statistic: str
+    axis: Axes,
+    panel: Panel,
+    curves: Mapping[str, Curve | None],
+    look: Look,
+    join: int,
+    first: int = 0,
 ) -> tuple[set[str], dict[str, str]]:
-    """Draws all labels; returns which kinds of intervals they have, and how many seeds each."""
+    """Draws all labels; returns which kinds of intervals they have, and how many seeds each.
+
+    first: number of the first label's colour.
+    """
     shades, counts = set(), {}
-    for index, (label, seeds) in enumerate(panel.runs.items()):
-        curve = summarise(seeds, panel.metric, x, statistic)
+    for index, (label, seeds) in enumerate(panel.runs.items(), first):
+        curve = curves[label]
         partial = panel.unfinished[label] if label in panel.unfinished else ()
         found, planned = len(curve.seeds) if curve else 0, len(seeds) + len(partial)
         counts[label] = f'{found}' if found == planned else f'{found} of {planned}'
         colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+        thin = {'color': colour, 'linewidth': 0.7}
         for rows in partial:
-            axis.plot(*_series(rows, panel.metric, x), color=colour, linewidth=0.7, linestyle=':')
+            axis.plot(*points(rows, panel.metric, look.x, join), linestyle=':', **thin)
         if not curve:  # a missing run is shown, not dropped
             axis.plot([], [], color=colour, linestyle=dash, label=label)
             continue
         if found > 1:
             for seed in curve.seeds:
-                axis.plot(*seed, color=colour, linewidth=0.7, alpha=0.45, linestyle=dash)
+                axis.plot(*seed, alpha=0.45, linestyle=dash, **thin)
         if curve.low is not None:
             shades.add('bootstrap' if found > 1 else 'Wilson')
             axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-        marker = 'o' if curve.x.size == 1 else None
         axis.plot(
             curve.x,
             curve.centre,
             color=colour,
-            linewidth=2,
-            marker=marker,
+            linewidth=look.width,
+            marker='o' if curve.x.size == 1 else None,
             linestyle=dash,
             label=label,
             zorder=3,
         )
-    axis.set_title(panel.title)
-    axis.set_xlabel(AXIS_LABELS[x] if x in AXIS_LABELS else x)
-    axis.set_ylabel(panel.y_label)
-    if x == 'tokens':
-        axis.xaxis.set_major_formatter(EngFormatter(sep=' '))
-    _draw_references(axis, panel.references)
     return shades, counts
+
+
+def _finish(axis: Axes, panel: Panel, references: Mapping[str, float], look: Look) -> None:
+    """Ranges, ticks and the lines across a panel."""
+    join = joined(panel, look.x, look.most)
+    if panel.metric in look.limits:
+        axis.set_ylim(*look.limits[panel.metric])
+    elif spiky(panel, look.x, join):
+        axis.set_yscale('log')
+        axis.yaxis.set_major_formatter(FormatStrFormatter('%g'))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_ylim(*y_range([panel], look.x, join))
+    if axis.get_yscale() == 'linear':
+        axis.ticklabel_format(axis='y', useOffset=False)
+    if look.x == 'tokens':
+        axis.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=' '))
+    elif look.x == 'step':
+        whole = MaxNLocator('auto', steps=(1, 2, 5, 10), integer=True, min_n_ticks=1)
+        axis.xaxis.set_major_locator(whole)
+    _draw_references(axis, references, look)
+
+
+def _axis_label(x: str) -> str:
+    return AXIS_LABELS[x] if x in AXIS_LABELS else x
 
 
 def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]]]) -> tuple:
@@ -248,37 +326,35 @@ def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]
     return list(lines.values()), texts
 
 
-def _draw_references(panel: Axes, references: Mapping[str, float]) -> None:
-    """Lines across a panel; of many, those have a name that stand apart from the next below."""
-    values = [value for value in references.values() if np.isfinite(value)] or [0.0]
-    apart, named = NAMES_APART * (max(values) - min(values)), -np.inf
-    lines = sorted(references.items(), key=lambda line: line[1])
-    for index, (name, value) in enumerate(lines):
+def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) -> None:
+    """Lines across a panel, named beside it, where no curve is.
+
+    Of many, those have a name that stand apart from the next below.
+    """
+    low, high = axis.get_ylim()
+    apart, named = LINES_APART[look.size] * (high - low), -float('inf')
+    for index, (name, value) in enumerate(sorted(references.items(), key=lambda line: line[1])):
         style = REFERENCE_STYLES[index % len(REFERENCE_STYLES)]
-        panel.axhline(value, color=REFERENCE_COLOUR, linewidth=1, linestyle=style)
+        axis.axhline(value, color=REFERENCE_COLOUR, linewidth=1, linestyle=style)
         if value - named < apart:
             continue
         named = value
-        # Fractions of the axes across, data upwards: the label sits on its line's right end.
-        panel.annotate(
-            f'{name} {value:.3g}',
-            (1, value),
-            xycoords=panel.get_yaxis_transform(),
-            xytext=(-2, 2),
+        axis.annotate(
+            textwrap.fill(f'{name} {value:.3g}', look.letters),
+            (1, value),  # fractions of the axes across, data upwards
+            xycoords=axis.get_yaxis_transform(),
+            xytext=(3, 0),
             textcoords='offset points',
-            ha='right',
-            va='bottom',
-            fontsize=8,
+            va='center',
+            fontsize=look.size,
             color=REFERENCE_COLOUR,
-            zorder=4,
-            bbox={'facecolor': 'white', 'alpha': 0.6, 'edgecolor': 'none', 'pad': 0.5},
         )
 
 
-def _explain(statistic: str, shades: set[str], panels: Sequence[Panel]) -> str:
+def _explain(look: Look, shades: set[str], panels: Sequence[Panel]) -> list[str]:
     """What the lines and shades mean that are there."""
     seeds = max(len(found) for panel in panels for found in panel.runs.values())
-    name = {'mean': 'mean', 'iqm': 'interquartile mean'}[statistic]
+    name = {'mean': 'mean', 'iqm': 'interquartile mean'}[look.statistic]
     parts = ['thin: seeds', f'thick: {name}'] if seeds > 1 else []
     if shades == {'bootstrap', 'Wilson'}:
         parts.append('shade: 95 % bootstrap interval, of one seed Wilson')
@@ -286,19 +362,34 @@ def _explain(statistic: str, shades: set[str], panels: Sequence[Panel]) -> str:
         of_what = ' of the validation' if shades == {'Wilson'} else ''
         parts.append(f'shade: 95 % {min(shades)} interval{of_what}')
     if any(found for panel in panels for found in panel.unfinished.values()):
-        parts.append('dotted: unfinished, in no summary')
-    return '   '.join(parts)
+        parts.append('dotted: unfinished or refused, in no summary')
+    join = max(joined(panel, look.x, look.most) for panel in panels)
+    if join > 1:
+        parts.append(f'means of up to {join} logged values')
+    return parts
 
 
-def _save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Writes both files next to their final place first, so that no half-written one is left."""
+def _fold(parts: Sequence[str], inches: float) -> str:
+    """The parts in lines that a figure is wide enough for."""
+    kept = '   '.join(part.replace(' ', '\xa0') for part in parts)
+    lines = textwrap.wrap(kept, int(inches / LETTER), break_long_words=False)
+    return '\n'.join(lines).replace('\xa0', ' ')
+
+
+def _save(figure: Figure, stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
+    """Writes next to the files' final place first, so that no half-written one is left."""
     written = []
-    # No date and no version of matplotlib inside.
-    for ending, metadata in (('png', {'Software': None}), ('svg', {'Date': None, 'Creator': None})):
+    for ending in endings:
         path = stem.with_name(f'{stem.name}.{ending}')
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f'{path.name}.tmp')
-        figure.savefig(partial, format=ending, dpi=150, metadata=metadata)
+        # No date and no version of matplotlib inside.
+        nothing = {'Date': None, 'Creator': None} if ending == 'svg' else {'Software': None}
+        figure.savefig(partial, format=ending, dpi=DPI, metadata=nothing)
+        if ending == 'png':
+            with Image.open(partial) as image:
+                small = image.convert('RGB').quantize(PNG_COLOURS, **PALETTE)
+            small.save(partial, 'png', optimize=True, dpi=(DPI, DPI))
         os.replace(partial, path)
         written.append(path)
-    return written[0], written[1]
+    return tuple(written)

@@ -1,6 +1,7 @@
 """What a finished run says of itself: success before and after, and where to look."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ def reference(task: Any) -> dict[str, float]:
     return reference_success(task.env, env_params, task.max_actions_per_episode)
 
 
-def write_reference(workdir: Path, task: Any) -> None:
-    """Keeps the reference of the validation pool in the workdir."""
-    text = json.dumps(reference(task), sort_keys=True) + '\n'
+def write_reference(workdir: Path, task: Any, others: Mapping[str, Any] | None = None) -> None:
+    """Keeps the reference of the validation pool in the workdir, and of others by a prefix."""
+    figures = reference(task)
+    for prefix, other in (others or {}).items():
+        figures |= {f'{prefix}/{name}': x for name, x in reference(other).items()}
+    text = json.dumps(figures, sort_keys=True) + '\n'
     files.write_atomic(Path(workdir) / REFERENCE_FILE, text)
 
 
@@ -33,7 +37,7 @@ def write_curves(workdir: Path, title: str) -> Path:
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
     lines = {name: success[name] for name in ('random', 'oracle') if name in success}
     png, _ = plots.learning_curves(
-        {title: [workdir / run_log.METRICS_FILE]},
+        {'': [workdir / run_log.METRICS_FILE]},
         workdir / 'curves',
         metrics=PANELS,
         references={'eval/success': lines},
@@ -55,6 +59,7 @@ def summary(workdir: Path, command: str) -> str:
             f'held-out success {_interval(first)} at step {first["step"]}'
             f' -> {_interval(last)} at step {last["step"]}',
             f'{players(success)} on the same levels',
+            *_others(first, last, success),
             *_losses(rows),
             f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
             f'curves      {workdir / "curves.png"} (and .svg)',
@@ -63,6 +68,19 @@ def summary(workdir: Path, command: str) -> str:
             f'resume      {command}',
         ]
     )
+
+
+def _others(
+    first: Mapping[str, float], last: Mapping[str, float], success: dict[str, float]
+) -> list[str]:
+    """A line for each further pool, of another split or world."""
+    ending = '/success'
+    return [
+        f'{prefix} {_interval(first, prefix)} -> {_interval(last, prefix)}; '
+        f'{players(success, f"{prefix}/")}'
+        for prefix in (name.removesuffix(ending) for name in last if name.endswith(ending))
+        if prefix.startswith('eval_')
+    ]
 
 
 def _losses(rows: list[dict[str, float]]) -> list[str]:
@@ -91,6 +109,6 @@ def players(figures: dict[str, float], prefix: str = '') -> str:
     )
 
 
-def _interval(row: dict[str, float]) -> str:
-    low, high = 100 * row['eval/success_low'], 100 * row['eval/success_high']
-    return f'{100 * row["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]'
+def _interval(row: Mapping[str, float], prefix: str = 'eval') -> str:
+    mean, low, high = (100 * row[f'{prefix}/success{end}'] for end in ('', '_low', '_high'))
+    return f'{mean:.1f} % [{low:.1f}, {high:.1f}]'

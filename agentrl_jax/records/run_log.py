@@ -259,14 +259,14 @@ def _mask(name: str, text: str) -> str:
 
 def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = ()) -> None:
     """config.json: the resolved config, the command line, commit and machine; secrets redacted."""
-    from agentrl_jax.records import provenance  # here: who only reads records needs no JAX
+    from agentrl_jax.records import about  # here: who only reads records needs no JAX
 
     path = Path(workdir) / CONFIG_FILE
     document = {
         'argv': redact_argv(argv),
         'config': redact(config),
-        'commit': provenance.commit(),
-        'machine': provenance.joined(path, provenance.machine()),
+        'commit': about.commit(),
+        'machine': about.joined(path, about.machine()),
     }
     write_atomic(path, json.dumps(document, indent=2, sort_keys=True) + '\n')
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from agentrl_jax.records.plots import SHARES
+from agentrl_jax.records.series import SHARES
 from agentrl_jax.results.cells import (
     BEST,
     COUNT,
@@ -22,7 +22,11 @@ from agentrl_jax.results.cells import (
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
+MORE_IS_BETTER = ('success', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
+BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = {
+    BOLD[0]: r'\textbf{',
+    BOLD[1]: '}',
     '\\': r'\textbackslash{}',
     '{': r'\{',
     '}': r'\}',
@@ -53,20 +57,23 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """The table as a tabular that needs no package; the notes follow as comments."""
-    header, *lines = [[_escape_latex(text) for text in line] for line in matrix(table)]
+    """The table as a tabular of booktabs, the best row of each column bold; notes are comments."""
+    marked = matrix(table, bold=True)
+    header, *lines = [[_escape_latex(text) for text in line] for line in marked]
     body = [' & '.join(line) + r' \\' for line in lines]
     runs = sum(line.kind == 'runs' for line in table.lines)
     rows = [
+        r'% \usepackage{booktabs}',
         rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
-        r'\hline',
+        r'\toprule',
         ' & '.join(header) + r' \\',
-        r'\hline',
+        r'\midrule',
         *body[:runs],
-        r'\hline',
+        *[r'\midrule'] * (len(body) > runs),
         *body[runs:],
+        r'\bottomrule',
+        r'\end{tabular}',
     ]
-    rows += [r'\hline'] * (len(body) > runs) + [r'\end{tabular}']
     return '\n'.join([*rows, *(f'% {_one_line(note)}' for note in notes(table))]) + '\n'
 
 
@@ -115,8 +122,11 @@ def runs_csv(table: Table) -> str:
     return _csv(lines)
 
 
-def matrix(table: Table) -> list[list[str]]:
-    """Header and lines: for each column its figure and what stands beside it."""
+def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
+    """Header and lines: for each column its figure and what stands beside it.
+
+    bold: the best figures of a column stand between BOLD.
+    """
     spec = table.spec
     printed = {
         column: any(published(spec, line.label, column) for line in table.lines)
@@ -128,10 +138,14 @@ def matrix(table: Table) -> list[list[str]]:
         header += [column, *map(plain_name, table.also)]
         compared = [f'P(> {spec.baseline})', f'less {spec.baseline}'][: 1 + _own(column)]
         header += compared * bool(spec.baseline) + ['published'] * printed[column]
+        best = _best(table, i) if bold else ''
         for texts, line in zip(lines, table.lines, strict=True):
             cell = line.cells[i]
             beside = cell.also if cell.planned else ()
-            texts.append(_figure_text(cell, spec.metric))
+            figure = _figure_text(cell, spec.metric)
+            if line.kind == 'runs' and figure.split(' ')[0] == best:
+                figure = figure.replace(best, best.join(BOLD), 1)
+            texts.append(figure)
             texts += [number(name, x) for name, x in zip(table.also, beside, strict=False)]
             texts += [''] * (len(table.also) - len(beside))
             if spec.baseline:
@@ -225,6 +239,15 @@ def published(spec: Spec, row: str, column: str) -> str:
     """The figure of others for a cell, '' if there is none."""
     figures = spec.published[row] if row in spec.published else {}
     return str(figures[column]) if column in figures else ''
+
+
+def _best(table: Table, column: int) -> str:
+    """The best figure of the rows in a column as printed; '' of one row, or if nothing is best."""
+    metric = table.spec.metric
+    figures = [line.cells[column].figure.iqm for line in table.lines if line.kind == 'runs']
+    known = [figure for figure in figures if not math.isnan(figure)]
+    rated = metric.split('/')[-1] in MORE_IS_BETTER
+    return number(metric, max(known)) if rated and len(known) > 1 else ''
 
 
 def _own(column: str) -> bool:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import AXES, Run
 
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
+METHOD = 'method'  # may stand for a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
 LAST, BEST = 'last', 'best-validation'
 LEAVE_OUT, COUNT = 'leave-out', 'count'
@@ -112,6 +114,12 @@ def show(value: Any) -> str:
 
 
 def field(run: Run, name: str) -> Any:
+    """The value of a config field, or of METHOD: what the config trains with (records.method)."""
+    if name == METHOD and name not in run.fields:
+        try:
+            return method(run.fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f'run {run.name}: its config does not tell its method') from error
     if name not in run.fields:
         near = [known for known in run.fields if known.split('.')[-1] == name.split('.')[-1]]
         raise ValueError(f'run {run.name} has no field {name}' + (f'; it has {near}' * bool(near)))

@@ -39,7 +39,7 @@ class Training:
 class Validation:
     """A pool of levels as text, its episodes, and the programs that play and count them."""
 
-    split: str
+    prefix: str  # of its metrics
     task: TextTask
     episodes: Episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
@@ -58,7 +58,7 @@ class Run:
     txs: tuple  # optimisers of policy and critic
     training: Training
     validation: Validation  # of eval.split
-    also: tuple[Validation, ...]  # of eval.also
+    also: tuple[Validation, ...]  # of eval.also and eval.worlds
 
 
 def learn(
@@ -137,14 +137,11 @@ def build(cfg: Any) -> Run:
     mesh = parts.build_mesh(cfg)
     check.check(cfg, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
-    splits = ('train', cfg.eval.split, *cfg.eval.also)
-    tasks = {split: parts.build_text_task(cfg, tokenizer, split, mesh) for split in splits}
+    task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
+    held_out, *also = build_held_out(cfg, tokenizer, mesh).items()
     config, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
     collect = parts.build_collect(cfg, config, mesh, training=False)
-    held_out, *also = (
-        build_validation(cfg, mesh, split, tasks[split], collect) for split in splits[1:]
-    )
     return Run(
         cfg=cfg,
         mesh=mesh,
@@ -152,10 +149,27 @@ def build(cfg: Any) -> Run:
         config=config,
         params=params,
         txs=txs,
-        training=build_training(cfg, mesh, config, tasks['train'], tokenizer, txs),
-        validation=held_out,
-        also=tuple(also),
+        training=build_training(cfg, mesh, config, task, tokenizer, txs),
+        validation=build_validation(cfg, mesh, *held_out, collect),
+        also=tuple(build_validation(cfg, mesh, *pool, collect) for pool in also),
     )
+
+
+def build_held_out(cfg: Any, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
+    """The pools that are validated on, by the prefix of their metrics; that of eval.split first."""
+    own, *others = (cfg.eval.split, *cfg.eval.also)
+    pools = {'eval': parts.build_text_task(cfg, tokenizer, own, mesh)}
+    for split in others:
+        pools[f'eval_{split}'] = parts.build_text_task(cfg, tokenizer, split, mesh)
+    for world in cfg.eval.worlds:
+        other = cfg.copy_and_resolve_references()
+        with other.unlocked():
+            other.env.name = world
+        try:
+            pools[f'eval_{world}'] = parts.build_text_task(other, tokenizer, own, mesh)
+        except ValueError as error:
+            raise ValueError(f'eval.worlds, {world}: {error}') from error
+    return pools
 
 
 def build_training(
@@ -194,7 +208,7 @@ def build_training(
 
 
 def build_validation(
-    cfg: Any, mesh: Mesh, split: str, task: TextTask, collect: Callable
+    cfg: Any, mesh: Mesh, prefix: str, task: TextTask, collect: Callable
 ) -> Validation:
     """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)
@@ -202,7 +216,7 @@ def build_validation(
     episodes = every_level(played, levels, sharding.row_shards(mesh), samples)
     count = functools.partial(validation.count, levels=played, samples=samples)
     return Validation(
-        split=split,
+        prefix=prefix,
         task=task,
         episodes=jax.device_put(episodes, sharding.shard_rows(mesh)),
         collect=collect,

@@ -7,6 +7,7 @@ import importlib.util
 from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo
+from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
@@ -275,6 +276,11 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
             not set(cfg.eval.also) <= {'train', 'validation', 'test'} - {cfg.eval.split},
             f'eval.also={cfg.eval.also} must name splits of train, validation, test other than '
             f'eval.split={cfg.eval.split!r}',
+        ),
+        (
+            not set(cfg.eval.worlds) <= set(ENVIRONMENTS) - {cfg.env.name},
+            f'eval.worlds={cfg.eval.worlds} must name worlds of {", ".join(ENVIRONMENTS)} other '
+            f'than env.name={cfg.env.name!r}',
         ),
         (
             cfg.checkpoint.best and cfg.eval.split == 'test',

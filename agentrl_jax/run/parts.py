@@ -62,11 +62,13 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
     enough = device.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
-    if split == 'train' and enough > cfg.rollout.max_tokens:
+    # Once a world: the pools of its splits have the same texts.
+    first = split == ('train' if cfg.env.name not in cfg.eval.worlds else cfg.eval.split)
+    if first and enough > cfg.rollout.max_tokens:
         print(
-            f'WARNING: rollout.max_tokens={cfg.rollout.max_tokens} may end episodes before their '
-            f'{task.max_turns} turns are played (rollout/token_budget_stop counts them); '
-            f'{enough} hold all of them',
+            f'WARNING: rollout.max_tokens={cfg.rollout.max_tokens} may end episodes of '
+            f'{cfg.env.name} before their {task.max_turns} turns are played '
+            f'(rollout/token_budget_stop counts them); {enough} hold all of them',
             file=sys.stderr,
             flush=True,
         )

@@ -4,21 +4,19 @@ import functools
 import os
 import platform
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, provenance
 from agentrl_jax.records.method import FIELDS, method
 
 COMMIT_DIGITS = 12
 
 
-def about(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str]:
+def of_run(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str]:
     """What the head of a page says of a run: label -> text.
 
     config: the resolved config, a ConfigDict or what config.json holds; argv: the command line,
@@ -29,13 +27,22 @@ def about(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str]
     if not model:
         model = f'{sizes["num_layers"]} layers of {sizes["hidden_size"]}, from random weights'
     found = {
-        'method': method({name: _field(config, name) for name in FIELDS}),
+        'method': _method(config),
         'model': model + (f', LoRA rank {lora}' if lora else ''),
         'config': config_name(argv),
         'seed': str(config['seed']),
-        'commit': commit(),
+        'commit': short(commit()),
     }
     return {label: text for label, text in found.items() if text}
+
+
+def title(config: Mapping[str, Any]) -> str:
+    """'StarPO-S on frozen_lake'."""
+    return f'{_method(config)} on {config["env"]["name"]}'
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    return method({name: _field(config, name) for name in FIELDS})
 
 
 def _field(config: Mapping[str, Any], name: str) -> Any:
@@ -52,24 +59,16 @@ def config_name(argv: Sequence[str]) -> str:
     return ''
 
 
-def commit(folder: str | os.PathLike = Path(__file__).parent) -> str:
-    """The commit of this code, with -dirty where tracked files differ; '' outside of its git."""
-    if shutil.which('git') is None:
-        return ''
-    # A package in somebody else's repository (.venv/lib/...) has that commit for its own otherwise.
-    if not _git(folder, 'ls-files', '--', '*.py'):
-        return ''
-    return _git(
-        folder, 'describe', '--always', '--dirty', '--exclude=*', f'--abbrev={COMMIT_DIGITS}'
-    )
+@functools.cache
+def commit() -> str | None:
+    """The commit of the code that runs: that of the first look, whatever is checked out later."""
+    return provenance.commit()
 
 
-def _git(folder: str | os.PathLike, *words: str) -> str:
-    """What git prints; '' where it fails."""
-    done = subprocess.run(
-        ['git', '-C', str(folder), *words], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() if done.returncode == 0 else ''
+def short(commit: str | None) -> str:
+    """A commit with fewer digits, '-modified' kept; '' outside of a checkout."""
+    digits, dash, rest = (commit or '').partition('-')
+    return digits[:COMMIT_DIGITS] + dash + rest
 
 
 def machine() -> str:

@@ -1,13 +1,12 @@
 """Where the figures of a run come from, and what a config is called."""
 
 import json
-import subprocess
 
 import micro_runs
 import pytest
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.records import provenance, run_log
+from agentrl_jax.records import about, run_log
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import flatten
 from agentrl_jax.run.effective import effective
@@ -31,6 +30,8 @@ DEMO = flatten(effective(demo.get_config()).to_dict())
         ({'algorithm': 'reinforce_pp', 'filter.keep': 1.0}, 'REINFORCE++'),
         ({'curriculum.rounds': (2, 3), 'filter.keep': 1.0}, 'PPO, ScalingInter'),
         ({'curriculum.rounds': (2,), 'filter.keep': 1.0}, 'PPO'),
+        ({'algorithm': 'dpo', 'loss.clip_low': None}, 'DPO, filtered'),  # it clips nothing
+        ({'algorithm': 'dapo', 'filter.rule': 'varied'}, 'DAPO'),
     ],
 )
 def test_a_config_is_called_by_what_it_is(changes, name):
@@ -44,52 +45,36 @@ def test_every_algorithm_has_a_name_of_its_own():
 
 def test_what_a_page_says_of_a_run():
     cfg = micro_runs.config('bandit', seed=3)
-    found = provenance.about(cfg, ['train.py', '--config=/home/me/configs/demo.py', '--workdir=x'])
+    found = about.of_run(cfg, ['train.py', '--config=/home/me/configs/demo.py', '--workdir=x'])
     assert found['method'] == 'PPO' and found['seed'] == '3'
     assert found['model'] == '1 layers of 32, from random weights'
     assert found['config'] == 'configs/demo.py'
-    assert found['commit'] == provenance.commit()
+    assert found['commit'] == about.short(about.commit())
     cfg = micro_runs.config('bandit', **{'model.path': '/weights/Qwen2.5-0.5B/', 'lora.rank': 8})
-    found = provenance.about(cfg.to_dict(), ['--config', 'demo.py'])
+    found = about.of_run(cfg.to_dict(), ['--config', 'demo.py'])
     assert found['model'] == 'Qwen2.5-0.5B, LoRA rank 8' and found['config'] == 'demo.py'
-    assert 'config' not in provenance.about(cfg)
+    assert 'config' not in about.of_run(cfg)
 
 
-def git(folder, *words):
-    settings = ('-c', 'user.name=a', '-c', 'user.email=a@b')
-    done = subprocess.run(
-        ['git', '-C', folder, *settings, *words], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+def test_curves_are_titled_by_what_the_config_is():
+    assert about.title(effective(demo.get_config())) == 'StarPO-S on frozen_lake'
 
 
-def test_a_commit_is_that_of_the_code_and_says_when_it_was_changed(tmp_path, monkeypatch):
-    inside = tmp_path / 'package'
-    inside.mkdir()
-    (inside / 'code.py').write_text('a = 1\n')
-    assert provenance.commit(inside) == ''  # no repository
-    git(tmp_path, 'init')
-    assert provenance.commit(inside) == ''  # somebody else's: the code is not tracked
-    git(tmp_path, 'add', '.')
-    git(tmp_path, 'commit', '-m', 'one')
-    commit = git(tmp_path, 'rev-parse', 'HEAD')[:12]
-    git(tmp_path, 'tag', '-a', 'v1', '-m', 'v1')
-    assert provenance.commit(inside) == commit
-    (inside / 'code.py').write_text('a = 2\n')
-    assert provenance.commit(inside) == f'{commit}-dirty'
-    monkeypatch.setenv('PATH', str(tmp_path))
-    assert provenance.commit(inside) == ''  # no git
+def test_a_commit_is_shortened_and_still_says_that_it_was_changed():
+    assert about.short('0123456789abcdef') == '0123456789ab'
+    assert about.short('0123456789abcdef-modified') == '0123456789ab-modified'
+    assert about.short(None) == ''
 
 
 def test_config_json_names_commit_and_every_machine_of_a_run(tmp_path, monkeypatch):
     path = tmp_path / 'config.json'
 
     def written(machine):
-        monkeypatch.setattr(provenance, 'machine', lambda: machine)
+        monkeypatch.setattr(about, 'machine', lambda: machine)
         run_log.write_config(tmp_path, {'seed': 1}, ['train'])
         return json.loads(path.read_text())
 
-    assert written('1 x a')['commit'] == provenance.commit()
+    assert written('1 x a')['commit'] == about.commit()
     assert written('1 x a')['machine'] == '1 x a'  # resumed there
     assert written('2 x b')['machine'] == '1 x a; 2 x b'
     path.write_text('{"half')
@@ -97,5 +82,5 @@ def test_config_json_names_commit_and_every_machine_of_a_run(tmp_path, monkeypat
 
 
 def test_a_machine_is_told_by_its_devices():
-    assert provenance.machine().startswith('8 x cpu (')  # the fake devices of the tests
-    assert provenance.machine() == provenance.machine()
+    assert about.machine().startswith('8 x cpu (')  # the fake devices of the tests
+    assert about.machine() == about.machine()

@@ -1,0 +1,134 @@
+"""What learning curves draw: a metric of many seeds over steps, summarised and thinned out."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from agentrl_jax.measure import stats
+
+MIN_BAND_SEEDS = 5  # a bootstrap interval of fewer holds the truth too seldom to be drawn
+FLAT = 1e-7  # a smaller range is rounding: the axis would be of digits that mean nothing
+LOG_RATIO = 10  # of the largest value to the median: more, and a single spike fills a linear axis
+PAD = 0.04  # of the range of y, above and below
+SHARES = ('success', 'valid_format', 'pass_at_n', '_frac', '_actions')  # metrics from 0 to 1
+STATISTICS = {'mean': stats.mean, 'iqm': stats.iqm}
+Rows = Sequence[Mapping[str, float]]
+
+
+class Curve(NamedTuple):
+    """One label's seeds and their summary; low and high are None when there is no interval."""
+
+    seeds: list[tuple[np.ndarray, np.ndarray]]  # (x, y) of each run that has the metric
+    x: np.ndarray  # [n]
+    centre: np.ndarray  # [n]
+    low: np.ndarray | None
+    high: np.ndarray | None
+
+
+class Panel(NamedTuple):
+    """One pair of axes: for each label its seeds, and values of lines across it."""
+
+    title: str
+    metric: str
+    runs: Mapping[str, Sequence[Rows]]
+    references: Mapping[str, float]
+    unfinished: Mapping[str, Sequence[Rows]] = {}  # drawn, and in no summary
+    y_label: str = ''
+
+
+def all_runs(panel: Panel) -> list[Rows]:
+    """The rows of every run of a panel, finished or not."""
+    every = [*panel.runs.values(), *panel.unfinished.values()]
+    return [rows for seeds in every for rows in seeds]
+
+
+def joined(panel: Panel, x: str, most: int) -> int:
+    """How many neighbouring values become one point, so that no run has more points than `most`."""
+    longest = max((points(rows, panel.metric, x)[0].size for rows in all_runs(panel)), default=0)
+    return max(1, -(-longest // most))
+
+
+def summarise(
+    runs: Sequence[Rows], metric: str, x: str, statistic: str, *, join: int = 1, most: int = 200
+) -> Curve | None:
+    """Seeds and their summary; None when no run has the metric.
+
+    Several seeds: the statistic where all of them have values (linear interpolation between them),
+    from MIN_BAND_SEEDS on with its 95 % bootstrap interval. One seed: its own Wilson interval where
+    it was logged. join: so many neighbouring values become their mean; most: points of a curve.
+    """
+    seeds = [seed for rows in runs if (seed := points(rows, metric, x, join))[0].size]
+    if not seeds:
+        return None
+    if len(seeds) == 1:
+        rows = next(rows for rows in runs if points(rows, metric, x)[0].size)
+        low, high = (points(rows, f'{metric}_{end}', x, join)[1] for end in ('low', 'high'))
+        if low.size == high.size == seeds[0][0].size:
+            return Curve(seeds, *seeds[0], low, high)
+        return Curve(seeds, *seeds[0], None, None)
+    at = _common_grid([seed[0] for seed in seeds], most)
+    values = np.stack([np.interp(at, *seed) for seed in seeds], axis=1)  # [n, seeds]
+    function = STATISTICS[statistic]
+    if len(seeds) < MIN_BAND_SEEDS:
+        return Curve(seeds, at, function(values), None, None)
+    bounds = [stats.stratified_bootstrap([point], function) for point in values]
+    low, high = np.array(bounds).reshape(-1, 2).T
+    return Curve(seeds, at, function(values), low, high)
+
+
+def points(rows: Rows, metric: str, x: str, join: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) of the rows that have both as finite numbers, by rising x; means of `join` each."""
+    pairs = [(row[x], row[metric]) for row in rows if x in row and metric in row]
+    table = np.array(pairs, np.float64).reshape(-1, 2)
+    table = table[np.isfinite(table).all(axis=1)]
+    table = table[np.argsort(table[:, 0], kind='stable')]
+    if join > 1 and len(table):
+        starts = np.arange(0, len(table), join)
+        counts = np.diff(starts, append=len(table))[:, None]
+        table = np.add.reduceat(table, starts) / counts
+    return table[:, 0], table[:, 1]
+
+
+def _common_grid(xs: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """The points of all runs (thinned out) where all runs have values."""
+    low, high = max(x[0] for x in xs), min(x[-1] for x in xs)
+    known = np.unique(np.concatenate(xs))
+    known = known[(known >= low) & (known <= high)]
+    return np.linspace(low, high, most) if known.size > most else known
+
+
+def y_range(panels: Sequence[Panel], x: str = 'step', join: int = 1) -> tuple[float, float]:
+    """Limits that hold all seeds, single runs' intervals and references of some panels."""
+    finite = _values(panels, x, join)
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    share = panels[0].metric.endswith(SHARES)
+    if high - low < FLAT * max(1.0, abs(high)):
+        half = 0.1 * max(1.0, abs(high))
+        low, high = (0.0, 1.0) if share else (low - half, high + half)
+    pad = PAD * (high - low)
+    if share:
+        return max(low - pad, -PAD / 2), min(high + pad, 1 + PAD)
+    return low - pad, high + pad
+
+
+def spiky(panel: Panel, x: str = 'step', join: int = 1) -> bool:
+    """Whether a few values are so much larger than the rest that only a log axis shows both."""
+    values = _values([panel], x, join)
+    if panel.metric.endswith(SHARES) or not values.size or values.min() <= 0:
+        return False
+    return bool(values.max() > LOG_RATIO * np.median(values))
+
+
+def _values(panels: Sequence[Panel], x: str, join: int) -> np.ndarray:
+    """Every finite value that some panels draw."""
+    names = {panel.metric + end for panel in panels for end in ('', '_low', '_high')}
+    lines = [value for panel in panels for value in panel.references.values()]
+    drawn = [
+        points(rows, name, x, join)[1]
+        for panel in panels
+        for rows in all_runs(panel)
+        for name in names
+    ]
+    values = np.concatenate([np.array(lines, np.float64), *drawn])
+    return values[np.isfinite(values)]
