@@ -61,6 +61,17 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.library.graded = False  # outcome: word F1 of the answer; False: exact match
     cfg.library.lookup_cost = 0.0  # taken off a lookup, times the lookups so far
 
+    cfg.babyai = ml_collections.ConfigDict()
+    cfg.babyai.levels = 'all'  # names in envs.babyai.pool.LEVELS, with commas; they share the pool
+    cfg.babyai.solvable = False  # without levels for which the expert finds no way
+    cfg.babyai.train_ids = ''  # AgentGym's numbers of levels, such as 0:810, in place of the above
+    cfg.babyai.test_ids = ''  # the same for validation and test
+    cfg.babyai.actions = 'primitive'  # primitive: MiniGrid's six; macro: AgentGym's, such as go to
+    # red ball 1; then one action a turn
+    cfg.babyai.agentgym_wording = False  # macro: its texts; the order of two tasks is not told
+    cfg.babyai.agentgym_rewards = False  # macro: its score; late success does not end an episode
+    cfg.babyai.most_seen = 12  # objects that an observation names, the nearest ones
+
     cfg.model = ml_collections.ConfigDict()
     # HuggingFace folder (hf download ...), .gguf, or the workdir of a run (or its folder best);
     # '' = random weights of the sizes below

@@ -230,9 +230,20 @@ def test_names_that_cannot_be_told_apart_are_refused():
         ([' up'], 'cannot be parsed'),
         ([''], 'cannot be parsed'),
         (['<up>'], 'cannot be parsed'),
+        ([f'{n:04}' for n in range(8000)], 'have 8888 different beginnings'),
     ]:
         with pytest.raises(ValueError, match=message.replace('|', r'\|')):
             answer.build_answer_table([b'a'], names, max_actions=1, with_think=True)
+
+
+def test_names_that_begin_alike_may_be_long_and_many():
+    """A hundred of a hundred letters: 10,000 letters, but 109 states of the automaton's tree."""
+    names = ['toggle and go through ' + 'a' * 76 + f'{n:02}' for n in range(100)]
+    pieces = [bytes([byte]) for byte in range(256)]
+    table = answer.build_answer_table(pieces, names, max_actions=1, with_think=False)
+    tokens = np.frombuffer(f'{names[42]}</answer>'.encode(), np.uint8)[None].astype(np.int32)
+    matched, parts = parse_rows(table, tokens, jnp.array([tokens.shape[1]]))
+    assert bool(matched[0]) and parts.tolist() == [[42]]
 
 
 @pytest.mark.parametrize('with_think', [True, False])

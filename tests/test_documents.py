@@ -141,6 +141,14 @@ def test_a_faulty_episode_is_in_no_figure_but_its_own():
     assert made['totals']['return'] == 'nan' and '0 of 0' in render_page(made)
 
 
+def test_a_sampled_row_that_is_no_token_is_shown_as_its_number():
+    """A model has more rows than its tokenizer has tokens: they are padded to a multiple."""
+    rollout = small_rollout()
+    rollout.tokens[1, 1] = 300
+    made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', ['Left', 'Down'])
+    assert [entry['s'] for entry in made['episodes'][1]['tokens']] == ['h', '[300]']
+
+
 def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
     for name in ('step_000000', 'step_000050', 'step_000100', 'evaluation_test'):
         documents.write(tmp_path / f'{name}.json', small_document(title=name))

@@ -224,5 +224,16 @@ def test_training_again_gives_the_committed_pieces(demo):
     )
 
 
+def test_the_small_tokenizer_of_babyai_is_made_of_its_words():
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('babyai.model'))
+    again = unigram.load_model(demo_tokenizer.train_babyai(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        'BabyAI says something else: run python -m agentrl_jax.text.demo_tokenizer --name=babyai'
+    )
+    shown = 'go to a yellow ball\nblue closed door 1 ahead 3 left\ncarrying red key\n16 left\n'
+    assert len(committed.encode(shown)) == 12
+    assert len(committed.encode('<answer>turn left || pick up</answer>')) == 5
+
+
 def test_training_is_deterministic():
     assert demo_tokenizer.train() == demo_tokenizer.train()

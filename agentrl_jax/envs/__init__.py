@@ -1,5 +1,6 @@
 """Worlds on the device: gymnax environments that can also show themselves as text."""
 
+from agentrl_jax.envs.babyai import BabyAI
 from agentrl_jax.envs.bandit import Bandit
 from agentrl_jax.envs.base import SPLITS, TextEnvironment
 from agentrl_jax.envs.frozen_lake import FrozenLake
@@ -11,11 +12,13 @@ ENVIRONMENTS = {  # env.name -> class; the settings are the section of that name
     'sokoban': Sokoban,
     'bandit': Bandit,
     'library': Library,
+    'babyai': BabyAI,
 }
 
 __all__ = [
     'ENVIRONMENTS',
     'SPLITS',
+    'BabyAI',
     'Bandit',
     'FrozenLake',
     'Library',

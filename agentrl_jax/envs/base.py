@@ -60,6 +60,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
     ACTION_NAMES: ClassVar[tuple[str, ...]]  # index = what env_action takes
     REWARD_QUANTUM: ClassVar[float]  # every step reward is a multiple of it
     REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
+    REWARDS_ROUNDED: ClassVar[bool] = False  # prompts show the nearest multiple
     name: ClassVar[str]
 
     @property

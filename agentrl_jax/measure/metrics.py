@@ -37,6 +37,7 @@ METRICS = {
     'library/answer_presence': 'Share of episodes in which the card with the answer was shown.',
     'library/answered': 'Share of episodes that gave an answer.',
     'library/answer_f1': 'Word F1 of the answer and the right one; 0 without an answer.',
+    'babyai/solvable_success': 'Success on levels that can be solved (that the expert solves).',
     'filter/collects': 'Rollouts played for a step; more than 1 with dynamic sampling.',
     'filter/kept': 'Share of the episodes played that the filter kept.',
     'filter/group_std_kept': 'Standard deviation of returns in the kept groups, mean over them.',
@@ -102,6 +103,7 @@ METRICS = {
     'eval/answer_presence': 'As library/answer_presence, of validation episodes.',
     'eval/answered': 'As library/answered, of validation episodes.',
     'eval/answer_f1': 'As library/answer_f1, of validation episodes.',
+    'eval/solvable_success': 'As babyai/solvable_success, of validation episodes.',
 }
 
 

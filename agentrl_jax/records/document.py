@@ -323,6 +323,7 @@ def _spellings(
     A sampled token stands alone. In prompts a character whose bytes are spread over several tokens
     is shown with the last of them.
     """
+    raw = [*raw, *[b''] * (max(ids, default=0) + 1 - len(raw))]  # rows of the model without a token
     texts = []
     decoder = codecs.getincrementaldecoder('utf-8')('backslashreplace')
     for n, token in enumerate(ids):

@@ -12,6 +12,15 @@ LONG_PROMPT = 700  # characters; longer prompts are folded, and those drawn as a
 LOGPROB_EDGES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # of -log p
 RATIO_EDGES = (0.02, 0.1, 0.2, 0.5)  # of |log ratio|
 ADVANTAGE_EDGES = (0.02, 0.25, 0.5, 0.75)  # of |advantage| / the largest on the page
+COLOURS = ('red', 'green', 'blue', 'purple', 'yellow', 'grey')  # drawn as first and last letter
+SIGNS = {  # of things that have one of these
+    'key': '⚷',
+    'ball': '●',
+    'box': '□',
+    'open door': '▯',
+    'closed door': '▮',
+    'locked door': '▣',
+}
 CELLS = {  # what an environment calls a cell -> (glyph, class in the style sheet)
     'wall': ('', 'wall'),
     'empty': ('', 'floor'),
@@ -24,6 +33,11 @@ CELLS = {  # what an environment calls a cell -> (glyph, class in the style shee
     'goal': ('★', 'goal'),
     'player in hole': ('☻', 'lost'),
     'player on goal': ('☻', 'won'),
+    'agent facing right': ('▶', 'player'),
+    'agent facing down': ('▼', 'player'),
+    'agent facing left': ('◀', 'player'),
+    'agent facing up': ('▲', 'player'),
+    **{f'{c} {kind}': (f'{s}{c[0]}{c[-1]}', 'floor') for c in COLOURS for kind, s in SIGNS.items()},
 }
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
 FLAGS = ('success', 'invalid', 'truncated', 'faulty')  # what the filters look at

@@ -24,7 +24,8 @@ from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
-BUNDLED_TOKENIZER = Path(__file__).parents[1] / 'tokens' / 'demo.model'
+TOKENIZERS = Path(__file__).parents[1] / 'tokens'
+BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
 
 
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
@@ -93,7 +94,14 @@ def tokenizer_source(cfg: Any) -> Path:
     path = files.local_path(cfg.model.path) if cfg.model.path else None
     if path is not None and not cfg.model.tokenizer and holds_run(path):
         return tokenizer_source(config_of_run(path))
-    return files.local_path(cfg.model.tokenizer or cfg.model.path or BUNDLED_TOKENIZER)
+    bundled = bundled_tokenizer(cfg.env.name)
+    return files.local_path(cfg.model.tokenizer or cfg.model.path or bundled)
+
+
+def bundled_tokenizer(world: str) -> Path:
+    """The small tokenizer made of a world's own words, or that of the demo."""
+    own = TOKENIZERS / f'{world}.model'
+    return own if own.exists() else BUNDLED_TOKENIZER
 
 
 def build_tokenizer(cfg: Any) -> Any:

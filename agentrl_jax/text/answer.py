@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+MOST_BEGINNINGS = 8000  # of action names; each makes at most four states
 UNKNOWN, ABSENT = -1, -2  # a part that names no action; no part
 SEPARATOR = b'||'
 OPENING = b'</think><answer>'  # with any white space between the two tags
@@ -189,8 +190,12 @@ def _check_names(names: list[str]) -> list[bytes]:
     for name, low in zip(names, lowered, strict=True):
         if not low or low != low.strip() or SEPARATOR in low or OTHER in low or b'<' in low:
             raise ValueError(f'the action name {name!r} cannot be parsed from an answer')
-    if sum(map(len, lowered)) > 8000:
-        raise ValueError('the action names are too long together: states are counted in 16 bits')
+    begins = {name[:end] for name in lowered for end in range(1, len(name) + 1)}
+    if len(begins) > MOST_BEGINNINGS:
+        raise ValueError(
+            f'the action names have {len(begins)} different beginnings, but the automaton counts '
+            f'its states in 16 bits, which is enough for {MOST_BEGINNINGS}'
+        )
     if len(set(lowered)) < len(lowered):
         raise ValueError(f'action names must differ in more than case: {sorted(names)}')
     return lowered

@@ -1,23 +1,27 @@
 """Trains the small tokenizer of the demo on the project's own prompts and environment texts.
 
-  python -m agentrl_jax.text.demo_tokenizer --out=agentrl_jax/tokens/demo.model
+  python -m agentrl_jax.text.demo_tokenizer [--name=babyai]
 
 A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
 name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
 unigram model, and what it has never seen falls back to bytes. The same inputs give the same file.
 Rows are whole because they are the words of these worlds: a policy of 0.1 M parameters cloned for a
 minute reads a map of four row tokens, but not yet one of sixteen cells (experiments/LOG.md).
+BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 ahead" are tokens.
 """
 
 import argparse
 import io
 import itertools
 import re
+import string
 from pathlib import Path
 
 import sentencepiece
 
-from agentrl_jax.envs import bandit
+from agentrl_jax.envs import BabyAI, bandit
+from agentrl_jax.envs.babyai import sight
+from agentrl_jax.envs.babyai import words as babyai_words
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
@@ -25,13 +29,14 @@ from agentrl_jax.tokens import unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
-VOCAB_SIZE = 1408
+VOCAB_SIZE, BABYAI_VOCAB_SIZE = 1408, 432
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
 GRIDS = (frozen_lake.SYMBOLS, sokoban.SYMBOLS, sokoban.OTHER_SYMBOLS)
 TEMPLATES = ('system', 'reward', 'header', 'warning', 'tail')
 TURNS, ACTIONS, WORDS = 5, 10, 100  # as in configs/base.py; other numbers are single digits
+BABYAI_ACTIONS = 16  # of an episode, as in configs/demo_babyai.py
 
 
 def environments() -> list:
@@ -120,21 +125,64 @@ def _thoughts() -> list[str]:
     return texts + [f'I should go {a} then go {b}.' for a in moves for b in moves]
 
 
+def babyai_symbols() -> list[str]:
+    """What BabyAI's short observations and instructions are made of, each a token."""
+    phrases = {babyai_words.phrase(n) for n in range(babyai_words.DESCRIPTIONS)}
+    named = {phrase.split(' ', 1)[1] for phrase in phrases}
+    where = [' in front of you', ' behind you', ' on your left', ' on your right']
+    things = {re.sub('|'.join(where), '', text) for text in named}
+    verbs = [f'{verb} {article} ' for verb in (*sight.VERBS, 'next to') for article in ('the', 'a')]
+    places = [f' {n} {side}' for n in range(1, 7) for side in ('ahead', 'left', 'right')]
+    left = [f'{n} left' for n in range(BABYAI_ACTIONS + 1)]
+    links = [
+        'and ',
+        'then ',
+        'after you ',
+        'carrying ',
+        'wall',
+        'more objects',
+        'babyai',
+        'Invalid.',
+    ]
+    return [*sorted(things | set(sight.NAMES)), *verbs, *where, *places, *left, *links]
+
+
+def babyai_corpus() -> list[str]:
+    """All that its observations are made of, and digits; the rest is spelled."""
+    texts = [f'{n} left' for n in range(100)] + ['Right.', ', ', '<think>', 'a', 'the']
+    return [*texts, *(line for line in BabyAI().lines() if len(line) < 40)]
+
+
 def train(vocab_size: int = VOCAB_SIZE) -> bytes:
-    """The serialised SentencePiece model."""
+    """The serialised SentencePiece model of the demo."""
     symbols = [*TAGS, f' {SEPARATOR} ', '\n', *ROLES, *action_names(), *phrases()]
     signs = [sign for sign in grid_symbols() if not sign.isalpha() and sign != '.']
+    required = ''.join(sign for sign in grid_symbols() if sign not in signs)
+    model = fit([*symbols, *signs, *rows()], corpus(), vocab_size, required)
+    check(model)
+    return model
+
+
+def train_babyai(vocab_size: int = BABYAI_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of BabyAI's small policies."""
+    fixed = [*TAGS, f' {SEPARATOR} ', '\n', *ROLES, *BabyAI().ACTION_NAMES]
+    letters = string.ascii_lowercase + string.digits + ".,:;!?-'"
+    return fit([*fixed, *babyai_symbols()], babyai_corpus(), vocab_size, letters)
+
+
+def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
+    """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus()),
+        sentence_iterator=iter(texts),
         model_writer=model,
         model_type='unigram',
         vocab_size=vocab_size,
         byte_fallback=True,
         character_coverage=1.0,
-        required_chars=''.join(sign for sign in grid_symbols() if sign not in signs),
+        required_chars=required,
         control_symbols=list(CHAT_SPECIALS),
-        user_defined_symbols=[text.replace(' ', '\u2581') for text in [*symbols, *signs, *rows()]],
+        user_defined_symbols=[text.replace(' ', '\u2581') for text in symbols],
         bos_id=-1,
         eos_id=-1,
         pad_id=-1,
@@ -149,7 +197,6 @@ def train(vocab_size: int = VOCAB_SIZE) -> bytes:
         num_threads=1,
         minloglevel=2,
     )
-    check(model.getvalue())
     return model.getvalue()
 
 
@@ -166,14 +213,18 @@ def check(model: bytes) -> None:
             raise ValueError(f'{text!r} is not a single token')
 
 
+WORLDS = {'demo': train, 'babyai': train_babyai}  # file in tokens/ -> how it is trained
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--out', type=Path, default=DEMO_MODEL)
-    parser.add_argument('--vocab_size', type=int, default=VOCAB_SIZE)
+    parser.add_argument('--name', choices=WORLDS, default='demo')
+    parser.add_argument('--out', type=Path)
     options = parser.parse_args()
-    model = train(options.vocab_size)
-    options.out.write_bytes(model)
-    print(f'{options.out}: {options.vocab_size} pieces, {len(model)} bytes')
+    model = WORLDS[options.name]()
+    out = options.out or DEMO_MODEL.with_name(f'{options.name}.model')
+    out.write_bytes(model)
+    print(f'{out}: {len(model)} bytes')
 
 
 if __name__ == '__main__':

@@ -76,5 +76,21 @@ TOOLS = PromptStyle(
     ),
 )
 
-STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'plain': PLAIN, 'tools': TOOLS}
+# For worlds that list what can be done with every observation: the system message does not.
+MENU = PromptStyle(
+    system=(
+        "You're a helpful assistant. {instruction}\n"
+        'Take one action a turn, {max_actions} at most.\n'
+    ),
+    lead='\n',
+    reward='',
+    header='Turn {turn}:\n',
+    warning='The action is not recognized. Please check valid actions.\n',
+    tail=(
+        'Think, then act, as in <think> [your thoughts] </think> <answer> [one action] </answer>, '
+        'with no extra text and in {max_words} words at most.\n'
+    ),
+)
+
+STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'plain': PLAIN, 'tools': TOOLS, 'menu': MENU}
 SEPARATOR = '||'

@@ -1,0 +1,191 @@
+"""The planner's plans as names of actions, and a map in words (host)."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.envs.babyai import macros, planner, rules, sight
+from agentrl_jax.envs.babyai.rules import EnvState
+from agentrl_jax.envs.babyai.words import COLOURS, DOOR, KINDS, NUMBERS, SIDE
+
+HANDS = (rules.PICKUP, rules.DROP, rules.TOGGLE)
+FACING = ('right', 'down', 'left', 'up')
+MACRO_OF = dict(zip(macros.PRIMITIVES, range(len(macros.PRIMITIVES)), strict=True))
+
+
+def rows_of(states: Any) -> list[Any]:
+    """N stacked host states as single ones."""
+    count = len(states.agent)
+    return [jax.tree.map(lambda x, i=i: np.asarray(x[i]), states) for i in range(count)]
+
+
+def primitive_plans(states: Any) -> list[list[int]]:
+    return [planner.plan(state) for state in rows_of(states)]
+
+
+def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
+    """The next macro action of each state; [] = no way.
+
+    That is the action on offer which does at once what the plan does up to where it next picks
+    something up, opens a door, enters one or stands before its goal; else its next primitive.
+    """
+    singles = rows_of(states)
+    plans = [planner.plan(state) for state in singles]
+    menus = jax.device_get(_menus(env)(states))
+    wishes = [
+        wish(state, plan, row) if plan else (-1, ())
+        for state, plan, row in zip(singles, plans, rows_of_menus(menus), strict=True)
+    ]
+    tried = np.array([action for action, _ in wishes])
+    after = jax.device_get(_outcomes(env)(states, jnp.asarray(np.maximum(tried, 0)), params))
+    results = []
+    for row, (state, plan, (action, end)) in enumerate(zip(singles, plans, wishes, strict=True)):
+        reached = jax.tree.map(lambda x, i=row: x[i], after)
+        fits = action >= 0 and arrived(reached, end)
+        results.append([action] if fits else first_single(state, plan))
+    return results
+
+
+def first_single(state: Any, plan: list[int]) -> list[int]:
+    """The macro action of the plan's first primitive; picking up is never a single one."""
+    return [MACRO_OF[plan[0]]] if plan and plan[0] in MACRO_OF else []
+
+
+def rows_of_menus(menus: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    return [{key: values[i] for key, values in menus.items()} for i in range(len(menus['name']))]
+
+
+@functools.cache
+def _menus(env: Any):
+    """Jitted: states [N] -> arrays [N, m] of what is in sight and on offer."""
+
+    def one(state):
+        seen = sight.look(state, env.most_seen)
+        offer = macros.offers(state, seen, env.agentgym_wording)
+        return dict(
+            name=seen.name,
+            place=jnp.where(seen.present, seen.place, -1),
+            number=jnp.minimum(seen.number, NUMBERS - 1),
+            counted=jnp.minimum(offer.go_to, NUMBERS - 1),
+            near=offer.near,
+            pick_up=offer.pick_up,
+            through=offer.through,
+            toggle_through=offer.toggle_through,
+        )
+
+    return jax.jit(jax.vmap(one))
+
+
+@functools.cache
+def _outcomes(env: Any):
+    """Jitted: (states [N], actions [N], params) -> states after them."""
+    key = jax.random.key(0)
+    return jax.jit(jax.vmap(lambda s, a, p: env.advance(key, s, a, p)[0], in_axes=(0, 0, None)))
+
+
+def wish(state: Any, plan: list[int], menu: dict[str, np.ndarray]) -> tuple[int, tuple]:
+    """(macro action, the pose or hold it should lead to) that shortens the plan; -1 = none."""
+    world, doors = planner.map_of(state), []
+    step = next((i for i, action in enumerate(plan) if action in HANDS), len(plan))
+    for move in plan[:step]:
+        world.play_one(move)
+        if move == rules.FORWARD and world.object_at(world.agent) >= 0:
+            doors.append(world.agent)
+    front = world.agent + rules.STEPS[world.direction]
+    action = plan[step] if step < len(plan) else None
+    if action == rules.DROP:
+        options = []
+    elif action == rules.PICKUP:
+        options = [('pickup', 'pick_up', front, ('held', world.object_at(front)))]
+    elif action == rules.TOGGLE and step == 0:
+        options = []
+    else:
+        options = [('go_to', 'near', front, ('front', front))]
+        if action == rules.TOGGLE and plan[step + 1 : step + 2] == [rules.FORWARD]:
+            options.insert(0, ('toggle_through', 'toggle_through', front, ('at', front)))
+    options += [('through', 'through', cell, ('at', cell)) for cell in reversed(doors)]
+    for family, able, cell, end in options:
+        row = np.flatnonzero((menu['place'] == place_of(state, cell)) & menu[able])
+        if len(row) and (step > 1 or family != 'go_to'):
+            return numbered_action(family, menu, int(row[0])), end
+    return -1, ()
+
+
+def numbered_action(family: str, menu: dict[str, np.ndarray], row: int) -> int:
+    name = int(menu['name'][row]) - (macros.DOORS if family == 'pickup' else 0)
+    number = menu['counted' if family in ('pickup', 'go_to') else 'number'][row]
+    return macros.ACTIONS[family].start + name * NUMBERS + int(number)
+
+
+def place_of(state: Any, cell: int) -> int:
+    """Place of a cell in the view, -2 = outside."""
+    y, x = divmod(int(cell), SIDE)
+    own_y, own_x = divmod(int(state.agent), SIDE)
+    dx, dy, direction = x - own_x, y - own_y, int(state.direction)
+    forward = (dx, dy, -dx, -dy)[direction]
+    right = (dy, -dx, -dy, dx)[direction]
+    if not (0 <= forward < rules.VIEW and abs(right) <= rules.REACH):
+        return -2
+    return (rules.VIEW - 1 - forward) * rules.VIEW + right + rules.REACH
+
+
+def arrived(state: Any, end: tuple) -> bool:
+    """Has the action led where the plan wants to be, or ended the episode well?"""
+    what, value = end
+    front = int(state.agent) + rules.STEPS[int(state.direction)]
+    places = {'held': int(state.held), 'front': front, 'at': int(state.agent)}
+    return bool(state.won) or places[what] == value
+
+
+def random_offers(env: Any, params: Any, horizon: int, *, rollouts: int, seed: int) -> np.ndarray:
+    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... macro actions.
+
+    Each is drawn evenly from those on offer, without `check available actions`: most of all names
+    are never on offer, so that play over all of them would stand still.
+    """
+    levels = env.num_levels(params)
+    level = jnp.repeat(jnp.arange(levels), rollouts)
+
+    def act(states, key):
+        luck = jax.random.split(key, len(level))
+        action = jax.vmap(functools.partial(random_offer, env))(states, luck)
+        one = (None, 0, 0, None)
+        states = jax.vmap(env.step_env, one)(key, states, action, params)[1]
+        return states, jax.vmap(env.success, (0, None))(states, params)
+
+    @jax.jit
+    def run(key):
+        states = jax.vmap(env.reset_level, (0, None))(level, params)
+        return jax.lax.scan(act, states, jax.random.split(key, horizon))[1]
+
+    won = np.asarray(run(jax.random.key(seed)))
+    won = np.concatenate([np.zeros_like(won[:1]), won])
+    return won.reshape(horizon + 1, levels, rollouts)
+
+
+def random_offer(env: Any, state: EnvState, key: jax.Array) -> jax.Array:
+    """One of the actions on offer."""
+    seen = sight.look(state, env.most_seen)
+    offered = macros.menu(seen, macros.offers(state, seen, env.agentgym_wording))
+    offered = jnp.concatenate([jnp.array([macros.TURN_LEFT, macros.TURN_RIGHT]), *offered])
+    luck = jax.random.uniform(key, offered.shape)
+    return offered[jnp.argmax(jnp.where(offered >= 0, luck, -1.0))]
+
+
+def cells(state: EnvState) -> list[list[str]]:
+    """What stands where, row by row: walls, things, the agent."""
+    state = jax.tree.map(np.asarray, state)
+    walls = (state.rows[:, None] >> np.arange(rules.REACH, rules.REACH + SIDE)) & 1  # [y, x]
+    words = [['wall' if wall else 'empty' for wall in row] for row in walls]
+    for cell, name, door in zip(state.cell, state.name, state.door, strict=True):
+        if cell >= 0:
+            kind, colour = divmod(int(name), len(COLOURS))
+            how = f'{sight.STATES[door]} ' if kind == DOOR else ''
+            words[cell // SIDE][cell % SIDE] = f'{COLOURS[colour]} {how}{KINDS[kind]}'
+    y, x = divmod(int(state.agent), SIDE)
+    words[y][x] = f'agent facing {FACING[int(state.direction)]}'
+    height, width = (np.flatnonzero(~walls.astype(bool).all(axis))[-1] + 2 for axis in (1, 0))
+    return [row[:width] for row in words[:height]]

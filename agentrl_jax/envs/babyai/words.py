@@ -1,0 +1,49 @@
+"""What BabyAI is made of: numbers for its things, and its sentences."""
+
+import numpy as np
+
+KINDS = ('door', 'key', 'ball', 'box')
+COLOURS = ('red', 'green', 'blue', 'purple', 'yellow', 'grey')
+PLACES = (None, 'front', 'behind', 'left', 'right')
+DESCRIBED = ('door', 'key', 'ball', 'box', None)  # None: "object"
+DOOR, KEY, BALL, BOX = range(4)
+OPEN, CLOSED, LOCKED = range(3)
+GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT = range(4)
+SINGLE, BEFORE, AFTER = range(3)
+SIDE = 22  # cells of the largest map; smaller ones lie in its top left corner
+OBJECTS = 40  # of a level at most: 27 and a key, and 12 doors
+NUMBERS = 9  # objects of one name in a level at most
+
+
+def description(number: int) -> tuple[str | None, str | None, str | None, bool]:
+    """(colour, kind, place, whether several objects match) of a described object."""
+    number, several = divmod(int(number), 2)
+    number, place = divmod(number, len(PLACES))
+    kind, colour = divmod(number, len(COLOURS) + 1)
+    return (*COLOURS, None)[colour], DESCRIBED[kind], PLACES[place], bool(several)
+
+
+DESCRIPTIONS = len(DESCRIBED) * (len(COLOURS) + 1) * len(PLACES) * 2
+
+
+def phrase(number: int) -> str:
+    """'a red ball on your left' and the like."""
+    colour, kind, place, several = description(number)
+    where = {None: '', 'front': ' in front of you', 'behind': ' behind you'}
+    tail = where[place] if place in where else f' on your {place}'
+    return ' '.join(filter(None, ['a' if several else 'the', colour, kind or 'object'])) + tail
+
+
+def mission(level: dict[str, np.ndarray]) -> str:
+    """The instruction of one level in BabyAI's words."""
+    verbs = {GO_TO: 'go to', PICK_UP: 'pick up', OPEN_DOOR: 'open', PUT_NEXT: 'put'}
+    texts = []
+    for clause, (one, other) in zip(level['clause'], level['described'], strict=True):
+        if clause >= 0:
+            text = f'{verbs[int(clause)]} {phrase(one)}'
+            texts.append(text + (f' next to {phrase(other)}' if clause == PUT_NEXT else ''))
+        else:
+            texts.append('')
+    halves = [' and '.join(filter(None, texts[i : i + 2])) for i in (0, 2)]
+    between = {SINGLE: '', BEFORE: ', then ', AFTER: ' after you '}
+    return between[int(level['order'])].join(filter(None, halves))

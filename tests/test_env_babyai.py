@@ -1,0 +1,430 @@
+"""BabyAI: replays of minigrid, rules by hand, AgentGym's wrapper, the expert, pools and texts."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import io
+import os
+import pathlib
+import subprocess
+import sys
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agentgym_babyai import Wrapper
+
+from agentrl_jax.envs import BabyAI
+from agentrl_jax.envs.babyai import pool, sight, texts
+from agentrl_jax.envs.babyai.export import empty_levels, export_levels, gym_id, level_maker
+from agentrl_jax.envs.babyai.rules import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE
+from agentrl_jax.envs.babyai.words import (
+    AFTER,
+    BEFORE,
+    COLOURS,
+    DESCRIPTIONS,
+    GO_TO,
+    KINDS,
+    OPEN_DOOR,
+    PICK_UP,
+    PUT_NEXT,
+    SIDE,
+    SINGLE,
+    mission,
+    phrase,
+)
+from agentrl_jax.envs.babyai.world import EnvParams, device_arrays
+from benchmarks import babyai as benchmark
+
+needs_minigrid = pytest.mark.skipif(
+    importlib.util.find_spec('minigrid') is None, reason='pip install -r requirements-test.txt'
+)
+AGENTGYM = BabyAI(actions='macro', agentgym_wording=True, agentgym_rewards=True, most_seen=18)
+
+
+# ---- against minigrid --------------------------------------------------------------------------
+
+
+@needs_minigrid
+def test_play_of_all_forty_levels_is_that_of_minigrid():
+    """View, pose, carrying, reward and both ends, after every step of an episode of each level."""
+    got = benchmark.compare(pool.LEVELS, len(pool.LEVELS))
+    assert got['episodes'] == 40 and got['steps'] > 1500
+    assert got['solved'] >= 8 and got['truncated'] >= 1
+    assert not any(got['differences'].values()), got
+
+
+def test_a_difference_would_be_counted():
+    """The comparison itself: an answer that is off by one in each respect."""
+    image = np.zeros((7, 7, 3), np.uint8)
+    ours = dict(
+        image=image[None, None] + 1,
+        cell=np.array([[30]]),
+        direction=np.array([[1]]),
+        held=np.array([[-1]]),
+        reward=np.array([[0.5]]),
+        terminated=np.array([[False]]),
+        truncated=np.array([[False]]),
+    )
+    step = benchmark.Step(0, image, (30, 2), 4, 0.4, False, True)
+    assert set(benchmark.differences([[step]], ours).values()) == {1}
+
+
+@needs_minigrid
+def test_missions_are_those_of_minigrid_and_the_file_is_what_minigrid_draws():
+    """export_levels itself refuses a mission that does not come out as minigrid's."""
+    for name in ('PickupDistDebug', 'SynthSeq', 'PutNextS7N4Carrying', 'KeyInBox'):
+        fresh, stored = export_levels(name, range(3)), pool.block(name, 0)
+        for key, values in fresh.items():
+            np.testing.assert_array_equal(values, stored[key][:3], err_msg=f'{name} {key}')
+    level = {key: values[0] for key, values in pool.block('SynthSeq', 0).items()}
+    assert mission(level) == level_maker('SynthSeq')(0).mission
+
+
+def test_the_first_view_shows_the_object_that_is_carried_from_the_start():
+    """minigrid hands it over after the first observation was drawn."""
+    env = BabyAI()
+    params = env.make_params(None, num_levels=4, levels='PutNextS7N4Carrying')
+    state = env.reset_level(0, params)
+    name = int(state.name[state.held])
+    shown = [4 + name // 6, name % 6]  # minigrid counts doors as 4, then key, ball, box
+    turned = STEP(jax.random.key(0), state, LEFT, params)
+    first, second = np.asarray(env.observe(None, state, None, params)), np.asarray(turned[0])
+    assert first[3, 6].tolist() == [1, 0, 0] and second[3, 6].tolist()[:2] == shown
+
+
+# ---- AgentGym's wrapper ------------------------------------------------------------------------
+
+
+def squeezed(text):
+    """Without white space: our sentences stand on lines of their own."""
+    return ''.join(text.split())
+
+
+def wrapped(data_idx):
+    seed, index = divmod(int(data_idx), len(pool.LEVELS))
+    with contextlib.redirect_stdout(io.StringIO()):
+        return Wrapper(gymnasium.make(gym_id(pool.LEVELS[index])).unwrapped, seed)
+
+
+def choose(rng, game):
+    """An action of a random player: on offer, refused with a reason, or any name at all."""
+    offered, reasons = list(game.actions), sorted(set(game.errors) & set(AGENTGYM.ACTION_NAMES))
+    luck = rng.random()
+    if luck < 0.1:
+        return AGENTGYM.ACTION_NAMES[rng.integers(AGENTGYM.num_actions)]
+    if luck < 0.2 and reasons:
+        return reasons[rng.integers(len(reasons))]
+    weights = np.array([3.0 if name.startswith(('go', 'tog', 'pick')) else 1.0 for name in offered])
+    return str(rng.choice(offered, p=weights / weights.sum()))
+
+
+@functools.cache
+def wrapper_play():
+    """(params, games: what AgentGym's wrapper said and paid, action by action)."""
+    params = AGENTGYM.make_params(None, num_levels=40)
+    rng, games = np.random.default_rng(0), []
+    for data_idx in np.asarray(params.data_idx):
+        game = wrapped(data_idx)
+        rows = [(None, game.observation, 0.0, 0.0, False)]
+        while len(rows) < 21 and not game.done:
+            action = choose(rng, game)
+            game.step(action)
+            rows.append((action, game.observation, game.reward, game.score, game.done))
+        games.append(rows)
+    return params, games
+
+
+@functools.cache
+def our_play():
+    """Line ids [21, N, R], and rewards, ends and successes [20, N] of the same actions."""
+    params, games = wrapper_play()
+    index = {name: i for i, name in enumerate(AGENTGYM.ACTION_NAMES)}
+    actions = np.full((20, len(games)), -1, np.int32)
+    for row, game in enumerate(games):
+        actions[: len(game) - 1, row] = [index[step[0]] for step in game[1:]]
+
+    @jax.jit
+    def run(actions):
+        def step(states, action):
+            one = jax.vmap(AGENTGYM.step_env, (None, 0, 0, None))
+            _, states, reward, ended, _ = one(jax.random.key(0), states, action, params)
+            return states, (jax.vmap(AGENTGYM.line_ids)(states), reward, ended, states.won)
+
+        states = jax.vmap(AGENTGYM.reset_level, (0, None))(jnp.arange(len(games)), params)
+        first = jax.vmap(AGENTGYM.line_ids)(states)
+        ids, *rest = jax.lax.scan(step, states, actions)[1]
+        return jnp.concatenate([first[None], ids]), *rest
+
+    return jax.device_get(run(actions))
+
+
+@needs_minigrid
+def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
+    """Its texts but for white space, rewards, score and end, on recorded play of all levels."""
+    (_, games), (ids, rewards, ended, won) = wrapper_play(), our_play()
+    lines = AGENTGYM.lines()
+    for row, game in enumerate(games):
+        for turn, (action, said, reward, score, done) in enumerate(game):
+            assert squeezed(texts.joined(lines, ids[turn, row])) == squeezed(said), (row, action)
+            if turn:
+                assert rewards[turn - 1, row] == pytest.approx(reward, abs=1e-6)
+                assert rewards[:turn, row].sum() == pytest.approx(score, abs=1e-5)
+                assert bool(ended[turn - 1, row]) == done
+                assert bool(won[turn - 1, row]) == (score > 0)
+    said = squeezed(' '.join(step[1] for game in games for step in game))
+    for reply in (
+        'nopath',
+        'notrecognized',
+        'Nochange',
+        'barrier',
+        'closed.You',
+        'notcarryingakey',
+    ):
+        assert reply in said, reply
+
+
+@needs_minigrid
+def test_lines_of_macro_play_stand_where_line_slots_says():
+    params, ids = wrapper_play()[0], our_play()[0]
+    for place, slot in enumerate(AGENTGYM.line_slots(params)):
+        used = ids[..., place]
+        assert ((used == -1) | ((used >= slot.start) & (used < slot.stop))).all(), place
+
+
+# ---- by hand -----------------------------------------------------------------------------------
+
+
+def room(things, clauses, *, order=SINGLE, agent=(3, 3), side=7):
+    """Levels of one room: things are (name, x, y), clauses {place: (kind, objects, others)}.
+
+    The agent faces right.
+    """
+    levels = empty_levels(1)
+    edge, inner = (1 << side) - 1, 1 | 1 << (side - 1)
+    levels['walls'][0, :side] = [edge, *[inner] * (side - 2), edge]
+    for key, value in dict(width=side, height=side, max_steps=100, order=order).items():
+        levels[key][:] = value
+    levels['agent'][:] = agent[1] * SIDE + agent[0]
+    for index, (name, x, y) in enumerate(things):
+        colour, *state, kind = name.split()
+        levels['name'][0, index] = KINDS.index(kind) * 6 + COLOURS.index(colour)
+        levels['cell'][0, index] = y * SIDE + x
+        levels['door'][0, index] = sight.STATES.index(state[0]) if state else 0
+    for place, (kind, *matching) in clauses.items():
+        levels['clause'][0, place] = kind
+        for matched, objects in enumerate(matching):
+            levels['member'][0, list(objects)] |= np.uint8(1 << (2 * place + matched))
+    return levels
+
+
+def params_of(levels):
+    arrays = dict(device_arrays(levels)) | {'data_idx': np.zeros(len(levels['agent']), np.int32)}
+    return EnvParams(**{name: jnp.asarray(values) for name, values in arrays.items()})
+
+
+STEP = jax.jit(BabyAI().step_env)
+
+
+def play(levels, actions):
+    """[(reward, ended)] of the actions, and the last state."""
+    params, said = params_of(levels), []
+    state = BabyAI().reset_level(0, params)
+    for action in actions:
+        _, state, reward, ended, _ = STEP(jax.random.key(0), state, action, params)
+        said.append((round(float(reward), 4), bool(ended)))
+    return said, state
+
+
+def won(steps):
+    return round(1 - 0.9 * steps / 100, 4), True
+
+
+def test_the_action_that_ends_the_first_half_is_put_to_the_second_one():
+    """And where a thing lay counts as its place until something is dropped."""
+    tasks = {0: (PICK_UP, [0]), 2: (GO_TO, [0])}
+    said, state = play(room([('red ball', 4, 3)], tasks, order=BEFORE), [PICKUP])
+    assert said == [won(1)] and int(state.held) == 0
+
+
+def test_after_asks_for_the_second_half_first():
+    tasks = {0: (GO_TO, [0]), 2: (GO_TO, [1])}
+    things = [('red ball', 4, 3), ('blue key', 3, 4)]
+    said, _ = play(room(things, tasks, order=AFTER), [LEFT, RIGHT, RIGHT, LEFT])
+    assert said == [(0.0, False)] * 3 + [won(4)]
+
+
+def test_both_tasks_of_an_and_may_come_first_and_stay_done():
+    tasks = {0: (PUT_NEXT, [0], [1]), 1: (GO_TO, [2])}
+    things = [('red ball', 4, 3), ('blue key', 3, 1), ('green box', 3, 4)]
+    # It is carried up to below the key and put there; going to the box was done on the way.
+    said, _ = play(room(things, tasks), [PICKUP, RIGHT, LEFT, LEFT, DROP])
+    assert said == [(0.0, False)] * 4 + [won(5)]
+
+
+def test_a_strict_door_fails_the_task_when_another_one_is_toggled():
+    levels = room([('red closed door', 4, 3), ('blue closed door', 3, 4)], {0: (OPEN_DOOR, [1])})
+    assert play(levels, [TOGGLE, RIGHT, TOGGLE])[0] == [(0.0, False)] * 2 + [won(3)]
+    levels['strict'][0, 0] = True
+    assert play(levels, [TOGGLE])[0] == [(0.0, True)]
+
+
+def test_a_box_opens_to_what_is_in_it():
+    levels = room([('red box', 4, 3), ('blue key', 0, 0)], {0: (PICK_UP, [1])})
+    levels['content'][0, 0], levels['cell'][0, 1] = 1, -1
+    said, state = play(levels, [TOGGLE, PICKUP])
+    assert said[-1] == won(2) and int(state.cell[0]) == -1
+
+
+def test_a_locked_door_opens_only_with_its_key_which_is_kept():
+    things = [('green locked door', 4, 3), ('red key', 2, 3), ('green key', 3, 4)]
+    levels = room(things, {0: (OPEN_DOOR, [0])})
+    said, state = play(levels, [TOGGLE, LEFT, LEFT, PICKUP, LEFT, LEFT, TOGGLE])
+    assert said[-1] == (0.0, False) and sight.STATES[int(state.door[0])] == 'locked'
+    said, state = play(levels, [RIGHT, PICKUP, LEFT, TOGGLE])
+    assert said[-1] == won(4) and int(state.held) == 2
+
+
+def test_the_short_text_says_task_things_nearest_first_wall_and_hands():
+    things = [('red ball', 5, 3), ('blue closed door', 4, 2), ('grey key', 1, 1)]
+    levels = room(things, {0: (GO_TO, [0])})
+    levels['described'][0, 0, 0] = describe('red', 'ball')
+    env, params = BabyAI(), params_of(levels)
+    state = env.reset_level(0, params)
+    assert env.observation_text(state) == (
+        'go to the red ball\nred ball 2 ahead\nblue closed door 1 ahead 1 left\nwall 3 ahead\n'
+    )
+    assert 'carrying grey key\n' in env.observation_text(state.replace(held=jnp.int32(2)))
+    few = dataclasses.replace(env, most_seen=1)
+    assert 'red ball 2 ahead\nmore objects\nwall' in few.observation_text(state)
+
+
+def describe(colour, kind):
+    """Number of 'the <colour> <kind>'."""
+    wanted = f'the {colour} {kind}'
+    return next(n for n in range(DESCRIPTIONS) if phrase(n) == wanted)
+
+
+def test_success_over_solvable_levels_is_a_share_of_those():
+    """Two of three levels are solvable; one of them is won: a half, whatever the third does."""
+    levels = room([('red ball', 5, 3)], {0: (GO_TO, [0])})
+    levels = {key: np.repeat(values, 3, axis=0) for key, values in levels.items()}
+    levels['length'][:] = [1, 1, -1]
+    actions = jnp.array([[[FORWARD]], [[LEFT]], [[FORWARD]]])
+    got = BabyAI().episode_metrics(actions, jnp.arange(3), params_of(levels))['solvable_success']
+    assert float(got.mean()) == pytest.approx(0.5)
+
+
+# ---- the expert --------------------------------------------------------------------------------
+
+
+def test_levels_that_the_expert_does_not_solve_are_those_that_nobody_can():
+    """Strict doors that must be opened one after another, and keys behind their own door."""
+    unsolved = {
+        name: int((pool.block(name, 0)['length'] < 0).sum())
+        for name in pool.LEVELS
+        if (pool.block(name, 0)['length'] < 0).any()
+    }
+    assert set(unsolved) == {'GoToImpUnlock', 'OpenDoorsOrderN4Debug', 'Unlock', 'SynthS5R2'}
+    assert unsolved['SynthS5R2'] == 1  # the only one that is not impossible
+    orders = pool.block('OpenDoorsOrderN4Debug', 0)
+    np.testing.assert_array_equal(orders['length'] < 0, orders['order'] != 0)
+
+
+# ---- pools -------------------------------------------------------------------------------------
+
+
+def test_a_pool_shares_its_levels_among_names_and_knows_their_numbers():
+    params = BabyAI().make_params('train', num_levels=7, levels='PickupLoc,GoToDoor,Unlock')
+    names = [pool.LEVELS[i % 40] for i in np.asarray(params.data_idx)]
+    assert names == ['PickupLoc', 'GoToDoor', 'Unlock'] * 2 + ['PickupLoc']
+
+
+def test_solvable_pools_leave_out_what_the_expert_does_not_solve():
+    params = BabyAI().make_params(
+        'train', num_levels=40, levels='OpenDoorsOrderN4Debug', solvable=True
+    )
+    assert (np.asarray(params.length) >= 0).all()
+
+
+def test_agentgyms_numbers_name_levels_in_their_order():
+    ids = dict(train_ids='6,0:3,498', test_ids='3:5')
+    params = BabyAI().make_params('train', num_levels=5, **ids)
+    assert np.asarray(params.data_idx).tolist() == [6, 0, 1, 2, 498]
+    last = {key: values[12] for key, values in pool.block('PickupLoc', 0).items()}  # 12 * 40 + 18
+    np.testing.assert_array_equal(params.cell[4], last['cell'])
+    for split in ('validation', 'test'):
+        assert BabyAI().make_params(split, num_levels=2, **ids).data_idx.tolist() == [3, 4]
+
+
+@needs_minigrid
+def test_numbers_beyond_the_file_are_exported(monkeypatch, tmp_path):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setattr(pool, 'BLOCK_SEEDS', 2)
+    pool.block.cache_clear()
+    levels = pool.numbered([253 * 40 + 3])  # GoToObjS6, seed 253: the second one of block 2
+    expected = export_levels('GoToObjS6', [253])
+    np.testing.assert_array_equal(levels['cell'], expected['cell'])
+    pool.block.cache_clear()
+
+
+@needs_minigrid
+def test_further_levels_are_exported_once_and_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setattr(pool, 'BLOCK_SEEDS', 3)
+    pool.block.cache_clear()
+    first = pool.block('GoToObjS6', 1)
+    (kept,) = tmp_path.rglob('*.npz')
+    assert kept.name == 'GoToObjS6-1.npz' and pool.MINIGRID in kept.parent.name
+    expected = export_levels('GoToObjS6', range(250, 253))
+    np.testing.assert_array_equal(first['cell'], expected['cell'])
+    monkeypatch.setattr(pool, 'export_levels', None)
+    pool.block.cache_clear()
+    np.testing.assert_array_equal(pool.block('GoToObjS6', 1)['cell'], expected['cell'])
+    pool.block.cache_clear()
+
+
+def test_without_minigrid_further_levels_name_the_package(monkeypatch):
+    monkeypatch.setitem(__import__('sys').modules, 'minigrid', None)
+    with pytest.raises(ImportError, match='pip install minigrid=='):
+        export_levels('PickupLoc', [5000])
+
+
+def test_another_interpreter_with_another_hash_seed_has_the_same_texts_and_levels():
+    program = 'import test_env_babyai as tests; print(tests.digest(), hash("red ball"))'
+    path = os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parent)])
+    own = os.environ['PYTHONHASHSEED'] if 'PYTHONHASHSEED' in os.environ else 'random'
+    other = os.environ | {'PYTHONHASHSEED': '2' if own == '1' else '1', 'PYTHONPATH': path}
+    command = [sys.executable, '-c', program]
+    said = subprocess.run(command, env=other, check=True, capture_output=True, text=True).stdout
+    assert said.split()[0] == digest() and said.split()[1] != str(hash('red ball'))
+
+
+def digest():
+    """Of all lines, all names of actions and a pool."""
+    parts = [str((env.lines(), env.ACTION_NAMES)).encode() for env in (BabyAI(), AGENTGYM)]
+    parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(BabyAI().make_params('train'))]
+    return hashlib.sha256(b''.join(parts)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    'make, said',
+    [
+        (lambda: BabyAI(actions='both'), 'actions'),
+        (lambda: BabyAI(agentgym_wording=True), "actions='macro'"),
+        (lambda: BabyAI(most_seen=0), 'most_seen'),
+        (lambda: BabyAI().make_params(levels='GoToMoon'), 'GoToMoon'),
+        (lambda: BabyAI().make_params('dev'), 'split'),
+        (lambda: BabyAI().make_params(train_ids='0:9'), 'give both'),
+        (lambda: BabyAI().make_params(train_ids='0:9', test_ids='8'), 'share the number 8'),
+        (lambda: BabyAI().make_params(train_ids='0-9', test_ids='9'), 'such as 0:810'),
+        (lambda: BabyAI().make_params(train_ids='0:9', test_ids='9'), 'train_levels'),
+    ],
+)
+def test_impossible_settings_are_named(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
