@@ -158,6 +158,7 @@ def show(folder):
 )
 @example(({'config': DEEP}, REFERENCE, ROWS, {'step': 1}))
 @example(({'config': CONFIG | {'seed': [0]}}, REFERENCE, ROWS, {'step': 1}))
+@example(({'config': CONFIG}, REFERENCE, [ROWS[0] | {'a\n': 'b'}], {'step': 1}))
 @example(({'config': CONFIG | {'steps': 'many'}}, REFERENCE, ROWS, {'step': 1}))
 @example(({'config': CONFIG}, REFERENCE, [ROWS[0] | {'time/step_s': 'inf'}, ROWS[1]], {'step': 1}))
 def test_runs(folder, files):

@@ -105,10 +105,10 @@ def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
         ('[' * 5000, 'not a JSON object'),
         ('{"a": 1}', 'step or time_s is missing'),
         ('', 'not a JSON object'),
-        ('{"step": 1, "time_s": 1, "a/x": "high"}', 'a/x is no number'),
-        ('{"step": 1, "time_s": 1, "a/x": [1]}', 'a/x is no number'),
-        ('{"step": 1, "time_s": 1, "a/x": 1' + '0' * 400 + '}', 'a/x is no number'),
-        ('{"step": "1", "time_s": 1}', 'step is no number'),
+        ('{"step": 1, "time_s": 1, "a/x": "high"}', "'a/x' is no number"),
+        ('{"step": 1, "time_s": 1, "a/x": [1]}', "'a/x' is no number"),
+        ('{"step": 1, "time_s": 1, "a/x": 1' + '0' * 400 + '}', "'a/x' is no number"),
+        ('{"step": "1", "time_s": 1}', "'step' is no number"),
         ('{"step": 1.5, "time_s": 1}', 'step 1.5 is no count'),
     ):
         path.write_text('{"step": 0, "time_s": 1}\n' + broken + '\n{"step": 2, "time_s": 1}\n')

@@ -307,7 +307,7 @@ def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
     )  # {"st, the last row and 11 bytes of the one before
     assert [row['step'] for row in status.tail(path)] == [2]
     path.write_text(''.join(rows) + '{"step": "3", "time_s": 1}\n')
-    with pytest.raises(ValueError, match='metrics.jsonl: a row near its end: step is no number'):
+    with pytest.raises(ValueError, match="metrics.jsonl: a row near its end: 'step' is no number"):
         status.tail(path)
     os.mkfifo(tmp_path / 'pipe')
     with pytest.raises(ValueError, match='pipe is no regular file'):

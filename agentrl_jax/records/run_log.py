@@ -177,7 +177,7 @@ def parse_row(line: bytes) -> dict[str, int | float]:
     row = {name: to_number(value) for name, value in row.items()}
     wrong = [name for name, value in row.items() if value is None]
     if wrong:
-        raise ValueError(f'{wrong[0]} is no number')
+        raise ValueError(f'{wrong[0]!r} is no number')
     if not {'step', 'time_s'} <= row.keys():
         raise ValueError('step or time_s is missing')
     if not isinstance(row['step'], int) or row['step'] < 0:

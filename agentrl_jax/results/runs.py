@@ -163,7 +163,7 @@ def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
         }
         wrong = [name for name, value in row.items() if value is None]
         if wrong or 'step' not in row or not isinstance(row['step'], int) or row['step'] < 0:
-            raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]} is no number')
+            raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]!r} is no number')
         rows.append(row)
     notes = {name: header[name] if name in header else '' for name in NOTES}
     if not all(isinstance(text, str) for text in notes.values()):
