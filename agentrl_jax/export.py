@@ -57,9 +57,9 @@ from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
-from agentrl_jax.records import model_card, run_log
+from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
-from agentrl_jax.run.params import base_is_given, best_of, saved_policy
+from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
 from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
@@ -324,11 +324,12 @@ def export_checkpoint(
     config, params = parts.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)
     weights.check_finite(params, f'step {step} of {workdir}')
+    record = files.local_path(workdir)
     card = model_card.text(
         Path(out).name,
         cfg,
         origin=origin.fields(),
-        metrics=model_card.latest(files.local_path(workdir) / run_log.METRICS_FILE, step),
+        record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
     )
     if part == 'adapter':

@@ -57,6 +57,7 @@ def finished(tmp_path_factory):
     checkpoints = checkpoint.open_checkpoints(workdir, keep=1)
     open_state(build(cfg), checkpoints, Streams(cfg.seed))
     checkpoint.close(checkpoints)
+    run_log.write_config(workdir, cfg)
     with run_log.RunLog(workdir) as log:
         log.write(0, {'eval/success': 0.25, 'time/step_s': 1.0})
     return cfg, workdir
@@ -232,7 +233,9 @@ def test_the_card_names_step_config_commit_and_metrics(finished, exported):
     assert 'step_s' not in card
     assert "AutoTokenizer.from_pretrained('policy')" in card and "text + '<answer>'" in card
     found = saved_config.origin(str(workdir), None)
-    assert f'`{found.config_hash}`' in card and (found.commit or 'not a checkout') in card
+    assert f'`{found.config_hash}`' in card
+    for label in ('trained', 'exported'):
+        assert f'| {label} at commit | {found.commit or "unknown"} |' in card
 
 
 def with_bias(tmp_path, value):
@@ -281,6 +284,7 @@ def test_other_unigram_tokenizers_are_refused_by_what_differs(tmp_path):
         ({'add_dummy_prefix': True}, 'would not become the ids that SentencePiece gives'),
         ({'remove_extra_whitespaces': True}, 'would not become the ids'),
         ({'normalization_rule_name': 'nmt_nfkc'}, 'would not become the ids'),
+        ({'byte_fallback': False}, 'a model without byte_fallback'),
         ({'model_type': 'bpe'}, 'would not become the ids'),
         ({'user_defined_symbols': ['<|im_end|>s']}, r"'<\|im_end\|>s' begins like the name"),
         ({'control_symbols': ['<|im_end|>']}, 'control symbols .*im_start.* are missing'),
