@@ -69,17 +69,22 @@ DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
-ARCHITECTURES = {'qwen2': 'Qwen2ForCausalLM', 'llama': 'LlamaForCausalLM'}
+ARCHITECTURES = {
+    'qwen2': 'Qwen2ForCausalLM',
+    'qwen3': 'Qwen3ForCausalLM',
+    'llama': 'LlamaForCausalLM',
+}
 
 
 def config_to_hf(config: qwen2.ModelConfig, *, dtype: str, generic: bool = False) -> dict[str, Any]:
-    """config.json of the model: qwen2 with QKV bias, llama without.
+    """config.json of the model: qwen2 with QKV bias, qwen3 with norms in their place, else llama.
 
     generic: with QKV bias it is a llama too, whose attention_bias then is one behind attention as
     well: zeros (see hf_folder.is_qwen2).
     """
     biased_llama = config.qkv_bias and generic
     kind = 'qwen2' if config.qkv_bias and not generic else 'llama'
+    kind = 'qwen3' if config.qk_norm else kind
     hf = {
         'architectures': [ARCHITECTURES[kind]],
         'model_type': kind,

@@ -28,7 +28,7 @@ from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.text.task import system_text
 from agentrl_jax.tokens import hf_folder, unigram
-from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
+from agentrl_jax.tokens.chat import CHATML, build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
@@ -144,6 +144,22 @@ def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp
     assert theirs(texts, add_special_tokens=False)['input_ids'] == ours.encode_batch(texts)
     text = '<|im_start|>user\n\nTurn 1<|im_end|>\n'
     assert theirs(text)['input_ids'] == tokenize(ours, text)
+
+
+def test_a_template_that_drops_thoughts_is_replaced_by_the_chat_of_the_run(tmp_path):
+    """Qwen3's repeats earlier answers without what stands before </think>; episodes keep it."""
+    for folder in ('in', 'out'):
+        (tmp_path / folder).mkdir()
+    (tmp_path / 'in' / 'tokenizer.json').write_text(qwen_vocabulary.qwen_tokenizer().to_json())
+    drops = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    (tmp_path / 'in' / 'chat_template.jinja').write_text(drops)
+    hf_folder.write(tmp_path / 'out', tmp_path / 'in')
+    assert load_tokenizer(tmp_path / 'in').chat_template == drops
+    assert load_tokenizer(tmp_path / 'out').chat_template == CHATML
+    (tmp_path / 'in' / 'chat_template.jinja').write_text(CHATML + ' ')
+    (tmp_path / 'kept').mkdir()
+    hf_folder.write(tmp_path / 'kept', tmp_path / 'in')
+    assert load_tokenizer(tmp_path / 'kept').chat_template == CHATML + ' '
 
 
 def test_special_tokens_in_a_text_are_text_where_transformers_is_told_so(theirs):
