@@ -57,9 +57,9 @@ from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
-from agentrl_jax.records import model_card, run_log
+from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
-from agentrl_jax.run.params import base_is_given, best_of, saved_policy
+from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
 from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
@@ -69,17 +69,22 @@ DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
-ARCHITECTURES = {'qwen2': 'Qwen2ForCausalLM', 'llama': 'LlamaForCausalLM'}
+ARCHITECTURES = {
+    'qwen2': 'Qwen2ForCausalLM',
+    'qwen3': 'Qwen3ForCausalLM',
+    'llama': 'LlamaForCausalLM',
+}
 
 
 def config_to_hf(config: qwen2.ModelConfig, *, dtype: str, generic: bool = False) -> dict[str, Any]:
-    """config.json of the model: qwen2 with QKV bias, llama without.
+    """config.json of the model: qwen2 with QKV bias, qwen3 with norms in their place, else llama.
 
     generic: with QKV bias it is a llama too, whose attention_bias then is one behind attention as
     well: zeros (see hf_folder.is_qwen2).
     """
     biased_llama = config.qkv_bias and generic
     kind = 'qwen2' if config.qkv_bias and not generic else 'llama'
+    kind = 'qwen3' if config.qk_norm else kind
     hf = {
         'architectures': [ARCHITECTURES[kind]],
         'model_type': kind,
@@ -324,11 +329,12 @@ def export_checkpoint(
     config, params = parts.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)
     weights.check_finite(params, f'step {step} of {workdir}')
+    record = files.local_path(workdir)
     card = model_card.text(
         Path(out).name,
         cfg,
         origin=origin.fields(),
-        metrics=model_card.latest(files.local_path(workdir) / run_log.METRICS_FILE, step),
+        record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
     )
     if part == 'adapter':

@@ -28,7 +28,7 @@ from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.text.task import system_text
 from agentrl_jax.tokens import hf_folder, unigram
-from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
+from agentrl_jax.tokens.chat import CHATML, build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 
 transformers = pytest.importorskip('transformers')
@@ -57,6 +57,7 @@ def finished(tmp_path_factory):
     checkpoints = checkpoint.open_checkpoints(workdir, keep=1)
     open_state(build(cfg), checkpoints, Streams(cfg.seed))
     checkpoint.close(checkpoints)
+    run_log.write_config(workdir, cfg)
     with run_log.RunLog(workdir) as log:
         log.write(0, {'eval/success': 0.25, 'time/step_s': 1.0})
     return cfg, workdir
@@ -143,6 +144,22 @@ def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp
     assert theirs(texts, add_special_tokens=False)['input_ids'] == ours.encode_batch(texts)
     text = '<|im_start|>user\n\nTurn 1<|im_end|>\n'
     assert theirs(text)['input_ids'] == tokenize(ours, text)
+
+
+def test_a_template_that_drops_thoughts_is_replaced_by_the_chat_of_the_run(tmp_path):
+    """Qwen3's repeats earlier answers without what stands before </think>; episodes keep it."""
+    for folder in ('in', 'out'):
+        (tmp_path / folder).mkdir()
+    (tmp_path / 'in' / 'tokenizer.json').write_text(qwen_vocabulary.qwen_tokenizer().to_json())
+    drops = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    (tmp_path / 'in' / 'chat_template.jinja').write_text(drops)
+    hf_folder.write(tmp_path / 'out', tmp_path / 'in')
+    assert load_tokenizer(tmp_path / 'in').chat_template == drops
+    assert load_tokenizer(tmp_path / 'out').chat_template == CHATML
+    (tmp_path / 'in' / 'chat_template.jinja').write_text(CHATML + ' ')
+    (tmp_path / 'kept').mkdir()
+    hf_folder.write(tmp_path / 'kept', tmp_path / 'in')
+    assert load_tokenizer(tmp_path / 'kept').chat_template == CHATML + ' '
 
 
 def test_special_tokens_in_a_text_are_text_where_transformers_is_told_so(theirs):
@@ -232,7 +249,9 @@ def test_the_card_names_step_config_commit_and_metrics(finished, exported):
     assert 'step_s' not in card
     assert "AutoTokenizer.from_pretrained('policy')" in card and "text + '<answer>'" in card
     found = saved_config.origin(str(workdir), None)
-    assert f'`{found.config_hash}`' in card and (found.commit or 'not a checkout') in card
+    assert f'`{found.config_hash}`' in card
+    for label in ('trained', 'exported'):
+        assert f'| {label} at commit | {found.commit or "unknown"} |' in card
 
 
 def with_bias(tmp_path, value):
@@ -281,6 +300,7 @@ def test_other_unigram_tokenizers_are_refused_by_what_differs(tmp_path):
         ({'add_dummy_prefix': True}, 'would not become the ids that SentencePiece gives'),
         ({'remove_extra_whitespaces': True}, 'would not become the ids'),
         ({'normalization_rule_name': 'nmt_nfkc'}, 'would not become the ids'),
+        ({'byte_fallback': False}, 'a model without byte_fallback'),
         ({'model_type': 'bpe'}, 'would not become the ids'),
         ({'user_defined_symbols': ['<|im_end|>s']}, r"'<\|im_end\|>s' begins like the name"),
         ({'control_symbols': ['<|im_end|>']}, 'control symbols .*im_start.* are missing'),

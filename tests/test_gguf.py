@@ -20,6 +20,8 @@ from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
 
 LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
+# 128 is what transformers takes for Qwen3, whatever a GGUF file says of the heads' width
+QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=128)
 DOWN = 'model.layers.1.mlp.down_proj.weight'
 
 
@@ -33,6 +35,8 @@ GGUF_NAMES = {
     'self_attn.k_proj': 'attn_k',
     'self_attn.v_proj': 'attn_v',
     'self_attn.o_proj': 'attn_output',
+    'self_attn.q_norm': 'attn_q_norm',
+    'self_attn.k_norm': 'attn_k_norm',
     'mlp.gate_proj': 'ffn_gate',
     'mlp.up_proj': 'ffn_up',
     'mlp.down_proj': 'ffn_down',
@@ -60,7 +64,7 @@ def llama_order(weight, heads):
 
 
 def architecture(config):
-    return 'qwen2' if config.qkv_bias else 'llama'
+    return 'qwen2' if config.qkv_bias else 'qwen3' if config.qk_norm else 'llama'
 
 
 def gguf_writer(path, config):
@@ -73,6 +77,9 @@ def gguf_writer(path, config):
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
+    if config.qk_norm:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     return writer
 
 
@@ -101,7 +108,7 @@ def add_tensors(writer, path, config, tensors, kind):
 
 
 @pytest.mark.parametrize('kind', ['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'])
-@pytest.mark.parametrize('config', [TINY, LLAMA], ids=['qwen2', 'llama'])
+@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
 def test_a_gguf_file_loads_to_what_its_quantisation_keeps(tmp_path, config, kind):
     quant = gguf.GGMLQuantizationType[kind]
     tensors = hf_tensors(config)
@@ -131,7 +138,7 @@ def test_a_gguf_file_is_dequantised_by_slices_and_small_blocks(tmp_path, monkeyp
     jax.tree.map(np.testing.assert_array_equal, whole, plain)
 
 
-@pytest.mark.parametrize('config', [TINY, LLAMA], ids=['qwen2', 'llama'])
+@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
 def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, config):
     torch = pytest.importorskip('torch')
     pytest.importorskip('accelerate')  # transformers wants it for GGUF
@@ -210,7 +217,7 @@ def write_gguf_with_tokenizer(path, config):
     return add_tensors(writer, path, config, hf_tensors(config), gguf.GGMLQuantizationType.F32)
 
 
-@pytest.mark.parametrize('config', [TINY, LLAMA], ids=['qwen2', 'llama'])
+@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
 def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp_path, config):
     source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)
     config, params = weights.load_model(source)

@@ -41,7 +41,7 @@ def torch_model(config, params):
         names = ('factor', 'low_freq_factor', 'high_freq_factor')
         rope |= {'rope_type': 'llama3', **dict(zip(names, config.rope_scaling[:3], strict=True))}
         rope['original_max_position_embeddings'] = int(config.rope_scaling[3])
-    kind = 'Qwen2' if config.qkv_bias else 'Llama'
+    kind = 'Qwen2' if config.qkv_bias else 'Qwen3' if config.qk_norm else 'Llama'
     hf_config = getattr(transformers, f'{kind}Config')(rope_parameters=rope, **shared)
     model = getattr(transformers, f'{kind}ForCausalLM')(hf_config).eval()
     state = {}
@@ -85,8 +85,10 @@ def padded(lengths, width, left):
         {'head_dim': 32, 'rope_theta': 1e4, 'rms_norm_eps': 1e-5, 'num_layers': 3},
         {'qkv_bias': False},
         {'qkv_bias': False, 'tie_embeddings': False, 'rope_theta': 5e5, 'rope_scaling': LLAMA3},
+        {'qkv_bias': False, 'qk_norm': True, 'head_dim': 32},
+        {'qkv_bias': False, 'qk_norm': True, 'num_kv_heads': 4, 'tie_embeddings': False},
     ],
-    ids=['qwen', 'mqa', 'mha-untied', 'wide-heads', 'llama', 'llama3.1'],
+    ids='qwen mqa mha-untied wide-heads llama llama3.1 qwen3 qwen3-untied'.split(),
 )
 def test_logits_equal_transformers_to_2e_5(change, left):
     config = dataclasses.replace(TINY, **change)
@@ -284,6 +286,8 @@ def test_config_json_of_both_kinds_and_both_spellings_of_rope():
     )
     llama = config_from_hf(HF | {'model_type': 'llama', 'rope_scaling': scaling})
     assert llama == dataclasses.replace(TINY, qkv_bias=False, rope_scaling=LLAMA3)
+    qwen3 = config_from_hf(HF | {'model_type': 'qwen3', 'head_dim': 32})
+    assert qwen3 == dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=32)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +298,9 @@ def test_config_json_of_both_kinds_and_both_spellings_of_rope():
         ({'hidden_act': 'gelu'}, 'gelu'),
         ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, 'yarn'),
         ({'model_type': 'llama', 'mlp_bias': True}, 'mlp_bias'),
+        ({'model_type': 'qwen3', 'head_dim': 32, 'attention_bias': True}, 'attention_bias'),
+        ({'model_type': 'qwen3'}, 'head_dim missing'),
+        ({'model_type': 'qwen3_moe'}, 'qwen3_moe'),
         ({'num_key_value_heads': 3}, 'num_kv_heads=3'),
     ],
 )

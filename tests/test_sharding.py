@@ -108,7 +108,8 @@ def test_a_parameter_without_a_rule_is_named():
 @pytest.mark.parametrize('rules', [sharding.TRAIN_RULES, sharding.ROLLOUT_RULES])
 def test_every_parameter_of_policy_and_critic_has_a_rule(rules):
     mesh = sharding.make_mesh(*CUBE)
-    for config in (TINY, dataclasses.replace(TINY, qkv_bias=False)):
+    llama = dataclasses.replace(TINY, qkv_bias=False)
+    for config in (TINY, llama, dataclasses.replace(llama, qk_norm=True)):
         policy = weights.abstract_params(config)
         tree = {'policy': policy, 'critic': abstract_critic(policy, config)}
         assert len(jax.tree.leaves(sharding.specs(tree, rules, mesh))) == len(jax.tree.leaves(tree))

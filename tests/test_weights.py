@@ -19,6 +19,7 @@ from agentrl_jax.tokens.chat import CHATML
 
 UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
 LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
+QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=32)
 
 
 def test_names_by_hand():
@@ -31,7 +32,9 @@ def test_names_by_hand():
     assert weights.hf_name('lm_head/kernel') == 'lm_head.weight'
 
 
-@pytest.mark.parametrize('config', [TINY, UNTIED, LLAMA], ids=['tied', 'untied', 'llama'])
+@pytest.mark.parametrize(
+    'config', [TINY, UNTIED, LLAMA, QWEN3], ids=['tied', 'untied', 'llama', 'qwen3']
+)
 @pytest.mark.parametrize('files', [1, 3])
 def test_a_folder_loads_exactly(tmp_path, config, files):
     tensors = hf_tensors(config)
@@ -113,7 +116,7 @@ def test_an_export_from_a_mesh_and_with_a_value_head_is_the_same(tmp_path):
 def test_transformers_opens_an_export(tmp_path):
     torch = pytest.importorskip('torch')
     transformers = pytest.importorskip('transformers')
-    for name, config in (('qwen', TINY), ('llama', LLAMA)):
+    for name, config in (('qwen', TINY), ('llama', LLAMA), ('qwen3', QWEN3)):
         folder = write_folder(tmp_path / f'{name}-in', config, hf_tensors(config))
         config, params = weights.load_model(folder)
         out = export.export_hf(params, config, tmp_path / name, dtype='float32')
@@ -125,6 +128,9 @@ def test_transformers_opens_an_export(tmp_path):
         hidden = qwen2.forward(params, config, tokens, positions, jnp.ones((2, 9), bool))
         ours = qwen2.logits(params, config, hidden)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
+        again, back = weights.load_model(out)
+        assert again == config
+        jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
 def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 
 from agentrl_jax.models.qwen2 import ModelConfig
 
-ARCHITECTURES = ('qwen2', 'llama')
+ARCHITECTURES = ('qwen2', 'qwen3', 'llama')
 BLOCK_ELEMENTS = 1 << 24  # dequantised at a time: bounds the temporaries of the K-quants
 
 _MODULES = {
@@ -22,6 +22,8 @@ _LAYER_MODULES = {
     'attn_k': 'self_attn.k_proj',
     'attn_v': 'self_attn.v_proj',
     'attn_output': 'self_attn.o_proj',
+    'attn_q_norm': 'self_attn.q_norm',
+    'attn_k_norm': 'self_attn.k_norm',
     'ffn_norm': 'post_attention_layernorm',
     'ffn_gate': 'mlp.gate_proj',
     'ffn_up': 'mlp.up_proj',
@@ -111,6 +113,7 @@ class GGUFSource:
             rope_theta=float(self._own('rope.freq_base', 10000.0)),
             rms_norm_eps=float(self._own('attention.layer_norm_rms_epsilon')),
             qkv_bias=self._architecture == 'qwen2',
+            qk_norm=self._architecture == 'qwen3',
             **compute,
         )
 

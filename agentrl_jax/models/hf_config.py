@@ -1,24 +1,30 @@
-"""Sizes of a model from HuggingFace's config.json, of type qwen2 or llama."""
+"""Sizes of a model from HuggingFace's config.json, of type qwen2, qwen3 or llama."""
 
 from typing import Any
 
 from agentrl_jax.models.qwen2 import ModelConfig
 
+KINDS = ('qwen2', 'qwen3', 'llama')
+
 
 def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
-    """ModelConfig of a config.json of type qwen2 or llama; compute: dtype, remat.
+    """ModelConfig of a config.json of one of KINDS; compute: dtype, remat.
 
     Unsupported variants are rejected.
     """
     kind = hf.get('model_type')
-    if kind not in ('qwen2', 'llama'):
-        raise ValueError(f'config.json: model_type {kind!r} is not supported (qwen2, llama)')
+    if kind not in KINDS:
+        raise ValueError(f'config.json: model_type {kind!r} is not supported ({", ".join(KINDS)})')
     if hf.get('use_sliding_window'):
         raise ValueError('config.json: use_sliding_window is not supported')
     if hf.get('hidden_act', 'silu') != 'silu':
         raise ValueError(f'config.json: hidden_act {hf["hidden_act"]!r} is not supported (silu)')
     if kind == 'llama' and hf.get('mlp_bias'):
         raise ValueError('config.json: Llama with mlp_bias is not supported')
+    if kind == 'qwen3' and hf.get('attention_bias'):
+        raise ValueError('config.json: Qwen3 with attention_bias is not supported')
+    if kind == 'qwen3' and not hf.get('head_dim'):
+        raise ValueError('config.json: head_dim missing')
     absent = [name for name in _HF_SIZES if name not in hf]
     if absent:
         raise ValueError(f'config.json: {", ".join(absent)} missing')
@@ -38,6 +44,7 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> ModelConfig:
         rope_theta=theta,
         rms_norm_eps=hf['rms_norm_eps'],
         qkv_bias=kind == 'qwen2' or bool(hf.get('attention_bias')),
+        qk_norm=kind == 'qwen3',
         rope_scaling=scaling,
         **compute,
     )

@@ -1,8 +1,9 @@
-"""Qwen2.5 (and, without QKV bias, Llama): Flax Linen modules behind pure functions.
+"""Qwen2.5 and its kin (Llama, Qwen3): Flax Linen modules behind pure functions.
 
-Source: Qwen2.5 technical report (arXiv:2412.15115) and transformers' modeling_qwen2. Parameters are
-a nested dict of float32 masters whose paths mirror HuggingFace's names; kernels are [in, out]. They
-are cast to config.dtype where they are used; norms, rotary angles and softmax stay in float32.
+Source: technical reports of Qwen2.5 (arXiv:2412.15115) and Qwen3 (arXiv:2505.09388), transformers'
+modeling_qwen2 and modeling_qwen3. Parameters are a nested dict of float32 masters whose paths
+mirror HuggingFace's names; kernels are [in, out]. They are cast to config.dtype where they are
+used; norms, rotary angles and softmax stay in float32.
 
 Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh key-value heads,
 G = H / Kh query heads per key-value head, Dh head width.
@@ -40,7 +41,8 @@ class ModelConfig:
     tie_embeddings: bool = True  # the output head is the embedding transposed
     rope_theta: float = 1e6
     rms_norm_eps: float = 1e-6
-    qkv_bias: bool = True  # False: Llama
+    qkv_bias: bool = True  # Qwen2.5; False: Llama and Qwen3
+    qk_norm: bool = False  # Qwen3: RMSNorm over each head of queries and keys, before rotation
     rope_scaling: tuple[float, float, float, float] | None = None  # Llama 3: see rope_frequencies
     dtype: str = 'float32'  # compute dtype
     lora_scale: float = 1.0  # alpha / rank, factor of the low-rank corrections in params['lora']
@@ -52,6 +54,8 @@ class ModelConfig:
             raise ValueError(
                 f'num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}'
             )
+        if self.qkv_bias and self.qk_norm:
+            raise ValueError('a model with both biases and norms of queries and keys is unknown')
         if self.head_dim % 2:
             raise ValueError(f'head_dim={self.head_dim} must be even for rotary positions')
 
@@ -153,6 +157,9 @@ class Attention(nn.Module):
         q = _dense(x, c.num_heads * c.head_dim, 'q_proj', c, bias=c.qkv_bias).reshape(heads)
         k = _dense(x, c.num_kv_heads * c.head_dim, 'k_proj', c, bias=c.qkv_bias).reshape(heads)
         v = _dense(x, c.num_kv_heads * c.head_dim, 'v_proj', c, bias=c.qkv_bias).reshape(heads)
+        if c.qk_norm:
+            q = RMSNorm(c.rms_norm_eps, c.dtype, name='q_norm')(q)
+            k = RMSNorm(c.rms_norm_eps, c.dtype, name='k_norm')(k)
         q, k = rotate(q, angles), rotate(k, angles)
         q = q.reshape(x.shape[:2] + (c.num_kv_heads, -1, c.head_dim))
         if cached is not None:

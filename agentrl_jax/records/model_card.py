@@ -38,13 +38,12 @@ model = PeftModel.from_pretrained(base, '{folder}')  # base: the model named in 
 """
 
 
-def text(
-    name: str, cfg: Any, *, origin: Mapping[str, Any], metrics: Mapping[str, tuple], part: str
-) -> str:
-    """The card. metrics: (value, step) by name; origin: saved_config.Origin.fields()."""
+def text(name: str, cfg: Any, *, origin: Mapping[str, Any], record: Path, part: str) -> str:
+    """The card. origin: saved_config.Origin.fields(); record: the folder of the run."""
     facts = {
         'made by': 'agentrl_jax',
-        'commit': origin['commit'] or 'not a checkout',
+        'trained at commit': _trained_at(record / run_log.CONFIG_FILE) or 'unknown',
+        'exported at commit': origin['commit'] or 'unknown',
         'run': f'`{origin["workdir"]}`, step {origin["step"]} of {cfg.steps}',
         'part': part,
         'config hash': f'`{origin["config_hash"]}`',
@@ -59,6 +58,7 @@ def text(
         opening='<think>' if cfg.env.think else '<answer>',
         temperature=cfg.rollout.temperature,
     )
+    metrics = latest(record / run_log.METRICS_FILE, origin['step'])
     measured = ''.join(
         f'| {key} | {value:.4g} | {step} |\n' for key, (value, step) in sorted(metrics.items())
     )
@@ -74,6 +74,12 @@ def text(
         )
         + f'\n## Config\n\n```json\n{config}\n```\n'
     )
+
+
+def _trained_at(path: Path) -> str:
+    """The commit that config.json names; '' where there is none."""
+    document = run_log.read_json(path) if path.is_file() else {}
+    return document['commit'] if 'commit' in document else ''
 
 
 def latest(path: Path, step: int) -> dict[str, tuple[float, int]]:

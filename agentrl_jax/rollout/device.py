@@ -189,7 +189,7 @@ def serve(
     playing = episode < num_episodes
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
-    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world.reward, sampled_end)
+    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world, sampled_end)
     anchor = jax.vmap(text.anchor, in_axes=(None, 0))(task, world.state)
     column = jnp.arange(tokens.shape[1])[None]
     used = column < count[:, None]

@@ -1,10 +1,16 @@
 """Lines of text that are known in advance: token ids by row number, joined on the device.
 
-The tokens of a text are those of its lines one after another if the tokenizer merges nothing across
-a newline. That holds for Qwen2.5 and for the project's SentencePiece model unless a line begins
-with white space, and is checked when a table is built.
+The tokens of a text are those of its lines one after another where the tokenizer merges nothing
+across a newline. How the white space at the end of a line is split may still depend on what follows
+it: GPT-2's rule (SmolLM2) takes all of a run of white space at the end of a text or in front of a
+digit, all but its last character in front of anything else. Such lines have several rows in the
+table, one for each kind of beginning that the tokenizer tells apart, and the device takes the one
+that fits the next line. Which lines those are is tried when a table is built; where two lines side
+by side are not the tokens of each, an error names them.
 """
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -12,65 +18,153 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+TRIED = 4000  # pairs of an ending and a beginning
+END = 0  # kind of what follows the last line: a special token, or nothing
+Ids = list[int]
+
 
 @struct.dataclass
 class LineTable:
-    """N lines of at most W tokens."""
+    """N lines of at most W tokens, and M >= N rows that spell them."""
 
-    ids: jax.Array  # int32 [N, W]  -1 behind the end
-    length: jax.Array  # int32 [N]
+    ids: jax.Array  # int32 [M, W]  -1 behind the end
+    length: jax.Array  # int32 [M]
+    kind: jax.Array | None = None  # int32 [N]  how a line begins; None: no line depends on it
+    variant: jax.Array | None = None  # int32 [N, kinds]  the row that spells a line before a kind
 
 
 def build_line_table(
-    tokenizer: Any, lines: list[str], *, extra_rows: list[list[int]] | None = None
+    tokenizer: Any, lines: list[str], *, extra_rows: list[Ids] | None = None
 ) -> LineTable:
     """Table of the tokenised lines, followed by extra_rows, which are token ids already.
 
-    Every line must be empty or end in a newline, and no two may tokenise otherwise side by side
-    than apart (see check_joins); the same holds for extra rows whose text ends in a newline.
+    Every line must be empty or end in a newline. An extra row may stand in front of a line if its
+    text ends in a newline, and behind one if it begins with a special token.
     """
     broken = [line for line in lines if line and not line.endswith('\n')]
     if broken:
         raise ValueError(f'a line must end in a newline: {broken[0]!r}')
     extra_rows = list(extra_rows or [])
-    encoded = tokenizer.encode_batch(lines)
-    ends = [_open_end(tokenizer, row) for row in extra_rows]
-    check_joins(tokenizer, lines, [text for text in ends if text.endswith('\n')])
-    rows = [*encoded, *extra_rows]
+    rows = [*tokenizer.encode_batch(lines), *extra_rows]
+    heads = [open_end(tokenizer, row) for row in extra_rows]
+    heads = [head if head.endswith('\n') else '' for head in heads]  # no line follows the others
+    starts = _shortest((line[:3], line) for line in lines)
+    looking = looking_ahead(tokenizer, [*heads, *lines], list(starts.values()))
+    if not looking:
+        return _table(rows)
+    kinds, examples = _kinds(tokenizer, list(looking.values()), starts)
+    kind = [kinds[line[:3]] if line else END for line in lines] + [END] * len(extra_rows)
+    variant = [[i] * len(examples) for i in range(len(rows))]
+    for i, text in enumerate([*lines, *heads]):
+        if text[-4:] in looking:
+            begun = rows[i][: len(rows[i]) - len(tokenizer.encode(text))]
+            for k, example in list(enumerate(examples))[1:]:
+                variant[i][k] = len(rows)
+                rows.append([*begun, *in_front(tokenizer, text, example)])
+    return _table(rows, kind=jnp.asarray(kind, jnp.int32), variant=jnp.asarray(variant, jnp.int32))
+
+
+def _table(rows: list[Ids], **kinds: jax.Array) -> LineTable:
     length = np.array([len(row) for row in rows], np.int32)
     ids = np.full((len(rows), max(int(length.max(initial=0)), 1)), -1, np.int32)
     ids[np.arange(ids.shape[1])[None] < length[:, None]] = [i for row in rows for i in row]
-    return LineTable(ids=jnp.asarray(ids), length=jnp.asarray(length))
+    return LineTable(ids=jnp.asarray(ids), length=jnp.asarray(length), **kinds)
 
 
-def check_joins(tokenizer: Any, lines: list[str], heads: list[str], *, most: int = 4000) -> None:
-    """Raises if joining two texts at a newline changes their tokens, naming the pair.
+def _shortest(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The shortest text of each name, without empty ones."""
+    found: dict[str, str] = {}
+    for name, text in named:
+        if text and (name not in found or len(text) < len(found[name])):
+            found[name] = text
+    return found
 
-    Tried are `most` pairs of (lines or heads, lines) that differ in how the left one ends and the
-    right one begins, which is what a merge depends on; heads are texts in front of a line.
+
+def looking_ahead(tokenizer: Any, texts: list[str], starts: list[str]) -> dict[str, str]:
+    """Texts whose tokens in front of some start are others than alone, by their last characters.
+
+    Tried are texts of all endings with all starts; of more than TRIED such pairs, those with a
+    start of each first character and TRIED more.
     """
-    tails = {text[-4:]: text for text in [*heads, *lines] if text}
-    starts = {text[:3]: text for text in lines if text}
-    pairs = [(left, right) for left in tails.values() for right in starts.values()]
-    if len(pairs) > most:
-        chosen = np.random.default_rng(0).choice(len(pairs), most, replace=False)
-        pairs = [pairs[i] for i in chosen]
+    tails = list(_shortest((text[-4:], text) for text in texts).values())
+    pairs = list(itertools.product(tails, starts))
+    if len(pairs) > TRIED:
+        drawn = np.random.default_rng(0).choice(len(pairs), TRIED, replace=False)
+        first = _shortest((start[0], start) for start in starts).values()
+        pairs = [*itertools.product(tails, first), *(pairs[i] for i in drawn)]
+    alone = {text: None for pair in pairs for text in pair}
+    alone = dict(zip(alone, tokenizer.encode_batch(list(alone)), strict=True))
     joined = tokenizer.encode_batch([left + right for left, right in pairs])
-    lefts = tokenizer.encode_batch([left for left, _ in pairs])
-    rights = tokenizer.encode_batch([right for _, right in pairs])
-    for pair, ids, left, right in zip(pairs, joined, lefts, rights, strict=True):
-        if ids != [*left, *right]:
+    return {
+        left[-4:]: left
+        for (left, right), ids in zip(pairs, joined, strict=True)
+        if ids != [*alone[left], *alone[right]]
+    }
+
+
+def in_front(tokenizer: Any, text: str, start: str) -> Ids:
+    """Ids of a text in front of a start; an error names the two where they are not apart."""
+    joined, after = tokenizer.encode(text + start), tokenizer.encode(start)
+    ids = joined[: len(joined) - len(after)]
+    if joined[len(ids) :] != after or tokenizer.decode_bytes(ids) != text.encode():
+        raise ValueError(
+            f'the tokenizer merges across lines: {text!r} + {start!r} side by side are not the '
+            'tokens of the two; no prompt can be built from a table of such lines'
+        )
+    return ids
+
+
+def in_front_of_all(tokenizer: Any, text: str, starts: list[str]) -> Ids:
+    """Ids of a text that must be the same in front of every start."""
+    starts = list(_shortest((start[:3], start) for start in starts).values())
+    spelled = [in_front(tokenizer, text, start) for start in starts]
+    for start, ids in zip(starts, spelled, strict=True):
+        if ids != spelled[0]:
             raise ValueError(
-                f'the tokenizer merges across lines: {pair[0]!r} + {pair[1]!r} side by side are '
-                'not the tokens of the two; no prompt can be built from a table of such lines'
+                f'the tokens of {text!r} in front of {starts[0]!r} are not those in front of '
+                f'{start!r}; the prompt must be worded otherwise'
             )
+    return spelled[0] if starts else tokenizer.encode(text)
 
 
-def _open_end(tokenizer: Any, row: list[int]) -> str:
+def _kinds(
+    tokenizer: Any, looking: list[str], starts: dict[str, str]
+) -> tuple[dict[str, int], list[str]]:
+    """(kind of each start, an example of each kind): starts before which all texts are the same."""
+    examples = {tuple(map(tuple, tokenizer.encode_batch(looking))): ''}
+    kinds = {}
+    for name, start in starts.items():
+        spelled = tuple(tuple(in_front(tokenizer, text, start)) for text in looking)
+        examples.setdefault(spelled, start)
+        kinds[name] = list(examples).index(spelled)
+    return kinds, list(examples.values())
+
+
+def open_end(tokenizer: Any, row: Ids) -> str:
     """Text behind the last special token of a row of ids; a line may follow it directly."""
     pieces = tokenizer.token_bytes()
     cuts = [i for i, token in enumerate(row) if not pieces[token]]
     return tokenizer.decode(row[cuts[-1] + 1 :] if cuts else row)
+
+
+def longest(table: LineTable) -> np.ndarray:
+    """The most tokens that each line can have, whatever follows it: int [N]."""
+    length = np.asarray(table.length)
+    return length if table.variant is None else length[np.asarray(table.variant)].max(axis=1)
+
+
+def in_context(table: LineTable, lines: jax.Array) -> jax.Array:
+    """The rows that spell lines (int32 [R], -1 = nothing) as they stand one after another."""
+    if table.variant is None:
+        return lines
+    there = (lines >= 0) & (table.length[jnp.maximum(lines, 0)] > 0)
+    count = lines.shape[0]
+    at = jnp.where(there, jnp.arange(count), count)
+    following = jax.lax.cummin(jnp.append(at[1:], count), reverse=True)
+    # behind the last line comes END, as before an extra row that begins with a special token
+    after = jnp.append(lines, -1)[following]
+    kind = jnp.where(after >= 0, table.kind[jnp.maximum(after, 0)], END)
+    return jnp.where(lines >= 0, table.variant[jnp.maximum(lines, 0), kind], -1)
 
 
 def gather_lines(table: LineTable, rows: jax.Array, *, width: int) -> tuple[jax.Array, jax.Array]:
@@ -78,6 +172,7 @@ def gather_lines(table: LineTable, rows: jax.Array, *, width: int) -> tuple[jax.
 
     Tokens behind the count are -1; a count above width means that tokens were lost.
     """
+    rows = in_context(table, rows)
     length = jnp.where(rows >= 0, table.length[jnp.maximum(rows, 0)], 0)
     end = jnp.cumsum(length)
     place = jnp.arange(width)

@@ -212,9 +212,11 @@ def opening_lines(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> 
     return [opening, reward_line(task, reward, at.reward)]
 
 
-def opening_length(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> jax.Array:
-    """Tokens of opening_lines, for the reward of the turn before and whether it ended itself."""
-    return sum(task.table.length[row] for row in opening_lines(task, reward, sampled_end))
+def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
+    """Tokens of opening_lines at episode.turn, or what they would be at the first one. int32 []."""
+    opening = jnp.stack(opening_lines(task, episode.reward, sampled_end)).astype(jnp.int32)
+    rows = turn_lines(task, episode, sampled_end).at[: len(opening)].set(opening)
+    return jnp.sum(task.table.length[line_tables.in_context(task.table, rows)[: len(opening)]])
 
 
 def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
@@ -236,7 +238,7 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
 
 def turn_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Tokens of the prompt of episode.turn. int32 []."""
-    rows = turn_lines(task, episode, sampled_end)
+    rows = line_tables.in_context(task.table, turn_lines(task, episode, sampled_end))
     return jnp.sum(jnp.where(rows >= 0, task.table.length[jnp.maximum(rows, 0)], 0))
 
 
@@ -324,7 +326,7 @@ def build_task(
     table, offsets, at, sizes = _line_table(
         tokenizer, chat, families, quanta, words, generation_prefix
     )
-    prefix = chat.episode_prefix(system_text(env, words, max_actions_per_episode), words.lead)
+    prefix = _prefix(tokenizer, chat, env, words, families, max_actions_per_episode)
     return TextTask(
         env_params=env_params,
         table=table,
@@ -343,7 +345,7 @@ def build_task(
         style=words,
         pad_id=tokenizer.pad_id,
         width=_width(
-            env, env_params, np.asarray(table.length), at, sizes, past_turns, max_actions_per_turn
+            env, env_params, line_tables.longest(table), at, sizes, past_turns, max_actions_per_turn
         ),
         max_turns=max_turns,
         max_actions_per_turn=max_actions_per_turn,
@@ -351,6 +353,17 @@ def build_task(
         format_penalty=format_penalty,
         with_think=generation_prefix == '<think>',
     )
+
+
+def _prefix(tokenizer, chat, env, style, families, max_actions) -> list[int]:
+    """Tokens in front of every first observation, spelled as they are in front of it."""
+    ids = chat.episode_prefix(system_text(env, style, max_actions), style.lead)
+    text = line_tables.open_end(tokenizer, ids)
+    shown = [*(families['past_summary'] if 'past_summary' in families else ()), *families['header']]
+    if not all(shown):
+        shown += families['observation']
+    cut = len(ids) - len(tokenizer.encode(text))
+    return [*ids[:cut], *line_tables.in_front_of_all(tokenizer, text, shown)]
 
 
 def _line_table(tokenizer, chat, families, quanta, style, generation_prefix):

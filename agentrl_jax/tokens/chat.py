@@ -85,6 +85,16 @@ def _check_template(chat: Chat, template: str) -> None:
     _compare(chat.tokenizer, template, messages, [*pieces, *chat.answer_open('')])
 
 
+def keeps_thoughts(template: str) -> bool:
+    """Whether the template repeats earlier answers whole, as episodes do.
+
+    Qwen3's leaves out what stands before </think>.
+    """
+    answer = '<think>t</think><answer>A</answer>'
+    messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]
+    return answer in render(template, messages)
+
+
 def _compare(tokenizer: Any, template: str, messages: Messages, pieces: list[int]) -> None:
     rendered = render(template, messages)
     if tokenize(tokenizer, rendered) != pieces:

@@ -44,7 +44,8 @@ def write(folder: Path, source: Path) -> Tokenizer:
     """Writes the tokenizer of a folder, a .gguf or a .model file; returns it as a run loads it.
 
     Files of a folder are copied; tokenizer_config.json then says that tokenizer.json is to be taken
-    as it is, which tokens end a turn and pad in a run, and how a chat reads if nothing said so.
+    as it is, which tokens end a turn and pad in a run, and how a chat reads if the template of the
+    source does not say it as a run does.
     """
     tokenizer = load_tokenizer(source)
     for name in COPIED if source.is_dir() else ():
@@ -61,8 +62,12 @@ def write(folder: Path, source: Path) -> Tokenizer:
         'eos_token': tokenizer.decode([tokenizer.eos_ids[0]], show_special=True),
         'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
     }
-    if not (source.is_dir() and tokenizer.chat_template):
-        settings['chat_template'] = tokenizer.chat_template or chats.CHATML
+    template = tokenizer.chat_template
+    if template is None or not chats.keeps_thoughts(template):
+        settings['chat_template'] = chats.CHATML
+        (folder / 'chat_template.jinja').unlink(missing_ok=True)
+    elif not source.is_dir():
+        settings['chat_template'] = template
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
     return tokenizer
 

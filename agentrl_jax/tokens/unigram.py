@@ -25,6 +25,10 @@ PROBES = [
     '<0x0A><unk>',
     'aaaaaaaaaaaa',
 ]
+SUPPORTED = (
+    'supported are unigram models with byte_fallback, normalization_rule_name=identity and neither '
+    'add_dummy_prefix nor remove_extra_whitespaces'
+)
 NORMALIZER = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': SPACE}
 DECODER = {
     'type': 'Sequence',
@@ -106,6 +110,8 @@ def spec_of(model: bytes, source: str) -> dict[str, Any]:
     except RuntimeError as error:
         raise ValueError(f'{source}: not a SentencePiece model ({error})') from error
     size = reference.GetPieceSize()
+    if not any(reference.IsByte(i) for i in range(size)):
+        raise ValueError(f'{source}: a model without byte_fallback; {SUPPORTED}')
     pieces = [reference.IdToPiece(i) for i in range(size)]
     scores = [reference.GetScore(i) for i in range(size)]
     # Symbols of the user have score 0, which a logarithm of a probability below one cannot be.
@@ -134,9 +140,7 @@ def _check_same(spec: dict[str, Any], reference: Any, texts: list[str], source: 
     for text, one, other in zip(texts, ours, reference.EncodeAsIds(texts), strict=True):
         if one != other:
             raise ValueError(
-                f'{source}: {text!r} would not become the ids that SentencePiece gives. Supported '
-                'are unigram models with byte_fallback, normalization_rule_name=identity and '
-                'neither add_dummy_prefix nor remove_extra_whitespaces'
+                f'{source}: {text!r} would not become the ids that SentencePiece gives; {SUPPORTED}'
             )
 
 

@@ -1,0 +1,169 @@
+"""Prompts of tokenizers whose rules look at what follows a line: every world in every wording.
+
+Run with a small tokenizer that has SmolLM2's rules, and with those of the real checkpoints in the
+folder that AGENTRL_REAL_WEIGHTS names: smollm2*.gguf and qwen2.5*.gguf.
+"""
+
+import functools
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwen_vocabulary
+import smollm_vocabulary
+
+from agentrl_jax.envs import ENVIRONMENTS, FrozenLake, Sokoban
+from agentrl_jax.text import demo_tokenizer, lines
+from agentrl_jax.text import task as text
+from agentrl_jax.text.prompts import STYLES
+from agentrl_jax.tokens import chat
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+
+WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
+    'lake_coordinates': FrozenLake(size=3, observation_format='grid_coord'),
+    'lake_coord': FrozenLake(size=3, observation_format='coord'),
+    'room_coordinates': Sokoban(observation_format='grid_coord'),
+    'room_coord': Sokoban(observation_format='coord'),
+}
+ROWS, TURNS, ACTIONS = 12, 4, 11
+REAL = {'smollm2': 'smollm2*.gguf', 'qwen2.5': 'qwen2.5*.gguf'}
+
+
+def demo():
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL)
+
+
+@functools.cache
+def real_tokenizer(name):
+    """The tokenizer of a real checkpoint, where AGENTRL_REAL_WEIGHTS names a folder with it."""
+    folder = os.environ.get('AGENTRL_REAL_WEIGHTS')
+    if folder is None:
+        pytest.skip('AGENTRL_REAL_WEIGHTS names no folder')
+    return load_tokenizer(next(pathlib.Path(folder).glob(REAL[name])))
+
+
+@functools.cache
+def pool(name):
+    return WORLDS[name].make_params('train', num_levels=ROWS)
+
+
+def build(name, tokenizer, style, **changes):
+    budgets = dict(max_turns=TURNS, max_actions_per_episode=ACTIONS, max_actions_per_turn=2)
+    return text.build_task(WORLDS[name], pool(name), tokenizer, style=style, **budgets | changes)
+
+
+def moments(task, seed=0):
+    """Episodes at any turn: (of all, whether the turn before ended itself)."""
+    rng = np.random.default_rng(seed)
+    episodes = jax.vmap(text.begin, in_axes=(None, 0))(
+        task, jnp.arange(ROWS) % task.env.num_levels(task.env_params)
+    )
+    quanta = rng.integers(task.offsets.reward_low, task.offsets.reward_high + 1, ROWS)
+    turn = np.arange(ROWS, dtype=np.int32) % TURNS
+    return episodes.replace(
+        turn=jnp.asarray(turn),
+        used=jnp.asarray(rng.integers(ACTIONS + 1, size=ROWS), jnp.int32),
+        reward=jnp.asarray(quanta * task.env.REWARD_QUANTUM, jnp.float32),
+        warn=jnp.asarray(rng.random(ROWS) < 0.5),
+    ), jnp.asarray(rng.random(ROWS) < 0.5)
+
+
+def shown(task, episodes, ends):
+    """(prompts, lengths, tokens of the opening) of the episodes."""
+    prompts, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, episodes, ends)
+    length = jax.vmap(text.turn_length, in_axes=(None, 0, 0))(task, episodes, ends)
+    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, episodes, ends)
+    np.testing.assert_array_equal(count, length)
+    assert int(count.max()) <= task.width
+    return [p[:n].tolist() for p, n in zip(np.asarray(prompts), count, strict=True)], opening
+
+
+def assert_prompts_are_their_text(name, tokenizer, style):
+    task = build(name, tokenizer, style)
+    prefix = np.asarray(task.prefix).tolist()
+    episodes, ends = moments(task)
+    for i, (ids, opening) in enumerate(zip(*shown(task, episodes, ends), strict=True)):
+        whole = [*prefix, *ids] if i % TURNS == 0 else ids
+        cut = [*prefix, *(ids if i % TURNS == 0 else ids[int(opening) :])]  # as a window shows it
+        for given in (whole, cut):
+            said = tokenizer.decode(given, show_special=True)
+            assert chat.tokenize(tokenizer, said) == given, said
+
+
+@pytest.mark.parametrize(
+    'name, style',
+    [*((name, 'ragen') for name in WORLDS), *(('sokoban', style) for style in list(STYLES)[1:])],
+)
+def test_every_prompt_is_the_tokens_of_its_whole_text(name, style):
+    assert_prompts_are_their_text(name, smollm_vocabulary.smollm_tokenizer(), style)
+
+
+def assert_histories_are_their_text(name, tokenizer, style):
+    task = build(name, tokenizer, style, past_turns=2)
+    episodes, ends = moments(task)
+    at, seen = task.offsets, jax.vmap(text.observation_lines, in_axes=(None, 0))
+    row = [at.past_turn, *np.asarray(seen(task, episodes.state)[0]), at.past_action, -1]
+    row.append(at.past_reward if STYLES[style].rewards_shown() else -1)
+    past = jnp.asarray([row] * 2, jnp.int32)
+    episodes = episodes.replace(past=jnp.broadcast_to(past, (ROWS, *past.shape)))
+    for i, ids in enumerate(shown(task, episodes, ends)[0]):
+        given = [*np.asarray(task.prefix).tolist(), *ids] if i % TURNS == 0 else ids
+        said = tokenizer.decode(given, show_special=True)
+        assert chat.tokenize(tokenizer, said) == given, said
+
+
+def test_a_history_in_words_is_the_tokens_of_its_text():
+    tokenizer = smollm_vocabulary.smollm_tokenizer()
+    assert_histories_are_their_text('room_coordinates', tokenizer, 'ragen')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('style', STYLES)
+@pytest.mark.parametrize('name', WORLDS)
+@pytest.mark.parametrize('checkpoint', REAL)
+def test_every_prompt_of_a_real_checkpoint_is_the_tokens_of_its_whole_text(checkpoint, name, style):
+    tokenizer = real_tokenizer(checkpoint)
+    assert_prompts_are_their_text(name, tokenizer, style)
+    assert_histories_are_their_text(name, tokenizer, style)
+
+
+def test_a_blank_line_is_split_by_what_follows_it():
+    """'\\n\\n' is one token at the end and before a digit, two before anything else."""
+    tokenizer = smollm_vocabulary.smollm_tokenizer()
+    texts = ['-0.1\n\n', 'Turn 1:\n', '10 left\n', '', '#_\n']
+    close = [tokenizer.special('<|im_end|>')]
+    table = lines.build_line_table(tokenizer, texts, extra_rows=[close])
+    sizes = set()
+    for rows in ([0, 1], [0, 2], [0, 3, 2], [0, 3, 4, 0, 5], [0, -1, 2, 0, -1, 4], [1, 2, 0], [0]):
+        ids, count = lines.gather_lines(table, jnp.asarray(rows), width=60)
+        said = ''.join('<|im_end|>' if r == 5 else texts[r] for r in rows if r >= 0)
+        assert ids[: int(count)].tolist() == chat.tokenize(tokenizer, said), said
+        sizes.add(int(lines.in_context(table, jnp.asarray(rows))[0]))
+    assert len(sizes) > 1 and int(lines.longest(table)[0]) == len(tokenizer.encode('-0.1')) + 2
+
+
+def test_what_no_wording_can_hold_is_named():
+    tokenizer = smollm_vocabulary.smollm_tokenizer()
+    with pytest.raises(ValueError, match=r"'user\\n\\n' in front of 'Turn\\n' are .* '10\\n'"):
+        lines.in_front_of_all(tokenizer, 'user\n\n', ['Turn\n', 'To\n', '10\n'])
+    with pytest.raises(ValueError, match=r"merges across lines: 'a\\n' \+ '\\n'"):
+        lines.build_line_table(tokenizer, ['a\n', '\n'])
+
+
+@pytest.mark.parametrize('style', STYLES)
+def test_prompts_of_the_demo_and_of_qwen_are_what_they_were(style):
+    """Their rules do not look ahead: prefix and lines are tokenised each by itself."""
+    for name, tokenizer in (('sokoban', demo()), ('library', qwen_vocabulary.qwen_tokenizer())):
+        task = build(name, tokenizer, style)
+        words = STYLES[style]
+        said = text.system_text(task.env, words, ACTIONS)
+        prefix = chat.build_chat(tokenizer).episode_prefix(said, words.lead)
+        assert np.asarray(task.prefix).tolist() == prefix
+        assert task.table.variant is None and task.table.kind is None
+        first = task.offsets.observation
+        for i, line in enumerate(task.env.lines(task.env_params)[:50]):
+            ids = np.asarray(task.table.ids[first + i])
+            assert ids[ids >= 0].tolist() == tokenizer.encode(line)
