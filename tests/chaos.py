@@ -44,7 +44,16 @@ PAIR_BLOWS = ((KILL,), (KILL,), (TERM,), (STOP,))
 OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that was asked to stop
 OWN = {  # what an algorithm needs or refuses of the micro run
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
-    'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
+    'dpo': {
+        'loss.kl_target': 0.0,
+        'loss.kl_coef': 0.0,
+        'filter.keep': 1.0,
+        'clone.episodes': 128,  # of play at random: it needs answers of which some are better
+        'clone.oracle': 0.0,
+        'clone.steps': 60,
+        'clone.batch': 32,
+        'clone.lr': 1e-2,
+    },
 }
 SWEEP, PAIR, CLOCK, SLOW, FULL = 'sweep', 'pair', 'clock', 'slow', 'full'  # other rounds
 DISK = 'size=24m'  # of which a run takes half
@@ -84,7 +93,14 @@ def config_of(algorithm: str):
 
 def rows_below(folder: pathlib.Path) -> int:
     """Rows of metrics that the runs of a folder have written."""
-    return sum(path.read_bytes().count(b'\n') for path in folder.glob('**/metrics.jsonl'))
+    paths = [*folder.glob('metrics.jsonl'), *folder.glob('*/metrics.jsonl')]
+    return sum(path.read_bytes().count(b'\n') for path in paths)
+
+
+def saves_below(folder: pathlib.Path) -> set[pathlib.Path]:
+    """Checkpoints that the runs of a folder are writing."""
+    # Not by **, which would look into folders while they vanish.
+    return {*folder.glob('checkpoints/*.new*'), *folder.glob('*/checkpoints/*.new*')}
 
 
 class Chaos:
@@ -154,15 +170,14 @@ class Chaos:
             wanted, more = time.monotonic() + self.rng.uniform(0, self.quickest / 2), 0.0
         else:
             wanted, more = self.rng.randint(there + 1, rows), self.rng.uniform(0, 0.2)
-        saves = functools.partial(workdir.glob, '**/checkpoints/*.new*')
-        killed = set(saves())  # of the start before
+        killed = saves_below(workdir)  # of the start before
         while not process.has_ended():
-            killed &= set(saves())
+            killed &= saves_below(workdir)
             if kind == 'time' and time.monotonic() >= wanted:
                 break
             if kind == 'step' and rows_below(workdir) >= wanted:
                 break
-            if kind == 'save' and set(saves()) - killed:
+            if kind == 'save' and saves_below(workdir) - killed:
                 break
             time.sleep(0.01)
         time.sleep(more)
