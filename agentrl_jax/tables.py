@@ -25,10 +25,10 @@ from agentrl_jax.results import curves, render
 from agentrl_jax.results.cells import Table, build
 from agentrl_jax.results.runs import Run, compact, load
 from agentrl_jax.results.spec import (
-    BEST,
     COUNT,
     LAST,
     LEAVE_OUT,
+    PLACES,
     Spec,
     make_spec,
     metrics_of,
@@ -121,7 +121,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     add('--rows', default='', help='config fields that name a row: algorithm,filter.keep or method')
     add('--cols', default='', help='config fields that name a column')
     add('--metric', default=Spec.metric, help=f'what the table shows; default: {Spec.metric}')
-    add('--at', default=LAST, help=f'{LAST} (the default), {BEST} or a step')
+    add('--at', default=LAST, help=f'{", ".join(PLACES)} or a step; default: {LAST}')
     add(
         '--also',
         default=','.join(Spec.also),

@@ -14,12 +14,20 @@ from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.rollout import device
 from agentrl_jax.run import parts
+from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps import spec
-from experiments import common, mtgrpo_credit, ragen_actions, ragen_starpo_vs_s, scaling_inter
+from experiments import (
+    common,
+    mtgrpo_credit,
+    ragen_actions,
+    ragen_starpo_vs_s,
+    scaling_inter,
+    turn_credit,
+)
 
-NAMES = ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit')
+NAMES = ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit', 'turn_credit')
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
-PLANS = [(name, scale) for name in NAMES for scale in ('tiny', '0.5b', 'paper')]
+PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
 
 
 def make_plan(name, scale):
@@ -155,6 +163,29 @@ def test_credit_arms_differ_in_nothing_but_credit():
     assert v1.rollout.num_groups * v1.rollout.group_size == v1.batch.minibatch_rows == 336
     assert v1.rollout.num_groups * v1.steps == 2400
     assert paper[-1].rollout.num_groups * paper[-1].rollout.group_size == 512
+
+
+def test_arms_of_turn_credit_differ_in_credit_only():
+    """Presets would add KL terms, entropy bonuses and weights of rows to the comparison."""
+    credit = {'algorithm', 'estimator', 'mode', 'outcome', 'norm', 'eps', 'std_floor', 'lam'}
+    credit |= {'turn_coef', 'outcome_coef', 'turn_gamma', 'step_coef', 'scale', 'whiten', 'gamma'}
+    credit |= {'reward_on', 'reward_normalization', 'bootstrap_truncated', 'kl_in'}
+    credit |= {'turns', 'continuations', 'train'}  # of vine, which plays fewer episodes
+    configs = fields('turn_credit', 'tiny')
+    worlds = {cfg.env.name for cfg in configs}
+    assert worlds == {'library', 'sokoban', 'frozen_lake'}
+    assert len(configs) == len(worlds) * len(turn_credit.ARMS)
+    for world in worlds:
+        first, *others = [
+            tables_runs.flatten(effective(cfg).to_dict())
+            for cfg in configs
+            if cfg.env.name == world
+        ]
+        for other in others:
+            fewer = {'num_groups', 'group_size'} if other['algorithm'] == 'vine' else set()
+            assert {name.split('.')[-1] for name in changed(first, other)} <= credit | fewer
+    catalogue = next(cfg for cfg in configs if cfg.env.name == 'library')
+    assert catalogue.library.lookup_cost > 0 == catalogue.library.tool_reward
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -146,6 +146,40 @@ def test_where_the_value_is_taken(sweep):
         table_of(sweep, at='7')
 
 
+def test_runs_are_read_where_the_one_that_sampled_fewest_ends(tmp_path):
+    """An arm whose episodes are longer had more tokens to learn from at the same step."""
+    for seed in (0, 1):
+        write_run(tmp_path / f'short{seed}', seed, [0.1, 0.2, 0.3])  # 70, 140 tokens
+        write_run(tmp_path / f'long{seed}', seed, [0.1, 0.3, 0.5], algorithm='grpo')
+        rewrite(
+            tmp_path / f'long{seed}',
+            lambda row: row.update({'perf/tokens_per_s': 10 / 0.3}),
+            slice(20),
+        )
+    write_run(tmp_path / 'bandit', 0, [0.1, 0.2, 0.3], env='bandit')
+    table = table_of(tmp_path, at='equal-tokens', baseline='ppo')
+    found = cells(table)
+    assert table.tokens == {'sokoban': 140, 'bandit': 140}
+    # 100 tokens at .3 and 200 at .5: .38 at 140
+    np.testing.assert_allclose(found['grpo', 'sokoban'].values, [0.38, 0.38])
+    np.testing.assert_allclose(found['grpo', 'sokoban'].also, [1 - 0.038])
+    np.testing.assert_allclose(found['ppo', 'sokoban'].values, [0.3, 0.3])
+    assert found['grpo', 'sokoban'].gain[0] == pytest.approx(0.08)
+    assert any(
+        note.startswith('Sampled tokens: bandit 140, sokoban 140, where the run')
+        for note in render.notes(table)
+    )
+    # A run that is not finished sets no limit, unless such runs count
+    write_run(tmp_path / 'short2', 2, [0.1, 0.2])
+    assert table_of(tmp_path, at='equal-tokens').tokens['sokoban'] == 140
+    counted = table_of(tmp_path, at='equal-tokens', unfinished='count')
+    assert counted.tokens['sokoban'] == 70
+    np.testing.assert_allclose(cells(counted)['ppo', 'sokoban'].values, [0.2, 0.2, 0.2])
+    rewrite(tmp_path / 'short2', lambda row: row.pop('perf/tokens_per_s'))
+    with pytest.raises(ValueError, match='run short2 does not say what it sampled'):
+        table_of(tmp_path, at='equal-tokens')
+
+
 def test_lines_beside_the_runs(sweep):
     shown = texts(table_of(sweep))
     assert shown['random play', 'bandit'] == '50.0' and shown['random play', 'sokoban'] == '20.0'

@@ -11,8 +11,9 @@ from agentrl_jax.results.runs import Run
 from agentrl_jax.results.spec import (
     BEST,
     COUNT,
-    LAST,
+    EQUAL_TOKENS,
     OVERALL,
+    PLACES,
     SUCCESS,
     Spec,
     choose,
@@ -78,6 +79,7 @@ class Table(NamedTuple):
     also: tuple[str, ...]  # those of spec.also that some run has
     seeds: tuple[Any, ...]  # of any run
     runs: Mapping[tuple[str, str], tuple[Run, ...]]  # by (row, column)
+    tokens: Mapping[str, int]  # by column: after how many sampled ones; empty if not equal
 
 
 def build(runs: Sequence[Run], spec: Spec) -> Table:
@@ -88,10 +90,18 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     also = tuple(name for name in spec.also if any(name in row for r in runs for row in r.rows))
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     planned = max(len(seeds), spec.seeds)
+    tokens = _equal_tokens(groups, spec) if spec.at == EQUAL_TOKENS else {}
     empty = _cell([], planned, len(also))
     cells = {
-        key: _cell([_entry(run, spec, also) for run in members], planned, len(also))
-        for key, members in groups.items()
+        (row, column): _cell(
+            [
+                _entry(run, spec, also, tokens[column] if column in tokens else None)
+                for run in members
+            ],
+            planned,
+            len(also),
+        )
+        for (row, column), members in groups.items()
     }
     grid = {
         row: [cells[row, column] if (row, column) in cells else empty for column in columns]
@@ -101,18 +111,50 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     lines += _start_lines(groups, rows, columns, planned, spec, also)
     lines += _reference_lines(groups, rows, columns, spec)
     shown = (*columns, OVERALL) if spec.overall else tuple(columns)
-    return Table(spec, shown, tuple(lines), also, tuple(seeds), groups)
+    return Table(spec, shown, tuple(lines), also, tuple(seeds), groups, tokens)
 
 
 # ---- what a run says ---------------------------------------------------------------------------
 
 
-def _entry(run: Run, spec: Spec, also: Sequence[str]) -> Entry:
-    """The run's value at the place that the spec names."""
+def _finished(run: Run) -> bool:
+    return bool(run.rows) and run.rows[-1]['step'] >= field(run, 'steps')
+
+
+def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -> dict[str, int]:
+    """The tokens that each column's runs had all sampled at their last validations."""
+    found: dict[str, int] = {}
+    for (_, column), runs in groups.items():
+        for run in runs:
+            rows = [row for row in run.rows if spec.metric in row]
+            if any('tokens' not in row for row in rows):
+                raise ValueError(f'at={EQUAL_TOKENS}: run {run.name} does not say what it sampled')
+            if rows and not run.fault and (_finished(run) or spec.unfinished == COUNT):
+                last = rows[-1]['tokens']
+                found[column] = min(last, found[column]) if column in found else last
+    return found
+
+
+def _at_tokens(rows: Sequence[Mapping[str, float]], tokens: int) -> Mapping[str, float]:
+    """The validation after so many sampled tokens, linearly between those around it.
+
+    step: of the validation before; rows that end earlier: the last one.
+    """
+    before = [row for row in rows if row['tokens'] <= tokens]
+    if len(before) == len(rows):
+        return rows[-1]
+    a, b = before[-1], rows[len(before)]
+    share = (tokens - a['tokens']) / (b['tokens'] - a['tokens'])
+    between = {name: (1 - share) * a[name] + share * b[name] for name in a if name in b}
+    return between | {'step': a['step']}
+
+
+def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None) -> Entry:
+    """The run's value at the place that the spec names; tokens: of its column, where equal."""
     seed, steps = field(run, 'seed'), field(run, 'steps')
     evaluated = [row for row in run.rows if spec.metric in row]
-    finished = bool(run.rows) and run.rows[-1]['step'] >= steps
-    if spec.at not in (LAST, BEST):
+    finished = _finished(run)
+    if spec.at not in PLACES:
         evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
         finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
     if not evaluated:
@@ -122,6 +164,8 @@ def _entry(run: Run, spec: Spec, also: Sequence[str]) -> Entry:
     if spec.at == BEST:  # the earliest of the best
         known = [r for r in evaluated if SUCCESS in r and math.isfinite(r[SUCCESS])]
         row = max(known, key=lambda r: r[SUCCESS], default=row)
+    elif tokens is not None:
+        row = _at_tokens(evaluated, tokens)
     stands = row['step'] if finished else run.rows[-1]['step']
     found = _reading(run, row, spec, also)._replace(step=stands, finished=finished)
     fault = run.fault

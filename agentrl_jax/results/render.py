@@ -7,18 +7,8 @@ import re
 from collections.abc import Sequence
 
 from agentrl_jax.records.series import SHARES
-from agentrl_jax.results.cells import (
-    BEST,
-    COUNT,
-    LAST,
-    OVERALL,
-    RESAMPLES,
-    Cell,
-    Entry,
-    Figure,
-    Spec,
-    Table,
-)
+from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
+from agentrl_jax.results.spec import BEST, COUNT, EQUAL_TOKENS, LAST, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
@@ -200,6 +190,12 @@ def notes(table: Table) -> list[str]:
         found.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, at the same step.')
     if spec.at == BEST:
         found.append('The best step was chosen on the episodes it is reported on: biased upwards.')
+    if table.tokens:
+        each = ', '.join(f'{column} {count:,}' for column, count in table.tokens.items())
+        found.append(
+            f'Sampled tokens: {each}, where the run of the column that sampled fewest ends; the '
+            'others are read there, linearly between two validations.'
+        )
     if spec.baseline:
         found.append(
             f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half; no '
@@ -255,7 +251,11 @@ def _own(column: str) -> bool:
 
 
 def _place(spec: Spec) -> str:
-    known = {LAST: 'at the last step', BEST: 'at the step of the best validation'}
+    known = {
+        LAST: 'at the last step',
+        BEST: 'at the step of the best validation',
+        EQUAL_TOKENS: 'at equal sampled tokens',
+    }
     return known[spec.at] if spec.at in known else f'at step {spec.at}'
 
 

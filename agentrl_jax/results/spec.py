@@ -12,7 +12,7 @@ from agentrl_jax.results.runs import AXES, Run
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
 METHOD = 'method'  # may stand for a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
-LAST, BEST = 'last', 'best-validation'
+LAST, BEST, EQUAL_TOKENS = PLACES = 'last', 'best-validation', 'equal-tokens'
 LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
 LISTS = ('rows', 'cols', 'also', 'pooled', 'signals')
@@ -25,7 +25,8 @@ class Spec:
     rows: tuple[str, ...]  # config fields whose values name a row
     cols: tuple[str, ...] = ()  # ... and a column
     metric: str = SUCCESS
-    at: str = LAST  # last, best-validation (the highest eval/success), or a step
+    at: str = LAST  # last, best-validation (the highest eval/success), a step, or equal-tokens:
+    # where the run of the column with the fewest sampled tokens ends, between two validations
     also: tuple[str, ...] = ('eval/valid_format',)  # metrics beside it, where runs have them
     baseline: str = ''  # label of the row that others are compared with
     where: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # runs to take
@@ -55,8 +56,8 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
     if 'where' in values:
         values['where'] = {name: split_names(x, '|') for name, x in values['where'].items()}
     spec = Spec(**values)
-    if spec.at not in (LAST, BEST) and not re.fullmatch('[0-9]{1,18}', str(spec.at)):
-        raise ValueError(f'at={spec.at} must be {LAST}, {BEST} or a step')
+    if spec.at not in PLACES and not re.fullmatch('[0-9]{1,18}', str(spec.at)):
+        raise ValueError(f'at={spec.at} must be {", ".join(PLACES)} or a step')
     if spec.unfinished not in (LEAVE_OUT, COUNT):
         raise ValueError(f'unfinished={spec.unfinished} must be {LEAVE_OUT} or {COUNT}')
     also = tuple(name for name in spec.also if name != spec.metric)
@@ -139,7 +140,7 @@ def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
         if measured and name not in measured:
             raise ValueError(f'no run has the metric {name}; there are {sorted(measured)}')
     steps = sorted({row['step'] for run in taken for row in run.rows if spec.metric in row})
-    if steps and spec.at not in (LAST, BEST) and int(spec.at) not in steps:
+    if steps and spec.at not in PLACES and int(spec.at) not in steps:
         raise ValueError(f'no run has {spec.metric} at step {spec.at}, only at {steps}')
     return taken
 
