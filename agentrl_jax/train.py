@@ -94,6 +94,7 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     )
     measured = learned | measured | {'rollout/horizon': horizon}
     measured['time/collect_s'] = collected - began
+    rollout = rollout.replace(continuations=None)  # a page shows episodes
     played = Played(rollout, episodes, streams.key(COLLECT, step), rows, advantages)
     return state, measured, sampled, played
 

@@ -60,6 +60,7 @@ class Rollout:
     episode_stop: jax.Array  # int32 [B]      EpisodeStop
     success: jax.Array  # bool [B]
     level: jax.Array  # int32 [B]      index into the environment's level pool
+    continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
 
     @property
     def healthy(self) -> jax.Array:
@@ -69,7 +70,29 @@ class Rollout:
     @property
     def returns(self) -> jax.Array:
         """float32 [B]: undiscounted sum of rewards and format penalties."""
-        return (self.rewards + self.penalties).sum(1)
+        return (self.rewards + self.penalties).sum(-1)
+
+    @property
+    def with_continuations(self) -> 'Rollout':
+        """[B (1 + F), ...]: each episode and behind it its continuations."""
+
+        def join(trunk, forked):
+            rows = jnp.concatenate([trunk[:, None], forked], axis=1)
+            return rows.reshape(-1, *trunk.shape[1:])
+
+        return jax.tree.map(join, self.replace(continuations=None), self.continuations.rollout)
+
+
+@struct.dataclass
+class Continuations:
+    """F times each episode was rewound to the start of one of its turns and played on.
+
+    They stand apart from episodes: whatever counts, filters or shows rows of a rollout sees none.
+    """
+
+    turn: jax.Array  # int32 [B, F]  turn from whose start it was played; 0 = it was not
+    rollout: Rollout  # [B, F, ...]  all that stands before that turn may be attended and nothing of
+    # it is sampled or rewarded: returns are those from that turn on; turns keep their numbers
 
 
 @struct.dataclass

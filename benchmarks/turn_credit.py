@@ -50,6 +50,16 @@ class World:
 
 
 @dataclasses.dataclass(frozen=True)
+class Continued:
+    """M times each turn of an episode was played again, and all that came behind it."""
+
+    actions: np.ndarray  # int [B, K, M]  of that turn
+    returns: jax.Array  # float32 [B, K, M]  from that turn on
+    turns: np.ndarray  # int [B, K, M]  played
+    healthy: np.ndarray  # bool [B, K, M]
+
+
+@dataclasses.dataclass(frozen=True)
 class Played:
     """Episodes of B = groups x members rows."""
 
@@ -59,6 +69,7 @@ class Played:
     outcome: jax.Array  # float32 [B]
     num_turns: jax.Array  # int32 [B]
     healthy: jax.Array  # bool [B]
+    continued: Continued | None = None
 
     @property
     def all_rewards(self) -> jax.Array:
@@ -155,16 +166,27 @@ def exact(world: World) -> tuple[np.ndarray, np.ndarray]:
     return values, np.stack(gradient)
 
 
-def play(world: World, episodes: int, rng: np.random.Generator) -> Played:
-    """Independent episodes; a faulty one is played like the others and then does not count."""
+def play(
+    world: World,
+    episodes: int,
+    rng: np.random.Generator,
+    *,
+    first: int = 0,
+    state: np.ndarray | None = None,
+) -> Played:
+    """Independent episodes; a faulty one is played like the others and then does not count.
+
+    They begin at turn `first` in the given states int [B]; rewards are those from there on.
+    """
 
     def draw(chances):  # [B, n] -> int [B]
         return (rng.random((len(chances), 1)) > np.cumsum(chances[:, :-1], 1)).sum(1)
 
-    state, live = np.zeros(episodes, int), np.ones(episodes, bool)
+    state = np.zeros(episodes, int) if state is None else state
+    live = np.ones(episodes, bool)
     found = {name: [] for name in ('states', 'actions', 'rewards')}
     outcome, num_turns = np.zeros(episodes), np.zeros(episodes, int)
-    for k in range(world.turns):
+    for k in range(first, world.turns):
         action = draw(world.policy[k][state])
         after = draw(world.move[state, action])
         ended = live & (rng.random(episodes) < world.ends[state, action])
@@ -183,6 +205,27 @@ def play(world: World, episodes: int, rng: np.random.Generator) -> Played:
         num_turns=jnp.asarray(num_turns, jnp.int32),
         healthy=jnp.asarray(rng.random(episodes) >= world.faults),
     )
+
+
+def play_on(world: World, played: Played, times: int, rng: np.random.Generator) -> Played:
+    """The episodes with `times` continuations from the start of every turn behind the first."""
+    rows, turns = played.states.shape
+    actions, returns, count, healthy = (np.zeros((rows, turns, times)) for _ in range(4))
+    for k in range(1, turns):
+        reached = np.asarray(played.num_turns) > k
+        for m in range(times):
+            fresh = play(world, rows, rng, first=k, state=played.states[:, k])
+            actions[:, k, m] = fresh.actions[:, 0]
+            returns[:, k, m] = fresh.rewards.sum(1) + fresh.outcome
+            count[:, k, m] = np.where(reached, fresh.num_turns, 0)
+            healthy[:, k, m] = np.asarray(fresh.healthy) & reached
+    continued = Continued(
+        actions=actions.astype(int),
+        returns=jnp.asarray(returns, jnp.float32),
+        turns=count.astype(int),
+        healthy=healthy.astype(bool),
+    )
+    return dataclasses.replace(played, continued=continued)
 
 
 # ---- estimators: (played, world, members) -> advantages [B, K] -----------------------------------
@@ -250,6 +293,42 @@ ESTIMATORS: Mapping[str, Callable[[Played, World, int], jax.Array]] = {
 }
 
 
+def by_continuations(
+    played: Played, world: World, members: int, *, times: int, weighted: bool
+) -> list[tuple[Played, jax.Array]]:
+    """vine with the first `times` continuations: (turns that train, their advantages [B, K])."""
+    rows, turns = played.states.shape
+    more = played.continued
+    turn = jnp.broadcast_to(jnp.repeat(jnp.arange(turns), times)[None], (rows, turns * times))
+    own, forked, count = turn_credit.against_continuations(
+        played.all_rewards,
+        played.num_turns,
+        played.healthy,
+        turn,
+        more.returns[:, :, :times].reshape(rows, -1),
+        jnp.asarray(more.healthy[:, :, :times].reshape(rows, -1)),
+        group_size=members,
+    )
+    if not weighted:
+        return [(played, own)]
+    weight, forked = 1.0 / (1 + count), forked.reshape(rows, turns, times)
+    return [(played, own * weight)] + [
+        (dataclasses.replace(played, actions=more.actions[:, :, m]), forked[:, :, m] * weight)
+        for m in range(times)
+    ]
+
+
+MOST_TIMES = 4
+FORKED: Mapping[str, tuple[int, Callable]] = {
+    f'`vine` of {times}, {train}': (
+        times,
+        functools.partial(by_continuations, times=times, weighted=train == 'weighted'),
+    )
+    for train in ('trunks', 'weighted')
+    for times in (1, 2, MOST_TIMES)
+}
+
+
 # ---- what they give ------------------------------------------------------------------------------
 
 
@@ -299,15 +378,23 @@ def quality(gradients: np.ndarray, gradient: np.ndarray, scale: float | None = N
     )
 
 
-def measure(world: World, groups: int, members: int, seed: int) -> tuple[dict[str, Quality], float]:
-    """(quality of every estimator on the same episodes, turns that a group samples)."""
-    played = play(world, groups * members, np.random.default_rng(seed))
+def measure(world: World, groups: int, members: int, seed: int) -> dict[str, tuple[Quality, float]]:
+    """(quality, turns that a group samples) of every estimator on the same episodes."""
+    rng = np.random.default_rng(seed)
+    played = play(world, groups * members, rng)
     gradient = exact(world)[1].ravel()
-    found = {}
+    found, turns = {}, float(np.mean(played.num_turns)) * members
     for name, estimator in ESTIMATORS.items():
         advantages = estimator(played, world, members)
-        found[name] = quality(group_gradients(played, advantages, world, members), gradient)
-    return found, float(np.mean(played.num_turns)) * members
+        gradients = group_gradients(played, advantages, world, members)
+        found[name] = quality(gradients, gradient), turns
+    played = play_on(world, played, MOST_TIMES, rng)
+    for name, (times, estimator) in FORKED.items():
+        parts = estimator(played, world, members)
+        gradients = sum(group_gradients(*part, world, members) for part in parts)
+        more = played.continued.turns[:, :, :times].sum((1, 2)).mean() * members
+        found[name] = quality(gradients, gradient), turns + float(more)
+    return found
 
 
 def table(rows: Mapping[str, list[str]]) -> str:
@@ -321,9 +408,9 @@ def table(rows: Mapping[str, list[str]]) -> str:
 def page(groups: int, members: int, seed: int) -> str:
     """The text of turn_credit.md."""
     measured = {name: measure(world, groups, members, seed) for name, world in WORLDS.items()}
-    bias, cost = {}, {}
-    for name in ESTIMATORS:
-        found = [(qualities[name], turns) for qualities, turns in measured.values()]
+    bias, cost, alone = {}, {}, {}
+    for name in (*ESTIMATORS, *FORKED):
+        found = [qualities[name] for qualities in measured.values()]
         biased = [one.errors > NOISE for one, _ in found]
         bias[name] = [
             f'**{one.bias:.3f}**' if off else f'{one.bias:.3f}'
@@ -333,7 +420,11 @@ def page(groups: int, members: int, seed: int) -> str:
             'biased' if off else f'{one.variance * turns:.0f}'
             for (one, turns), off in zip(found, biased, strict=True)
         ]
-    noise = [f'{qualities["`turn_grpo`"].noise:.3f}' for qualities, _ in measured.values()]
+        alone[name] = [
+            'biased' if off else f'{one.variance:.1f}'
+            for (one, _), off in zip(found, biased, strict=True)
+        ]
+    noise = [f'{qualities["`turn_grpo`"][0].noise:.3f}' for qualities in measured.values()]
     worlds = '\n'.join(
         f'- `{name}`: {world.says}, {world.turns} turns' for name, world in WORLDS.items()
     )
@@ -361,6 +452,13 @@ Variance of a group's gradient at that scaling / |gradient|^2, times the turns t
 lower is better per sampled token. Only of estimators without bias in that world.
 
 {table(cost)}
+
+## Variance of an update
+
+The same variance by itself: of one group, whatever it samples. `vine` of M plays every turn behind
+the first M times more.
+
+{table(alone)}
 """
 
 

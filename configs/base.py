@@ -192,9 +192,16 @@ def get_config() -> ml_collections.ConfigDict:
     # Discount per turn: modes gtpo and hybrid (.9), gigpo (.95), ppo with loss.estimator turn or
     # bi_level (1)
     cfg.turn_credit.turn_gamma = placeholder(float)
-    cfg.turn_credit.scale = placeholder(str)  # turn_grpo: advantages by their rms in the batch
-    # (rms) or in units of the return (none)
+    cfg.turn_credit.scale = placeholder(str)  # turn_grpo, vine: advantages by their rms in the
+    # batch (rms) or in units of the return (none)
     cfg.turn_credit.step_coef = placeholder(float)  # gigpo: weight of the step advantage (1)
+
+    cfg.fork = ml_collections.ConfigDict()  # vine: episodes are rewound and played on
+    cfg.fork.turns = placeholder(str)  # from whose starts: every (the default), ahead (one, drawn
+    # for each episode before it is played), or numbers such as 1,2; the first turn is 0
+    cfg.fork.continuations = placeholder(int)  # from each of these turns that is reached (2)
+    cfg.fork.train = placeholder(str)  # weighted (the default): the first turn of a continuation
+    # trains too, at 1 / (1 + continuations) each; trunks: only episodes train
 
     cfg.critic = ml_collections.ConfigDict()
     cfg.critic.share_backbone = False  # a value head on the policy instead of a model of its own

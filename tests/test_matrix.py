@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS, TextEnvironment
@@ -198,6 +199,8 @@ def test_one_update(algorithm, name, turns):
     """Something is learned, nothing is skipped, and a turn that ends the world has its share."""
     program, before = learner(algorithm)
     out = episodes(name, turns)
+    if algorithm == 'vine':
+        out = jax.device_get(toy.forked(out, (2, 2, 1, 1)))
     state, measured, rows, ordered = jax.device_get(program(out))
     advantages = np.empty_like(ordered)
     advantages[rows] = ordered  # dpo puts pairs side by side

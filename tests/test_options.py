@@ -101,6 +101,7 @@ FIELDS = [
     ('gigpo', {'loss.norm': 'std'}),
     ('mt_grpo', {'turn_credit.outcome': 'return'}),
     ('turn_grpo', {'turn_credit.scale': 'none'}),
+    ('vine', {'turn_credit.scale': 'none'}),
     ('mt_grpo', {'turn_credit.turn_coef': 0.5}),
     ('mt_grpo', {'turn_credit.outcome_coef': 0.5}),
     ('mt_grpo', {'turn_credit.mode': 'gtpo', 'turn_credit.turn_gamma': 0.3}),

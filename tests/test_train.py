@@ -28,7 +28,7 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.effective import effective
-from agentrl_jax.types import Demonstrations, Rollout
+from agentrl_jax.types import Continuations, Demonstrations, Rollout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -132,6 +132,7 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'filter/',
         'alarm/',
         'sampler/',
+        'fork/',
         'policy/clip_frac_dual',
         'eval/pass_at_k',
     )  # only where their options are set
@@ -321,6 +322,12 @@ def trace(cfg, *, with_rollout):
     reference = run_params.policy_of(state.params, {}) if derived.needs_reference(cfg) else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     out = abstract_rollout(rows, cfg)
+    if count := derived.continuations(cfg):
+        forked = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((rows, count, *x.shape[1:]), x.dtype), out
+        )
+        turn = jax.ShapeDtypeStruct((rows, count), jnp.int32)
+        out = out.replace(continuations=Continuations(turn=turn, rollout=forked))
     task = None
     if with_rollout or cfg.context.window:
         task = parts.build_text_task(cfg, tokenizer, 'train', mesh)

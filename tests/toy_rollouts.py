@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.types import EpisodeStop, Rollout, Scores
+from agentrl_jax.types import Continuations, EpisodeStop, Rollout, Scores
 
 VOCAB, WIDTH = 7, 4
 
@@ -50,6 +50,37 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
         level=np.zeros(rows, np.int32),
     )
     return Rollout(**jax.tree.map(jnp.asarray, fields))
+
+
+def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
+    """The rollout with a continuation from each of the turns that an episode reached.
+
+    Each plays the tokens of its episode again and earns rewards [B, F, K], random unless given.
+    faulty: (row, number) of continuations that failed.
+    """
+    turns = jnp.asarray(turns)
+    count = len(turns)
+    turn = jnp.where(turns[None] < rollout.num_turns[:, None], turns[None], 0)
+    played = turn > 0
+    out = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[:, None], count, axis=1), rollout)
+    own = out.turn >= turn[:, :, None]
+    k = jnp.arange(rollout.rewards.shape[1])[None, None]
+    mine = (k >= turn[:, :, None]) & (k < out.num_turns[:, :, None]) & played[:, :, None]
+    if rewards is None:
+        rewards = jax.random.normal(jax.random.key(seed), out.rewards.shape)
+    stop = out.episode_stop
+    for row, number in faulty:
+        stop = stop.at[row, number].set(EpisodeStop.ENV_ERROR)
+    action_mask = out.action_mask & own & played[:, :, None]
+    out = out.replace(
+        action_mask=action_mask,
+        logprobs=jnp.where(action_mask, out.logprobs, 0.0),
+        rewards=jnp.where(mine, jnp.asarray(rewards, jnp.float32), 0.0),
+        penalties=jnp.where(mine, out.penalties, 0.0),
+        num_turns=jnp.where(played, out.num_turns, 0),
+        episode_stop=stop,
+    )
+    return rollout.replace(continuations=Continuations(turn=turn, rollout=out))
 
 
 def random_rollout(seed, *, rows=8, length=14, turns=2, faulty=()):

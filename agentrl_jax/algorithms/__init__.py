@@ -3,7 +3,7 @@
 make_batch(rollout, scores, *, group_size, keep, kl_coef, kl_in_reward, ...) -> Batch
 loss(logprobs, batch, *, clip_low, clip_high, dual_clip) -> float32 [B, T], per token
 clipped(the same) -> {metric: bool [B, T]}, the tokens that the loss clips
-SETTINGS      further keywords of make_batch: fields of cfg.loss, turn_credit, evol or dpo
+SETTINGS      further keywords of make_batch: fields of cfg.loss, turn_credit, fork, evol or dpo
 DEFAULTS      {field: value}: every field of a config that it takes, with the value of its paper
 USES_CRITIC   whether scores.values are needed
 """
@@ -24,6 +24,7 @@ from agentrl_jax.algorithms import (
     reinforce_pp_baseline,
     rloo,
     turn_grpo,
+    vine,
 )
 
 ALGORITHMS = {
@@ -35,6 +36,7 @@ ALGORITHMS = {
     'reinforce_pp': reinforce_pp,
     'reinforce_pp_baseline': reinforce_pp_baseline,
     'turn_grpo': turn_grpo,
+    'vine': vine,
     'mt_grpo': mt_grpo,
     'gspo': gspo,
     'gspo_turn': gspo_turn,

@@ -52,10 +52,15 @@ def make_batch(
     rewards = rollout.rewards + rollout.penalties
     rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
     per_turn = turn_credit.against_others(rewards, rollout.num_turns, rows, group_size=group_size)
-    advantages = adv.to_tokens(per_turn, rollout.turn, mask)
+    advantages = scaled(adv.to_tokens(per_turn, rollout.turn, mask), mask, scale)
+    return common.build_batch(rollout, scores, mask, advantages)
+
+
+def scaled(advantages: jax.Array, mask: jax.Array, scale: str) -> jax.Array:
+    """Advantages [B, T] over their root mean square on the mask ('rms') or as they are ('none')."""
     if scale == 'rms':
         size = jnp.sqrt(masked_mean(advantages**2, mask))
-        advantages = jnp.where(size > adv.MIN_STD, advantages / size, 0.0)
-    elif scale != 'none':
-        raise ValueError(f'scale={scale!r} is not one of {", ".join(SCALES)}')
-    return common.build_batch(rollout, scores, mask, advantages)
+        return jnp.where(size > adv.MIN_STD, advantages / size, 0.0)
+    if scale == 'none':
+        return advantages
+    raise ValueError(f'scale={scale!r} is not one of {", ".join(SCALES)}')

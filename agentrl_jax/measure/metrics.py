@@ -44,8 +44,12 @@ METRICS = {
     'filter/group_std_max': 'Largest standard deviation of returns in a group.',
     'filter/empty': '1 for a step that kept nothing to train on and changed nothing, else 0.',
     'batch/trained_rows': 'Episodes the update trains on: healthy, and kept by the filter.',
-    'batch/trained_tokens': 'Tokens the update trains on: those sampled in these episodes.',
+    'batch/trained_tokens': 'Tokens the update trains on: those sampled in these episodes, and in '
+    'what trains of their continuations.',
     'batch/advantage_std': 'Standard deviation of the advantages over trained tokens.',
+    'fork/played': 'Continuations of an episode that were played (algorithm=vine).',
+    'fork/tokens': 'Tokens the policy sampled in the continuations of an episode.',
+    'fork/trained_rows': 'Continuations whose first turn the update trains on.',
     'policy/loss': 'Policy loss, all of its terms.',
     'policy/surrogate': 'The clipped surrogate, the first of its terms.',
     'policy/clip_frac_low': 'Share of trained tokens that the loss clipped from below.',
@@ -119,6 +123,8 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     Groups count with their healthy members: in-group spread needs two of them, the rest one.
     """
     metrics = _episode_metrics(rollout) | _group_metrics(rollout, group_size)
+    if rollout.continuations is not None:
+        metrics |= _fork_metrics(rollout)
     return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 
@@ -149,6 +155,15 @@ def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
         ),
         'rollout/env_error': jnp.mean(~healthy),
         'echo/repeated_ngrams': masked_mean(repeated, healthy & (ngrams > 0)),
+    }
+
+
+def _fork_metrics(rollout: Rollout) -> dict[str, jax.Array]:
+    played = rollout.continuations.turn > 0
+    sampled = rollout.continuations.rollout.action_mask
+    return {
+        'fork/played': masked_mean(played.sum(1), rollout.healthy),
+        'fork/tokens': masked_mean(sampled.sum((1, 2)), rollout.healthy),
     }
 
 

@@ -94,9 +94,11 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     policy = player_of(state, frozen.model)
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
-    drawn = every_level(episodes, 1, 1)
+    drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
+    if forks := parts.build_forks(cfg):
+        drawn = drawn.replace(forks=jax.eval_shape(forks, jax.random.key(0), drawn))
     collect = parts.build_collect(cfg, config, mesh, training=True)
-    played = (policy, task, sharding.with_layout(jax.tree.map(np.asarray, drawn), rows), key)
+    played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     learn = build_learn(cfg, mesh, config, task, tokenizer, txs)
     rollout = sharding.with_layout(rollout, rows)

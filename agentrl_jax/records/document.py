@@ -189,7 +189,8 @@ def of_rollout(
     episode taken, rows of cell names before turn k's answer, or None; one entry more than turns is
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
     """
-    fields = {f.name: np.asarray(getattr(rollout, f.name)) for f in dataclasses.fields(rollout)}
+    known = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout)}
+    fields = {name: np.asarray(x) for name, x in known.items() if name != 'continuations'}
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
     spread = extras['advantages'] if 'advantages' in extras else None

@@ -21,6 +21,7 @@ NAMES = {  # where the name is not the config's own in capitals
     'gspo_turn': 'GSPO by turns',
     'gigpo': 'GiGPO',
     'turn_grpo': 'Turn-GRPO',
+    'vine': 'Vine',
     'agent_evol': 'AgentEvol',
 }
 FIELDS = (  # what the rules look at

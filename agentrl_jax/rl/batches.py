@@ -25,6 +25,7 @@ class Learning:
     make_batch: Callable  # the algorithm's
     correct: Callable | None  # correct, where the sampler is not the trainer
     update: Callable  # update.update_step
+    with_continuations: bool = False  # the continuations of a rollout have rows in the batch
 
 
 def prepare(
@@ -38,8 +39,9 @@ def prepare(
 ) -> tuple[Batch, jax.Array, jax.Array, dict[str, jax.Array]]:
     """(batch, rows of the rollout int32 [b], their advantages float32 [b, T], metrics).
 
-    Where the policy saw only the last turns the batch has a row for each turn. base: demonstrations
-    that join the batch. Advantages are nan in rows that do not train.
+    Where the policy saw only the last turns the batch has a row for each turn; continuations that
+    train have theirs behind their episode's. base: demonstrations that join the batch. Advantages
+    are nan in rows that do not train.
     """
     rollout, rows, keep, factors, metrics = learning.select(rollout)
     if learning.train_on is not None:
@@ -49,25 +51,32 @@ def prepare(
         placed = learning.order(rollout.returns, usable)
         taken = (rollout, rows, keep, factors)
         rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
-    windows = None if learning.windows is None else learning.windows(rollout)
+    played = rollout.with_continuations if learning.with_continuations else rollout
+    windows = None if learning.windows is None else learning.windows(played)
     scores = learning.score(
         state.params,
         state.critic_params,
         ref_params,
-        rollout,
+        played,
         hidden_fn=fns.hidden,
         head_fn=fns.head,
         values_fn=fns.values,
         windows=windows,
     )
+    each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
     batch = learning.make_batch(rollout, scores, keep=keep, kl_coef=state.kl_coef)
     if factors is not None:
-        batch = batch.replace(advantages=batch.advantages * factors[:, None])
+        batch = batch.replace(
+            advantages=batch.advantages * jnp.repeat(factors, each, axis=0)[:, None]
+        )
     if learning.correct is not None:
-        batch, measured = learning.correct(batch, rollout.logprobs)
+        batch, measured = learning.correct(batch, played.logprobs)
         metrics |= measured
     metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
-    advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)
+    advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
+    if learning.with_continuations:
+        trained = batch.mask.any(1).reshape(-1, each).sum(0).astype(jnp.float32)
+        metrics |= {'batch/trained_rows': trained[0], 'fork/trained_rows': trained[1:].sum()}
     if windows is not None:
         batch = split_batch(batch, windows)
     if base is not None:

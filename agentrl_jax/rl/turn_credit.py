@@ -1,9 +1,9 @@
-"""Advantages of single turns without a critic: turn_grpo's, MT-GRPO's modes, GiGPO's step groups.
+"""Advantages of single turns without a critic: turn_grpo's, MT-GRPO's modes, GiGPO's, vine's.
 
 A turn is compared with what every other member of the group earned from that turn on (turn_grpo),
-with turn k of those that reached it (MT-GRPO), or with the turns of the group that saw the same
-observation (GiGPO). [B, K], 0 for turns that were not played. The bias and variance of each against
-exact gradients: benchmarks/turn_credit.md.
+with turn k of those that reached it (MT-GRPO), with the turns of the group that saw the same
+observation (GiGPO), or with others played from the very same start (vine). [B, K], 0 for turns that
+were not played. The bias and variance of each against exact gradients: benchmarks/turn_credit.md.
 """
 
 import jax
@@ -41,6 +41,58 @@ def against_others(
     to_go = adv.linear_recursion(r, jnp.ones_like(r))
     members = jnp.broadcast_to(healthy[:, None], r.shape)
     return jnp.where(reached, adv.leave_one_out(to_go, members, group_size=group_size), 0.0)
+
+
+def continued(
+    turn: jax.Array, returns: jax.Array, usable: jax.Array, *, turns: int
+) -> tuple[jax.Array, jax.Array]:
+    """(sum of the returns, number) of the continuations from the start of each turn; [B, turns].
+
+    turn, returns, usable [B, F]: where each begins, what it earned from there, whether it counts.
+    """
+    at = (turn[:, :, None] == jnp.arange(turns)[None, None]) & usable[:, :, None]
+    return jnp.where(at, returns[:, :, None], 0.0).sum(1), at.sum(1)
+
+
+def against_continuations(
+    rewards: jax.Array,
+    num_turns: jax.Array,
+    healthy: jax.Array,
+    turn: jax.Array,
+    returns: jax.Array,
+    usable: jax.Array,
+    *,
+    group_size: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What playing turn k led to, less what others that began it in the same state were led to.
+
+    Returns (advantages of the trunk's turns [B, K], of each continuation's first turn [B, F],
+    continuations of each turn int32 [B, K]). With M continuations from the start of turn k:
+      target of the trunk        r_k + mean of what was earned from the start of turn k + 1, by its
+                                 continuations and by the trunk itself
+      target of a continuation   what it earned from turn k on
+      advantage                  target less the mean target of the M others; the trunk's others
+                                 are the M continuations, so its own return is not in its baseline
+    A turn without continuations, as the first, has the group's other members as its others, a stop
+    counting as 0 (against_others).
+    """
+    reached = turns_played(num_turns, healthy, rewards.shape[1])
+    r = jnp.where(reached, rewards, 0.0)
+    to_go = adv.linear_recursion(r, jnp.ones_like(r))
+    usable = usable & healthy[:, None]
+    total, count = continued(turn, returns, usable, turns=r.shape[1])
+    start = (total + to_go) / (count + 1)
+    target = r + jnp.pad(start[:, 1:], ((0, 0), (0, 1)))
+    members = jnp.broadcast_to(healthy[:, None], r.shape)
+    alone = adv.leave_one_out(target, members, group_size=group_size)
+    own = jnp.where(count > 0, target - total / jnp.maximum(count, 1), alone)
+
+    def there(x):
+        return jnp.take_along_axis(x, turn, axis=1)
+
+    others = (there(total) - returns + there(target)) / jnp.maximum(there(count), 1)
+    forked = jnp.where(usable & (turn > 0), returns - others, 0.0)
+    return jnp.where(reached, own, 0.0), forked, count
 
 
 def turn_advantages(

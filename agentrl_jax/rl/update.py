@@ -69,10 +69,12 @@ def adapt_kl_coef(
     return kl_coef * (1.0 + error * episodes / horizon)
 
 
-def steered_kl_coef(state: TrainState, batch: Batch, target: float, horizon: float) -> jax.Array:
+def steered_kl_coef(
+    state: TrainState, batch: Batch, target: float, horizon: float, together: int
+) -> jax.Array:
     """adapt_kl_coef by the batch's mean of log pi_old - log pi_ref; unchanged if not finite."""
     kl = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
-    episodes = batch.mask.any(1).sum()
+    episodes = batch.mask.any(1)[::together].sum()
     new = adapt_kl_coef(state.kl_coef, kl, target=target, horizon=horizon, episodes=episodes)
     return jnp.where(jnp.isfinite(new), new, state.kl_coef)
 
@@ -129,6 +131,12 @@ def weigher(aggregation: str, norm_length: int | None, parts: int) -> Callable:
     return whole if parts == 1 else weights
 
 
+def trained_first(rows: jax.Array, mask: jax.Array, parts: int) -> jax.Array:
+    """Rows of a mini-batch int32 [n] so that those that train fill the first slices of _split."""
+    order = rows[jnp.argsort(~mask[rows].any(1), stable=True)]
+    return order.reshape(parts, -1).T.reshape(-1)
+
+
 def _add(a: dict, b: dict) -> dict:
     return {n: jnp.maximum(a[n], b[n]) if n in MAXIMA else a[n] + b[n] for n in a}
 
@@ -141,10 +149,12 @@ def accumulate(
     parts: int,
     sharding: NamedSharding | None,
     unit: int = 1,
+    sparse: bool = False,
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
 
-    Each `unit` rows that stand side by side stay together.
+    Each `unit` rows that stand side by side stay together. sparse: slices in which no row trains
+    are not computed.
     """
     value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
     if parts == 1:
@@ -153,10 +163,16 @@ def accumulate(
     slices = _split(rows, parts, sharding, unit)
 
     def body(carry, part):
+        if not sparse:
+            return add(carry, part), None
+        trains = part[0].mask.any()
+        return jax.lax.cond(trains, add, lambda carry, part: carry, carry, part), None
+
+    def add(carry, part):
         (loss, sums), grads = value_and_grad(params, *part)
         total, all_sums, all_grads = carry
         grads = jax.tree.map(jnp.add, all_grads, grads)
-        return (total + loss, _add(all_sums, sums), grads), None
+        return total + loss, _add(all_sums, sums), grads
 
     first = jax.tree.map(lambda x: x[0], slices)
     shapes = jax.eval_shape(value_and_grad, params, *first)
@@ -199,6 +215,7 @@ class _Settings:
     row_sharding: NamedSharding | None
     critic_warmup: int
     lr_scale: jax.Array | float
+    sparse: bool = False  # many rows do not train
 
 
 def critic_step(
@@ -247,6 +264,7 @@ def policy_step(
         parts=s.parts,
         sharding=s.row_sharding,
         unit=s.unit,
+        sparse=s.sparse,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -269,6 +287,8 @@ def one_step(
     state: TrainState, rows: jax.Array, batch: Batch, s: _Settings
 ) -> tuple[TrainState, dict]:
     """One mini-batch: the critic's optimiser step, then the policy's."""
+    if s.sparse:
+        rows = trained_first(rows, batch.mask, s.parts)
     part = jax.tree.map(lambda x: x[rows], batch)
     if s.row_sharding is not None:
         part = jax.lax.with_sharding_constraint(part, s.row_sharding)
@@ -336,6 +356,7 @@ def update_step(
     key: jax.Array | None = None,
     row_sharding: NamedSharding | None = None,
     unit: int = 1,
+    together: int = 1,
     **policy: Any,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """epochs x num_minibatches optimiser steps of num_microbatches slices each.
@@ -346,6 +367,8 @@ def update_step(
     policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
     unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
+    together: so many rows side by side are one episode with its continuations, and in one optimiser
+    step; micro-batches without a row that trains are then left out;
     microbatch_means counts the denominators of losses in each micro-batch, as references do;
     lr_scale: factor of both learning rates; policy: keywords of objective.policy_loss (loss, ...).
     """
@@ -371,9 +394,14 @@ def update_step(
         unit=unit,
         row_sharding=row_sharding,
         critic_warmup=critic_warmup,
+        sparse=together > 1,
     )
     rows = minibatch_rows(
-        key, rows=len(batch.tokens), num_minibatches=num_minibatches, epochs=epochs, unit=unit
+        key,
+        rows=len(batch.tokens),
+        num_minibatches=num_minibatches,
+        epochs=epochs,
+        unit=unit * together,
     )
     before = state.skipped
     state, steps = jax.lax.scan(lambda s, r: one_step(s, r, batch, settings), state, rows)
@@ -381,7 +409,9 @@ def update_step(
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
     if kl_target is not None:
-        state = state.replace(kl_coef=steered_kl_coef(state, batch, kl_target, kl_horizon))
+        state = state.replace(
+            kl_coef=steered_kl_coef(state, batch, kl_target, kl_horizon, together)
+        )
     return state.replace(step=state.step + 1), metrics
 
 

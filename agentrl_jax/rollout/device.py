@@ -8,6 +8,9 @@ A fixed number of slots play a longer list of episodes. The program alternates b
 Nothing leaves the device, no token is ever read twice, and rows whose turns end early do not wait
 for the longest one.
 
+Episodes may have continuations (rollout.forks): rows of the list behind the episodes, E (1 + F) in
+all, which slots take over as they take over episodes.
+
 The tokens, their cache and their random streams are rows (rollout.rows), as they are for worlds on
 hosts; here each row has a world, an answer reader and a place in the output beside it.
 """
@@ -22,8 +25,8 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import qwen2
+from agentrl_jax.rollout import forks, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout import sampling, windows
 from agentrl_jax.rollout.episodes import Episodes, empty_rollout
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
@@ -34,20 +37,21 @@ IDLE, GENERATING, WAITING = 0, 1, 2
 
 @struct.dataclass
 class Slots:
-    """State of the S slots, and the episodes written so far (E rows)."""
+    """State of the S slots, and what is written so far (N rows: E episodes and continuations)."""
 
     rows: token_rows.Rows  # S rows of tokens
-    episode: jax.Array  # int32 [S]     index of the episode being played; E = none
+    episode: jax.Array  # int32 [S]     row of `out` being played; N = none
     phase: jax.Array  # int32 [S]     IDLE, GENERATING or WAITING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
     answer: answers.AnswerState  # parser of the current turn, S rows
     world: text.Episode  # worlds, S rows
     next_episode: jax.Array  # int32 []
-    out: Rollout  # E rows
+    out: Rollout  # N rows
     decodes: jax.Array  # int32 []      decode iterations
     serves: jax.Array  # int32 []      serve iterations
     generated: jax.Array  # int32 []      tokens sampled
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
+    bank: forks.Bank | None = None  # what continuations begin from; None without them
 
 
 def decode(
@@ -114,7 +118,7 @@ def finish_turn(
     episode = slots.episode[rows]
     playing = episode < num_episodes
     source = jnp.minimum(episode, num_episodes - 1)
-    streams = episodes.world_stream[source]
+    streams = episodes.listed.world_stream[source]
     env_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, streams)
     matched = answers.matched(task.answer, parser)
     after, outcome = jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0))(
@@ -142,17 +146,22 @@ def finish_turn(
 
 
 def start_episodes(
-    slots: Slots, task: text.TextTask, rows: jax.Array, world: text.Episode, over: jax.Array
+    slots: Slots,
+    task: text.TextTask,
+    episodes: Episodes,
+    rows: jax.Array,
+    world: text.Episode,
+    over: jax.Array,
 ) -> tuple[jax.Array, text.Episode, jax.Array, jax.Array]:
     """Gives the next episodes of the list to the slots whose episode is over.
 
     Returns (episode int32 [w], world, length int32 [w], next_episode).
     """
-    num_episodes = slots.out.tokens.shape[0]
+    num_episodes, none = episodes.level.shape[0], slots.out.tokens.shape[0]
     wants = over & (rows < slots.phase.shape[0])
     candidate = slots.next_episode + jnp.cumsum(wants) - 1
     starts = wants & (candidate < num_episodes)
-    episode = jnp.where(starts, candidate, jnp.where(over, num_episodes, slots.episode[rows]))
+    episode = jnp.where(starts, candidate, jnp.where(over, none, slots.episode[rows]))
     level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
     fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
 
@@ -162,6 +171,62 @@ def start_episodes(
     world = jax.tree.map(choose, fresh, world)
     length = jnp.where(starts, task.prefix.shape[0], slots.rows.length[rows])
     return episode, world, length, slots.next_episode + starts.sum()
+
+
+def served(slots: Slots, serve_rows: int) -> jax.Array:
+    """Up to serve_rows slots, S = none: those that wait, and behind them helpers without work.
+
+    int32 [serve_rows].
+    """
+    none = slots.phase.shape[0]
+    (waiting,) = jnp.nonzero(slots.phase == WAITING, size=serve_rows, fill_value=none)
+    if slots.bank is None:
+        return waiting
+    (idle,) = jnp.nonzero(slots.phase == IDLE, size=serve_rows, fill_value=none)
+    behind = jnp.arange(serve_rows) - jnp.sum(waiting < none)
+    return jnp.where(behind < 0, waiting, idle[jnp.maximum(behind, 0)])
+
+
+def start_turns(
+    slots: Slots,
+    task: text.TextTask,
+    episodes: Episodes,
+    rows: jax.Array,
+    over: jax.Array,
+    world: text.Episode,
+    sampled_end: jax.Array,
+    *,
+    copies: bool,
+) -> tuple[Slots, jax.Array, text.Episode, jax.Array, jax.Array]:
+    """What the slots play next: their next turn, the next episode of the list or a continuation.
+
+    A slot plays the continuations of its trunk before the next episode, and helps others where the
+    list is at its end; copies: it then needs the cache of the slot it helps. Returns (slots,
+    episode int32 [w], world, length int32 [w], sampled_end bool [w]).
+    """
+    bank, free = slots.bank, over
+    if bank is not None:
+        played = slots.episode[rows]
+        bank = forks.finish(bank, episodes.forks, rows, played, over, world.turn)
+        free = over & ~forks.own_work(bank, rows)
+    episode, world, length, next_episode = start_episodes(slots, task, episodes, rows, world, free)
+    slots = slots.replace(next_episode=next_episode)
+    if bank is None:
+        return slots, episode, world, length, sampled_end
+    left = over & ~(free & (episode < slots.out.tokens.shape[0]))
+    bank, work, out, begun = forks.begin(bank, slots.out, slots.episode, episodes.forks, rows, left)
+
+    def choose(new, old):
+        which = work.begins.reshape(work.begins.shape + (1,) * (new.ndim - 1))
+        return jnp.where(which, new, old)
+
+    episode, world, length, sampled_end = jax.tree.map(
+        choose, begun, (episode, world, length, sampled_end)
+    )
+    at = jnp.where(episode < out.tokens.shape[0], rows, slots.phase.shape[0])
+    bank = forks.remember(bank, at, world, length, sampled_end)
+    cached = forks.copy_caches(slots.rows, rows, work) if copies else slots.rows
+    return slots.replace(bank=bank, out=out, rows=cached), episode, world, length, sampled_end
 
 
 def serve(
@@ -180,12 +245,22 @@ def serve(
     num_slots = slots.phase.shape[0]
     num_episodes, max_tokens = slots.out.tokens.shape
     # Padding rows point behind the last slot: gathers clamp, scatters drop.
-    rows = jnp.nonzero(slots.phase == WAITING, size=serve_rows, fill_value=num_slots)[0]
+    rows = served(slots, serve_rows)
     world, out, over, sampled_end = finish_turn(
         slots, task, episodes, key, rows, max_response=max_response
     )
     over = over | (rows == num_slots)
-    episode, world, length, next_episode = start_episodes(slots, task, rows, world, over)
+    slots, episode, world, length, sampled_end = start_turns(
+        slots.replace(out=out),
+        task,
+        episodes,
+        rows,
+        over,
+        world,
+        sampled_end,
+        copies=not window,  # else the cache holds no more than the last turns, which are read again
+    )
+    out = slots.out
     playing = episode < num_episodes
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
@@ -224,7 +299,7 @@ def serve(
     def put(into, value):
         return into.at[rows].set(value, mode='drop')
 
-    stream = episodes.token_stream[jnp.minimum(episode, num_episodes - 1)]
+    stream = episodes.listed.token_stream[jnp.minimum(episode, num_episodes - 1)]
     return slots.replace(
         rows=read.replace(length=put(read.length, length + count), stream=put(read.stream, stream)),
         episode=put(slots.episode, episode),
@@ -232,7 +307,6 @@ def serve(
         response=put(slots.response, jnp.zeros_like(count)),
         answer=jax.tree.map(put, slots.answer, answers.init_answer(task.answer, serve_rows)),
         world=jax.tree.map(put, slots.world, world),
-        next_episode=next_episode,
         out=out,
         serves=slots.serves + 1,
         overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
@@ -257,6 +331,8 @@ def collect(
     window: int = 0,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
+
+    With episodes.forks each has its continuations beside it (Rollout.continuations).
 
     window: turns that the policy sees, the current one included; 0 = the whole conversation.
 
@@ -297,7 +373,8 @@ def collect(
         stop_at_answer=stop_at_answer,
         window=window,
     )
-    return state.out, {
+    out = state.out if episodes.forks is None else forks.split(state.out, episodes.forks)
+    return out, {
         'decodes': state.decodes,
         'serves': state.serves,
         'generated': state.generated,
@@ -329,6 +406,8 @@ def play(
 
     def decoding(state):
         waiting = jnp.sum(state.phase == WAITING)
+        if state.bank is not None:
+            waiting += jnp.minimum(jnp.sum(state.phase == IDLE), jnp.sum(state.bank.pending))
         return jnp.any(state.phase == GENERATING) & (waiting < serve_rows)
 
     def decode_once(state):
@@ -362,19 +441,22 @@ def start(
     cache_tokens: int,
 ) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
-    num_episodes = episodes.level.shape[0]
-    zero = jnp.int32(0)
+    listed, zero = episodes.listed, jnp.int32(0)
+    world = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.zeros(slots, jnp.int32))
+    bank = None
+    if episodes.forks is not None:
+        bank = forks.empty_bank(world, episodes.forks, task.max_turns)
     return Slots(
         rows=token_rows.start(params, config, task.prefix, slots, cache_tokens),
-        episode=jnp.full(slots, num_episodes, jnp.int32),
+        episode=jnp.full(slots, listed.level.shape[0], jnp.int32),
         phase=jnp.full(slots, WAITING, jnp.int32),
         response=jnp.zeros(slots, jnp.int32),
         answer=answers.init_answer(task.answer, slots),
-        world=jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.zeros(slots, jnp.int32)),
+        world=world,
         next_episode=zero,
         out=empty_rollout(
             task.wording,
-            episodes.level,
+            listed.level,
             max_tokens=max_tokens,
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
@@ -383,6 +465,7 @@ def start(
         serves=zero,
         generated=zero,
         overflow=zero,
+        bank=bank,
     )
 
 

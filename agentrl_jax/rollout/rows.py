@@ -128,3 +128,19 @@ def read(
         hidden=rows.hidden.at[which].set(hidden, mode='drop'),
         context=rows.context.at[which].set(begin + count, mode='drop'),
     )
+
+
+def copy(rows: Rows, source: jax.Array, target: jax.Array, count: jax.Array) -> Rows:
+    """The cache of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
+
+    One after another, so that the cache stays in place and only as much moves as is asked for.
+    """
+
+    def one(i, cache):
+        def move(x):
+            row = jax.lax.dynamic_slice_in_dim(x, source[i], 1)
+            return jax.lax.dynamic_update_slice_in_dim(x, row, target[i], 0)
+
+        return jax.tree.map(move, cache)
+
+    return rows.replace(cache=jax.lax.fori_loop(0, count, one, rows.cache))

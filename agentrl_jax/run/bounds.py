@@ -112,6 +112,7 @@ BOUNDS: Mapping[str, Bounds] = {
     'turn_credit.outcome_coef': FINITE,
     'turn_credit.step_coef': FINITE,
     'turn_credit.turn_coef': FINITE,
+    'fork.continuations': ONE,
     'evol.base_rows': ZERO,
     'evol.iteration': ONE,
     'evol.threshold': FINITE,

@@ -184,6 +184,7 @@ def build_training(
         groups=cfg.rollout.num_groups,
         group_size=group_size,
         common=cfg.rollout.common_random_numbers,
+        forks=parts.build_forks(cfg),
     )
     information = functools.partial(
         mutual_information.information,

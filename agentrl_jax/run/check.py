@@ -6,12 +6,13 @@ A field that does not exist is refused by ml_collections itself.
 import importlib.util
 from typing import Any
 
-from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo
+from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo, vine
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
 from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit, update
+from agentrl_jax.rollout.episodes import fork_turns
 from agentrl_jax.run import bounds, derived, effective
 
 CHOICES = {
@@ -38,6 +39,7 @@ OPTIONAL_CHOICES = {  # fields without a value take the algorithm's own default
     'turn_credit.mode': turn_credit.MODES,
     'turn_credit.outcome': mt_grpo.OUTCOMES,
     'turn_credit.scale': turn_grpo.SCALES,
+    'fork.train': vine.TRAIN,
     'evol.weights': agent_evol.WEIGHTS,
 }
 WHOLE_EPISODES = ('gspo', 'dpo')  # their loss needs all tokens of an episode in one row
@@ -63,6 +65,8 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     found += curriculum.problems(grows.rounds, grows.interpolate, cfg.env.max_turns)
     if cfg.lora.rank:
         found += _impossible_adapters(cfg)
+    if cfg.fork.turns is not None:
+        found += _impossible_forks(cfg)
     # What follows divides by numbers that are at least 1.
     found = found or [
         *effective.without_effect(cfg),
@@ -99,6 +103,19 @@ def _impossible_adapters(cfg: Any) -> list[str]:
     return []
 
 
+def _impossible_forks(cfg: Any) -> list[str]:
+    if cfg.env.max_turns < 2:
+        return [
+            f'algorithm={cfg.algorithm!r} plays on from later turns than the first, and '
+            f'env.max_turns={cfg.env.max_turns} has none: set it to 2 or more'
+        ]
+    try:
+        fork_turns(cfg.fork.turns, cfg.env.max_turns)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 def _impossible_options(cfg: Any) -> list[str]:
     loss = cfg.loss
     own_critic = ALGORITHMS[cfg.algorithm].USES_CRITIC and not cfg.critic.share_backbone
@@ -111,6 +128,24 @@ def _impossible_options(cfg: Any) -> list[str]:
             cfg.algorithm == 'dpo' and loss.aggregation != 'seq_mean_token_sum',
             f'loss.aggregation={loss.aggregation!r} does not go with dpo, whose loss is a mean '
             'over pairs: leave it unset',
+        ),
+        (
+            cfg.fork.turns is not None and loss.kl_coef > 0 and loss.kl_in == 'reward',
+            f"loss.kl_in='reward' does not go with algorithm={cfg.algorithm!r}, which compares "
+            'returns of continuations: set loss.kl_in=loss',
+        ),
+        (
+            derived.trains_continuations(cfg) and loss.aggregation == 'seq_mean_token_mean',
+            f'loss.aggregation={loss.aggregation!r} would undo the weights of fork.train=weighted: '
+            'set it to token_mean',
+        ),
+        (
+            derived.trains_continuations(cfg) and cfg.parity.microbatch_means,
+            'parity.microbatch_means would undo the weights of fork.train=weighted: leave it False',
+        ),
+        (
+            cfg.fork.turns is not None and cfg.parity.loss_on != 'sampled',
+            f'parity.loss_on={cfg.parity.loss_on!r} does not go with fork.turns: set it to sampled',
         ),
         (
             bool(loss.bootstrap_truncated) and cfg.context.window > 0,

@@ -5,8 +5,15 @@ from typing import Any
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.imitation.kept import LIMITS
 from agentrl_jax.rl import curriculum
+from agentrl_jax.rollout.episodes import forks_of_each
 
-OPTION_SECTIONS = ('loss', 'turn_credit', 'evol', 'dpo')  # where options of algorithms stand
+OPTION_SECTIONS = (
+    'loss',
+    'turn_credit',
+    'fork',
+    'evol',
+    'dpo',
+)  # where options of algorithms stand
 
 
 def section(cfg: Any, name: str) -> str:
@@ -63,6 +70,22 @@ def lora_scale(cfg: Any) -> float:
 def episodes(cfg: Any) -> int:
     """Episodes of a rollout."""
     return cfg.rollout.num_groups * cfg.rollout.group_size
+
+
+def continuations(cfg: Any) -> int:
+    """Continuations that an episode of a rollout can have; 0 = it is never forked."""
+    if cfg.fork.turns is None or cfg.fork.continuations is None:
+        return 0
+    return forks_of_each(cfg.fork.turns, cfg.env.max_turns, cfg.fork.continuations)
+
+
+def trains_continuations(cfg: Any) -> bool:
+    return continuations(cfg) > 0 and cfg.fork.train == 'weighted'
+
+
+def batch_rows(cfg: Any) -> int:
+    """Rows that an episode has in an update: its own and those of continuations that train."""
+    return 1 + continuations(cfg) if trains_continuations(cfg) else 1
 
 
 def demonstrates_apart(cfg: Any) -> bool:

@@ -19,6 +19,7 @@ from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rl import update
 from agentrl_jax.rollout import device
+from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.run import derived
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.text.task import TextTask, build_task
@@ -177,6 +178,19 @@ def build_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
         sharding.shard_rows(mesh),
         has_critic=derived.needs_critic(cfg),
         shares_backbone=cfg.critic.share_backbone,
+    )
+
+
+def build_forks(cfg: Any) -> Callable | None:
+    """draw_forks of a key and the episodes of a step; None where nothing is forked."""
+    if not derived.continuations(cfg):
+        return None
+    return functools.partial(
+        draw_forks,
+        turns=cfg.fork.turns,
+        continuations=cfg.fork.continuations,
+        max_turns=cfg.env.max_turns,
+        common=cfg.rollout.common_random_numbers,
     )
 
 

@@ -119,7 +119,7 @@ def build_update(cfg: Any, mesh: Any, txs: tuple) -> Any:
     """update.update_step of a state and a batch."""
     loss, size, pairs = cfg.loss, cfg.batch, cfg.algorithm == 'dpo'
     rows = derived.kept_groups(cfg) * cfg.rollout.group_size + derived.base_rows(cfg)
-    samples = cfg.env.max_turns if cfg.context.window else 1  # of an episode
+    samples = derived.batch_rows(cfg) * (cfg.env.max_turns if cfg.context.window else 1)
     return functools.partial(
         update.update_step,
         tx=txs[0],
@@ -145,6 +145,7 @@ def build_update(cfg: Any, mesh: Any, txs: tuple) -> Any:
         kl_target=loss.kl_target or None,
         kl_horizon=loss.kl_horizon,
         row_sharding=sharding.shard_rows(mesh),
+        together=samples if derived.trains_continuations(cfg) else 1,
         **head_settings(cfg),
     )
 
@@ -170,6 +171,7 @@ def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -
         ),
         correct=correct,
         update=build_update(cfg, mesh, txs),
+        with_continuations=derived.trains_continuations(cfg),
     )
 
 

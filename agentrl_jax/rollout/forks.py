@@ -1,0 +1,175 @@
+"""Continuations: an episode that has ended is rewound to the start of earlier turns and played on.
+
+A row of the cache is only appended to, and an entry is visible only to positions behind it. So the
+state at the start of turn k is the first length_k entries of the row and the world of that moment:
+nothing of the cache has to be kept. The slot in which an episode (the trunk) was played goes back
+to turn k, where the normal path of a turn reads its prompt again and overwrites what stood there.
+
+Turns come in descending order: what was played from turn k has overwritten nothing before
+length_k, so a later continuation, from k or an earlier turn, still finds its beginning. For the
+same reason a slot without work may copy the row at any time and take over the next continuation.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.rollout import rows as token_rows
+from agentrl_jax.rollout.episodes import Forks
+from agentrl_jax.text import task as text
+from agentrl_jax.types import Continuations, Rollout
+
+
+@struct.dataclass
+class Bank:
+    """What the S slots remember of the K turn starts of their trunk, and what is left to play."""
+
+    world: text.Episode  # [S, K, ...]  the world at the start of the turn
+    length: jax.Array  # int32 [S, K]  tokens in front of the turn's prompt
+    sampled_end: jax.Array  # bool [S, K]  the turn before it ended itself
+    pending: jax.Array  # bool [S, F]  continuations of the slot's trunk that nobody has begun
+
+
+@struct.dataclass
+class Work:
+    """Continuations that w slots begin."""
+
+    begins: jax.Array  # bool [w]  whether the slot begins one
+    source: jax.Array  # int32 [w]  slot whose trunk it continues: the same, or one it copies
+    number: jax.Array  # int32 [w]  which of the trunk's continuations, in [0, F)
+
+
+def empty_bank(world: text.Episode, forks: Forks, turns: int) -> Bank:
+    """A bank that knows no turn yet; world: of S slots."""
+    slots = jax.tree.leaves(world)[0].shape[0]
+    grid = (slots, turns)
+    return Bank(
+        world=jax.tree.map(lambda x: jnp.zeros((*grid, *x.shape[1:]), x.dtype), world),
+        length=jnp.zeros(grid, jnp.int32),
+        sampled_end=jnp.zeros(grid, bool),
+        pending=jnp.zeros((slots, forks.turn.shape[1]), bool),
+    )
+
+
+def trunk_of(row: jax.Array, forks: Forks) -> jax.Array:
+    """The episode that a row of the listed episodes is, or is a continuation of."""
+    trunks, count = forks.turn.shape
+    return jnp.where(row < trunks, row, (row - trunks) // count)
+
+
+def remember(
+    bank: Bank, rows: jax.Array, world: text.Episode, length: jax.Array, sampled_end: jax.Array
+) -> Bank:
+    """Writes down the turn that slots `rows` int32 [w] are about to begin.
+
+    Continuations write too, at turns that nothing pending begins at any more.
+    """
+    at = (rows, world.turn)
+
+    def put(into, value):
+        return into.at[at].set(value, mode='drop')
+
+    return bank.replace(
+        world=jax.tree.map(put, bank.world, world),
+        length=put(bank.length, length),
+        sampled_end=put(bank.sampled_end, sampled_end),
+    )
+
+
+def finish(
+    bank: Bank,
+    forks: Forks,
+    rows: jax.Array,
+    episode: jax.Array,
+    over: jax.Array,
+    played: jax.Array,
+) -> Bank:
+    """Where a trunk has ended, those of its continuations become pending whose turn it reached.
+
+    episode int32 [w]: what the slots played; played int32 [w]: its turns.
+    """
+    trunks = forks.turn.shape[0]
+    ended = over & (episode < trunks)
+    turn = forks.turn[jnp.minimum(episode, trunks - 1)]
+    pending = (turn > 0) & (turn < played[:, None])
+    at = jnp.where(ended, rows, bank.pending.shape[0])
+    return bank.replace(pending=bank.pending.at[at].set(pending, mode='drop'))
+
+
+def own_work(bank: Bank, rows: jax.Array) -> jax.Array:
+    """bool [w]: slots with pending continuations of their own trunk."""
+    return bank.pending.at[rows].get(mode='fill', fill_value=False).any(1)
+
+
+def assign(bank: Bank, rows: jax.Array, free: jax.Array) -> tuple[Bank, Work]:
+    """Free slots begin their own next continuation or, without one, the next of another slot."""
+    slots, count = bank.pending.shape
+    own = free & own_work(bank, rows)
+    mine = jnp.argmax(bank.pending[jnp.minimum(rows, slots - 1)], axis=1)
+    pending = bank.pending.at[jnp.where(own, rows, slots), mine].set(False, mode='drop')
+    helps = free & ~own & (rows < slots)
+    (left,) = jnp.nonzero(pending.reshape(-1), size=rows.shape[0], fill_value=slots * count)
+    item = left[jnp.maximum(jnp.cumsum(helps) - 1, 0)]
+    helps &= item < slots * count
+    at = jnp.where(helps, item, slots * count)
+    pending = pending.reshape(-1).at[at].set(False, mode='drop').reshape(slots, count)
+    work = Work(
+        begins=own | helps,
+        source=jnp.where(helps, item // count, jnp.minimum(rows, slots - 1)),
+        number=jnp.where(helps, item % count, mine),
+    )
+    return bank.replace(pending=pending), work
+
+
+def copy_caches(cache_rows: token_rows.Rows, rows: jax.Array, work: Work) -> token_rows.Rows:
+    """Slots that help get the cache of the slot whose trunk they continue."""
+    helps = work.begins & (work.source != rows)
+    (which,) = jnp.nonzero(helps, size=rows.shape[0], fill_value=0)
+    return token_rows.copy(cache_rows, work.source[which], rows[which], helps.sum())
+
+
+def copy_beginning(
+    out: Rollout, row: jax.Array, trunk: jax.Array, turn: jax.Array, length: jax.Array
+) -> Rollout:
+    """What stands before `turn` in the trunk, into its continuation's row; int32 [w], row N: none.
+
+    Attended and never trained: tokens, attention_mask, turn and begin.
+    """
+    before = jnp.arange(out.tokens.shape[1])[None] < length[:, None]
+    tokens = jnp.where(before, out.tokens[trunk], out.tokens.at[row].get(mode='clip'))
+    begun = jnp.arange(out.begin.shape[1])[None] < turn[:, None]
+    return out.replace(
+        tokens=out.tokens.at[row].set(tokens, mode='drop'),
+        attention_mask=out.attention_mask.at[row].set(before, mode='drop'),
+        turn=out.turn.at[row].set(jnp.where(before, out.turn[trunk], -1), mode='drop'),
+        begin=out.begin.at[row].set(jnp.where(begun, out.begin[trunk], 0), mode='drop'),
+    )
+
+
+def begin(
+    bank: Bank, out: Rollout, episode: jax.Array, forks: Forks, rows: jax.Array, free: jax.Array
+) -> tuple[Bank, Work, Rollout, tuple[jax.Array, text.Episode, jax.Array, jax.Array]]:
+    """Gives continuations to the free ones of the slots `rows` int32 [w].
+
+    episode int32 [S]: the row of out that each slot played last. Returns (bank, work, out with the
+    continuations' beginnings, (row of out, world, length, sampled_end) where work.begins).
+    """
+    bank, work = assign(bank, rows, free)
+    trunks, count = forks.turn.shape
+    trunk = jnp.minimum(trunk_of(episode[work.source], forks), trunks - 1)
+    turn = forks.turn[trunk, work.number]
+    at = (work.source, turn)
+    length, world = bank.length[at], jax.tree.map(lambda x: x[at], bank.world)
+    row = trunks + trunk * count + work.number
+    row = jnp.where(work.begins, row, out.tokens.shape[0])
+    out = copy_beginning(out, row, trunk, turn, length)
+    return bank, work, out, (row, world, length, bank.sampled_end[at])
+
+
+def split(out: Rollout, forks: Forks) -> Rollout:
+    """The trunks int32 [E, ...] of the listed rows, with their continuations [E, F, ...]."""
+    trunks = forks.turn.shape[0]
+    rollout = jax.tree.map(lambda x: x[trunks:].reshape(*forks.turn.shape, *x.shape[1:]), out)
+    turn = jnp.where(rollout.num_turns > 0, forks.turn, 0)
+    continuations = Continuations(turn=turn, rollout=rollout)
+    return jax.tree.map(lambda x: x[:trunks], out).replace(continuations=continuations)

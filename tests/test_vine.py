@@ -1,0 +1,338 @@
+"""Vine: a turn against others from the same start; continuations are nowhere taken for episodes."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax import train
+from agentrl_jax.algorithms import turn_grpo, vine
+from agentrl_jax.measure import metrics
+from agentrl_jax.records import document, run_log
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import filtering, turn_credit, update
+from agentrl_jax.rl.masked import masked_mean
+from agentrl_jax.run import check, derived
+from benchmarks import turn_credit as bench
+
+GROUPS, MEMBERS = 20_000, 4
+
+# ---- advantages ----------------------------------------------------------------------------------
+
+
+def by_hand(healthy=(True, True), faulty=()):
+    """Two members of two turns with rewards 1 2 and 0 4; from turn 1 others earn 3 5 and 1 9."""
+    usable = np.ones((2, 2), bool)
+    for at in faulty:
+        usable[at] = False
+    return turn_credit.against_continuations(
+        jnp.array([[1.0, 2], [0, 4]]),
+        jnp.array([2, 2]),
+        jnp.asarray(healthy),
+        jnp.ones((2, 2), jnp.int32),
+        jnp.array([[3.0, 5], [1, 9]]),
+        jnp.asarray(usable),
+        group_size=2,
+    )
+
+
+def test_advantages_by_hand():
+    # turn 1 of row 0: 2 against (3 + 5) / 2; turn 0: 1 + (3 + 5 + 2) / 3 = 13/3 against 0 + 14/3
+    own, forked, count = by_hand()
+    np.testing.assert_allclose(own, [[-1 / 3, -2], [1 / 3, -1]], rtol=1e-6)
+    # its continuations: 3 against (5 + 2) / 2, 5 against (3 + 2) / 2; of row 1: 1 - 6.5, 9 - 2.5
+    np.testing.assert_allclose(forked, [[-0.5, 2.5], [-5.5, 6.5]], rtol=1e-6)
+    assert count.tolist() == [[0, 2], [0, 2]]
+
+
+def test_a_faulty_continuation_leaves_the_means_and_their_count():
+    # row 1 without its 9: turn 1 is 4 against 1, its start worth (1 + 4) / 2
+    own, forked, count = by_hand(faulty=[(1, 1)])
+    np.testing.assert_allclose(own, [[13 / 3 - 2.5, -2], [2.5 - 13 / 3, 3]], rtol=1e-6)
+    np.testing.assert_allclose(forked, [[-0.5, 2.5], [-3, 0]], rtol=1e-6)
+    assert count.tolist() == [[0, 2], [0, 1]]
+    # none is left: 4 against what the other member was led to from there, 2
+    own, forked, count = by_hand(faulty=[(1, 0), (1, 1)])
+    np.testing.assert_allclose(own[1], [4 - 13 / 3, 4 - 2], rtol=1e-6)
+    assert not forked[1].any() and count[1].tolist() == [0, 0]
+
+
+def test_a_faulty_episode_takes_its_continuations_with_it():
+    own, forked, _ = by_hand(healthy=(True, False))
+    assert not own[1].any() and not forked[1].any()
+    np.testing.assert_allclose(own[0], [0, -2])  # alone in its group at turn 0
+
+
+def test_the_plays_of_a_turn_s_start_are_a_step_group_of_mean_zero():
+    rollout = toy.forked(toy.random_rollout(1, turns=3), (2, 2, 2, 1, 1, 1))
+    own, forked, count = turn_credit.against_continuations(
+        rollout.rewards,
+        rollout.num_turns,
+        rollout.healthy,
+        rollout.continuations.turn,
+        rollout.continuations.rollout.rewards.sum(2),
+        rollout.continuations.turn > 0,
+        group_size=4,
+    )
+    for k in (1, 2):
+        at = np.asarray(rollout.continuations.turn == k)
+        total = np.asarray(own)[:, k] + np.where(at, forked, 0).sum(1)
+        np.testing.assert_allclose(total[np.asarray(count)[:, k] > 0], 0, atol=1e-5)
+
+
+def test_without_continuations_vine_is_turn_grpo():
+    rollout = toy.random_rollout(2)
+    scores = toy.scores_of(rollout)
+    wanted = turn_grpo.make_batch(rollout, scores, group_size=4)
+    plain = vine.make_batch(rollout, scores, group_size=4)
+    jax.tree.map(np.testing.assert_array_equal, plain, wanted)
+    none = toy.forked(rollout.replace(num_turns=jnp.ones(8, jnp.int32)), (1,))
+    batch = vine.make_batch(none, toy.scores_of(none.with_continuations), group_size=4)
+    one = turn_grpo.make_batch(none, scores, group_size=4)
+    np.testing.assert_allclose(batch.advantages[::2], one.advantages, atol=1e-6)
+    assert not batch.mask[1::2].any()
+
+
+def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
+    rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
+    scores = toy.scores_of(rollout.with_continuations)
+    batch = vine.make_batch(rollout, scores, group_size=4, scale='none')
+    more, turn = rollout.continuations.rollout, np.asarray(rollout.continuations.turn)
+    mask = np.asarray(batch.mask).reshape(8, 5, -1)
+    own = np.asarray(rollout.action_mask & rollout.healthy[:, None])
+    np.testing.assert_array_equal(mask[:, 0], own)
+    first = np.asarray(more.action_mask) & (np.asarray(more.turn) == turn[:, :, None])
+    first &= (turn > 0)[:, :, None] & np.asarray(rollout.healthy)[:, None, None]
+    np.testing.assert_array_equal(mask[:, 1:], first)
+    assert first.any() and not mask[5].any()
+    unweighted = vine.make_batch(
+        rollout, toy.scores_of(rollout), group_size=4, scale='none', train='trunks'
+    )
+    weight = np.where(np.asarray(rollout.turn) == 0, 1.0, 1 / 3)
+    trunks = np.asarray(batch.advantages).reshape(8, 5, -1)[:, 0]
+    np.testing.assert_allclose(trunks, np.asarray(unweighted.advantages) * weight, rtol=1e-6)
+    scaled = vine.make_batch(rollout, scores, group_size=4)
+    assert masked_mean(scaled.advantages**2, scaled.mask) == pytest.approx(1, rel=1e-4)
+
+
+def test_what_vine_cannot_do_is_refused():
+    rollout = toy.forked(toy.random_rollout(3), (1,))
+    make = functools.partial(vine.make_batch, rollout, toy.scores_of(rollout), group_size=4)
+    with pytest.raises(ValueError, match='loss.kl_in=loss'):
+        make(kl_in_reward=True, kl_coef=0.1)
+    with pytest.raises(ValueError, match="train='all' is not one of weighted, trunks"):
+        make(train='all')
+
+
+# ---- bias ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def played(name):
+    world, rng = bench.WORLDS[name], np.random.default_rng(0)
+    return bench.play_on(world, bench.play(world, GROUPS * MEMBERS, rng), 2, rng)
+
+
+def quality(name, parts):
+    world = bench.WORLDS[name]
+    gradients = sum(bench.group_gradients(*part, world, MEMBERS) for part in parts)
+    return bench.quality(gradients, bench.exact(world)[1].ravel())
+
+
+def estimate(name, times, weighted):
+    return bench.by_continuations(
+        played(name), bench.WORLDS[name], MEMBERS, times=times, weighted=weighted
+    )
+
+
+@pytest.mark.parametrize('times, weighted', [(1, False), (2, True)])
+@pytest.mark.parametrize('name', ['lookups', 'bonuses', 'faults'])
+def test_vine_has_no_bias(name, times, weighted):
+    found = quality(name, estimate(name, times, weighted))
+    assert found.errors < bench.NOISE and found.bias < 2.5 * found.noise
+    if not bench.WORLDS[name].faults:
+        assert found.scale == pytest.approx(1, abs=0.1)
+
+
+def test_without_weights_late_turns_count_too_much():
+    parts = estimate('bonuses', 2, True)
+    own = estimate('bonuses', 2, False)[0][1]
+    late = [
+        (part, advantages * jnp.where(jnp.arange(4)[None] > 0, 3.0, 1.0))
+        for part, advantages in parts[1:]
+    ]
+    found = quality('bonuses', [(parts[0][0], own), *late])
+    assert found.errors > 2 * bench.NOISE and found.bias > 0.1
+
+
+def test_the_own_return_in_its_baseline_is_a_bias():
+    """As the mean of all 1 + M plays would have it."""
+    one, more = played('bonuses'), played('bonuses').continued
+    own = estimate('bonuses', 1, False)[0][1]
+    to_go = adv.linear_recursion(one.all_rewards, jnp.ones_like(one.all_rewards))
+    mixed = own + jnp.where(more.healthy[:, :, 0], (more.returns[:, :, 0] - to_go) / 2, 0.0)
+    found = quality('bonuses', [(one, mixed)])
+    assert found.errors > 2 * bench.NOISE and found.bias > 0.05
+
+
+def test_continuations_lessen_the_variance_of_an_update():
+    alone = bench.by_others(played('bonuses'), bench.WORLDS['bonuses'], MEMBERS)
+    before = quality('bonuses', [(played('bonuses'), alone)]).variance
+    trunks, weighted = (quality('bonuses', estimate('bonuses', 2, w)).variance for w in (0, 1))
+    assert weighted < 0.8 * trunks and weighted < 0.8 * before
+
+
+# ---- continuations are no episodes ---------------------------------------------------------------
+
+
+def test_metrics_filters_and_pages_see_episodes_alone():
+    """Continuations of wild returns change no number that is about episodes."""
+    plain = toy.random_rollout(4, turns=3)
+    rollout = toy.forked(plain, (2, 1), rewards=np.full((8, 2, 3), 1e6), faulty=[(0, 0)])
+    before = metrics.rollout_metrics(plain, 4)
+    after = metrics.rollout_metrics(rollout, 4)
+    assert {name: float(after[name]) for name in before} == {n: float(x) for n, x in before.items()}
+    assert set(after) - set(before) == {'fork/played', 'fork/tokens'} <= set(metrics.METRICS)
+    played = int((np.asarray(rollout.continuations.turn) > 0).sum())
+    assert float(after['fork/played']) == pytest.approx(played / 8)
+    for rule in ('all', 'varied', 'within_group'):
+        keep = dict(keep=2) if rule == 'within_group' else {}
+        keep_rows = functools.partial(filtering.keep_rows, group_size=4, rule=rule, **keep)
+        jax.tree.map(np.testing.assert_array_equal, keep_rows(rollout), keep_rows(plain))
+    tokenizer = type('Bytes', (), {'token_bytes': lambda self: [b'a'] * toy.VOCAB})()
+    tokenizer.eos_ids = ()
+    pages = [
+        document.of_rollout(jax.device_get(out), tokenizer, 'toy', ['left'], group_size=4)
+        for out in (rollout, plain)
+    ]
+    assert pages[0] == pages[1]
+
+
+def test_kept_groups_keep_their_continuations():
+    rollout = toy.forked(toy.random_rollout(5, turns=3), (2, 1))
+    keep = functools.partial(filtering.keep_rows, group_size=4, rule='top_k', keep=1)
+    out, rows, *_ = filtering.select(rollout, keep_fn=keep, group_size=4, order='compact', count=4)
+    want = jax.tree.map(lambda x: x[rows], rollout.continuations)
+    jax.tree.map(np.testing.assert_array_equal, out.continuations, want)
+
+
+# ---- optimiser steps -----------------------------------------------------------------------------
+
+
+def test_rows_that_train_fill_the_first_micro_batches():
+    mask = jnp.zeros((12, 2), bool).at[jnp.array([1, 4, 5, 9, 10]), 0].set(True)
+    rows = update.trained_first(jnp.arange(12), mask, 4)
+    parts = update._split(mask[rows].any(1), 4, None)
+    assert parts.sum(1).tolist() == [3, 2, 0, 0]
+    assert sorted(rows.tolist()) == list(range(12))
+
+
+def test_leaving_empty_micro_batches_out_changes_no_gradient():
+    def loss(params, batch, weights):
+        per_row = jnp.where(batch.mask.any(1), batch.tokens @ params, 0.0)
+        return (per_row * weights).sum(), {'policy/ratio_max': per_row.max()}
+
+    @dataclasses.dataclass
+    class Rows:
+        mask: jax.Array
+        tokens: jax.Array
+
+    jax.tree_util.register_dataclass(Rows, ['mask', 'tokens'], [])
+    mask = jnp.zeros((8, 3), bool).at[jnp.array([0, 4, 1]), 0].set(True)
+    rows = Rows(mask, jax.random.normal(jax.random.key(0), (8, 3)))
+    run = functools.partial(
+        update.accumulate,
+        loss,
+        jnp.arange(3.0) + 1,
+        (rows, jnp.arange(8.0) / 8),
+        parts=4,
+        sharding=None,
+    )
+    jax.tree.map(np.testing.assert_array_equal, run(sparse=True), run(sparse=False))
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
+
+
+def test_a_config_names_the_turns_and_says_what_is_wrong():
+    cfg = micro_runs.config('frozen_lake', **VINE)
+    assert (cfg.fork.turns, cfg.fork.continuations, cfg.fork.train) == ('every', 2, 'weighted')
+    assert derived.continuations(cfg) == 4 and derived.batch_rows(cfg) == 5
+    refused = [
+        (
+            {'fork.turns': '3'},
+            "fork.turns='3' must be every, ahead, or different turns from 1 to 2",
+        ),
+        ({'env.max_turns': 1}, 'has none: set it to 2 or more'),
+        ({'fork.train': 'all'}, "fork.train='all' is not one of weighted, trunks"),
+        ({'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'set loss.kl_in=loss'),
+        ({'loss.aggregation': 'seq_mean_token_mean'}, 'would undo the weights'),
+        ({'parity.microbatch_means': True}, 'would undo the weights'),
+        ({'parity.loss_on': 'all'}, 'does not go with fork.turns'),
+        ({'algorithm': 'grpo', 'fork.turns': 'every'}, 'has no effect on .*grpo.*, only on vine'),
+    ]
+    for changes, words in refused:
+        with pytest.raises(ValueError, match=words):
+            check.check(micro_runs.plain('frozen_lake', **VINE | changes))
+
+
+RUNS = {
+    'every turn': {'curriculum.rounds': (2, 3), 'curriculum.stage_steps': 2, 'batch.shuffle': True},
+    'a window and one turn drawn ahead': {
+        'context.window': 1,
+        'fork.turns': 'ahead',
+        'fork.continuations': 3,
+        'loss.kl_coef': 0.1,
+        'filter.rule': 'varied',
+        'filter.refill': 1,
+    },
+}
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    @functools.cache
+    def run(name):
+        cloned = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
+        cfg = micro_runs.config('frozen_lake', **VINE | cloned | RUNS[name])
+        workdir = tmp_path_factory.mktemp('vine')
+        assert train.train(cfg, str(workdir)) == 0
+        return cfg, workdir, run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+    return run
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_a_run_trains_on_what_it_sampled_and_compiles_once(finished, name):
+    cfg, workdir, rows = finished(name)
+    for row in rows[:-1]:
+        assert set(row) - {'step', 'time_s'} <= set(metrics.METRICS)
+        assert row['sampler/logprob_gap'] <= 1e-5 and row['policy/grad_norm'] > 0
+        assert row['batch/trained_rows'] <= 16 and row['perf/recompiles'] == 0
+        assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
+    page = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
+    assert page['totals']['episodes'] == 16
+
+
+def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, tmp_path):
+    cfg, workdir, rows = finished('every turn')
+    for steps in (2, 3):
+        resumed = cfg.copy_and_resolve_references()
+        resumed.steps = steps
+        assert train.train(resumed, str(tmp_path)) == 0
+    again = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    plain = micro_runs.without_times(again)
+    wanted = micro_runs.without_times(rows)
+    assert [row for row in plain if row['step'] in (0, 1, 3)] == [
+        row for row in wanted if row['step'] in (0, 1, 3)
+    ]
+    one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
