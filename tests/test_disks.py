@@ -1,6 +1,7 @@
 """Full, slow, read-only and limited disks: one sentence, and the same command goes on."""
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -74,6 +75,19 @@ def test_a_slow_disk_does_not_stop_training_until_the_next_save(tmp_path, monkey
     assert checkpoint.steps(opened.directory) == [1]
     checkpoint.close(opened)
     assert checkpoint.steps(opened.directory) == [1, 2]
+
+
+def test_a_clock_that_is_set_while_a_checkpoint_is_written_spoils_nothing(tmp_path, monkeypatch):
+    """Orbax asked the time of day whether it had waited for 20 minutes, and gave up."""
+    tell = time.time
+    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
+    for step, jump in enumerate(range(0, 80, 5)):  # set a day forward at that look at the clock
+        looks = itertools.count()
+        monkeypatch.setattr(time, 'time', lambda: tell() + 86400 * (next(looks) >= jump))  # noqa: B023
+        checkpoint.save(opened, step, {'w': jnp.ones(9)}, {})
+        checkpoint.wait(opened)
+    assert next(looks) > 20  # otherwise another clock is asked, and the test shows nothing
+    assert checkpoint.latest_step(opened) == step
 
 
 FAILING = """

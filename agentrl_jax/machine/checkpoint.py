@@ -35,6 +35,9 @@ MARK = '_CHECKPOINT_METADATA'  # Orbax's file about a whole step, `extra` includ
 CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'arrays', 'files', 'metrics'}
 HAS_CONTENTS = 'has_contents'  # beside `extra`; checkpoints of older versions have none
 NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # ends of folders that are no steps
+PATIENCE_S = 1200  # for Orbax to write a step
+# Orbax counts its own patience in times of day: where the clock is set meanwhile, a save fails.
+UNTIMED = ocp.options.AsyncOptions(timeout_secs=None, create_directories_asynchronously=False)
 LAID_OUT_OTHERWISE = (OSError, ValueError, KeyError, TypeError)  # Orbax met what it did not write
 
 
@@ -116,9 +119,10 @@ def save(
     beside = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
     new = ckpts.directory / f'{step}{NEW}'
     try:
-        response = ocp.save_checkpointables_async(
-            new, {STATE: state}, overwrite=True, custom_metadata=beside
-        )
+        with ocp.Context(async_options=UNTIMED):
+            response = ocp.save_checkpointables_async(
+                new, {STATE: state}, overwrite=True, custom_metadata=beside
+            )
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory, need) from error
     ckpts.writing, ckpts.need = (
@@ -137,7 +141,7 @@ def _complete(
 
     The response must be asked for its result, for that is what closes its thread and descriptors.
     """
-    response.result()
+    response.result(PATIENCE_S)
     if jax.process_index():
         return
     # Reading also brings every file to the disk: an emptied one after a power loss was the most
