@@ -77,6 +77,11 @@ sys.exit(runtime.EXIT_PREEMPTED)
 """
 
 
+JOIN = """
+from agentrl_jax.machine import processes
+processes.initialize_distributed('localhost:1', 2, 1, timeout_s=1)
+"""
+
 TRAIN_ALONE = """
 try:
     with runtime.only_training(workdir):
@@ -184,6 +189,20 @@ def test_two_processes_are_refused_where_two_others_train(tmp_path):
             process.communicate()
     assert f'is in use by a training (process {first[0].pid} on ' in said[0]
     assert 'is in use by another training, says process 0' in said[1]
+
+
+def test_a_process_says_whom_it_waits_for_and_ends_when_they_do_not_come():
+    """It was silent for five minutes, and jax then wrote of a task that died."""
+    done = subprocess.run(
+        [sys.executable, '-c', JOIN],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode not in (0, runtime.EXIT_PREEMPTED)
+    waits = 'process 1 of 2 waits for the others at localhost:1, for 1 s at most\n'
+    assert done.stderr.startswith(waits), done.stderr
 
 
 def ended_without(process: subprocess.Popen, *, within_s: float) -> str:

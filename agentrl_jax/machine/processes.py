@@ -59,6 +59,12 @@ def initialize_distributed(
         )
     if not 0 <= process_id < num_processes:
         raise ValueError(f'process_id={process_id} must be in 0..{num_processes - 1}')
+    print(  # for jax aborts one that has waited in vain, and says that another one died
+        f'process {process_id} of {num_processes} waits for the others at {coordinator}, for '
+        f'{timeout_s} s at most',
+        file=sys.stderr,
+        flush=True,
+    )
     jax.distributed.initialize(coordinator, num_processes, process_id, **patience)
 
 
