@@ -42,18 +42,10 @@ KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SI
 BLOWS = ((KILL,), (KILL,), (KILL,), (TERM,), (INT,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
 PAIR_BLOWS = ((KILL,), (KILL,), (TERM,), (STOP,))
 OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that was asked to stop
+ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # so that some succeed
 OWN = {  # what an algorithm needs or refuses of the micro run
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
-    'dpo': {
-        'loss.kl_target': 0.0,
-        'loss.kl_coef': 0.0,
-        'filter.keep': 1.0,
-        'clone.episodes': 128,  # of play at random: it needs answers of which some are better
-        'clone.oracle': 0.0,
-        'clone.steps': 60,
-        'clone.batch': 32,
-        'clone.lr': 1e-2,
-    },
+    'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
 }
 SWEEP, PAIR, CLOCK, SLOW, FULL = 'sweep', 'pair', 'clock', 'slow', 'full'  # other rounds
 DISK = 'size=24m'  # of which a run takes half
@@ -82,7 +74,7 @@ runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
 
 
 def overrides(algorithm: str) -> dict:
-    return {'algorithm': algorithm} | OWN.get(algorithm, {})
+    return ALL | {'algorithm': algorithm} | OWN.get(algorithm, {})
 
 
 def config_of(algorithm: str):
