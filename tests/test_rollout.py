@@ -320,7 +320,7 @@ def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
     for limit in (1, 2):
         cut = task.replace(turn_limit=jnp.int32(limit))
         out, _ = tiny.play('frozen_lake', params, KEY, task_=cut, temperature=1.0)
-        assert program._cache_size() == before == 1
+        assert program._cache_size() == before > 0
         np.testing.assert_array_equal(out.num_turns, np.minimum(whole.num_turns, limit))
         kept = (whole.turn < limit) & (whole.turn >= 0)
         np.testing.assert_array_equal(out.attention_mask, kept)
