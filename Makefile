@@ -13,7 +13,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos test-reference bench-tunix tables lint clean python-version
+.PHONY: help demo check test chaos test-reference test-openenv bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -53,6 +53,15 @@ test-reference: | python-version
 	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos, trl.trainer.dpo_trainer"
 	.venv-reference/bin/python -m pytest tests/test_against_verl.py tests/test_dpo.py
 
+# In an environment of its own too: OpenEnv needs 35 packages more. Without them its test skips.
+test-openenv: | python-version
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
+	.venv-openenv/bin/python -m pip install --disable-pip-version-check --no-deps \
+	  -r requirements-openenv.txt
+	.venv-openenv/bin/python -c "import openenv.core.env_server.http_server"
+	.venv-openenv/bin/python -m pytest tests/test_hosts_openenv.py
+
 # In an environment of its own too: Tunix wants an older safetensors than ours.
 bench-tunix: | python-version
 	$(PYTHON) -m venv .venv-tunix
@@ -64,7 +73,7 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-reference .venv-tunix build *.egg-info
+	rm -rf $(VENV) .venv-reference .venv-openenv .venv-tunix build *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.

@@ -1,0 +1,1 @@
+"""Worlds on hosts: servers, simulators and Python objects behind one small face."""

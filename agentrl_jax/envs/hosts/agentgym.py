@@ -1,0 +1,375 @@
+"""A world behind a server that speaks AgentGym's protocol (arXiv:2406.04151, 2509.08755).
+
+One class for all of AgentGym's environments; what is peculiar to each is a row of ENVIRONMENTS.
+Servers are started by their own packages, or by `python -m agentrl_jax.serve`, which says a little
+more: the turn, the item and success come back too, and are checked.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from agentrl_jax.envs.hosts import sciworld, textcraft
+from agentrl_jax.envs.hosts.answers import READERS, Unreadable
+from agentrl_jax.envs.hosts.connection import Connection, number_of, text_of, truth_of
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+
+ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
+CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; the lease of a world that stays open ends
+MOST_LEFT = 1000  # worlds of a server that are remembered for closing
+
+
+@dataclasses.dataclass(frozen=True)
+class Quirks:
+    """How an environment's server and client differ from the others'. Defaults: TextCraft's."""
+
+    reader: str = 'only_action'  # of answers.READERS
+    instruction: str = ''  # AgentGym's words, where this package knows them
+    accepted: str = ACCEPTED  # the answer to it that a conversation begins with
+    prefix: str = ''  # of paths
+    create: dict | None = None  # body of /create
+    id: str = 'id'  # field of the world's number
+    created: str = 'id'  # where /create tells it; '': its answer is the number
+    item: str = 'data_idx'  # field of /reset
+    reset: dict = dataclasses.field(default_factory=dict)  # other fields of it
+    first: Callable[[Any], Any] = lambda reply: reply['observation']  # text of /reset's answer
+    look: str = ''  # or of what this GET answers
+    text: str = 'observation'  # fields of /step's answer
+    reward: str = 'reward'
+    done: str = 'done'
+    running: bool = False  # the reward is a score so far: steps get its differences
+    last_only: bool = False  # a reward counts only with the last step
+    bounds: tuple[float, float] = (-1e6, 1e6)  # of what stands in the reward's field
+    solved_above: float = 0.99  # sum of rewards; AgentEvol's thresholds where it has one
+    faults: tuple[str, ...] = ()  # texts of 200s that are none
+    closes: bool = True  # /close exists
+    deterministic: bool = True
+    rounds: int = 30  # turns an episode may have in AgentGym-RL's scripts
+
+
+def _joined(*names: str) -> Callable[[Any], str]:
+    return lambda reply: '\n'.join(reply[name] for name in names)
+
+
+def _alfworld_first(reply: Any) -> str:
+    return f'{reply["observation"]}\nAVAILABLE ACTIONS: {",".join(reply["available_actions"])}'
+
+
+def _itself(reply: Any) -> Any:
+    return reply
+
+
+SEARCHQA = (
+    'You must always reason inside <think>...</think> first; if you lack knowledge, issue a '
+    '<search>...</search> and then stop; do not generate <information> or <answer> yet; wait for '
+    'external input between <information>...</information> before continuing; resume only when new '
+    '<information> is given; do not skip steps or anticipate answers early.'
+)
+_TOOL = Quirks(
+    reader='whole',
+    accepted='Ok.',
+    create={'id': 0},
+    id='env_idx',
+    created='',
+    item='id',
+    first=_itself,
+    closes=False,
+    deterministic=False,
+    rounds=15,
+)
+_WEB = dataclasses.replace(_TOOL, create=None, item='session_id', look='observation', text='state')
+ENVIRONMENTS = {
+    'textcraft': Quirks(instruction=textcraft.AGENTGYM_PROMPT, create={}, bounds=(0, 1), rounds=30),
+    'sciworld': Quirks(
+        reader='last_action',
+        instruction=sciworld.AGENTGYM_PROMPT,
+        first=_joined('task_description', 'observation'),
+        reward='score',
+        running=True,
+        bounds=(-100, 100),
+        solved_above=99,
+        rounds=20,
+    ),
+    # Its score adds up again and again after a late success, so nothing bounds it.
+    'babyai': Quirks(reward='score', running=True, solved_above=0, rounds=20),
+    'searchqa': dataclasses.replace(
+        _TOOL, instruction=SEARCHQA, bounds=(0, 1), closes=True, deterministic=True, rounds=5
+    ),
+    'webarena': Quirks(
+        reader='with_backticks',
+        accepted='Ok.',
+        id='env_idx',
+        created='env_idx',
+        item='idx',
+        reset={'seed': 0},
+        look='observation',
+        first=_itself,
+        done='terminated',
+        last_only=True,
+        faults=('TimeoutError',),
+        deterministic=False,
+        rounds=15,
+    ),
+    'webshop': dataclasses.replace(_WEB, reader='last_action', rounds=10),
+    'sqlgym': dataclasses.replace(_WEB, reader='sql_block', item='item_id', rounds=1),
+    'alfworld': Quirks(
+        reader='last_action',
+        item='game',
+        reset={'world_type': 'Text'},
+        first=_alfworld_first,
+        closes=False,
+        rounds=30,
+    ),
+    'maze': Quirks(reader='first_action', prefix='maze/', item='game', closes=False, rounds=15),
+    'wordle': Quirks(
+        reader='first_action',
+        prefix='wordle/',
+        item='seed',
+        look='filtered_vocab',
+        first='\n'.join,
+        closes=False,
+        rounds=8,
+    ),
+    'weather': dataclasses.replace(_TOOL, solved_above=0, rounds=10),
+    'movie': dataclasses.replace(_TOOL, rounds=12),
+    'academia': dataclasses.replace(_TOOL, rounds=12),
+    'todo': _TOOL,
+    'sheet': _TOOL,
+}
+
+
+class Servers:
+    """Servers of one environment: worlds go where there is room and health; for all threads."""
+
+    def __init__(self, urls: Sequence[str], *, rest_s: float = 10.0):
+        """rest_s: how long a server is passed over that did not answer or had no room."""
+        if not urls or len(set(urls)) != len(urls):
+            raise ValueError(f'{list(urls)} must be one or more addresses, each once')
+        self.rest_s = rest_s
+        self._open = dict.fromkeys(urls, 0)  # worlds there
+        self._rests_until = dict.fromkeys(urls, 0.0)
+        self._left: dict[str, list[tuple[dict, int]]] = {url: [] for url in urls}
+        self._lock = threading.Lock()
+
+    def candidates(self) -> list[str]:
+        """Those with the fewest worlds first; the ones that rest come last."""
+        now = time.monotonic()
+        with self._lock:
+            return sorted(
+                self._open, key=lambda url: (self._rests_until[url] > now, self._open[url])
+            )
+
+    def opened(self, url: str) -> None:
+        with self._lock:
+            self._open[url] += 1
+
+    def closed(self, url: str) -> None:
+        with self._lock:
+            self._open[url] -= 1
+
+    def failed(self, url: str) -> None:
+        with self._lock:
+            self._rests_until[url] = time.monotonic() + self.rest_s
+
+    def left(self, url: str, body: dict, tries: int = CLOSE_TRIES) -> None:
+        """A world that could not be closed: whoever opens one there next tries it again."""
+        with self._lock:
+            if tries:
+                self._left[url] = [*self._left[url][-MOST_LEFT:], (body, tries - 1)]
+
+    def take_left(self, url: str) -> list[tuple[dict, int]]:
+        with self._lock:
+            left, self._left[url] = self._left[url], []
+            return left
+
+
+class AgentGym:
+    """One world on one of some servers; opened by the first reset, kept until it fails."""
+
+    def __init__(
+        self,
+        env: str,
+        servers: Servers,
+        *,
+        instruction: str = '',  # '': AgentGym's
+        token: str = '',
+        timeout_s: float = 60.0,  # of one call
+        most_bytes: int = 2**20,  # of one answer
+        quirks: Quirks | None = None,  # of an environment that is not in ENVIRONMENTS
+    ):
+        if quirks is None and env not in ENVIRONMENTS:
+            raise ValueError(f'{env!r} is none of AgentGym: {", ".join(ENVIRONMENTS)}')
+        self.env, self.servers = env, servers
+        self.quirks = ENVIRONMENTS[env] if quirks is None else quirks
+        self.instruction = instruction or self.quirks.instruction
+        self.deterministic = self.quirks.deterministic
+        self._settings = dict(token=token, timeout_s=timeout_s, most_bytes=most_bytes)
+        self._read = READERS[self.quirks.reader]
+        self._server: Connection | None = None
+        self._id: int | None = None
+        self._failed = False
+        self._turn, self._score, self._total = 0, 0.0, 0.0
+
+    def reset(self, item: int) -> str:
+        if self._failed:
+            self.close()
+        if self._server is None:
+            self._open()
+        self._turn, self._score, self._total = 0, 0.0, 0.0
+        with self._tried():
+            reply = self._call('reset', {self.quirks.item: item, **self.quirks.reset})
+            self._check('reset', reply, {self.quirks.item: item})
+            if self.quirks.look:
+                reply = self._call(f'{self.quirks.look}?{self.quirks.id}={self._id}')
+            try:
+                text = self.quirks.first(reply)
+            except (KeyError, TypeError) as error:
+                raise WorldError(f'reset: {error!r} in {reply!r:.200}') from error
+            return self._text('reset', text)
+
+    def step(self, action: str) -> Reply:
+        try:
+            action = self._read(action)
+        except Unreadable as shown:
+            return Reply(str(shown), success=False)
+        if self._server is None or self._failed:
+            raise WorldError('step: the world has failed or was never reset')
+        with self._tried():
+            reply = self._call('step', {'action': action})
+            self._turn += 1
+            self._check('step', reply, {'turn': self._turn})
+            return self._reply(reply)
+
+    def _reply(self, reply: Any) -> Reply:
+        names = (self.quirks.text, self.quirks.reward, self.quirks.done)
+        if not isinstance(reply, dict) or not reply.keys() >= {*names}:
+            raise WorldError(f'step: no {", ".join(names)} in {reply!r:.200}')
+        text, reward, done = (reply[name] for name in names)
+        done = truth_of(done, 'step')
+        reward = number_of(reward, self.quirks.bounds, 'step')
+        if self.quirks.running:
+            reward, self._score = reward - self._score, reward
+        if self.quirks.last_only and not done:
+            reward = 0.0
+        self._total += reward
+        success = self._total > self.quirks.solved_above
+        if 'success' in reply and reply['success'] is not None:
+            success = truth_of(reply['success'], 'step')
+        return Reply(self._text('step', text), reward=reward, done=done, success=success)
+
+    def close(self) -> None:
+        if self._server is None:
+            return
+        server, self._server, self._failed = self._server, None, False
+        self.servers.closed(server.url)
+        with contextlib.closing(server):
+            self._close(server, {self.quirks.id: self._id}, CLOSE_TRIES)
+
+    def _close(self, server: Connection, body: dict, tries: int) -> None:
+        if self.quirks.closes:
+            try:
+                server.post(f'{self.quirks.prefix}close', body, timeout_s=CLOSE_S)
+            except WorldError:
+                self.servers.left(server.url, body, tries)
+
+    def _open(self) -> None:
+        """Creates the world on the first server that has room."""
+        downs: list[str] = []
+        for url in self.servers.candidates():
+            server = Connection(url, **self._settings)
+            try:
+                self._server, self._id = server, self._created(server)
+            except WorldDown as down:
+                self.servers.failed(url)
+                downs.append(str(down))
+            except WorldError:
+                self.servers.failed(url)
+                raise
+            else:
+                self.servers.opened(url)
+                return
+            finally:
+                if self._server is None:
+                    server.close()
+        raise WorldDown('; '.join(downs))
+
+    def _created(self, server: Connection) -> int:
+        for body, tries in self.servers.take_left(server.url):
+            self._close(server, body, tries)
+        key = secrets.token_hex(8)  # our servers find the world by it where their answer got lost
+        try:
+            made = server.post(
+                f'{self.quirks.prefix}create',
+                self.quirks.create,
+                headers={'X-World-Key': key},
+            )
+            field = self.quirks.created
+            number = made[field] if field and isinstance(made, dict) and field in made else made
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise WorldError(f'{server.url} create: no number of a world in {made!r:.200}')
+            if isinstance(made, dict) and 'key' in made and made['key'] != key:
+                raise WorldError(f'{server.url} create: the world of another client')
+        except WorldDown:
+            raise
+        except WorldError:
+            self.servers.left(server.url, {'key': key})
+            raise
+        return number
+
+    @contextlib.contextmanager
+    def _tried(self) -> Iterator[None]:
+        """After a fault nobody knows what the server has done: the world is not used again."""
+        try:
+            yield
+        except WorldDown:
+            self.servers.failed(self._server.url)
+            raise
+        except WorldError:
+            self._failed = True
+            raise
+
+    def _call(self, path: str, body: dict | None = None) -> Any:
+        """A POST with the world's number, or a GET without a body."""
+        path = f'{self.quirks.prefix}{path}'
+        if body is None:
+            return self._server.get(path)
+        return self._server.post(path, {self.quirks.id: self._id, **body})
+
+    def _check(self, path: str, reply: Any, sent: dict[str, int]) -> None:
+        """An error in a 200, or an answer to another call than this one."""
+        if not isinstance(reply, dict):
+            return
+        if 'error' in reply:
+            raise WorldError(f'{path}: {reply["error"]!s:.200}')
+        for name, value in {self.quirks.id: self._id, **sent}.items():
+            if name in reply and reply[name] != value:
+                raise WorldError(f'{path}: an answer about {name} {reply[name]!r:.50}, not {value}')
+
+    def _text(self, path: str, value: Any) -> str:
+        text = text_of(value, path)
+        if text in self.quirks.faults:
+            raise WorldError(f'{path}: {text}')
+        return text
+
+
+def item_of(item_id: str) -> tuple[str, int]:
+    """('textcraft', 12) of AgentGym's 'textcraft_12'."""
+    env, _, number = item_id.rpartition('_')
+    if not env or not number.isdecimal():
+        raise ValueError(f'{item_id!r} is no item id such as textcraft_12')
+    return env.split('_')[0], int(number)
+
+
+def read_items(path: str | pathlib.Path) -> list[int]:
+    """Items of one of AgentGym's files: a JSON list of {"item_id": "textcraft_12", ...}."""
+    listed = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
+    known = [item_of(entry['item_id']) for entry in listed]
+    if len({env for env, _ in known}) > 1:
+        raise ValueError(f'{path} holds items of {sorted({env for env, _ in known})}')
+    return [item for _, item in known]

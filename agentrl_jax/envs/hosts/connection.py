@@ -1,0 +1,203 @@
+"""JSON over HTTP to a server that may do anything: a call ends in time, with a reply or an error.
+
+The answer to another call, half an answer, one that was changed on the way (where the server sends
+RFC 9530's Content-Digest), numbers that are none and endless headers are WorldErrors. A call is
+never sent twice: what the server did with it is not known.
+"""
+
+import base64
+import hashlib
+import http.client
+import io
+import json
+import math
+import select
+import socket
+import time
+import urllib.parse
+from typing import Any, NoReturn
+
+from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+
+FULL = 503  # status of a server that has no room
+SHOWN = 200  # characters of an error that are passed on
+
+
+class Connection:
+    """One connection, opened when needed and kept between calls; of one thread."""
+
+    def __init__(self, url: str, *, timeout_s: float, most_bytes: int, token: str = ''):
+        """timeout_s: of a whole call, from connecting to the last byte. most_bytes: of a reply."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ('http', 'https') or not parts.hostname:
+            raise ValueError(f'{url!r} is no address of a server; it begins with http://')
+        self.url, self.timeout_s, self.most_bytes = url, timeout_s, most_bytes
+        secure = parts.scheme == 'https'
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self.prefix = parts.path.rstrip('/')
+        self.headers = {'Authorization': f'Bearer {token}'} if token else {}
+        self.http = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self.http.auto_open = 0
+
+    def post(
+        self, path: str, body: Any = None, *, headers: dict | None = None, timeout_s: float = 0.0
+    ) -> Any:
+        """The JSON that the server answers with; body=None sends none."""
+        data = b'' if body is None else json.dumps(body, allow_nan=False).encode()
+        sent = dict(headers or {})
+        if body is not None:
+            sent['Content-Type'] = 'application/json'
+        return self._call('POST', path, data, sent, timeout_s or self.timeout_s)
+
+    def get(self, path: str) -> Any:
+        return self._call('GET', path, b'', {}, self.timeout_s)
+
+    def close(self) -> None:
+        self.http.close()
+
+    def _call(self, method: str, path: str, data: bytes, headers: dict, timeout_s: float) -> Any:
+        where = f'{self.url} {path}'
+        deadline = time.monotonic() + timeout_s
+        whole = False
+        try:
+            self._open(deadline)
+            self.http.request(method, f'{self.prefix}/{path}', data, headers | self.headers)
+            response = self.http.getresponse()
+            body = self._body(response, where)
+            whole = not response.will_close
+        except TimeoutError:
+            raise WorldError(f'{where}: no answer within {timeout_s:g} s') from None
+        except (OSError, http.client.HTTPException) as error:
+            raise WorldError(f'{where}: {error!r}'[:SHOWN]) from error
+        finally:
+            if not whole:
+                self.close()  # nothing that still comes may be taken for the next answer
+        if response.status != 200:
+            self._refused(where, response.status, body)
+        return parsed(body, where)
+
+    def _open(self, deadline: float) -> None:
+        if self.http.sock is not None:
+            self.http.sock.deadline = deadline
+            # Bytes that nobody asked for, or the end: either way not a connection to go on with.
+            if not select.select([self.http.sock.raw], [], [], 0)[0]:
+                return
+            self.close()
+        try:
+            self.http.timeout = max(deadline - time.monotonic(), 0.001)
+            self.http.connect()
+        except OSError as error:
+            raise WorldDown(f'{self.url} cannot be reached: {error}') from error
+        self.http.sock = Bounded(self.http.sock, deadline)
+
+    def _body(self, response: http.client.HTTPResponse, where: str) -> bytes:
+        if response.length is None and not response.chunked:
+            raise WorldError(f'{where}: an answer without a length may be half of one')
+        body = response.read(self.most_bytes + 1)
+        if len(body) > self.most_bytes:
+            raise WorldError(f'{where}: an answer of more than {self.most_bytes} bytes')
+        if response.length:  # read(n) does not raise where the rest is missing
+            raise http.client.IncompleteRead(body, response.length)
+        sent = response.getheader('Content-Digest')
+        if sent is not None and sent != content_digest(body):
+            raise WorldError(f'{where}: the answer was changed on its way')
+        return body
+
+    def _refused(self, where: str, status: int, body: bytes) -> NoReturn:
+        said = body[:SHOWN].decode('utf-8', 'replace')
+        kind = WorldDown if status == FULL else WorldError
+        raise kind(f'{where} answered {status}: {said}')
+
+
+class Bounded:
+    """A socket all of whose calls end at one deadline, however few bytes come at a time."""
+
+    def __init__(self, raw: socket.socket, deadline: float):
+        self.raw, self.deadline = raw, deadline
+        self.reading, self.closed = 0, False
+
+    def _wait(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.raw.settimeout(left)
+
+    def sendall(self, data: bytes) -> None:
+        self._wait()
+        self.raw.sendall(data)  # its time-out is of all the data
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        self.reading += 1
+        return io.BufferedReader(Incoming(self))
+
+    def receive_into(self, buffer: Any) -> int:
+        self._wait()
+        return self.raw.recv_into(buffer)
+
+    def close(self) -> None:
+        """As socket.close: what is being read is read to its end."""
+        self.closed = True
+        if not self.reading:
+            self.raw.close()
+
+    def read_out(self) -> None:
+        self.reading -= 1
+        if self.closed:
+            self.close()
+
+
+class Incoming(io.RawIOBase):
+    def __init__(self, bounded: Bounded):
+        self.bounded = bounded
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self.bounded.read_out()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self.bounded.receive_into(buffer)
+
+
+def content_digest(body: bytes) -> str:
+    """RFC 9530's header of a body."""
+    return f'sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:'
+
+
+def parsed(body: bytes | str, where: str) -> Any:
+    """Strict JSON; WorldError for anything else."""
+
+    def refuse(word: str) -> NoReturn:
+        raise ValueError(f'{word} is no number')
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise WorldError(f'{where}: no JSON: {error}'[:SHOWN]) from error
+
+
+def text_of(value: Any, where: str) -> str:
+    """An observation: text that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise WorldError(f'{where}: {value!r:.50} is no text')
+    return value.encode('utf-8', 'replace').decode()  # half a surrogate pair cannot be
+
+
+def number_of(value: Any, bounds: tuple[float, float], where: str) -> float:
+    """A finite number within bounds."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not bounds[0] <= number <= bounds[1]:
+        raise WorldError(f'{where}: {value!r:.50} is no number in {bounds}')
+    return number
+
+
+def truth_of(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise WorldError(f'{where}: {value!r:.50} is neither true nor false')
+    return value

@@ -1,0 +1,77 @@
+"""Servers of worlds that a run starts for itself, and that end with it however it ends."""
+
+import json
+import os
+import pathlib
+import select
+import subprocess
+import sys
+import time
+
+END_S = 15.0  # for a server to end; its worlds have 3 s to close
+
+
+class Launched:
+    """A server in a process of its own; its input is a pipe that closes with this process."""
+
+    def __init__(
+        self,
+        env: str,
+        *,
+        settings: dict | None = None,  # keywords of the world
+        workers: int = 1,
+        worlds: int = 64,  # in each worker
+        step_s: float = 60.0,
+        lease_s: float = 600.0,
+        start_s: float = 120.0,
+        log: str | pathlib.Path = os.devnull,  # what the server and its worlds print
+    ):
+        words = dict(
+            env=env,
+            settings=json.dumps(settings or {}),
+            workers=workers,
+            worlds=worlds,
+            step_s=step_s,
+            lease_s=lease_s,
+        )
+        flags = [f'--{name}={value}' for name, value in words.items()]
+        root = str(pathlib.Path(__file__).resolve().parents[3])  # where it runs from a checkout
+        paths = [root, os.environ['PYTHONPATH']] if 'PYTHONPATH' in os.environ else [root]
+        with open(log, 'ab') as out:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'agentrl_jax.serve', '--until_stdin_closes', *flags],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
+                start_new_session=True,  # Ctrl-C is for the run, which then ends its servers
+            )
+        self.url = self._url(start_s, f'{env} (its output: {log})')
+
+    def _url(self, start_s: float, name: str) -> str:
+        deadline = time.monotonic() + start_s
+        while select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+            line = self.process.stdout.readline()
+            if not line:
+                code = self.process.wait()
+                raise RuntimeError(f'the server of {name} ended with exit code {code}')
+            if line.startswith(b'{"url"'):
+                return json.loads(line)['url']
+        self.close()
+        raise TimeoutError(f'the server of {name} was not ready within {start_s:g} s')
+
+    def close(self) -> None:
+        """May be called more than once."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self) -> 'Launched':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,139 @@
+"""A world of OpenEnv: a session over a WebSocket, one message a call (openenv 0.10).
+
+Only `websockets` is needed here. The library answers pings in a thread of its own, so a session
+lives through whatever time the policy takes. OpenEnv's HTTP routes make a fresh environment with
+each call and are of no use for episodes.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl_jax.envs.hosts.connection import number_of, parsed, text_of, truth_of
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+
+ROOM = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
+OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session lives on after these
+
+
+class OpenEnv:
+    """One session; opened by the first reset, kept over episodes until it fails."""
+
+    def __init__(
+        self,
+        url: str,  # of the server: http://host:port
+        *,
+        action_field: str,  # of its Action that takes the policy's text
+        observation_field: str = '',  # of its Observation that is shown; '': all of it, as JSON
+        item_field: str = 'seed',  # of reset that takes the item
+        reset: dict | None = None,  # further fields of reset
+        action: dict | None = None,  # further fields of each action
+        instruction: str = '',
+        deterministic: bool = False,
+        errors_are_shown: bool = False,  # what an action raises there is an observation, no fault
+        bounds: tuple[float, float] = (-1e6, 1e6),  # of a reward
+        timeout_s: float = 60.0,  # of a call
+        most_bytes: int = 2**20,  # of a message
+    ):
+        scheme, mark, place = url.rstrip('/').partition('://')
+        if scheme not in ('http', 'https', 'ws', 'wss') or not mark:
+            raise ValueError(f'{url!r} is no address of a server; it begins with http://')
+        self.url = f'{scheme.replace("http", "ws")}://{place}/ws'
+        self.instruction, self.deterministic = instruction, deterministic
+        self.action_field, self.observation_field = action_field, observation_field
+        self.item_field, self.errors_are_shown = item_field, errors_are_shown
+        self.more_reset, self.more_action = dict(reset or {}), dict(action or {})
+        self.bounds, self.timeout_s, self.most_bytes = bounds, timeout_s, most_bytes
+        self._session: Any = None
+        self._opened = contextlib.ExitStack()
+
+    def reset(self, item: int) -> str:
+        if self._session is None:
+            self._open()
+        data = self._ask('reset', {self.item_field: item, **self.more_reset})
+        return self._shown('reset', data)
+
+    def step(self, action: str) -> Reply:
+        if self._session is None:
+            raise WorldError('step: the session has failed or was never reset')
+        data = self._ask('step', {self.action_field: action, **self.more_action})
+        if 'code' in data:
+            return Reply(text_of(data['message'], 'step'), success=False)
+        with self._ending():
+            if 'done' not in data:
+                raise WorldError(f'step: no done in {data!r:.200}')
+            done = truth_of(data['done'], 'step')
+            given = data['reward'] if 'reward' in data else None
+            reward = 0.0 if given is None else number_of(given, self.bounds, 'step')
+        return Reply(self._shown('step', data), reward=reward, done=done)
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            from websockets.exceptions import WebSocketException
+
+            with contextlib.suppress(OSError, WebSocketException):
+                session.send('{"type": "close"}')
+            self._opened.close()
+
+    def _open(self) -> None:
+        from websockets.exceptions import WebSocketException
+        from websockets.sync.client import connect
+
+        try:
+            opening = connect(
+                self.url,
+                open_timeout=self.timeout_s,
+                close_timeout=2,
+                max_size=self.most_bytes,
+                compression=None,
+            )
+            self._session = self._opened.enter_context(opening)
+        except (OSError, WebSocketException) as error:
+            raise WorldDown(f'{self.url} cannot be reached: {error}') from error
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """A session that failed is not used again: an answer that is late would answer the next."""
+        from websockets.exceptions import WebSocketException
+
+        whole = False
+        try:
+            yield
+            whole = True
+        except TimeoutError:
+            raise WorldError(f'{self.url}: no answer within {self.timeout_s:g} s') from None
+        except (OSError, WebSocketException) as error:
+            raise WorldError(f'{self.url}: {error!r}'[:400]) from error
+        finally:
+            if not whole:
+                self.close()
+
+    def _ask(self, kind: str, data: dict) -> dict:
+        """Data of the answer: an observation's, or of an error that is shown."""
+        from websockets.exceptions import ConnectionClosed
+
+        with self._ending():
+            with contextlib.suppress(ConnectionClosed):  # a full server says so and closes
+                self._session.send(json.dumps({'type': kind, 'data': data}, allow_nan=False))
+            told = parsed(self._session.recv(timeout=self.timeout_s), kind)
+            if not isinstance(told, dict) or not isinstance(told.get('data'), dict):
+                raise WorldError(f'{kind}: no message of OpenEnv: {told!r:.200}')
+            answer, said = told['data'], told.get('type')
+            code = answer.get('code') if said == 'error' else None
+            if code == ROOM:
+                raise WorldDown(f'{self.url}: {answer.get("message")!s:.200}')
+            shown = self.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
+            if said != 'observation' and not shown:
+                raise WorldError(f'{kind}: {answer!r:.400}')
+            return answer
+
+    def _shown(self, kind: str, data: dict) -> str:
+        with self._ending():
+            seen = data.get('observation')
+            if not self.observation_field:
+                return json.dumps(seen, ensure_ascii=False)
+            if not isinstance(seen, dict) or self.observation_field not in seen:
+                raise WorldError(f'{kind}: no {self.observation_field} in {seen!r:.200}')
+            return text_of(seen[self.observation_field], kind)

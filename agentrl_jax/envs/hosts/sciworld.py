@@ -1,0 +1,309 @@
+"""SciWorld: ScienceWorld (arXiv:2203.07540) with AgentGym's games, texts and scores.
+
+The simulator is the package `scienceworld`, which needs Java 17. One JVM with a capped heap holds
+the simulators of all worlds of a process; a step calls the simulator alone, without the list of
+valid actions, which takes thirty times as long as the step and which AgentGym never shows.
+
+  python -m agentrl_jax.envs.hosts.sciworld --items=0-29 > gold.jsonl
+
+records paths to the end, as the simulator finds them, and the score that each reaches.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl_jax.envs.hosts.world import Reply, WorldError
+
+# AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
+_ACTIONS = (
+    ('open/close OBJ', 'open/close a container'),
+    ('de/activate OBJ', 'activate/deactivate a device'),
+    ('connect OBJ to OBJ', 'connect electrical components'),
+    ('disconnect OBJ', 'disconnect electrical components'),
+    ('use OBJ [on OBJ]', 'use a device/item'),
+    ('look around', 'describe the current room'),
+    ('look at OBJ', 'describe an object in detail'),
+    ('look in OBJ', "describe a container's contents"),
+    ('read OBJ', 'read a note or book'),
+    ('move OBJ to OBJ', 'move an object to a container'),
+    ('pick up OBJ', 'move an object to the inventory'),
+    ('put down OBJ', 'drop an inventory item'),
+    ('pour OBJ into OBJ', 'pour a liquid into a container'),
+    ('dunk OBJ into OBJ', 'dunk a container into a liquid'),
+    ('mix OBJ', 'chemically mix a container'),
+    ('go to LOC', 'move to a new location'),
+    ('eat OBJ', 'eat a food'),
+    ('flush OBJ', 'flush a toilet'),
+    ('focus on OBJ', 'signal intent on a task object'),
+    ('wait', 'take no action for 10 iterations'),
+    ('wait1', 'take no action for 1 iteration'),
+)
+_LAST = (
+    '{"action":"examine OBJ","description":"provides a description of the objects present on or '
+    'in a receptacle."}, {"action": "task", "description": "describe current task"}, '
+    '{"action": "inventory", "description": "list your inventory"}'
+)
+AGENTGYM_PROMPT = (
+    'You are an agent for science world. Every round I will give you an observation, you have to '
+    'respond an action based on the observation to finish the given task. Here are the actions you '
+    'may take: ['
+    + ', '.join(f'{{"action": "{name}", "description": "{does}"}}' for name, does in _ACTIONS)
+    + f', {_LAST}]\n'
+    'Your response should use the following format:\nThought:\nyour thoughts.\n\nAction:\nyour '
+    'next action'
+)
+# AgentGym's tasks in its order and how many variations each has; item = how many come before.
+TASKS = (
+    ('boil', 30),
+    ('melt', 30),
+    ('freeze', 30),
+    ('change-the-state-of-matter-of', 30),
+    ('use-thermometer', 540),
+    ('measure-melting-point-known-substance', 436),
+    ('measure-melting-point-unknown-substance', 300),
+    ('power-component', 20),
+    ('power-component-renewable-vs-nonrenewable-energy', 20),
+    ('test-conductivity', 900),
+    ('test-conductivity-of-unknown-substances', 600),
+    ('find-living-thing', 300),
+    ('find-non-living-thing', 300),
+    ('find-plant', 300),
+    ('find-animal', 300),
+    ('chemistry-mix', 32),
+    ('chemistry-mix-paint-secondary-color', 36),
+    ('chemistry-mix-paint-tertiary-color', 36),
+    ('lifespan-longest-lived', 125),
+    ('lifespan-shortest-lived', 125),
+    ('lifespan-longest-lived-then-shortest-lived', 125),
+    ('identify-life-stages-1', 14),
+    ('identify-life-stages-2', 10),
+)
+LEFT_OUT = 'measure-melting-point-unknown-substance'  # where one of AgentGym's item files was made
+SOLVED = 100
+INTERFACE = 'scienceworld.runtime.pythonapi.PythonInterface'
+
+
+@functools.cache
+def games(shifted: bool = False) -> tuple[tuple[str, int], ...]:
+    """(task, variation) of each item. shifted: numbered without a task, as in a file of AgentGym's.
+
+    That file's items from 1096 on are 300 less than those that its server takes.
+    """
+    return tuple(
+        (task, variation)
+        for task, count in TASKS
+        if not (shifted and task == LEFT_OUT)
+        for variation in range(count)
+    )
+
+
+def jar() -> str:
+    found = importlib.util.find_spec('scienceworld')  # does not import it
+    if found is None or importlib.util.find_spec('py4j') is None:
+        raise ModuleNotFoundError(
+            'SciWorld is the package scienceworld with py4j: pip install scienceworld==1.2.3'
+        )
+    return str(pathlib.Path(found.submodule_search_locations[0]) / 'scienceworld.jar')
+
+
+def java() -> str:
+    """The Java that is run."""
+    home = os.environ['JAVA_HOME'] if 'JAVA_HOME' in os.environ else ''
+    path = shutil.which('java', path=f'{home}/bin' if home else None)
+    if path is None:
+        raise FileNotFoundError(
+            'SciWorld runs on Java 17, and there is no java: apt-get install '
+            'openjdk-17-jre-headless, or set JAVA_HOME'
+        )
+    return path
+
+
+class Machine:
+    """The JVM of this process; started with the first simulator, anew where it has died."""
+
+    def __init__(self, heap_mb: int):
+        self.heap_mb = heap_mb
+        self._gateway: Any = None
+        self._folder = tempfile.TemporaryDirectory(prefix='sciworld_')  # the jar writes a table
+        self._lock = threading.Lock()
+
+    def simulator(self) -> Any:
+        with self._lock:
+            if self._gateway is not None and self._gateway.java_process.poll() is not None:
+                self._gateway.close()
+                self._gateway = None
+            if self._gateway is None:
+                self._gateway = self._started()
+            interface = self._gateway.jvm
+        for name in INTERFACE.split('.'):
+            interface = getattr(interface, name)
+        with faults():
+            return interface()
+
+    def forget(self, thing: Any) -> None:
+        """Lets the JVM collect it."""
+        with contextlib.suppress(WorldError), faults():
+            self._gateway.detach(thing)
+
+    def _started(self) -> Any:
+        from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+
+        path = jar()
+        with faults():
+            port, process = launch_gateway(
+                classpath=path,
+                java_path=java(),
+                javaopts=[
+                    f'-Xmx{self.heap_mb}m',
+                    '-XX:+UseSerialGC',
+                    '-XX:TieredStopAtLevel=1',
+                    '-XX:+ExitOnOutOfMemoryError',
+                ],
+                cwd=self._folder.name,
+                die_on_exit=True,  # the JVM reads our pipe, and ends with it
+                return_proc=True,
+            )
+            # Objects are given back by forget(), not by finalizers, which Python may run anywhere
+            parameters = GatewayParameters(
+                port=port, auto_field=True, enable_memory_management=False
+            )
+            return JavaGateway(gateway_parameters=parameters, java_process=process)
+
+
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """Turns what the bridge to Java raises into WorldErrors."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, OSError) as error:
+        raise WorldError(f'ScienceWorld: {error}'[:400]) from error
+
+
+@functools.cache
+def machine(heap_mb: int) -> Machine:
+    return Machine(heap_mb)
+
+
+class SciWorld:
+    """One simulator; actions are its commands (`answers.py` reads replies).
+
+    Rewards are differences of a score of 0 to 100; a wrong focus takes it to -100. It ends with the
+    task, below 0, and after more moves than max_moves; looking costs none.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        *,
+        max_moves: int = 100,
+        scale: float = 1.0,  # of rewards
+        shifted: bool = False,  # items as in one of AgentGym's files: see games()
+        heap_mb: int = 1024,  # of the JVM, for all worlds of this process
+    ):
+        self.instruction = AGENTGYM_PROMPT
+        self.max_moves, self.scale, self.games = max_moves, scale, games(shifted)
+        self.machine = machine(heap_mb)
+        self.simulator = self.machine.simulator()
+        self.score = 0
+        self._details: dict[str, Any] = {}
+
+    @staticmethod
+    def check() -> None:
+        """Raises what is missing, by name."""
+        jar()
+        java()
+
+    def reset(self, item: int, *, gold: bool = False) -> str:
+        """The task, and what is seen around."""
+        if not 0 <= item < len(self.games):
+            raise ValueError(f'item {item} is not in 0..{len(self.games) - 1}')
+        task, variation = self.games[item]
+        self.score = 0
+        with faults():
+            self.simulator.load(task, variation, '', gold)
+            described = self.simulator.getTaskDescription()
+        seen, score, _ = self._said('look around')
+        self._details = {
+            'observation': seen,  # on the wire the two are apart
+            'task_description': described,
+            'task_name': task,
+            'var_num': variation,
+            'score': score,
+            'deleted': False,
+        }
+        return f'{described}\n{seen}'
+
+    def step(self, action: str) -> Reply:
+        text, score, done = self._said(action)
+        gained, self.score = score - self.score, score
+        self._details = {'score': score}
+        return Reply(text, reward=self.scale * gained, done=done, success=score >= SOLVED)
+
+    def details(self) -> dict[str, Any]:
+        """What AgentGym's server says of the last reply besides."""
+        return self._details
+
+    def close(self) -> None:
+        if self.simulator is not None:
+            simulator, self.simulator = self.simulator, None
+            self.machine.forget(simulator)
+
+    def gold(self, item: int) -> list[str]:
+        """Actions to the end as the simulator finds them; not always the same ones."""
+        self.reset(item, gold=True)
+        with faults():
+            found = self.simulator.getGoldActionSequence()
+            actions = [str(action) for action in found]
+        self.machine.forget(found)
+        return actions
+
+    def _said(self, action: str) -> tuple[str, int, bool]:
+        with faults():
+            text = self.simulator.step(action)
+            score = round(100 * self.simulator.getScore())
+            moves, completed = self.simulator.getNumMoves(), self.simulator.getCompleted()
+        return text, score, bool(completed) or moves > self.max_moves or score < 0
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldPath:
+    item: int
+    actions: list[str]
+    score: int  # that they reach when they are played again
+
+
+def record_gold(world: SciWorld, items: list[int]) -> Iterator[GoldPath]:
+    for item in items:
+        actions = world.gold(item)
+        world.reset(item)
+        for action in actions:
+            if world.step(action).done:
+                break
+        yield GoldPath(item, actions, world.score)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--items', default='0-29', help='first-last, both included')
+    first, _, last = parser.parse_args().items.partition('-')
+    world = SciWorld()
+    for path in record_gold(world, list(range(int(first), int(last or first) + 1))):
+        print(json.dumps(dataclasses.asdict(path)), flush=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,448 @@
+"""A server of worlds: AgentGym's protocol, and what a long run needs besides.
+
+  POST /create {lease_s?}           {id, key, ...}; an id is used once. 503 where there is no room
+  POST /reset {id, data_idx}        {id, observation, reward, done, success, turn, data_idx, ...}
+  POST /step {id, action}           the same, of this step; turn counts them
+  POST /step_batch {steps: [{id, action}, ...]}    {results: [...]}, errors in place
+  POST /close {id} or {key}         true; false if it was closed before. Both are right
+  GET /observation /detail ?id      the last reply again
+  GET /health /metrics /            for people and machines that watch; /health needs no token
+
+A create may have a header X-World-Key: one whose answer got lost is closed by it. Numbers of worlds
+begin anywhere, so that those of a server before this one at its address are not these.
+
+A world that nobody calls for lease_s is closed. Errors are {error, code} with a status of 4xx where
+the caller is to blame or its world is gone, of 5xx where a world or its worker failed; that world
+is closed then. Worlds live in worker processes; one that hangs, dies or grows is started again.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import fastapi
+import pydantic
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from agentrl_jax.envs.hosts.connection import content_digest
+from agentrl_jax.envs.hosts.workers import Worker, WorkerDied
+
+FINISHED = {'textcraft': False}  # whether a step after the end is an error; AgentGym's usual rule
+STATUS = {
+    'unauthorized': 401,
+    'not_found': 404,
+    'unknown_id': 404,
+    'busy': 409,
+    'not_reset': 409,
+    'finished': 409,
+    'closed': 410,  # closed or its lease ended
+    'lost': 410,  # with its worker
+    'too_large': 413,
+    'invalid': 422,
+    'no_such_item': 422,
+    'fault': 500,  # of the world
+    'no_room': 503,
+    'timeout': 504,  # the world does not come back
+}
+SWEEP_S = 0.5
+CREATED = 'textcraft'  # AgentGym's server of it resets a world as it makes it, to item id
+
+
+class Create(pydantic.BaseModel):
+    lease_s: float | None = pydantic.Field(default=None, gt=0)
+    commands: None = None  # AgentGym's TextCraft takes a goal of one's own here; these do not
+    goal: None = None
+
+
+class Named(pydantic.BaseModel):
+    id: int
+
+
+class Close(pydantic.BaseModel):
+    id: int | None = None
+    key: str = pydantic.Field(default='', max_length=64)
+
+
+class Reset(Named):
+    data_idx: int = 0
+
+
+class Step(Named):
+    action: str
+
+
+class Steps(pydantic.BaseModel):
+    steps: list[Step] = pydantic.Field(max_length=1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    workers: int = 1  # processes
+    worlds: int = 64  # open in each
+    lease_s: float = 600.0  # a world that nobody calls for so long is closed
+    step_s: float = 60.0  # of a reset or step; one that takes longer is lost
+    most_chars: int = 2**20  # of an observation
+    most_bytes: int = 2**20  # of a request
+    worker_mb: float = 4096.0  # resident; a worker above it is started again
+    start_s: float = 60.0  # for a worker to be ready
+
+
+class Refused(Exception):
+    def __init__(self, code: str, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+@dataclasses.dataclass
+class Session:
+    worker: Worker
+    life: int
+    lease_s: float
+    called: float  # when last
+    key: str = ''  # its client's name for it
+    busy: bool = False
+    turn: int = 0
+    told: dict | None = None  # the last reply
+
+
+class Worlds:
+    """The worlds of all workers, by their numbers."""
+
+    def __init__(self, env: str, settings: dict, limits: Limits):
+        self.env, self.limits = env, limits
+        self.workers = [
+            Worker(env, settings, most_chars=limits.most_chars) for _ in range(limits.workers)
+        ]
+        self.sessions: dict[int, Session] = {}
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.first_id = secrets.randbits(40) << 12  # JSON's numbers are exact up to 2^53
+        self.next_id = self.first_id
+        self._closing: set[asyncio.Task] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(worker.run()) for worker in self.workers]
+        tasks.append(asyncio.create_task(self._sweep()))
+        try:
+            yield
+        finally:
+            for task in [*tasks, *self._closing]:
+                task.cancel()
+            await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
+
+    async def create(self, lease_s: float | None, key: str = '') -> tuple[int, str]:
+        """(number, instruction) of a new world."""
+        deadline = time.monotonic() + self.limits.start_s
+        while not any(worker.ready for worker in self.workers) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        worker = min(
+            (worker for worker in self.workers if worker.ready),
+            key=lambda worker: len(worker.worlds),
+            default=None,
+        )
+        if worker is None or len(worker.worlds) >= self.limits.worlds:
+            raise Refused('no_room', f'{len(self.sessions)} worlds are open, and there is no room')
+        number, self.next_id = self.next_id, self.next_id + 1
+        worker.worlds.add(number)
+        session = Session(
+            worker, worker.life, lease_s or self.limits.lease_s, time.monotonic(), key, busy=True
+        )
+        self.sessions[number] = session
+        told = await self._asked(number, session, 'create')
+        return number, told['instruction']
+
+    async def reset(self, number: int, item: int) -> dict:
+        session = self._session(number)
+        told = await self._asked(number, session, 'reset', item=item)
+        session.turn = 0
+        session.told = {'id': number, **told, 'turn': 0, 'data_idx': item}
+        return session.told
+
+    async def step(self, number: int, action: str) -> dict:
+        session = self._session(number)
+        if session.told is None:
+            raise Refused('not_reset', f'world {number} has not been reset')
+        if session.told['done'] and FINISHED.get(self.env, True):
+            raise Refused('finished', f'The task with environment {number} has finished.')
+        began = time.monotonic()
+        told = await self._asked(number, session, 'step', action=action)
+        self.counts['step_seconds'] += time.monotonic() - began
+        session.turn += 1
+        session.told = {'id': number, **told, 'turn': session.turn}
+        return session.told
+
+    def close(self, number: int) -> bool:
+        self._known(number)
+        if number not in self.sessions:
+            return False
+        self._drop(number)
+        self.counts['closed'] += 1
+        return True
+
+    def close_key(self, key: str) -> bool:
+        """Closes what a client has created whose answer it never saw."""
+        named = [number for number, session in self.sessions.items() if session.key == key]
+        return any([self.close(number) for number in named]) if key else False
+
+    def told(self, number: int) -> dict:
+        told = self._session(number).told
+        if told is None:
+            raise Refused('not_reset', f'world {number} has not been reset')
+        return told
+
+    def _known(self, number: int) -> None:
+        if not self.first_id <= number < self.next_id:
+            raise Refused('unknown_id', f'The id {number} is not valid.')
+
+    def _session(self, number: int) -> Session:
+        self._known(number)
+        if number not in self.sessions:
+            raise Refused('closed', f'The task with environment {number} has been deleted.')
+        session = self.sessions[number]
+        if session.life != session.worker.life or number not in session.worker.worlds:
+            self._drop(number)
+            raise Refused('lost', f'world {number} was lost with its worker')
+        if session.busy:
+            raise Refused('busy', f'world {number} is still at its last call')
+        return session
+
+    async def _asked(self, number: int, session: Session, verb: str, **rest: Any) -> dict:
+        session.busy = True
+        ask = session.worker.ask(verb, number, timeout_s=self.limits.step_s, **rest)
+        try:
+            told = await ask
+        except TimeoutError:
+            session.worker.hung.add(number)
+            self._lose(number, 'timeout', f'world {number}: no answer in {self.limits.step_s:g} s')
+        except WorkerDied:
+            self._lose(number, 'lost', f'world {number} was lost with its worker')
+        finally:
+            session.busy = False
+            session.called = time.monotonic()
+        if 'error' in told and told['code'] == 'fault':
+            self._lose(number, 'fault', told['error'])
+        if 'error' in told:
+            raise Refused(told['code'], told['error'])
+        return {name: value for name, value in told.items() if name != 'seq'}
+
+    def _lose(self, number: int, code: str, text: str) -> NoReturn:
+        self._drop(number)
+        self.counts[code] += 1
+        raise Refused(code, text)
+
+    def _drop(self, number: int) -> None:
+        """Forgets a world; its place is free once its thread has closed it."""
+        session = self.sessions.pop(number, None)
+        if session is None:
+            return  # closed while it was at its last call
+        task = asyncio.create_task(self._closed(number, session.worker))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _closed(self, number: int, worker: Worker) -> None:
+        life = worker.life
+        with contextlib.suppress(WorkerDied, TimeoutError):
+            await worker.ask('close', number, timeout_s=self.limits.lease_s)
+        if life == worker.life:
+            worker.worlds.discard(number)
+            worker.hung.discard(number)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for number, session in list(self.sessions.items()):
+                if not session.busy and now - session.called > session.lease_s:
+                    self._drop(number)
+                    self.counts['expired'] += 1
+            for worker in self.workers:
+                stuck = worker.hung and 2 * len(worker.hung) > min(
+                    len(worker.worlds), self.limits.worlds
+                )
+                if stuck or worker.memory_mb() > self.limits.worker_mb:
+                    self.counts['worker_restarts'] += 1
+                    worker.kill()
+
+    def health(self) -> dict:
+        ready = sum(worker.ready for worker in self.workers)
+        return {
+            'status': 'ok' if ready else 'starting',
+            'env': self.env,
+            'workers': len(self.workers),
+            'ready': ready,
+            'worlds': len(self.sessions),
+            'room': self.limits.worlds * len(self.workers)
+            - sum(len(worker.worlds) for worker in self.workers),
+        }
+
+    def metrics(self) -> str:
+        """Prometheus' text format."""
+        gauges = {
+            'worlds': len(self.sessions),
+            'worlds_hung': sum(len(worker.hung) for worker in self.workers),
+            'workers_ready': sum(worker.ready for worker in self.workers),
+            'worker_memory_mb': sum(worker.memory_mb() for worker in self.workers),
+        }
+        lines = [f'# TYPE agentrl_{name} gauge\nagentrl_{name} {n:g}' for name, n in gauges.items()]
+        lines += [
+            f'# TYPE agentrl_{name}_total counter\nagentrl_{name}_total {count:g}'
+            for name, count in sorted(self.counts.items())
+        ]
+        return '\n'.join(lines) + '\n'
+
+
+class Gate:
+    """What every request passes: its token, its size, its count; and the digest of the answer."""
+
+    def __init__(self, app: Callable, *, worlds: Worlds, token: str):
+        self.app, self.worlds, self.token = app, worlds, token.encode()
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if scope['type'] != 'http':
+            return await self.app(scope, receive, send)
+        headers = dict(scope['headers'])
+        given = headers.get(b'authorization', b'')
+        allowed = scope['path'] == '/health' or hmac.compare_digest(given, b'Bearer ' + self.token)
+        if self.token and not allowed:
+            refused = Refused('unauthorized', 'a token is needed: Authorization: Bearer TOKEN')
+            return await self._respond(refusal(refused), scope, receive, send)
+        most, body = self.worlds.limits.most_bytes, b''
+        while True:
+            message = await receive()
+            if message['type'] == 'http.disconnect':
+                return None
+            body += message.get('body', b'')
+            if len(body) > most:
+                refused = Refused('too_large', f'a request of over {most} bytes')
+                return await self._respond(refusal(refused), scope, receive, send)
+            if not message.get('more_body', False):
+                break
+        messages = [{'type': 'http.request', 'body': body, 'more_body': False}]
+
+        async def again() -> dict:
+            return messages.pop() if messages else await receive()
+
+        await self._respond(self.app, scope, again, send)
+
+    async def _respond(self, app: Callable, scope: dict, receive: Callable, send: Callable) -> None:
+        start: dict = {}
+
+        async def signed(message: dict) -> None:
+            """Holds the headers back until the body, mostly one piece, has told its digest."""
+            if message['type'] == 'http.response.start':
+                start.update(message)
+                self.worlds.counts[f'responses_{message["status"]}'] += 1
+                return
+            if start:
+                sent = [*start.pop('headers')]
+                if not message.get('more_body', False):
+                    digest = content_digest(message.get('body', b''))
+                    sent.append((b'content-digest', digest.encode()))
+                await send({**start, 'headers': sent})
+                start.clear()
+            await send(message)
+
+        await app(scope, receive, signed)
+
+
+def refusal(refused: Refused) -> JSONResponse:
+    said = {'error': str(refused), 'code': refused.code}
+    return JSONResponse(said, status_code=STATUS[refused.code])
+
+
+def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> fastapi.FastAPI:
+    worlds = Worlds(env, settings, limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
+        async with worlds.running():
+            yield
+
+    app = fastapi.FastAPI(
+        lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, title=env
+    )
+    app.state.worlds = worlds
+    app.add_middleware(Gate, worlds=worlds, token=token)
+
+    @app.exception_handler(Refused)
+    async def on_refusal(request: fastapi.Request, refused: Refused) -> JSONResponse:
+        return refusal(refused)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: fastapi.Request, error: RequestValidationError) -> JSONResponse:
+        problems = [f'{".".join(map(str, one["loc"]))}: {one["msg"]}' for one in error.errors()]
+        return refusal(Refused('invalid', '; '.join(problems)))
+
+    @app.exception_handler(HTTPException)
+    async def on_unknown(request: fastapi.Request, error: HTTPException) -> JSONResponse:
+        said = {
+            'error': f'{request.method} {request.url.path}: {error.detail}',
+            'code': 'not_found',
+        }
+        return JSONResponse(said, status_code=error.status_code)
+
+    @app.get('/')
+    async def hello() -> str:
+        return f'This is environment {env}.'
+
+    @app.post('/create')
+    async def create(request: fastapi.Request, body: Create | None = None) -> dict:
+        key = request.headers['x-world-key'] if 'x-world-key' in request.headers else ''
+        lease_s = None if body is None else body.lease_s
+        number, instruction = await worlds.create(lease_s, key[:64])
+        worlds.counts['created'] += 1
+        told = await worlds.reset(number, number) if env == CREATED else {}
+        return {'id': number, 'key': key, 'instruction': instruction, **told}
+
+    @app.post('/reset')
+    async def reset(body: Reset) -> dict:
+        worlds.counts['resets'] += 1
+        return await worlds.reset(body.id, body.data_idx)
+
+    @app.post('/step')
+    async def step(body: Step) -> dict:
+        worlds.counts['steps'] += 1
+        return await worlds.step(body.id, body.action)
+
+    @app.post('/step_batch')
+    async def step_batch(body: Steps) -> dict:
+        async def one(step: Step) -> dict:
+            try:
+                return await worlds.step(step.id, step.action)
+            except Refused as refused:
+                return json.loads(refusal(refused).body)
+
+        worlds.counts['steps'] += len(body.steps)
+        return {'results': await asyncio.gather(*map(one, body.steps))}
+
+    @app.post('/close')
+    async def close(body: Close) -> bool:
+        return worlds.close_key(body.key) if body.id is None else worlds.close(body.id)
+
+    @app.get('/observation')
+    async def observation(id: int) -> str:
+        return worlds.told(id)['observation']
+
+    @app.get('/detail')
+    async def detail(id: int) -> dict:
+        return {**worlds.told(id), 'deleted': False}
+
+    @app.get('/health')
+    async def health() -> JSONResponse:
+        known = worlds.health()
+        return JSONResponse(known, status_code=200 if known['ready'] else 503)
+
+    @app.get('/metrics')
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(worlds.metrics(), media_type='text/plain; version=0.0.4')
+
+    return app

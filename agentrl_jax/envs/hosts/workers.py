@@ -1,0 +1,266 @@
+"""Processes that hold a server's worlds: one thread a world, JSON lines over their pipes.
+
+A worker is started by `Worker`, which speaks to it from an event loop, and ends when its input
+does, however its server died: with its worlds and all that they have started, for a worker leads a
+process group of its own.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import math
+import os
+import pathlib
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from agentrl_jax.envs.hosts.world import World, WorldError
+
+WORLDS = {  # name -> module:class
+    'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
+    'sciworld': 'agentrl_jax.envs.hosts.sciworld:SciWorld',
+}
+GRACE_S = 3.0  # for worlds to close when their worker is asked to end
+STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
+
+
+def maker(env: str, settings: dict) -> Callable[[], World]:
+    """Makes worlds of a name in WORLDS or of `module:class`."""
+    place = WORLDS[env] if env in WORLDS else env
+    module, mark, name = place.partition(':')
+    if not mark:
+        raise ValueError(f'env={env!r} is one of {", ".join(WORLDS)} or module:class')
+    kind = getattr(importlib.import_module(module), name)
+    if hasattr(kind, 'check'):
+        kind.check()  # a class may say at once that something is missing
+    return lambda: kind(**settings)
+
+
+# ---- in the worker -----------------------------------------------------------------------------
+
+
+class Printed:
+    """Worlds are foreign code: whatever error they raise is printed, and costs its world alone."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+        return isinstance(error, Exception)
+
+
+class Keeper(threading.Thread):
+    """Owns a world: makes it, plays it and closes it, one order after another."""
+
+    def __init__(self, make: Callable[[], World], say: Callable[..., None], most_chars: int):
+        super().__init__(daemon=True)
+        self.orders: queue.SimpleQueue = queue.SimpleQueue()
+        self.make, self.say, self.most_chars = make, say, most_chars
+        self.world: World | None = None
+
+    def run(self) -> None:
+        for order in iter(self.orders.get, None):
+            if order['verb'] == 'close':
+                with Printed():
+                    if self.world is not None:
+                        self.world.close()
+                return self.say(seq=order['seq'])
+            told = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
+            with Printed():
+                try:
+                    told = self.did(order['verb'], order)
+                except WorldError as error:
+                    told = {'error': str(error), 'code': 'fault'}
+            self.say(seq=order['seq'], **told)
+
+    def did(self, verb: str, order: dict) -> dict[str, Any]:
+        if verb == 'create':
+            self.world = self.make()
+            return {'instruction': self.world.instruction}
+        if verb == 'reset':
+            try:
+                observation = self.world.reset(order['item'])
+            except (ValueError, IndexError) as error:
+                return {'error': str(error), 'code': 'no_such_item'}
+            told = {'observation': observation, 'reward': 0, 'done': False, 'success': None}
+        else:
+            reply = self.world.step(order['action'])
+            if not math.isfinite(reply.reward):
+                raise WorldError(f'a reward of {reply.reward}')
+            told = {
+                'observation': reply.observation,
+                'reward': float(reply.reward),
+                'done': bool(reply.done),
+                'success': reply.success,
+            }
+        if len(told['observation']) > self.most_chars:
+            raise WorldError(f'an observation of over {self.most_chars} characters')
+        details = getattr(self.world, 'details', dict)  # what AgentGym's server of it says besides
+        return {**told, **details()}
+
+
+def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
+    """Plays worlds until the input ends."""
+    threading.Thread(target=stay_awake, daemon=True).start()
+    orders = os.fdopen(os.dup(0), 'rb')
+    answers = os.fdopen(os.dup(1), 'wb')
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # worlds may print and read as they like
+    os.dup2(2, 1)
+    lock, keepers = threading.Lock(), {}
+
+    def say(**told: Any) -> None:
+        line = json.dumps(told).encode() + b'\n'
+        with lock:
+            answers.write(line)
+            answers.flush()
+
+    say(ready=True)
+    for line in orders:
+        order = json.loads(line)
+        if order['verb'] == 'create':
+            keepers[order['id']] = Keeper(make, say, most_chars)
+            keepers[order['id']].start()
+        keeper = keepers.pop(order['id']) if order['verb'] == 'close' else keepers[order['id']]
+        keeper.orders.put(order)
+    threading.Timer(GRACE_S, end_group).start()
+    for keeper in keepers.values():
+        keeper.say = lambda **told: None
+        keeper.orders.put({'verb': 'close', 'seq': 0})
+    for keeper in keepers.values():
+        keeper.join()
+    end_group()
+
+
+def stay_awake() -> None:
+    """An alarm that only goes off where a world holds Python's lock for good."""
+    while True:
+        signal.alarm(STUCK_S)
+        time.sleep(1)
+
+
+def end_group() -> None:
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+# ---- in the server -----------------------------------------------------------------------------
+
+
+class WorkerDied(RuntimeError):
+    """With all worlds that it held."""
+
+
+class Worker:
+    """A worker process, started again when it dies."""
+
+    def __init__(self, env: str, settings: dict, *, most_chars: int):
+        self.spec = json.dumps({'env': env, 'settings': settings, 'most_chars': most_chars})
+        self.limit = 16 * most_chars + 2**16  # bytes of a line: JSON's longest spelling, and more
+        self.life = 0  # how often it was started; worlds are of one life
+        self.ready = False
+        self.stillborn = False  # it ended before it was ready
+        self.worlds: set[int] = set()
+        self.hung: set[int] = set()  # worlds whose threads never came back; in `worlds` too
+        self._asked: dict[int, asyncio.Future] = {}
+        self._seq = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    async def run(self) -> None:
+        """Keeps a process alive until cancelled; waits longer each time it dies at once."""
+        wait_s = 0.0
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(wait_s)
+            try:
+                await self._live()
+            except asyncio.CancelledError:
+                await self._part()
+                raise
+            finally:
+                self._bury()
+            lived = time.monotonic() - began > 10
+            wait_s = 0.0 if lived else min(2 * wait_s + 0.5, 10.0)
+
+    async def _live(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            '-m',
+            'agentrl_jax.envs.hosts.workers',
+            self.spec,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=self.limit,
+            start_new_session=True,
+        )
+        self.life += 1
+        async for line in self._process.stdout:
+            told = json.loads(line)
+            if 'ready' in told:
+                self.ready = True
+            elif told['seq'] in self._asked:
+                self._asked.pop(told['seq']).set_result(told)
+
+    async def _part(self) -> None:
+        """Gives its worlds time to close."""
+        if self._process is not None:
+            self._process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GRACE_S + 1):
+                    await self._process.wait()
+
+    def _bury(self) -> None:
+        self.stillborn = not self.ready
+        self.ready = False
+        self.worlds.clear()
+        self.hung.clear()
+        self.kill()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(WorkerDied())
+        self._asked.clear()
+
+    def kill(self) -> None:
+        """Ends it and what it started; it is started again, without its worlds."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def ask(self, verb: str, world: int, *, timeout_s: float, **rest: Any) -> dict:
+        """The worker's answer; TimeoutError, or WorkerDied."""
+        if not self.ready:
+            raise WorkerDied
+        self._seq += 1
+        seq, asked = self._seq, asyncio.get_running_loop().create_future()
+        self._asked[seq] = asked
+        order = {'seq': seq, 'verb': verb, 'id': world, **rest}
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b'\n')
+            async with asyncio.timeout(timeout_s):
+                return await asked
+        finally:
+            self._asked.pop(seq, None)
+
+    def memory_mb(self) -> float:
+        """Resident, of the worker itself; 0 where nothing tells."""
+        path = pathlib.Path(f'/proc/{self.pid}/statm')
+        if not self.ready or not path.exists():
+            return 0.0
+        return int(path.read_text().split()[1]) * os.sysconf('SC_PAGESIZE') / 2**20
+
+
+if __name__ == '__main__':
+    asked = json.loads(sys.argv[1])
+    serve_pipes(maker(asked['env'], asked['settings']), asked['most_chars'])

@@ -1,0 +1,50 @@
+"""What a world on a host is: one conversation partner at a time, with a reset, a step and a close.
+
+A world belongs to one thread, which makes it, plays many episodes with it one after another and
+closes it; it may block for as long as it likes. It knows no token and no model.
+"""
+
+import dataclasses
+from typing import Protocol
+
+
+class WorldError(RuntimeError):
+    """The world failed: no answer of the policy is to blame, and none is to be trained on.
+
+    Where the world is deterministic, a fresh one is given the actions so far and asked again; where
+    it is not, or fails again and again, the episode ends with EpisodeStop.ENV_ERROR.
+    """
+
+
+class WorldDown(WorldError):
+    """Nobody answers or nobody has room: refused connections, full servers.
+
+    Nothing has happened, so it does not count as a try; the world is asked again later, for as long
+    as the run allows.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a world says to an action."""
+
+    observation: str
+    reward: float = 0.0  # of this step alone, not a running score
+    done: bool = False
+    success: bool | None = None  # None: the world does not say; the episode's rewards decide
+
+
+class World(Protocol):
+    """One world. Whatever a library raises for its own failures becomes a WorldError in here."""
+
+    deterministic: bool  # the same item and actions give the same replies, in any fresh world
+    instruction: str  # what the task is, in words; set by reset where it depends on the item
+
+    def reset(self, item: int) -> str:
+        """Begins an episode on an item of the pool; returns its first observation."""
+
+    def step(self, action: str) -> Reply:
+        """What the policy wrote, as text, and what the world says to it. Never sent twice."""
+
+    def close(self) -> None:
+        """Gives everything back; may be called more than once."""

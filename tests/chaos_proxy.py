@@ -1,0 +1,172 @@
+"""A TCP proxy that does to HTTP what networks and failing servers do, drawn from a seed.
+
+Each request and its reply pass by as bytes; with the chance of its kind a trouble happens to one of
+them. The proxy itself never changes its mind: what it did is in `done`.
+"""
+
+import collections
+import json
+import random
+import re
+import socket
+import threading
+import time
+
+CUT_AT = 0.5  # of the reply's bytes that pass when it is cut
+TROUBLES = (
+    'dropped_before',  # the connection closes before the server sees the request
+    'dropped_after',  # ... after the server did what was asked
+    'delayed',
+    'error_500',
+    'half',  # the reply ends in the middle, and the connection with it
+    'other',  # the reply to another request that passed by
+    'twice',  # the reply comes two times
+    'nan',  # a reward of nan; written as servers of Python write it
+    'huge',  # an observation of 10 MB
+    'garbled',  # some letters and numbers are other ones
+    'no_json',
+    'silent',  # no reply ever comes, but the connection stays
+    'dripping',  # one byte of the reply at a time
+)
+
+
+class Proxy:
+    """Listens on a free port of loopback for one server."""
+
+    def __init__(self, port: int, *, seed: int = 0, chances: dict[str, float] | None = None):
+        self.port, self.luck, self.chances = port, random.Random(seed), dict(chances or {})
+        self.done: collections.Counter[str] = collections.Counter()
+        self.delay_s = 0.05
+        self._last: dict[str, bytes] = {}  # path -> an earlier reply
+        self._lock, self._open = threading.Lock(), set()
+        self._ended = threading.Event()
+        self._listener = socket.create_server(('127.0.0.1', 0))
+        self.url = f'http://127.0.0.1:{self._listener.getsockname()[1]}'
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def close(self):
+        self._ended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for each in self._open:
+                each.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def draw(self):
+        """The trouble of the next request, or ''."""
+        with self._lock:
+            kinds, chances = list(self.chances), list(self.chances.values())
+            kind = self.luck.choices([*kinds, ''], [*chances, max(0, 1 - sum(chances))])[0]
+            self.done[kind] += 1
+            return kind
+
+    def _accept(self):
+        while not self._ended.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client):
+        with self._lock:
+            self._open.add(client)
+        try:
+            while not self._ended.is_set() and self._one(client):
+                pass
+        except OSError:
+            pass  # a side that ended in the middle
+        finally:
+            with self._lock:
+                self._open.discard(client)
+            client.close()
+
+    def _one(self, client) -> bool:
+        """Passes a request and its reply; False ends the connection."""
+        request = message(client)
+        if not request:
+            return False
+        path = request.split(b' ', 2)[1].decode().partition('?')[0]
+        trouble = self.draw()
+        if trouble == 'dropped_before':
+            return False
+        if trouble == 'error_500':
+            client.sendall(response(b'{"error": "out of order"}', '500 Internal Server Error'))
+            return True
+        with socket.create_connection(('127.0.0.1', self.port), timeout=30) as server:
+            server.sendall(request)
+            reply = message(server)
+        if not reply:
+            return False
+        with self._lock:
+            other = self._last[path] if path in self._last else reply
+            self._last[path] = reply
+        return self._answer(client, reply, trouble, other)
+
+    def _answer(self, client, reply, trouble, other) -> bool:
+        head, _, body = reply.partition(b'\r\n\r\n')
+        if trouble == 'dropped_after':
+            return False
+        if trouble == 'silent':
+            self._ended.wait(60)
+            return False
+        if trouble == 'delayed':
+            time.sleep(self.delay_s)
+        if trouble == 'half':
+            client.sendall(reply[: len(reply) - len(body) + int(CUT_AT * len(body))])
+            return False
+        if trouble == 'dripping':
+            for byte in reply:
+                client.sendall(bytes([byte]))
+                if self._ended.wait(0.05):
+                    return False
+        if trouble == 'garbled':
+            reply = head + b'\r\n\r\n' + body.replace(b'a', b'e').replace(b'1', b'2')
+        if trouble in ('nan', 'huge', 'no_json'):
+            reply = response(changed(body, trouble))
+        if trouble == 'other':
+            reply = other
+        if trouble != 'dripping':
+            client.sendall(reply * (2 if trouble == 'twice' else 1))
+        return True
+
+
+def changed(body: bytes, trouble: str) -> bytes:
+    """A body without a digest, as other servers send them."""
+    if trouble == 'no_json':
+        return b'<html>busy</html>'
+    told = json.loads(body)
+    if not isinstance(told, dict) or 'observation' not in told:
+        return b'null'
+    if trouble == 'nan':
+        return json.dumps(told | {'reward': float('nan')}).encode()
+    return json.dumps(told | {'observation': 'x' * 10_000_000}).encode()
+
+
+def response(body: bytes, status: str = '200 OK') -> bytes:
+    head = f'HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}'
+    return head.encode() + b'\r\n\r\n' + body
+
+
+def message(connection) -> bytes:
+    """One whole HTTP message, b'' where the other side ended."""
+    data = b''
+    while b'\r\n\r\n' not in data:
+        more = connection.recv(65536)
+        if not more:
+            return b''
+        data += more
+    head, _, body = data.partition(b'\r\n\r\n')
+    found = re.search(rb'content-length: *(\d+)', head, re.IGNORECASE)
+    wanted = int(found[1]) if found else 0
+    while len(body) < wanted:
+        more = connection.recv(65536)
+        if not more:
+            return b''
+        body += more
+    return head + b'\r\n\r\n' + body

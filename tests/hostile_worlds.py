@@ -1,0 +1,52 @@
+"""A world for tests that does what an action asks for, however bad."""
+
+import os
+import time
+
+from agentrl_jax.envs.hosts.world import Reply, WorldError
+
+
+class Hostile:
+    """Counts its steps; each action names what happens in it."""
+
+    deterministic, instruction = True, 'Count.'
+
+    def reset(self, item):
+        if item < 0:
+            raise ValueError(f'item {item} is not there')
+        self.steps, self.item = 0, item
+        return f'item {item}'
+
+    def step(self, action):
+        self.steps += 1
+        said, reward = f'{self.item}: step {self.steps} {action}', 0.5
+        if action == 'fault':
+            raise WorldError('out of order')
+        if action == 'raise':
+            raise KeyError('a mistake')
+        if action == 'exit':
+            os._exit(3)
+        if action == 'hang':
+            time.sleep(3600)
+        if action.startswith('slow'):
+            time.sleep(0.3)
+        if action == 'slow fault':
+            raise WorldError('out of order')
+        if action == 'nan':
+            reward = float('nan')
+        if action == 'huge':
+            said = 'x' * 2**21
+        if action == 'print':
+            print('{"seq": 1}', flush=True)
+        return Reply(said, reward=reward, done=action == 'end', success=action == 'end' or None)
+
+    def close(self):
+        pass
+
+
+class Unbuildable:
+    """Its package is missing."""
+
+    @staticmethod
+    def check():
+        raise ModuleNotFoundError('it needs the package unobtainium')

@@ -1,0 +1,482 @@
+"""The client of AgentGym's protocol: on our servers over TCP, and on tables of others' answers."""
+
+import contextlib
+import http.server
+import json
+import threading
+
+import chaos_proxy
+import psutil
+import pytest
+
+from agentrl_jax.envs.hosts import agentgym, answers, textcraft
+from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
+from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.connection import Connection
+from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.textcraft import TextCraft
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+
+SECONDS = 0.3  # of a call, in tests of calls that get no answer
+ROUNDS = 6  # of an episode in tests of troubles
+
+
+@pytest.fixture(scope='module')
+def launched():
+    with Launched('textcraft') as server:
+        yield server
+
+
+def port_of(url):
+    return int(url.rpartition(':')[2])
+
+
+def get(url):
+    with contextlib.closing(Connection(url, timeout_s=20, most_bytes=2**20)) as there:
+        return there.get('health')
+
+
+def says(command):
+    return f'Thought:\nas planned\n\nAction:\n{command}'
+
+
+# ---- against our server ------------------------------------------------------------------------
+
+
+def test_worlds_behind_the_client_say_what_they_say_in_process(launched):
+    near, far = Read(TextCraft(), 'only_action'), AgentGym('textcraft', Servers([launched.url]))
+    assert near.instruction == far.instruction and near.deterministic == far.deterministic
+    with contextlib.closing(far):
+        for item in (3, 130, 500, 540):
+            text = near.reset(item)
+            assert far.reset(item) == text
+            plan = near.world.plan()
+            guesses = textcraft.random_commands(text, item)
+            for command in [*(next(guesses) for _ in range(5)), 'inventory', '', *plan]:
+                said = near.step(says(command))
+                assert far.step(says(command)) == said
+            assert said.success and said.done
+        two = 'Action: inventory\nAction: inventory'
+        assert (
+            far.step(two) == near.step(two) == Reply(str(near.step(two).observation), success=False)
+        )
+
+
+def test_agentgyms_own_client_can_play_on_our_server(launched):
+    """Its calls, in its order, with its bodies; every field that it reads is there."""
+    there = Connection(launched.url, timeout_s=20, most_bytes=2**20)
+    body = {'minecraft_dir': 'agentenv_textcraft/', 'commands': None, 'goal': None}
+    made = there.post('create', body)
+    assert {'id', 'observation', 'reward', 'done'} <= made.keys()
+    assert made['observation'] == TextCraft().reset(made['id'])
+    assert there.post('reset', {'id': made['id'], 'data_idx': 3})['observation']
+    stepped = there.post('step', {'id': made['id'], 'action': 'get 1 birch logs'})
+    assert (stepped['observation'], stepped['reward'], stepped['done']) == (
+        'Got 1 birch logs',
+        0,
+        False,
+    )
+    craft = {'id': made['id'], 'action': 'craft 4 birch planks using 1 birch logs'}
+    assert there.post('step', craft)['done']
+    assert there.post('step', craft)['observation'].startswith('Could not find enough')  # no error
+    assert there.post('close', {'id': made['id']}) is True
+    there.close()
+
+
+def test_worlds_spread_over_servers_and_pass_over_the_one_that_is_gone(launched):
+    gone = 'http://127.0.0.1:9'  # discard: nobody listens
+    servers = Servers([gone, launched.url])
+    worlds = [AgentGym('textcraft', servers) for _ in range(3)]
+    for world in worlds:
+        world.reset(0)
+    assert servers.candidates() == [launched.url, gone]
+    for world in worlds:
+        world.close()
+        world.close()
+    with pytest.raises(WorldDown, match='cannot be reached'):
+        AgentGym('textcraft', Servers([gone])).reset(0)
+    with pytest.raises(ValueError, match='each once'):
+        Servers([gone, gone])
+
+
+def test_a_full_server_is_down_and_not_at_fault():
+    with Table([('create', 503, {'error': 'full', 'code': 'no_room'})]) as table:
+        with pytest.raises(WorldDown, match='503'):
+            AgentGym('textcraft', Servers([table.url])).reset(0)
+
+
+def test_fewest_worlds_first():
+    servers = Servers(['a', 'b', 'c'])
+    for url in ('a', 'a', 'b'):
+        servers.opened(url)
+    assert servers.candidates() == ['c', 'b', 'a']
+    servers.closed('a')
+    servers.failed('c')
+    assert servers.candidates() == ['a', 'b', 'c']
+
+
+# ---- troubles on the way -----------------------------------------------------------------------
+
+
+def play_through(make, item, commands):
+    """Replies of an episode, on a fresh world with the actions so far wherever one fails."""
+    world, replies, tries = make(), [], 0
+    try:
+        while len(replies) <= len(commands):
+            try:
+                again = [
+                    world.reset(item),
+                    *(world.step(says(c)) for c in commands[: len(replies)]),
+                ]
+                assert again[:-1] == replies[: len(again) - 1]
+                replies.append(again[-1])
+                for command in commands[len(replies) - 1 :]:
+                    replies.append(world.step(says(command)))
+                break
+            except WorldError:
+                tries += 1
+                assert tries < 200
+                world.close()
+                world = make()
+    finally:
+        world.close()
+    return replies, tries
+
+
+def expected(item, commands):
+    world = Read(TextCraft(), 'only_action')
+    return [world.reset(item), *(world.step(says(command)) for command in commands)]
+
+
+def script(item):
+    world = TextCraft()
+    guesses = textcraft.random_commands(world.reset(item), item)
+    return [*(next(guesses) for _ in range(ROUNDS - 1)), 'inventory']
+
+
+@pytest.mark.parametrize('trouble', chaos_proxy.TROUBLES)
+def test_a_trouble_is_an_error_or_does_no_harm(launched, trouble, monkeypatch):
+    monkeypatch.setattr(agentgym, 'CLOSE_S', SECONDS)
+    waits = trouble in ('silent', 'dripping', 'huge')
+    proxy = chaos_proxy.Proxy(port_of(launched.url), seed=1, chances={trouble: 0.15})
+    rounds = 2 if waits else ROUNDS
+    with contextlib.closing(proxy):
+        servers = Servers([proxy.url], rest_s=0)
+
+        def make():
+            return AgentGym('textcraft', servers, timeout_s=SECONDS if waits else 20.0)
+
+        failed = 0
+        for item in range(0, 120 if waits else 480, 60):
+            replies, tries = play_through(make, item, script(item)[:rounds])
+            assert replies == expected(item, script(item)[:rounds])
+            failed += tries
+    assert proxy.done[trouble]
+    if trouble == 'delayed':
+        assert not failed
+    elif trouble != 'twice':  # which is noticed and costs a connection, at times an error
+        assert failed
+
+
+def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    worlds = get(launched.url)['worlds']
+    quick = [each for each in chaos_proxy.TROUBLES if each not in ('silent', 'dripping', 'huge')]
+    proxy = chaos_proxy.Proxy(port_of(launched.url), seed=2, chances=dict.fromkeys(quick, 0.02))
+    servers = Servers([proxy.url], rest_s=0)
+    with contextlib.closing(proxy):
+        for item in range(0, 500, 10):
+            replies, _ = play_through(
+                lambda: AgentGym('textcraft', servers), item, script(item)[:4]
+            )
+            assert replies == expected(item, script(item)[:4])
+    assert all(proxy.done[each] for each in quick)
+    assert get(launched.url)['worlds'] <= worlds + 1  # the last one, if its close was lost
+    assert threading.active_count() == threads and psutil.Process().num_fds() == files
+
+
+def test_an_episode_goes_on_when_its_server_was_killed_and_another_one_started(launched):
+    item, commands = 300, script(300)
+    with Launched('textcraft') as first:
+        proxy = chaos_proxy.Proxy(port_of(first.url))
+        with contextlib.closing(proxy):
+            servers, turns = Servers([proxy.url], rest_s=0), []
+
+            def make():
+                turns.append(len(turns))
+                return AgentGym('textcraft', servers)
+
+            world = make()
+            replies = [world.reset(item), *(world.step(says(c)) for c in commands[:2])]
+            first.process.kill()
+            with pytest.raises(WorldError):
+                world.step(says(commands[2]))
+            world.close()
+            proxy.port = port_of(launched.url)
+            replies, _ = play_through(make, item, commands)
+    assert replies == expected(item, commands)
+
+
+# ---- against what other servers say ------------------------------------------------------------
+
+
+class Table:
+    """A server that answers call after call from a table of (path, status, answer)."""
+
+    def __init__(self, rows):
+        self.rows, self.asked = list(rows), []
+        table = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = 'HTTP/1.1'
+
+            def answer(self):
+                length = int(self.headers['Content-Length'] or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                path, status, told = table.rows.pop(0)
+                table.asked.append((self.path.lstrip('/'), body))
+                assert self.path.lstrip('/').startswith(path), (self.path, path)
+                data = told if isinstance(told, bytes) else json.dumps(told).encode()
+                self.send_response(status)
+                self.send_header('Content-Length', str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = answer
+
+            def log_message(self, *words):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self.server.server_port}'
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+BABYAI = {'observation': 'o', 'reward': 0, 'score': 0.0, 'deleted': False, 'done': False}
+DIALOGUES = {  # env: rows until the first text, that text, the answer to a step, the reply to it
+    'babyai': (
+        [('create', 200, {'id': 4}), ('reset', 200, BABYAI)],
+        'o',
+        {'observation': 'p', 'reward': 0.9, 'score': 0.9, 'done': True},
+        Reply('p', 0.9, True, True),
+    ),
+    'sciworld': (
+        [
+            ('create', 200, {'id': 0}),
+            ('reset', 200, {'task_description': 'Boil.', 'observation': 'A room.', 'score': 0}),
+        ],
+        'Boil.\nA room.',
+        {'observation': 'p', 'reward': -100, 'score': -100, 'done': True},
+        Reply('p', -100.0, True, False),
+    ),
+    'searchqa': (
+        [('create', 200, 7), ('reset', 200, 'Question: who?')],
+        'Question: who?',
+        {'observation': 'Sorry', 'reward': 0, 'done': False, 'info': None},
+        Reply('Sorry', 0.0, False, False),
+    ),
+    'webarena': (
+        [
+            ('create', 200, {'env_idx': 1}),
+            ('reset', 200, {'observation': 'tree', 'sites': [], 'object': 'buy'}),
+            ('observation?env_idx=1', 200, 'OBSERVATION: tree'),
+        ],
+        'OBSERVATION: tree',
+        {'observation': 'p', 'reward': 0.5, 'terminated': False, 'truncated': False, 'info': {}},
+        Reply('p', 0.0, False, False),
+    ),
+    'webshop': (
+        [
+            ('create', 200, 3),
+            ('reset', 200, ['', None]),
+            ('observation?env_idx=3', 200, 'Instruction: buy'),
+        ],
+        'Instruction: buy',
+        {'state': 'bought', 'reward': 1.0, 'done': True, 'info': None},
+        Reply('bought', 1.0, True, True),
+    ),
+    'sqlgym': (
+        [
+            ('create', 200, 3),
+            ('reset', 200, 'x'),
+            ('observation?env_idx=3', 200, 'Tables'),
+        ],
+        'Tables',
+        {'state': '[(1,)]', 'reward': 0.0, 'done': True, 'info': {}},
+        Reply('[(1,)]', 0.0, True, False),
+    ),
+    'alfworld': (
+        [
+            ('create', 200, {'id': 0}),
+            ('reset', 200, {'id': 0, 'observation': 'A room', 'available_actions': ['look', 'go']}),
+        ],
+        'A room\nAVAILABLE ACTIONS: look,go',
+        {'observation': 'won', 'reward': True, 'available_actions': [], 'done': True},
+        Reply('won', 1.0, True, True),
+    ),
+    'maze': (
+        [('maze/create', 200, {'id': 0}), ('maze/reset', 200, {'observation': 'walls'})],
+        'walls',
+        {'observation': 'Success', 'reward': 1, 'done': True},
+        Reply('Success', 1.0, True, True),
+    ),
+    'wordle': (
+        [
+            ('wordle/create', 200, {'id': 0}),
+            ('wordle/reset', 200, {'observation': ''}),
+            ('wordle/filtered_vocab?id=0', 200, ['crane', 'shire']),
+        ],
+        'crane\nshire',
+        {'observation': 'b b y b b', 'reward': 0, 'done': False},
+        Reply('b b y b b', 0.0, False, False),
+    ),
+    'weather': (
+        [('create', 200, 0), ('reset', 200, 'Goal: rain?')],
+        'Goal: rain?',
+        {'observation': 'p', 'reward': 0.5, 'done': True},
+        Reply('p', 0.5, True, True),
+    ),
+}
+
+
+@pytest.mark.parametrize('env', DIALOGUES)
+def test_each_environment_is_spoken_to_in_its_own_way(env):
+    rows, first, stepped, reply = DIALOGUES[env]
+    quirks = agentgym.ENVIRONMENTS[env]
+    with Table([*rows, (f'{quirks.prefix}step', 200, stepped), ('', 200, True)]) as table:
+        world = AgentGym(env, Servers([table.url]))
+        assert world.reset(5) == first
+        assert world.step('Action: ```do it```') == reply
+        world.close()
+    number = rows[0][2][quirks.created] if quirks.created else rows[0][2]
+    assert table.asked[0] == (rows[0][0], quirks.create)
+    assert table.asked[1][1] == {quirks.id: number, quirks.item: 5, **quirks.reset}
+    assert table.asked[len(rows)][1].keys() == {quirks.id, 'action'}
+    assert (table.asked[-1][0] == 'close') == quirks.closes
+
+
+def test_running_scores_become_differences_and_late_babyai_success_shows_in_them():
+    steps = [('step', 200, BABYAI | {'score': score}) for score in (0.25, 0.5, 0.5)]
+    with Table([('create', 200, {'id': 0}), ('reset', 200, BABYAI), *steps]) as table:
+        world = AgentGym('babyai', Servers([table.url]))
+        world.reset(0)
+        assert [world.step('Action: toggle').reward for _ in steps] == [0.25, 0.25, 0.0]
+
+
+WRONG = [
+    {'error': 'The id 0 is not valid.'},  # AgentGym's errors are 200s
+    {'observation': 'p', 'reward': 0},
+    {'observation': None, 'reward': 0, 'done': False},
+    {'observation': 'p', 'reward': '1', 'done': False},
+    {'observation': 'p', 'reward': 2.0, 'done': False},  # above TextCraft's bounds
+    {'observation': 'p', 'reward': 10**400, 'done': False},
+    {'observation': 'p', 'reward': 0, 'done': 'no'},
+    {'observation': 'p', 'reward': 0, 'done': False, 'success': 'no'},
+    {'observation': 'p', 'reward': 0, 'done': False, 'turn': 2},
+    {'observation': 'p', 'reward': 0, 'done': False, 'id': 1},
+    b'{"observation": "p", "reward": Infinity, "done": false}',
+    b'[' * 100_000,
+    b'\xff\xfe',
+    b'',
+    [],
+]
+
+
+@pytest.mark.parametrize('told', WRONG, ids=lambda told: str(told)[:50])
+def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
+    begin = [('create', 200, {'id': 0}), ('reset', 200, {'observation': 'o'})]
+    with Table([*begin, ('step', 200, told), ('', 200, True), *begin]) as table:
+        world = AgentGym('textcraft', Servers([table.url]))
+        world.reset(0)
+        with pytest.raises(WorldError):
+            world.step('Action: inventory')
+        assert world.reset(0) == 'o'
+        assert table.asked[-1][0] == 'reset'
+
+
+def test_a_failed_world_is_not_stepped_again():
+    begin = [('create', 200, {'id': 0}), ('reset', 200, {'observation': 'o'})]
+    with Table([*begin, ('step', 500, {})]) as table:
+        world = AgentGym('textcraft', Servers([table.url]))
+        world.reset(0)
+        for _ in range(2):
+            with pytest.raises(WorldError):
+                world.step('Action: inventory')
+    assert [path for path, _ in table.asked] == ['create', 'reset', 'step']
+
+
+def test_half_a_surrogate_pair_becomes_a_letter_that_can_be_written():
+    told = b'{"observation": "a\\ud800b", "reward": 0, "done": false}'
+    begin = [('create', 200, {'id': 0}), ('reset', 200, {'observation': 'o'})]
+    with Table([*begin, ('step', 200, told)]) as table:
+        world = AgentGym('textcraft', Servers([table.url]))
+        world.reset(0)
+        assert world.step('Action: inventory').observation == 'a?b'
+
+
+def test_texts_that_stand_for_a_fault_are_faults():
+    rows = [('create', 200, {'env_idx': 1}), ('reset', 200, {}), ('obs', 200, 'TimeoutError')]
+    with Table(rows) as table, pytest.raises(WorldError, match='TimeoutError'):
+        AgentGym('webarena', Servers([table.url])).reset(0)
+
+
+# ---- answers, items ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'reader, text, action',
+    [
+        ('whole', ' a\n', ' a\n'),
+        ('only_action', says('get 2 oak-log (x)!'), 'get 2 oaklog x'),
+        ('only_action', 'Action: get 1 a,  2 b\nmore', 'get 1 a, 2 b'),
+        ('only_action', 'nothing', ''),
+        ('last_action', 'Action: a\nAction: look around \n', 'look around'),
+        ('last_action', 'hm', ''),
+        ('last_action', 'click[Buy Now]', 'click[Buy Now]'),
+        ('first_action', 'Action: move up\nAction: move down', 'move up'),
+        ('first_action', 'move up', 'move up'),
+        ('sql_block', 'so\n```sql\nSELECT 1\n``` done', 'SELECT 1'),
+        ('with_backticks', 'I do ```click [3]```', 'I do ```click [3]```'),
+    ],
+)
+def test_actions_are_found_as_agentgyms_clients_find_them(reader, text, action):
+    assert answers.READERS[reader](text) == action
+
+
+@pytest.mark.parametrize(
+    'reader, text', [('only_action', 'Action: a\nAction: b'), ('with_backticks', 'a')]
+)
+def test_what_holds_no_action_is_answered_without_asking_the_world(reader, text):
+    world = Read(TextCraft(), reader)
+    world.reset(3)
+    reply = world.step(text)
+    assert 'adjust' in reply.observation and reply.reward == 0 and not reply.done
+    assert world.step('Action: ```inventory```').observation
+
+
+def test_item_files_of_agentgym_are_read(tmp_path):
+    path = tmp_path / 'items.json'
+    path.write_text(json.dumps([{'item_id': 'textcraft_12'}, {'item_id': 'textcraft_3'}]))
+    assert agentgym.read_items(path) == [12, 3]
+    assert agentgym.item_of('babyai_7') == ('babyai', 7)
+    with pytest.raises(ValueError, match='no item id'):
+        agentgym.item_of('textcraft')
+    path.write_text(json.dumps([{'item_id': 'textcraft_12'}, {'item_id': 'babyai_3'}]))
+    with pytest.raises(ValueError, match='babyai'):
+        agentgym.read_items(path)
+
+
+def test_an_environment_or_address_that_is_none_is_refused():
+    with pytest.raises(ValueError, match='none of AgentGym'):
+        AgentGym('chess', Servers(['http://a']))
+    with pytest.raises(ValueError, match='http://'):
+        Connection('localhost:80', timeout_s=1, most_bytes=1)

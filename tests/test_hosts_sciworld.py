@@ -1,0 +1,154 @@
+"""SciWorld: AgentGym's games and scores from simulators in one JVM. Without Java these skip."""
+
+import contextlib
+import gc
+import json
+import re
+import shutil
+
+import pytest
+
+from agentrl_jax.envs.hosts import sciworld
+from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
+from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.sciworld import SciWorld
+from agentrl_jax.envs.hosts.world import WorldError
+
+WITH_JAVA = pytest.mark.skipif(
+    shutil.which('java') is None, reason='SciWorld needs Java 17: openjdk-17-jre-headless'
+)
+HEAP_MB = 256
+ACTIONS = ('open door to kitchen', 'go to kitchen', 'look around', 'wait1', 'nonsense', '')
+BOIL, FIND_ANIMAL = 0, 3836
+
+
+def made(**settings):
+    return contextlib.closing(SciWorld(heap_mb=HEAP_MB, **settings))
+
+
+def replies(world, item, actions):
+    return [world.reset(item), *map(world.step, actions)]
+
+
+def test_items_are_agentgyms_games():
+    games = sciworld.games()
+    assert len(games) == 4639
+    # first items of tasks as AgentGym's list has them
+    firsts = {games[item][0]: item for item in reversed(range(len(games)))}
+    assert firsts['use-thermometer'] == 120 and firsts['find-animal'] == FIND_ANIMAL
+    assert games[1436] == ('test-conductivity', 0) and games[4638][1] == 9
+    shifted = sciworld.games(shifted=True)
+    assert len(shifted) == 4639 - 300 and shifted[:1096] == games[:1096]
+    assert shifted[1096:] == games[1396:]
+
+
+def test_the_prompt_lists_24_actions():
+    listed = json.loads(re.search(r'\[\{.*\}\]', sciworld.AGENTGYM_PROMPT)[0])
+    assert len(listed) == 24 and all(each.keys() == {'action', 'description'} for each in listed)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setenv('PATH', '/nowhere')
+    monkeypatch.delenv('JAVA_HOME', raising=False)
+    with pytest.raises(FileNotFoundError, match='openjdk-17-jre-headless'):
+        SciWorld.check()
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match='pip install scienceworld'):
+        SciWorld.check()
+
+
+@WITH_JAVA
+def test_every_task_has_as_many_variations_as_the_table_says():
+    with made() as world:
+        counts = [world.simulator.getTaskMaxVariations(task) for task, _ in sciworld.TASKS]
+    assert counts == [count for _, count in sciworld.TASKS]
+
+
+@WITH_JAVA
+def test_replies_are_those_of_the_package(monkeypatch):
+    """Played as AgentGym's server plays it, but for the list of valid actions, which it drops."""
+    from scienceworld import ScienceWorldEnv
+
+    monkeypatch.setattr(ScienceWorldEnv, 'get_valid_action_object_combinations', lambda self: [])
+    theirs = ScienceWorldEnv()
+    theirs.load(*sciworld.games()[FIND_ANIMAL])
+    first = f'{theirs.get_task_description()}\n{theirs.step("look around")[0]}'
+    with made() as ours:
+        path = ours.gold(FIND_ANIMAL)
+        assert ours.reset(FIND_ANIMAL) == first
+        score = 0
+        for action in [*ACTIONS, *path]:
+            reply = ours.step(action)
+            text, gained, done, info = theirs.step(action)
+            assert (reply.observation, reply.reward, reply.done) == (text, gained, done)
+            score += reply.reward
+            assert info['score'] == score == ours.details()['score']
+            if done:
+                break
+    theirs.close()
+    del theirs  # it closes again when it is collected: now, not in the middle of something
+    gc.collect()
+    assert reply.success and score == 100
+
+
+@WITH_JAVA
+def test_simulators_of_one_jvm_do_not_hear_each_other():
+    with contextlib.ExitStack() as stack:
+        worlds = [stack.enter_context(made()) for _ in range(3)]
+        items = [BOIL, 1436, 4638]
+        alone = [replies(world, item, ACTIONS) for world, item in zip(worlds, items, strict=True)]
+        together = [[world.reset(item)] for world, item in zip(worlds, items, strict=True)]
+        for action in ACTIONS:
+            for said, world in zip(together, worlds, strict=True):
+                said.append(world.step(action))
+        assert together == alone
+        assert worlds[0].machine._gateway is worlds[2].machine._gateway
+
+
+@WITH_JAVA
+def test_a_wrong_focus_ends_an_episode_and_so_does_waiting():
+    with made() as world:
+        world.reset(FIND_ANIMAL)
+        said = [world.step(f'{action} kitchen') for action in ('open door to', 'go to')]
+        said.append(world.step('focus on stove'))
+        assert said[-1].done and not said[-1].success
+        assert sum(reply.reward for reply in said) == -100  # what was gained is lost with it
+    with made(max_moves=10, scale=0.01) as world:
+        world.reset(BOIL)
+        waits = [world.step('wait1') for _ in range(6)]  # counts two moves each
+        assert [reply.done for reply in waits] == [False] * 5 + [True]
+        world.reset(FIND_ANIMAL)
+        assert world.step('focus on air').reward == -1
+
+
+@WITH_JAVA
+def test_a_recorded_gold_path_reaches_the_end_and_an_item_must_be_there():
+    with made() as world:
+        (path,) = sciworld.record_gold(world, [4629])
+        assert path.score == 100 and path.item == 4629 and path.actions
+        with pytest.raises(ValueError, match=r'item 4639 is not in 0\.\.4638'):
+            world.reset(4639)
+
+
+@WITH_JAVA
+def test_a_jvm_that_died_is_a_fault_and_the_next_world_has_a_new_one():
+    with made() as world:
+        world.reset(BOIL)
+        process = world.machine._gateway.java_process
+        process.kill()
+        process.wait()
+        with pytest.raises(WorldError, match='ScienceWorld'):
+            world.step('look around')
+    with made() as world:
+        assert world.reset(BOIL).startswith('Your task is to boil water')
+
+
+@WITH_JAVA
+def test_behind_our_server_it_says_what_it_says_in_process():
+    settings = {'heap_mb': HEAP_MB}
+    with Launched('sciworld', settings=settings) as launched, made() as inner:
+        near, far = Read(inner, 'last_action'), AgentGym('sciworld', Servers([launched.url]))
+        said = [f'Action: {action}' for action in ACTIONS]
+        assert replies(far, BOIL, said) == replies(near, BOIL, said)
+        far.close()

@@ -1,0 +1,326 @@
+"""`python -m agentrl_jax.serve` over real TCP: protocol, errors, and nothing left behind."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from agentrl_jax import serve
+from agentrl_jax.envs.hosts import server
+from agentrl_jax.envs.hosts.connection import content_digest
+from agentrl_jax.envs.hosts.launch import Launched
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORLDS = 4  # of each of two workers
+TOKEN = 'a-token-that-is-long-enough'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def importable():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('PYTHONPATH', f'{ROOT}/tests', prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope='module')
+def url(tmp_path_factory):
+    log = tmp_path_factory.mktemp('server') / 'log'
+    with Launched(
+        'hostile_worlds:Hostile', workers=2, worlds=WORLDS, step_s=1.5, log=log
+    ) as launched:
+        until(lambda: get(launched.url, 'health')[1]['ready'] == 2)
+        yield launched.url
+        started = [psutil.Process(launched.process.pid), *children(launched.process.pid)]
+        launched.process.send_signal(signal.SIGTERM)
+        launched.process.wait(20)
+    assert not psutil.wait_procs(started, 20)[1]
+
+
+def call(url, path, body=None, method='POST', raw=None):
+    """(status, answer); errors are answers too, and every answer tells its digest."""
+    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    headers = {} if data is None else {'Content-Type': 'application/json'}
+    request = urllib.request.Request(f'{url}/{path}', data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            status, sent, given = response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, sent, given = error.code, error.headers, error.read()
+    assert sent['Content-Digest'] == content_digest(given)
+    return status, json.loads(given) if 'json' in sent['Content-Type'] else given.decode()
+
+
+def get(url, path):
+    return call(url, path, method='GET')
+
+
+def until(true, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def made(url, item=0, **body):
+    """A world that has been reset."""
+    status, told = call(url, 'create', body)
+    assert status == 200
+    assert call(url, 'reset', {'id': told['id'], 'data_idx': item})[0] == 200
+    return told['id']
+
+
+def step(url, world, action):
+    return call(url, 'step', {'id': world, 'action': action})
+
+
+def close(url, *worlds):
+    for world in worlds:
+        assert call(url, 'close', {'id': world})[0] == 200
+
+
+def children(pid):
+    """Processes that a process has started, and those they have."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_a_world_is_played_as_in_agentgyms_protocol(url):
+    status, told = call(url, 'create')  # AgentGym's clients of most environments send no body
+    world = told['id']
+    assert status == 200 and told == {'id': world, 'key': '', 'instruction': 'Count.'}
+    first = {'observation': 'item 3', 'reward': 0, 'done': False, 'success': None}
+    own = {'id': world, 'turn': 0}
+    answer = call(url, 'reset', {'id': world, 'data_idx': 3})
+    assert answer == (200, {**first, **own, 'data_idx': 3})
+    assert get(url, f'observation?id={world}') == (200, 'item 3')
+    second = {'observation': '3: step 1 go', 'reward': 0.5, 'done': False, 'success': None}
+    assert step(url, world, 'go') == (200, {**second, 'id': world, 'turn': 1})
+    assert get(url, f'detail?id={world}') == (
+        200,
+        {**second, 'id': world, 'turn': 1, 'deleted': False},
+    )
+    _, last = step(url, world, 'end')
+    assert last['done'] and last['success'] and last['turn'] == 2
+    status, refused = step(url, world, 'more')
+    assert (status, refused['code']) == (409, 'finished')
+    assert call(url, 'reset', {'id': world, 'data_idx': 0})[1]['observation'] == 'item 0'
+    assert [call(url, 'close', {'id': world}) for _ in range(3)] == [
+        (200, True),
+        (200, False),
+        (200, False),
+    ]
+    assert step(url, world, 'go') == (
+        410,
+        {'error': f'The task with environment {world} has been deleted.', 'code': 'closed'},
+    )
+    assert get(url, '')[1] == 'This is environment hostile_worlds:Hostile.'
+
+
+@pytest.mark.parametrize(
+    'path, body, status, code',
+    [
+        ('step', {'id': 10**6, 'action': 'go'}, 404, 'unknown_id'),
+        ('close', {'id': -1}, 404, 'unknown_id'),
+        ('step', {'id': 'x', 'action': 'go'}, 422, 'invalid'),
+        ('step', {'id': 0}, 422, 'invalid'),
+        ('create', {'lease_s': -1}, 422, 'invalid'),
+        ('create', {'commands': 'craft', 'goal': 'x'}, 422, 'invalid'),
+        ('nowhere', {}, 404, 'not_found'),
+        ('step_batch', {'steps': [{'id': 0, 'action': ''}] * 2000}, 422, 'invalid'),
+    ],
+)
+def test_errors_have_a_status_and_a_code(url, path, body, status, code):
+    given, told = call(url, path, body)
+    assert (given, told['code']) == (status, code) and told['error']
+
+
+def test_requests_that_are_no_json_or_too_large_are_refused(url):
+    assert call(url, 'step', raw=b'{"id": ')[1]['code'] == 'invalid'
+    status, told = call(url, 'step', raw=b'{"id": 0, "action": "' + b'x' * 2**20 + b'"}')
+    assert (status, told['code']) == (413, 'too_large')
+
+
+def test_a_world_is_reset_before_it_is_stepped_and_only_to_items_that_are_there(url):
+    world = call(url, 'create')[1]['id']
+    status, told = step(url, world, 'go')
+    assert (status, told['code']) == (409, 'not_reset')
+    status, told = call(url, 'reset', {'id': world, 'data_idx': -1})
+    assert (status, told['code']) == (422, 'no_such_item')
+    assert call(url, 'reset', {'id': world, 'data_idx': 1})[0] == 200  # it lives on
+    close(url, world)
+
+
+@pytest.mark.parametrize('action', ['fault', 'raise', 'nan', 'huge'])
+def test_a_world_that_fails_is_closed_and_the_others_play_on(url, action):
+    worlds = [made(url), made(url)]
+    status, told = step(url, worlds[0], action)
+    assert (status, told['code']) == (500, 'fault')
+    assert ('out of order' in told['error']) == (action == 'fault')
+    assert step(url, worlds[0], 'go')[0] == 410
+    assert step(url, worlds[1], 'go')[1]['observation'] == '0: step 1 go'
+    close(url, *worlds)
+
+
+def test_what_a_world_prints_does_not_reach_its_server(url):
+    world = made(url)
+    assert step(url, world, 'print')[1]['turn'] == 1
+    assert step(url, world, 'go')[1]['turn'] == 2
+    close(url, world)
+
+
+def test_a_lease_ends_without_calls_and_a_close_is_still_right(url):
+    world, kept = made(url, lease_s=0.2), made(url, lease_s=30)
+    open_now = get(url, 'health')[1]['worlds']
+    until(lambda: get(url, 'health')[1]['worlds'] < open_now)
+    assert step(url, world, 'go')[1]['code'] == 'closed'
+    assert call(url, 'close', {'id': world}) == (200, False)
+    assert step(url, kept, 'go')[0] == 200
+    assert 'agentrl_expired_total 1' in get(url, 'metrics')[1]
+    close(url, kept)
+
+
+def test_a_world_is_closed_by_its_key_where_its_number_got_lost(url):
+    made = urllib.request.Request(f'{url}/create', headers={'X-World-Key': 'mine'}, method='POST')
+    with urllib.request.urlopen(made, timeout=20) as response:
+        told = json.loads(response.read())
+    assert told['key'] == 'mine'
+    answers = [call(url, 'close', {'key': key}) for key in ('', 'other', 'mine', 'mine')]
+    assert answers == [(200, False), (200, False), (200, True), (200, False)]
+    assert step(url, told['id'], 'go')[0] == 410
+
+
+def test_there_is_room_for_as_many_worlds_as_asked_for(url):
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    worlds = [made(url) for _ in range(2 * WORLDS)]
+    status, told = call(url, 'create')
+    assert (status, told['code']) == (503, 'no_room')
+    close(url, worlds.pop())
+    until(lambda: get(url, 'health')[1]['room'] == 1)
+    worlds.append(made(url))
+    close(url, *worlds)
+
+
+def test_worlds_come_and_go_without_leaving_anything(url):
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    for _ in range(30):
+        close(url, made(url))
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    assert get(url, 'health')[1]['worlds'] == 0
+
+
+def test_a_batch_steps_worlds_at_once_with_errors_in_place(url):
+    worlds = [made(url, item) for item in range(3)]
+    steps = [{'id': world, 'action': 'slow'} for world in worlds]
+    began = time.monotonic()
+    status, told = call(url, 'step_batch', {'steps': [*steps, {'id': 10**6, 'action': 'go'}]})
+    assert status == 200 and time.monotonic() - began < 0.3 * len(worlds)
+    assert [one['observation'] for one in told['results'][:3]] == [
+        f'{item}: step 1 slow' for item in range(3)
+    ]
+    assert told['results'][3]['code'] == 'unknown_id'
+    close(url, *worlds)
+
+
+def test_a_world_at_its_last_call_takes_no_other(url):
+    world = made(url)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda action: step(url, world, action), ['slow', 'slow']))
+    assert sorted(status for status, _ in answers) == [200, 409]
+    assert step(url, world, 'go')[1]['turn'] == 2
+    close(url, world)
+
+
+def test_a_world_may_be_closed_while_it_is_at_its_last_call(url):
+    world = made(url)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        last = pool.submit(step, url, world, 'slow fault')
+        time.sleep(0.1)
+        assert call(url, 'close', {'id': world}) == (200, True)
+        assert last.result()[1] == {'error': 'out of order', 'code': 'fault'}
+
+
+def test_a_worker_that_dies_takes_its_worlds_and_no_others(url):
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    worlds = [made(url) for _ in range(4)]  # two in each worker
+    status, told = step(url, worlds[0], 'exit')
+    assert (status, told['code']) == (410, 'lost')
+    codes = [step(url, world, 'go')[0] for world in worlds[1:]]
+    assert sorted(codes) == [200, 200, 410]
+    until(lambda: get(url, 'health')[1]['ready'] == 2)
+    close(url, made(url), *worlds)
+
+
+def test_a_world_that_hangs_is_lost_after_its_time_and_its_worker_begins_anew(url):
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    world = made(url)
+    status, told = step(url, world, 'hang')
+    assert (status, told['code']) == (504, 'timeout')
+    until(lambda: 'agentrl_worker_restarts_total' in get(url, 'metrics')[1])
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    close(url, made(url))
+
+
+def asked(app, path, token):
+    """Status of a GET without a network."""
+    sent = []
+
+    async def receive():
+        return {'type': 'http.request', 'body': b''}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b'authorization', f'Bearer {token}'.encode())] if token else []
+    scope = {'type': 'http', 'method': 'GET', 'path': path, 'headers': headers}
+    scope |= {'query_string': b'', 'root_path': '', 'scheme': 'http', 'http_version': '1.1'}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]['status']
+
+
+def test_a_token_opens_everything_but_health_is_open():
+    app = server.build_app('textcraft', {}, limits=server.Limits(), token=TOKEN)
+    assert [asked(app, '/metrics', token) for token in ('', 'wrong', TOKEN)] == [401, 401, 200]
+    assert asked(app, '/health', '') == 503  # no worker has started
+
+
+def test_other_machines_are_let_in_only_with_a_token(tmp_path):
+    assert serve.token_of('', '127.0.0.1') == serve.token_of('', '::1') == ''
+    with pytest.raises(ValueError, match='--token'):
+        serve.token_of('', '0.0.0.0')
+    (tmp_path / 'short').write_text('secret\n')
+    (tmp_path / 'good').write_text(f'{TOKEN}\nmore\n')
+    with pytest.raises(ValueError, match='16 characters'):
+        serve.token_of(str(tmp_path / 'short'), '0.0.0.0')
+    assert serve.token_of(str(tmp_path / 'good'), '0.0.0.0') == TOKEN
+
+
+def test_a_world_that_cannot_be_made_ends_the_server_with_its_reason(tmp_path):
+    with pytest.raises(RuntimeError, match='exit code 1'):
+        Launched('hostile_worlds:Unbuildable', log=tmp_path / 'log')
+    assert 'it needs the package unobtainium' in (tmp_path / 'log').read_text()
+
+
+def test_nothing_is_left_of_a_server_whose_starter_was_killed():
+    program = (
+        'import time; from agentrl_jax.envs.hosts.launch import Launched; '
+        'made = Launched("hostile_worlds:Hostile"); print(made.process.pid, flush=True); '
+        'time.sleep(600)'
+    )
+    starter = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT, stdout=subprocess.PIPE)
+    pid = int(starter.stdout.readline())
+    started = [psutil.Process(pid), *children(pid)]
+    assert len(started) >= 2  # the server and its worker
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    assert not psutil.wait_procs(started, 30)[1]

