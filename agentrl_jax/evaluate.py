@@ -7,6 +7,9 @@ The policy is the checkpoint of the workdir (the newest, --step, or --best) and 
 its run; without --workdir it is the model of --config, untrained. Writes a rollout page and
 evaluation_<split>.json, which names the checkpoint, and with --trajectories=FILE the episodes in
 AgentTraj's format (.json, .jsonl), which clone.file reads.
+
+What worlds on hosts said is kept in replies_<split>.jsonl; --replay=FILE plays such a log, or the
+replies.jsonl of a run, again bit for bit, without any world.
 """
 
 import sys
@@ -23,6 +26,7 @@ if __name__ == '__main__':
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
     flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
     flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
+    flags.DEFINE_string('replay', '', 'Log of replies of worlds on hosts, played without them.')
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     command.define_best()
     command.define_fallback()
@@ -39,7 +43,7 @@ from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report
-from agentrl_jax.run import collecting, saved_config
+from agentrl_jax.run import collecting, hosts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.run.state import comparable, config_dict
@@ -47,11 +51,17 @@ from agentrl_jax.run.streams import EVALUATE, Streams
 
 
 def evaluate(
-    cfg: Any, workdir: str, out: str, step: int | None, trajectories_file: str = ''
+    cfg: Any,
+    workdir: str,
+    out: str,
+    step: int | None,
+    trajectories_file: str = '',
+    replay: str = '',
 ) -> dict[str, float]:
     """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics.
 
-    trajectories_file: a file for the episodes as trajectories; '' = none.
+    trajectories_file: a file for the episodes as trajectories; '' = none. replay: a log of replies,
+    of this checkpoint and split, that takes the place of worlds on hosts; '' = none.
     """
     origin = saved_config.origin(workdir, config_dict(cfg), step=step)
     saved_config.say(origin)
@@ -64,11 +74,15 @@ def evaluate(
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
     key = Streams(cfg.seed).key(EVALUATE)
-    rollout, counters = played.collect(params, task, played.episodes, key)
-    collecting.check_counters(counters)
-    metrics = validation.summarise(played.count(rollout, task))
     folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
+    label = {'step': origin.step or 0, 'split': cfg.eval.split}
+    log = folder / hosts.log_name(f'replies_{cfg.eval.split}')
+    with hosts.replayed(run, replay, label) if replay else hosts.playing(run, log, 0):
+        hosts.label(run, **label)
+        rollout, counters = played.collect(params, task, played.episodes, key)
+    collecting.check_counters(counters)
+    metrics = validation.summarise(played.count(rollout, task))
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
     record = metrics | {'checkpoint': origin.fields()}
@@ -123,6 +137,7 @@ MAY_DIFFER = (
     'env.train_levels',
     'env.pool_seed',
     'rollout',
+    *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
     'filter',
     'loss',
     'turn_credit',
@@ -150,7 +165,14 @@ def main() -> None:
         if given.fallback and given.workdir and not given.best:
             step = checkpoint.fall_back(given.workdir, step=step)
         workdir = best_of(given.workdir) if given.best else given.workdir
-        evaluate(given.config, workdir, given.out or given.workdir, step, given.trajectories)
+        evaluate(
+            given.config,
+            workdir,
+            given.out or given.workdir,
+            step,
+            given.trajectories,
+            given.replay,
+        )
     except (ValueError, OSError) as error:
         sys.exit(f'error: {files.in_words(error, given.out or given.workdir or None)}')
 

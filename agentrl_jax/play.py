@@ -34,7 +34,7 @@ import numpy as np
 from agentrl_jax.machine import files
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import parts
+from agentrl_jax.run import derived, parts
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.types import EpisodeStop, Rollout
@@ -152,6 +152,11 @@ def main() -> None:
         cfg = given.config
         if cfg is None:
             cfg = parts.config_of_run(files.local_path(given.workdir))
+        if derived.on_hosts(cfg):
+            raise ValueError(
+                f'env.name={cfg.env.name!r} is on hosts; what its worlds say is in replies.jsonl '
+                'and on the pages of a run'
+            )
         tokenizer = parts.build_tokenizer(cfg)
         levels = cfg.env.train_levels if given.split == 'train' else cfg.env.eval_levels
         if not 0 <= given.level < levels:

@@ -50,7 +50,7 @@ from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import check, collecting, derived, effective, roll_back
+from agentrl_jax.run import check, collecting, derived, effective, hosts, roll_back
 from agentrl_jax.run.build import Run, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.params import keep_best, player_of, policy_of
@@ -99,11 +99,14 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     return state, measured, sampled, played
 
 
-def validate(run: Run, policy: Params, streams: Streams) -> dict[str, float]:
+def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[str, float]:
     """Every level of the held-out pools, the same luck every time."""
     found = {}
     for programs in (run.validation, *run.also):
         key = streams.key(EVALUATE)
+        own = programs is run.validation
+        split = run.cfg.eval.split if own else programs.prefix.removeprefix('eval_')
+        hosts.label(run, step=step, split=split, number=0)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
         collecting.check_counters(counters)
         counted = programs.count(rollout, programs.task)
@@ -139,8 +142,10 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
         opened = open_state(run, checkpoints, streams)
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
+        replies = workdir / hosts.log_name()
         with preemption:  # until all is saved, for launchers repeat their signals
-            code, state = play(run, opened, checkpoints, workdir, preemption)
+            with hosts.playing(run, replies, int(opened.state.step)):
+                code, state = play(run, opened, checkpoints, workdir, preemption)
             if code is not None:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
             checkpoint.close(checkpoints)
@@ -187,7 +192,7 @@ def play(
             trains = step < cfg.steps  # behind the last step there is only a validation
             if validation_due(cfg, step):
                 with compiled:
-                    row |= validate(run, policy_of(state.params, model), streams)
+                    row |= validate(run, policy_of(state.params, model), streams, step)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
                     saved = saved_beside(cfg, streams) | success

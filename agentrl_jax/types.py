@@ -23,7 +23,8 @@ class TurnStop(enum.IntEnum):
     NONE = 0
     EOS = 1  # the policy sampled the end-of-turn token
     LENGTH = 2  # cfg.rollout.max_response was reached; the program appended the end-of-turn token
-    ANSWER = 3  # </answer> was completed and cfg.rollout.stop_at_answer is set
+    ANSWER = 3  # </answer> was completed and cfg.rollout.stop_at_answer is set, or a text of
+    # cfg.hosts.stop was
 
 
 class EpisodeStop(enum.IntEnum):

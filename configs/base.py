@@ -72,6 +72,30 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.babyai.agentgym_rewards = False  # macro: its score; late success does not end an episode
     cfg.babyai.most_seen = 12  # objects that an observation names, the nearest ones
 
+    # Worlds on hosts: their names are those of agentrl_jax.envs.hosts.HOSTS
+    cfg.hosts = ml_collections.ConfigDict()
+    cfg.hosts.answer_prefix = ''  # forced in front of each answer, such as '<think>'
+    cfg.hosts.stop = ()  # texts that end a turn when the policy has written them
+    cfg.hosts.max_observation = 512  # tokens of a text of a world; the middle of longer ones is cut
+    cfg.hosts.read_tokens = 32  # of a row in a block: longer texts are read in several blocks
+    cfg.hosts.poll = 8  # at most so many tokens are sampled before replies are looked for
+    cfg.hosts.timeout_s = 120.0  # a world that is later is left behind, and a fresh one takes over
+    cfg.hosts.tries = 3  # of a step, each in a fresh world, before its episode is a faulty one
+    cfg.hosts.outage_s = 3600.0  # the run waits for so long when no world can be reached
+    cfg.hosts.min_healthy = 0.5  # share of a rollout's episodes that must not be faulty
+
+    cfg.gymnasium = ml_collections.ConfigDict()  # any environment of Gymnasium's that can be read
+    cfg.gymnasium.id = 'FrozenLake-v1'
+    cfg.gymnasium.keywords = (('is_slippery', False), ('render_mode', 'ansi'))  # of gymnasium.make
+    cfg.gymnasium.actions = ('Left', 'Down', 'Right', 'Up')  # names of numbered actions
+    cfg.gymnasium.instruction = 'Walk from S to G over the ice. Holes are H.\n'
+
+    cfg.objects = ml_collections.ConfigDict()  # any Python object with reset(item) and step(action)
+    cfg.objects.make_object = ''  # package.module:callable, called once for each world
+    cfg.objects.instruction = ''  # what the task is
+    cfg.objects.deterministic = True  # the same item and actions give the same replies
+    cfg.objects.num_items = 1000
+
     cfg.model = ml_collections.ConfigDict()
     # HuggingFace folder (hf download ...), .gguf, or the workdir of a run (or its folder best);
     # '' = random weights of the sizes below

@@ -10,6 +10,7 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import run_log
 from agentrl_jax.run import bounds, check
 from agentrl_jax.run.bounds import Bounds
@@ -61,7 +62,8 @@ SMALL = {
 
 
 def test_every_number_of_a_config_has_bounds_and_no_other():
-    own = {name for name in bounds.numbers(base.get_config()) if name.split('.')[0] not in WORLDS}
+    worlds = (*WORLDS, *HOSTS)
+    own = {name for name in bounds.numbers(base.get_config()) if name.split('.')[0] not in worlds}
     assert own == set(bounds.BOUNDS)
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     'envs': [],
     'text': ['envs', 'tokens'],
     'models': ['machine'],
-    'rollout': ['text', 'models'],
+    'rollout': ['text', 'models', 'envs'],
     'rl': ['rollout', 'models'],
     'algorithms': ['rl'],
     'imitation': ['rl', 'text', 'tokens', 'machine'],
@@ -39,6 +39,7 @@ MAY_IMPORT = {
     **{command: BELOW_COMMANDS for command in COMMANDS},
 }
 ONLY = {  # a folder of which only one module may be imported
+    ('rollout', 'envs'): 'agentrl_jax.envs.hosts.world',
     ('rl', 'rollout'): 'agentrl_jax.rollout.windows',
     ('rl', 'models'): 'agentrl_jax.models.functions',
 }

@@ -83,6 +83,11 @@ def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
 def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     """The collect and learn programs of a config with their arguments, over the given devices."""
     cfg = effective(cfg)
+    if derived.on_hosts(cfg):
+        raise ValueError(
+            f'env.name={cfg.env.name!r} is on hosts, and plan knows rollouts on the device '
+            'alone: plan a world on the device with the same rollout.max_tokens'
+        )
     mesh = parts.build_mesh(cfg, devices)
     check.check(cfg, sharding.row_shards(mesh))
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 2
+ACTION_SHOWN = 80  # characters of an action that is free text
 
 
 # ---- what a document holds ---------------------------------------------------------------------
@@ -174,7 +176,7 @@ def of_rollout(
     rollout: Rollout,
     tokenizer: Any,
     env_name: str,
-    action_names: Sequence[str],
+    action_names: Sequence[str] | None,
     *,
     every: int = 1,
     group_size: int = 1,
@@ -185,6 +187,7 @@ def of_rollout(
 ) -> dict[str, Any]:
     """Every `every`-th episode of a rollout as a document, and the figures of all of them.
 
+    action_names: None where the answers are the actions, in free text.
     rollout: group-major host arrays of B rows, all of which count. grids[i][k]: for the i-th
     episode taken, rows of cell names before turn k's answer, or None; one entry more than turns is
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
@@ -200,7 +203,7 @@ def of_rollout(
         of_row = {name: value[b] for name, value in extras.items()}
         boards = list(grids[i]) if grids is not None else []
         turns = [
-            _turn(row, k, action_names, boards[k] if k < len(boards) else None)
+            _turn(row, k, action_names, tokenizer, boards[k] if k < len(boards) else None)
             for k in range(int(row['num_turns']))
         ]
         episodes.append(
@@ -272,15 +275,26 @@ def group(
     }
 
 
-def _turn(row: Mapping[str, np.ndarray], k: int, names: Sequence[str], grid: Any) -> dict[str, Any]:
+def _turn(
+    row: Mapping[str, np.ndarray],
+    k: int,
+    names: Sequence[str] | None,
+    tokenizer: Any,
+    grid: Any,
+) -> dict[str, Any]:
     played = [int(action) for action in row['actions'][k] if action >= 0]
+    if names is None:
+        said = tokenizer.decode(row['tokens'][row['action_mask'] & (row['turn'] == k)])
+        actions = [textwrap.shorten(said, ACTION_SHOWN, placeholder=' ...')]
+    else:
+        actions = [names[action] if action < len(names) else str(action) for action in played]
     return {
         'index': k,
         'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
         'valid': bool(row['valid'][k]),
         'reward': number(row['rewards'][k]),
         'penalty': number(row['penalties'][k]),
-        'actions': [names[action] if action < len(names) else str(action) for action in played],
+        'actions': actions,
         'grid': grid,
     }
 

@@ -11,6 +11,7 @@ import numpy as np
 from agentrl_jax.records import document, page_html
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.types import Rollout, TurnStop
 
 PAGE_EPISODES = 64  # episodes on a rollout page
@@ -77,7 +78,7 @@ def write(
     name: str,
     rollout: Rollout,
     *,
-    task: text.TextTask,
+    task: text.TextTask | HostTask,
     tokenizer: Any,
     streams: np.ndarray,
     key: jax.Array,
@@ -98,14 +99,18 @@ def write(
     head = jax.tree.map(lambda x: x[::every], host)
     folder = Path(workdir) / 'rollouts'
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(task, HostTask):  # its world is what it says, which stands in the conversation
+        shown = dict(action_names=None)
+    else:
+        grids = replay(head, np.asarray(streams)[::every], task, tokenizer, key)
+        shown = dict(action_names=task.env.ACTION_NAMES, grids=grids)
     made = document.of_rollout(
         host,
         tokenizer,
         task.env.name,
-        task.env.ACTION_NAMES,
         every=every,
         group_size=group_size,
-        grids=replay(head, np.asarray(streams)[::every], task, tokenizer, key),
+        **shown,
         extras=extras,
         title=title,
         about=about,

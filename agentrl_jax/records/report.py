@@ -11,13 +11,17 @@ import jax.numpy as jnp
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
 from agentrl_jax.records import plots, run_log
+from agentrl_jax.text.conversation import HostTask
 
 REFERENCE_FILE = run_log.REFERENCE_FILE
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
 
 
 def reference(task: Any) -> dict[str, float]:
-    """Success of random play and of the best player on the pool of a task."""
+    """Success of random play and of the best player on the pool of a task; nothing of worlds on
+    hosts, which nobody else plays."""
+    if isinstance(task, HostTask):
+        return {}
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
     return reference_success(task.env, env_params, task.max_actions_per_episode)
 

@@ -14,9 +14,11 @@ from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.rl import batches, score
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
+from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import check, collecting, parts, settings
 from agentrl_jax.run.effective import effective
 from agentrl_jax.run.params import Frozen
+from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.types import Demonstrations, Params, Rollout, TrainState
 
@@ -25,7 +27,7 @@ from agentrl_jax.types import Demonstrations, Params, Rollout, TrainState
 class Training:
     """The training environment as text, and the programs of a step (all jitted)."""
 
-    task: TextTask
+    task: TextTask | HostTask
     draw: Callable  # (key, step, first stream) -> episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
     pack: Callable | None  # collecting.pack; None without dynamic sampling
@@ -40,7 +42,7 @@ class Validation:
     """A pool of levels as text, its episodes, and the programs that play and count them."""
 
     prefix: str  # of its metrics
-    task: TextTask
+    task: TextTask | HostTask
     episodes: Episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
     count: Callable  # (rollout, task) -> sums over its first eval_levels rows
@@ -59,6 +61,7 @@ class Run:
     training: Training
     validation: Validation  # of eval.split
     also: tuple[Validation, ...]  # of eval.also and eval.worlds
+    worlds: Worlds | None = None  # on hosts; None: on the device
 
 
 def learn(
@@ -141,7 +144,8 @@ def build(cfg: Any) -> Run:
     held_out, *also = build_held_out(cfg, tokenizer, mesh).items()
     config, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
-    collect = parts.build_collect(cfg, config, mesh, training=False)
+    worlds = parts.build_worlds(cfg, tokenizer)
+    collect = parts.build_collect(cfg, config, mesh, training=False, worlds=worlds)
     return Run(
         cfg=cfg,
         mesh=mesh,
@@ -149,9 +153,10 @@ def build(cfg: Any) -> Run:
         config=config,
         params=params,
         txs=txs,
-        training=build_training(cfg, mesh, config, task, tokenizer, txs),
+        training=build_training(cfg, mesh, config, task, tokenizer, txs, worlds),
         validation=build_validation(cfg, mesh, *held_out, collect),
         also=tuple(build_validation(cfg, mesh, *pool, collect) for pool in also),
+        worlds=worlds,
     )
 
 
@@ -173,7 +178,13 @@ def build_held_out(cfg: Any, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
 
 
 def build_training(
-    cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask, tokenizer: Any, txs: tuple
+    cfg: Any,
+    mesh: Mesh,
+    config: ModelConfig,
+    task: TextTask | HostTask,
+    tokenizer: Any,
+    txs: tuple,
+    worlds: Worlds | None = None,
 ) -> Training:
     """The programs of a step."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
@@ -197,7 +208,7 @@ def build_training(
     return Training(
         task=task,
         draw=jax.jit(draw, out_shardings=rows),
-        collect=parts.build_collect(cfg, config, mesh, training=True),
+        collect=parts.build_collect(cfg, config, mesh, training=True, worlds=worlds),
         pack=collecting.build_pack(cfg, settings.build_keep(cfg), rows, whole),
         metrics=jax.jit(measure, out_shardings=whole),
         information=jax.jit(information, out_shardings=whole),

@@ -73,7 +73,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         *_impossible_options(cfg),
         *_impossible_filter(cfg),
     ]
-    found += _impossible_sampler(cfg)
+    found += _impossible_sampler(cfg) + _impossible_hosts(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
@@ -203,6 +203,46 @@ def _impossible_sampler(cfg: Any) -> list[str]:
         (leaks and cfg.context.window > 0, f'{beyond}context.window=0'),
         (leaks and bool(loss.max_length), f'{beyond}loss.max_length=0'),
     ]
+    return [sentence for wrong, sentence in problems if wrong]
+
+
+def _impossible_hosts(cfg: Any) -> list[str]:
+    """What needs a world on the device."""
+    name, clone = cfg.env.name, cfg.clone
+    problems = [
+        (
+            clone.episodes > 0,
+            f'clone.episodes={clone.episodes} needs an expert of a world on the device, and '
+            f'env.name={name!r} is on hosts: set it to 0, or name trajectories in clone.file',
+        ),
+        (
+            cfg.alarm.mi_every > 0,
+            f'alarm.mi_every={cfg.alarm.mi_every} needs answers of a known form, and those to '
+            f'env.name={name!r} are free text: set it to 0',
+        ),
+        (
+            cfg.context.summary > 0,
+            f'context.summary={cfg.context.summary} needs lines of a world on the device, and '
+            f'env.name={name!r} is on hosts: set it to 0',
+        ),
+        (
+            derived.continuations(cfg) > 0,
+            f'fork.continuations={cfg.fork.continuations} rewinds worlds on the device, and '
+            f'env.name={name!r} is on hosts: set it to 0',
+        ),
+        (
+            bool(cfg.eval.worlds),
+            f'eval.worlds={cfg.eval.worlds} are on the device, and env.name={name!r} is on hosts: '
+            'evaluate the run on them by itself',
+        ),
+        (
+            cfg.rollout.stop_at_answer,
+            f'rollout.stop_at_answer has no effect on env.name={name!r}: set '
+            "hosts.stop=('</answer>',)",
+        ),
+    ]
+    if not derived.on_hosts(cfg):
+        return []
     return [sentence for wrong, sentence in problems if wrong]
 
 

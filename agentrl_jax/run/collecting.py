@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import derived
+from agentrl_jax.run import derived, hosts
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
 from agentrl_jax.types import EpisodeStop, Params, Rollout
 
@@ -29,28 +29,30 @@ def check_counters(counters: dict) -> None:
 
 def play(
     run: Any, params: Params, task: Any, streams: Streams, step: int, number: int = 0
-) -> tuple[Played, int]:
-    """(rollout and its episodes, tokens sampled) of one rollout of a step; waits for it."""
+) -> tuple[Played, dict[str, Any]]:
+    """(rollout and its episodes, counters) of one rollout of a step; waits for it."""
+    hosts.label(run, step=step, split='train', number=number)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * derived.episodes(run.cfg))
     rollout, counters = run.training.collect(params, task, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the host's only look at it
-    return (rollout, drawn), int(counters['generated'].sum())
+    return (rollout, drawn), counters
 
 
 def collect(
     run: Any, params: Params, task: Any, streams: Streams, step: int
 ) -> tuple[Played, int, dict]:
     """(what the update gets, tokens sampled, metrics) of a step, played on `task`."""
-    played, sampled = play(run, params, task, streams, step)
+    played, counters = play(run, params, task, streams, step)
+    counted = [counters]
     measured = run.training.metrics(played[0], run.training.task) | {'filter/collects': 1}
     if run.training.pack is None:
-        return played, sampled, measured
+        return played, sampled(counted), measured | hosts.figures(counted)
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.filter.refill):
         if number:
-            played, tokens = play(run, params, task, streams, step, number)
-            sampled += tokens
+            played, counters = play(run, params, task, streams, step, number)
+            counted.append(counters)
         # The count goes through the host: on devices it would have two layouts, so two programs.
         held, filled, found = run.training.pack(held, np.int32(count), played)
         count, kept = int(filled), kept + int(found)
@@ -58,7 +60,12 @@ def collect(
             break
     measured['filter/collects'] = number + 1
     measured['filter/kept'] = kept / (groups * (number + 1))
-    return held, sampled, measured
+    return held, sampled(counted), measured | hosts.figures(counted)
+
+
+def sampled(counted: list[dict[str, Any]]) -> int:
+    """Tokens that rollouts sampled."""
+    return sum(int(counters['generated'].sum()) for counters in counted)
 
 
 def pack(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation.kept import LIMITS
 from agentrl_jax.rl import curriculum
 from agentrl_jax.rollout.episodes import forks_of_each
@@ -24,6 +25,11 @@ def section(cfg: Any, name: str) -> str:
 def option(cfg: Any, name: str) -> Any:
     """Value of an option of an algorithm, None where it is left to the algorithm."""
     return cfg[section(cfg, name)][name]
+
+
+def on_hosts(cfg: Any) -> bool:
+    """Whether episodes are played against worlds on hosts."""
+    return cfg.env.name in HOSTS
 
 
 def needs_critic(cfg: Any) -> bool:

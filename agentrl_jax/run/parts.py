@@ -14,15 +14,20 @@ import optax
 
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.envs.base import build_world
+from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rl import update
-from agentrl_jax.rollout import device
+from agentrl_jax.rollout import device, host
 from agentrl_jax.rollout.episodes import draw_forks
+from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run import derived
 from agentrl_jax.run.params import holds_run, saved_policy
+from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
+from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
+from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
@@ -31,13 +36,13 @@ BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
 
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     """(environment, its parameters with the pool of the split)."""
-    name = cfg.env.name
-    if name not in ENVIRONMENTS:
-        raise ValueError(f'env.name={name!r} is not one of {", ".join(ENVIRONMENTS)}')
+    name, known = cfg.env.name, ENVIRONMENTS | HOSTS
+    if name not in known:
+        raise ValueError(f'env.name={name!r} is not one of {", ".join(known)}')
     if name not in cfg:
         raise ValueError(f'env.name={name!r} needs a section cfg.{name}, which may be empty')
     return build_world(
-        ENVIRONMENTS[name],
+        known[name],
         cfg[name].to_dict(),
         split,
         num_levels=cfg.env.train_levels if split == 'train' else cfg.env.eval_levels,
@@ -45,22 +50,10 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     )
 
 
-def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask:
+def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask | HostTask:
     """The environment as text, replicated over the mesh; without one, on the host."""
-    env, env_params = build_environment(cfg, split)
-    task = build_task(
-        env,
-        env_params,
-        tokenizer,
-        style=cfg.env.prompt,
-        generation_prefix='<think>' if cfg.env.think else '<answer>',
-        max_turns=cfg.env.max_turns,
-        max_actions_per_turn=cfg.env.max_actions_per_turn,
-        max_actions_per_episode=cfg.env.max_actions_per_episode,
-        format_penalty=cfg.env.format_penalty,
-        max_words=cfg.env.max_words,
-        past_turns=cfg.context.summary,
-    )
+    make = host_task if derived.on_hosts(cfg) else device_task
+    task = make(cfg, tokenizer, split)
     enough = device.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
@@ -76,6 +69,47 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
         )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
+
+
+def device_task(cfg: Any, tokenizer: Any, split: str) -> TextTask:
+    """An environment on the device as text."""
+    env, env_params = build_environment(cfg, split)
+    return build_task(
+        env,
+        env_params,
+        tokenizer,
+        style=cfg.env.prompt,
+        generation_prefix='<think>' if cfg.env.think else '<answer>',
+        max_turns=cfg.env.max_turns,
+        max_actions_per_turn=cfg.env.max_actions_per_turn,
+        max_actions_per_episode=cfg.env.max_actions_per_episode,
+        format_penalty=cfg.env.format_penalty,
+        max_words=cfg.env.max_words,
+        past_turns=cfg.context.summary,
+    )
+
+
+def host_task(cfg: Any, tokenizer: Any, split: str) -> HostTask:
+    """Worlds on hosts as text."""
+    env, env_params = build_environment(cfg, split)
+    return build_host_task(
+        env, env_params, build_conversation(cfg, tokenizer), max_turns=cfg.env.max_turns
+    )
+
+
+def build_conversation(cfg: Any, tokenizer: Any) -> Conversation:
+    """Between texts of worlds on hosts and token ids."""
+    chat = build_chat(tokenizer)
+    return Conversation(chat, cfg.hosts.answer_prefix, cfg.hosts.max_observation)
+
+
+def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds | None:
+    """Worlds on hosts; they are made when they are needed. None for worlds on the device."""
+    if not derived.on_hosts(cfg):
+        return None
+    env, _ = build_environment(cfg, 'train')
+    conversation = build_conversation(cfg, tokenizer)
+    return host.Worlds(Pool(env.make, conversation.prompt), conversation)
 
 
 def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
@@ -194,15 +228,24 @@ def build_forks(cfg: Any) -> Callable | None:
     )
 
 
-def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, training: bool) -> Callable:
-    """Jitted (params, task, episodes, key) -> (rollout, counters) over the mesh."""
+def build_collect(
+    cfg: Any,
+    config: qwen2.ModelConfig,
+    mesh: Any,
+    *,
+    training: bool,
+    worlds: host.Worlds | None = None,
+) -> Callable:
+    """(params, task, episodes, key) -> (rollout, counters) over the mesh.
+
+    Jitted; with worlds on hosts it is a loop of the host around jitted programs.
+    """
     rows = derived.episodes(cfg) if training else cfg.env.eval_levels * cfg.eval.samples
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
     sample = cfg.rollout if training else cfg.eval
     config = dataclasses.replace(config, dtype=cfg.rollout.sampler_dtype or config.dtype)
-    play = device.collect_on_mesh(
-        mesh,
+    settings = dict(
         config=config,
         slots=min(cfg.rollout.slots or rows, rows),
         serve_rows=cfg.rollout.serve_rows,
@@ -211,19 +254,47 @@ def build_collect(cfg: Any, config: qwen2.ModelConfig, mesh: Any, *, training: b
         temperature=sample.temperature,
         top_k=0 if training else sample.top_k,
         top_p=1.0 if training else sample.top_p,
-        stop_at_answer=cfg.rollout.stop_at_answer,
         window=cfg.context.window,
     )
 
-    def collect(params, task, episodes, key):
+    def prepare(params):
         params = lora.merge(params, config.lora_scale)
         # Before they move: whole float32 parameters are more than a small chip can hold.
         params = jax.tree.map(lambda x: x.astype(config.dtype), params)
         layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
-        params = jax.lax.with_sharding_constraint(params, layout)
-        return play(params, task, episodes, key)
+        return jax.lax.with_sharding_constraint(params, layout)
+
+    if worlds is not None:
+        return build_host_collect(cfg, mesh, worlds, jax.jit(prepare), settings)
+    play = device.collect_on_mesh(mesh, stop_at_answer=cfg.rollout.stop_at_answer, **settings)
+
+    def collect(params, task, episodes, key):
+        return play(prepare(params), task, episodes, key)
 
     return jax.jit(collect)
+
+
+def build_host_collect(
+    cfg: Any, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: dict[str, Any]
+) -> host.HostCollect:
+    """collect against worlds on hosts."""
+    hosts = cfg.hosts
+    tokenizer = worlds.conversation.chat.tokenizer
+    return host.HostCollect(
+        mesh,
+        worlds,
+        strings=build_stop_table(tokenizer.token_bytes(), hosts.stop),
+        read_tokens=hosts.read_tokens,
+        poll=hosts.poll,
+        patience=host.Patience(
+            timeout_s=hosts.timeout_s,
+            tries=hosts.tries,
+            outage_s=hosts.outage_s,
+            min_healthy=hosts.min_healthy,
+        ),
+        prepare=prepare,
+        **settings,
+    )
 
 
 def build_optimisers(cfg: Any) -> tuple:

@@ -33,7 +33,15 @@ from agentrl_jax.types import Demonstrations, Params, TrainState
 from configs import base
 
 # What a resumed run may change
-MAY_DIFFER = ('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'clone.keep_in')
+MAY_DIFFER = (
+    'steps',
+    'log',
+    'checkpoint',
+    'mesh',
+    'alarm',
+    'clone.keep_in',
+    *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""What a run must know of worlds on hosts before it has one: items, splits, words, how to make one.
+
+A subclass is a frozen dataclass of settings, as the worlds on the device are, and a config reaches
+it in the same way: a section of its name holds the fields and the keywords of make_params.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+from flax import struct
+
+from agentrl_jax.envs.hosts.world import World
+
+
+@struct.dataclass
+class Items:
+    """A pool: what a level of it is called by the world."""
+
+    items: np.ndarray  # int32 [N]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostEnvironment:
+    """Worlds of one kind, that differ in their items."""
+
+    name: ClassVar[str]
+    instruction: ClassVar[str] = ''  # what the task is, the same for all items
+    accepted: ClassVar[str] = ''  # fixed answer to it; '' = it is part of the system message
+    system: ClassVar[str] = ''  # '' = the instruction, or what the checkpoint's template says
+    ACTION_NAMES: ClassVar[tuple[str, ...]] = ()  # answers are free text
+    SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
+
+    def make(self) -> World:
+        """A world; called in the thread that will use it."""
+        raise NotImplementedError
+
+    def item_range(self, split: str) -> range | np.ndarray:
+        """The items of a split; those of different splits share none."""
+        raise NotImplementedError
+
+    def make_params(self, split: str = 'train', *, num_levels: int = 1024, seed: int = 0) -> Items:
+        """Up to num_levels items of a split, in an order that the seed decides."""
+        known = np.asarray(self.item_range(split), np.int32)
+        if not len(known):
+            raise ValueError(f'{self.name} has no items in the split {split!r}')
+        return Items(np.random.default_rng(seed).permutation(known)[:num_levels])
+
+    def num_levels(self, params: Items) -> int:
+        return len(params.items)
+
+    def solved(self, returned: float) -> bool:
+        """Whether an episode of this return counts as solved, where the world does not say."""
+        return bool(returned >= self.SOLVED)
+
+    def episode_metrics(self, actions: Any, level: Any, params: Items) -> dict[str, Any]:
+        """Figures of this environment's own, as TextEnvironment.episode_metrics."""
+        del actions, level, params
+        return {}

@@ -1,0 +1,107 @@
+"""Gymnasium's environments as worlds on hosts: an item is a seed, an answer names an action.
+
+What an episode shows is the observation where it is a text, else what the environment renders as
+text (render_mode 'ansi'), else the observation printed. Where actions are texts the answer is the
+action; where they are numbered it names one, by name or number.
+"""
+
+import dataclasses
+import importlib.util
+import re
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.world import Reply
+
+ANSWER = re.compile('<answer>(.*?)</answer>', re.DOTALL)
+HIGHLIGHT = re.compile('\x1b\\[[0-9;]+m(.*?)\x1b\\[0m')  # how its grids show where the player is
+UNKNOWN = 'No such action. The actions are: {names}.\n'
+
+
+class GymnasiumWorld:
+    """One Gymnasium environment.
+
+    An answer without an action changes nothing, and is told so.
+    """
+
+    deterministic = True  # for one seed, as Gymnasium asks of its environments
+
+    def __init__(self, env: Any, names: tuple[str, ...] = (), instruction: str = ''):
+        """names: of the numbered actions, in their order; () = their numbers."""
+        self.env, self.instruction = env, instruction
+        count = getattr(env.action_space, 'n', None)
+        self._names = names or tuple(map(str, range(int(count or 0))))
+        if count is not None and len(self._names) != count:
+            raise ValueError(f'gymnasium.actions names {len(self._names)} of {count} actions')
+
+    def reset(self, item: int) -> str:
+        observation, _ = self.env.reset(seed=int(item))
+        return self._text(observation)
+
+    def step(self, action: str) -> Reply:
+        chosen = self._action(action)
+        if chosen is None:
+            return Reply(UNKNOWN.format(names=', '.join(self._names)))
+        observation, reward, terminated, truncated, info = self.env.step(chosen)
+        solved = [info[name] for name in ('success', 'is_success') if name in info]
+        return Reply(
+            self._text(observation),
+            float(reward),
+            bool(terminated or truncated),
+            bool(solved[0]) if solved else None,
+        )
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _text(self, observation: Any) -> str:
+        if isinstance(observation, str):
+            return observation
+        shown = self.env.render() if self.env.render_mode == 'ansi' else observation
+        return HIGHLIGHT.sub(r'[\1]', f'{shown}\n')
+
+    def _action(self, answer: str) -> Any:
+        """The last answer between tags, or else all of it; None where it names no action."""
+        said = ANSWER.findall(answer)
+        said = (said[-1] if said else answer).strip()
+        if not self._names:
+            return said
+        names = [name.lower() for name in self._names]
+        return names.index(said.lower()) if said.lower() in names else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gymnasium(HostEnvironment):
+    """Any environment of Gymnasium's registry that can be read."""
+
+    id: str = 'FrozenLake-v1'
+    keywords: tuple[tuple[str, Any], ...] = ()  # of gymnasium.make
+    actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
+    instruction: str = ''
+    accepted: str = ''
+    system: str = ''
+
+    name = 'gymnasium'
+
+    def __post_init__(self):
+        # From JSON come lists, and settings must be hashable
+        object.__setattr__(self, 'keywords', tuple(map(tuple, self.keywords)))
+        object.__setattr__(self, 'actions', tuple(self.actions))
+        if importlib.util.find_spec('gymnasium') is None:
+            raise ValueError(
+                "env.name='gymnasium' needs gymnasium, which is not installed: pip install "
+                'gymnasium'
+            )
+
+    def make(self) -> GymnasiumWorld:
+        import gymnasium
+
+        env = gymnasium.make(self.id, **dict(self.keywords))
+        return GymnasiumWorld(env, tuple(self.actions), self.instruction)
+
+    def item_range(self, split: str) -> np.ndarray:
+        """Seeds; those of different splits are different thousands of millions."""
+        start = {'train': 0, 'validation': 10**9, 'test': 2 * 10**9}[split]
+        return np.arange(start, start + 100_000)

@@ -1,0 +1,79 @@
+"""Any Python object with reset and step as a world on a host."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.base import level_split
+from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.world import Reply
+
+
+class ObjectWorld:
+    """A world around an object.
+
+    reset(item) returns a text; step(action) a Reply, or a tuple (text, reward, done) or (text,
+    reward, done, success) of whatever number types. close() is called where there is one.
+    """
+
+    def __init__(self, thing: Any, *, deterministic: bool = True, instruction: str = ''):
+        self.thing, self.deterministic, self._instruction = thing, deterministic, instruction
+
+    @property
+    def instruction(self) -> str:
+        return getattr(self.thing, 'instruction', self._instruction)
+
+    def reset(self, item: int) -> str:
+        return self.thing.reset(item)
+
+    def step(self, action: str) -> Reply:
+        said = self.thing.step(action)
+        if isinstance(said, Reply):
+            return said
+        text, reward, done, *success = said
+        return Reply(text, float(reward), bool(done), bool(success[0]) if success else None)
+
+    def close(self) -> None:
+        close = getattr(self.thing, 'close', None)
+        if close is not None:
+            close()
+
+
+def import_callable(name: str) -> Callable:
+    """What 'package.module:name' stands for."""
+    module, _, attribute = name.partition(':')
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f'objects.make_object={name!r} is not package.module:callable: {error}'
+        ) from error
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Objects(HostEnvironment):
+    """Worlds that a callable makes, one for each thread."""
+
+    make_object: str = ''  # 'package.module:callable'
+    instruction: str = ''
+    accepted: str = ''
+    system: str = ''
+    deterministic: bool = True
+    num_items: int = 1000  # items 0 .. num_items - 1; a hash says which split one is in
+
+    name = 'objects'
+
+    def __post_init__(self):
+        import_callable(self.make_object)
+
+    def make(self) -> ObjectWorld:
+        thing = import_callable(self.make_object)()
+        return ObjectWorld(thing, deterministic=self.deterministic, instruction=self.instruction)
+
+    def item_range(self, split: str) -> np.ndarray:
+        items = np.arange(self.num_items)
+        return np.array([i for i in items if level_split(str(i).encode()) == split], np.int32)

@@ -1,0 +1,195 @@
+"""collect: batched multi-turn episodes against worlds on hosts.
+
+The device holds rows of tokens (programs.py); the host holds the episodes (game.py) and a world in
+a thread for each row (keepers.py), and keeps what they say (replies.py).
+
+The clock decides when something happens, never what: chunks begin where an observation begins and
+have one width, and a token depends on parameters, key, episode and position only. Latencies,
+retries and the order of replies change no bit. A timeout is the one exception, and is logged.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.models import qwen2
+from agentrl_jax.rollout import windows
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.game import Game, Patience
+from agentrl_jax.rollout.programs import Ends, Programs, build_programs
+from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.text import stops
+from agentrl_jax.text.conversation import Conversation, HostTask
+from agentrl_jax.types import Params, Rollout
+
+
+def local_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The part of a mesh that this process has: its rows are played without the others."""
+    if jax.process_count() == 1:
+        return mesh
+    own = np.vectorize(lambda device: device.process_index)(mesh.devices) == jax.process_index()
+    places = [np.unique(axis) for axis in np.nonzero(own)]
+    box = mesh.devices[np.ix_(*places)]
+    if not own[np.ix_(*places)].all() or box.shape[2] != mesh.shape['tensor']:
+        raise ValueError(
+            f'mesh.tensor={mesh.shape["tensor"]} spans processes, and rollouts against hosts play '
+            'the rows of a process on its own devices: choose a divisor of the devices of a process'
+        )
+    return jax.sharding.Mesh(box, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def on_local_mesh(params: Params, mesh: jax.sharding.Mesh, local: jax.sharding.Mesh) -> Params:
+    """Parameters that no row axis splits, as arrays of the local part of the mesh; no copies."""
+    if local is mesh:
+        return params
+
+    def one(x):
+        layout = NamedSharding(local, x.sharding.spec)
+        parts = [shard.data for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, layout, parts)
+
+    return jax.tree.map(one, params)
+
+
+def local_rows(x: Any) -> tuple[np.ndarray, list[int]]:
+    """(an array [E] of which only this process's rows are filled, those rows)."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return np.asarray(x), list(range(len(x)))
+    found, rows = np.zeros(x.shape, x.dtype), set()
+    for shard in x.addressable_shards:
+        found[shard.index] = shard.data
+        rows.update(range(*shard.index[0].indices(len(x))))
+    return found, sorted(rows)
+
+
+class Worlds:
+    """The worlds of a run, which its rollouts of all kinds share, and the log of what they say."""
+
+    def __init__(self, pool: Any, conversation: Conversation):
+        self.pool, self.conversation, self.log = pool, conversation, NoLog()
+
+
+class HostCollect:
+    """collect(params, task, episodes, key) -> (Rollout, counters) against a pool of worlds.
+
+    As device.collect_on_mesh, but that worlds answer from hosts: parameters are those of the whole
+    mesh (sharding.ROLLOUT_RULES), and each process plays its own rows on its own devices.
+    """
+
+    game = Game  # the schedule
+
+    def __init__(
+        self,
+        mesh: jax.sharding.Mesh,
+        worlds: Worlds,
+        *,
+        config: qwen2.ModelConfig,
+        strings: stops.StopTable,
+        slots: int,
+        serve_rows: int,
+        read_tokens: int,
+        max_tokens: int,
+        max_response: int,
+        patience: Patience,
+        window: int = 0,
+        poll: int = 8,
+        prepare: Callable[[Params], Params] = lambda params: params,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+    ):
+        """slots: rows of the whole mesh; read_tokens: of a chunk of an observation.
+
+        prepare: from parameters as they are trained to those that play.
+        """
+        shards = mesh.shape['data'] * mesh.shape['fsdp']
+        if slots % shards:
+            raise ValueError(f'rollout.slots={slots} must be a multiple of {shards} shards')
+        self.mesh, self.local = mesh, local_mesh(mesh)
+        self.worlds, self.prepare = worlds, prepare
+        self.strings = jax.device_put(strings, NamedSharding(self.local, P()))
+        self.max_tokens, self.window, self.poll = max_tokens, window, poll
+        self.patience = patience
+        self.settings = dict(
+            config=config,
+            slots=slots // shards,
+            serve_rows=serve_rows,
+            width=read_tokens,
+            max_response=max_response,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+
+    def programs(self, task: HostTask) -> Programs:
+        length = windows.cache_tokens(
+            self.max_tokens,
+            window=self.window,
+            prefix=task.prefix.shape[0],
+            width=task.width,
+            max_response=self.settings['max_response'],
+        )
+        return build_programs(self.local, cache_tokens=length, **self.settings)
+
+    def __call__(
+        self, params: Params, task: HostTask, episodes: Episodes, key: jax.Array
+    ) -> tuple[Rollout, dict[str, np.ndarray]]:
+        level, rows = local_rows(episodes.level)
+        task = jax.tree.map(lambda x: np.asarray(x), task)
+        game = self.game(
+            self.programs(task),
+            self.worlds.pool,
+            self.worlds.conversation,
+            params=on_local_mesh(self.prepare(params), self.mesh, self.local),
+            key=key,
+            task=task,
+            ends=Ends(task.eos_ids, self.strings),
+            level=level,
+            stream=local_rows(episodes.token_stream)[0],
+            max_tokens=self.max_tokens,
+            window=self.window,
+            poll=self.poll,
+            patience=self.patience,
+            log=self.worlds.log,
+            say=say,
+        )
+        began = time.monotonic()
+        game.play_until_healthy(rows)
+        layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
+
+        def whole(x):
+            return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
+
+        rollout = Rollout(**{name: whole(x) for name, x in game.out.items()})
+        generated = whole(game.out['action_mask'].sum(1, dtype=np.int32))
+        return rollout, counters_of(game, time.monotonic() - began) | {'generated': generated}
+
+
+def counters_of(game: Game, seconds: float) -> dict[str, np.ndarray]:
+    """Counters as of a rollout on the device, and what hosts add; those are of this process."""
+    counted, steps = game.counted, game.counted['steps']
+    slots = steps * len(game.seats)
+    found = {
+        'decodes': steps,
+        'serves': counted['reads'],
+        'overflow': 0,
+        'hosts/waited_s': counted['waited_s'],
+        'hosts/reply_s': counted['reply_s'] / max(counted['replies'], 1),
+        'hosts/idle_slots': 1 - counted['generated'] / slots if slots else 0.0,
+        'hosts/retries': counted['retries'],
+        'hosts/timeouts': counted['timeouts'],
+        'hosts/faults': counted['faults'],
+        'hosts/cut': counted['cut'],
+        'hosts/seconds': seconds,
+    }
+    return {name: np.asarray([x]) for name, x in found.items()}
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,161 @@
+"""Threads that keep worlds: one each, for a world may be bound to its thread, block or hang.
+
+A keeper is given jobs and puts outcomes into the pool's queue. It never decides what a rollout does
+about a fault: it says what happened, and a world that failed is closed and made anew for the next
+job. One that hangs is left behind with its thread, and another takes its seat.
+"""
+
+import dataclasses
+import math
+import numbers
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agentrl_jax.envs.hosts.world import Reply, World, WorldDown, WorldError
+
+REASON = 400  # characters of a fault that are kept
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """Asks for the reply to the last of an episode's actions; without any, for its first one."""
+
+    seat: int
+    stream: int  # of the episode's tokens, which tells episodes of a rollout apart
+    item: int
+    actions: tuple[str, ...] = ()
+    replies: tuple[Reply, ...] = ()  # so far: to the beginning and to all actions but the last
+    delay: float = 0.0  # seconds to wait before
+
+
+@dataclasses.dataclass(eq=False)
+class Outcome:
+    """What came of a job. As a context manager it keeps what a world raises instead of a reply.
+
+    The world is foreign code: whatever error it raises is its fault and costs its episode, not the
+    run. The reason is logged, and a run in which too many episodes are faulty ends.
+    """
+
+    job: Job
+    reply: Reply | None = None
+    instruction: str = ''  # of the item
+    prompt: Any = None  # what read() made of the reply
+    fault: str = ''
+    down: bool = False  # nobody was there: nothing has happened
+    deterministic: bool | None = None  # None: there was no world to ask
+    seconds: float = 0.0
+
+    def __enter__(self) -> 'Outcome':
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.reply, self.prompt = None, None
+        self.fault = f'{kind.__name__}: {error}'[:REASON]
+        self.down = isinstance(error, WorldDown)
+        return True
+
+
+class Keeper(threading.Thread):
+    """Owns the world of a seat."""
+
+    def __init__(self, make: Callable[[], World], read: Callable, done: queue.SimpleQueue):
+        """read(observation, instruction) -> prompt: tokenising, done here rather than by all."""
+        super().__init__(daemon=True, name='world')
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()  # None: close and end
+        self._make, self._read, self._done = make, read, done
+        self._world: World | None = None
+
+    def run(self) -> None:
+        for job in iter(self.jobs.get, None):
+            self._done.put(self._play(job))
+        self._close()
+
+    def _play(self, job: Job) -> Outcome:
+        time.sleep(job.delay)
+        began, outcome = time.monotonic(), Outcome(job)
+        with outcome:
+            reply = self._ask(job)
+            check_reply(reply)
+            outcome.instruction = '' if job.actions else self._world.instruction
+            outcome.prompt = self._read(reply.observation, outcome.instruction)
+            outcome.reply = reply
+        if self._world is not None:
+            outcome.deterministic = bool(self._world.deterministic)
+        if outcome.fault:
+            self._close()
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def _ask(self, job: Job) -> Reply:
+        fresh = self._world is None
+        if fresh:
+            self._world = self._make()
+        if not job.actions:
+            return Reply(self._world.reset(job.item))
+        if fresh:
+            self._repeat(job)
+        return self._world.step(job.actions[-1])
+
+    def _repeat(self, job: Job) -> None:
+        """Takes a fresh world to where the episode was."""
+        if not self._world.deterministic:
+            raise WorldError('the world failed, and is not one that repeats itself')
+        said = [Reply(self._world.reset(job.item)), *map(self._world.step, job.actions[:-1])]
+        for turn, (now, before) in enumerate(zip(said, job.replies, strict=True)):
+            if now != before:
+                raise WorldError(f'a fresh world did not repeat reply {turn} of item {job.item}')
+
+    def _close(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            with Outcome(Job(seat=-1, stream=-1, item=-1)):  # it is of no use any more
+                world.close()
+
+
+def check_reply(reply: Reply) -> None:
+    """WorldError where a world's reply is not what it must be."""
+    for name, kinds in (
+        ('observation', str),
+        ('reward', numbers.Real),
+        ('done', bool),
+        ('success', (bool, type(None))),
+    ):
+        if not isinstance(getattr(reply, name, None), kinds):
+            raise WorldError(f'{name} of a reply is {getattr(reply, name, "missing")!r}'[:REASON])
+    if not math.isfinite(reply.reward):
+        raise WorldError(f'reward of a reply is {reply.reward}')
+
+
+class Pool:
+    """The worlds of a run; its rollouts take the seats in turn."""
+
+    keeper = Keeper
+
+    def __init__(self, make: Callable[[], World], read: Callable):
+        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Outcomes, late ones of others too
+        self._make, self._read = make, read
+        self._keepers: dict[int, Keeper] = {}
+
+    def submit(self, job: Job) -> None:
+        if job.seat not in self._keepers:
+            self._keepers[job.seat] = keeper = self.keeper(self._make, self._read, self.done)
+            keeper.start()
+        self._keepers[job.seat].jobs.put(job)
+
+    def abandon(self, seat: int) -> None:
+        """Leaves a world that hangs to its thread, which closes it should it ever come back."""
+        self._keepers.pop(seat).jobs.put(None)
+
+    def close(self, patience_s: float = 10.0) -> None:
+        """Closes the worlds, each in its thread; those that take longer are left behind."""
+        keepers, self._keepers = list(self._keepers.values()), {}
+        for keeper in keepers:
+            keeper.jobs.put(None)
+        until = time.monotonic() + patience_s
+        for keeper in keepers:
+            keeper.join(max(until - time.monotonic(), 0.0))

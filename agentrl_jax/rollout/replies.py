@@ -1,0 +1,157 @@
+"""The log of what worlds said, and rollouts played again from it, without any world.
+
+A rollout is a function of parameters, key and replies. So every reply is a line of replies.jsonl,
+written when it arrives, and a step that was lost or is asked about can be repeated bit for bit. The
+lines of a rollout share what `about` says of it, such as its step and split.
+"""
+
+import dataclasses
+import json
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.text.conversation import action_hash
+
+FIELDS = {  # of a line, beside those of `about`
+    'stream': int,  # of the episode's tokens
+    'turn': int,  # that the reply opens: 0 for the first observation
+    'item': int,
+    'action': int,  # hash of what the policy said before, 0 at the beginning
+    'observation': str,
+    'instruction': str,
+    'reward': float,
+    'done': bool,
+    'success': (bool, type(None)),
+    'fault': str,  # why the episode ended here; '' = it did not
+    'seconds': float,  # the world took
+}
+About = dict[str, int | str]
+
+
+class ReplyLog:
+    """Appends lines to a file; `about` is of the rollout that is being played."""
+
+    def __init__(self, path: str | Path):
+        self.about: About = {}
+        self._file = open(path, 'a', encoding='utf-8')
+
+    def write(self, outcome: Outcome, fault: str) -> None:
+        """fault: '' for a reply that was taken, or why the episode ended."""
+        self._file.write(json.dumps(self.about | line_of(outcome, fault)) + '\n')
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NoLog:
+    """Keeps nothing."""
+
+    about: About = {}
+
+    def write(self, outcome: Outcome, fault: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def line_of(outcome: Outcome, fault: str) -> dict[str, Any]:
+    job = outcome.job
+    reply = Reply('') if fault else outcome.reply
+    return {
+        'stream': job.stream,
+        'turn': len(job.actions),
+        'item': job.item,
+        'action': action_hash(job.actions[-1]) if job.actions else 0,
+        'observation': reply.observation,
+        'instruction': outcome.instruction,
+        'reward': float(reply.reward),
+        'done': reply.done,
+        'success': reply.success,
+        'fault': fault,
+        'seconds': round(outcome.seconds, 6),
+    }
+
+
+def read_log(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a log; a last one that was cut off is left out, any other fault is an error."""
+    lines = Path(path).read_text(encoding='utf-8').splitlines(keepends=True)
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines) and not line.endswith('\n'):
+                break
+            raise ValueError(f'{path}, line {number}: broken JSON ({error})') from error
+        wrong = [
+            name
+            for name, kind in FIELDS.items()
+            if not isinstance(row, dict) or name not in row or not isinstance(row[name], kind)
+        ]
+        if wrong:
+            raise ValueError(f'{path}, line {number}: {", ".join(wrong)} is no part of a reply')
+        found.append(row)
+    return found
+
+
+def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
+    """The lines of one rollout; a ValueError that names those there are if it is not among them."""
+    rows = read_log(path)
+    chosen = [row for row in rows if about.items() <= row.items()]
+    if not chosen:
+        other = {tuple((k, x) for k, x in row.items() if k not in FIELDS) for row in rows}
+        known = '; '.join(sorted(', '.join(f'{k}={x}' for k, x in one) for one in other))
+        wanted = ', '.join(f'{name}={x}' for name, x in about.items())
+        raise ValueError(f'{path} holds no rollout of {wanted}; there are: {known or "none"}')
+    return chosen
+
+
+def cut(path: str | Path, step: int, write: Callable[[Path, str], Any]) -> None:
+    """Leaves the lines of the steps before `step`, for a run that goes on from there."""
+    path = Path(path)
+    if path.exists():
+        lines = (json.dumps(row) + '\n' for row in read_log(path) if row['step'] < step)
+        write(path, ''.join(lines))
+
+
+class LoggedPool:
+    """The lines of a rollout in the place of a Pool: the same replies, and no world."""
+
+    def __init__(self, lines: list[dict[str, Any]], read: Callable):
+        self.done: queue.SimpleQueue = queue.SimpleQueue()
+        self._read = read
+        # Of a rollout that was begun twice the later lines are those that counted.
+        self._lines = {(line['stream'], line['turn']): line for line in lines}
+
+    def submit(self, job: Job) -> None:
+        where = job.stream, len(job.actions)
+        if where not in self._lines:
+            raise ValueError(
+                f'the log ends before turn {where[1]} of the episode of stream {where[0]}'
+            )
+        line = self._lines[where]
+        said = action_hash(job.actions[-1]) if job.actions else 0
+        if (line['item'], line['action']) != (job.item, said):
+            raise ValueError(
+                f'turn {where[1]} of the episode of stream {where[0]} is not what the log answers: '
+                'it was made by other parameters, another key or other settings'
+            )
+        if line['fault']:
+            self.done.put(Outcome(job, fault=line['fault']))
+            return
+        fields = [field.name for field in dataclasses.fields(Reply)]
+        reply = Reply(**{name: line[name] for name in fields})
+        prompt = self._read(reply.observation, line['instruction'])
+        self.done.put(Outcome(job, reply, line['instruction'], prompt, seconds=line['seconds']))
+
+    def abandon(self, seat: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,148 @@
+"""A world on a host as a conversation: its texts become token ids on the host, once each.
+
+What a world says is data: it is tokenised with special tokens disabled, without control characters
+and cut in the middle where it has more than max_observation tokens. What the policy said is never
+tokenised again; the world gets the text of its tokens.
+"""
+
+import dataclasses
+import re
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from agentrl_jax.text.wording import Wording
+from agentrl_jax.tokens import chat as chats
+
+CUT = '\n[...]\n'  # stands where the middle of an observation was
+CHARACTERS = 32  # kept of either end for each allowed token, before a long text is tokenised
+CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]')
+
+
+@struct.dataclass
+class HostTask:
+    """Worlds on hosts as text, and their budgets. Arrays are leaves; the rest is static."""
+
+    env_params: Any  # items of the pool
+    prefix: jax.Array  # int32 [P]  tokens in front of every first observation
+    eos_ids: jax.Array  # int32 [n]  tokens that end a turn
+    turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
+    env: Any = struct.field(pytree_node=False)
+    pad_id: int = struct.field(pytree_node=False)
+    width: int = struct.field(pytree_node=False)  # tokens of the longest prompt of a turn
+    max_turns: int = struct.field(pytree_node=False)
+
+    @property
+    def wording(self) -> Wording:
+        return Wording(prefix=self.prefix, eos_ids=self.eos_ids, pad_id=self.pad_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """What a turn shows behind the end of the turn before."""
+
+    tokens: list[int]
+    anchor: int  # hash of the observation, uint32
+    cut: bool  # it was longer than allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """Between texts of a world and token ids."""
+
+    chat: chats.Chat
+    answer_prefix: str  # forced in front of every answer, such as '<think>'
+    max_observation: int  # tokens of a text
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest prompt, the end of a turn that has none included."""
+        markers = [*self.chat.user_open(''), *self.chat.answer_open(self.answer_prefix)]
+        return 1 + len(markers) + self.max_observation
+
+    def prompt(self, observation: str, instruction: str = '') -> Prompt:
+        """The user message around an observation, and the opening of the answer.
+
+        instruction: what the item is about, in front of the first observation; '' = nothing.
+        """
+        observation = plain(observation)
+        text = f'{plain(instruction)}\n{observation}' if instruction else observation
+        opened, role = self.chat.user_open, len(self.chat.user_open(''))
+        most = CHARACTERS * self.max_observation
+        long = len(text) > 2 * most
+        # In one piece with the role, for a tokenizer may merge over the newline between them
+        ids = opened(text[:most] + CUT + text[-most:] if long else text)
+        over = len(ids) - role > self.max_observation
+        if over:
+            mark = self.chat.tokenizer.encode(CUT)
+            rest = max(self.max_observation - len(mark), 0)
+            tail = ids[len(ids) - rest // 2 :]
+            ids = [*ids[: role + rest - rest // 2], *mark[: self.max_observation], *tail]
+        return Prompt(
+            tokens=[*ids, *self.chat.answer_open(self.answer_prefix)],
+            anchor=zlib.crc32(observation.encode()),
+            cut=long or over,
+        )
+
+    def said(self, ids: list[int]) -> str:
+        """An answer as its world reads it, without the end-of-turn token."""
+        return self.answer_prefix + self.chat.tokenizer.decode(ids)
+
+
+def plain(text: str) -> str:
+    """The text without control characters (newlines and tabs stay) and lone surrogates."""
+    return CONTROLS.sub('', text)
+
+
+def action_hash(action: str) -> int:
+    """A number for an action that is any text: equal for equal ones, int32 and not negative."""
+    return zlib.crc32(action.encode()) & 0x7FFFFFFF
+
+
+def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) -> list[int]:
+    """What stands in front of every first observation.
+
+    The instruction is part of the system message, or with `accepted` a user message that this
+    fixed answer follows. Without a system message of ours that of the checkpoint's template stands,
+    if it has one.
+    """
+    encode = chat.tokenizer.encode
+    if not accepted:
+        system, instruction = '\n'.join(filter(None, (system, instruction))), ''
+    if system:
+        ids = [chat.start_id, *encode(f'system\n{system}'), chat.end_id]
+    else:
+        ids = chat.default_prefix('')
+        opening = chat.user_open('')
+        ids = ids[: -len(opening)] if len(ids) > len(opening) else []
+    if accepted:
+        ids += [*chat.user_open(instruction), *chat.answer_open(''), *encode(accepted), chat.end_id]
+        ids = ids if ids[0] == chat.start_id else ids[len(encode('\n')) :]
+    if not ids:
+        raise ValueError(
+            'a conversation with a world on a host needs something in front of its first '
+            'observation: give the world an instruction'
+        )
+    return ids
+
+
+def build_host_task(
+    env: Any, env_params: Any, conversation: Conversation, *, max_turns: int
+) -> HostTask:
+    """A pool of a host environment as text."""
+    chat = conversation.chat
+    task = HostTask(
+        env_params=env_params,
+        prefix=jnp.asarray(prefix_of(chat, env.system, env.instruction, env.accepted), jnp.int32),
+        eos_ids=jnp.asarray(chat.tokenizer.eos_ids, jnp.int32),
+        turn_limit=jnp.int32(max_turns),
+        env=env,
+        pad_id=chat.tokenizer.pad_id,
+        width=conversation.width,
+        max_turns=max_turns,
+    )
+    return jax.tree.map(np.asarray, task)

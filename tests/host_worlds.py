@@ -1,0 +1,202 @@
+"""Worlds on hosts for tests: small, exact, and as slow, faulty or silent as a test wants."""
+
+import dataclasses
+import functools
+import hashlib
+import threading
+import time
+
+import jax
+import numpy as np
+import tiny_agents as tiny
+
+from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.machine import sharding
+from agentrl_jax.rollout import host
+from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.rollout.replies import ReplyLog
+from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.conversation import Conversation, build_host_task
+from agentrl_jax.text.stops import build_stop_table
+from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.types import EpisodeStop
+
+
+class Echo:
+    """Each reply is a hash of the item and of every word said, 3 to 40 words long; 1 to 8 turns."""
+
+    deterministic, instruction = True, ''
+
+    def reset(self, item):
+        self.said = [str(item)]
+        return self.words()
+
+    def step(self, action):
+        self.said.append(action)
+        digest = self.digest()
+        done = len(self.said) > 1 + digest[0] % 8
+        return Reply(self.words(), reward=digest[1] / 255 - 0.5, done=done, success=digest[2] > 127)
+
+    def digest(self):
+        return hashlib.sha256('\0'.join(self.said).encode()).digest()
+
+    def words(self):
+        digest = self.digest()
+        return ' '.join(('up', 'down', 'left', 'a wall')[x % 4] for x in digest * 2)[
+            : 9 + digest[3]
+        ]
+
+    def close(self):
+        pass
+
+
+class Troubled:
+    """A world between which and its player there is trouble, drawn from a seed and a clock."""
+
+    def __init__(self, world, seed, *, latency=0.0, crash=0.0, hang=0.0, release=None):
+        self.world, self.deterministic = world, world.deterministic
+        self.instruction = world.instruction
+        self.latency, self.crash, self.hang = latency, crash, hang
+        self.release = release  # set at the end: hung threads go
+        self.luck = np.random.default_rng([seed, time.monotonic_ns() % 2**32])
+
+    def trouble(self):
+        if self.latency:
+            time.sleep(self.luck.exponential(self.latency))
+        if self.luck.random() < self.crash:
+            raise WorldError('crashed on purpose')
+        if self.luck.random() < self.hang:
+            self.release.wait()
+            raise WorldError('hung on purpose')
+
+    def reset(self, item):
+        self.trouble()
+        return self.world.reset(item)
+
+    def step(self, action):
+        self.trouble()
+        return self.world.step(action)
+
+    def close(self):
+        self.world.close()
+
+
+class Lake:
+    """FrozenLake of tiny.task('frozen_lake', ...) on the host, worded as on the device."""
+
+    deterministic, instruction = True, ''
+
+    def __init__(self, task):
+        self.task = task
+
+    def reset(self, item):
+        self.state = tiny._host_steps(self.task.env)[2](item, self.task.env_params)
+        self.turn, self.used, self.key = 0, 0, tiny.KEY
+        return self.text(False)
+
+    def text(self, warn):
+        left = self.task.max_actions_per_episode - self.used
+        warning = 'Invalid.\n' if warn else ''
+        return f'{self.task.env.observation_text(self.state)}{warning}{left} left\n'
+
+    def step(self, action):
+        matched, parts = parse_answer(
+            action.removeprefix('<think>').encode(),
+            self.task.env.ACTION_NAMES,
+            max_actions=self.task.max_actions_per_turn,
+            with_think=True,
+        )
+        did = tiny.play_by_hand(
+            self.task, self.state, self.key, self.turn, self.used, matched, parts
+        )
+        self.state, self.used, self.turn = did['state'], did['used'], self.turn + 1
+        done = did['stop'] in (EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET)
+        return Reply(self.text(did['warn']), float(did['reward']), done, did['success'])
+
+    def close(self):
+        pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Tests(HostEnvironment):
+    """Any of the worlds above as an environment."""
+
+    world: type = Echo
+    name = 'echo'
+    instruction = 'Say something.'
+
+    def make(self):
+        return self.world()
+
+    def item_range(self, split):
+        start = 100 * ('train', 'validation', 'test').index(split)
+        return range(start, start + 40)
+
+
+@functools.cache
+def conversation_of(env, max_turns=4, answer_prefix='', max_observation=48):
+    """(task, conversation) on 16 items in their order."""
+    params = env.make_params(num_levels=16)
+    params = params.replace(items=np.sort(params.items))
+    conversation = Conversation(build_chat(tiny.tokenizer()), answer_prefix, max_observation)
+    return build_host_task(env, params, conversation, max_turns=max_turns), conversation
+
+
+@functools.cache
+def table(*strings):
+    return build_stop_table(tiny.tokenizer().token_bytes(), strings)
+
+
+SETTINGS = dict(
+    slots=8,
+    temperature=1.4,
+    serve_rows=3,
+    read_tokens=16,
+    max_tokens=320,
+    max_response=3,
+    patience=host.Patience(),
+)
+
+
+def collector(conversation, make, *, strings=(), pool=None, mesh=None, **settings):
+    """A HostCollect of one device over worlds that `make` makes."""
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1]) if mesh is None else mesh
+    pool = Pool(make, conversation.prompt) if pool is None else pool
+    chosen = dict(config=tiny.config(), strings=table(*strings)) | SETTINGS | settings
+    return host.HostCollect(mesh, host.Worlds(pool, conversation), **chosen)
+
+
+def play(
+    env=Tests(),
+    make=Echo,
+    *,
+    params=None,
+    task=None,
+    key=tiny.KEY,
+    listed=None,
+    log=None,
+    **settings,
+):
+    """(Rollout of host arrays, counters) of 16 episodes; the worlds are closed behind it."""
+    built, conversation = conversation_of(env)
+    collect = collector(conversation, make, **settings)
+    collect.worlds.log = ReplyLog(log) if log else collect.worlds.log
+    try:
+        params = tiny.cloned('frozen_lake')[0] if params is None else params
+        listed = tiny.episodes('frozen_lake') if listed is None else listed
+        return jax.device_get(collect(params, task or built, listed, key))
+    finally:
+        collect.worlds.pool.close()
+        collect.worlds.log.close()
+
+
+def arrays(rollout):
+    """The fields of a rollout by name, but those that it does not have."""
+    fields = {name: getattr(rollout, name) for name in rollout.__dataclass_fields__}
+    return {name: np.asarray(x) for name, x in fields.items() if x is not None}
+
+
+def released():
+    """An event for worlds that hang."""
+    return threading.Event()

@@ -1,0 +1,238 @@
+"""Faults of worlds cost their episodes, or nothing, and never the run."""
+
+import functools
+import itertools
+import threading
+import time
+
+import host_worlds as hosts
+import jax
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+from agentrl_jax.rollout import host
+from agentrl_jax.types import EpisodeStop
+
+WHATEVER = host.Patience(tries=1, min_healthy=0)
+
+
+@functools.cache
+def calm():
+    return hosts.play()[0]
+
+
+class Broken(hosts.Echo):
+    """On items of odd number its second reply is `reply`, or raises it."""
+
+    reply = WorldError('broken')
+
+    def reset(self, item):
+        self.odd = item % 2
+        return super().reset(item)
+
+    def step(self, action):
+        good = super().step(action)
+        if not self.odd:
+            return good
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+
+BAD_REPLIES = {
+    'WorldError: broken': WorldError('broken'),
+    'KeyError': KeyError('observation'),  # any error of foreign code
+    'reward of a reply is nan': Reply('a', reward=float('nan')),
+    'reward of a reply is inf': Reply('a', reward=float('inf')),
+    'observation of a reply is None': Reply(None),
+    'done of a reply is 1': Reply('a', done=1),
+    "reward of a reply is 'high'": Reply('a', reward='high'),
+    'observation of a reply is': {'observation': 'a'},
+}
+
+
+@pytest.mark.parametrize('reason', BAD_REPLIES)
+def test_a_faulty_episode_leaves_and_the_others_are_the_same(reason, tmp_path):
+    class World(Broken):
+        reply = BAD_REPLIES[reason]
+
+    out, counters = hosts.play(make=World, patience=WHATEVER, log=tmp_path / 'replies')
+    faulty = hosts.conversation_of(hosts.Tests())[0].env_params.items[out.level] % 2 == 1
+    np.testing.assert_array_equal(out.episode_stop == EpisodeStop.ENV_ERROR, faulty)
+    np.testing.assert_array_equal(out.healthy, ~faulty)
+    assert counters['hosts/faults'] == faulty.sum() and 0 < faulty.sum() < 16
+    for name, before in hosts.arrays(calm()).items():
+        good = hosts.arrays(out)[name]
+        np.testing.assert_array_equal(good[~faulty], before[~faulty], err_msg=name)
+    assert np.isfinite(out.rewards).all() and not out.success[faulty].any()
+    assert (out.num_turns[faulty] == 1).all()
+    assert reason in (tmp_path / 'replies').read_text()
+
+
+def test_a_world_that_does_not_repeat_itself_is_not_asked_twice():
+    class World(Broken):
+        deterministic = False
+
+    out, counters = hosts.play(make=World, patience=host.Patience(tries=9, min_healthy=0))
+    assert counters['hosts/retries'] == 0 and (~out.healthy).sum() == 8
+
+
+def test_a_world_that_only_claims_to_repeat_itself_is_found_out(tmp_path):
+    """Every world words its first observation in its own way."""
+    number = itertools.count()
+
+    class World(Broken):
+        def __init__(self):
+            self.number = next(number)
+
+        def reset(self, item):
+            return f'{super().reset(item)} {self.number}'
+
+    out, counters = hosts.play(
+        make=World, patience=host.Patience(tries=2, min_healthy=0), log=tmp_path / 'replies'
+    )
+    assert counters['hosts/retries'] == 8 == (~out.healthy).sum()
+    assert 'did not repeat reply 0' in (tmp_path / 'replies').read_text()
+
+
+def test_a_world_that_fails_at_its_beginning_is_asked_again_whatever_it_is():
+    failures = itertools.count()
+
+    class World(hosts.Echo):
+        deterministic = False
+
+        def reset(self, item):
+            if next(failures) % 3 == 0:
+                raise WorldError('not now')
+            return super().reset(item)
+
+    out, counters = hosts.play(make=World, patience=host.Patience(tries=9, min_healthy=0))
+    assert counters['hosts/retries'] > 4
+    np.testing.assert_array_equal(out.tokens, calm().tokens)
+
+
+def test_a_huge_text_is_cut_and_counted():
+    class World(hosts.Echo):
+        def words(self):
+            return super().words() + ' box' * 500_000
+
+    out, counters = hosts.play(make=World)
+    assert out.healthy.all() and counters['hosts/cut'] == 16 + out.num_turns.sum()
+    assert out.tokens.shape[1] >= out.attention_mask.sum(1).max()
+
+
+def test_too_few_healthy_episodes_are_played_again(capfd):
+    """The first worlds are all broken; later ones are not."""
+    number = itertools.count()
+
+    class World(Broken):
+        def __init__(self):
+            self.broken = next(number) < 8
+
+        def reset(self, item):
+            said = super().reset(item)
+            self.odd = self.broken
+            return said
+
+    out, counters = hosts.play(make=World, patience=host.Patience(tries=1, min_healthy=1))
+    assert counters['hosts/faults'] >= 8
+    assert 'episodes were lost to their worlds and are played again' in capfd.readouterr().err
+    for name, before in hosts.arrays(calm()).items():
+        np.testing.assert_array_equal(hosts.arrays(out)[name], before, err_msg=name)
+
+
+def test_a_run_ends_when_its_worlds_do_not_get_better():
+    with pytest.raises(RuntimeError, match='8 of 16 episodes were lost .*WorldError: broken'):
+        hosts.play(make=Broken, patience=host.Patience(tries=1, min_healthy=0.75))
+
+
+def test_an_outage_of_all_worlds_pauses_the_run_and_changes_nothing(capfd):
+    opened = threading.Event()
+    threading.Timer(1.0, opened.set).start()
+
+    def make():
+        if not opened.is_set():
+            raise WorldDown('connection refused')
+        return hosts.Echo()
+
+    out, counters = hosts.play(make=make, patience=host.Patience(tries=1))
+    said = capfd.readouterr().err
+    assert 'paused: all 8 worlds are down (WorldDown: connection refused)' in said
+    assert 'worlds answer again' in said and counters['hosts/faults'] == 0
+    for name, before in hosts.arrays(calm()).items():
+        np.testing.assert_array_equal(hosts.arrays(out)[name], before, err_msg=name)
+
+
+def test_an_outage_in_the_middle_of_episodes_is_waited_out():
+    """Worlds that repeat themselves are taken to where they were."""
+    steps, back = itertools.count(), [None]
+
+    class World(hosts.Echo):
+        def step(self, action):
+            if next(steps) == 10:
+                back[0] = time.monotonic() + 0.8
+            if back[0] and time.monotonic() < back[0]:
+                raise WorldDown('the server is gone')
+            return super().step(action)
+
+    out, counters = hosts.play(make=World, patience=host.Patience(tries=1))
+    assert counters['hosts/faults'] == 0
+    for name, before in hosts.arrays(calm()).items():
+        np.testing.assert_array_equal(hosts.arrays(out)[name], before, err_msg=name)
+
+
+def test_an_outage_that_lasts_ends_the_run_with_its_reason():
+    def make():
+        raise WorldDown('connection refused')
+
+    with pytest.raises(RuntimeError, match='all worlds have been down for .*connection refused'):
+        hosts.play(make=make, patience=host.Patience(outage_s=0.2))
+
+
+def test_no_thread_is_left_over():
+    before = threading.active_count()
+    closed = []
+
+    class World(hosts.Echo):
+        def close(self):
+            closed.append(self)
+
+    hosts.play(make=World)
+    assert threading.active_count() == before and len(closed) == 8
+
+
+def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
+    """It would be the answer to another turn."""
+    slow = itertools.count()
+
+    class World(hosts.Echo):
+        def step(self, action):
+            if next(slow) % 7 == 0:
+                time.sleep(0.5)
+            return super().step(action)
+
+    out, counters = hosts.play(
+        make=World, patience=host.Patience(timeout_s=0.25, tries=50, min_healthy=0)
+    )
+    assert counters['hosts/timeouts'] > 0
+    for name, before in hosts.arrays(calm()).items():
+        np.testing.assert_array_equal(hosts.arrays(out)[name], before, err_msg=name)
+
+
+def test_meshes_play_against_hosts_as_well():
+    """Four devices with two rows each, and eight rows of one device: the same tokens."""
+    from agentrl_jax.machine import sharding
+
+    task, conversation = hosts.conversation_of(hosts.Tests())
+    mesh = sharding.make_mesh(4, 1, 2)
+    collect = hosts.collector(conversation, hosts.Echo, mesh=mesh)
+    params = sharding.replicate(tiny.cloned('frozen_lake')[0], mesh)
+    listed = jax.device_put(tiny.episodes('frozen_lake'), sharding.shard_rows(mesh))
+    out, counters = jax.device_get(collect(params, task, listed, tiny.KEY))
+    collect.worlds.pool.close()
+    assert counters['generated'].sum() == out.action_mask.sum()
+    np.testing.assert_allclose(out.logprobs, calm().logprobs, atol=1e-5, rtol=0)
+    for name in ('tokens', 'action_mask', 'turn', 'rewards', 'episode_stop', 'anchor', 'begin'):
+        np.testing.assert_array_equal(getattr(out, name), getattr(calm(), name), err_msg=name)

@@ -1,0 +1,152 @@
+"""Rollouts against worlds on hosts: the clock decides when, never what."""
+
+import functools
+import itertools
+
+import host_worlds as hosts
+import jax
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax.machine.processes import CompileCounter
+from agentrl_jax.rollout import host
+from agentrl_jax.text.conversation import Conversation, build_host_task
+from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.types import EpisodeStop, TurnStop
+
+END = tiny.tokenizer().special('<|im_end|>')
+
+
+@functools.cache
+def calm():
+    """Echo worlds without any trouble."""
+    return hosts.play()
+
+
+def assert_same(one, other, rows=slice(None)):
+    """Every field, bit for bit."""
+    one, other = hosts.arrays(one), hosts.arrays(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name][rows], other[name][rows], err_msg=name)
+
+
+def troubled(seed, world=hosts.Echo, **trouble):
+    seeds = itertools.count(1000 * seed)
+    return lambda: hosts.Troubled(world(), next(seeds), **trouble)
+
+
+def test_episodes_end_in_every_way_that_the_tests_below_are_about():
+    out, counters = calm()
+    assert len(set(out.num_turns)) > 2 and out.num_turns.max() == 4
+    assert {EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET} <= set(out.episode_stop)
+    assert {TurnStop.EOS, TurnStop.LENGTH} <= set(out.turn_stop.ravel())
+    assert counters['generated'].sum() == out.action_mask.sum() and not counters['hosts/faults'][0]
+
+
+def test_the_sampler_is_the_trainer():
+    out, _ = calm()
+    trained, _ = tiny.score(1.4)(tiny.cloned('frozen_lake')[0], out.tokens, out.attention_mask)
+    gap = np.where(out.action_mask, np.abs(trained - out.logprobs), 0.0)
+    assert out.action_mask.sum() > 50 and gap.max() <= 1e-5
+    assert (out.logprobs[~out.action_mask] == 0).all() and (out.logprobs <= 0).all()
+
+
+@pytest.mark.parametrize('seed', [1, 2, 3])
+def test_latencies_change_nothing(seed):
+    out, _ = hosts.play(make=troubled(seed, latency=0.004))
+    assert_same(out, calm()[0])
+
+
+def test_crashed_worlds_are_replayed_and_change_nothing():
+    out, counters = hosts.play(
+        make=troubled(4, crash=0.3), patience=host.Patience(tries=50, min_healthy=0)
+    )
+    assert counters['hosts/retries'][0] > 3 and not counters['hosts/faults'][0]
+    assert_same(out, calm()[0])
+
+
+def test_worlds_that_hang_are_left_behind_and_change_nothing():
+    release = hosts.released()
+    try:
+        out, counters = hosts.play(
+            make=troubled(5, hang=0.15, release=release),
+            patience=host.Patience(timeout_s=0.3, tries=50, min_healthy=0),
+        )
+    finally:
+        release.set()
+    assert counters['hosts/timeouts'][0] > 0 and not counters['hosts/faults'][0]
+    assert_same(out, calm()[0])
+
+
+@pytest.mark.parametrize('poll', [1, 64])
+def test_no_schedule_changes_anything(poll):
+    out, _ = hosts.play(make=troubled(6, latency=0.002), poll=poll)
+    assert_same(out, calm()[0])
+
+
+@pytest.mark.parametrize('settings', [dict(read_tokens=32), dict(serve_rows=8)], ids=str)
+def test_blocks_of_another_shape_round_differently_and_say_the_same(settings):
+    """XLA multiplies matrices of another shape in another order: shapes are part of a run."""
+    out, expected = hosts.play(**settings)[0], calm()[0]
+    np.testing.assert_allclose(out.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    assert_same(out.replace(logprobs=expected.logprobs), expected)
+
+
+def test_three_programs_are_compiled_and_never_another():
+    """For whatever seeds, worlds, turn limits and lists of episodes."""
+    task, conversation = hosts.conversation_of(hosts.Tests())
+    collect = hosts.collector(conversation, hosts.Echo, slots=4, poll=3)
+    params = tiny.cloned('frozen_lake')[0]
+    try:
+        with CompileCounter() as counter:
+            collect(params, task, tiny.episodes('frozen_lake', groups=2), jax.random.key(1))
+            first = counter.count
+            collect(
+                params, task.replace(turn_limit=np.int32(2)), tiny.episodes('frozen_lake'), tiny.KEY
+            )
+            before = counter.count
+            collect(params, task, tiny.episodes('frozen_lake', groups=3), tiny.KEY)
+    finally:
+        collect.worlds.pool.close()
+    programs = collect.programs(task)
+    sizes = [p._cache_size() for p in (programs.start, programs.decode, programs.read)]
+    assert sizes == [1, 1, 1], (first, before, counter.count)
+
+
+def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
+    """Token for token; the host's prefix ends at the system message, the device's behind 'user'."""
+    env, _ = tiny.environment('frozen_lake')
+    env_params = env.make_params('train', num_levels=16, success_rate=1.0)
+    on_device = tiny.build_task(env, env_params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
+    params = tiny.cloned('frozen_lake')[0]
+    expected, _ = tiny.play('frozen_lake', params, tiny.KEY, task_=on_device)
+
+    class Env(hosts.Tests):
+        name, instruction, system = 'frozen_lake', '', 'frozen_lake\n'
+
+        def make_params(self, **_):
+            return super().make_params().replace(items=np.arange(16, dtype=np.int32))
+
+    conversation = Conversation(build_chat(tiny.tokenizer()), '<think>', 100)
+    task = build_host_task(Env(), Env().make_params(), conversation, max_turns=3)
+    collect = hosts.collector(
+        conversation,
+        lambda: hosts.Lake(on_device),
+        max_tokens=160,
+        max_response=12,
+        temperature=1.0,
+    )
+    out, _ = jax.device_get(collect(params, task, tiny.episodes('frozen_lake'), tiny.KEY))
+    collect.worlds.pool.close()
+    same = (
+        'tokens attention_mask action_mask turn turn_stop num_turns rewards success level'.split()
+    )
+    for name in same:
+        np.testing.assert_array_equal(getattr(out, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(out.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    shift = expected.begin - out.begin
+    played = np.arange(3)[None] < out.num_turns[:, None]
+    assert set(shift[played]) == {3} and (shift[~played] == 0).all()
+    assert (out.episode_stop == EpisodeStop.TERMINATED).any()

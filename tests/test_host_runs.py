@@ -1,0 +1,223 @@
+"""Whole runs against worlds on hosts: training, validation, pages, resuming, replays."""
+
+import json
+import shutil
+
+import host_worlds as hosts
+import jax
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import evaluate, train
+from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.records import run_log
+from agentrl_jax.rollout import replies
+from agentrl_jax.run import build as build_module
+from agentrl_jax.run import check
+from agentrl_jax.run.build import build
+
+HOSTS = {
+    'env.name': 'objects',
+    'objects.make_object': 'host_worlds:Echo',
+    'objects.instruction': 'Say something.\n',
+    'hosts.max_observation': 40,
+    'hosts.read_tokens': 16,
+    'rollout.max_tokens': 160,
+    'algorithm': 'grpo',
+}
+
+
+def config(**changes):
+    return micro_runs.config('frozen_lake', **(HOSTS | changes))
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    """(config, workdir) of three steps."""
+    cfg, workdir = (
+        config(**{'checkpoint.every': 1, 'checkpoint.keep': 9}),
+        tmp_path_factory.mktemp('run'),
+    )
+    assert train.train(cfg, str(workdir)) == 0
+    return cfg, workdir
+
+
+def rows_of(workdir):
+    return run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+
+def test_a_run_trains_validates_counts_and_compiles_nothing_late(finished):
+    cfg, workdir = finished
+    rows = rows_of(workdir)
+    assert [row['step'] for row in rows] == [0, 1, 2, 3] and 'eval/success' in rows[-1]
+    for row in rows[:-1]:
+        assert row['policy/grad_norm'] > 0 and row['perf/recompiles'] == 0
+        assert row['rollout/env_error'] == 0 == row['hosts/faults']
+        assert 0 <= row['hosts/idle_slots'] < 1 and row['hosts/reply_s'] > 0
+        assert row['sampler/logprob_gap'] < 1e-4
+
+
+def test_a_page_shows_what_was_said_and_answered(finished):
+    _, workdir = finished
+    made = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
+    turn = made['episodes'][0]['turns'][0]
+    assert made['env'] == 'objects' and turn['grid'] is None and len(turn['actions']) == 1
+    page = (workdir / 'rollouts' / 'step_000002.html').read_text()
+    assert 'a wall' in page and 'Say something.' in page
+
+
+def test_every_reply_is_in_the_log(finished):
+    cfg, workdir = finished
+    rows = replies.read_log(workdir / 'replies.jsonl')
+    train_rows = [row for row in rows if row['split'] == 'train']
+    assert {row['step'] for row in train_rows} == {0, 1, 2}
+    assert {row['step'] for row in rows if row['split'] == 'validation'} == {0, 2, 3}
+    first = [row for row in train_rows if row['step'] == 0]
+    assert {row['stream'] for row in first} == set(range(16))
+    echo = hosts.Echo()
+    for row in first:
+        if row['turn'] == 0:
+            assert row['observation'] == echo.reset(row['item'])
+
+
+def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
+    cfg, workdir = finished
+    again = tmp_path / 'again'
+    shutil.copytree(workdir, again)
+    for step in (2, 3):
+        shutil.rmtree(again / 'checkpoints' / str(step))
+    assert train.train(cfg, str(again)) == 0
+    one, other = (micro_runs.saved_state(cfg, folder) for folder in (workdir, again))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert strip(again / 'replies.jsonl') == strip(workdir / 'replies.jsonl')
+
+
+def strip(path):
+    """The lines of a log without what a clock says, in an order of their own."""
+    rows = [row | {'seconds': 0} for row in replies.read_log(path)]
+    return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeypatch):
+    """From its own log, and from that of the run."""
+    cfg, workdir = finished
+    before = evaluate.evaluate(cfg, str(workdir), str(tmp_path / 'one'), None)
+
+    def no_world(self):
+        raise AssertionError('a world was made')
+
+    monkeypatch.setattr('agentrl_jax.envs.hosts.Objects.make', no_world)
+    for number, log in enumerate(
+        (tmp_path / 'one' / 'replies_validation.jsonl', workdir / 'replies.jsonl')
+    ):
+        out = tmp_path / f'again_{number}'
+        again = evaluate.evaluate(cfg, str(workdir), str(out), None, '', str(log))
+        assert again == before
+        documents = [
+            (folder / 'rollouts' / 'evaluation_validation.json').read_text()
+            for folder in (tmp_path / 'one', out)
+        ]
+        assert documents[0] == documents[1]
+
+
+def test_logs_of_something_else_are_refused(finished, tmp_path):
+    cfg, workdir = finished
+    log = workdir / 'replies.jsonl'
+    with pytest.raises(ValueError, match='holds no rollout of step=1, split=validation; there are'):
+        evaluate.evaluate(cfg, str(workdir), str(tmp_path), 1, '', str(log))
+    lines = log.read_text().splitlines(keepends=True)
+    other = tmp_path / 'other.jsonl'
+    changed = [json.loads(line) for line in lines]
+    changed = [row | {'action': 5 if row['turn'] else 0} for row in changed]
+    other.write_text(''.join(json.dumps(row) + '\n' for row in changed))
+    with pytest.raises(ValueError, match='is not what the log answers'):
+        evaluate.evaluate(cfg, str(workdir), str(tmp_path), None, '', str(other))
+    other.write_text(lines[0] + '{"step": 3}\n')
+    with pytest.raises(ValueError, match='line 2: .*stream.* is no part of a reply'):
+        replies.read_log(other)
+    other.write_text(lines[0] + lines[1][:20])
+    assert len(replies.read_log(other)) == 1
+
+
+CASES = {
+    'a window': {'context.window': 1},
+    'a wider window and GiGPO': {'context.window': 2, 'algorithm': 'gigpo'},
+    'adapters': {'lora.rank': 2},
+    'PPO': {'algorithm': 'ppo'},
+    'turn credit': {'algorithm': 'mt_grpo'},
+    'a filter, few slots and stop strings': {
+        'filter.rule': 'varied',
+        'filter.refill': 2,
+        'rollout.slots': 8,
+        'hosts.stop': ('up', 'the'),
+    },
+    'a curriculum': {'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 1},
+    'a forced opening': {'hosts.answer_prefix': '<think>', 'algorithm': 'reinforce_pp'},
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_what_runs_on_the_device_runs_on_hosts(case, tmp_path):
+    changes = {'steps': 2, 'log.rollouts_every': 0, 'eval.every': 0} | CASES[case]
+    assert train.train(config(**changes), str(tmp_path)) == 0
+    rows = rows_of(tmp_path)
+    assert rows[1]['policy/grad_norm'] > 0 and np.isfinite(rows[1]['policy/loss'])
+    assert rows[1]['perf/recompiles'] == 0 and rows[1]['sampler/logprob_gap'] < 1e-4
+
+
+def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
+    class Broken(hosts.Echo):
+        deterministic = False
+
+        def step(self, action):
+            if int(self.said[0]) % 3 == 0:
+                raise WorldError('broken')
+            return super().step(action)
+
+    monkeypatch.setattr(hosts, 'Echo', Broken)
+    changes = {'objects.deterministic': False, 'steps': 2, 'hosts.min_healthy': 0.0}
+    assert train.train(config(**changes), str(tmp_path)) == 0
+    rows = rows_of(tmp_path)
+    lost = [row['rollout/env_error'] for row in rows[:2]]
+    assert any(0 < share < 1 for share in lost)
+    for row in rows[:2]:
+        assert row['batch/trained_rows'] == 16 * (1 - row['rollout/env_error'])
+        assert row['hosts/faults'] == 16 * row['rollout/env_error']
+
+
+def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
+    changes = {'env.name': 'gymnasium', 'env.max_turns': 3, 'rollout.max_tokens': 320}
+    run = build(config(**changes, **{'hosts.max_observation': 64}))
+    listed = run.training.draw(jax.random.key(0), 0, 0)
+    out, _ = jax.device_get(
+        run.training.collect(run.params, run.training.task, listed, jax.random.key(1))
+    )
+    run.worlds.pool.close()
+    assert out.healthy.all() and (out.num_turns == 3).all()
+    text = run.tokenizer.decode(out.tokens[0])
+    assert '[S]FFF\nFHFH\nFFFH\nHFFG' in text and 'Walk from S to G' in text
+    assert 'No such action. The actions are: Left, Down, Right, Up.' in text
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'clone.episodes': 8}, 'clone.episodes=8 needs an expert'),
+        ({'alarm.mi_every': 1}, 'alarm.mi_every=1 needs answers of a known form'),
+        ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 needs lines'),
+        ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer has no effect'),
+        ({'algorithm': 'vine'}, 'fork.continuations=.* rewinds worlds'),
+        ({'eval.worlds': ('bandit',)}, 'eval.worlds=.* are on the device'),
+        ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy=1.5 must be in'),
+    ],
+)
+def test_what_needs_a_world_on_the_device_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check.check(config(**changes))
+
+
+def test_a_maker_that_is_not_there_is_said_before_anything_runs():
+    with pytest.raises(ValueError, match="objects.make_object='nowhere:Echo' is not"):
+        build(config(**{'objects.make_object': 'nowhere:Echo'}))
+    assert build_module.build is build
