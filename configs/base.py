@@ -96,6 +96,50 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.objects.deterministic = True  # the same item and actions give the same replies
     cfg.objects.num_items = 1000
 
+    cfg.textcraft = ml_collections.ConfigDict()  # AgentGym's TextCraft
+    cfg.textcraft.prompt = 'agentgym'  # or 'short'
+    cfg.textcraft.wording = 'agentgym'  # of replies; 'plain' shows names as they are typed
+    cfg.textcraft.distractors = 10  # recipes shown that the goal does not need
+    cfg.textcraft.depths = (1, 2, 3, 4)  # of goals: crafts one upon another
+    cfg.textcraft.urls = ()  # of servers; () = in this process, or launch
+    cfg.textcraft.launch = 0  # processes of a server that the run starts for itself
+    cfg.textcraft.room = 64  # worlds in each of them
+    cfg.textcraft.token = ''  # file whose first line the servers ask for
+    cfg.textcraft.timeout_s = 60.0  # of a call to a server
+    cfg.textcraft.item_files = ()  # AgentGym's, of train, validation and test; () = our splits
+
+    cfg.sciworld = ml_collections.ConfigDict()  # AgentGym's ScienceWorld; needs Java 17
+    cfg.sciworld.max_moves = 100
+    cfg.sciworld.scale = 1.0  # of rewards, which add up to 100 at the end of a task
+    cfg.sciworld.shifted = False  # items as in AgentGym's file without a task
+    cfg.sciworld.heap_mb = 1024  # of a process' JVM
+    cfg.sciworld.urls = ()
+    cfg.sciworld.launch = 0
+    cfg.sciworld.room = 64
+    cfg.sciworld.token = ''
+    cfg.sciworld.timeout_s = 60.0
+    cfg.sciworld.item_files = ()
+
+    cfg.agentgym = ml_collections.ConfigDict()  # another environment of AgentGym, on its servers
+    cfg.agentgym.env = ''  # of agentrl_jax.envs.hosts.agentgym.ENVIRONMENTS
+    cfg.agentgym.urls = ()
+    cfg.agentgym.instruction = ''  # '' = AgentGym's, where this package knows it
+    cfg.agentgym.num_items = 0
+    cfg.agentgym.item_files = ()
+    cfg.agentgym.token = ''
+    cfg.agentgym.timeout_s = 60.0
+
+    cfg.openenv = ml_collections.ConfigDict()  # an environment of OpenEnv, on its server
+    cfg.openenv.url = ''
+    cfg.openenv.action_field = ''  # of its Action that takes what the policy writes
+    cfg.openenv.observation_field = ''  # of its Observation that is shown; '' = all of it, as JSON
+    cfg.openenv.item_field = 'seed'  # of reset that takes the item
+    cfg.openenv.instruction = ''
+    cfg.openenv.deterministic = False
+    cfg.openenv.errors_are_shown = False  # what an action raises there is no fault
+    cfg.openenv.num_items = 1000
+    cfg.openenv.timeout_s = 60.0
+
     cfg.model = ml_collections.ConfigDict()
     # HuggingFace folder (hf download ...), .gguf, or the workdir of a run (or its folder best);
     # '' = random weights of the sizes below

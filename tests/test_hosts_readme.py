@@ -23,7 +23,8 @@ def blocks(language):
 
 
 (WORLD,) = blocks('python')
-COMMANDS = [shlex.split(block.replace('\\\n', ' ')) for block in blocks('sh')]
+TRAIN = 'agentrl_jax.train'
+COMMANDS = [shlex.split(block.replace('\\\n', ' ')) for block in blocks('sh') if TRAIN in block]
 
 
 def fields(words):

@@ -1,0 +1,216 @@
+"""The named worlds on hosts as a run knows them: settings, splits, words, and how to make one."""
+
+import atexit
+import dataclasses
+import functools
+import json
+import pathlib
+
+import numpy as np
+
+from agentrl_jax.envs.base import SPLITS, level_split
+from agentrl_jax.envs.hosts import agentgym, sciworld, textcraft
+from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
+from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.openenv import OpenEnv
+from agentrl_jax.envs.hosts.sciworld import SciWorld
+from agentrl_jax.envs.hosts.textcraft import TextCraft
+from agentrl_jax.envs.hosts.world import World
+
+
+@functools.cache
+def launched(env: str, settings: str, workers: int, worlds: int) -> Launched:
+    """A server of this process, started when the first world needs it."""
+    made = Launched(env, settings=json.loads(settings), workers=workers, worlds=worlds)
+    atexit.register(made.close)
+    return made
+
+
+@functools.cache
+def shared(urls: tuple[str, ...]) -> Servers:
+    """What the threads of a run know of its servers."""
+    return Servers(urls)
+
+
+def token_in(path: str) -> str:
+    """The first line of a file, as `python -m agentrl_jax.serve --token` reads it."""
+    return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
+
+
+def freeze(settings: HostEnvironment) -> None:
+    """From JSON come lists, and settings must be hashable."""
+    for field in dataclasses.fields(settings):
+        if isinstance(getattr(settings, field.name), list):
+            object.__setattr__(settings, field.name, tuple(getattr(settings, field.name)))
+
+
+def hashed(items: range, split: str) -> np.ndarray:
+    return np.array([i for i in items if level_split(str(i).encode()) == split], np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Served(HostEnvironment):
+    """Worlds that may also stand behind servers of AgentGym's protocol."""
+
+    urls: tuple[str, ...] = ()  # of servers; () = in this process, or its own servers
+    launch: int = 0  # processes of a server that the run starts for itself
+    room: int = 64  # worlds that each of them holds
+    token: str = ''  # file whose first line the servers ask for
+    timeout_s: float = 60.0  # of a call to a server
+    item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
+
+    accepted = agentgym.ACCEPTED
+
+    def __post_init__(self):
+        freeze(self)
+        if self.item_files and len(self.item_files) != len(SPLITS):
+            raise ValueError(f'{self.name}.item_files names one file for each of {SPLITS}')
+
+    def settings(self) -> dict:
+        """Keywords of the world."""
+        return {}
+
+    def near(self) -> World:
+        """A world in this process."""
+        raise NotImplementedError
+
+    def our_items(self, split: str) -> np.ndarray:
+        raise NotImplementedError
+
+    def make(self) -> World:
+        if not self.urls and not self.launch:
+            return self.near()
+        urls = self.urls
+        if not urls:
+            settings = json.dumps(self.settings(), sort_keys=True)
+            urls = (launched(self.name, settings, self.launch, self.room).url,)
+        return AgentGym(
+            self.name,
+            shared(urls),
+            instruction=self.instruction,
+            token=token_in(self.token),
+            timeout_s=self.timeout_s,
+        )
+
+    def item_range(self, split: str) -> np.ndarray:
+        if self.item_files:
+            path = self.item_files[SPLITS.index(split)]
+            return np.array(agentgym.read_items(path), np.int32)
+        return self.our_items(split)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCraftEnvironment(Served):
+    prompt: str = 'agentgym'  # or 'short'
+    wording: str = 'agentgym'  # or 'plain'
+    distractors: int = 10  # recipes shown that the goal does not need
+    depths: tuple[int, ...] = (1, 2, 3, 4)  # of the goals of our splits
+
+    name = 'textcraft'
+
+    @property
+    def instruction(self) -> str:
+        return textcraft.PROMPTS[self.prompt]
+
+    def settings(self) -> dict:
+        return dict(prompt=self.prompt, wording=self.wording, distractors=self.distractors)
+
+    def near(self) -> World:
+        return Read(TextCraft(**self.settings()), 'only_action')
+
+    def our_items(self, split: str) -> np.ndarray:
+        return np.array(textcraft.items(split, depths=tuple(self.depths)), np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class SciWorldEnvironment(Served):
+    max_moves: int = 100
+    scale: float = 1.0  # of rewards, whose sum is 100 at the end of a task
+    shifted: bool = False
+    heap_mb: int = 1024
+
+    name = 'sciworld'
+    instruction = sciworld.AGENTGYM_PROMPT
+
+    def settings(self) -> dict:
+        names = ('max_moves', 'scale', 'shifted', 'heap_mb')
+        return {name: getattr(self, name) for name in names}
+
+    def near(self) -> World:
+        SciWorld.check()
+        return Read(SciWorld(**self.settings()), 'last_action')
+
+    def our_items(self, split: str) -> np.ndarray:
+        return hashed(range(len(sciworld.games(self.shifted))), split)
+
+    def solved(self, returned: float) -> bool:
+        return returned >= sciworld.SOLVED * self.scale
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentGymEnvironment(HostEnvironment):
+    """Any environment of AgentGym behind servers of its own."""
+
+    env: str = ''  # of agentgym.ENVIRONMENTS
+    urls: tuple[str, ...] = ()
+    instruction: str = ''  # '' = AgentGym's, where this package knows it
+    num_items: int = 0  # items 0 .. num_items - 1 where there are no files
+    item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test
+    token: str = ''
+    timeout_s: float = 60.0
+
+    name = 'agentgym'
+
+    def __post_init__(self):
+        freeze(self)
+        if self.env not in agentgym.ENVIRONMENTS:
+            known = ', '.join(agentgym.ENVIRONMENTS)
+            raise ValueError(f'agentgym.env={self.env!r} is one of {known}')
+        quirks = agentgym.ENVIRONMENTS[self.env]
+        object.__setattr__(self, 'instruction', self.instruction or quirks.instruction)
+        object.__setattr__(self, 'accepted', quirks.accepted)
+
+    def make(self) -> World:
+        return AgentGym(
+            self.env,
+            shared(self.urls),
+            instruction=self.instruction,
+            token=token_in(self.token),
+            timeout_s=self.timeout_s,
+        )
+
+    def item_range(self, split: str) -> np.ndarray:
+        if self.item_files:
+            path = self.item_files[SPLITS.index(split)]
+            return np.array(agentgym.read_items(path), np.int32)
+        return hashed(range(self.num_items), split)
+
+    def solved(self, returned: float) -> bool:
+        return returned > agentgym.ENVIRONMENTS[self.env].solved_above
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenEnvEnvironment(HostEnvironment):
+    """Any environment of OpenEnv behind a server."""
+
+    url: str = ''
+    action_field: str = ''  # of its Action that takes what the policy writes
+    observation_field: str = ''  # of its Observation that is shown; '' = all of it, as JSON
+    item_field: str = 'seed'  # of reset that takes the item
+    instruction: str = ''
+    deterministic: bool = False
+    errors_are_shown: bool = False  # what an action raises there is an observation, and no fault
+    num_items: int = 1000
+    timeout_s: float = 60.0
+
+    name = 'openenv'
+
+    def make(self) -> World:
+        names = ('action_field', 'observation_field', 'item_field', 'instruction')
+        names += ('deterministic', 'errors_are_shown', 'timeout_s')
+        return OpenEnv(self.url, **{name: getattr(self, name) for name in names})
+
+    def item_range(self, split: str) -> np.ndarray:
+        return hashed(range(self.num_items), split)

@@ -1,0 +1,65 @@
+"""The named worlds on hosts as a config builds them."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from agentrl_jax.envs.hosts import environments, sciworld, textcraft
+from agentrl_jax.envs.hosts.agentgym import AgentGym
+from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.run.parts import build_environment
+from configs import base
+
+
+def built(name, **settings):
+    cfg = base.get_config()
+    cfg.env.name = name
+    with cfg.unlocked():
+        cfg[name].update(settings)
+    return build_environment(cfg, 'train')
+
+
+def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
+    env, params = built('textcraft', depths=(1,), prompt='short')
+    assert env.instruction == textcraft.SHORT_PROMPT
+    assert {*params.items} == {*textcraft.items('train', depths=(1,))}
+    far, _ = built('textcraft', depths=(1,), prompt='short', launch=1)
+    with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
+        assert isinstance(near, Read) and isinstance(there, AgentGym)
+        item = int(params.items[0])
+        assert near.reset(item) == there.reset(item)
+        assert near.instruction == there.instruction == env.instruction
+        assert near.step('Action: inventory') == there.step('Action: inventory')
+    settings = json.dumps(far.settings(), sort_keys=True)
+    server = environments.launched('textcraft', settings, 1, 64)
+    server.close()
+    environments.launched.cache_clear()
+
+
+def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
+    env, params = built('sciworld', scale=0.01)
+    splits = [set(env.item_range(split)) for split in ('train', 'validation', 'test')]
+    assert sum(map(len, splits)) == len(set.union(*splits)) == len(sciworld.games())
+    assert env.solved(1.0) and not env.solved(0.99)
+    paths = []
+    for number in range(3):
+        paths.append(str(tmp_path / str(number)))
+        listed = [{'item_id': f'textcraft_{3 * number + index}'} for index in range(2)]
+        (tmp_path / str(number)).write_text(json.dumps(listed))
+    env, params = built('textcraft', item_files=tuple(paths))
+    np.testing.assert_array_equal(np.sort(params.items), [0, 1])
+    np.testing.assert_array_equal(env.item_range('test'), [6, 7])
+    with pytest.raises(ValueError, match='one file for each'):
+        built('textcraft', item_files=('one',))
+
+
+def test_agentgym_and_openenv_are_built_from_addresses():
+    env, params = built('agentgym', env='searchqa', urls=('http://a:1',), num_items=50)
+    assert env.accepted == 'Ok.' and '<search>' in env.instruction and len(params.items) > 20
+    assert env.make().quirks.item == 'id' and env.solved(1.0) and not env.solved(0.9)
+    with pytest.raises(ValueError, match='is one of textcraft'):
+        built('agentgym', env='chess')
+    env, _ = built('openenv', url='http://a:1', action_field='text')
+    assert env.make().url == 'ws://a:1/ws'
