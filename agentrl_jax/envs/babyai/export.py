@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,7 +96,7 @@ def first_state(level: dict[str, np.ndarray]) -> SimpleNamespace:
     return SimpleNamespace(**(level | start))
 
 
-def level_maker(name: str):
+def level_maker(name: str) -> Callable[[int], Any]:
     """make(seed) -> minigrid's environment, reset to the level of the seed."""
     try:
         import gymnasium

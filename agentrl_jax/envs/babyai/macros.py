@@ -6,6 +6,8 @@ observation. Facts from AgentGym's agentenv-babyai (commit 48d77a0); the numbers
 `pickup` count only objects that a way leads to, those of doors and of descriptions count all.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -283,7 +285,15 @@ def _refusal(state, family, name, number, mine, counted, offer: Offers) -> jax.A
     return jnp.stack([picks, through, toggled, goes])[family]
 
 
-def run(state: EnvState, action: jax.Array, sight: Sight, *, agentgym: bool, rewards: bool, play):
+def run(
+    state: EnvState,
+    action: jax.Array,
+    sight: Sight,
+    *,
+    agentgym: bool,
+    rewards: bool,
+    play: Callable[[EnvState, jax.Array], EnvState],
+) -> tuple[EnvState, jax.Array]:
     """(state, whether something was executed bool []) of an action.
 
     Primitives are executed one by one until one of them leaves the image as it was; play(state,

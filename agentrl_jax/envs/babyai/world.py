@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -284,7 +284,7 @@ def changed(before: EnvState, after: EnvState) -> jax.Array:
     return jnp.any(jnp.stack([jnp.any(getattr(before, k) != getattr(after, k)) for k in keys]))
 
 
-def device_arrays(levels: dict[str, np.ndarray]):
+def device_arrays(levels: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """(name, values) of the fields of EnvParams."""
     walls = (levels['walls'][:, :, None] >> np.arange(SIDE, dtype=np.uint32)) & 1  # [levels, y, x]
     outside_x = np.arange(SIDE)[None, None] >= levels['width'][:, None, None]
