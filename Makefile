@@ -1,6 +1,6 @@
 # make demo    trains the default agent from nothing; the same command resumes it
 # make check   ruff and the quick tests, in two minutes: those that train nothing, play no rollout and
-#              start no process, as tests/reaching.py reads off their code
+#              start no process, as tests/reaching.py reads off their code, and are not marked slow
 # make test    every test; what it compiles is kept in .pytest_cache, and the next time is shorter
 # make tables  every table and curve of experiments/ again, from the metrics committed there
 # make lint    ruff alone        make clean   removes the environments and caches, not runs/
@@ -28,7 +28,7 @@ PYTEST = OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_F
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 check: lint
-	$(PYTEST) -m 'not trains' $(ARGS)
+	$(PYTEST) -m 'not trains and not slow' $(ARGS)
 
 test: $(VENV)/test.stamp
 	$(PYTEST) $(ARGS)

@@ -5,6 +5,7 @@ compiled the others load: the workers of pytest-xdist, the programs that tests s
 session. JAX_COMPILATION_CACHE_DIR names another folder than .pytest_cache/d/programs_*.
 """
 
+import dataclasses
 import gc
 import hashlib
 import os
@@ -12,6 +13,8 @@ import pathlib
 import platform
 import shutil
 import signal
+
+import pytest
 
 # LLVM gets plain loops and optimises nothing: a quarter of the time that a program takes otherwise.
 QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
@@ -53,6 +56,29 @@ def kept_programs(config):
     if sum(path.stat().st_size for path in folder.iterdir()) > MOST_BYTES:
         shutil.rmtree(folder)
     return folder
+
+
+@pytest.fixture(scope='module')
+def shared_programs():
+    """train.train traces the programs of a config once in a file of tests, whatever its `steps`.
+
+    The value is the build that a process of its own has.
+    """
+    from agentrl_jax import train
+    from agentrl_jax.run.effective import effective
+
+    build, built = train.build, {}
+
+    def build_once(cfg):
+        cfg = effective(cfg)
+        key = repr({**cfg.to_dict(), 'steps': None})
+        if key not in built:
+            built[key] = build(cfg)
+        return dataclasses.replace(built[key], cfg=cfg)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, 'build', build_once)
+        yield build
 
 
 def pytest_collection_modifyitems(items):

@@ -178,7 +178,7 @@ def run(workdir, **changes):
 
 
 @pytest.fixture(scope='module')
-def evolved(tmp_path_factory):
+def evolved(tmp_path_factory, shared_programs):
     workdir = tmp_path_factory.mktemp('evol')
     return *run(workdir), workdir
 

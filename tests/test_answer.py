@@ -246,6 +246,7 @@ def test_names_that_begin_alike_may_be_long_and_many():
     assert bool(matched[0]) and parts.tolist() == [[42]]
 
 
+@pytest.mark.slow('thousands of responses')
 @pytest.mark.parametrize('with_think', [True, False])
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_automaton_equals_the_reference_on_fuzzed_responses(name, with_think):
@@ -254,6 +255,7 @@ def test_automaton_equals_the_reference_on_fuzzed_responses(name, with_think):
     assert 2000 < matches < 9000  # both outcomes are tested
 
 
+@pytest.mark.slow('thousands of responses')
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_automaton_equals_the_reference_with_many_names(name):
     rows = fuzzed_rows(name, 2000, True, 1)

@@ -21,6 +21,7 @@ def quick_limits():
     patch.undo()
 
 
+@pytest.mark.slow('loads transformers')
 def test_decoding_and_transformers_generate_the_same_greedy_tokens():
     pytest.importorskip('torch')
     result = decode.run(
@@ -49,6 +50,7 @@ def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
     assert result['tokens'] == result['hf_tokens']
 
 
+@pytest.mark.slow('compiles a whole rollout')
 def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     result = rollout.schedule(episodes=4, turns=2, slots=2, serve_rows=(1,), repeats=1, **SHAPE)
     plan = np.random.default_rng(0).integers(rollout.SHORT, rollout.LONG + 1, (4, 2))

@@ -79,6 +79,14 @@ def test_a_test_that_does_neither_is_not_marked(request):
     assert request.node.get_closest_marker('trains') is None
 
 
+def test_a_test_that_is_marked_slow_says_why_and_would_be_quick_otherwise(request):
+    for item in request.session.items:
+        for mark in item.iter_markers('slow'):
+            assert not item.get_closest_marker('trains'), f'{item.nodeid}: left out as it is'
+            (reason,) = mark.args
+            assert isinstance(reason, str), item.nodeid
+
+
 def test_make_clean_leaves_results_alone(request):
     assert request.node.get_closest_marker('trains')  # it starts a process
     told = subprocess.run(

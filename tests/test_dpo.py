@@ -97,31 +97,36 @@ def test_the_loss_by_hand():
     np.testing.assert_allclose(gradient, [[0, -g, -g, 0], [0, 0, g, 0]], rtol=1e-6)
 
 
+ordered_rows = jax.jit(dpo.order_rows, static_argnames='group_size')
+preferred = jax.jit(dpo.preferences, static_argnames=('group_size', 'pairs', 'min_gap'))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    group_size=st.sampled_from([2, 4, 8, 16]),
-    pairs=st.sampled_from([1, 2, 8]),
+    group_size=st.sampled_from([2, 4, 16]),
+    pairs=st.sampled_from([1, 8]),
     faults=st.integers(0, 5),
 )
 def test_pairs_of_binary_returns_stand_side_by_side(seed, group_size, pairs, faults):
     """Equal returns were ranked twice, and came out in another order the second time: [1, 1, 0, 0]
     was laid out as [1, 0, 1, 0] and then paired as 1 0 0 1, one row of a pair in each half."""
     rng = np.random.default_rng(seed)
-    returns = jnp.asarray(rng.integers(0, 2, 4 * group_size), jnp.float32)
-    usable = jnp.ones(len(returns), bool).at[rng.integers(0, len(returns), faults)].set(False)
-    order = dpo.order_rows(returns, usable, group_size=group_size)
+    returns, usable = rng.integers(0, 2, 32).astype(np.float32), np.ones(32, bool)
+    usable[rng.integers(0, 32, faults)] = False
+    order = np.asarray(ordered_rows(returns, usable, group_size=group_size))
     returns, usable = returns[order], usable[order]
-    pair, sign = dpo.preferences(returns, usable, group_size=group_size, pairs=pairs, min_gap=0.01)
+    pair, sign = jax.device_get(
+        preferred(returns, usable, group_size=group_size, pairs=pairs, min_gap=0.01)
+    )
     np.testing.assert_array_equal(pair[0::2], pair[1::2])  # side by side or not at all
     np.testing.assert_array_equal(sign[0::2], -sign[1::2])
     used = np.asarray(pair[0::2] > 0)
-    np.testing.assert_array_equal(np.asarray(returns[0::2] - returns[1::2])[used], 1.0)
+    np.testing.assert_array_equal((returns[0::2] - returns[1::2])[used], 1.0)
     # as many as there are: the smaller of good and bad ones of each group, at most `pairs`
-    good = np.asarray(usable & (returns == 1)).reshape(4, -1).sum(1)
-    bad = np.asarray(usable & (returns == 0)).reshape(4, -1).sum(1)
+    good, bad = ((usable & (returns == value)).reshape(-1, group_size).sum(1) for value in (1, 0))
     np.testing.assert_array_equal(
-        used.reshape(4, -1).sum(1), np.minimum(np.minimum(good, bad), pairs)
+        used.reshape(-1, group_size // 2).sum(1), np.minimum(np.minimum(good, bad), pairs)
     )
     assert len(set(pair[0::2][used].tolist())) == used.sum()
 

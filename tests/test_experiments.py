@@ -45,6 +45,7 @@ def changed(base, cell):
     return {field for field in base.keys() | cell.keys() if base.get(field) != cell.get(field)}
 
 
+@pytest.mark.slow('every run of every experiment')
 @pytest.mark.parametrize('name, scale', PLANS)
 def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scale):
     """sweep_spec.expand refuses impossible configs and duplicates; build refuses mixed cells."""
@@ -188,6 +189,7 @@ def test_arms_of_turn_credit_differ_in_credit_only():
     assert catalogue.library.lookup_cost > 0 == catalogue.library.tool_reward
 
 
+@pytest.mark.slow('builds the texts of every run')
 @pytest.mark.parametrize('name', NAMES)
 def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
     tokenizer = parts.build_tokenizer(common.load_config('configs/demo.py'))
@@ -262,6 +264,7 @@ def fake_sweep(words, environment):
     return 0
 
 
+@pytest.mark.slow('draws the curves of a whole experiment')
 def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(common, 'wait_for', fake_sweep)
     monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')

@@ -132,6 +132,7 @@ def test_transformers_gives_the_ids_of_the_run_for_any_text(exported, theirs):
         assert theirs.decode(ids) == ours.decode(ids)
 
 
+@pytest.mark.slow('loads transformers')
 def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp_path):
     qwen = qwen_vocabulary.qwen_tokenizer()
     (tmp_path / 'in').mkdir()

@@ -265,7 +265,7 @@ PROMPT = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.slow('reads a real checkpoint')
 @pytest.mark.skipif(not REAL, reason='AGENTRL_REAL_GGUF names no file')
 def test_real_weights_give_the_log_probabilities_of_transformers():
     torch = pytest.importorskip('torch')

@@ -1,11 +1,9 @@
 """Several processes play against worlds of their own, and train like one."""
 
-import pytest
 import test_distributed_training as distributed
 
 from agentrl_jax.rollout import replies
 
-pytestmark = pytest.mark.slow
 HOSTS = [
     '--config.env.name=objects',
     '--config.objects.make_object=host_worlds:Echo',

@@ -120,7 +120,7 @@ def test_a_history_in_words_is_the_tokens_of_its_text():
     assert_histories_are_their_text('room_coordinates', tokenizer, 'ragen')
 
 
-@pytest.mark.slow
+@pytest.mark.slow('reads every prompt of real checkpoints')
 @pytest.mark.parametrize('style', STYLES)
 @pytest.mark.parametrize('name', WORLDS)
 @pytest.mark.parametrize('checkpoint', REAL)

@@ -75,6 +75,7 @@ def padded(lengths, width, left):
     return jnp.asarray(mask), jnp.asarray(np.maximum(np.cumsum(mask, 1) - 1, 0), jnp.int32)
 
 
+@pytest.mark.slow('loads transformers')
 @pytest.mark.parametrize('left', [False, True], ids=['right', 'left'])
 @pytest.mark.parametrize(
     'change',
@@ -208,6 +209,7 @@ def on_mesh(shape, *, pinned=True):
     return program, (jax.device_put(params, layout), *data)
 
 
+@pytest.mark.slow('compiles for meshes of eight devices')
 @pytest.mark.parametrize(
     ('shape', 'pinned'), [((8, 1, 1), True), ((2, 2, 2), True), ((1, 4, 2), False)]
 )

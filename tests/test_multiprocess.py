@@ -16,7 +16,6 @@ from agentrl_jax.machine import checkpoint
 from agentrl_jax.machine import processes as runtime
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-pytestmark = pytest.mark.slow
 
 START = """
 import sys, time
@@ -85,20 +84,12 @@ processes.initialize_distributed('localhost:1', 2, 1, timeout_s=1)
 TRAIN_ALONE = """
 try:
     with runtime.only_training(workdir):
-        state = step_fn(init())
+        state = jax.block_until_ready(step_fn(init()))  # from here on they are connected
         print('trains', flush=True)
-        time.sleep(float(sys.argv[1]))
-except ValueError as error:
-    runtime.fail(error)
-"""
-
-LOSE_ONE = """
-state = init()
-print('ready', flush=True)
-try:
-    while True:
-        jax.block_until_ready(state := step_fn(state))
-except RuntimeError as error:
+        while True:
+            time.sleep(0.02)
+            jax.block_until_ready(state := step_fn(state))
+except (ValueError, RuntimeError) as error:
     runtime.fail(error)
 """
 
@@ -178,19 +169,6 @@ def test_sigterm_to_one_of_four_processes_stops_all_at_the_same_step(tmp_path):
         assert text.endswith(f'stopped {steps[0]} {index == 1}\n')
 
 
-def test_two_processes_are_refused_where_two_others_train(tmp_path):
-    first = start(TRAIN_ALONE, '600', tmp_path)
-    said_line(first[0], 'trains')
-    try:
-        said = finish(start(TRAIN_ALONE, '0', tmp_path), code=1)
-    finally:
-        for process in first:
-            process.kill()
-            process.communicate()
-    assert f'is in use by a training (process {first[0].pid} on ' in said[0]
-    assert 'is in use by another training, says process 0' in said[1]
-
-
 def test_a_process_says_whom_it_waits_for_and_ends_when_they_do_not_come():
     """It was silent for five minutes, and jax then wrote of a task that died."""
     done = subprocess.run(
@@ -215,20 +193,42 @@ def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
     return text
 
 
-def test_the_others_end_at_once_when_one_is_killed():
-    """The coordinator's connection to it breaks, so it need not wait for a heartbeat."""
-    processes = start(LOSE_ONE)
-    said_line(processes[1], 'ready')
-    processes[1].kill()
-    text = ended_without(processes[0], within_s=60)  # of a heartbeat of 100
-    processes[1].communicate()
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+    """(process id of the first of two that train, what two others say of it, how the first ends).
+
+    The others come while the two train; then the second of the two is killed.
+    """
+    workdir = tmp_path_factory.mktemp('pair')
+    first = start(TRAIN_ALONE, workdir)
+    said_line(first[1], 'trains')
+    try:
+        refused = finish(start(TRAIN_ALONE, workdir), code=1)
+        first[1].kill()
+        text = ended_without(first[0], within_s=60)  # of a heartbeat of 100
+    finally:
+        for process in first:
+            process.kill()
+            process.communicate()
+    return first[0].pid, refused, text
+
+
+def test_two_processes_are_refused_where_two_others_train(pair):
+    trains, refused, _ = pair
+    assert f'is in use by a training (process {trains} on ' in refused[0]
+    assert 'is in use by another training, says process 0' in refused[1]
+
+
+def test_the_others_end_at_once_when_one_is_killed(pair):
+    """Their connection to it breaks, so they need not wait for a heartbeat."""
+    text = pair[-1]
     assert 'process 0 of 2 ends' in text and 'goes on from the newest checkpoint' in text
 
 
-def test_the_others_end_within_the_heartbeat_when_one_is_silent():
+def test_the_others_end_within_the_heartbeat_when_one_is_silent(tmp_path):
     """A stopped process keeps its connections: only the missing heartbeat tells of it."""
-    processes = start(LOSE_ONE, AGENTRL_HEARTBEAT_S='5')
-    said_line(processes[0], 'ready')
+    processes = start(TRAIN_ALONE, tmp_path, AGENTRL_HEARTBEAT_S='5')
+    said_line(processes[0], 'trains')
     processes[0].send_signal(signal.SIGSTOP)
     try:
         text = ended_without(processes[1], within_s=60)

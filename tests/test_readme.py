@@ -337,6 +337,7 @@ def real_task(name):
     return cfg, task
 
 
+@pytest.mark.slow('builds the texts of real checkpoints')
 @pytest.mark.parametrize('name', [*REAL, 'library'])
 def test_token_budgets_for_real_checkpoints_hold_every_turn_at_its_longest(name):
     cfg, task = real_task(name)

@@ -44,7 +44,7 @@ def rows_of(workdir):
 
 
 @pytest.fixture(scope='module')
-def undisturbed(folder):
+def undisturbed(folder, shared_programs):
     """(workdir, its config, exit code)."""
     cfg = micro_runs.config('frozen_lake', **SETTINGS)
     return folder / 'undisturbed', cfg, train.train(cfg, folder / 'undisturbed')
@@ -72,7 +72,7 @@ def test_the_run_goes_back_once_and_then_stops(undisturbed):
     assert 0 <= rows[0]['collapse/retrieval_accuracy'] <= 1
 
 
-@pytest.mark.parametrize('moment', [pytest.param('before', marks=pytest.mark.slow), 'after'])
+@pytest.mark.parametrize('moment', ['before', 'after'])
 def test_a_run_killed_around_its_roll_back_is_the_same_run(
     undisturbed, folder, monkeypatch, moment
 ):

@@ -31,6 +31,7 @@ def test_top_k_keeps_the_k_largest():
     assert sorted(kept[kept > 0]) == [294.0, 295.0, 296.0, 297.0, 298.0, 299.0, 300.0]
 
 
+@pytest.mark.slow('draws often enough for a statistical test')
 @pytest.mark.parametrize('vocab', [5, 128, 300])
 def test_draws_follow_the_distribution(vocab):
     logits = jnp.asarray(np.random.default_rng(2).normal(size=vocab) * 1.5, jnp.float32)

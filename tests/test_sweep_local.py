@@ -301,7 +301,6 @@ def kill_one_training(workdir, rng):
 # ---- real training -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     """One micro run, started by the command line; its folder has an = and a comma in its name."""
     listed = tmp_path / 'listed.py'

@@ -458,6 +458,7 @@ def test_compacting_keeps_not_a_number_and_does_not_delete_what_is_not_its_own(t
 # ---- files -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow('draws every figure twice')
 def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
     given = {'baseline': 'grpo', 'overall': True, 'signals': 'group/return_std'}
     written = [tables.write(table_of(sweep, **given), tmp_path / name) for name in 'ab']
@@ -649,6 +650,7 @@ def test_there_are_committed_tables():
     assert ROOT / 'experiments' / 'demo' / 'table.json' in EXPERIMENTS
 
 
+@pytest.mark.slow('draws every committed curve')
 @pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda path: path.parent.name)
 def test_committed_tables_are_what_their_metrics_give(path, tmp_path):
     """Texts byte for byte. PNGs by pixels: how they are compressed varies by machine."""

@@ -55,6 +55,7 @@ def row_of(tree, i):
     return jax.tree.map(lambda x: x[i], tree)
 
 
+@pytest.mark.slow('compiles every world in every style')
 @pytest.mark.parametrize('style', STYLES)
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name, style):
@@ -84,6 +85,7 @@ def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name, style):
     assert warned > 5 and len(shown) > 1
 
 
+@pytest.mark.slow('compares the texts of all boards')
 @pytest.mark.parametrize('style', STYLES)
 def test_the_anchor_of_a_board_does_not_know_turns_budgets_rewards_and_warnings(style):
     task = tiny.task('frozen_lake', style=style)
@@ -293,6 +295,7 @@ def test_answers_are_cut_at_the_actions_of_a_turn():
     np.testing.assert_array_equal(state.parts[0], [RIGHT, RIGHT, DOWN])
 
 
+@pytest.mark.slow('plays episodes by hand beside the device')
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_random_answers_do_what_the_rules_say(name):
     """Against the rules written as a plain loop, one environment step at a time."""

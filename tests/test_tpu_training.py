@@ -11,7 +11,6 @@ from tpu_bench import Bench, eventually, group, vanish
 
 from agentrl_jax.records import run_log
 
-pytestmark = pytest.mark.slow
 STEPS = 5
 
 

@@ -83,7 +83,7 @@ WITH_CRITIC = ('value/loss', 'value/grad_norm', 'value/clip_frac', 'value/explai
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, shared_programs):
     """name of RUNS -> (config, workdir, rows of metrics.jsonl) of a run of three steps."""
 
     @functools.cache
@@ -202,8 +202,11 @@ def test_a_run_may_be_prolonged_but_not_changed(finished):
         train.train(other, str(workdir))
 
 
-def test_validation_that_comes_late_after_a_resume_is_no_recompile(tmp_path):
+def test_validation_that_comes_late_after_a_resume_is_no_recompile(
+    tmp_path, monkeypatch, shared_programs
+):
     """Its program compiles when a resumed run first validates, whatever step that is."""
+    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
     env, changes = RUNS['ppo on a shared backbone']  # whose programs are compiled already
     changes = changes | {'eval.every': 5, 'log.rollouts_every': 0, 'steps': 1}
     cfg = micro_runs.config(env, **changes)

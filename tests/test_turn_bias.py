@@ -76,6 +76,7 @@ def test_group_gradients_by_hand():
 # ---- bias ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow('averages over 100,000 groups')
 @pytest.mark.parametrize('name', bench.WORLDS)
 def test_turn_grpo_has_no_bias_in_any_world(name):
     """Not even in length: without faults the best scale is 1."""
@@ -85,6 +86,7 @@ def test_turn_grpo_has_no_bias_in_any_world(name):
     assert quality(name, '`turn_grpo`').scale == pytest.approx(1, abs=0.05) or scale is None
 
 
+@pytest.mark.slow('averages over 100,000 groups')
 @pytest.mark.parametrize('norm', ['mean', 'std'])
 @pytest.mark.parametrize('mode', BIASED)
 def test_comparing_only_those_that_reached_a_turn_is_biased(mode, norm):

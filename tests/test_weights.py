@@ -133,6 +133,7 @@ def test_transformers_opens_an_export(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
+@pytest.mark.slow('loads transformers')
 def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):
     """A base model ends documents with <|endoftext|>; turns that a run trained end otherwise."""
     extra = {'max_position_embeddings': 777, 'eos_token_id': 5, 'dtype': 'float32'}
