@@ -1,5 +1,6 @@
 """What a command line cannot mean is said in one line, before anything heavy is imported."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -238,7 +239,8 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
     monkeypatch.setattr(train, 'build', lambda cfg: run)
     monkeypatch.setattr(train, 'space_needed', lambda run: 0)
     monkeypatch.setattr(train.report, 'write_reference', lambda *_: None)
-    monkeypatch.setattr(train, 'open_state', lambda *_: None)
+    monkeypatch.setattr(train, 'open_state', lambda *_: types.SimpleNamespace(state=state))
+    monkeypatch.setattr(train.hosts, 'playing', lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(train, 'play', lambda *_: (processes.EXIT_PREEMPTED, state))
     monkeypatch.setattr(train, 'saved_beside', lambda *_: {})
     monkeypatch.setattr(train.checkpoint, 'save', save)
