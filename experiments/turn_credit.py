@@ -24,7 +24,6 @@ Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
 
 import sys
 
-from agentrl_jax.algorithms import ALGORITHMS
 from experiments import common
 
 CONFIG = 'configs/small.py'
@@ -52,9 +51,14 @@ ARMS = {
     'GTPO': turns('gtpo'),
     'GiGPO': {'algorithm': 'gigpo'},
     'turn PPO': {'algorithm': 'ppo', 'loss.estimator': 'turn'},
+    'vine': {  # its continuations are sampled too: 48 episodes, not 128, in as many minibatches
+        'algorithm': 'vine',
+        'rollout.num_groups': 12,
+        'rollout.group_size': 4,
+        'batch.minibatch_rows': 12,
+        'batch.microbatch_rows': 12,
+    },
 }
-if 'vine' in ALGORITHMS:  # its continuations are sampled too: 48 episodes instead of 128
-    ARMS['vine'] = {'algorithm': 'vine', 'rollout.num_groups': 12, 'rollout.group_size': 4}
 EPISODES = {
     'rollout.num_groups': 16,
     'rollout.group_size': 8,

@@ -183,8 +183,9 @@ def test_arms_of_turn_credit_differ_in_credit_only():
             if cfg.env.name == world
         ]
         for other in others:
-            fewer = {'num_groups', 'group_size'} if other['algorithm'] == 'vine' else set()
-            assert {name.split('.')[-1] for name in changed(first, other)} <= credit | fewer
+            sizes = {'num_groups', 'group_size', 'minibatch_rows', 'microbatch_rows'}
+            own = sizes if other['algorithm'] == 'vine' else set()
+            assert {name.split('.')[-1] for name in changed(first, other)} <= credit | own
     catalogue = next(cfg for cfg in configs if cfg.env.name == 'library')
     assert catalogue.library.lookup_cost > 0 == catalogue.library.tool_reward
 
