@@ -166,8 +166,10 @@ def conversation(tokenizer: Any, prefix: str, longest: int) -> Conversation:
 
 def collector(worlds: host.Worlds, tokenizer: Any, **settings: Any) -> host.HostCollect:
     strings = build_stop_table(tokenizer.token_bytes(), ())
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     return host.HostCollect(
-        sharding.make_mesh(1, 1, 1, jax.devices()[:1]),
+        mesh,
+        sharding.local_mesh(mesh),
         worlds,
         strings=strings,
         patience=game.Patience(),

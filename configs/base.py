@@ -86,7 +86,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.gymnasium = ml_collections.ConfigDict()  # any environment of Gymnasium's that can be read
     cfg.gymnasium.id = 'FrozenLake-v1'
-    cfg.gymnasium.keywords = (('is_slippery', False), ('render_mode', 'ansi'))  # of gymnasium.make
+    cfg.gymnasium.keywords = '{"is_slippery": false, "render_mode": "ansi"}'  # of gymnasium.make
     cfg.gymnasium.actions = ('Left', 'Down', 'Right', 'Up')  # names of numbered actions
     cfg.gymnasium.instruction = 'Walk from S to G over the ice. Holes are H.\n'
 

@@ -164,7 +164,8 @@ def collector(conversation, make, *, strings=(), pool=None, mesh=None, **setting
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1]) if mesh is None else mesh
     pool = Pool(make, conversation.prompt) if pool is None else pool
     chosen = dict(config=tiny.config(), strings=table(*strings)) | SETTINGS | settings
-    return host.HostCollect(mesh, host.Worlds(pool, conversation), **chosen)
+    local = sharding.local_mesh(mesh)
+    return host.HostCollect(mesh, local, host.Worlds(pool, conversation), **chosen)
 
 
 def play(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -53,6 +54,21 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None
             f'{count} devices there are'
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+    """The part of a mesh that this process has: its rows are played without the others."""
+    if jax.process_count() == 1:
+        return mesh
+    own = np.vectorize(lambda device: device.process_index)(mesh.devices) == jax.process_index()
+    places = [np.unique(axis) for axis in np.nonzero(own)]
+    box = mesh.devices[np.ix_(*places)]
+    if not own[np.ix_(*places)].all() or box.shape[2] != mesh.shape['tensor']:
+        raise ValueError(
+            f'mesh.tensor={mesh.shape["tensor"]} spans processes, and rollouts against hosts play '
+            'the rows of a process on its own devices: choose a divisor of the devices of a process'
+        )
+    return Mesh(box, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def path_name(path: tuple) -> str:

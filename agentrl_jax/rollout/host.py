@@ -29,21 +29,6 @@ from agentrl_jax.text.conversation import Conversation, HostTask
 from agentrl_jax.types import Params, Rollout
 
 
-def local_mesh(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """The part of a mesh that this process has: its rows are played without the others."""
-    if jax.process_count() == 1:
-        return mesh
-    own = np.vectorize(lambda device: device.process_index)(mesh.devices) == jax.process_index()
-    places = [np.unique(axis) for axis in np.nonzero(own)]
-    box = mesh.devices[np.ix_(*places)]
-    if not own[np.ix_(*places)].all() or box.shape[2] != mesh.shape['tensor']:
-        raise ValueError(
-            f'mesh.tensor={mesh.shape["tensor"]} spans processes, and rollouts against hosts play '
-            'the rows of a process on its own devices: choose a divisor of the devices of a process'
-        )
-    return jax.sharding.Mesh(box, mesh.axis_names, axis_types=mesh.axis_types)
-
-
 def on_local_mesh(params: Params, mesh: jax.sharding.Mesh, local: jax.sharding.Mesh) -> Params:
     """Parameters that no row axis splits, as arrays of the local part of the mesh; no copies."""
     if local is mesh:
@@ -87,6 +72,7 @@ class HostCollect:
     def __init__(
         self,
         mesh: jax.sharding.Mesh,
+        local: jax.sharding.Mesh,
         worlds: Worlds,
         *,
         config: qwen2.ModelConfig,
@@ -104,14 +90,15 @@ class HostCollect:
         top_k: int = 0,
         top_p: float = 1.0,
     ):
-        """slots: rows of the whole mesh; read_tokens: of a chunk of an observation.
+        """local: the part of the mesh that this process has; slots: rows of the whole mesh;
+        read_tokens: of a chunk of an observation.
 
         prepare: from parameters as they are trained to those that play.
         """
         shards = mesh.shape['data'] * mesh.shape['fsdp']
         if slots % shards:
             raise ValueError(f'rollout.slots={slots} must be a multiple of {shards} shards')
-        self.mesh, self.local = mesh, local_mesh(mesh)
+        self.mesh, self.local = mesh, local
         self.worlds, self.prepare = worlds, prepare
         self.strings = jax.device_put(strings, NamedSharding(self.local, P()))
         self.max_tokens, self.window, self.poll = max_tokens, window, poll

@@ -282,6 +282,7 @@ def build_host_collect(
     tokenizer = worlds.conversation.chat.tokenizer
     return host.HostCollect(
         mesh,
+        sharding.local_mesh(mesh),
         worlds,
         strings=build_stop_table(tokenizer.token_bytes(), hosts.stop),
         read_tokens=hosts.read_tokens,

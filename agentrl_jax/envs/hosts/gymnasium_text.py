@@ -7,6 +7,7 @@ action; where they are numbered it names one, by name or number.
 
 import dataclasses
 import importlib.util
+import json
 import re
 from typing import Any
 
@@ -77,7 +78,7 @@ class Gymnasium(HostEnvironment):
     """Any environment of Gymnasium's registry that can be read."""
 
     id: str = 'FrozenLake-v1'
-    keywords: tuple[tuple[str, Any], ...] = ()  # of gymnasium.make
+    keywords: str = '{}'  # of gymnasium.make, a JSON object
     actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
     instruction: str = ''
     accepted: str = ''
@@ -86,9 +87,13 @@ class Gymnasium(HostEnvironment):
     name = 'gymnasium'
 
     def __post_init__(self):
-        # From JSON come lists, and settings must be hashable
-        object.__setattr__(self, 'keywords', tuple(map(tuple, self.keywords)))
-        object.__setattr__(self, 'actions', tuple(self.actions))
+        object.__setattr__(self, 'actions', tuple(self.actions))  # a list where it was JSON
+        try:
+            keywords = json.loads(self.keywords)
+        except ValueError as error:
+            raise ValueError(f'gymnasium.keywords={self.keywords!r} is no JSON: {error}') from error
+        if not isinstance(keywords, dict):
+            raise ValueError(f'gymnasium.keywords={self.keywords!r} must be a JSON object')
         if importlib.util.find_spec('gymnasium') is None:
             raise ValueError(
                 "env.name='gymnasium' needs gymnasium, which is not installed: pip install "
@@ -98,7 +103,7 @@ class Gymnasium(HostEnvironment):
     def make(self) -> GymnasiumWorld:
         import gymnasium
 
-        env = gymnasium.make(self.id, **dict(self.keywords))
+        env = gymnasium.make(self.id, **json.loads(self.keywords))
         return GymnasiumWorld(env, tuple(self.actions), self.instruction)
 
     def item_range(self, split: str) -> np.ndarray:
