@@ -74,7 +74,8 @@ def rebuild(experiments: Path) -> list[Path]:
                 spec = make_spec(given)
                 table = build(load([path.parent / METRICS_FOLDER]), spec)
             except ValueError as error:
-                raise ValueError(f'{path}, {name}: {error}') from error
+                said = ' '.join(str(error).split())  # of texts that may break lines
+                raise ValueError(f'{path}, {name}: {said}') from error
             written += write(table, path.parent / name, PAGE_ENDINGS)
             written += _embed(path.parent / 'README.md', name, render.markdown(table))
     return written

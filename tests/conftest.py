@@ -14,6 +14,7 @@ import platform
 import shutil
 import signal
 
+import hypothesis
 import pytest
 
 # LLVM gets plain loops and optimises nothing: a quarter of the time that a program takes otherwise.
@@ -33,6 +34,9 @@ def pytest_configure(config):
         os.environ.setdefault(PROGRAMS, str(kept_programs(config)))
     import jax  # reads the environment
 
+    # Everybody draws the same examples; HYPOTHESIS_PROFILE=default draws others every time.
+    hypothesis.settings.register_profile('same', derandomize=True)
+    hypothesis.settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
     jax.config.update('jax_num_cpu_devices', 8)
     jax.config.update('jax_numpy_rank_promotion', 'raise')
     gc.set_threshold(200_000, 20, 100)  # tracing makes many small objects and hardly any garbage

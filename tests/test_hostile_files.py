@@ -208,6 +208,7 @@ SPEC = {
 @given(spoiled(SPEC) | JSON)
 @example({'../elsewhere': SPEC['table']})
 @example({'table': {'rows': 5}})
+@example({'table': SPEC['table'] | {'rows': '0\n0'}})
 @example({'table': SPEC['table'] | {'at': '2' * 5000}})
 def test_descriptions_of_tables(folder, value):
     place = folder()
