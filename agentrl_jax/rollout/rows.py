@@ -120,9 +120,8 @@ def read(
     if wanted is None:
         hidden, cache = run(rows.cache)
     else:
-        hidden, cache = jax.lax.cond(
-            wanted, run, nothing, rows.cache
-        )  # negated, XLA copies the cache
+        # With a negated condition XLA copies the whole cache
+        hidden, cache = jax.lax.cond(wanted, run, nothing, rows.cache)
     return rows.replace(
         cache=cache,
         hidden=rows.hidden.at[which].set(hidden, mode='drop'),

@@ -8,13 +8,8 @@ from agentrl_jax.imitation.kept import LIMITS
 from agentrl_jax.rl import curriculum
 from agentrl_jax.rollout.episodes import forks_of_each
 
-OPTION_SECTIONS = (
-    'loss',
-    'turn_credit',
-    'fork',
-    'evol',
-    'dpo',
-)  # where options of algorithms stand
+# Where options of algorithms stand
+OPTION_SECTIONS = ('loss', 'turn_credit', 'fork', 'evol', 'dpo')
 
 
 def section(cfg: Any, name: str) -> str:

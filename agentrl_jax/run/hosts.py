@@ -58,8 +58,10 @@ def replayed(run: Any, path: str, about: replies.About) -> Iterator[None]:
         raise ValueError(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
     lines, before = replies.choose(path, about), run.worlds.pool
     run.worlds.pool = replies.LoggedPool(lines, run.worlds.conversation.prompt)
-    yield
-    run.worlds.pool = before
+    try:
+        yield
+    finally:
+        run.worlds.pool = before
 
 
 def label(run: Any, **about: int | str) -> None:

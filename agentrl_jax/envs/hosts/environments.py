@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import threading
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from agentrl_jax.envs.hosts.openenv import OpenEnv
 from agentrl_jax.envs.hosts.sciworld import SciWorld
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.world import World
+
+ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
 
 
 @functools.cache
@@ -51,44 +54,32 @@ def hashed(items: range, split: str) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Served(HostEnvironment):
-    """Worlds that may also stand behind servers of AgentGym's protocol."""
+class Remote(HostEnvironment):
+    """Worlds behind servers of AgentGym's protocol."""
 
-    urls: tuple[str, ...] = ()  # of servers; () = in this process, or its own servers
-    launch: int = 0  # processes of a server that the run starts for itself
-    room: int = 64  # worlds that each of them holds
+    urls: tuple[str, ...] = ()  # of servers
     token: str = ''  # file whose first line the servers ask for
     timeout_s: float = 60.0  # of a call to a server
     item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
-
-    accepted = agentgym.ACCEPTED
 
     def __post_init__(self):
         freeze(self)
         if self.item_files and len(self.item_files) != len(SPLITS):
             raise ValueError(f'{self.name}.item_files names one file for each of {SPLITS}')
 
-    def settings(self) -> dict:
-        """Keywords of the world."""
-        return {}
-
-    def near(self) -> World:
-        """A world in this process."""
-        raise NotImplementedError
-
     def our_items(self, split: str) -> np.ndarray:
         raise NotImplementedError
 
-    def make(self) -> World:
-        if not self.urls and not self.launch:
-            return self.near()
-        urls = self.urls
-        if not urls:
-            settings = json.dumps(self.settings(), sort_keys=True)
-            urls = (launched(self.name, settings, self.launch, self.room).url,)
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
+
+    def connect(self, env: str) -> AgentGym:
+        """A world of the servers, which call its kind `env`."""
+        with ONE_AT_A_TIME:
+            servers = shared(self.addresses())
         return AgentGym(
-            self.name,
-            shared(urls),
+            env,
+            servers,
             instruction=self.instruction,
             token=token_in(self.token),
             timeout_s=self.timeout_s,
@@ -99,6 +90,33 @@ class Served(HostEnvironment):
             path = self.item_files[SPLITS.index(split)]
             return np.array(agentgym.read_items(path), np.int32)
         return self.our_items(split)
+
+
+@dataclasses.dataclass(frozen=True)
+class Served(Remote):
+    """Worlds that may stand in this process too, or behind servers that the run starts."""
+
+    launch: int = 0  # processes of a server that the run starts for itself, where there is no url
+    room: int = 64  # worlds that each of them holds
+
+    accepted = agentgym.ACCEPTED
+
+    def settings(self) -> dict:
+        """Keywords of the world."""
+        return {}
+
+    def near(self) -> World:
+        """A world in this process."""
+        raise NotImplementedError
+
+    def addresses(self) -> tuple[str, ...]:
+        if self.urls:
+            return self.urls
+        settings = json.dumps(self.settings(), sort_keys=True)
+        return (launched(self.name, settings, self.launch, self.room).url,)
+
+    def make(self) -> World:
+        return self.connect(self.name) if self.urls or self.launch else self.near()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,21 +168,17 @@ class SciWorldEnvironment(Served):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentGymEnvironment(HostEnvironment):
+class AgentGymEnvironment(Remote):
     """Any environment of AgentGym behind servers of its own."""
 
     env: str = ''  # of agentgym.ENVIRONMENTS
-    urls: tuple[str, ...] = ()
     instruction: str = ''  # '' = AgentGym's, where this package knows it
     num_items: int = 0  # items 0 .. num_items - 1 where there are no files
-    item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test
-    token: str = ''
-    timeout_s: float = 60.0
 
     name = 'agentgym'
 
     def __post_init__(self):
-        freeze(self)
+        super().__post_init__()
         if self.env not in agentgym.ENVIRONMENTS:
             known = ', '.join(agentgym.ENVIRONMENTS)
             raise ValueError(f'agentgym.env={self.env!r} is one of {known}')
@@ -173,18 +187,9 @@ class AgentGymEnvironment(HostEnvironment):
         object.__setattr__(self, 'accepted', quirks.accepted)
 
     def make(self) -> World:
-        return AgentGym(
-            self.env,
-            shared(self.urls),
-            instruction=self.instruction,
-            token=token_in(self.token),
-            timeout_s=self.timeout_s,
-        )
+        return self.connect(self.env)
 
-    def item_range(self, split: str) -> np.ndarray:
-        if self.item_files:
-            path = self.item_files[SPLITS.index(split)]
-            return np.array(agentgym.read_items(path), np.int32)
+    def our_items(self, split: str) -> np.ndarray:
         return hashed(range(self.num_items), split)
 
     def solved(self, returned: float) -> bool:
