@@ -12,8 +12,9 @@ really shares its state. With train='weighted' all 1 + M of them train, at 1 / (
 these weights late turns, of which more are played, would count more than early ones, a bias. With
 'trunks' only episodes train. What continuations play behind their first turn is return only.
 
-It has no stopping bias and the least variance of an update (benchmarks/turn_credit.md). It samples
-more: where that is the cost, turn_grpo does as well with fewer tokens.
+It has no stopping bias and the least variance of an update in worlds of more than two turns
+(benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for each
+sampled turn turn_grpo has less variance there.
 
 scale: as in turn_grpo. token_mean divides by one number too; a division by a row's own length
 (seq_mean_token_mean) would undo the weights.
