@@ -13,8 +13,8 @@ these weights late turns, of which more are played, would count more than early 
 'trunks' only episodes train. What continuations play behind their first turn is return only.
 
 It has no stopping bias and the least variance of an update in worlds of more than two turns
-(benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for each
-sampled turn turn_grpo has less variance there.
+(benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for
+each sampled turn turn_grpo has less variance there.
 
 scale: as in turn_grpo. token_mean divides by one number too; a division by a row's own length
 (seq_mean_token_mean) would undo the weights.
