@@ -55,7 +55,7 @@ from agentrl_jax.run.build import Run, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.state import Opened, next_iteration, open_state, saved_beside, space_needed
-from agentrl_jax.run.streams import COLLECT, EVALUATE, PAIRS, SHUFFLE, Streams
+from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, PAIRS, SHUFFLE, Streams
 from agentrl_jax.types import Params, Rollout, TrainState
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
@@ -86,6 +86,12 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     if every and (first or step % every == 0):
         information = programs.information(policy, programs.task, rollout, streams.key(PAIRS, step))
         measured |= {} if step % every else information
+    every = cfg.fork.value_every
+    if every and (first or step % every == 0):
+        keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
+        error, counters = programs.critic_error(state, frozen, task, *keys)
+        collecting.check_counters(counters)
+        measured |= {} if step % every else error
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
     base = draw_base(run, opened.base, step)

@@ -270,6 +270,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.fork.continuations = placeholder(int)  # from each of these turns that is reached (2)
     cfg.fork.train = placeholder(str)  # weighted (the default): the first turn of a continuation
     # trains too, at 1 / (1 + continuations) each; trunks: only episodes train
+    cfg.fork.value_every = 0  # ppo: steps between measurements of the critic (value/vine_error): a
+    # step's episodes are played again, with two continuations of each later turn; 0 = off
 
     cfg.critic = ml_collections.ConfigDict()
     cfg.critic.share_backbone = False  # a value head on the policy instead of a model of its own

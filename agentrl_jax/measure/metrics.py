@@ -75,6 +75,10 @@ METRICS = {
     'value/clip_frac': 'Share of trained tokens whose value was clipped.',
     'value/explained_variance': '1 - Var(return - value) / Var(return) over trained tokens.',
     'value/grad_norm': 'Global norm of the critic gradient before clipping.',
+    'value/vine_error': 'Root mean square of value less exact value at the starts of later turns, '
+    'measured by continuations (fork.value_every).',
+    'value/vine_spread': 'Standard deviation of these exact values: the error of their mean.',
+    'value/vine_corr': 'Correlation of values with these exact values.',
     'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step.',
     'sampler/weight': 'Mean factor that corrects for the sampler (loss.sampler_correction).',
     'sampler/outside': 'Share of trained tokens whose factor was out of bounds.',

@@ -120,6 +120,7 @@ BOUNDS: Mapping[str, Bounds] = {
     'turn_credit.step_coef': FINITE,
     'turn_credit.turn_coef': FINITE,
     'fork.continuations': ONE,
+    'fork.value_every': ZERO,
     'evol.base_rows': ZERO,
     'evol.iteration': ONE,
     'evol.threshold': FINITE,

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.measure import metrics, mutual_information, validation
+from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
 from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.rl import batches, score
@@ -17,7 +17,7 @@ from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import check, collecting, parts, settings
 from agentrl_jax.run.effective import effective
-from agentrl_jax.run.params import Frozen
+from agentrl_jax.run.params import Frozen, player_of
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.types import Demonstrations, Params, Rollout, TrainState
@@ -35,6 +35,7 @@ class Training:
     information: Callable  # (policy, task, rollout, key) -> collapse/ metrics
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
+    critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,43 @@ def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, cfg: Any, task: 
     ).old_logprobs
 
 
+def measure_critic(
+    state: TrainState,
+    frozen: Frozen,
+    task: TextTask,
+    levels: jax.Array,
+    step: jax.Array | int,
+    key: jax.Array,
+    *,
+    draw: Callable,
+    collect: Callable,
+    fns: ModelFns,
+    cfg: Any,
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The critic's error on the episodes of a step, which are played with continuations.
+
+    levels, key: those of the step's rollout. Nothing that trains sees these episodes.
+    """
+    rollout, counters = collect(player_of(state, frozen.model), task, draw(levels, step), key)
+    fns, windows = on_base(fns, frozen.model), settings.build_windows(cfg, task)
+    values = score.score(
+        state.params,
+        state.critic_params,
+        None,
+        rollout,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        values_fn=fns.values,
+        windows=None if windows is None else windows(rollout),
+        microbatch_rows=cfg.batch.microbatch_rows,
+        temperature=cfg.rollout.temperature,
+        chunk_size=cfg.batch.head_chunk,
+        recompute=False,
+    ).values
+    whole = cfg.loss.reward_on == 'episode'
+    return critic_error.critic_error(values, rollout, whole=whole), counters
+
+
 def build_learn(
     cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask, tokenizer: Any, txs: tuple
 ) -> Callable:
@@ -205,10 +243,13 @@ def build_training(
         **settings.information_settings(cfg),
     )
     measure = functools.partial(measure_rollout, group_size=group_size)
+    collect = parts.build_collect(cfg, config, mesh, training=True, worlds=worlds)
+    labels = functools.partial(draw, forks=parts.build_label_forks(cfg))
+    measured = functools.partial(measure_critic, draw=labels, collect=collect, fns=fns, cfg=cfg)
     return Training(
         task=task,
         draw=jax.jit(draw, out_shardings=rows),
-        collect=parts.build_collect(cfg, config, mesh, training=True, worlds=worlds),
+        collect=collect,
         pack=collecting.build_pack(cfg, settings.build_keep(cfg), rows, whole),
         metrics=jax.jit(measure, out_shardings=whole),
         information=jax.jit(information, out_shardings=whole),
@@ -216,6 +257,7 @@ def build_training(
         rescore=jax.jit(
             functools.partial(rescore, fns=fns, cfg=cfg, task=task), out_shardings=rows
         ),
+        critic_error=jax.jit(measured, out_shardings=whole) if cfg.fork.value_every else None,
     )
 
 

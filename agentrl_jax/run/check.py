@@ -71,6 +71,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     found = found or [
         *effective.without_effect(cfg),
         *_impossible_options(cfg),
+        *_impossible_labels(cfg),
         *_impossible_filter(cfg),
     ]
     found += _impossible_sampler(cfg) + _impossible_hosts(cfg)
@@ -114,6 +115,43 @@ def _impossible_forks(cfg: Any) -> list[str]:
     except ValueError as error:
         return [str(error)]
     return []
+
+
+def _impossible_labels(cfg: Any) -> list[str]:
+    """What a critic estimates must be the return that continuations earn."""
+    asked, loss = f'fork.value_every={cfg.fork.value_every}', cfg.loss
+    if not cfg.fork.value_every:
+        return []
+    if not derived.needs_critic(cfg):
+        return [f'{asked} measures a critic, and algorithm={cfg.algorithm!r} has none: set it to 0']
+    discounts = {'loss.gamma': loss.gamma, 'turn_credit.turn_gamma': cfg.turn_credit.turn_gamma}
+    problems = [
+        (
+            cfg.env.max_turns < 2,
+            f'{asked} plays on from later turns than the first, and env.max_turns='
+            f'{cfg.env.max_turns} has none: set it to 0',
+        ),
+        (
+            loss.estimator == 'turn',
+            f'{asked} reads values where answers begin, and loss.estimator=turn trains those where '
+            'they end: set it to 0',
+        ),
+        *(
+            (x not in (None, 1), f'{asked} needs undiscounted values: set {name}={x} to 1')
+            for name, x in discounts.items()
+        ),
+        (
+            loss.reward_normalization not in (None, 'identity'),
+            f'{asked} needs values of returns, and loss.reward_normalization='
+            f'{loss.reward_normalization} has them of another quantity: set it to identity',
+        ),
+        (
+            bool(loss.bootstrap_truncated),
+            f'{asked} needs values of episodes that end with their budget: set '
+            'loss.bootstrap_truncated=False',
+        ),
+    ]
+    return [sentence for wrong, sentence in problems if wrong]
 
 
 def _impossible_options(cfg: Any) -> list[str]:
@@ -228,6 +266,11 @@ def _impossible_hosts(cfg: Any) -> list[str]:
         (
             derived.continuations(cfg) > 0,
             f'fork.continuations={cfg.fork.continuations} rewinds worlds on the device, and '
+            f'env.name={name!r} is on hosts: set it to 0',
+        ),
+        (
+            cfg.fork.value_every > 0,
+            f'fork.value_every={cfg.fork.value_every} rewinds worlds on the device, and '
             f'env.name={name!r} is on hosts: set it to 0',
         ),
         (

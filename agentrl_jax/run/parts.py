@@ -228,6 +228,13 @@ def build_forks(cfg: Any) -> Callable | None:
     )
 
 
+def build_label_forks(cfg: Any) -> Callable:
+    """draw_forks for exact values: two continuations of every later turn, of independent luck."""
+    return functools.partial(
+        draw_forks, turns='every', continuations=2, max_turns=cfg.env.max_turns, common=False
+    )
+
+
 def build_collect(
     cfg: Any,
     config: qwen2.ModelConfig,

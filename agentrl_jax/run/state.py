@@ -40,6 +40,7 @@ MAY_DIFFER = (
     'mesh',
     'alarm',
     'clone.keep_in',
+    'fork.value_every',
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
 )
 
