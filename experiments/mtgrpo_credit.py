@@ -17,8 +17,10 @@ tiny   The card catalogue with configs/demo_library.py's policy: one to three lo
        there). v2's bonuses of .1 a turn and .2 an episode for good format are penalties here.
 
 Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s. MT is the form for K turns,
-mt_cumulative; at paper scale v1's own, mt_v1. Columns beside exact match: shares of lookups that
-find a card and of episodes that saw the answer's card, lookups, and valid format.
+mt_cumulative; at paper scale v1's own, mt_v1. MT compares a turn among the members that took it,
+which says nothing to the decision to go on; turn GRPO is the same credit without that bias. Columns
+beside exact match: shares of lookups that find a card and of episodes that saw the answer's card,
+lookups, and valid format.
 """
 
 import sys
@@ -43,6 +45,7 @@ ARMS = {
     'MR': turns('mr'),
     'MT': turns('mt_cumulative'),
     'flattened MT': turns('flattened'),
+    'turn GRPO': {'algorithm': 'turn_grpo'},
     'MT-PPO': ppo('turn'),
     'flattened MT-PPO': ppo('episode'),
 }
