@@ -18,9 +18,9 @@ from agentrl_jax.run.streams import Streams
 CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8, 'clone.keep_in': '../clones'}
 
 
-def opened(workdir, **changes):
+def opened(workdir, env='frozen_lake', **changes):
     """The parameters with which a run starts."""
-    run = build(micro_runs.config('frozen_lake', **(CLONES | changes)))
+    run = build(micro_runs.config(env, **(CLONES | changes)))
     checkpoints = train.checkpoint.open_checkpoints(workdir, keep=1)
     state = start.open_state(run, checkpoints, Streams(run.cfg.seed)).state
     train.checkpoint.close(checkpoints)
@@ -58,6 +58,16 @@ def test_what_cloning_reads_asks_for_another_clone(change):
         for more in ({}, change)
     )
     assert one != other
+
+
+def test_what_a_demonstration_earns_is_not_cloned(tmp_path):
+    """Arms with other rewards start from one clone."""
+    other = {f'library.{name}_reward': 0.1 for name in ('tool', 'presence', 'answer')}
+    other |= {'library.lookup_cost': 0.3, 'library.graded': True}
+    first = opened(tmp_path / 'first', 'library')
+    assert_same(opened(tmp_path / 'other', 'library', **other), first)
+    assert_same(opened(tmp_path / 'alone', 'library', **other, **{'clone.keep_in': ''}), first)
+    assert len(list((tmp_path / 'clones').iterdir())) == 1
 
 
 def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ UNREAD = (
     'curriculum',
     'evol',
     'dpo',
+    'fork',
     'eval',
     'checkpoint',
     'alarm',
@@ -44,6 +45,11 @@ UNREAD = (
     'rollout.temperature',
     'rollout.serve_rows',
     'clone.keep_in',
+    'library.tool_reward',
+    'library.presence_reward',
+    'library.answer_reward',
+    'library.lookup_cost',
+    'library.graded',
 )
 LIMITS = (  # fields of these sections that `clone` has too, for its own demonstrations
     ('env', 'max_turns'),
