@@ -74,7 +74,7 @@ def test_critics_are_told_apart_in_worlds_whose_values_are_known(name):
     assert float(mean['error']) == pytest.approx(spread, rel=0.1) and np.isnan(mean['corr'])
     noisy = found(exact + spread * rng.normal(size=exact.shape))
     assert float(noisy['error']) == pytest.approx(spread, rel=0.1)
-    assert float(noisy['corr']) == pytest.approx(0.5**0.5, abs=0.05)
+    assert float(noisy['corr']) == pytest.approx(0.5**0.5, abs=0.1)
 
 
 @pytest.mark.parametrize('whole', [False, True])
