@@ -7,7 +7,7 @@ import micro_runs
 import numpy as np
 import pytest
 
-from benchmarks import common, decode, limits, prefill, rollout, step, tunix, update
+from benchmarks import common, decode, fork, limits, prefill, rollout, step, tunix, update
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 
@@ -56,6 +56,25 @@ def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     plan = np.random.default_rng(0).integers(rollout.SHORT, rollout.LONG + 1, (4, 2))
     assert result['serve_rows']['1']['sampled'] == plan.sum()
     assert 0 < result['serve_rows']['1']['occupancy'] <= 1
+
+
+@pytest.mark.slow('compiles four rollouts')
+def test_forked_and_plain_rollouts_play_as_many_turns():
+    sizes = dict(turns=2, serve_rows=2, repeats=1, **SHAPE)
+    result = {
+        'rollouts': fork.compare(episodes=8, continuations=2, **sizes),
+        'fork': fork.one_fork(slots=4, rows=2, turns=2, repeats=1, times=2, **SHAPE),
+    }
+    one, two = result['rollouts'], result['fork']
+    # 4 episodes of 2 turns, each with 2 continuations of one turn: 8 + 8 turns
+    assert one['trunks'] == 4 and fork.turns_of(2, 2) == 4 and fork.turns_of(4, 2) == 16
+    for slots in (2, 8):
+        forked, plain = (one['runs'][f'{name}, {slots}'] for name in ('forked', 'plain'))
+        assert 16 * fork.SHORT <= min(forked['sampled'], plain['sampled'])
+        assert max(forked['sampled'], plain['sampled']) <= 16 * fork.LONG
+        assert 0 < forked['occupancy'] <= 1 and plain['x_plain'] == 1.0
+    assert set(two['row_s']) == {'observation', 'row', 'conversation'}
+    assert 'all is read again' in fork.show(result)
 
 
 def test_reading_a_prompt_and_transformers_expect_the_same_token():
