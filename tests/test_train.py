@@ -136,6 +136,7 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'hosts/',
         'babyai/',
         'policy/clip_frac_dual',
+        'value/vine_',
         'eval/pass_at_k',
         'eval/solvable_success',
     )  # only where their options or worlds are set
