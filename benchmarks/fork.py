@@ -28,6 +28,14 @@ def turns_of(turns: int, continuations: int) -> int:
     return turns + continuations * turns * (turns - 1) // 2
 
 
+def conversation(turns: int, **shape: int) -> tuple[Any, qwen2.ModelConfig, Any, int]:
+    """(task, model, its parameters, tokens of the longest episode)."""
+    task, _, vocab = build_task(turns)
+    config = common.model_config(vocab, **(SMALL | shape))
+    length = task.prefix.shape[0] + turns * (task.width + LONG)
+    return task, config, common.init_params(config), length
+
+
 def forked_list(episodes: int, turns: int, continuations: int) -> Any:
     """Episodes with continuations from every turn behind the first."""
     listed = episode_list(episodes)
@@ -46,10 +54,7 @@ def compare(
     *, episodes: int, turns: int, continuations: int, serve_rows: int, repeats: int, **shape: int
 ) -> dict[str, Any]:
     """Part 1; episodes: of the plain rollout. Trunks are fewer, so that both play as many turns."""
-    task, _, vocab = build_task(turns)
-    config = common.model_config(vocab, **(SMALL | shape))
-    params = common.init_params(config)
-    length = task.prefix.shape[0] + turns * (task.width + LONG)
+    task, config, params, length = conversation(turns, **shape)
     trunks = episodes * turns // turns_of(turns, continuations)
     lists = {
         'plain': episode_list(episodes),
@@ -93,10 +98,7 @@ def one_fork(
     *, slots: int, rows: int, turns: int, repeats: int, times: int = 8, **shape: int
 ) -> dict[str, Any]:
     """Part 2: seconds a row, of blocks of `rows` rows, at the middle of a conversation."""
-    task, _, vocab = build_task(turns)
-    config = common.model_config(vocab, **(SMALL | shape))
-    params = common.init_params(config)
-    length = task.prefix.shape[0] + turns * (task.width + LONG)
+    task, config, params, length = conversation(turns, **shape)
     middle = length // 2
     which = jnp.arange(rows, dtype=jnp.int32)
 

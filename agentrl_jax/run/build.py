@@ -20,7 +20,7 @@ from agentrl_jax.run.effective import effective
 from agentrl_jax.run.params import Frozen, player_of
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.types import Demonstrations, Params, Rollout, TrainState
+from agentrl_jax.types import Demonstrations, Params, Rollout, Scores, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,23 +104,38 @@ def measure_rollout(rollout: Rollout, task: TextTask, *, group_size: int) -> dic
     return common | metrics.environment_metrics(rollout, task)
 
 
-def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, cfg: Any, task: Any) -> jax.Array:
-    """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
+def scores_of(
+    params: Params,
+    critic_params: Params | None,
+    rollout: Rollout,
+    *,
+    values_fn: Callable | None,
+    recompute: bool,
+    fns: ModelFns,
+    cfg: Any,
+    task: TextTask,
+) -> Scores:
+    """Log-probabilities, if computed again, and values [B, T] of the tokens of a rollout."""
     windows = settings.build_windows(cfg, task)
     return score.score(
         params,
-        None,
+        critic_params,
         None,
         rollout,
         hidden_fn=fns.hidden,
         head_fn=fns.head,
-        values_fn=None,
+        values_fn=values_fn,
         windows=None if windows is None else windows(rollout),
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
-        recompute=True,
-    ).old_logprobs
+        recompute=recompute,
+    )
+
+
+def rescore(params: Params, rollout: Rollout, **of: Any) -> jax.Array:
+    """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
+    return scores_of(params, None, rollout, values_fn=None, recompute=True, **of).old_logprobs
 
 
 def measure_critic(
@@ -141,20 +156,16 @@ def measure_critic(
     levels, key: those of the step's rollout. Nothing that trains sees these episodes.
     """
     rollout, counters = collect(player_of(state, frozen.model), task, draw(levels, step), key)
-    fns, windows = on_base(fns, frozen.model), settings.build_windows(cfg, task)
-    values = score.score(
+    fns = on_base(fns, frozen.model)
+    values = scores_of(
         state.params,
         state.critic_params,
-        None,
         rollout,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
         values_fn=fns.values,
-        windows=None if windows is None else windows(rollout),
-        microbatch_rows=cfg.batch.microbatch_rows,
-        temperature=cfg.rollout.temperature,
-        chunk_size=cfg.batch.head_chunk,
         recompute=False,
+        fns=fns,
+        cfg=cfg,
+        task=task,
     ).values
     whole = cfg.loss.reward_on == 'episode'
     return critic_error.critic_error(values, rollout, whole=whole), counters
