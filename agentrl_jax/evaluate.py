@@ -32,7 +32,9 @@ if __name__ == '__main__':
     command.define_fallback()
     command.begin(__doc__, needs=('config',), says='agentrl_jax.evaluate: loading')
 
+import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,6 +45,7 @@ from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report
+from agentrl_jax.records.progress import live_line
 from agentrl_jax.run import collecting, hosts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import best_of, saved_policy
@@ -78,7 +81,11 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     label = {'step': origin.step or 0, 'split': cfg.eval.split}
     log = folder / hosts.log_name(f'replies_{cfg.eval.split}')
-    with hosts.replayed(run, replay, label) if replay else hosts.playing(run, log, 0):
+    watch = functools.partial(hosts.in_flight, run)
+    with (
+        hosts.replayed(run, replay, label) if replay else hosts.playing(run, log, 0),
+        live_line('worlds', watch),
+    ):
         hosts.label(run, **label)
         rollout, counters = played.collect(params, task, played.episodes, key)
     collecting.check_counters(counters)
@@ -90,9 +97,7 @@ def evaluate(
     # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
-    host, streams = jax.tree.map(
-        lambda x: np.asarray(x)[rows], (rollout, played.episodes.world_stream)
-    )
+    host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, played.episodes))
     checkpoint_name = {} if origin.step is None else {'checkpoint': f'step {origin.step}'}
     page = pages.write(
         folder,
@@ -100,8 +105,9 @@ def evaluate(
         host,
         task=task,
         tokenizer=run.tokenizer,
-        streams=streams,
+        streams=episodes.world_stream,
         key=key,
+        replies=hosts.said(run, Path(replay or log), episodes.token_stream, **label),
         group_size=samples,
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},

@@ -37,6 +37,7 @@ if __name__ == '__main__':
         sys.exit(f'error: {error}')
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,6 +193,7 @@ def play(
         history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
         # Other processes have not cut it yet
         history = [row for row in history if row['step'] < first]
+        progress.watch('worlds', functools.partial(hosts.in_flight, run))
         progress.say(f'step {first}: compiling the programs of validation, rollout and update')
         for step in range(first, cfg.steps + 1):
             began, row, before = time.monotonic(), {}, compiled.count
@@ -298,6 +300,13 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             tokenizer=run.tokenizer,
             streams=episodes.world_stream,
             key=played.key,
+            replies=hosts.said(
+                run,
+                workdir / hosts.log_name(),
+                episodes.token_stream,
+                step=step,
+                split='train',
+            ),
             group_size=run.cfg.rollout.group_size,
             title=f'training rollout of step {step}',
             extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},

@@ -141,6 +141,41 @@ def test_a_faulty_episode_is_in_no_figure_but_its_own():
     assert made['totals']['return'] == 'nan' and '0 of 0' in render_page(made)
 
 
+def test_replies_of_worlds_on_hosts_are_those_of_the_log():
+    rollout = small_rollout().replace(begin=np.array([[1, 5], [1, 0]]))
+    line = {'turn': 0, 'seconds': 0.5, 'tries': 1, 'fault': '', 'observation': 'shown', 'item': 7}
+    end = line | {'turn': 1, 'seconds': 2.5, 'tries': 3}
+    long = end | {'observation': 'x' * (documents.REPLY_SHOWN + 5)}
+    made = documents.of_rollout(
+        rollout, ByteTokenizer(), 'host', None, replies=[[line, end], [line, long]]
+    )
+    documents.check(made)
+    # Reply 1 of the first episode opens a prompt; that of the second ended it unseen.
+    texts = [[reply['text'] for reply in episode['replies']] for episode in made['episodes']]
+    assert texts[0] == ['', ''] and texts[1][0] == ''
+    assert texts[1][1] == 'x' * documents.REPLY_SHOWN + ' [... 5 more characters]'
+    assert made['episodes'][0]['replies'][1] == {
+        'turn': 1,
+        'seconds': 2.5,
+        'tries': 3,
+        'fault': '',
+        'text': '',
+    }
+    assert made['worlds'] == {
+        'replies': 4,
+        'seconds': 1.5,
+        'slowest': 2.5,
+        'retries': 4,
+        'faults': 0,
+    }
+    assert small_document()['worlds'] is None
+    # Of every second episode, but the figures are of all
+    some = documents.of_rollout(
+        rollout, ByteTokenizer(), 'host', None, every=2, replies=[[line], [end | {'fault': 'lost'}]]
+    )
+    assert len(some['episodes']) == 1 and some['worlds']['faults'] == 1
+
+
 def test_a_sampled_row_that_is_no_token_is_shown_as_its_number():
     """A model has more rows than its tokenizer has tokens: they are padded to a multiple."""
     rollout = small_rollout()

@@ -1,7 +1,9 @@
 """Several processes play against worlds of their own, and train like one."""
 
+import pytest
 import test_distributed_training as distributed
 
+from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies
 
 HOSTS = [
@@ -25,3 +27,15 @@ def test_two_processes_train_like_one_against_hosts(tmp_path):
     streams = [{row['stream'] for row in log if row['split'] == 'train'} for log in logs]
     assert len(logs) == 2 and streams[0].isdisjoint(streams[1])
     assert streams[0] | streams[1] == set(range(16))
+    # Figures are of the worlds of both.
+    for row, alone in zip(*map(metrics_of, (two, one)), strict=True):
+        assert row['hosts/cut'] == alone['hosts/cut'] > 0
+        here = row['step'], 'train'
+        of_step = [line for log in logs for line in log if (line['step'], line['split']) == here]
+        slowest = max(line['seconds'] for line in of_step)
+        assert row['hosts/slowest_s'] == pytest.approx(slowest, abs=1e-5)
+
+
+def metrics_of(workdir):
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    return [row for row in rows if 'hosts/cut' in row]

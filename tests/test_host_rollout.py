@@ -80,6 +80,27 @@ def test_worlds_that_hang_are_left_behind_and_change_nothing():
     assert_same(out, calm()[0])
 
 
+def test_a_rollout_says_where_it_is_while_it_is_played():
+    _, conversation = hosts.conversation_of(hosts.Tests())
+    seen = []
+
+    class Watched(hosts.Echo):
+        def step(self, action):
+            seen.append(collect.worlds.game.in_flight())
+            return super().step(action)
+
+    collect = hosts.collector(conversation, Watched)
+    assert collect.worlds.game is None
+    task = hosts.conversation_of(hosts.Tests())[0]
+    collect(tiny.cloned('frozen_lake')[0], task, tiny.episodes('frozen_lake'), tiny.KEY)
+    collect.worlds.pool.close()
+    assert collect.worlds.game is None and len(seen) >= 16
+    for now in seen:  # 16 episodes, 8 rows; whoever says it is a world that is waited for
+        assert now.waiting >= 1 and now.waiting + now.playing <= 8 and 0 <= now.slowest_s < 60
+        assert now.left <= 8 and (now.retries, now.faults) == (0, 0)
+    assert seen[0].left == 8 and seen[-1].left == 0
+
+
 @pytest.mark.parametrize('poll', [1, 64])
 def test_no_schedule_changes_anything(poll):
     out, _ = hosts.play(make=troubled(6, latency=0.002), poll=poll)

@@ -1,6 +1,7 @@
 """Whole runs against worlds on hosts: training, validation, pages, resuming, replays."""
 
 import json
+import re
 import shutil
 
 import host_worlds as hosts
@@ -65,6 +66,15 @@ def test_a_page_shows_what_was_said_and_answered(finished):
     assert made['env'] == 'objects' and turn['grid'] is None and len(turn['actions']) == 1
     page = (workdir / 'rollouts' / 'step_000002.html').read_text()
     assert 'a wall' in page and 'Say something.' in page
+    lines = replies.read_log(workdir / 'replies.jsonl')
+    lines = [line for line in lines if (line['step'], line['split']) == (2, 'train')]
+    assert made['worlds']['replies'] == len(lines) and made['worlds']['faults'] == 0
+    assert made['worlds']['slowest'] == max(line['seconds'] for line in lines)
+    for episode in made['episodes']:
+        turns = len(episode['turns'])
+        assert [reply['turn'] for reply in episode['replies']] == list(range(turns + 1))
+        last = [line for line in lines if line['observation'] == episode['replies'][-1]['text']]
+        assert len(last) >= 1 and episode['replies'][0]['text'] == ''
 
 
 def test_every_reply_is_in_the_log(finished):
@@ -79,6 +89,18 @@ def test_every_reply_is_in_the_log(finished):
     for row in first:
         if row['turn'] == 0:
             assert row['observation'] == echo.reset(row['item'])
+
+
+def test_the_end_of_a_log_is_read_without_its_beginning(tmp_path):
+    path = tmp_path / 'replies.jsonl'
+    assert replies.newest(path, 0) == []
+    path.write_text('')
+    assert replies.newest(path, 0) == []
+    rows = [{'step': step, 'stream': stream} for step in (1, 2, 3) for stream in (0, 1)]
+    text = ''.join(json.dumps(row) + '\n' for row in rows)
+    path.write_text(f'not JSON\n{text}' + '{"step": 3, "str')  # a line that is being written
+    assert replies.newest(path, 3) == rows[4:] and replies.newest(path, 2) == rows[2:]
+    assert replies.newest(path, 4) == []
 
 
 def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
@@ -118,6 +140,8 @@ def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeyp
             (folder / 'rollouts' / 'evaluation_validation.json').read_text()
             for folder in (tmp_path / 'one', out)
         ]
+        if number:  # the worlds of the run took another time
+            documents = [re.sub(r'"(seconds|slowest)":[0-9.e-]+', '', text) for text in documents]
         assert documents[0] == documents[1]
 
 
@@ -184,6 +208,8 @@ def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
     for row in rows[:2]:
         assert row['batch/trained_rows'] == 16 * (1 - row['rollout/env_error'])
         assert row['hosts/faults'] == 16 * row['rollout/env_error']
+    page = (tmp_path / 'rollouts' / 'step_000001.html').read_text()
+    assert page.count('WorldError: broken') == rows[1]['hosts/faults']
 
 
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):

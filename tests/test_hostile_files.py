@@ -16,7 +16,7 @@ import tiny_agents as tiny
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_trajectories import record
-from test_view import document, episode, turn
+from test_view import document, episode, reply, turn
 
 from agentrl_jax import tables
 from agentrl_jax.imitation import trajectories
@@ -102,7 +102,13 @@ def folder(tmp_path):
 
 # ---- pages -------------------------------------------------------------------------------------
 
-PAGE = document(episode(), episode(row=13, turns=[turn(grid=None)]), title='page')
+WORLDS = {'replies': 1, 'seconds': 0.5, 'slowest': 0.5, 'retries': 0, 'faults': 0}
+PAGE = document(
+    episode(replies=[reply(text='said')]),
+    episode(row=13, turns=[turn(grid=None)]),
+    title='page',
+    worlds=WORLDS,
+)
 
 
 @FUZZ

@@ -1,5 +1,6 @@
 """The world of envs/hosts/README.md is written, played and trained as its text says."""
 
+import ast
 import pathlib
 import re
 import shlex
@@ -33,7 +34,8 @@ def fields(words):
     for word in words:
         if match := re.match(r'--config\.([a-z_.]+)=(.*)', word):
             section, leaf = match[1].split('.')
-            found[match[1]] = cfg[section].get_type(leaf)(match[2])
+            kind = cfg[section].get_type(leaf)
+            found[match[1]] = ast.literal_eval(match[2]) if kind is tuple else kind(match[2])
     return found
 
 
@@ -82,5 +84,11 @@ def test_its_commands_are_possible(words, guess):
 def test_files_and_kinds_of_worlds_that_are_named_exist():
     for name in re.findall(r'`(\w+\.py)`', README):
         assert (FOLDER / name).is_file() or name == 'guess.py'
+    listed = re.findall(
+        r'^\| `([\w.]+)` \|', README.partition('## On several')[2], flags=re.MULTILINE
+    )
+    deployed = {path.name for path in (FOLDER / 'deploy').iterdir()}
+    assert deployed == {name for name in listed if name not in HOSTS}
+    assert HOSTS.keys() - set(listed) == {'gymnasium', 'objects'}  # said before
     named = {fields(words)['env.name'] for words in COMMANDS}
     assert named <= HOSTS.keys()

@@ -12,7 +12,7 @@ import pytest
 from agentrl_jax.machine import files
 from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records import run_log
-from agentrl_jax.records.progress import Progress
+from agentrl_jax.records.progress import Progress, live_line
 from agentrl_jax.records.run_log import (
     RunLog,
     is_secret_name,
@@ -301,11 +301,12 @@ def test_progress_without_a_terminal_is_a_few_plain_lines():
     assert lines[-2].endswith('success 0.999') and lines[-1] == 'done [bold]'
 
 
-def test_progress_on_a_terminal_draws_a_bar_and_continues_a_resumed_run(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_progress_on_a_terminal_draws_a_bar_and_continues_a_resumed_run(monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
     monkeypatch.delenv('NO_COLOR', raising=False)
     stream = Terminal()
@@ -314,3 +315,21 @@ def test_progress_on_a_terminal_draws_a_bar_and_continues_a_resumed_run(monkeypa
         progress.say('saved')
     text = stream.getvalue()
     assert '6/10' in text and 'train [x]' in text and '[red]raw' in text and 'saved' in text
+
+
+def test_a_live_line_stands_on_a_terminal_and_nowhere_else(monkeypatch):
+    monkeypatch.setenv('TERM', 'xterm')
+    shown = {'waited for': 3, 'slowest': '4.2 s', 'share': 0.25, 'note': '[red]'}
+    line = 'worlds  waited for 3  slowest 4.2 s  share 0.25  note [red]'
+    for kind, seen in ((Terminal, True), (io.StringIO, False)):
+        alone, below = kind(), kind()
+        with live_line('worlds', lambda: shown, stream=alone):
+            pass
+        with Progress(2, 'train', stream=below) as progress:
+            progress.watch('worlds', lambda: shown)
+            progress.advance(1)
+        assert (line in alone.getvalue()) == (line in below.getvalue()) == seen
+    quiet = Terminal()
+    with live_line('worlds', lambda: None, stream=quiet):
+        pass
+    assert 'worlds' not in quiet.getvalue()

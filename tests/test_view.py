@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from agentrl_jax.records.page_episode import flags_of
 from agentrl_jax.records.page_html import MAX_TOKENS, render_page
 
 HOSTILE = (
@@ -73,10 +74,16 @@ def episode(**changes):
         'success': True,
         'episode_stop': 'terminated',
         'turns': [turn()],
+        'replies': [],
         'final_grid': None,
         'tokens': [token('see', k='p', lp=None, ratio=None, adv=None), token()],
     }
     return entry | changes
+
+
+def reply(turn=1, **changes):
+    """What a world on a host said."""
+    return {'turn': turn, 'seconds': 0.25, 'tries': 1, 'fault': '', 'text': ''} | changes
 
 
 def group(number=2, **changes):
@@ -108,12 +115,13 @@ TOTALS = {
 
 def document(*episodes, **changes):
     made = {
-        'version': 2,
+        'version': 3,
         'title': 'T',
         'env': 'sokoban',
         'about': {'model': 'M'},
         'every': 1,
         'totals': TOTALS,
+        'worlds': None,
         'groups': [group()],
         'episodes': list(episodes),
     }
@@ -366,13 +374,62 @@ def test_a_prompt_that_was_never_answered_is_still_shown():
     assert 'Turn 2' in text and 'never answered' in text and 'unanswered' in text
 
 
+WORLDS = {'replies': 3, 'seconds': 0.5, 'slowest': 4.25, 'retries': 2, 'faults': 1}
+
+
+def test_worlds_on_hosts_are_told_apart_from_the_policy_and_say_what_they_took():
+    tokens = [
+        token('begin', k='p', lp=None, ratio=None, adv=None),
+        token('say'),
+        token('heard', turn=1, k='p', lp=None, ratio=None, adv=None),
+        token('again', turn=1),
+    ]
+    said = [reply(0), reply(1, seconds=1.5, tries=3), reply(2, text='the <b>end</b> is near')]
+    played = episode(turns=[turn(), turn(1)], tokens=tokens, replies=said)
+    page = Page(render_page(document(played, worlds=WORLDS)))
+    for shown in (
+        'world 2 s',  # 0.25 + 1.5 + 0.25, in the head of the episode
+        'asked again 2 times',
+        'began in 0.25 s',
+        'prompt, 1 token',
+        'world, 1 token, 1.5 s, 3 tries',  # what it said to the first answer
+        'policy, 1 token',
+        'world, its end, 0.25 sthe <b>end</b> is near',
+        '0.5 slowest 4.25',
+        '2 times',
+    ):
+        assert shown in page.text, shown
+    assert len(page.having('world')) == 2 and len(page.having('answer')) == 2
+    assert 'seconds of a reply' not in render_page(document(episode()))
+
+
+def test_a_fault_of_a_world_is_shown_where_it_ended_the_episode():
+    broken = reply(1, tries=3, fault='TimeoutError: no reply \x1b[31m<script>')
+    turns = [turn(valid=False)]
+    ended = episode(turns=turns, replies=[reply(0), broken], episode_stop='env_error')
+    page = Page(render_page(document(ended, worlds=WORLDS)))
+    turn_1 = page.text.split('Turn 1')[1]
+    assert 'faulty world' in turn_1 and 'invalid answer' not in turn_1
+    assert (
+        'fault of the world, 0.25 s, 3 triesTimeoutError: no reply \\x1b[31m<script>' in page.text
+    )
+    assert not flags_of(ended)['invalid'] and flags_of(ended)['faulty']
+    never = reply(0, fault='WorldDown: nobody is there', seconds=0.0)
+    begun = [token('begin', k='p', lp=None, ratio=None, adv=None)]
+    lost = episode(turns=[], tokens=begun, replies=[never], episode_stop='env_error')
+    assert 'WorldDown: nobody is there' in Page(render_page(document(lost, worlds=WORLDS))).text
+
+
 def test_documents_that_do_not_fit_are_refused_with_the_reason():
     for wrong, reason in (
         ([], 'version is missing'),
-        ({'version': 1}, 'version 1; this code reads 2'),
+        ({'version': 2}, 'version 2; this code reads 3'),
         (document(episode(), env=None), 'env of the document must be a text'),
         (document(episode(), about={'model': None}), "'model' in about is no text"),
         (document(episode(), totals={}), 'totals lacks episodes'),
+        (document(episode(), worlds={}), 'worlds lacks replies'),
+        (document(episode(), worlds=3), 'worlds of the document must be an object, or null'),
+        (document(episode(replies=[reply(tries=0.5)])), 'tries of a reply of episode 0 must be a'),
         (document(episode(), groups=[group(level='x')]), 'level of group 0 must be a whole number'),
         (document({}), 'episode 0 lacks row'),
         (document(episode(turns=None)), 'turns of episode 0 must be a list'),

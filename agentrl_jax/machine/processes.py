@@ -203,6 +203,13 @@ class CompileCounter:
             self.seconds += duration
 
 
+def gather(x: np.ndarray) -> np.ndarray:
+    """An array of each process, [P, ...], on every host."""
+    if jax.process_count() == 1:
+        return np.asarray(x)[None]
+    return np.asarray(multihost_utils.process_allgather(x))
+
+
 def fetch(x: jax.Array) -> np.ndarray:
     """The whole array on every host."""
     if jax.process_count() == 1:

@@ -40,6 +40,7 @@ METRICS = {
     'babyai/solvable_success': 'Success on levels that can be solved (that the expert solves).',
     'hosts/waited_s': 'Seconds in which rollouts did nothing but wait for worlds on hosts.',
     'hosts/reply_s': 'Seconds a world took to answer, mean over its replies.',
+    'hosts/slowest_s': 'Seconds the slowest of these replies took.',
     'hosts/idle_slots': 'Share of decode slots that produced no token.',
     'hosts/retries': 'Steps that were asked of a fresh world after a fault.',
     'hosts/timeouts': 'Worlds that were left behind because they did not answer in time.',

@@ -20,8 +20,9 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
-VERSION = 2
+VERSION = 3
 ACTION_SHOWN = 80  # characters of an action that is free text
+REPLY_SHOWN = 4000  # ... of a text of a world that stands in no prompt
 
 
 # ---- what a document holds ---------------------------------------------------------------------
@@ -63,6 +64,10 @@ def _maybe(value: Any) -> bool:
     return value is None or _number(value)
 
 
+def _perhaps(value: Any) -> bool:
+    return value is None or _object(value)
+
+
 WANTED = {  # what the sentence of a refusal says
     _number: 'a number',
     _count: 'a whole number',
@@ -73,6 +78,7 @@ WANTED = {  # what the sentence of a refusal says
     _texts: 'a list of texts',
     _grid: 'rows of cell names, or null',
     _maybe: 'a number, or null',
+    _perhaps: 'an object, or null',
 }
 Fields = Mapping[str, Callable[[Any], bool]]
 
@@ -82,6 +88,7 @@ DOCUMENT_FIELDS: Fields = {
     'about': _object,  # label -> text: model, config, commit, ...
     'every': _count,  # of so many episodes played, one is in the document
     'totals': _object,  # of all episodes played, those in the document or not
+    'worlds': _perhaps,  # the same of their worlds; null where they are on the device
     'groups': _list,  # of all members of each group that has an episode in the document
     'episodes': _list,
 }
@@ -93,6 +100,13 @@ TOTALS_FIELDS: Fields = {
     'turns': _count,
     'invalid': _count,  # turns
     'truncated': _count,  # episodes with an answer cut, or ended by the token budget
+}
+WORLDS_FIELDS: Fields = {
+    'replies': _count,
+    'seconds': _number,  # that they took, mean
+    'slowest': _number,  # the longest of them
+    'retries': _count,
+    'faults': _count,  # episodes that were given up
 }
 GROUP_FIELDS: Fields = {
     'group': _count,
@@ -114,6 +128,7 @@ EPISODE_FIELDS: Fields = {
     'success': _truth,
     'episode_stop': _text,
     'turns': _list,
+    'replies': _list,  # of a world on a host
     'final_grid': _grid,
     'tokens': _list,
 }
@@ -125,6 +140,13 @@ TURN_FIELDS: Fields = {
     'penalty': _number,
     'actions': _texts,
     'grid': _grid,
+}
+REPLY_FIELDS: Fields = {
+    'turn': _count,  # that it opens; 0: the first one, to no answer
+    'seconds': _number,  # that the world took, the last time that it was asked
+    'tries': _count,  # times that it was asked
+    'fault': _text,  # why the episode ended here; '' = it did not
+    'text': _text,  # what no prompt shows: the last that the world said
 }
 TOKEN_FIELDS: Fields = {
     's': _text,
@@ -146,6 +168,8 @@ def check(document: Any) -> None:
         )
     _check(document, DOCUMENT_FIELDS, 'the document')
     _check(document['totals'], TOTALS_FIELDS, 'totals')
+    if document['worlds'] is not None:
+        _check(document['worlds'], WORLDS_FIELDS, 'worlds')
     wrong = [label for label, value in document['about'].items() if not _text(value)]
     if wrong:
         raise ValueError(f'rollout document: {wrong[0]!r} in about is no text')
@@ -156,6 +180,8 @@ def check(document: Any) -> None:
         _check(episode, EPISODE_FIELDS, where)
         for turn in episode['turns']:
             _check(turn, TURN_FIELDS, f'a turn of {where}')
+        for reply in episode['replies']:
+            _check(reply, REPLY_FIELDS, f'a reply of {where}')
         for token in episode['tokens']:
             _check(token, TOKEN_FIELDS, f'a token of {where}')
 
@@ -184,6 +210,7 @@ def of_rollout(
     extras: Mapping[str, np.ndarray] | None = None,
     title: str = '',
     about: Mapping[str, str] | None = None,
+    replies: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """Every `every`-th episode of a rollout as a document, and the figures of all of them.
 
@@ -191,6 +218,7 @@ def of_rollout(
     rollout: group-major host arrays of B rows, all of which count. grids[i][k]: for the i-th
     episode taken, rows of cell names before turn k's answer, or None; one entry more than turns is
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
+    replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
     known = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout)}
     fields = {name: np.asarray(x) for name, x in known.items() if name != 'continuations'}
@@ -215,6 +243,7 @@ def of_rollout(
                 'success': bool(row['success']),
                 'episode_stop': EpisodeStop(int(row['episode_stop'])).name.lower(),
                 'turns': turns,
+                'replies': [_reply(line, row) for line in replies[b]] if replies else [],
                 'final_grid': boards[len(turns)] if len(boards) > len(turns) else None,
                 'tokens': _tokens(row, of_row, tokenizer, raw),
             }
@@ -227,6 +256,7 @@ def of_rollout(
         'about': dict(about or {}),
         'every': every,
         'totals': totals(fields),
+        'worlds': worlds(replies) if replies else None,
         'groups': [group(fields, slice(a, a + group_size), group_size, spread) for a in starts],
         'episodes': episodes,
     }
@@ -248,6 +278,19 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
         'turns': int(played.sum()),
         'invalid': int((played & ~fields['valid']).sum()),
         'truncated': int((cut | (out & healthy)).sum()),
+    }
+
+
+def worlds(replies: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, int | float]:
+    """WORLDS_FIELDS of all episodes of a rollout."""
+    lines = [line for episode in replies for line in episode]
+    seconds = [line['seconds'] for line in lines]
+    return {
+        'replies': len(lines),
+        'seconds': sum(seconds) / max(len(lines), 1),
+        'slowest': max(seconds, default=0.0),
+        'retries': sum(line['tries'] - 1 for line in lines),
+        'faults': sum(bool(line['fault']) for line in lines),
     }
 
 
@@ -296,6 +339,19 @@ def _turn(
         'penalty': number(row['penalties'][k]),
         'actions': actions,
         'grid': grid,
+    }
+
+
+def _reply(line: Mapping[str, Any], row: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    begin = row['begin'][line['turn'] :][:1]
+    text = '' if begin.any() else line['observation']  # a prompt begins behind the prefix
+    left = len(text) - REPLY_SHOWN
+    return {
+        'turn': line['turn'],
+        'seconds': line['seconds'],
+        'tries': line['tries'],
+        'fault': line['fault'],
+        'text': f'{text[:REPLY_SHOWN]} [... {left} more characters]' if left > 0 else text,
     }
 
 

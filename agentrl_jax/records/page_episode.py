@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LONG_PROMPT = 700  # characters; longer prompts are folded, and those drawn as a grid beside them
+LONG_REPLY = 2500  # ... of a world on a host, which nothing else shows
 LOGPROB_EDGES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # of -log p
 RATIO_EDGES = (0.02, 0.1, 0.2, 0.5)  # of |log ratio|
 ADVANTAGE_EDGES = (0.02, 0.25, 0.5, 0.75)  # of |advantage| / the largest on the page
@@ -80,9 +81,10 @@ def many(count: int, noun: str) -> str:
 
 def flags_of(episode: Episode) -> dict[str, bool]:
     cut = any(turn['stop'] == 'length' for turn in episode['turns'])
+    lost = {reply['turn'] - 1 for reply in episode['replies'] if reply['fault']}  # to their worlds
     return {
         'success': bool(episode['success']),
-        'invalid': any(not turn['valid'] for turn in episode['turns']),
+        'invalid': any(not turn['valid'] for turn in episode['turns'] if turn['index'] not in lost),
         'truncated': cut or episode['episode_stop'] == 'token_budget',
         'faulty': episode['episode_stop'] == 'env_error',
     }
@@ -107,10 +109,12 @@ def draw_episode(episode: Episode, order: str, largest: float, *, common: int, o
         f'<span>{many(sampled, "token")}</span>',
         *([] if common else [f'<span>level {episode["level"]}</span>']),
         f'<span>ended: {escape(episode["episode_stop"]).replace("_", " ")}</span>',
+        *_waited(episode['replies']),
         *[f'<span class="chip bad">{name}</span>' for name in FLAGS[1:] if flags[name]],
         *([] if trained else ['<span class="chip">not trained on</span>']),
     ]
     turns = {turn['index']: turn for turn in episode['turns']}
+    replies = {reply['turn']: reply for reply in episode['replies']}
     tokens: dict[int, list] = {index: [] for index in turns}
     for position, token in enumerate(episode['tokens']):
         run = tokens.setdefault(token['turn'], [])
@@ -118,7 +122,13 @@ def draw_episode(episode: Episode, order: str, largest: float, *, common: int, o
             run.append((position, token))
     body = [
         _turn_section(
-            index, turns[index] if index in turns else None, tokens[index], largest, trained
+            index,
+            turns[index] if index in turns else None,
+            tokens[index],
+            replies[index] if index in replies else None,
+            _unseen(index, replies, tokens),
+            largest,
+            trained,
         )
         for index in sorted(tokens)
     ]
@@ -135,30 +145,78 @@ def draw_episode(episode: Episode, order: str, largest: float, *, common: int, o
     )
 
 
+def _waited(replies: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the worlds of an episode took, for its head; nothing of worlds on the device."""
+    replies = list(replies)
+    retries = sum(reply['tries'] - 1 for reply in replies)
+    seconds = f'<span>world {sum(to_float(reply["seconds"]) for reply in replies):.3g} s</span>'
+    again = f'<span class="chip bad">asked again {many(retries, "time")}</span>'
+    return [*([seconds] if replies else []), *([again] if retries > 0 else [])]
+
+
+def _unseen(
+    index: int, replies: Mapping[int, Mapping[str, Any]], shown: Iterable[int]
+) -> list[Mapping[str, Any]]:
+    """Replies for the end of a turn's section: those that no prompt of a turn `shown` has."""
+    first = [replies[0]] if index == 0 and 0 in replies else []
+    last = [replies[index + 1]] if index + 1 in replies and index + 1 not in shown else []
+    return [*(reply for reply in first if reply['fault'] or reply['text']), *last]
+
+
+def _took(reply: Mapping[str, Any]) -> str:
+    """Seconds of a reply of a world on a host, and how often it was asked for."""
+    again = f', <span class="bad">{reply["tries"]} tries</span>' if reply['tries'] > 1 else ''
+    return f'{to_float(reply["seconds"]):.3g} s{again}'
+
+
+def _last_words(replies: Iterable[Mapping[str, Any]]) -> str:
+    """Cards of what a world said that no prompt shows: its end, or why it failed."""
+    names = {'fault': 'fault of the world', 'world': 'world, its end'}
+    cards = []
+    for reply in replies:
+        css = 'fault' if reply['fault'] else 'world'
+        cards.append(
+            f'<div class="msg prompt {css}"><div class="who">{names[css]}, {_took(reply)}</div>'
+            f'<pre>{escape(reply["fault"] or reply["text"])}</pre></div>'
+        )
+    return ''.join(cards)
+
+
 def _turn_section(
-    index: int, turn: Mapping[str, Any] | None, tokens: list, largest: float, trained: bool
+    index: int,
+    turn: Mapping[str, Any] | None,
+    tokens: list,
+    reply: Mapping[str, Any] | None,
+    unseen: Sequence[Mapping[str, Any]],
+    largest: float,
+    trained: bool,
 ) -> str:
+    """reply: of a world on a host, that opened the turn; unseen: those that no prompt shows."""
     if turn is None:
         header, board = '<span class="chip">never answered</span>', ''
     else:
         valid = ('good', 'valid') if turn['valid'] else ('bad', 'invalid answer')
+        if any(one['fault'] for one in unseen):
+            valid = ('bad', 'faulty world')
         actions = ', '.join(escape(action) for action in turn['actions']) or 'none'
         penalty = to_float(turn['penalty'])
         header = (
             f'<span class="chip {valid[0]}">{valid[1]}</span>'
-            f'<span class="chip">actions: {actions}</span>'
-            f'<span class="chip">reward {to_float(turn["reward"]):.4g}</span>'
+            + ('' if reply else f'<span class="chip">actions: {actions}</span>')  # they are below
+            + f'<span class="chip">reward {to_float(turn["reward"]):.4g}</span>'
             + (f'<span class="chip bad">penalty {penalty:.4g}</span>' if penalty else '')
             + f'<span class="chip">stop: {escape(turn["stop"])}</span>'
+            + (f'<span class="chip">began in {_took(reply)}</span>' if reply and not index else '')
         )
         board = draw_board(turn['grid'])
     runs = itertools.groupby(tokens, key=lambda entry: entry[1]['k'] == 'a')
     chat = ''.join(
         _answer(list(run), largest, trained)
         if sampled
-        else draw_prompt(list(run), folded=bool(board))
+        else draw_prompt(list(run), folded=bool(board), reply=reply if index else None)
         for sampled, run in runs
     )
+    chat += _last_words(unseen)
     return (
         f'<section class="turn"><header><h3>Turn {index + 1}</h3>{header}</header>'
         f'{board}<div class="chat">{chat}</div></section>\n'
@@ -172,17 +230,20 @@ def _answer(run: list, largest: float, trained: bool) -> str:
     return f'<div class="msg answer"><div class="who">{who}</div><pre>{tokens}</pre></div>'
 
 
-def draw_prompt(run: list, folded: bool) -> str:
-    """A card of tokens that the policy only read."""
+def draw_prompt(run: list, folded: bool, reply: Mapping[str, Any] | None = None) -> str:
+    """A card of tokens that the policy only read; reply: of a world on a host, that they show."""
     texts = [token['s'] for _, token in run]
     body = ''.join(
         f'<b class="special">{escape(text)}</b>' if text in SPECIALS else escape(text)
         for text in texts
     )
-    who = f'prompt, {many(len(run), "token")}'
-    opened = '' if folded or sum(map(len, texts)) > LONG_PROMPT else ' open'
+    who = f'{"prompt" if reply is None else "world"}, {many(len(run), "token")}'
+    who += '' if reply is None else f', {_took(reply)}'
+    long = sum(map(len, texts)) > (LONG_PROMPT if reply is None else LONG_REPLY)
+    opened = '' if folded or long else ' open'
+    css = 'msg prompt' if reply is None else 'msg prompt world'
     return (
-        f'<details class="msg prompt"{opened}><summary class="who">{who}</summary>'
+        f'<details class="{css}"{opened}><summary class="who">{who}</summary>'
         f'<pre>{body}</pre></details>'
     )
 

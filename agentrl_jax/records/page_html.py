@@ -73,7 +73,7 @@ def render_page(
         heading=escape(document['title'] or document['env']),
         about=_about(document),
         links=''.join(_link(label, name) for label, name in (links or {}).items()),
-        tiles=_tiles(document['totals']),
+        tiles=_tiles(document['totals'], document['worlds']),
         subtitle=_shown(document, len(episodes)),
         heat_choices=_heat_choices(known),
         sort_choices=_sort_choices(known['advantage']),
@@ -120,7 +120,7 @@ def _ordinal(n: int) -> str:
     return f'{n}{"th" if regular else endings[n % 10]}'
 
 
-def _tiles(totals: Mapping[str, Any]) -> str:
+def _tiles(totals: Mapping[str, Any], worlds: Mapping[str, Any] | None) -> str:
     """Figures of the whole step; faulty episodes only in their own count."""
     healthy = totals['episodes'] - totals['faulty']
     share = f'{100 * totals["solved"] / max(healthy, 1):.1f} %'
@@ -136,6 +136,10 @@ def _tiles(totals: Mapping[str, Any]) -> str:
         'truncated episodes': f'{totals["truncated"]}',
         'faulty worlds': f'{totals["faulty"]}',
     }
+    if worlds is not None:
+        slowest = f'<small>slowest {to_float(worlds["slowest"]):.3g}</small>'
+        tiles['seconds of a reply'] = f'{to_float(worlds["seconds"]):.3g} {slowest}'
+        tiles['worlds asked again'] = f'{many(worlds["retries"], "time")}'
     return ''.join(f'<div><dt>{k}</dt><dd>{v}</dd></div>' for k, v in tiles.items())
 
 

@@ -1,6 +1,6 @@
 """The rollout page of a run: replays the worlds of a rollout, and writes document and page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,14 @@ def write(
     extras: dict[str, np.ndarray],
     limit: int,
     about: Mapping[str, str] | None = None,
+    replies: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
     """Writes <workdir>/rollouts/<name>.json and .html; its head is of all rows of the rollout.
 
     Where there are more than `limit` episodes, every n-th one is shown (every_nth). about: label ->
-    text, what the head says of the run (about.of_run). The page of the step before is drawn
-    again, so that it has a link to this one.
+    text, what the head says of the run (about.of_run). replies: of worlds on hosts, the lines of
+    the log of each row (rollout/replies.py). The page of the step before is drawn again, so that it
+    has a link to this one.
     """
     every = every_nth(len(rollout.tokens), limit, group_size)
     host = jax.tree.map(np.asarray, rollout)
@@ -114,6 +116,7 @@ def write(
         extras=extras,
         title=title,
         about=about,
+        replies=replies,
     )
     document.write(folder / f'{name}.json', made)
     page = folder / f'{name}.html'

@@ -11,7 +11,7 @@ import math
 import queue
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -48,6 +48,7 @@ class Seat:
     replies: tuple = ()
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
     job: Job | None = None  # under way
+    asked: float = 0.0  # when the job under way begins
     deadline: float = math.inf
     tries: int = 0  # of the job that failed
     downs: int = 0  # times in a row that nobody was there
@@ -81,6 +82,17 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> dict[str
     out['attention_mask'][:, : len(prefix)] = True
     out['turn'][:, : len(prefix)] = 0
     return out
+
+
+class InFlight(NamedTuple):
+    """Where a rollout is, at one moment."""
+
+    waiting: int  # episodes, for their worlds
+    playing: int  # that the device works on
+    left: int  # that have not begun
+    slowest_s: float  # of the worlds that are waited for
+    retries: int
+    faults: int
 
 
 class Game:
@@ -126,6 +138,19 @@ class Game:
         self.reply_s, self.step_s = 0.0, 0.0  # running means
         self.last_fault = ''
         self.counted: collections.Counter = collections.Counter()
+
+    def in_flight(self) -> InFlight:
+        """May be called from another thread."""
+        now, seats = time.monotonic(), list(self.under_way)  # at once, for the set changes
+        waiting, seated = len(seats), sum(seat.episode >= 0 for seat in self.seats)
+        return InFlight(
+            waiting=waiting,
+            playing=max(seated - waiting, 0),
+            left=len(self.episodes),
+            slowest_s=max([now - self.seats[number].asked for number in seats], default=0.0),
+            retries=self.counted['retries'],
+            faults=self.counted['faults'],
+        )
 
     def play(self, episodes: list[int]) -> None:
         """Plays the given rows of the rollout."""
@@ -184,7 +209,8 @@ class Game:
             seat.tries = seat.downs = 0
         # A fresh world takes the steps so far once more.
         steps = 1 + len(seat.actions) if again else 1
-        seat.deadline = time.monotonic() + delay + steps * self.patience.timeout_s
+        seat.asked = time.monotonic() + delay
+        seat.deadline = seat.asked + steps * self.patience.timeout_s
         self.under_way.add(seat.number)
         self.pool.submit(seat.job)
 
@@ -225,7 +251,7 @@ class Game:
             self.pool.abandon(number)
             self.counted['timeouts'] += 1
             reason = f'TimeoutError: no reply within {self.patience.timeout_s:g} s'
-            self.heard(seat, Outcome(seat.job, fault=reason))
+            self.heard(seat, Outcome(seat.job, fault=reason, seconds=now - seat.asked))
 
     def heard(self, seat: Seat, outcome: Outcome) -> None:
         """An answer of the world of a seat, or a fault."""
@@ -238,9 +264,10 @@ class Game:
         if self.down.pop(seat.number, None) and self.down_since < math.inf:
             self.say(f'worlds answer again, after {time.monotonic() - self.down_since:.0f} s')
             self.down_since = math.inf
-        self.log.write(outcome, '')
+        self.log.write(outcome, '', seat.tries + 1)
         self.counted['replies'] += 1
         self.counted['reply_s'] += outcome.seconds
+        self.counted['slowest_s'] = max(self.counted['slowest_s'], outcome.seconds)
         self.counted['cut'] += outcome.prompt.cut
         self.reply_s += 0.1 * (outcome.seconds - self.reply_s)
         stop = self.take(seat, outcome)
@@ -267,7 +294,7 @@ class Game:
             self.counted['retries'] += 1
             self.ask(seat, RETRY_S * (seat.tries - 1), again=True)
             return
-        self.log.write(outcome, outcome.fault)
+        self.log.write(outcome, outcome.fault, seat.tries)
         self.counted['faults'] += 1
         self.out['episode_stop'][seat.episode] = EpisodeStop.ENV_ERROR
         self.out['success'][seat.episode] = False

@@ -9,7 +9,6 @@ retries and the order of replies change no bit. A timeout is the one exception, 
 """
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +57,7 @@ class Worlds:
 
     def __init__(self, pool: Any, conversation: Conversation):
         self.pool, self.conversation, self.log = pool, conversation, NoLog()
+        self.game: Game | None = None  # that is being played, for those who watch
 
 
 class HostCollect:
@@ -146,8 +146,11 @@ class HostCollect:
             log=self.worlds.log,
             say=say,
         )
-        began = time.monotonic()
-        game.play_until_healthy(rows)
+        self.worlds.game = game
+        try:
+            game.play_until_healthy(rows)
+        finally:
+            self.worlds.game = None
         layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
 
         def whole(x):
@@ -155,10 +158,10 @@ class HostCollect:
 
         rollout = Rollout(**{name: whole(x) for name, x in game.out.items()})
         generated = whole(game.out['action_mask'].sum(1, dtype=np.int32))
-        return rollout, counters_of(game, time.monotonic() - began) | {'generated': generated}
+        return rollout, counters_of(game) | {'generated': generated}
 
 
-def counters_of(game: Game, seconds: float) -> dict[str, np.ndarray]:
+def counters_of(game: Game) -> dict[str, np.ndarray]:
     """Counters as of a rollout on the device, and what hosts add; those are of this process."""
     counted, steps = game.counted, game.counted['steps']
     slots = steps * len(game.seats)
@@ -168,12 +171,12 @@ def counters_of(game: Game, seconds: float) -> dict[str, np.ndarray]:
         'overflow': 0,
         'hosts/waited_s': counted['waited_s'],
         'hosts/reply_s': counted['reply_s'] / max(counted['replies'], 1),
+        'hosts/slowest_s': counted['slowest_s'],
         'hosts/idle_slots': 1 - counted['generated'] / slots if slots else 0.0,
         'hosts/retries': counted['retries'],
         'hosts/timeouts': counted['timeouts'],
         'hosts/faults': counted['faults'],
         'hosts/cut': counted['cut'],
-        'hosts/seconds': seconds,
     }
     return {name: np.asarray([x]) for name, x in found.items()}
 

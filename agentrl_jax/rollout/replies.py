@@ -7,6 +7,7 @@ lines of a rollout share what `about` says of it, such as its step and split.
 
 import dataclasses
 import json
+import mmap
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,8 @@ FIELDS = {  # of a line, beside those of `about`
     'done': bool,
     'success': (bool, type(None)),
     'fault': str,  # why the episode ended here; '' = it did not
-    'seconds': float,  # the world took
+    'seconds': float,  # the world took, the last time that it was asked
+    'tries': int,  # times that it was asked
 }
 About = dict[str, int | str]
 
@@ -39,9 +41,9 @@ class ReplyLog:
         self.about: About = {}
         self._file = open(path, 'a', encoding='utf-8')
 
-    def write(self, outcome: Outcome, fault: str) -> None:
+    def write(self, outcome: Outcome, fault: str, tries: int) -> None:
         """fault: '' for a reply that was taken, or why the episode ended."""
-        self._file.write(json.dumps(self.about | line_of(outcome, fault)) + '\n')
+        self._file.write(json.dumps(self.about | line_of(outcome, fault, tries)) + '\n')
         self._file.flush()
 
     def close(self) -> None:
@@ -53,14 +55,14 @@ class NoLog:
 
     about: About = {}
 
-    def write(self, outcome: Outcome, fault: str) -> None:
+    def write(self, outcome: Outcome, fault: str, tries: int) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-def line_of(outcome: Outcome, fault: str) -> dict[str, Any]:
+def line_of(outcome: Outcome, fault: str, tries: int) -> dict[str, Any]:
     job = outcome.job
     reply = Reply('') if fault else outcome.reply
     return {
@@ -75,6 +77,7 @@ def line_of(outcome: Outcome, fault: str) -> dict[str, Any]:
         'success': reply.success,
         'fault': fault,
         'seconds': round(outcome.seconds, 6),
+        'tries': tries,
     }
 
 
@@ -110,6 +113,26 @@ def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
         wanted = ', '.join(f'{name}={x}' for name, x in about.items())
         raise ValueError(f'{path} holds no rollout of {wanted}; there are: {known or "none"}')
     return chosen
+
+
+def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
+    """The lines of `step` and later ones at the end of a log, which is not read any further back.
+
+    For a log that is being written: of a long run it is large. None where there is no file.
+    """
+    path, found = Path(path), []
+    if not path.exists() or not path.stat().st_size:
+        return found
+    with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        end = text.rfind(b'\n') + 1  # what stands behind it is being written
+        while end:
+            start = text.rfind(b'\n', 0, end - 1) + 1
+            line = json.loads(text[start:end])
+            if line['step'] < step:
+                break
+            found.append(line)
+            end = start
+    return found[::-1]
 
 
 def cut(path: str | Path, step: int, write: Callable[[Path, str], Any]) -> None:
