@@ -42,7 +42,7 @@ _MODULES = {
     'score': 'rl.score',
     'update_step': 'rl.update',
     'ALGORITHMS': 'algorithms',
-    'ENVIRONMENTS': 'envs',
+    'ENVIRONMENTS': 'envs.environments',
 }
 __all__ = tuple(_MODULES)
 

@@ -50,6 +50,28 @@ def test_importing_the_package_imports_nothing_heavy():
     assert 'agentrl_jax' in loaded and loaded - {'agentrl_jax'} <= sys.stdlib_module_names
 
 
+def test_a_server_of_worlds_imports_no_jax():
+    """Its workers are many, and JAX would take most of their memory and of their start."""
+    hosts = 'agentrl_jax.envs.hosts'
+    program = (
+        f'import sys; from agentrl_jax import serve; from {hosts} import server, workers; '
+        'kinds = [workers.WORLDS[name].split(":")[0] for name in workers.WORLDS]; '
+        '[__import__(kind) for kind in kinds]; print("jax" in sys.modules, len(kinds))'
+    )
+    made = subprocess.run(
+        [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert made.stdout.split() == ['False', '2']
+
+
+@pytest.mark.parametrize('name', ['agentrl_jax.envs', 'agentrl_jax.envs.hosts'])
+def test_the_names_of_a_package_are_there_when_they_are_asked_for(name):
+    package = importlib.import_module(name)
+    assert all(getattr(package, each) is not None for each in package.__all__)
+    with pytest.raises(AttributeError, match=f"'{name}' has no attribute 'Lake'"):
+        package.Lake  # noqa: B018
+
+
 def test_citation_license_and_project_file_agree():
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
     citation = (ROOT / 'CITATION.cff').read_text()

@@ -1,27 +1,25 @@
-"""Worlds on the device: gymnax environments that can also show themselves as text."""
+"""Worlds on the device: gymnax environments that can also show themselves as text.
 
-from agentrl_jax.envs.babyai import BabyAI
-from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.base import SPLITS, TextEnvironment
-from agentrl_jax.envs.frozen_lake import FrozenLake
-from agentrl_jax.envs.library import Library
-from agentrl_jax.envs.sokoban import Sokoban
+Names are looked up when they are first used, here and in hosts/: servers of worlds need no JAX.
+"""
 
-ENVIRONMENTS = {  # env.name -> class; the settings are the section of that name in a config
-    'frozen_lake': FrozenLake,
-    'sokoban': Sokoban,
-    'bandit': Bandit,
-    'library': Library,
-    'babyai': BabyAI,
+import importlib
+
+# Public name -> the module that defines it.
+_MODULES = {
+    'ENVIRONMENTS': 'environments',
+    'SPLITS': 'splits',
+    'BabyAI': 'babyai',
+    'Bandit': 'bandit',
+    'FrozenLake': 'frozen_lake',
+    'Library': 'library',
+    'Sokoban': 'sokoban',
+    'TextEnvironment': 'base',
 }
+__all__ = tuple(_MODULES)
 
-__all__ = [
-    'ENVIRONMENTS',
-    'SPLITS',
-    'BabyAI',
-    'Bandit',
-    'FrozenLake',
-    'Library',
-    'Sokoban',
-    'TextEnvironment',
-]
+
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)

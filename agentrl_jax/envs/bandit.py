@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import SPLITS, Lines, TextEnvironment, environment, spaces
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
+from agentrl_jax.envs.splits import SPLITS
 
 # (low arm, high arm) by set and split. Train and test pairs are RAGEN's: 'main' of its main branch,
 # the others of branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has

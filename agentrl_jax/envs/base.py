@@ -15,7 +15,6 @@ keywords of make_params (see build_world).
 """
 
 import dataclasses
-import hashlib
 import importlib.util
 import inspect
 import itertools
@@ -30,8 +29,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs import simulation
-
-SPLITS = ('train', 'validation', 'test')
 
 
 def gymnax_module(name: str) -> ModuleType:
@@ -252,21 +249,6 @@ def build_world(
     env = world(**{name: value for name, value in settings.items() if name in fields})
     rest = {name: value for name, value in settings.items() if name in pool}
     return env, env.make_params(split, num_levels=num_levels, seed=seed, **rest)
-
-
-def check_split(split: str | None) -> None:
-    """None stands for all levels whatever their split; only reference tables use it."""
-    if split is not None and split not in SPLITS:
-        raise ValueError(f'split={split!r} is not one of {SPLITS}')
-
-
-def level_split(key: bytes) -> str:
-    """Split of a level from a hash of its bytes: eight tenths train, one validation, one test.
-
-    Whatever seeds two pools are drawn with, those of different splits cannot share a level.
-    """
-    digit = int.from_bytes(hashlib.sha256(key).digest()[:8], 'big') % 10
-    return SPLITS[max(0, digit - 7)]
 
 
 class Lines:

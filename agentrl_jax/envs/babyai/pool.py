@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl_jax.envs.babyai.export import MINIGRID, export_levels
-from agentrl_jax.envs.base import check_split, level_split
+from agentrl_jax.envs.splits import check_split, level_split
 
 LEVELS = (
     'GoToRedBallGrey',

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.envs.base import check_split, level_split
+from agentrl_jax.envs.splits import check_split, level_split
 
 FROZEN, HOLE, GOAL, START = range(4)
 

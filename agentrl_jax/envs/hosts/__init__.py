@@ -1,36 +1,26 @@
 """Worlds on hosts: servers, simulators and Python objects behind one small face."""
 
-from agentrl_jax.envs.hosts.base import HostEnvironment
-from agentrl_jax.envs.hosts.environments import (
-    AgentGymEnvironment,
-    OpenEnvEnvironment,
-    SciWorldEnvironment,
-    TextCraftEnvironment,
-)
-from agentrl_jax.envs.hosts.gymnasium_text import Gymnasium
-from agentrl_jax.envs.hosts.objects import Objects
-from agentrl_jax.envs.hosts.world import Reply, World, WorldDown, WorldError
+import importlib
 
-HOSTS = {  # env.name -> class; the settings are the section of that name in a config
-    'gymnasium': Gymnasium,
-    'objects': Objects,
-    'textcraft': TextCraftEnvironment,
-    'sciworld': SciWorldEnvironment,
-    'agentgym': AgentGymEnvironment,
-    'openenv': OpenEnvEnvironment,
+# Public name -> the module that defines it.
+_MODULES = {
+    'HOSTS': 'environments',
+    'AgentGymEnvironment': 'environments',
+    'Gymnasium': 'gymnasium_text',
+    'HostEnvironment': 'base',
+    'Objects': 'objects',
+    'OpenEnvEnvironment': 'environments',
+    'Reply': 'world',
+    'SciWorldEnvironment': 'environments',
+    'TextCraftEnvironment': 'environments',
+    'World': 'world',
+    'WorldDown': 'world',
+    'WorldError': 'world',
 }
+__all__ = tuple(_MODULES)
 
-__all__ = [
-    'HOSTS',
-    'AgentGymEnvironment',
-    'Gymnasium',
-    'HostEnvironment',
-    'Objects',
-    'OpenEnvEnvironment',
-    'Reply',
-    'SciWorldEnvironment',
-    'TextCraftEnvironment',
-    'World',
-    'WorldDown',
-    'WorldError',
-]
+
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)

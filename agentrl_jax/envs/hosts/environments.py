@@ -9,16 +9,18 @@ import threading
 
 import numpy as np
 
-from agentrl_jax.envs.base import SPLITS, level_split
 from agentrl_jax.envs.hosts import agentgym, sciworld, textcraft
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.gymnasium_text import Gymnasium
 from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.objects import Objects
 from agentrl_jax.envs.hosts.openenv import OpenEnv
 from agentrl_jax.envs.hosts.sciworld import SciWorld
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.world import World
+from agentrl_jax.envs.splits import SPLITS, level_split
 
 ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
 
@@ -219,3 +221,13 @@ class OpenEnvEnvironment(HostEnvironment):
 
     def item_range(self, split: str) -> np.ndarray:
         return hashed(range(self.num_items), split)
+
+
+HOSTS = {  # env.name -> class; the settings are the section of that name in a config
+    'gymnasium': Gymnasium,
+    'objects': Objects,
+    'textcraft': TextCraftEnvironment,
+    'sciworld': SciWorldEnvironment,
+    'agentgym': AgentGymEnvironment,
+    'openenv': OpenEnvEnvironment,
+}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.envs.base import level_split
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.splits import level_split
 
 
 class ObjectWorld:

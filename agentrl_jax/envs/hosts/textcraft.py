@@ -19,8 +19,8 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from agentrl_jax.envs.base import level_split
 from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.splits import level_split
 
 # AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
 AGENTGYM_PROMPT = (

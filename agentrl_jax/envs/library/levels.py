@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from agentrl_jax.envs.base import level_split
+from agentrl_jax.envs.splits import level_split
 
 # Words that are single tokens of the bundled tokenizer, or nearly so.
 PEOPLE = (

@@ -25,9 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, check_split, environment, spaces
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
 from agentrl_jax.envs.library.levels import EMPTY, PEOPLE, draw_pool
 from agentrl_jax.envs.library.solver import next_action
+from agentrl_jax.envs.splits import check_split
 
 LETTERS = 'ACEF'
 COUNTED_LOOKUPS = 10  # further ones cost as much as this one

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl_jax.envs.base import check_split, level_split
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
+from agentrl_jax.envs.splits import check_split, level_split
 
 TURN_PROBABILITY = 0.35
 MAX_STATES = 300_000  # explored states of one reverse play
