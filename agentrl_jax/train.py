@@ -36,6 +36,7 @@ if __name__ == '__main__':
     except ValueError as error:
         sys.exit(f'error: {error}')
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -50,6 +51,7 @@ from agentrl_jax.measure import collapse, validation
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
+from agentrl_jax.rollout import game
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import check, collecting, derived, effective, hosts, roll_back
 from agentrl_jax.run.build import Run, build
@@ -151,9 +153,9 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         replies = workdir / hosts.log_name()
         with preemption:  # until all is saved, for launchers repeat their signals
-            with hosts.playing(run, replies, int(opened.state.step)):
+            with hosts.playing(run, replies, int(opened.state.step), preemption.may_leave):
                 code, state = play(run, opened, checkpoints, workdir, preemption)
-            if code is not None:
+            if code is not None and state is not None:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
             checkpoint.close(checkpoints)
     if jax.process_index() == 0 and code == 0:
@@ -169,8 +171,8 @@ def play(
     checkpoints: checkpoint.Checkpoints,
     workdir: Path,
     preemption: processes.Preemption,
-) -> tuple[int | None, TrainState]:
-    """The steps from the state on: (exit code, or None after a roll back; state)."""
+) -> tuple[int | None, TrainState | None]:
+    """The steps from the state on: (exit code, None after a roll back; state to be saved)."""
     cfg, state, streams = run.cfg, opened.state, opened.streams
     first, model = int(state.step), opened.frozen.model
     if jax.process_index() == 0:
@@ -188,6 +190,7 @@ def play(
         profiling.Trace(
             workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
         ) as trace,
+        contextlib.suppress(game.Interrupted),
     ):
         compiled, warm, validated = processes.CompileCounter(), None, False
         history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
@@ -256,7 +259,10 @@ def play(
         if problem := collapse.untrained(history):
             progress.say(problem)
             return 1, state
-    return 0, state
+        return 0, state
+    # Asked to stop while worlds were down. An iteration that has begun cannot be begun once more.
+    begun = derived.begins_iteration(cfg, int(state.step))
+    return processes.EXIT_PREEMPTED, None if begun else state
 
 
 def validation_due(cfg: Any, step: int) -> bool:

@@ -312,13 +312,16 @@ def test_compiles_are_counted_and_known_shapes_add_none(ckpts):
     assert compiles.count == 2 and compiles.seconds > 0
 
 
-def test_sigterm_asks_once_and_handlers_are_given_back():
+def test_sigterm_asks_once_and_handlers_are_given_back(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     with processes.Preemption() as preemption:
-        assert not preemption.agreed()
+        assert not preemption.agreed() and not preemption.may_leave()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert preemption.agreed()
+        assert preemption.agreed() and preemption.may_leave()
+        with monkeypatch.context() as patch:
+            patch.setattr(jax, 'process_count', lambda: 2)
+            assert not preemption.may_leave()  # the other one would wait for this one
     assert signal.getsignal(signal.SIGTERM) is before
 
 

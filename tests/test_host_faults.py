@@ -12,7 +12,7 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
-from agentrl_jax.rollout import host
+from agentrl_jax.rollout import host, keepers
 from agentrl_jax.types import EpisodeStop
 
 WHATEVER = host.Patience(tries=1, min_healthy=0)
@@ -201,6 +201,17 @@ def test_no_thread_is_left_over():
 
     hosts.play(make=World)
     assert threading.active_count() == before and len(closed) == 8
+
+
+def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():
+    before = threading.active_count()
+    pool = keepers.Pool(hosts.Echo, lambda *_: None)
+    pool.submit(keepers.Job(seat=0, stream=0, item=1, delay=3600))
+    pool.close()
+    assert threading.active_count() == before and pool.done.empty()
+    pool.submit(keepers.Job(seat=0, stream=0, item=1))  # of the next rollout
+    assert pool.done.get(timeout=60).reply is not None
+    pool.close()
 
 
 def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():

@@ -1,8 +1,12 @@
 """Whole runs against worlds on hosts: training, validation, pages, resuming, replays."""
 
+import itertools
 import json
+import math
+import os
 import re
 import shutil
+import signal
 
 import host_worlds as hosts
 import jax
@@ -11,9 +15,10 @@ import numpy as np
 import pytest
 
 from agentrl_jax import evaluate, train
-from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
-from agentrl_jax.rollout import replies
+from agentrl_jax.rollout import game, replies
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import check
 from agentrl_jax.run.build import build
@@ -113,6 +118,36 @@ def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
     one, other = (micro_runs.saved_state(cfg, folder) for folder in (workdir, again))
     jax.tree.map(np.testing.assert_array_equal, one, other)
     assert strip(again / 'replies.jsonl') == strip(workdir / 'replies.jsonl')
+
+
+def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, monkeypatch, capfd):
+    """The state is saved, and the run goes on from there when its worlds are back."""
+    began = itertools.count()
+
+    class Gone(hosts.Echo):
+        def reset(self, item):
+            if next(began) >= 40:  # in step 1: 16 are validated, and 16 trained in step 0
+                raise WorldDown('the server is gone')
+            return super().reset(item)
+
+    def ask(played):
+        look(played)
+        if played.down_since < math.inf:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    look = game.Game.look_for_outage
+    # Only the end of the run saves: what is there afterwards was saved because it was asked.
+    cfg = config(**{'checkpoint.every': 9, 'checkpoint.keep': 9, 'hosts.outage_s': 10.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts, 'Echo', Gone)
+        patch.setattr(game.Game, 'look_for_outage', ask)
+        assert train.train(cfg, str(tmp_path)) == processes.EXIT_PREEMPTED
+    assert checkpoint.steps(tmp_path / 'checkpoints') == [0, 1]
+    assert 'asked to stop while all worlds are down' in capfd.readouterr().err
+    assert train.train(cfg, str(tmp_path)) == 0
+    one, other = (micro_runs.saved_state(cfg, folder) for folder in (finished[1], tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert strip(tmp_path / 'replies.jsonl') == strip(finished[1] / 'replies.jsonl')
 
 
 def strip(path):

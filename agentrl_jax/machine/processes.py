@@ -178,6 +178,13 @@ class Preemption:
         flags = multihost_utils.process_allgather(np.array([self.requested]))
         return bool(np.any(flags))
 
+    def may_leave(self) -> bool:
+        """Whether this process was asked to stop and may do so in the middle of a step.
+
+        One of several cannot: the others would wait for it in a collective.
+        """
+        return self.requested and jax.process_count() == 1
+
 
 class CompileCounter:
     """Counts the programs that XLA compiled, or fetched from the persistent cache, since enter.

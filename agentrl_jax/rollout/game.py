@@ -23,7 +23,12 @@ from agentrl_jax.types import EpisodeStop, Params, TurnStop
 
 NO_LIMIT = 2**30
 RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # between questions whether a world is there again
+LOOK_S = 0.5  # between looks, in an outage, at whether the run was asked to stop
 ROUNDS = 3  # times that faulty episodes are played before too few healthy ones are an error
+
+
+class Interrupted(Exception):
+    """The run was asked to stop while all worlds were down: nothing came of the rollout."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +121,14 @@ class Game:
         patience: Patience,
         log: Any,
         say: Callable[[str], None],
+        asked: Callable[[], bool] = lambda: False,
     ):
+        """asked: whether the run should stop, which ends a rollout that waits for its worlds."""
         self.programs, self.pool, self.conversation = programs, pool, conversation
         self.params, self.key = params, key
         self.task, self.ends, self.stream = task, ends, stream
         self.window, self.poll, self.patience = window, poll, patience
-        self.log, self.say = log, say
+        self.log, self.say, self.asked = log, say, asked
         self.prefix = np.asarray(task.prefix)
         self.turn_limit = int(task.turn_limit)
         self.items = np.asarray(task.env_params.items)
@@ -227,6 +234,11 @@ class Game:
             now = time.monotonic()
             due = min(self.seats[number].deadline for number in self.under_way)
             wait = until - now if busy else due - now
+            if self.down_since < math.inf:
+                wait = min(wait, LOOK_S)
+                if self.asked():
+                    self.say('asked to stop while all worlds are down: the step is played later')
+                    raise Interrupted
             try:
                 outcome = (
                     self.pool.done.get(timeout=wait) if wait > 0 else self.pool.done.get_nowait()

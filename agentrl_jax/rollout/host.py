@@ -52,12 +52,17 @@ def local_rows(x: Any) -> tuple[np.ndarray, list[int]]:
     return found, sorted(rows)
 
 
+def never() -> bool:
+    return False
+
+
 class Worlds:
     """The worlds of a run, which its rollouts of all kinds share, and the log of what they say."""
 
     def __init__(self, pool: Any, conversation: Conversation):
         self.pool, self.conversation, self.log = pool, conversation, NoLog()
         self.game: Game | None = None  # that is being played, for those who watch
+        self.asked = never  # whether the run should stop
 
 
 class HostCollect:
@@ -145,6 +150,7 @@ class HostCollect:
             patience=self.patience,
             log=self.worlds.log,
             say=say,
+            asked=self.worlds.asked,
         )
         self.worlds.game = game
         try:

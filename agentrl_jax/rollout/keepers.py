@@ -63,20 +63,29 @@ class Outcome:
 class Keeper(threading.Thread):
     """Owns the world of a seat."""
 
-    def __init__(self, make: Callable[[], World], read: Callable, done: queue.SimpleQueue):
-        """read(observation, instruction) -> prompt: tokenising, done here rather than by all."""
+    def __init__(
+        self,
+        make: Callable[[], World],
+        read: Callable,
+        done: queue.SimpleQueue,
+        closing: threading.Event,
+    ):
+        """read(observation, instruction) -> prompt: tokenising, done here rather than by all.
+
+        closing: nobody waits for an answer any more.
+        """
         super().__init__(daemon=True, name='world')
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()  # None: close and end
-        self._make, self._read, self._done = make, read, done
+        self._make, self._read, self._done, self._closing = make, read, done, closing
         self._world: World | None = None
 
     def run(self) -> None:
         for job in iter(self.jobs.get, None):
-            self._done.put(self._play(job))
+            if not self._closing.wait(job.delay):
+                self._done.put(self._play(job))
         self._close()
 
     def _play(self, job: Job) -> Outcome:
-        time.sleep(job.delay)
         began, outcome = time.monotonic(), Outcome(job)
         with outcome:
             reply = self._ask(job)
@@ -140,10 +149,12 @@ class Pool:
         self.done: queue.SimpleQueue = queue.SimpleQueue()  # Outcomes, late ones of others too
         self._make, self._read = make, read
         self._keepers: dict[int, Keeper] = {}
+        self._closing = threading.Event()  # of these keepers
 
     def submit(self, job: Job) -> None:
         if job.seat not in self._keepers:
-            self._keepers[job.seat] = keeper = self.keeper(self._make, self._read, self.done)
+            keeper = self.keeper(self._make, self._read, self.done, self._closing)
+            self._keepers[job.seat] = keeper
             keeper.start()
         self._keepers[job.seat].jobs.put(job)
 
@@ -154,6 +165,8 @@ class Pool:
     def close(self, patience_s: float = 10.0) -> None:
         """Closes the worlds, each in its thread; those that take longer are left behind."""
         keepers, self._keepers = list(self._keepers.values()), {}
+        self._closing.set()
+        self._closing = threading.Event()
         for keeper in keepers:
             keeper.jobs.put(None)
         until = time.monotonic() + patience_s

@@ -41,6 +41,11 @@ def needs_reference(cfg: Any) -> bool:
     return cfg.loss.kl_coef > 0 or cfg.algorithm == 'dpo'
 
 
+def begins_iteration(cfg: Any, step: int) -> bool:
+    """AgentEvol: whether explorer and learner change before the step."""
+    return explores(cfg) and step > 0 and step % cfg.evol.iteration == 0
+
+
 def explores(cfg: Any) -> bool:
     """Whether episodes are played by the policy of an iteration's beginning (AgentEvol)."""
     return cfg.algorithm == 'agent_evol'

@@ -4,7 +4,7 @@ Each function does nothing where the worlds are on the device.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from agentrl_jax.machine import files, processes
-from agentrl_jax.rollout import replies
+from agentrl_jax.rollout import host, replies
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
 COUNTED = {
@@ -34,22 +34,25 @@ def log_name(stem: str = 'replies', process: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def playing(run: Any, path: Path, step: int) -> Iterator[None]:
+def playing(
+    run: Any, path: Path, step: int, asked: Callable[[], bool] = host.never
+) -> Iterator[None]:
     """What worlds say is kept in the file `path`, behind that of the steps before `step`.
 
-    In the end the worlds are closed.
+    In the end the worlds are closed. asked: whether the run should stop; while all worlds are down
+    nothing else would hear of it, and game.Interrupted ends the rollout.
     """
     if run.worlds is None:
         yield
         return
     replies.cut(path, step, files.write_atomic)
-    run.worlds.log = replies.ReplyLog(path)
+    run.worlds.log, run.worlds.asked = replies.ReplyLog(path), asked
     try:
         yield
     finally:
         run.worlds.pool.close()
         run.worlds.log.close()
-        run.worlds.log = replies.NoLog()
+        run.worlds.log, run.worlds.asked = replies.NoLog(), host.never
 
 
 @contextlib.contextmanager

@@ -179,7 +179,7 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
 def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
     """AgentEvol: at the first step of an iteration explorer and learner change; else nothing."""
     cfg = run.cfg
-    if not derived.explores(cfg) or step == 0 or step % cfg.evol.iteration:
+    if not derived.begins_iteration(cfg, step):
         return state
     start = open_start(workdir, policy_of(state.params, {})) if cfg.evol.restart else None
     return evol.begin_iteration(state, run.txs[0], start)
