@@ -5,6 +5,7 @@
 # make tables  every table and curve of experiments/ again, from the metrics committed there
 # make lint    ruff alone        make clean   removes the environments and caches, not runs/
 # make chaos   kills runs of every algorithm at random moments and compares what they end with
+# make chaos-hosts  plays against servers of worlds, and networks, that fail in every way
 # Needs Python 3.11+ and make. Choose another interpreter with `make demo PYTHON=/path/to/python`.
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos test-reference test-openenv bench-tunix tables lint clean python-version
+.PHONY: help demo check test chaos chaos-hosts test-reference test-openenv bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -35,6 +36,9 @@ test: $(VENV)/test.stamp
 
 chaos: $(VENV)/test.stamp
 	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)
+
+chaos-hosts: $(VENV)/test.stamp
+	PYTHONPATH=.:tests $(RUN) tests/chaos_hosts.py $(ARGS)
 
 tables: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.tables --rebuild experiments

@@ -8,6 +8,7 @@ import collections
 import json
 import random
 import re
+import select
 import socket
 import threading
 import time
@@ -112,8 +113,9 @@ class Proxy:
         head, _, body = reply.partition(b'\r\n\r\n')
         if trouble == 'dropped_after':
             return False
-        if trouble == 'silent':
-            self._ended.wait(60)
+        if trouble == 'silent':  # until the client has had enough
+            while not self._ended.wait(0.02) and not select.select([client], [], [], 0)[0]:
+                pass
             return False
         if trouble == 'delayed':
             time.sleep(self.delay_s)

@@ -1,0 +1,333 @@
+"""Worlds behind networks and servers that fail: what of it reaches a rollout, and what training.
+
+  make chaos-hosts [ARGS="--episodes=512 --seed=0"]
+
+Two servers of worlds whose every reply depends on all that was said, each behind a TCP proxy
+(chaos_proxy.py) that does all of its troubles to a share of the calls; one of the servers is killed
+and started again, the other one stopped for longer than anybody waits, again and again. Everything
+is played with and without these, and compared bit for bit:
+1. Rollouts of the same parameters, in which a world may fail but once: episodes are lost, the
+   others are the same, and an update does not depend on what stands in those that were lost.
+2. A training run in which worlds may fail as often as they do: nothing is lost, every array is the
+   same.
+In the end no process, thread, descriptor or world of a server may be left.
+"""
+
+import argparse
+import collections
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import tempfile
+import threading
+import time
+from unittest import mock
+
+import chaos_proxy
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import psutil
+
+from agentrl_jax import train
+from agentrl_jax.envs.hosts import agentgym, environments
+from agentrl_jax.envs.hosts.connection import Connection
+from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.records import run_log
+from agentrl_jax.run import streams
+from benchmarks import step
+
+CALL_S = 1.0  # a call may take: a server that is stopped for longer has hung
+HUNG_S = 2.5  # that it is stopped
+SHARE = 0.15  # of the calls that are troubled
+LEASE_S = 30.0  # after which worlds are closed that nobody calls
+WORLD = 'echo_world:Echo'
+QUIRKS = agentgym.Quirks(
+    reader='whole', instruction='Say something.\n', accepted='', bounds=(-0.5, 0.5)
+)
+
+
+def config(sites: list['Site'], **changes):
+    """The smallest run against the servers behind proxies."""
+    hosts = {
+        'env.name': 'agentgym',
+        'agentgym.env': 'echo',
+        'agentgym.urls': tuple(site.proxy.url for site in sites),
+        'agentgym.num_items': 1000,
+        'agentgym.timeout_s': CALL_S,
+        'env.max_turns': 4,
+        'hosts.max_observation': 40,
+        'hosts.read_tokens': 16,
+        'hosts.timeout_s': 30.0,
+        'hosts.min_healthy': 0.0,
+        'rollout.max_tokens': 256,
+        'rollout.serve_rows': 8,
+        'algorithm': 'grpo',
+        'eval.every': 0,
+        'log.rollouts_every': 0,
+    }
+    return micro_runs.config('frozen_lake', **(hosts | changes))
+
+
+class Troubling(chaos_proxy.Proxy):
+    """Troubles a share of the calls while it is told to; all kinds equally often, in any order."""
+
+    share = 0.0
+
+    def __init__(self, port: int, seed: int):
+        super().__init__(port, seed=seed)
+        self.deck: list[str] = []
+
+    def draw(self) -> str:
+        with self._lock:
+            kind = ''
+            if self.luck.random() < self.share:
+                kinds = chaos_proxy.TROUBLES
+                self.deck = self.deck or self.luck.sample(kinds, len(kinds))
+                kind = self.deck.pop()
+            self.done[kind] += 1
+            return kind
+
+
+class Site:
+    """A server, and the proxy in front of it."""
+
+    def __init__(self, seed: int):
+        self.server = Launched(WORLD, lease_s=LEASE_S)
+        self.proxy = Troubling(self.port, seed)
+
+    @property
+    def port(self) -> int:
+        return int(self.server.url.rpartition(':')[2])
+
+    def kill(self) -> None:
+        """Its successor is at another port, which the proxy learns when it is there."""
+        self.server.process.kill()
+        self.server.close()
+        self.server = Launched(WORLD, lease_s=LEASE_S)
+        self.proxy.port = self.port
+
+    def hang(self, seconds: float) -> None:
+        self.server.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.server.process.send_signal(signal.SIGCONT)
+
+    def worlds(self) -> int:
+        with contextlib.closing(Connection(self.server.url, timeout_s=20, most_bytes=2**20)) as at:
+            return at.get('health')['worlds']
+
+    def close_left(self, urls: list[str]) -> None:
+        """Closes worlds whose close got lost, as the next one that is opened here would."""
+        with contextlib.closing(Connection(self.proxy.url, timeout_s=20, most_bytes=2**20)) as at:
+            for body, _ in environments.shared(tuple(urls)).take_left(self.proxy.url):
+                with contextlib.suppress(WorldError):
+                    at.post('close', body)
+
+    def close(self) -> None:
+        self.proxy.close()
+        self.server.close()
+
+
+class Chaos:
+    """As a context manager: from entering to leaving it the sites are in trouble."""
+
+    def __init__(self, sites: list[Site], seed: int):
+        self.sites, self.luck = sites, random.Random(seed)
+        self.blows: collections.Counter[str] = collections.Counter()
+        self.ended = threading.Event()
+
+    def __enter__(self) -> 'Chaos':
+        for site in self.sites:
+            site.proxy.share = SHARE
+        self.ended.clear()
+        self.thread = threading.Thread(target=self.strike)
+        self.thread.start()
+        return self
+
+    def strike(self) -> None:
+        """One server after another; the first blow falls at once, so that no rollout has none."""
+        while True:
+            self.sites[0].kill()
+            self.blows['killed'] += 1
+            if self.ended.wait(self.luck.uniform(0, 1)):
+                return
+            self.sites[1].hang(HUNG_S)
+            self.blows['hung'] += 1
+            if self.ended.wait(self.luck.uniform(0, 3)):
+                return
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+        for site in self.sites:
+            site.proxy.share = 0.0
+
+    def troubles(self) -> dict[str, int]:
+        done = sum((site.proxy.done for site in self.sites), self.blows.copy())
+        return {kind: done[kind] for kind in sorted(done) if kind}
+
+
+@contextlib.contextmanager
+def nothing_left(patience_s: float = 60.0):
+    """Of what begins inside, no process, thread or descriptor is there afterwards."""
+    me = psutil.Process()
+
+    def held() -> tuple:
+        return threading.active_count(), me.num_fds(), len(me.children(recursive=True))
+
+    before = 0, 0, 0
+    while before != (before := held()):
+        time.sleep(0.3)  # connections of what was before are still being closed
+    yield
+    deadline = time.monotonic() + patience_s
+    while held() != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert held() == before, f'(threads, descriptors, processes): {held()} after {before}'
+
+
+def arrays(rollout) -> dict[str, np.ndarray]:
+    fields = {name: getattr(rollout, name) for name in rollout.__dataclass_fields__}
+    return {name: np.asarray(x) for name, x in fields.items() if x is not None}
+
+
+def spoilt(rollout):
+    """The lost episodes hold other tokens, rewards and log-probabilities."""
+    lost = ~rollout.healthy
+
+    def put(x, value):
+        return jnp.where(lost.reshape(-1, *[1] * (x.ndim - 1)), jnp.asarray(value, x.dtype), x)
+
+    return rollout.replace(
+        tokens=put(rollout.tokens, 7),
+        rewards=put(rollout.rewards, 1e6),
+        logprobs=put(rollout.logprobs, -3.0),
+        success=put(rollout.success, True),
+    )
+
+
+class Rollouts:
+    """Rollouts of one policy, calm and disturbed."""
+
+    def __init__(self, sites: list[Site], groups: int, **changes):
+        # A world that failed is asked once more, by another one.
+        shape = {'rollout.num_groups': groups, 'rollout.slots': min(4 * groups, 32)}
+        self.session = step.open_session(config(sites, **({'hosts.tries': 2} | shape | changes)))
+        self.lost = self.episodes = 0
+        self.counted: collections.Counter[str] = collections.Counter()
+
+    def play(self, number: int):
+        run, draws = self.session.run, self.session.streams
+        drawn = run.training.draw(draws.key(streams.LEVELS), number, 0)
+        played = run.training.collect(
+            self.session.policy, run.training.task, drawn, draws.key(streams.COLLECT, number)
+        )
+        run.worlds.pool.close()
+        return played
+
+    def update(self, rollout):
+        """(state, metrics) behind an update with it."""
+        self.session.rollout = rollout
+        state, *rest = self.session.learn_arguments()
+        state, measured, *_ = self.session.run.training.learn(jax.tree.map(jnp.copy, state), *rest)
+        return jax.device_get((state, measured))
+
+    def compare(self, number: int, chaos: Chaos) -> None:
+        calm, _ = self.play(number)
+        with nothing_left():
+            with chaos:
+                rollout, counters = self.play(number)
+        lost = np.asarray(~rollout.healthy)
+        assert np.asarray(calm.healthy).all() and lost.sum() == counters['hosts/faults'].sum()
+        for name, expected in arrays(calm).items():
+            found = arrays(rollout)[name]
+            np.testing.assert_array_equal(found[~lost], expected[~lost], err_msg=name)
+        one, other = self.update(rollout), self.update(spoilt(rollout))
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+        assert one[1]['batch/trained_rows'] == (~lost).sum()
+        self.lost += int(lost.sum())
+        self.episodes += len(lost)
+        self.counted['retries'] += int(counters['hosts/retries'].sum())
+
+
+def train_both(sites: list[Site], folder: pathlib.Path, chaos: Chaos, groups: int, steps: int):
+    """(arrays that are the same, metrics of the disturbed run)."""
+    cfg = config(
+        sites,
+        **{
+            'hosts.tries': 1000,
+            'rollout.num_groups': groups,
+            'rollout.slots': min(4 * groups, 32),
+            'steps': steps,
+        },
+    )
+    assert train.train(cfg, str(folder / 'calm')) == 0
+    with nothing_left():
+        with chaos:
+            assert train.train(cfg, str(folder / 'disturbed')) == 0
+    one, other = (micro_runs.saved_state(cfg, folder / name) for name in ('calm', 'disturbed'))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    return len(jax.tree.leaves(one)), run_log.read_metrics(folder / 'disturbed' / 'metrics.jsonl')
+
+
+@contextlib.contextmanager
+def sites_in_order(seed: int):
+    """Two sites; at their end all worlds of both have been closed."""
+    sites = [Site(seed + i) for i in range(2)]
+    try:
+        with mock.patch.dict(agentgym.ENVIRONMENTS, echo=QUIRKS):
+            yield sites
+        for site in sites:
+            site.close_left([each.proxy.url for each in sites])
+        deadline = time.monotonic() + 2 * LEASE_S
+        while any(site.worlds() for site in sites) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(site.worlds() for site in sites), [site.worlds() for site in sites]
+    finally:
+        for site in sites:
+            site.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--episodes', type=int, default=512, help='of disturbed rollouts')
+    parser.add_argument('--steps', type=int, default=4, help='of training, 64 episodes each')
+    parser.add_argument('--seed', type=int, default=0, help='of troubles')
+    given = parser.parse_args()
+    jax.config.update('jax_platforms', 'cpu')
+    os.environ['XLA_FLAGS'] = (
+        '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
+    )
+    os.environ['PYTHONPATH'] = f'{micro_runs.ROOT}{os.pathsep}{micro_runs.ROOT / "tests"}'
+    groups = 16  # of 4 episodes
+    with (
+        tempfile.TemporaryDirectory(prefix='chaos_hosts_') as folder,
+        nothing_left(),
+        sites_in_order(given.seed) as sites,
+    ):
+        chaos, rollouts = Chaos(sites, given.seed), Rollouts(sites, groups)
+        for number in range(-(-given.episodes // (4 * groups))):
+            began = time.monotonic()
+            rollouts.compare(number, chaos)
+            print(
+                f'{rollouts.episodes} episodes, {rollouts.lost} lost to their worlds, '
+                f'{rollouts.counted["retries"]} retries; the others have the same bits, and an '
+                f'update knows nothing of the lost ones ({time.monotonic() - began:.0f} s)',
+                flush=True,
+            )
+        leaves, rows = train_both(sites, pathlib.Path(folder), chaos, groups, given.steps)
+    played = [row for row in rows if 'hosts/retries' in row]
+    retries, lost = (sum(row[f'hosts/{name}'] for row in played) for name in ('retries', 'faults'))
+    print(
+        f'training: {4 * groups * len(played)} episodes, {retries:g} retries, {lost:g} lost, '
+        f'{leaves} arrays have the same bits'
+    )
+    print(', '.join(f'{kind} {count}' for kind, count in chaos.troubles().items()))
+    print('0 processes, threads, descriptors and worlds left over')
+
+
+if __name__ == '__main__':
+    main()
