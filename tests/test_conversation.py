@@ -1,5 +1,7 @@
 """Texts of worlds as token ids: data, whatever they spell, and never longer than allowed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny_agents as tiny
@@ -106,3 +108,17 @@ def test_a_system_message_of_the_checkpoint_s_own_is_kept():
     ids = prefix_of(chat, '', 'Find it.', 'OK.')
     begin = tiny.spelled('<|im_start|>system\nYou are.<|im_end|>\n<|im_start|>user\nFind it.')
     np.testing.assert_array_equal(ids[: len(begin)], begin)
+
+
+def test_what_all_items_are_told_is_not_repeated_in_front_of_each():
+    spoken = dataclasses.replace(conversation(), told='Find it.')
+    assert spoken.prompt('A box.', 'Find it.') == spoken.prompt('A box.')
+    assert spoken.prompt('A box.', 'Find two.') != spoken.prompt('A box.')
+
+
+def test_an_answer_is_told_to_the_world_with_its_prefix_and_trained_without_it():
+    spoken = conversation(prefix='Action: ')
+    assert spoken.said(spoken.answer('Action: look')) == 'Action: look'
+    assert spoken.answer('Action: look') == conversation().answer('look')
+    with pytest.raises(ValueError, match="answer_prefix='Action: ' is not how .*: 'look'"):
+        spoken.answer('look')

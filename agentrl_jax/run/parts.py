@@ -14,7 +14,7 @@ import optax
 
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.envs.base import build_world
-from agentrl_jax.envs.hosts import HOSTS
+from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
@@ -93,14 +93,14 @@ def host_task(cfg: Any, tokenizer: Any, split: str) -> HostTask:
     """Worlds on hosts as text."""
     env, env_params = build_environment(cfg, split)
     return build_host_task(
-        env, env_params, build_conversation(cfg, tokenizer), max_turns=cfg.env.max_turns
+        env, env_params, build_conversation(cfg, tokenizer, env), max_turns=cfg.env.max_turns
     )
 
 
-def build_conversation(cfg: Any, tokenizer: Any) -> Conversation:
+def build_conversation(cfg: Any, tokenizer: Any, env: HostEnvironment) -> Conversation:
     """Between texts of worlds on hosts and token ids."""
-    chat = build_chat(tokenizer)
-    return Conversation(chat, cfg.hosts.answer_prefix, cfg.hosts.max_observation)
+    chat, hosts = build_chat(tokenizer), cfg.hosts
+    return Conversation(chat, hosts.answer_prefix, hosts.max_observation, told=env.instruction)
 
 
 def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds | None:
@@ -108,7 +108,7 @@ def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds | None:
     if not derived.on_hosts(cfg):
         return None
     env, _ = build_environment(cfg, 'train')
-    conversation = build_conversation(cfg, tokenizer)
+    conversation = build_conversation(cfg, tokenizer, env)
     return host.Worlds(Pool(env.make, conversation.prompt), conversation)
 
 

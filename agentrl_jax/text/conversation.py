@@ -57,6 +57,7 @@ class Conversation:
     chat: chats.Chat
     answer_prefix: str  # forced in front of every answer, such as '<think>'
     max_observation: int  # tokens of a text
+    told: str = ''  # the instruction that stands in front of all items
 
     @property
     def width(self) -> int:
@@ -67,10 +68,12 @@ class Conversation:
     def prompt(self, observation: str, instruction: str = '') -> Prompt:
         """The user message around an observation, and the opening of the answer.
 
-        instruction: what the item is about, in front of the first observation; '' = nothing.
+        instruction: what the item is about, in front of the first observation; '', or what has
+        been told = nothing.
         """
         observation = plain(observation)
-        text = f'{plain(instruction)}\n{observation}' if instruction else observation
+        told = instruction in ('', self.told)
+        text = observation if told else f'{plain(instruction)}\n{observation}'
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
         most = CHARACTERS * self.max_observation
         long = len(text) > 2 * most
@@ -87,6 +90,15 @@ class Conversation:
             anchor=zlib.crc32(observation.encode()),
             cut=long or over,
         )
+
+    def answer(self, text: str) -> list[int]:
+        """Tokens of an answer behind its forced prefix, without the end of the turn."""
+        if not text.startswith(self.answer_prefix):
+            raise ValueError(
+                f'hosts.answer_prefix={self.answer_prefix!r} is not how demonstrations begin: '
+                f'{text!r:.60}'
+            )
+        return self.chat.tokenizer.encode(text.removeprefix(self.answer_prefix))
 
     def said(self, ids: list[int]) -> str:
         """An answer as its world reads it, without the end-of-turn token."""
