@@ -101,6 +101,9 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.textcraft.wording = 'agentgym'  # of replies; 'plain' shows names as they are typed
     cfg.textcraft.distractors = 10  # recipes shown that the goal does not need
     cfg.textcraft.depths = (1, 2, 3, 4)  # of goals: crafts one upon another
+    cfg.textcraft.most_recipes = 0  # shown that a goal needs; 0 = any number
+    cfg.textcraft.most_commands = 0  # of the planner to a goal; 0 = any number
+    cfg.textcraft.variants = 1  # items of a goal, each among other recipes that it does not need
     cfg.textcraft.urls = ()  # of servers; () = in this process, or launch
     cfg.textcraft.launch = 0  # processes of a server that the run starts for itself
     cfg.textcraft.room = 64  # worlds in each of them

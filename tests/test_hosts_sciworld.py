@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from agentrl_jax.envs.hosts import sciworld
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.launch import Launched
-from agentrl_jax.envs.hosts.sciworld import SciWorld
+from agentrl_jax.envs.hosts.sciworld import SciWorld, SciWorldPlayer
 from agentrl_jax.envs.hosts.world import WorldError
 
 WITH_JAVA = pytest.mark.skipif(
@@ -129,6 +130,18 @@ def test_a_recorded_gold_path_reaches_the_end_and_an_item_must_be_there():
         assert path.score == 100 and path.item == 4629 and path.actions
         with pytest.raises(ValueError, match=r'item 4639 is not in 0\.\.4638'):
             world.reset(4639)
+
+
+@WITH_JAVA
+def test_a_player_walks_the_gold_path_and_takes_random_steps_of_it():
+    player = SciWorldPlayer(SciWorld(heap_mb=HEAP_MB))
+    with contextlib.closing(player):
+        player.reset(4629)
+        said = player.random(np.random.default_rng(0))
+        assert said.removeprefix('Action: ') in player.path
+        while said := player.best():
+            reply = player.step(said)
+    assert reply.done and reply.success
 
 
 @WITH_JAVA

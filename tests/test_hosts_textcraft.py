@@ -209,6 +209,29 @@ def test_numbers_that_no_integer_should_be_made_of_are_not_carried_out():
     assert not world.inventory
 
 
+def test_items_beyond_the_first_show_the_same_goals_among_other_recipes(recipes):
+    world, count = TextCraft(distractors=2), len(recipes.goals)
+    for item in (48, 60, 72, 300):
+        first, again = world.reset(item), world.reset(item + count)
+        assert first != again and first.split('\n\n')[1] == again.split('\n\n')[1]
+        assert world.goal == recipes.goals[item]
+        assert {recipe.line for recipe in recipes.needed(world.goal)} <= {*again.splitlines()}
+    with pytest.raises(ValueError, match='item -1 is negative'):
+        world.reset(-1)
+
+
+def test_goals_are_chosen_by_recipes_and_commands_and_repeated_as_variants(recipes):
+    every = textcraft.items('validation', depths=(1, 2))
+    few = textcraft.items('validation', depths=(1, 2), most_recipes=3, most_commands=4)
+    assert 0 < len(few) < len(every) and {*few} < {*every}
+    for item in every:
+        goal = recipes.goals[item]
+        kept = len(recipes.needed(goal)) <= 3 and len(recipes.plan(goal, {})) <= 4
+        assert kept == (item in few)
+    twice = textcraft.items('validation', depths=(1, 2), variants=2)
+    assert twice == [*every, *(item + len(recipes.goals) for item in every)]
+
+
 def test_random_play_says_what_the_prompt_shows_and_the_same_for_a_seed():
     text = TextCraft().reset(3)
     plays = [textcraft.random_commands(text, seed) for seed in (1, 1, 2)]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.text import task as text
+from agentrl_jax.text.conversation import Conversation, HostTask
 from agentrl_jax.types import Demonstrations, EpisodeStop
 
 
@@ -86,6 +87,47 @@ def demonstrate(
         report()
         if not playing.any():
             break
+    return pad_rows(rows, trained, max_tokens, task.pad_id)
+
+
+def demonstrate_on_hosts(
+    task: HostTask,
+    conversation: Conversation,
+    player: Any,
+    *,
+    seed: int,
+    episodes: int,
+    oracle: float,
+    max_tokens: int,
+    report: Callable[[], None] = lambda: None,
+) -> Demonstrations:
+    """Plays `episodes` training items with a player (envs.hosts.world.Player) in this process.
+
+    Each answer is the expert's with probability `oracle`; else, and where it knows no way on, that
+    of random play. report() is called after each episode.
+    """
+    rng = np.random.default_rng(seed)
+    levels = rng.integers(task.env.num_levels(task.env_params), size=episodes)
+    rows, trained = [], []
+    for item in np.asarray(task.env_params.items)[levels]:
+        row, train = list(np.asarray(task.prefix)), [False] * len(task.prefix)
+        observation, instruction = player.reset(int(item)), player.instruction
+        for _ in range(task.max_turns):
+            prompt = conversation.prompt(observation, instruction).tokens
+            said = (player.best() if rng.random() < oracle else '') or player.random(rng)
+            answer = [*conversation.answer(said), int(task.eos_ids[0])]
+            if len(row) + len(prompt) + len(answer) > max_tokens:
+                break
+            row += [*prompt, *answer]
+            train += [False] * len(prompt) + [True] * len(answer)
+            reply = player.step(said)
+            if reply.done:
+                break
+            observation, instruction = reply.observation, ''
+        rows.append(row)
+        trained.append(train)
+        report()
+    player.close()
     return pad_rows(rows, trained, max_tokens, task.pad_id)
 
 

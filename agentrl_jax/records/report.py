@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.envs.hosts.players import reference_success as reference_on_hosts
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
 from agentrl_jax.records import plots, run_log
@@ -18,10 +19,12 @@ PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_f
 
 
 def reference(task: Any) -> dict[str, float]:
-    """Success of random play and of the best player on the pool of a task; nothing of worlds on
-    hosts, which nobody else plays."""
+    """Success of random play and of the best player on the pool of a task.
+
+    Nothing of worlds on hosts that nobody else plays, or not quickly.
+    """
     if isinstance(task, HostTask):
-        return {}
+        return reference_on_hosts(task.env, task.env_params, task.max_turns)
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
     return reference_success(task.env, env_params, task.max_actions_per_episode)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo, vine
 from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
@@ -249,9 +250,9 @@ def _impossible_hosts(cfg: Any) -> list[str]:
     name, clone = cfg.env.name, cfg.clone
     problems = [
         (
-            clone.episodes > 0,
-            f'clone.episodes={clone.episodes} needs an expert of a world on the device, and '
-            f'env.name={name!r} is on hosts: set it to 0, or name trajectories in clone.file',
+            clone.episodes > 0 and not (name in HOSTS and HOSTS[name].has_player()),
+            f'clone.episodes={clone.episodes} needs an expert, and env.name={name!r} has none: set '
+            'it to 0, or name trajectories in clone.file',
         ),
         (
             cfg.alarm.mi_every > 0,

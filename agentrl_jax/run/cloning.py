@@ -25,6 +25,18 @@ def find_demonstrations(run: Run) -> Demonstrations:
     if derived.demonstrates_apart(cfg):
         cfg = with_clone_limits(cfg)
         task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
+    chosen = dict(
+        seed=cfg.seed,
+        episodes=cfg.clone.episodes,
+        oracle=cfg.clone.oracle,
+        max_tokens=cfg.rollout.max_tokens,
+    )
+    if run.worlds is not None:
+        player = task.env.player()
+        with Progress(cfg.clone.episodes, 'demonstrating') as progress:
+            return demonstrations.demonstrate_on_hosts(
+                task, run.worlds.conversation, player, report=progress.advance, **chosen
+            )
 
     def expert(states, used):
         return task.env.plans(states, used, cfg.env.max_actions_per_episode, task.env_params)
@@ -34,11 +46,8 @@ def find_demonstrations(run: Run) -> Demonstrations:
             task,
             run.tokenizer,
             expert,
-            seed=cfg.seed,
-            episodes=cfg.clone.episodes,
-            oracle=cfg.clone.oracle,
-            max_tokens=cfg.rollout.max_tokens,
             report=progress.advance,
+            **chosen,
         )
 
 

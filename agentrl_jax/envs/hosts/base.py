@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.hosts.world import World
+from agentrl_jax.envs.hosts.world import Player, World
 
 
 @struct.dataclass
@@ -30,10 +30,19 @@ class HostEnvironment:
     system: ClassVar[str] = ''  # '' = the instruction, or what the checkpoint's template says
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ()  # answers are free text
     SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
+    quick: ClassVar[bool] = False  # the player can play the held-out items in every run
 
     def make(self) -> World:
         """A world; called in the thread that will use it."""
         raise NotImplementedError
+
+    def player(self) -> Player:
+        """Who plays without a policy, where there is somebody."""
+        raise NotImplementedError
+
+    @classmethod
+    def has_player(cls) -> bool:
+        return cls.player is not HostEnvironment.player
 
     def item_range(self, split: str) -> range | np.ndarray:
         """The items of a split; those of different splits share none."""

@@ -17,9 +17,9 @@ from agentrl_jax.envs.hosts.gymnasium_text import Gymnasium
 from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.objects import Objects
 from agentrl_jax.envs.hosts.openenv import OpenEnv
-from agentrl_jax.envs.hosts.sciworld import SciWorld
-from agentrl_jax.envs.hosts.textcraft import TextCraft
-from agentrl_jax.envs.hosts.world import World
+from agentrl_jax.envs.hosts.sciworld import SciWorld, SciWorldPlayer
+from agentrl_jax.envs.hosts.textcraft import TextCraft, TextCraftPlayer
+from agentrl_jax.envs.hosts.world import Player, World
 from agentrl_jax.envs.splits import SPLITS, level_split
 
 ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
@@ -127,12 +127,19 @@ class TextCraftEnvironment(Served):
     wording: str = 'agentgym'  # or 'plain'
     distractors: int = 10  # recipes shown that the goal does not need
     depths: tuple[int, ...] = (1, 2, 3, 4)  # of the goals of our splits
+    most_recipes: int = 0  # shown that such a goal needs; 0 = any number
+    most_commands: int = 0  # of the planner to such a goal; 0 = any number
+    variants: int = 1  # items of such a goal, each among other recipes that it does not need
 
-    name = 'textcraft'
+    name, quick = 'textcraft', True
 
     @property
     def instruction(self) -> str:
         return textcraft.PROMPTS[self.prompt]
+
+    @property
+    def accepted(self) -> str:
+        return agentgym.ACCEPTED if self.prompt == 'agentgym' else ''
 
     def settings(self) -> dict:
         return dict(prompt=self.prompt, wording=self.wording, distractors=self.distractors)
@@ -140,8 +147,13 @@ class TextCraftEnvironment(Served):
     def near(self) -> World:
         return Read(TextCraft(**self.settings()), 'only_action')
 
+    def player(self) -> Player:
+        return TextCraftPlayer(TextCraft(**self.settings()))
+
     def our_items(self, split: str) -> np.ndarray:
-        return np.array(textcraft.items(split, depths=tuple(self.depths)), np.int32)
+        names = ('depths', 'most_recipes', 'most_commands', 'variants')
+        chosen = {name: getattr(self, name) for name in names}
+        return np.array(textcraft.items(split, **chosen), np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +173,10 @@ class SciWorldEnvironment(Served):
     def near(self) -> World:
         SciWorld.check()
         return Read(SciWorld(**self.settings()), 'last_action')
+
+    def player(self) -> Player:
+        SciWorld.check()
+        return SciWorldPlayer(SciWorld(**self.settings()))
 
     def our_items(self, split: str) -> np.ndarray:
         return hashed(range(len(sciworld.games(self.shifted))), split)

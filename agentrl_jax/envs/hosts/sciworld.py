@@ -10,6 +10,7 @@ records paths to the end, as the simulator finds them, and the score that each r
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -23,6 +24,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 
 # AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
@@ -277,6 +281,30 @@ class SciWorld:
             score = round(100 * self.simulator.getScore())
             moves, completed = self.simulator.getNumMoves(), self.simulator.getCompleted()
         return text, score, bool(completed) or moves > self.max_moves or score < 0
+
+
+class SciWorldPlayer(Read):
+    """ScienceWorld with the simulator's path to the end of the game beside it.
+
+    The path is not found anew: behind a step aside it goes on where it was, and may lead nowhere.
+    Random play takes any of its actions.
+    """
+
+    def __init__(self, world: SciWorld):
+        super().__init__(world, 'last_action')
+        self.path: list[str] = []
+        self.left: collections.deque[str] = collections.deque()
+
+    def reset(self, item: int) -> str:
+        self.path = self.world.gold(item)
+        self.left = collections.deque(self.path)
+        return super().reset(item)
+
+    def best(self) -> str:
+        return f'Action: {self.left.popleft()}' if self.left else ''
+
+    def random(self, generator: np.random.Generator) -> str:
+        return f'Action: {generator.choice(self.path)}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,9 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
+from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import level_split
 
@@ -173,16 +176,23 @@ class Recipes:
                 for part, _ in recipe.inputs:
                     yield from self.tree(part, above | {name})
 
-    def lines(self, goal: str, distractors: int) -> list[str]:
-        """Lines of the recipes for a goal among some that only share an ingredient with them."""
-        needed = list(dict.fromkeys(self.tree(goal)))
-        lines = {recipe.line for recipe in needed}
+    def needed(self, goal: str) -> list[Recipe]:
+        """The recipes of its tree, each once."""
+        return list(dict.fromkeys(self.tree(goal)))
+
+    def lines(self, goal: str, distractors: int, variant: int = 0) -> list[str]:
+        """Lines of the recipes for a goal among some that only share an ingredient with them.
+
+        variant: which of these, and in which order.
+        """
+        needed = self.needed(goal)
+        lines, mark = {recipe.line for recipe in needed}, f'{goal}{variant or ""}'
         others = set()
         for part in dict.fromkeys(part for recipe in needed for part, _ in recipe.inputs):
             uses = {recipe.line for recipe in self.uses[part]}
-            others |= set(sorted(uses, key=lambda line, part=part: digest(goal, part, line))[:USES])
-        chosen = sorted(others - lines, key=lambda line: digest(goal, line))[:distractors]
-        return sorted([*lines, *chosen], key=lambda line: digest(line, goal))
+            others |= set(sorted(uses, key=lambda line, part=part: digest(mark, part, line))[:USES])
+        chosen = sorted(others - lines, key=lambda line: digest(mark, line))[:distractors]
+        return sorted([*lines, *chosen], key=lambda line: digest(line, mark))
 
     def match(self, output: str, given: Sequence[tuple[str, int]]) -> Recipe | None:
         """The recipe of an item that takes exactly these items and counts."""
@@ -312,17 +322,30 @@ def packaged() -> pathlib.Path:
     return pathlib.Path(found.submodule_search_locations[0]) / FOLDER
 
 
-def items(split: str, *, depths: Sequence[int] = (1, 2, 3, 4), folder: str = '') -> list[int]:
+def items(
+    split: str,
+    *,
+    depths: Sequence[int] = (1, 2, 3, 4),
+    most_recipes: int = 0,
+    most_commands: int = 0,
+    variants: int = 1,
+    folder: str = '',
+) -> list[int]:
     """Items of a split, by a digest of the goal's name, and of some depths.
 
+    most_recipes, most_commands: that a goal needs, 0 = any number; variants: items of each goal.
     AgentGym's own splits are lists of item ids: `agentgym.read_items` reads those.
     """
     recipes = load(folder)
-    return [
+    chosen = [
         index
         for index, goal in enumerate(recipes.goals)
-        if level_split(goal.encode()) == split and recipes.depth(goal) in depths
+        if level_split(goal.encode()) == split
+        and recipes.depth(goal) in depths
+        and (not most_recipes or len(recipes.needed(goal)) <= most_recipes)
+        and (not most_commands or len(recipes.plan(goal, {})) <= most_commands)
     ]
+    return [variant * len(recipes.goals) + index for variant in range(variants) for index in chosen]
 
 
 class _Refused(Exception):
@@ -354,12 +377,16 @@ class TextCraft:
         self.inventory: dict[str, int] = {}
 
     def reset(self, item: int) -> str:
-        """Goal `item` modulo their number, 544, as in AgentGym."""
+        """Goal `item` modulo their number, 544, as in AgentGym.
+
+        Items of one goal beyond the first show it among other recipes that it does not need.
+        """
         goals = self.recipes.goals
         if item < 0:
-            raise ValueError(f'item {item} is not in 0..{len(goals) - 1}')
-        self.goal, self.inventory = goals[item % len(goals)], {}
-        lines = self.recipes.lines(self.goal, self.distractors)
+            raise ValueError(f'item {item} is negative')
+        variant, index = divmod(item, len(goals))
+        self.goal, self.inventory = goals[index], {}
+        lines = self.recipes.lines(self.goal, self.distractors, variant)
         return 'Crafting commands:\n{}\n\nGoal: craft {}.'.format(
             '\n'.join(lines), spoken(self.goal)
         )
@@ -439,18 +466,41 @@ class TextCraft:
         return f'ItemTagWithCount(item_tag=ItemTag(tag={tag!r}, item_id={name!r}), count={count})'
 
 
-def random_commands(observation: str, seed: int) -> Iterator[str]:
-    """Random play: what the first observation names, each with the same chance, again and again.
+def commands_named(observation: str) -> list[str]:
+    """What a first observation names, each once.
 
     That is every recipe shown, a `get` of every ingredient in the amount that a recipe takes, and
     `inventory`.
     """
     crafts = re.findall(r'^craft .* using .*$', observation, flags=re.MULTILINE)
     gets = [f'get {part}' for line in crafts for part in line.split(' using ')[1].split(', ')]
-    choices = list(dict.fromkeys([*crafts, *gets, 'inventory']))
-    generator = random.Random(seed)
+    return list(dict.fromkeys([*crafts, *gets, 'inventory']))
+
+
+def random_commands(observation: str, seed: int) -> Iterator[str]:
+    """Random play: any of commands_named, with the same chance, again and again."""
+    choices, generator = commands_named(observation), random.Random(seed)
     while True:
         yield generator.choice(choices)
+
+
+class TextCraftPlayer(Read):
+    """TextCraft with a planner and random play beside it."""
+
+    def __init__(self, world: TextCraft):
+        super().__init__(world, 'only_action')
+        self.named: list[str] = []
+
+    def reset(self, item: int) -> str:
+        observation = super().reset(item)
+        self.named = commands_named(observation)
+        return observation
+
+    def best(self) -> str:
+        return f'Action: {self.world.plan()[0]}'
+
+    def random(self, generator: np.random.Generator) -> str:
+        return f'Action: {generator.choice(self.named)}'
 
 
 def main() -> None:

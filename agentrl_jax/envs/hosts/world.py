@@ -7,6 +7,8 @@ closes it; it may block for as long as it likes. It knows no token and no model.
 import dataclasses
 from typing import Protocol
 
+import numpy as np
+
 
 class WorldError(RuntimeError):
     """The world failed: no answer of the policy is to blame, and none is to be trained on.
@@ -48,3 +50,13 @@ class World(Protocol):
 
     def close(self) -> None:
         """Gives everything back; may be called more than once."""
+
+
+class Player(World, Protocol):
+    """A world of this process that knows what may be said to it next: whole answers, as text."""
+
+    def best(self) -> str:
+        """What an expert says; '' where it knows no way on."""
+
+    def random(self, generator: np.random.Generator) -> str:
+        """What random play says."""
