@@ -235,5 +235,18 @@ def test_the_small_tokenizer_of_babyai_is_made_of_its_words():
     assert len(committed.encode('<answer>turn left || pick up</answer>')) == 5
 
 
+def test_the_small_tokenizer_of_textcraft_is_made_of_its_words():
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('textcraft.model'))
+    again = unigram.load_model(demo_tokenizer.train_textcraft(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        'TextCraft says something else: run python -m agentrl_jax.text.demo_tokenizer '
+        '--name=textcraft'
+    )
+    line = 'craft 4 dark oak planks using 1 dark oak logs'
+    assert len(committed.encode(line)) == len(line.split())
+    assert len(committed.encode('get 2 quartz')) == 3
+    assert committed.decode(committed.encode('what else? ')) == 'what else? '
+
+
 def test_training_is_deterministic():
     assert demo_tokenizer.train() == demo_tokenizer.train()

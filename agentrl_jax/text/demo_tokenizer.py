@@ -1,6 +1,6 @@
 """Trains the small tokenizer of the demo on the project's own prompts and environment texts.
 
-  python -m agentrl_jax.text.demo_tokenizer [--name=babyai]
+  python -m agentrl_jax.text.demo_tokenizer [--name=babyai|textcraft]
 
 A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
 name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
@@ -8,6 +8,7 @@ unigram model, and what it has never seen falls back to bytes. The same inputs g
 Rows are whole because they are the words of these worlds: a policy of 0.1 M parameters cloned for a
 minute reads a map of four row tokens, but not yet one of sixteen cells (experiments/LOG.md).
 BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 ahead" are tokens.
+TextCraft's has a token for each word of an item's name and for what stands around these.
 """
 
 import argparse
@@ -23,13 +24,14 @@ from agentrl_jax.envs import BabyAI, bandit
 from agentrl_jax.envs.babyai import sight
 from agentrl_jax.envs.babyai import words as babyai_words
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
+from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
 from agentrl_jax.tokens import unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
-VOCAB_SIZE, BABYAI_VOCAB_SIZE = 1408, 432
+VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE = 1408, 432, 741
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
@@ -170,6 +172,24 @@ def train_babyai(vocab_size: int = BABYAI_VOCAB_SIZE) -> bytes:
     return fit([*fixed, *babyai_symbols()], babyai_corpus(), vocab_size, letters)
 
 
+def textcraft_symbols() -> list[str]:
+    """The words of items, each with the blank in front, numbers, and what stands around them."""
+    recipes = textcraft.load()
+    names = (textcraft.spoken(name) for name in [*recipes.items, *recipes.tags])
+    words = {f' {word}' for name in names for word in name.split()}
+    frame = ['Crafting commands:\n', '\n\nGoal: craft', 'Action: ', 'get', 'craft', ' using', ',']
+    frame += ['Got', 'Crafted', 'Inventory:', 'inventory', ' You are not carrying anything.', '.']
+    frame += ['Could not find', ' enough items to craft', ' a valid recipe for']
+    frame += [' with these ingredients', 'Could not execute', 'Wrong item format:', ' ']
+    return [textcraft.SHORT_PROMPT, *frame, *sorted(words), *(f' {n}' for n in range(1, 65))]
+
+
+def train_textcraft(vocab_size: int = TEXTCRAFT_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of TextCraft's small policies."""
+    letters = string.ascii_letters + string.digits + "()[]:;!?-'"
+    return fit([*TAGS, '\n', *ROLES, *textcraft_symbols()], list(letters) * 2, vocab_size, letters)
+
+
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
     """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
@@ -213,7 +233,8 @@ def check(model: bytes) -> None:
             raise ValueError(f'{text!r} is not a single token')
 
 
-WORLDS = {'demo': train, 'babyai': train_babyai}  # file in tokens/ -> how it is trained
+# File in tokens/ -> how it is trained
+WORLDS = {'demo': train, 'babyai': train_babyai, 'textcraft': train_textcraft}
 
 
 def main() -> None:

@@ -1,0 +1,148 @@
+"""Play without a policy on worlds on hosts, and the configs of AgentGym-RL on them."""
+
+import importlib
+import re
+import types
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+import qwen_vocabulary
+
+from agentrl_jax.envs.hosts import environments, textcraft
+from agentrl_jax.envs.hosts.players import reference_success
+from agentrl_jax.records import report
+from agentrl_jax.run import check, cloning, parts
+from agentrl_jax.run.effective import effective
+
+SHORT = {
+    'textcraft.prompt': 'short',
+    'textcraft.wording': 'plain',
+    'textcraft.distractors': 1,
+    'textcraft.depths': (1, 2),
+    'textcraft.most_recipes': 3,
+    'textcraft.most_commands': 4,
+    'textcraft.variants': 8,
+    'hosts.answer_prefix': 'Action: ',
+    'hosts.max_observation': 80,
+    'env.max_turns': 5,
+    'rollout.max_tokens': 168,
+    'clone.episodes': 12,
+}
+TURN = re.compile(r'<\|im_start\|>assistant\nAction: (.*?)<\|im_end\|>', re.DOTALL)
+
+
+def config(**changes):
+    """Short goals of TextCraft in words that a small model reads."""
+    return micro_runs.plain('textcraft', **(SHORT | changes))
+
+
+@pytest.fixture(scope='module')
+def run():
+    """What demonstrations need of a run, which is no model."""
+    cfg = effective(config())
+    tokenizer = parts.build_tokenizer(cfg)
+    training, validation = (
+        types.SimpleNamespace(task=parts.build_text_task(cfg, tokenizer, split, None))
+        for split in ('train', 'validation')
+    )
+    return types.SimpleNamespace(
+        cfg=cfg,
+        mesh=None,
+        tokenizer=tokenizer,
+        training=training,
+        validation=validation,
+        worlds=parts.build_worlds(cfg, tokenizer),
+    )
+
+
+def played(run, oracle):
+    """(rows as texts, their trained parts as texts, rows as given) of demonstrations."""
+    run.cfg.clone.oracle = oracle
+    found = jax.device_get(cloning.find_demonstrations(run))
+    decode = run.tokenizer.decode
+    texts = [
+        decode(row[seen], show_special=True)
+        for row, seen in zip(found.tokens, found.attention_mask, strict=True)
+    ]
+    trained = [
+        decode(row[mask], show_special=True)
+        for row, mask in zip(found.tokens, found.mask, strict=True)
+    ]
+    return texts, trained, found
+
+
+def test_demonstrations_of_the_expert_reach_their_goals_in_the_tokens_of_a_rollout(run):
+    texts, trained, found = played(run, oracle=1.0)
+    assert found.tokens.shape[0] == 12 and found.tokens.shape[1] <= 168
+    world = textcraft.TextCraft(**run.training.task.env.settings())
+    first = run.tokenizer.decode(np.asarray(run.training.task.prefix), show_special=True)
+    shown = {}
+    for item in run.training.task.env_params.items:
+        shown.setdefault(world.reset(int(item)), int(item))
+    for text, own in zip(texts, trained, strict=True):
+        said = TURN.findall(text)
+        assert own == ''.join(f'{command}<|im_end|>' for command in said)
+        assert text.startswith(first)
+        opening = text.removeprefix(first).split('<|im_start|>user\n', 1)[1]
+        observation = opening.split('<|im_end|>', 1)[0]
+        assert world.reset(shown[observation]) == observation
+        replies = [world.step(command) for command in said]
+        assert replies[-1].success
+        for reply in replies[:-1]:
+            assert f'user\n{reply.observation}<|im_end|>' in text
+
+
+def test_random_play_is_mixed_in_by_turns(run):
+    _, expert, _ = played(run, oracle=1.0)
+    _, mixed, _ = played(run, oracle=0.5)
+    _, again, _ = played(run, oracle=0.5)
+    _, random, _ = played(run, oracle=0.0)
+    assert mixed == again != expert
+    turns = [''.join(rows).count('<|im_end|>') for rows in (expert, mixed, random)]
+    assert turns[0] < turns[1] <= turns[2]
+
+
+def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
+    found = report.reference(run.validation.task)
+    assert found['oracle'] == 1.0 and 0 < found['random'] < 0.5
+    task = run.validation.task
+    short = reference_success(task.env, task.env_params, 1, rollouts=1)
+    assert short == {'random': 0.0, 'oracle': 0.0}
+
+
+def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations():
+    env = environments.SciWorldEnvironment()
+    assert reference_success(env, env.make_params(num_levels=2), 3) == {}  # takes too long
+    cfg = effective(config(**{'env.name': 'gymnasium', 'clone.episodes': 2}))
+    with pytest.raises(ValueError, match="needs an expert, and env.name='gymnasium' has none"):
+        check.check(cfg)
+    check.check(effective(config(**{'env.name': 'sciworld'})))
+
+
+@pytest.mark.parametrize(
+    'name, groups, rounds, tokens, answer',
+    [('textcraft', 32, 30, 10752, 512), ('sciworld', 16, 20, 5120, 200)],
+)
+def test_configs_for_real_checkpoints_are_agentgym_rls(name, groups, rounds, tokens, answer):
+    cfg = effective(importlib.import_module(f'configs.{name}').get_config())
+    check.check(cfg)
+    assert (cfg.env.name, cfg.algorithm, cfg.loss.clip_low) == (name, 'grpo', 0.2)
+    assert (cfg.rollout.num_groups, cfg.rollout.group_size, cfg.batch.minibatch_rows) == (
+        groups,
+        8,
+        64,
+    )
+    assert (cfg.loss.kl_coef, cfg.loss.kl_estimator, cfg.loss.entropy_coef) == (0.001, 'k3', 0.001)
+    assert (cfg.env.max_turns, cfg.rollout.max_tokens) == (rounds, tokens)
+    assert (cfg.rollout.max_response, cfg.optim.lr, cfg.eval.temperature) == (answer, 1e-6, 1)
+    tokenizer = qwen_vocabulary.qwen_tokenizer()
+    task = parts.build_text_task(cfg, tokenizer, 'train', None)
+    said = tokenizer.decode(task.prefix)
+    assert said.count(task.env.instruction) == 1 and "OK. I'll follow" in said
+    assert len(task.env_params.items) == cfg.env.train_levels
+    if name == 'textcraft':
+        world = textcraft.TextCraft()
+        longest = max((world.reset(item) for item in range(544)), key=len)
+        assert not parts.build_conversation(cfg, tokenizer, task.env).prompt(longest).cut
