@@ -12,6 +12,7 @@ import qwen_vocabulary
 
 from agentrl_jax.envs.hosts import environments, textcraft
 from agentrl_jax.envs.hosts.players import reference_success
+from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
 from agentrl_jax.run import check, cloning, parts
 from agentrl_jax.run.effective import effective
@@ -102,6 +103,21 @@ def test_random_play_is_mixed_in_by_turns(run):
     assert mixed == again != expert
     turns = [''.join(rows).count('<|im_end|>') for rows in (expert, mixed, random)]
     assert turns[0] < turns[1] <= turns[2]
+
+
+def test_trajectories_of_a_file_are_not_trained_on_the_prefix_that_is_forced(run, tmp_path):
+    path = tmp_path / 'episodes.json'
+    said = [
+        {'from': 'human', 'loss': None, 'value': 'Goal: craft stick.'},
+        {'from': 'gpt', 'loss': True, 'value': 'Action: inventory'},
+    ]
+    trajectories.write_records(path, [{'item_id': 'textcraft_0', 'conversations': said}])
+    cfg = run.cfg.copy_and_resolve_references()
+    cfg.clone.file = str(path)
+    given = types.SimpleNamespace(**(vars(run) | {'cfg': cfg}))
+    found = jax.device_get(cloning.find_demonstrations(given))
+    text = run.tokenizer.decode(found.tokens[found.mask], show_special=True)
+    assert text == 'inventory<|im_end|>'
 
 
 def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):

@@ -55,11 +55,12 @@ def read_demonstrations(run: Run) -> Demonstrations:
     """The trajectories of cfg.clone.file that fit into rollout.max_tokens."""
     cfg = run.cfg
     records = trajectories.read_records(cfg.clone.file)
+    tag = '<think>' if cfg.env.think else '<answer>'
     found, dropped = trajectories.demonstrations_of(
         records,
         run.tokenizer,
         max_tokens=cfg.rollout.max_tokens,
-        answer_prefix='<think>' if cfg.env.think else '<answer>',
+        answer_prefix=cfg.hosts.answer_prefix if derived.on_hosts(cfg) else tag,
     )
     if dropped:
         print(
