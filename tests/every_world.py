@@ -70,7 +70,8 @@ def lines_concatenate_to_the_observation_text(world):
     env, params, states = world.env, world.params, world.states
     lines, slots = env.lines(params), env.line_slots(params)
     assert len(lines) <= 120_000
-    assert all(line.endswith('\n') for line in lines)
+    closed = [all(lines[i].endswith('\n') for i in slot) for slot in slots]
+    assert closed[-1] and '' not in lines
     ids = np.asarray(over_each_row(env.line_ids)(states, params))
     assert ids.shape[1] == len(slots)
     for index in range(len(ids)):

@@ -67,7 +67,10 @@ def world(corridor):
 
 def test_the_table_lists_the_worlds_there_are():
     table = README.split('## Add an environment')[0]
-    assert re.findall(r'^\| `(\w+)` \|', table, flags=re.MULTILINE) == list(envs.ENVIRONMENTS)
+    assert re.findall(r'^\| `(\w+)` \|', table, flags=re.MULTILINE) == [
+        *envs.ENVIRONMENTS,
+        *envs.GAMES,
+    ]
 
 
 def test_files_and_methods_that_are_named_exist():

@@ -8,6 +8,7 @@ import importlib
 # Public name -> the module that defines it.
 _MODULES = {
     'ENVIRONMENTS': 'environments',
+    'GAMES': 'borrowed',
     'SPLITS': 'splits',
     'BabyAI': 'babyai',
     'Bandit': 'bandit',

@@ -1,21 +1,22 @@
 """Random play and the oracle on every environment, beside published figures where there are any.
 
-  python -m agentrl_jax.envs.reference [--levels=2048]
+  python -m agentrl_jax.envs.reference [--levels=2048] [--games]
 
 The published boards were 256 (227 of the larger rooms) drawn with RAGEN's own seeds; ours are drawn
 from the same distribution, repetitions included, so both sides carry a sampling error. Environments
-without published figures are played by their default settings, on levels of the training split.
+without published figures are played by their default settings, on levels of the training split;
+with --games those of other libraries.
 """
 
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Sokoban, TextEnvironment
+from agentrl_jax.envs import ENVIRONMENTS, GAMES, Bandit, FrozenLake, Sokoban, TextEnvironment
 from agentrl_jax.envs.simulation import NoExpert
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
@@ -164,12 +165,12 @@ def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {'ours': ours, 'error': error, 'apart': apart}
 
 
-def unpublished() -> list[Row]:
-    """Rows of the environments of which nothing is published."""
+def unpublished(worlds: Mapping[str, type[TextEnvironment]]) -> list[Row]:
+    """Rows of the worlds of which nothing is published."""
     known = {row.env.name for row in ROWS}
     return [
         Row(name, player, world(), {}, ())
-        for name, world in ENVIRONMENTS.items()
+        for name, world in worlds.items()
         for player in ('random', 'oracle')
         if name not in known
     ]
@@ -194,9 +195,11 @@ def describe(row: Row, got: dict[str, np.ndarray]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--levels', type=int, default=2048)
-    levels = parser.parse_args().levels
-    for row in (*ROWS, *unpublished()):
-        print(describe(row, measure(row, levels)))
+    parser.add_argument('--games', action='store_true', help='those of pgx and gymnax alone')
+    given = parser.parse_args()
+    rows = unpublished(GAMES) if given.games else (*ROWS, *unpublished(ENVIRONMENTS))
+    for row in rows:
+        print(describe(row, measure(row, given.levels)))
 
 
 if __name__ == '__main__':

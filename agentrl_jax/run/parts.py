@@ -12,7 +12,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs import ENVIRONMENTS, GAMES
 from agentrl_jax.envs.base import build_world
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.machine import checkpoint, files, sharding
@@ -36,7 +36,7 @@ BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
 
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     """(environment, its parameters with the pool of the split)."""
-    name, known = cfg.env.name, ENVIRONMENTS | HOSTS
+    name, known = cfg.env.name, ENVIRONMENTS | GAMES | HOSTS
     if name not in known:
         raise ValueError(f'env.name={name!r} is not one of {", ".join(known)}')
     if name not in cfg:

@@ -7,8 +7,12 @@ digit, all but its last character in front of anything else. Such lines have sev
 table, one for each kind of beginning that the tokenizer tells apart, and the device takes the one
 that fits the next line. Which lines those are is tried when a table is built; where two lines side
 by side are not the tokens of each, an error names them.
+
+An observation may also be made of pieces, texts without a newline of which several make a row (a
+cell, a digit; see envs.pieces). They must be the same tokens wherever they can stand: check_rows.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -33,27 +37,43 @@ class LineTable:
     variant: jax.Array | None = None  # int32 [N, kinds]  the row that spells a line before a kind
 
 
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Texts that make up rows of several."""
+
+    all: frozenset[str] = frozenset()
+    inner: frozenset[str] = frozenset()  # those that never begin a row
+
+
 def build_line_table(
-    tokenizer: Any, lines: list[str], *, extra_rows: list[Ids] | None = None
+    tokenizer: Any,
+    lines: list[str],
+    *,
+    extra_rows: list[Ids] | None = None,
+    pieces: Pieces | None = None,
 ) -> LineTable:
     """Table of the tokenised lines, followed by extra_rows, which are token ids already.
 
-    Every line must be empty or end in a newline. An extra row may stand in front of a line if its
-    text ends in a newline, and behind one if it begins with a special token.
+    Every line that is no piece must be empty or end in a newline. An extra row may stand in front
+    of a line if its text ends in a newline, and behind one if it begins with a special token.
     """
-    broken = [line for line in lines if line and not line.endswith('\n')]
+    pieces = pieces or Pieces()
+    broken = [text for text in lines if text and text not in pieces.all and text[-1] != '\n']
     if broken:
         raise ValueError(f'a line must end in a newline: {broken[0]!r}')
     extra_rows = list(extra_rows or [])
     rows = [*tokenizer.encode_batch(lines), *extra_rows]
     heads = [open_end(tokenizer, row) for row in extra_rows]
     heads = [head if head.endswith('\n') else '' for head in heads]  # no line follows the others
-    starts = _shortest((line[:3], line) for line in lines)
-    looking = looking_ahead(tokenizer, [*heads, *lines], list(starts.values()))
+    starts = _shortest((line[:3], line) for line in lines if line not in pieces.inner)
+    ends = [text for text in [*heads, *lines] if text.endswith('\n')]
+    looking = looking_ahead(tokenizer, ends, list(starts.values()))
     if not looking:
         return _table(rows)
     kinds, examples = _kinds(tokenizer, list(looking.values()), starts)
-    kind = [kinds[line[:3]] if line else END for line in lines] + [END] * len(extra_rows)
+    begins = [bool(line) and line not in pieces.inner for line in lines]
+    kind = [kinds[line[:3]] if first else END for line, first in zip(lines, begins, strict=True)]
+    kind += [END] * len(extra_rows)
     variant = [[i] * len(examples) for i in range(len(rows))]
     for i, text in enumerate([*lines, *heads]):
         if text[-4:] in looking:
@@ -62,6 +82,44 @@ def build_line_table(
                 variant[i][k] = len(rows)
                 rows.append([*begun, *in_front(tokenizer, text, example)])
     return _table(rows, kind=jnp.asarray(kind, jnp.int32), variant=jnp.asarray(variant, jnp.int32))
+
+
+def check_rows(tokenizer: Any, lines: list[str], slots: list[range]) -> Pieces:
+    """The pieces among the lines of an observation, whose slots say what may stand where.
+
+    A row ends with the first place at which every line ends in a newline. An error names two pieces
+    of a row that are other tokens side by side than apart. Tried are pairs of all places of a row,
+    for those between may be empty.
+    """
+    rows: list[list[range]] = [[]]
+    for slot in slots:
+        rows[-1].append(slot)
+        if all(lines[i].endswith('\n') for i in slot):
+            rows.append([])
+    if rows.pop():
+        raise ValueError(f'the last line of an observation must end in a newline: {slots[-1]}')
+    rows = [row for row in rows if len(row) > 1]
+    pairs = {pair: None for row in rows for pair in itertools.combinations(row, 2)}
+    for left, right in pairs:
+        _check_pieces(tokenizer, [lines[i] for i in left], [lines[i] for i in right])
+    begin = {lines[i] for row in rows for i in row[0]}
+    behind = {lines[i] for row in rows for slot in row[1:] for i in slot}
+    return Pieces(frozenset(begin | behind), frozenset(behind - begin))
+
+
+def _check_pieces(tokenizer: Any, lefts: list[str], rights: list[str]) -> None:
+    pairs = list(itertools.product(lefts, rights))
+    if len(pairs) > TRIED:
+        drawn = np.random.default_rng(0).choice(len(pairs), TRIED, replace=False)
+        pairs = [pairs[i] for i in drawn]
+    joined = tokenizer.encode_batch([left + right for left, right in pairs])
+    apart = [tokenizer.encode_batch(list(texts)) for texts in zip(*pairs, strict=True)]
+    for pair, ids, left, right in zip(pairs, joined, *apart, strict=True):
+        if ids != [*left, *right]:
+            raise ValueError(
+                f'the tokenizer merges pieces of a row: {pair[0]!r} + {pair[1]!r} side by side are '
+                'not the tokens of the two; separate them otherwise, or list whole rows as lines'
+            )
 
 
 def _table(rows: list[Ids], **kinds: jax.Array) -> LineTable:

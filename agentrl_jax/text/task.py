@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.simulation import check_rewards
+from agentrl_jax.envs.simulation import check_rewards, episodes
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import history
 from agentrl_jax.text import lines as line_tables
@@ -20,6 +20,8 @@ from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle
 from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.types import EpisodeStop
+
+CHECKED_LEVELS, CHECKED_TURNS = 8, 8  # of random play that shows how pieces are tokenised
 
 
 @struct.dataclass
@@ -323,10 +325,17 @@ def build_task(
         past_turns=past_turns,
     )
     chat = chats.build_chat(tokenizer)
+    observed, slots = families['observation'], env.line_slots(env_params)
+    pieces = line_tables.check_rows(tokenizer, observed, slots)
     table, offsets, at, sizes = _line_table(
-        tokenizer, chat, families, quanta, words, generation_prefix
+        tokenizer, chat, families, pieces, quanta, words, generation_prefix
     )
-    prefix = _prefix(tokenizer, chat, env, words, families, max_actions_per_episode)
+    if pieces.all:
+        _check_observations(env, env_params, tokenizer, observed, max_actions_per_episode)
+    first = [line for line in observed if line not in pieces.inner]
+    prefix = _prefix(
+        tokenizer, chat, env, words, families | {'observation': first}, max_actions_per_episode
+    )
     return TextTask(
         env_params=env_params,
         table=table,
@@ -366,7 +375,24 @@ def _prefix(tokenizer, chat, env, style, families, max_actions) -> list[int]:
     return [*ids[:cut], *line_tables.in_front_of_all(tokenizer, text, shown)]
 
 
-def _line_table(tokenizer, chat, families, quanta, style, generation_prefix):
+def _check_observations(env, env_params, tokenizer, lines, budget) -> None:
+    """Raises if the text of a state of a little random play is not the tokens of its pieces."""
+    level = np.arange(CHECKED_LEVELS) % env.num_levels(env_params)
+    states, _ = episodes(env, env_params, level, min(budget, CHECKED_TURNS), plans=0)
+    states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), states)
+    ids = np.asarray(jax.jit(jax.vmap(env.line_ids, (0, None)))(states, env_params))
+    for row in ids:
+        shown = [lines[i] for i in row if i >= 0]
+        if tokenizer.encode(''.join(shown)) != [
+            token for piece in tokenizer.encode_batch(shown) for token in piece
+        ]:
+            raise ValueError(
+                f'{env.name}: the tokens of its pieces are not those of the text '
+                f'{"".join(shown)!r}; separate the pieces otherwise'
+            )
+
+
+def _line_table(tokenizer, chat, families, pieces, quanta, style, generation_prefix):
     """(table, offsets, first row of each family, lines of each family)."""
     opening = chat.user_open('Reward:\n' if style.rewards_shown() else '')
     extra = {
@@ -375,7 +401,9 @@ def _line_table(tokenizer, chat, families, quanta, style, generation_prefix):
         'close': chat.answer_open(generation_prefix),
     }
     texts = [line for family in families.values() for line in family]
-    table = line_tables.build_line_table(tokenizer, texts, extra_rows=list(extra.values()))
+    table = line_tables.build_line_table(
+        tokenizer, texts, extra_rows=list(extra.values()), pieces=pieces
+    )
     sizes = {name: len(family) for name, family in families.items()}
     starts = np.concatenate([[0], np.cumsum([*sizes.values(), *[1] * len(extra)])])
     at = dict(zip([*sizes, *extra], starts[:-1].tolist(), strict=True))

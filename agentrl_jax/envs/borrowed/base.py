@@ -1,0 +1,190 @@
+"""Games of other JAX libraries as worlds: pgx and gymnax, told in pieces.
+
+A game is a few hooks: how it starts, what an action does, what is told. Its levels are seeds: from
+a level's seed comes the start and all luck, tiles, cards and what the opponent answers included, so
+that the episodes of a group differ by their answers alone and splits share nothing.
+"""
+
+import dataclasses
+import functools
+import importlib
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from agentrl_jax.envs.base import TextEnvironment, check_split, environment, level_split
+from agentrl_jax.envs.pieces import Layout
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    game: Any  # what the library keeps
+    seed: jax.Array  # uint32 []  of the level
+    reward: jax.Array  # float32 []  of the last action
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    seeds: jax.Array = None  # uint32 [levels]
+    max_steps_in_episode: int = 1000
+
+
+def library(name: str) -> Any:
+    """The module; ImportError says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split('.')[0]
+        raise ImportError(f'this world is a game of {package}: pip install {package}') from error
+
+
+@dataclasses.dataclass(frozen=True)
+class BorrowedWorld(TextEnvironment):
+    """What all games have in common. A subclass has the hooks below, for one episode, traced."""
+
+    def start(self, key: jax.Array) -> Any:
+        """The game's first state."""
+        raise NotImplementedError
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        """(the game after an action on offer, reward)."""
+        raise NotImplementedError
+
+    def over(self, game: Any) -> jax.Array:
+        raise NotImplementedError
+
+    def won(self, state: EnvState) -> jax.Array:
+        """bool []: the episode would count as solved if it ended here."""
+        raise NotImplementedError
+
+    def offers(self, game: Any) -> jax.Array:
+        """bool [actions]: what may be done; all of it unless a game says otherwise."""
+        del game
+        return jnp.ones(self.num_actions, bool)
+
+    def layout(self) -> Layout:
+        """The parts of an observation (host)."""
+        raise NotImplementedError
+
+    def told(self, game: Any) -> tuple[Any, ...]:
+        """What each part of the layout is told."""
+        raise NotImplementedError
+
+    def make_params(
+        self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
+    ) -> EnvParams:
+        check_split(split)
+        rng, seeds = np.random.default_rng(seed), {}
+        while len(seeds) < num_levels:
+            drawn = int(rng.integers(2**32))
+            if split in (None, level_split(f'{self.name} {drawn}'.encode())):
+                seeds[drawn] = None
+        return EnvParams(seeds=jnp.array(list(seeds), jnp.uint32))
+
+    def num_levels(self, params: EnvParams) -> int:
+        return len(params.seeds)
+
+    def reset_level(self, level: jax.Array, params: EnvParams) -> EnvState:
+        seed = params.seeds[level]
+        game = self.start(jax.random.fold_in(jax.random.key(seed), 0))
+        return EnvState(time=jnp.int32(0), game=game, seed=seed, reward=jnp.float32(0.0))
+
+    def env_action(self, state: EnvState, name_index: jax.Array) -> jax.Array:
+        index = jnp.asarray(name_index, jnp.int32)
+        return jnp.where(self.offers(state.game)[index], index, -1)
+
+    def advance(
+        self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
+    ) -> tuple[EnvState, jax.Array, jax.Array]:
+        """An action that is not on offer changes nothing."""
+        luck = jax.random.fold_in(jax.random.key(state.seed), state.time + 1)
+        offered = self.offers(state.game)[action]
+        game, reward = self.turn(luck, state.game, action)
+        reward = jnp.where(offered, reward, 0.0).astype(jnp.float32)
+        game = jax.tree.map(lambda new, old: jnp.where(offered, new, old), game, state.game)
+        return state.replace(game=game, reward=reward), reward, offered
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return self.over(state.game)
+
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return self.won(state)
+
+    def lines(self, params: Any) -> list[str]:
+        return list(_layout(self).lines.texts)
+
+    def line_slots(self, params: Any) -> list[range]:
+        return _layout(self).slots()
+
+    def line_ids(self, state: EnvState, params: Any) -> jax.Array:
+        return _layout(self).ids(self.told(state.game))
+
+    def observation_text(self, state: EnvState) -> str:
+        lines = self.lines(None)
+        return ''.join(lines[i] for i in np.asarray(_ids(self)(state)) if i >= 0)
+
+    def cells(self, state: EnvState) -> list[list[str]]:
+        """The words of the observation, row by row."""
+        return [row.split() for row in self.observation_text(state).splitlines()]
+
+
+@functools.cache
+def _layout(world: BorrowedWorld) -> Layout:
+    return world.layout()
+
+
+@functools.cache
+def _ids(world: BorrowedWorld):
+    return jax.jit(lambda state: world.line_ids(state, None))
+
+
+@dataclasses.dataclass(frozen=True)
+class PgxWorld(BorrowedWorld):
+    """A game of pgx. With two players the agent is player 0, the other plays at random."""
+
+    GAME: ClassVar[str]
+
+    def game(self) -> Any:
+        return _pgx_game(self.GAME)
+
+    def start(self, key: jax.Array) -> Any:
+        return self.answered(key, self.game().init(key))[0]
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        after = self.game().step(game, action, jax.random.fold_in(key, 0))
+        return self.answered(jax.random.fold_in(key, 1), after)
+
+    def answered(self, key: jax.Array, game: Any) -> tuple[Any, jax.Array]:
+        """(the game when it is the agent's turn again, the agent's reward of it all)."""
+
+        def move(carry):
+            game, key, reward = carry
+            key, draw, luck = jax.random.split(key, 3)
+            chance = jax.random.uniform(draw, game.legal_action_mask.shape)
+            action = jnp.argmax(jnp.where(game.legal_action_mask, chance, -1.0))
+            after = self.game().step(game, action, luck)
+            return after, key, reward + after.rewards[0]
+
+        def theirs(carry):
+            return (carry[0].current_player != 0) & ~carry[0].terminated
+
+        game, _, reward = jax.lax.while_loop(theirs, move, (game, key, game.rewards[0]))
+        return game, reward
+
+    def over(self, game: Any) -> jax.Array:
+        return game.terminated
+
+    def won(self, state: EnvState) -> jax.Array:
+        return state.game.terminated & (state.reward > 0)
+
+    def offers(self, game: Any) -> jax.Array:
+        return game.legal_action_mask
+
+
+@functools.cache
+def _pgx_game(name: str) -> Any:
+    with jax.ensure_compile_time_eval():  # its constants, whoever asks first
+        return library('pgx').make(name)

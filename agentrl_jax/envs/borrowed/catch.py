@@ -1,0 +1,56 @@
+"""Catch of gymnax (bsuite): be below the ball when it comes down."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState, library
+from agentrl_jax.envs.pieces import Grid, Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Catch(BorrowedWorld):
+    """Reward 1 for a ball that is caught, -1 for one that is not."""
+
+    rows: int = 6
+    columns: int = 5
+
+    ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Stay', 'Right')
+    REWARD_QUANTUM: ClassVar[float] = 1.0
+    REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    name: ClassVar[str] = 'catch'
+    instruction: ClassVar[str] = (
+        'A ball (o) falls one row with each of your moves. Move the paddle (=) in the last row so '
+        'that the ball falls on it.'
+    )
+
+    def game(self) -> Any:
+        return _game(self.rows, self.columns)
+
+    def start(self, key: jax.Array) -> Any:
+        return self.game().reset_env(key, None)[1]
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        _, after, reward, *_ = self.game().step_env(key, game, action, self.game().default_params)
+        return after, reward
+
+    def over(self, game: Any) -> jax.Array:
+        return game.ball_y == self.rows - 1
+
+    def won(self, state: EnvState) -> jax.Array:
+        return self.over(state.game) & (state.game.ball_x == state.game.paddle_x)
+
+    def layout(self) -> Layout:
+        return Layout(Grid(('.', 'o', '='), self.rows, self.columns))
+
+    def told(self, game: Any) -> tuple[Any, ...]:
+        board = jnp.zeros((self.rows, self.columns), jnp.int32).at[game.ball_y, game.ball_x].set(1)
+        return (board.at[game.paddle_y, game.paddle_x].set(2),)
+
+
+@functools.cache
+def _game(rows: int, columns: int) -> Any:
+    return library('gymnax.environments.bsuite.catch').Catch(rows=rows, columns=columns)

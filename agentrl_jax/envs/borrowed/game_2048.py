@@ -1,0 +1,52 @@
+"""2048 of pgx: slide tiles until one of them shows the number that is asked for."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
+from agentrl_jax.envs.pieces import Grid, Layout, Offers
+
+TILES = ('.', *(str(2**n) for n in range(1, 18)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Game2048(PgxWorld):
+    """Reward: what was merged, as a share of the tile that ends the game."""
+
+    goal: int = 32
+
+    GAME: ClassVar[str] = '2048'
+    ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Up', 'Right', 'Down')
+    REWARD_QUANTUM: ClassVar[float] = 0.01
+    REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 4.0)
+    REWARDS_ROUNDED: ClassVar[bool] = True
+    name: ClassVar[str] = 'game_2048'
+
+    @property
+    def instruction(self) -> str:
+        return (
+            'Tiles slide as far as they can; two that show the same number and meet become one of '
+            f'twice the number. A new tile appears after each move. Make a tile of {self.goal}.'
+        )
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        after, merged = super().turn(key, game, action)
+        return after, merged / self.goal
+
+    def largest(self, game: Any) -> jax.Array:
+        return 2 ** jnp.max(jnp.argmax(game.observation, -1))
+
+    def over(self, game: Any) -> jax.Array:
+        return game.terminated | (self.largest(game) >= self.goal)
+
+    def won(self, state: EnvState) -> jax.Array:
+        return self.largest(state.game) >= self.goal
+
+    def layout(self) -> Layout:
+        return Layout(Grid(TILES, 4, 4), Offers(self.ACTION_NAMES))
+
+    def told(self, game: Any) -> tuple[Any, ...]:
+        return jnp.argmax(game.observation, -1), game.legal_action_mask

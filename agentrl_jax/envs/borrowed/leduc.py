@@ -1,0 +1,41 @@
+"""Leduc Hold'em of pgx, poker with six cards, against an opponent who plays at random."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from agentrl_jax.envs.borrowed.base import PgxWorld
+from agentrl_jax.envs.pieces import Choice, Layout, Number, Offers
+
+CARDS = ('J', 'Q', 'K')
+
+
+@dataclasses.dataclass(frozen=True)
+class Leduc(PgxWorld):
+    """Reward: chips won or lost. What the other player holds is never told."""
+
+    GAME: ClassVar[str] = 'leduc_holdem'
+    ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Call', 'Raise', 'Fold')
+    REWARD_QUANTUM: ClassVar[float] = 1.0
+    REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-13.0, 13.0)
+    name: ClassVar[str] = 'leduc'
+    instruction: ClassVar[str] = (
+        'Poker with two jacks, two queens and two kings. Each player holds one card; after the '
+        'first round of bets a card is laid open. Whoever has its pair wins, else the higher card. '
+        'Raise bets more, by 2 chips in the first round and 4 in the second, Call as much as the '
+        'other player, Fold gives up.'
+    )
+
+    def layout(self) -> Layout:
+        held = Choice(tuple(f'You hold {card}' for card in CARDS))
+        shown = Choice(('No card is open', *(f'{card} is open' for card in CARDS)))
+        chips = (Number('Your chips: ', 2), Number('Chips of the other player: ', 2))
+        return Layout(held, shown, *chips, Offers(self.ACTION_NAMES))
+
+    def told(self, game: Any) -> tuple[Any, ...]:
+        seen = self.game().observe(game.replace(current_player=jnp.int32(0)))  # at the end as well
+        bits = seen.astype(jnp.int32)
+        shown = jnp.max(bits[3:6] * jnp.arange(1, 4))
+        chips = jnp.argmax(bits[6:20]), jnp.argmax(bits[20:34])
+        return jnp.argmax(bits[:3]), shown, *chips, game.legal_action_mask

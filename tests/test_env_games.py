@@ -1,0 +1,316 @@
+"""Games of pgx and gymnax as worlds, and observations that are told piece by piece."""
+
+import functools
+import importlib.util
+import json
+
+import every_world
+import jax
+import jax.numpy as jnp
+import micro_runs
+import ml_collections
+import numpy as np
+import pytest
+import qwen_vocabulary
+from every_world import World
+
+from agentrl_jax import train
+from agentrl_jax.envs import GAMES
+from agentrl_jax.envs.borrowed import Catch, ConnectFour, Game2048, Leduc, base
+from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
+from agentrl_jax.records import run_log
+from agentrl_jax.text import demo_tokenizer, lines
+from agentrl_jax.text import task as text
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+
+needs_pgx = pytest.mark.skipif(
+    importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
+)
+CASES = [
+    pytest.param(world, marks=() if world is Catch else needs_pgx, id=name)
+    for name, world in GAMES.items()
+]
+KEY = jax.random.key(0)
+
+
+@functools.cache
+def played(world):
+    return World(world())
+
+
+@functools.cache
+def tokenizer(name):
+    if name == 'qwen':
+        return qwen_vocabulary.qwen_tokenizer()
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL)
+
+
+@functools.cache
+def step(env):
+    return jax.jit(env.step_env)
+
+
+# ---- pieces ------------------------------------------------------------------------------------
+
+
+def shown(layout, *told):
+    ids = np.asarray(layout.ids(told))
+    for i, slot in zip(ids, layout.slots(), strict=True):
+        assert i == -1 or i in slot
+    return ''.join(layout.lines.texts[i] for i in ids if i >= 0)
+
+
+def test_a_grid_stands_row_by_row_with_blanks_between():
+    layout = Layout(Grid(('.', 'X', '16'), 2, 3))
+    assert shown(layout, jnp.array([[0, 1, 2], [2, 2, 0]])) == '. X 16\n16 16 .\n'
+
+
+@pytest.mark.parametrize('number', [0, 7, 40, 105, 999])
+def test_a_number_has_no_zeros_in_front(number):
+    assert shown(Layout(Number('Chips: ', 3)), jnp.int32(number)) == f'Chips: {number}\n'
+
+
+def test_actions_on_offer_are_listed_in_their_order():
+    layout = Layout(Offers(('Up', 'Down', 'Left')), Choice(('one', 'two')))
+    assert shown(layout, jnp.array([True, False, True]), 1) == 'On offer: Up, Left\ntwo\n'
+    assert shown(layout, jnp.array([False, True, False]), 0) == 'On offer: Down\none\n'
+    assert shown(layout, jnp.array([False, False, False]), -1) == 'On offer: nothing\n'
+
+
+def test_pieces_that_the_tokenizer_merges_are_refused_by_name():
+    slots = [range(1), range(1, 2)]
+    assert len(tokenizer('demo').encode('Left')) == 1
+    with pytest.raises(ValueError, match="merges pieces of a row: 'Le' . 'ft"):
+        lines.check_rows(tokenizer('demo'), ['Le', 'ft\n'], slots)
+    with pytest.raises(ValueError, match='must end in a newline'):
+        lines.check_rows(tokenizer('demo'), ['Le', 'ft'], slots)
+
+
+def test_which_pieces_begin_a_row_is_read_off_their_places():
+    texts = ['a', ' b', ' c\n', 'whole\n']
+    slots = [range(3, 4), range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
+    pieces = lines.check_rows(tokenizer('demo'), texts, slots)
+    assert (pieces.all, pieces.inner) == ({'a', ' b', ' c\n'}, {' b', ' c\n'})
+
+
+# ---- every game --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'check', [*every_world.TEXTS, *every_world.RULES], ids=lambda c: c.__name__
+)
+@pytest.mark.parametrize('world', CASES)
+def test_a_game_passes_what_every_world_passes(world, check):
+    check(played(world))
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen'])
+@pytest.mark.parametrize('world', CASES)
+def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name):
+    """Of every state that a little random play met."""
+    game, vocabulary = played(world), tokenizer(name)
+    task = text.build_task(game.env, game.params, vocabulary, style='brief')
+    picked = np.random.default_rng(0).permutation(len(game.states.time))[:60]
+    states = jax.tree.map(lambda x: x[picked], game.states)
+
+    @jax.jit
+    @jax.vmap
+    def prompt(state):
+        episode = text.begin(task, jnp.int32(0)).replace(state=state)
+        return text.turn_tokens(task, episode, jnp.bool_(True))
+
+    tokens, count = jax.device_get(prompt(states))
+    assert count.max() <= task.width
+    for i in range(len(picked)):
+        state = jax.tree.map(lambda x, i=i: x[i], states)
+        told = vocabulary.encode(game.env.observation_text(state))
+        assert tokens[i, : len(told)].tolist() == told
+
+
+@pytest.mark.parametrize('world', CASES)
+def test_a_level_decides_all_luck(world):
+    """The same actions give the same episode, whatever the key of the rollout."""
+    game = played(world)
+    first = game.env.reset_level(jnp.int32(3), game.params)
+    ends = []
+    for seed in (1, 2):
+        state = first
+        for t in range(4):
+            key = jax.random.fold_in(jax.random.key(seed), t)
+            _, state, *_ = step(game.env)(key, state, t % game.env.num_actions, game.params)
+        ends.append(state)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+@pytest.mark.parametrize('world', CASES)
+def test_an_action_that_is_not_on_offer_changes_nothing(world):
+    game = played(world)
+    states = game.states
+    offers = np.asarray(jax.jit(jax.vmap(game.env.offers))(states.game))
+    open_ = ~game.over(states)
+    if offers[open_].all():
+        pytest.skip('everything is always on offer')
+    row, action = (int(x[0]) for x in np.nonzero(~offers & open_[:, None]))
+    state = jax.tree.map(lambda x: jnp.asarray(x[row]), states)
+    assert int(game.env.env_action(state, action)) == -1
+    _, after, reward, ended, info = step(game.env)(KEY, state, action, game.params)
+    jax.tree.map(np.testing.assert_array_equal, after.game, state.game)
+    assert not reward and not ended and not info['effective']
+
+
+@functools.cache
+def transitions(world, levels=16, actions=12):
+    """(state, action, state after, reward) of random actions on offer in the first levels."""
+    game, rng = played(world), np.random.default_rng(1)
+    env, params = game.env, game.params
+    offers = jax.jit(jax.vmap(env.offers))
+    act = jax.jit(jax.vmap(env.step_env, in_axes=(None, 0, 0, None)))
+    states, found = every_world.over_each_row(env.reset_level)(np.arange(levels), params), []
+    for _ in range(actions):
+        weight = rng.random((levels, env.num_actions)) * np.asarray(offers(states.game))
+        action = weight.argmax(1)
+        _, after, reward, *_ = act(KEY, states, action, params)
+        steps = jax.device_get((states, action, after, reward))
+        live = np.flatnonzero(~game.over(steps[0]))
+        found += [jax.tree.map(lambda x, i=i: x[i], steps) for i in live]
+        states = after
+    return found
+
+
+def same(left, right):
+    leaves = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.array_equal(x, y) for x, y in leaves)
+
+
+@needs_pgx
+def test_2048_is_that_of_pgx():
+    """With the luck that the level has for an action."""
+    env = played(Game2048).env
+    own = jax.jit(env.game().step)
+    for before, action, after, reward in transitions(Game2048):
+        luck = jax.random.fold_in(jax.random.key(before.seed), before.time + 1)
+        game = own(before.game, action, jax.random.fold_in(luck, 0))
+        assert same(game, after.game) and float(game.rewards[0]) == reward * env.goal
+
+
+@needs_pgx
+@pytest.mark.parametrize('world', [ConnectFour, Leduc])
+def test_a_game_of_two_is_that_of_pgx_and_the_other_does_what_the_rules_allow(world):
+    """Some moves of the other player lead from the state after pgx's own step to ours."""
+    env = played(world).env
+    own = jax.jit(env.game().step)
+    every = jax.jit(jax.vmap(env.game().step, in_axes=(None, 0)))
+    answered = 0
+
+    def reached(game, reward, after, gained):
+        if game.terminated or game.current_player == 0:
+            return same(game, after) and reward == gained
+        nonlocal answered
+        answered += 1
+        replies = jax.device_get(every(game, np.arange(env.num_actions)))
+        allowed = [
+            jax.tree.map(lambda x, i=i: x[i], replies)
+            for i in np.flatnonzero(game.legal_action_mask)
+        ]
+        return any(reached(reply, reward + reply.rewards[0], after, gained) for reply in allowed)
+
+    for before, action, after, reward in transitions(world):
+        game = jax.device_get(own(before.game, action))
+        assert reached(game, game.rewards[0], after.game, reward)
+    assert answered > 20
+
+
+def test_catch_is_that_of_gymnax():
+    env = played(Catch).env
+    own = jax.jit(env.game().step_env)
+    for before, action, after, reward in transitions(Catch):
+        _, game, gained, over, _ = own(KEY, before.game, action, env.game().default_params)
+        assert same(game, after.game) and gained == reward and over == env.over(after.game)
+
+
+# ---- by hand -----------------------------------------------------------------------------------
+
+
+@needs_pgx
+def test_2048_merges_equal_tiles_and_ends_at_its_goal():
+    env = Game2048(goal=8)
+    params = env.make_params(num_levels=2)
+    state = env.reset_level(jnp.int32(0), params)
+    board = jnp.zeros(16, jnp.int32).at[jnp.array([0, 1, 4, 5])].set(jnp.array([1, 1, 2, 2]))
+    seen = jax.nn.one_hot(board.reshape(4, 4), 31, dtype=bool)
+    start = state.replace(game=state.game.replace(_board=board, observation=seen))
+    assert env.observation_text(start).startswith('2 2 . .\n4 4 . .\n. . . .\n')
+    _, after, reward, ended, info = step(env)(KEY, start, 0, params)
+    rows = env.observation_text(after).splitlines()
+    assert rows[0].startswith('4') and rows[1].startswith('8') and bool(ended)
+    assert float(reward) == (4 + 8) / 8 and bool(info['success'])
+
+
+@needs_pgx
+def test_the_other_player_of_connect_four_moves_once_a_turn():
+    game = played(ConnectFour)
+    for row in np.flatnonzero(~game.over(game.states))[::7]:
+        state = jax.tree.map(lambda x, i=row: x[i], game.states)
+        told = game.env.observation_text(state)
+        mine, theirs = told.count('X'), told.count('O')
+        assert mine <= int(state.time) and theirs - mine in (0, 1)
+
+
+@needs_pgx
+def test_won_games_of_connect_four_show_four_in_a_row():
+    game = played(ConnectFour)
+    won = np.asarray(jax.vmap(game.env.success, (0, None))(game.states, game.params))
+    assert 0 < won.sum() < len(won)
+    for row in np.flatnonzero(won)[:20]:
+        state = jax.tree.map(lambda x, i=row: x[i], game.states)
+        cells = np.array(game.env.cells(state)[1:7]) == 'X'
+        lines_of_four = [cells[r, c : c + 4] for r in range(6) for c in range(4)]
+        lines_of_four += [cells[r : r + 4, c] for r in range(3) for c in range(7)]
+        for board in (cells, cells[:, ::-1]):
+            squares = (board[r : r + 4, c : c + 4] for r in range(3) for c in range(4))
+            lines_of_four += [square.diagonal() for square in squares]
+        assert any(line.all() for line in lines_of_four)
+
+
+@needs_pgx
+def test_leduc_does_not_tell_the_card_of_the_other_player():
+    game = played(Leduc)
+    over = game.over(game.states)
+    assert any(game.states.game.current_player[over] == 1)  # who would otherwise be told theirs
+    for row in [*range(60), *np.flatnonzero(over)[:60]]:
+        state = jax.tree.map(lambda x, i=row: x[i], game.states)
+        mine, theirs, public = ('JQK'[card] for card in state.game._cards)
+        held, open_, rest = game.env.observation_text(state).split('\n', 2)
+        assert held == f'You hold {mine}' and not set('JQK') & set(rest)
+        assert open_ == ('No card is open', f'{public} is open')[int(state.game._round == 1)]
+
+
+def test_a_ball_is_caught_by_the_paddle_below_it():
+    env = Catch(rows=3, columns=4)
+    params = env.make_params(num_levels=32)
+    state = env.reset_level(jnp.int32(0), params)
+    start = state.replace(
+        game=state.game.replace(ball_x=jnp.int32(1), paddle_x=jnp.int32(2), paddle_y=jnp.int32(2))
+    )
+    assert env.observation_text(start) == '. o . .\n. . . .\n. . = .\n'
+    _, after, reward, ended, _ = step(env)(KEY, start, 0, params)
+    assert env.observation_text(after) == '. . . .\n. o . .\n. = . .\n'
+    assert not ended and float(reward) == 0
+    _, after, reward, ended, info = step(env)(KEY, after, 1, params)
+    assert bool(ended) and float(reward) == 1 and bool(info['success'])
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(__import__('sys').modules, 'pgx', None)
+    with pytest.raises(ImportError, match='this world is a game of pgx: pip install pgx'):
+        base.library('pgx')
+
+
+def test_a_game_is_trained_like_any_world(tmp_path):
+    cfg = micro_runs.plain('catch', **{'steps': 1, 'clone.episodes': 0, 'algorithm': 'grpo'})
+    cfg.catch = ml_collections.ConfigDict(dict(rows=4, columns=3))
+    assert train.train(cfg, str(tmp_path)) == 0
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert [row['step'] for row in rows] == [0, 1]
+    reference = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
+    assert 0 < reference['random'] < 1 and 'oracle' not in reference
