@@ -174,6 +174,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def note(sentence: str) -> None:
+    """What is known before the end."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
 def table(title: str, columns: list[str], rows: list[list[Any]]) -> str:
     """Text table; floats get three significant digits."""
     cells = [[_cell(x) for x in row] for row in rows]

@@ -7,7 +7,18 @@ import micro_runs
 import numpy as np
 import pytest
 
-from benchmarks import common, decode, fork, limits, prefill, rollout, step, tunix, update
+from benchmarks import (
+    common,
+    decode,
+    fork,
+    host_schedule,
+    limits,
+    prefill,
+    rollout,
+    step,
+    tunix,
+    update,
+)
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 
@@ -48,6 +59,26 @@ def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
     # Observations depend on what was answered only through the warning after an invalid answer,
     # and three tokens are never a valid one.
     assert result['tokens'] == result['hf_tokens']
+
+
+def test_the_host_s_loop_is_near_the_ideal_and_a_barrier_is_not():
+    """Its clock is played, so these are no times of this machine."""
+    costs = host_schedule.Costs(step_s=0.002, read_s=0.004, call_s=0.001)
+    result = host_schedule.run(episodes=128, slots=64, costs=costs)
+    assert result['same'] and result['of_ideal'] <= 1.3 and result['barrier_of_ours'] >= 3
+    assert result['seconds']['hosts'] >= max(result['bounds'].values())
+    assert 'longest episode' in host_schedule.show(result)
+
+
+def test_an_ideal_by_hand():
+    """One episode of one row: nothing can be quicker than the episode itself."""
+    costs = host_schedule.Costs(step_s=1.0, read_s=0.0, call_s=0.0)
+    result = host_schedule.run(episodes=1, slots=1, costs=costs)
+    turns = result['turns']
+    waits = sum(host_schedule.latency_of(0, turn) for turn in range(turns + 1))
+    np.testing.assert_allclose(result['seconds']['hosts'], waits + result['steps']['hosts'])
+    np.testing.assert_allclose(result['of_ideal'], 1.0)
+    np.testing.assert_allclose(result['seconds']['no latency'], result['bounds']['device'])
 
 
 @pytest.mark.slow('compiles a whole rollout')

@@ -1,0 +1,255 @@
+"""The host's loop against slow worlds, on a device that does nothing but take time.
+
+  python -m benchmarks.host_schedule [--step-ms=2 --read-ms=4 --call-ms=1]
+
+The loop is the real one (rollout/game.py); a clock plays the device and the worlds, so the figures
+depend on no machine, and repeat. Worlds answer after a lognormal time (mean 200 ms), and after 5 s
+once in a hundred; answers have a geometric length (mean 39 tokens), observations 60 to 180 tokens,
+episodes 1 to 10 turns. Beside it a barrier after every turn, as most trainers play, and an ideal:
+the longest of three times that no schedule can undercut, which are all tokens in full batches, the
+longest episode alone, and the mean row.
+"""
+
+import dataclasses
+import heapq
+import queue
+import types
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.rollout import game
+from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.programs import TALE
+from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.types import TurnStop
+from benchmarks import common
+
+MEAN_S, SPREAD, STRAGGLER_S, STRAGGLERS = 0.2, 1.0, 5.0, 0.01
+MEAN_ANSWER, LONGEST_ANSWER, OBSERVATION, TURNS = 39, 160, (60, 180), 10
+LINES, CHUNK, PREFIX = 8, 32, 8  # of a block that is read; tokens of the prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds that a device takes."""
+
+    step_s: float  # a token of all rows
+    read_s: float  # a block of LINES x CHUNK tokens
+    call_s: float  # a program, and the report that comes back
+
+
+class Clock:
+    """In the place of module `time`."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def luck(*what: int) -> np.random.Generator:
+    return np.random.default_rng(what)
+
+
+def latency_of(item: int, turn: int) -> float:
+    """Seconds that a world takes for a reply."""
+    drawn = luck(1, item, turn)
+    wait = float(drawn.lognormal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD))
+    return STRAGGLER_S if drawn.random() < STRAGGLERS else wait
+
+
+class Worlds:
+    """A pool and its queue: replies are handed out when their time has come."""
+
+    def __init__(self, clock: Clock, *, slow: bool):
+        self.clock, self.slow, self.done = clock, slow, self
+        self.coming: list[tuple[float, int, Outcome]] = []
+
+    def submit(self, job: Job) -> None:
+        turn = len(job.actions)
+        tokens = [1] * int(luck(2, job.item, turn).integers(*OBSERVATION))
+        last = int(luck(3, job.item).integers(1, TURNS + 1))
+        prompt = types.SimpleNamespace(tokens=tokens, anchor=0, cut=False)
+        outcome = Outcome(job, Reply('', done=turn >= last), prompt=prompt, deterministic=True)
+        outcome.seconds = latency_of(job.item, turn) if self.slow else 0.0
+        heapq.heappush(self.coming, (self.clock.now + outcome.seconds, job.stream, outcome))
+
+    def get_nowait(self) -> Outcome:
+        return self.get(0.0)
+
+    def get(self, timeout: float) -> Outcome:
+        if not self.coming or self.coming[0][0] > self.clock.now + timeout:
+            self.clock.now += timeout
+            raise queue.Empty
+        self.clock.now = max(self.clock.now, self.coming[0][0])
+        return heapq.heappop(self.coming)[-1]
+
+
+class Device:
+    """rollout/programs.Programs without tokens: its state is in here."""
+
+    shards, serve_rows, width, max_response = 1, LINES, CHUNK, LONGEST_ANSWER
+
+    def __init__(self, clock: Clock, slots: int, costs: Costs):
+        self.clock, self.slots, self.costs = clock, slots, costs
+        self.left, self.count = np.zeros((2, slots), int)
+        self.live, self.stopped = np.zeros((2, slots), bool)
+
+    def start(self, params: Any, prefix: np.ndarray) -> None:
+        pass
+
+    def read(self, state: None, params: Any, block: np.ndarray) -> None:
+        self.clock.now += self.costs.read_s
+        for row, _, _, length, stream, last in block[:, :6]:
+            if last:
+                answer = luck(4, stream, length).geometric(1 / MEAN_ANSWER)
+                self.left[row], self.count[row] = min(answer, LONGEST_ANSWER), 0
+                self.live[row] = True
+
+    def decode(
+        self, state: None, params: Any, ends: Any, key: Any, until: int, limit: int
+    ) -> tuple[None, np.ndarray]:
+        steps = 0
+        while self.live.any() and self.stopped.sum() < until and steps < limit:
+            steps += 1
+            self.left -= self.live
+            self.count += self.live
+            self.stopped |= self.live & (self.left == 0)
+            self.live &= self.left > 0
+        self.clock.now += steps * self.costs.step_s + self.costs.call_s
+        report = np.zeros((LINES + 1, TALE + 2 * LONGEST_ANSWER), np.int32)
+        report[:, 0] = self.slots
+        for line, row in enumerate(np.flatnonzero(self.stopped)[:LINES]):
+            report[line, :TALE] = row, self.count[row], TurnStop.EOS
+            self.stopped[row] = False
+        report[-1, :TALE] = steps, self.live.sum(), self.stopped.sum()
+        return None, report
+
+
+class Barrier(game.Game):
+    """All rows sample until the last has answered, then all worlds step, then all are read."""
+
+    def play(self, episodes: list[int]) -> None:
+        self.episodes.extend(episodes)
+        for seat in self.seats:
+            self.begin(seat)
+        while self.under_way:
+            self.hear()
+            while any(self.ready):
+                self.read()
+            while self.live.any() or self.left.any():
+                self.decode()
+
+    def is_due(self) -> bool:
+        """Nothing is read before all have answered: they are waited for."""
+        return False
+
+
+def play(
+    schedule: type[game.Game], *, episodes: int, slots: int, costs: Costs, slow: bool
+) -> tuple[float, game.Game]:
+    """(seconds, what was played) of all episodes."""
+    clock, each = Clock(), np.arange(episodes, dtype=np.int32)
+    env = types.SimpleNamespace(solved=lambda returned: False)
+    task = types.SimpleNamespace(
+        prefix=np.zeros(PREFIX, np.int32),
+        pad_id=0,
+        max_turns=TURNS,
+        turn_limit=TURNS,
+        env=env,
+        env_params=types.SimpleNamespace(items=each),
+    )
+    spoken = types.SimpleNamespace(said=lambda ids: '', chat=types.SimpleNamespace(end_id=0))
+    with mock.patch.object(game, 'time', clock):
+        played = schedule(
+            Device(clock, slots, costs),
+            Worlds(clock, slow=slow),
+            spoken,
+            params=None,
+            key=None,
+            task=task,
+            ends=None,
+            level=each,
+            stream=each,
+            max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),
+            window=0,
+            poll=8,
+            patience=game.Patience(),
+            log=NoLog(),
+            say=common.note,
+        )
+        played.play(list(range(episodes)))
+    return clock.now, played
+
+
+def ideal(played: game.Game, slots: int, costs: Costs) -> dict[str, float]:
+    """Seconds that no schedule can undercut."""
+    out = played.out
+    generated = out['action_mask'].sum(1)
+    shown = out['attention_mask'] & ~out['action_mask']
+    shown[:, :PREFIX] = False
+    tokens = [np.bincount(turn[row]) for turn, row in zip(out['turn'], shown, strict=True)]
+    chunks = sum(int(np.ceil(one / CHUNK).sum()) for one in tokens)
+    waits = [
+        sum(latency_of(item, turn) for turn in range(turns + 1))
+        for item, turns in enumerate(out['num_turns'])
+    ]
+    chains = np.array(waits) + costs.step_s * generated
+    return {
+        'device': float(costs.step_s * generated.sum() / slots + costs.read_s * chunks / LINES),
+        'longest episode': float(chains.max()),
+        'mean row': float(chains.sum() / slots),
+    }
+
+
+def run(*, episodes: int, slots: int, costs: Costs) -> dict[str, Any]:
+    """Seconds without latency, with it, and with a barrier; what bounds them; their ratios."""
+    setting = dict(episodes=episodes, slots=slots, costs=costs)
+    calm_s, calm = play(game.Game, slow=False, **setting)
+    ours_s, ours = play(game.Game, slow=True, **setting)
+    barrier_s, barrier = play(Barrier, slow=True, **setting)
+    bounds = ideal(ours, slots, costs)
+    return {
+        'turns': int(ours.out['num_turns'].sum()),
+        'seconds': {'no latency': calm_s, 'hosts': ours_s, 'barrier': barrier_s},
+        'steps': {
+            name: one.counted['steps']
+            for name, one in (('no latency', calm), ('hosts', ours), ('barrier', barrier))
+        },
+        'bounds': bounds,
+        'of_ideal': ours_s / max(bounds.values()),
+        'barrier_of_ours': barrier_s / ours_s,
+        'same': all(
+            np.array_equal(ours.out[name], other.out[name])
+            for other in (calm, barrier)
+            for name in ours.out
+        ),
+    }
+
+
+def show(result: dict[str, Any]) -> str:
+    bounds = ', '.join(f'{name} {seconds:.1f} s' for name, seconds in result['bounds'].items())
+    rows = [[name, result['seconds'][name], result['steps'][name]] for name in result['seconds']]
+    rows.append(['ideal', max(result['bounds'].values()), ''])
+    title = f'slow worlds, {result["turns"]:,} turns; bounds: {bounds}'
+    return common.table(title, ['played', 'seconds', 'steps'], rows)
+
+
+def main() -> None:
+    args = common.parse_arguments(
+        __doc__.splitlines()[0], episodes=128, slots=64, step_ms=2.0, read_ms=4.0, call_ms=1.0
+    )
+    costs = Costs(args.step_ms / 1000, args.read_ms / 1000, args.call_ms / 1000)
+    result = run(episodes=args.episodes, slots=args.slots, costs=costs)
+    print(show(result))
+    print(
+        f'hosts / ideal {result["of_ideal"]:.2f}, barrier / hosts {result["barrier_of_ours"]:.2f}'
+    )
+    common.emit('host_schedule', result, args.json)
+
+
+if __name__ == '__main__':
+    main()
