@@ -2,23 +2,25 @@
 
   make chaos [ARGS="--kills=50 --seed=0"]
 
-Each round takes an algorithm, a sweep of two runs, a run of two processes, one whose clock jumps,
-whose disk is slow, or whose disk is full; trains its undisturbed twin once; then starts the same
-again and again and disturbs it at a random moment: some seconds after its start, behind some step,
-or while a checkpoint is being saved. At last it may finish; rows of metrics (times aside) and every
-array of the newest checkpoint must be the twin's. A round is over after --a_run kills, and all are
-taken in turn, in random order (a full disk only where this user may mount one).
+Each round takes an algorithm, a sweep of two runs, a run of two processes, one whose worlds are on
+servers that it starts, whose clock jumps, whose disk is slow, or whose disk is full; trains its
+undisturbed twin once; then starts the same again and again and disturbs it at a random moment: some
+seconds after its start, behind some step, or while a checkpoint is being saved. At last it may
+finish; rows of metrics (times aside) and every array of the newest checkpoint must be the twin's. A
+round is over after --a_run kills, and all are taken in turn, in random order (a full disk only
+where this user may mount one).
 
 Disturbances are SIGKILL; SIGTERM or SIGINT, to be obeyed; SIGTERM and soon SIGKILL, a preemption;
 SIGSTOP for a while and then SIGKILL. Of two processes one is killed, asked to stop, or stopped for
 good, as by a host that hangs: the other one must then end by itself, and say so. So must a run
-whose disk has filled.
+whose disk has filled. A run with servers is always killed in the end, and they must end with it.
 """
 
 import argparse
 import collections
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import random
@@ -33,14 +35,17 @@ import time
 import jax
 import micro_runs
 import numpy as np
+import psutil
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import processes
 from agentrl_jax.records import run_log
+from agentrl_jax.rollout import replies
 
 KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP
 BLOWS = ((KILL,), (KILL,), (KILL,), (TERM,), (INT,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
 PAIR_BLOWS = ((KILL,), (KILL,), (TERM,), (STOP,))
+HOST_BLOWS = ((KILL,), (KILL,), (KILL,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
 OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that was asked to stop
 ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # so that some succeed
 OWN = {  # what an algorithm needs or refuses of the micro run
@@ -48,8 +53,22 @@ OWN = {  # what an algorithm needs or refuses of the micro run
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
     'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
 }
-SWEEP, PAIR, CLOCK, SLOW, FULL = 'sweep', 'pair', 'clock', 'slow', 'full'  # other rounds
+SWEEP, PAIR, HOSTS, CLOCK, SLOW, FULL = 'sweep', 'pair', 'hosts', 'clock', 'slow', 'full'  # others
+SERVED = {  # training against worlds of a server that the run starts
+    'steps': 12,
+    'algorithm': 'grpo',
+    'env.name': 'textcraft',
+    'textcraft.launch': 1,
+    'textcraft.prompt': 'short',
+    'textcraft.distractors': 0,
+    'hosts.max_observation': 48,
+    'rollout.max_tokens': 256,
+    'clone.episodes': 0,
+    'clone.steps': 0,
+}
+MARK = 'CHAOS_RUN'  # variable that all processes of a run with servers have
 DISK = 'size=24m'  # of which a run takes half
+SERVERS_S = 30  # within which the servers of a run that was killed have ended
 HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
 PATIENCE_S = 400  # within which what cannot go on has ended; jax waits 300 for one that never came
 TWO_SEEDS = """
@@ -226,6 +245,29 @@ class Chaos:
         finally:
             subprocess.run(['umount', '-l', str(place)], check=True)
 
+    def of_hosts(self, kills: int) -> None:
+        """Worlds on a server that the run starts; what they say is the same too."""
+        words = [f'--config.{name}={value}' for name, value in SERVED.items()]
+        cfg = micro_runs.get_config()
+        cfg.update_from_flattened_dict(SERVED)
+        same_run = self.same_run(cfg)
+
+        def start(workdir):
+            config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', *words]
+            mark = {MARK: f'{workdir}'}
+            process = self.start('-m', 'agentrl_jax.train', *config, **mark)
+            return Serving(process, mark)
+
+        def compare(workdir, twin):
+            same_run(workdir, twin)
+            said, expected = (
+                sorted(json.dumps(row | {'seconds': 0}) for row in replies.read_log(path))
+                for path in (workdir / 'replies.jsonl', twin / 'replies.jsonl')
+            )
+            assert said == expected, f'{workdir}: replies differ from {twin}'
+
+        self.round(HOSTS, start, compare, kills)
+
     def of_pair(self, kills: int) -> None:
         def start(workdir):
             return Pair(self, workdir)
@@ -253,6 +295,7 @@ class Chaos:
         others = {
             SWEEP: self.of_sweep,
             PAIR: self.of_pair,
+            HOSTS: self.of_hosts,
             CLOCK: functools.partial(strange, program=JUMPING),
             SLOW: functools.partial(strange, program=WAITING),
             FULL: self.of_full,
@@ -261,6 +304,12 @@ class Chaos:
             others[name](kills)
         else:
             self.of_algorithm(name, kills)
+
+    def end(self) -> None:
+        """Of what is still running."""
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, KILL)
 
     def table(self) -> str:
         """Who was struck how often, by what and when; exit codes of what was struck."""
@@ -306,6 +355,39 @@ class One:
             return None
         name = strike(self.process, rng.choice(BLOWS), rng)
         return name, [self.process.wait()]
+
+
+class Serving(One):
+    """A process with servers of worlds, which end with it."""
+
+    def __init__(self, process: subprocess.Popen, mark: dict[str, str]):
+        super().__init__(process)
+        self.mark = mark
+
+    def wait(self) -> int:
+        code = super().wait()
+        self.assert_alone()
+        return code
+
+    def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
+        if self.has_ended():
+            self.wait()
+            return None
+        name = strike(self.process, rng.choice(HOST_BLOWS), rng)
+        return f'{name} ({len(self.marked())} processes)', [self.wait()]
+
+    def marked(self) -> list[psutil.Process]:
+        """Processes that the run has started, and they."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if self.mark.items() <= process.environ().items():
+                    found.append(process)
+        return found
+
+    def assert_alone(self) -> None:
+        _, left = psutil.wait_procs(self.marked(), SERVERS_S)
+        assert not left, f'{left} were left over'
 
 
 class Filled(One):
@@ -380,7 +462,7 @@ def main() -> None:
     parser.add_argument(
         '--only',
         default='',
-        help="algorithms, sweep, pair, clock, slow, full, with commas; '' = all",
+        help="algorithms, sweep, pair, hosts, clock, slow, full, with commas; '' = all",
     )
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
@@ -394,7 +476,8 @@ def main() -> None:
     # Children inherit signals that are ignored, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chaos = Chaos(folder, given.seed)
-    all_names = [*sorted(ALGORITHMS), SWEEP, PAIR, CLOCK, SLOW, *[FULL] * (os.geteuid() == 0)]
+    others = [SWEEP, PAIR, HOSTS, CLOCK, SLOW, *[FULL] * (os.geteuid() == 0)]
+    all_names = [*sorted(ALGORITHMS), *others]
     names = given.only.split(',') if given.only else all_names
     waiting: list[str] = []
     try:
@@ -408,9 +491,7 @@ def main() -> None:
                 flush=True,
             )
     finally:
-        for process in chaos.started:
-            if process.poll() is None:
-                os.killpg(process.pid, KILL)
+        chaos.end()
         print(chaos.table())
     kills = chaos.tally.total()
     print(f'{kills} kills, {chaos.rounds} runs, {chaos.leaves} arrays equal, 0 bits lost')
