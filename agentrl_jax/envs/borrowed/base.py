@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import TextEnvironment, check_split, environment, level_split
+from agentrl_jax.envs.base import TextEnvironment, environment
 from agentrl_jax.envs.pieces import Layout
+from agentrl_jax.envs.splits import check_split, level_split
 
 
 @struct.dataclass
