@@ -30,7 +30,7 @@ def get_config():
     cfg.env.max_turns = 30
     cfg.env.train_levels = 374
     cfg.env.eval_levels = 100
-    cfg.hosts.max_observation = 1024  # tokens of the longest first observation: 3295 characters
+    cfg.hosts.max_observation = 1088  # the longest first observation has 1058 tokens of Qwen
 
     cfg.model.dtype = 'bfloat16'
     cfg.model.remat = True
