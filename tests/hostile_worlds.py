@@ -28,9 +28,10 @@ class Hostile:
             os._exit(3)
         if action == 'hang':
             time.sleep(3600)
-        if action.startswith('slow'):
+        if action == 'slow':
             time.sleep(0.3)
         if action == 'slow fault':
+            time.sleep(1)
             raise WorldError('out of order')
         if action == 'nan':
             reward = float('nan')

@@ -244,7 +244,7 @@ def test_a_world_may_be_closed_while_it_is_at_its_last_call(url):
     world = made(url)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         last = pool.submit(step, url, world, 'slow fault')
-        time.sleep(0.1)
+        until(lambda: step(url, world, 'go')[0] == 409)
         assert call(url, 'close', {'id': world}) == (200, True)
         assert last.result()[1] == {'error': 'out of order', 'code': 'fault'}
 
