@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs import FrozenLake
+from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
 from agentrl_jax.envs.hosts.base import HostEnvironment, Items
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine import sharding
@@ -35,6 +36,7 @@ from agentrl_jax.tokens.tokenizer import load_tokenizer
 from benchmarks import common, host_schedule
 
 LEVELS, BUDGET = 64, 99
+SIGNS = {FROZEN: '_', START: '_', HOLE: 'O', GOAL: 'G'}
 MOVES = (0, -1), (1, 0), (0, 1), (-1, 0)  # left, down, right, up
 
 
@@ -48,11 +50,11 @@ class Lake:
 
     def reset(self, item: int) -> str:
         self.board, self.used = self.boards[item], 0
-        self.row, self.column = map(int, np.argwhere(self.board == 0)[0])
+        self.row, self.column = map(int, np.argwhere(self.board == START)[0])
         return self.text(warn=False)
 
     def text(self, *, warn: bool) -> str:
-        signs = [list('__OG'[cell] for cell in row) for row in self.board.tolist()]
+        signs = [[SIGNS[cell] for cell in row] for row in self.board.tolist()]
         here = {'_': 'P', 'O': 'X', 'G': '√'}
         signs[self.row][self.column] = here[signs[self.row][self.column]]
         grid = ''.join(''.join(row) + '\n' for row in signs)
@@ -71,8 +73,8 @@ class Lake:
             self.row = min(max(self.row + MOVES[part][0], 0), len(self.board) - 1)
             self.column = min(max(self.column + MOVES[part][1], 0), len(self.board) - 1)
             self.used += 1
-            solved = self.board[self.row, self.column] == 3
-            done = solved or self.board[self.row, self.column] == 2
+            solved = self.board[self.row, self.column] == GOAL
+            done = solved or self.board[self.row, self.column] == HOLE
         return Reply(self.text(warn=not chosen), float(solved), bool(done), bool(solved))
 
     def close(self) -> None:
