@@ -155,7 +155,7 @@ def zero_latency(
         return Lake(boards, env.ACTION_NAMES, per_turn)
 
     worlds = host.Worlds(times.pool(make, spoken.prompt), spoken)
-    collect = collector(worlds, tokenizer, read_tokens=32, **shared)
+    collect = collector(worlds, tokenizer, read_tokens=task.width, **shared)
     program = jax.jit(functools.partial(device.collect, **shared))
     key, episodes_ = jax.random.key(0), listed(episodes)
     on_device = jax.tree.map(jnp.asarray, episodes_)

@@ -98,7 +98,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.textcraft = ml_collections.ConfigDict()  # AgentGym's TextCraft
     cfg.textcraft.prompt = 'agentgym'  # or 'short'
-    cfg.textcraft.wording = 'agentgym'  # of replies; 'plain' shows names as they are typed
+    cfg.textcraft.wording = 'agentgym'  # 'plain': names as typed; 'drawn': single words, drawn anew
     cfg.textcraft.distractors = 10  # recipes shown that the goal does not need
     cfg.textcraft.depths = (1, 2, 3, 4)  # of goals: crafts one upon another
     cfg.textcraft.most_recipes = 0  # shown that a goal needs; 0 = any number

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -185,6 +186,53 @@ def test_splits_share_no_goal_and_depths_choose():
     assert set.union(*splits) == set(range(544)) and sum(map(len, splits)) == 544
     assert min(map(len, splits)) > 40
     assert set(textcraft.items('test', depths=[1])) <= set(range(125)) & splits[2]
+
+
+@pytest.mark.parametrize('distractors', [1, 10])
+def test_drawn_names_change_nothing_but_names(recipes, distractors):
+    """Every goal by the planner, and what a player does who reads names that are not there."""
+    plain, drawn = (
+        TextCraft(wording=wording, prompt='short', distractors=distractors)
+        for wording in ('plain', 'drawn')
+    )
+    seen = set()
+    for item in range(len(recipes.goals)):
+        lines = [world.reset(item).splitlines() for world in (plain, drawn)]
+        numbers = [[re.findall('[0-9]+', line) for line in each] for each in lines]
+        assert numbers[0] == numbers[1]
+        seen.add(lines[1][-1])
+        for world in (plain, drawn):
+            world.step('get 1 nothing of the kind')
+        for commands in zip(plain.plan(), drawn.plan(), strict=True):
+            replies = [
+                world.step(command) for world, command in zip((plain, drawn), commands, strict=True)
+            ]
+            assert replies[0].reward == replies[1].reward and replies[0].done == replies[1].done
+            assert replies[1].observation.startswith(replies[0].observation.split()[0])
+            named = re.findall(r'[0-9] ([a-z]+)(?: using|,|$)', commands[1])
+            assert named and set(named) <= {*recipes.words}
+        assert replies[1].success and plain.inventory == drawn.inventory
+    assert len(seen) > 60  # names of goals
+
+
+def test_drawn_names_are_an_episode_s_own():
+    world = TextCraft(wording='drawn', prompt='short', distractors=0)
+    first = world.reset(0)
+    assert world.reset(0) == first != world.reset(len(world.recipes.goals))
+    name = first.rpartition(' ')[2].rstrip('.')
+    world.reset(0)
+    assert world.step(f'get 1 {name}').observation == f'Could not find {name}'
+    unnamed = next(word for word in world.recipes.words if word not in world.meant)
+    assert world.step(f'get 1 {unnamed}').observation == f'Could not find {unnamed}'
+    told = world.step(f'craft 1 {unnamed} using 1 {name}').observation
+    assert told == f'Could not find enough items to craft {unnamed}'
+
+
+def test_too_many_things_for_drawn_names_are_an_error():
+    world = TextCraft(wording='drawn', distractors=500)
+    with pytest.raises(ValueError, match='fewer distractors than 500'):
+        for item in range(len(world.recipes.goals)):
+            world.reset(item)
 
 
 def test_plain_wording_shows_names_as_they_are_typed():

@@ -24,6 +24,7 @@ from agentrl_jax.types import EpisodeStop, Params, TurnStop
 NO_LIMIT = 2**30
 RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # between questions whether a world is there again
 LOOK_S = 0.5  # between looks, in an outage, at whether the run was asked to stop
+FIRST_STEP_S = 0.01  # that a step of all rows takes, until one has been measured
 ROUNDS = 3  # times that faulty episodes are played before too few healthy ones are an error
 
 
@@ -142,7 +143,7 @@ class Game:
         self.ready = [collections.deque() for _ in range(programs.shards)]  # seats with chunks
         self.live = np.zeros(programs.shards, int)
         self.left = np.zeros(programs.shards, int)  # stopped rows that were not reported
-        self.reply_s, self.step_s = 0.0, 0.0  # running means
+        self.reply_s, self.step_s = 0.0, FIRST_STEP_S  # running means
         self.last_fault = ''
         self.counted: collections.Counter = collections.Counter()
 
@@ -224,12 +225,11 @@ class Game:
     def hear(self) -> None:
         """Takes the replies that are there, and looks at deadlines.
 
-        Waits for one where the device has nothing to do, and for a moment where all worlds answer
-        more quickly than a token is sampled.
+        Waits for one where the device has nothing to do, and otherwise for as long as `grace`.
         """
         busy = self.live.any() or self.left.any() or self.is_due()
-        grace = self.step_s if self.reply_s < self.step_s else 0.0
-        began, until = time.monotonic(), time.monotonic() + grace
+        began = time.monotonic()
+        until = began + self.grace()
         while self.under_way:
             now = time.monotonic()
             due = min(self.seats[number].deadline for number in self.under_way)
@@ -253,8 +253,18 @@ class Game:
                 continue  # of a world that was left behind, or of another rollout
             self.heard(seat, outcome)
             busy = busy or self.is_due()
+            until = time.monotonic() + self.grace()
         if not (self.live.any() or self.left.any()):
             self.counted['waited_s'] += time.monotonic() - began
+
+    def grace(self) -> float:
+        """Seconds that rows which could sample wait for one more reply: a step's time, or none.
+
+        They wait where worlds answer within a step, and where most rows wait for worlds that are
+        not much slower: rows that go on together need fewer steps than rows one after another.
+        """
+        most = len(self.under_way) > self.live.sum()
+        return self.step_s if self.reply_s < self.step_s * (self.poll if most else 1) else 0.0
 
     def give_up_late_ones(self) -> None:
         now = time.monotonic()
@@ -414,8 +424,7 @@ class Game:
         )
         limit = NO_LIMIT
         if self.under_way:  # looks at replies now and then
-            limit = math.ceil(self.reply_s / self.step_s) if self.step_s else 1
-            limit = min(max(limit, 1), self.poll)
+            limit = min(max(math.ceil(self.reply_s / self.step_s), 1), self.poll)
         began = time.monotonic()
         self.state, report = self.programs.decode(
             self.state, self.params, self.ends, self.key, np.int32(until), np.int32(limit)
@@ -425,7 +434,8 @@ class Game:
         steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(TALE))
         if most := int(steps.max()):
             each = (time.monotonic() - began) / most
-            self.step_s = each if not self.step_s else self.step_s + 0.1 * (each - self.step_s)
+            # Falls at once, for a program's first call has compiled it
+            self.step_s = min(each, self.step_s + 0.1 * (each - self.step_s))
         self.counted['steps'] += most
         for shard in range(shards):
             for line in report[shard, :-1]:

@@ -124,7 +124,7 @@ class Served(Remote):
 @dataclasses.dataclass(frozen=True)
 class TextCraftEnvironment(Served):
     prompt: str = 'agentgym'  # or 'short'
-    wording: str = 'agentgym'  # or 'plain'
+    wording: str = 'agentgym'  # or 'plain', or 'drawn'
     distractors: int = 10  # recipes shown that the goal does not need
     depths: tuple[int, ...] = (1, 2, 3, 4)  # of the goals of our splits
     most_recipes: int = 0  # shown that such a goal needs; 0 = any number

