@@ -153,7 +153,7 @@ class Chaos:
         while True:
             self.sites[0].kill()
             self.blows['killed'] += 1
-            if self.ended.wait(self.luck.uniform(1, 3)):
+            if self.ended.wait(self.luck.uniform(0, 0.3)):
                 return
             self.sites[1].hang(HUNG_S)
             self.blows['hung'] += 1
