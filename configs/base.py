@@ -299,6 +299,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.batch.epochs = 1  # passes over a rollout
     cfg.batch.shuffle = False  # draw the episodes of optimiser steps anew in each pass
     cfg.batch.head_chunk = 1024  # tokens per chunk of the output head
+    cfg.batch.widths = 1  # micro-batches of rows of like length are cut to the longest: so many
+    # widths are compiled, for updates and cloning; 1 = all are as wide as rollout.max_tokens
 
     cfg.mesh = ml_collections.ConfigDict()
     cfg.mesh.data = -1  # rows; -1 = all devices that remain

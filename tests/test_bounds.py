@@ -39,6 +39,7 @@ SMALL = {
     'model.num_kv_heads': 4,
     'batch.epochs': 2,
     'batch.head_chunk': 2048,
+    'batch.widths': 2,
     'clone.episodes': 16,
     'clone.steps': 2,
     'clone.batch': 16,

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.algorithms import grpo, ppo
 from agentrl_jax.models import qwen2
-from agentrl_jax.rl import losses, objective, update
+from agentrl_jax.rl import losses, objective, update, widths
 from agentrl_jax.types import TrainState
 
 TX = optax.sgd(0.1)
@@ -95,6 +95,20 @@ def test_other_aggregations_are_the_same_in_four_microbatches(aggregation):
     state, batch = state_of(toy.toy_params(0)), toy_batch()
     run = functools.partial(toy_update, values_fn=None, aggregation=aggregation, norm_length=5)
     assert_close(run()(state, batch)[0], run(num_microbatches=4)(state, batch)[0], atol=1e-7)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_an_update_of_cut_rows_is_the_same_step(shared):
+    state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
+    batch = toy_batch(rows=16, length=30, turns=4)
+    lengths = widths.used(batch.mask)
+    assert len(set(jnp.searchsorted(jnp.asarray(widths.menu(30, 4)), lengths).tolist())) > 1
+    settings = dict(value_head_fn=toy.toy_value_head if shared else None, **EVERYTHING)
+    whole, measured = toy_update(**settings)(state, batch)
+    for cut in (dict(num_microbatches=4), dict(num_microbatches=2, unit=2), {}):
+        after, metrics = toy_update(widths=4, **cut, **settings)(state, batch)
+        assert_close(whole, after, atol=1e-7)
+        assert_close(measured, metrics, atol=1e-5)
 
 
 def test_rows_on_four_devices_give_the_step_of_one():

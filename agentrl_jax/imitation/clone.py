@@ -1,5 +1,6 @@
 """Behaviour cloning: demonstrations in the tokens of a rollout, then cross-entropy on answers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.rl.update import accumulate
@@ -21,12 +23,21 @@ def clone_loss(
     head_fn: Callable,
     chunk_size: int,
     count: jax.Array | None = None,
+    row_tokens: int | None = None,
 ) -> jax.Array:
-    """Sum of -log p over the answers' tokens / count; None: their number, which makes it a mean."""
+    """Sum of -log p over the answers' tokens / count; None: their number, which makes it a mean.
+
+    row_tokens: the most that a row can have of them; the head is computed for so many (None: all).
+    """
     positions = positions_of(batch.attention_mask)
     hidden = hidden_fn(params, batch.tokens, positions, batch.attention_mask)
     logprobs, _ = losses.token_logprobs(
-        hidden, head_fn(params), batch.tokens, chunk_size=chunk_size, with_entropy=False
+        hidden,
+        head_fn(params),
+        batch.tokens,
+        chunk_size=chunk_size,
+        mask=batch.mask,
+        row_tokens=row_tokens,
     )
     count = jnp.maximum(batch.mask.sum(), 1) if count is None else count
     return -(masked_sum(logprobs, batch.mask) / count)
@@ -46,15 +57,29 @@ def clone(
     report: Callable[[int, float], None],
     microbatch_rows: int | None = None,
     row_sharding: Any = None,
+    widths: int = 1,
 ) -> Params:
     """`steps` optimiser steps on random batches; report(step, loss) is called after each.
 
     microbatch_rows: episodes per forward and backward pass, None = all of a batch at once.
+    row_sharding: layout of rows; parameters are laid out for training on its mesh. widths: as in
+    rl.update.update_step.
     """
-    settings = dict(hidden_fn=hidden_fn, head_fn=head_fn, chunk_size=chunk_size)
+    settings = dict(
+        hidden_fn=hidden_fn,
+        head_fn=head_fn,
+        chunk_size=chunk_size,
+        row_tokens=int(demonstrations.mask.sum(1).max()),
+    )
     parts = batch_size // (microbatch_rows or batch_size)
+    moments, layout = None, None
+    if row_sharding is not None:  # else the second step, which gets the results of the first, could
+        # meet other layouts than that and be compiled again
+        shapes = (params, jax.eval_shape(tx.init, params))
+        layout = sharding.specs(shapes, sharding.TRAIN_RULES, row_sharding.mesh)
+        moments, layout = layout[1], (*layout, None)
 
-    @jax.jit
+    @functools.partial(jax.jit, donate_argnums=1, out_shardings=layout)
     def step(params, opt_state, data, key):
         rows = jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0])
         batch = jax.tree.map(lambda x: x[rows], data)
@@ -64,12 +89,18 @@ def clone(
             return clone_loss(params, part, count=count, **settings), {}
 
         loss, _, gradient = accumulate(
-            loss_fn, params, (batch,), parts=parts, sharding=row_sharding
+            loss_fn,
+            params,
+            (batch,),
+            parts=parts,
+            sharding=row_sharding,
+            mask=batch.mask,
+            widths=widths,
         )
         updates, opt_state = tx.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    opt_state = jax.jit(tx.init)(params)
+    opt_state = jax.jit(tx.init, out_shardings=moments)(params)
     for i in range(steps):
         params, opt_state, loss = step(
             params, opt_state, demonstrations, jax.random.fold_in(key, i)

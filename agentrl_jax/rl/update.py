@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.rl import losses, objective
+from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import MIN_STD
 from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
 from agentrl_jax.types import Batch, Params, TrainState
@@ -150,13 +151,25 @@ def accumulate(
     sharding: NamedSharding | None,
     unit: int = 1,
     sparse: bool = False,
+    mask: jax.Array | None = None,
+    widths: int = 1,
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
 
     Each `unit` rows that stand side by side stay together. sparse: slices in which no row trains
-    are not computed.
+    are not computed. With more than one of `widths` the columns of a slice behind its last token in
+    mask bool [B, T] are cut off (see rl.widths).
     """
     value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+    if widths > 1:
+        lengths, every = row_widths.used(mask), row_widths.menu(mask.shape[1], widths)
+        order = row_widths.sorted_rows(lengths, parts=parts, unit=unit)
+        rows = *jax.tree.map(lambda x: x[order], rows), lengths[order]
+        of_rows = value_and_grad
+
+        def value_and_grad(params, *rows):
+            return row_widths.at_width(of_rows, params, rows[:-1], rows[-1], every)
+
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, *rows)
         return loss, sums, grads
@@ -212,6 +225,7 @@ class _Settings:
     critic_tx: optax.GradientTransformation | None
     parts: int
     unit: int
+    widths: int
     row_sharding: NamedSharding | None
     critic_warmup: int
     lr_scale: jax.Array | float
@@ -231,7 +245,13 @@ def critic_step(
         return objective.value_loss(raw, batch, weights, clip_value=s.value_clip)
 
     loss, sums, grads = accumulate(
-        loss_of, state.critic_params, (batch, weights), parts=s.parts, sharding=s.row_sharding
+        loss_of,
+        state.critic_params,
+        (batch, weights),
+        parts=s.parts,
+        sharding=s.row_sharding,
+        mask=batch.value_mask,
+        widths=s.widths,
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -265,6 +285,8 @@ def policy_step(
         sharding=s.row_sharding,
         unit=s.unit,
         sparse=s.sparse,
+        mask=batch.mask | batch.value_mask,
+        widths=s.widths,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -357,6 +379,7 @@ def update_step(
     row_sharding: NamedSharding | None = None,
     unit: int = 1,
     together: int = 1,
+    widths: int = 1,
     **policy: Any,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """epochs x num_minibatches optimiser steps of num_microbatches slices each.
@@ -369,6 +392,8 @@ def update_step(
     unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
     together: so many rows side by side are one episode with its continuations, and in one optimiser
     step; micro-batches without a row that trains are then left out;
+    widths: so many are compiled, and each micro-batch takes the narrowest that holds its rows (see
+    rl.widths);
     microbatch_means counts the denominators of losses in each micro-batch, as references do;
     lr_scale: factor of both learning rates; policy: keywords of objective.policy_loss (loss, ...).
     """
@@ -392,6 +417,7 @@ def update_step(
         weights=weigher(aggregation, norm_length, num_microbatches if microbatch_means else 1),
         parts=num_microbatches,
         unit=unit,
+        widths=widths,
         row_sharding=row_sharding,
         critic_warmup=critic_warmup,
         sparse=together > 1,

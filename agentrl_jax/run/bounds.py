@@ -141,6 +141,7 @@ BOUNDS: Mapping[str, Bounds] = {
     'batch.microbatch_rows': ONE,
     'batch.epochs': ONE,
     'batch.head_chunk': ONE,
+    'batch.widths': ONE,
     'clone.episodes': ZERO,
     'clone.steps': ZERO,
     'clone.batch': ONE,

@@ -97,6 +97,7 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
             chunk_size=cfg.batch.head_chunk,
             microbatch_rows=cfg.clone.microbatch_rows or None,
             row_sharding=sharding.shard_rows(run.mesh),
+            widths=cfg.batch.widths,
             report=lambda step, loss: progress.advance(1, loss=loss),
         )
 

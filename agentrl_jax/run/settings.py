@@ -146,6 +146,7 @@ def build_update(cfg: Any, mesh: Any, txs: tuple) -> Any:
         kl_horizon=loss.kl_horizon,
         row_sharding=sharding.shard_rows(mesh),
         together=samples if derived.trains_continuations(cfg) else 1,
+        widths=size.widths,
         **head_settings(cfg),
     )
 
