@@ -174,6 +174,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.rollout.sampler_dtype = ''  # compute dtype of playing; '' = model.dtype
     cfg.rollout.slots = 0  # episodes played at once; 0 = all
     cfg.rollout.serve_rows = 8  # waiting slots that are served together
+    cfg.rollout.read_tokens = 0  # tokens of a waiting slot that are read at a time, where prompts
+    # differ much in length; 0 = all of a prompt, in a block as wide as the longest can be
     cfg.rollout.stop_at_answer = False  # end a turn at </answer>; else at the end-of-turn token
     cfg.rollout.common_random_numbers = False  # members of a group share the world's luck
 

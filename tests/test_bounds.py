@@ -31,6 +31,7 @@ SMALL = {
     'rollout.max_tokens': 400,
     'rollout.max_response': 12,
     'rollout.serve_rows': 16,
+    'rollout.read_tokens': 8,
     'rollout.slots': 32,
     'model.hidden_size': 64,
     'model.intermediate_size': 64,

@@ -228,3 +228,11 @@ def test_a_critic_trains_on_windows(tmp_path):
 def test_a_ratio_of_whole_episodes_is_refused(algorithm):
     with pytest.raises(ValueError, match='context.window=1'):
         check.check(micro(1, algorithm=algorithm))
+
+
+def test_windows_are_not_read_in_chunks():
+    with pytest.raises(ValueError, match='rollout.read_tokens=8 needs the whole conversation'):
+        check.check(micro(1, **{'rollout.read_tokens': 8}))
+    with pytest.raises(ValueError, match='rollout.read_tokens=8 does not go with fork.turns'):
+        changes = {'algorithm': 'vine', 'fork.turns': 'every', 'rollout.read_tokens': 8}
+        check.check(micro(0, **changes))

@@ -95,6 +95,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp('model') / 'qwen3'
     tiny_models.write_folder(folder, SMALL, tiny_models.hf_tensors(SMALL))
     changes = {'model.path': str(folder), 'model.tokenizer': str(DEMO_MODEL), 'steps': 1}
+    changes |= {'batch.widths': 2, 'rollout.read_tokens': 8}
     cfg = micro_runs.config('frozen_lake', **changes)
     workdir = tmp_path_factory.mktemp('run')
     assert train.train(cfg, str(workdir)) == 0

@@ -188,6 +188,23 @@ def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     assert_same_rollout(out, played('frozen_lake')[0])
 
 
+@pytest.mark.parametrize('chunk, slots, serve_rows', [(5, 16, 4), (16, 3, 8)])
+def test_prompts_read_in_chunks_change_nothing_that_is_sampled(chunk, slots, serve_rows):
+    whole, before = played('frozen_lake')
+    blocks = dict(slots=slots, serve_rows=serve_rows, chunk=chunk)
+    out, counters = tiny.play('frozen_lake', tiny.cloned('frozen_lake')[0], KEY, **blocks)
+    assert_same_rollout(out, whole)
+    prefix = tiny.task('frozen_lake').prefix.shape[0]
+    prompts = whole.attention_mask.sum() - whole.action_mask.sum() - 16 * prefix
+    assert counters['read'] == before['read'] == prompts
+    assert before['reads'] <= before['serves']
+    if (
+        slots == 16
+    ):  # 4 x 5 tokens a block, most of them wanted; whole prompts are up to 30 and more
+        assert prompts / (counters['reads'] * serve_rows * chunk) > 0.75
+        assert prompts / (before['reads'] * 3 * tiny.task('frozen_lake').width) < 0.75
+
+
 @pytest.mark.parametrize('data, tensor', [(8, 1), (4, 2)])
 def test_no_mesh_changes_what_is_sampled(data, tensor):
     mesh = jax.make_mesh(

@@ -44,6 +44,7 @@ UNREAD = (
     'rollout.slots',
     'rollout.temperature',
     'rollout.serve_rows',
+    'rollout.read_tokens',
     'clone.keep_in',
     'library.tool_reward',
     'library.presence_reward',

@@ -32,7 +32,7 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
 
-IDLE, GENERATING, WAITING = 0, 1, 2
+IDLE, GENERATING, WAITING, READING = 0, 1, 2, 3
 
 
 @struct.dataclass
@@ -41,7 +41,7 @@ class Slots:
 
     rows: token_rows.Rows  # S rows of tokens
     episode: jax.Array  # int32 [S]     row of `out` being played; N = none
-    phase: jax.Array  # int32 [S]     IDLE, GENERATING or WAITING
+    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING or, with chunks, READING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
     answer: answers.AnswerState  # parser of the current turn, S rows
     world: text.Episode  # worlds, S rows
@@ -49,6 +49,8 @@ class Slots:
     out: Rollout  # N rows
     decodes: jax.Array  # int32 []      decode iterations
     serves: jax.Array  # int32 []      serve iterations
+    reads: jax.Array  # int32 []      blocks read
+    read: jax.Array  # int32 []      tokens in them
     generated: jax.Array  # int32 []      tokens sampled
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
     bank: forks.Bank | None = None  # what continuations begin from; None without them
@@ -240,8 +242,13 @@ def serve(
     serve_rows: int,
     max_response: int,
     window: int = 0,
+    chunk: int = 0,
 ) -> Slots:
-    """Takes up to serve_rows waiting slots to the start of their next answer."""
+    """Takes up to serve_rows waiting slots to the start of their next answer.
+
+    With a chunk they only get what they are to read next, and then up to serve_rows slots read as
+    many tokens of theirs: blocks are narrow and hold no slot that has nothing to read.
+    """
     num_slots = slots.phase.shape[0]
     num_episodes, max_tokens = slots.out.tokens.shape
     # Padding rows point behind the last slot: gathers clamp, scatters drop.
@@ -292,24 +299,70 @@ def serve(
             max_response=max_response,
             pad_id=task.pad_id,
         )
-    read = token_rows.read(
-        slots.rows, params, rows, inputs, begin, unread, config=config, wanted=jnp.any(playing)
-    )
 
     def put(into, value):
         return into.at[rows].set(value, mode='drop')
 
+    if chunk:
+        read, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
+    else:
+        wanted, ready = jnp.any(playing), GENERATING
+        read = token_rows.read(
+            slots.rows, params, rows, inputs, begin, unread, config=config, wanted=wanted
+        )
+        slots = slots.replace(reads=slots.reads + wanted, read=slots.read + unread.sum())
     stream = episodes.listed.token_stream[jnp.minimum(episode, num_episodes - 1)]
-    return slots.replace(
+    slots = slots.replace(
         rows=read.replace(length=put(read.length, length + count), stream=put(read.stream, stream)),
         episode=put(slots.episode, episode),
-        phase=put(slots.phase, jnp.where(playing, GENERATING, IDLE)),
+        phase=put(slots.phase, jnp.where(playing, ready, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
         answer=jax.tree.map(put, slots.answer, answers.init_answer(task.answer, serve_rows)),
         world=jax.tree.map(put, slots.world, world),
         out=out,
         serves=slots.serves + 1,
         overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
+    )
+    if not chunk:
+        return slots
+    return read_chunks(slots, params, task, config=config, serve_rows=serve_rows, chunk=chunk)
+
+
+def read_chunks(
+    slots: Slots,
+    params: Params,
+    task: text.TextTask,
+    *,
+    config: qwen2.ModelConfig,
+    serve_rows: int,
+    chunk: int,
+) -> Slots:
+    """Up to serve_rows slots read the next `chunk` tokens that the worlds have written for them.
+
+    Nothing is read while fewer wait for it and others can go on sampling.
+    """
+    num_slots, (num_episodes, max_tokens) = slots.phase.shape[0], slots.out.tokens.shape
+    reading = slots.phase == READING
+    wanted = (reading.sum() >= serve_rows) | (
+        jnp.any(reading) & ~jnp.any(slots.phase == GENERATING)
+    )
+    rows = jnp.nonzero(reading, size=serve_rows, fill_value=num_slots)[0]
+    begin, length = slots.rows.context[rows], slots.rows.length[rows]
+    count = jnp.where(rows < num_slots, jnp.minimum(length - begin, chunk), 0)
+    column = jnp.arange(chunk)[None]
+    row = jnp.minimum(slots.episode[rows], num_episodes - 1)[:, None]
+    tokens = slots.out.tokens[row, jnp.minimum(begin[:, None] + column, max_tokens - 1)]
+    inputs = jnp.where(column < count[:, None], tokens, task.pad_id)
+    count = jnp.where(wanted, count, 0)
+    rows = jnp.where(wanted, rows, num_slots)
+    phase = jnp.where(begin + count == length, GENERATING, READING)
+    return slots.replace(
+        rows=token_rows.read(
+            slots.rows, params, rows, inputs, begin, count, config=config, wanted=wanted
+        ),
+        phase=slots.phase.at[rows].set(phase, mode='drop'),
+        reads=slots.reads + wanted,
+        read=slots.read + count.sum(),
     )
 
 
@@ -329,14 +382,17 @@ def collect(
     top_p: float = 1.0,
     stop_at_answer: bool = False,
     window: int = 0,
+    chunk: int = 0,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
 
     With episodes.forks each has its continuations beside it (Rollout.continuations).
 
     window: turns that the policy sees, the current one included; 0 = the whole conversation.
+    chunk: tokens of a slot that are read at a time, for whole conversations; 0 = a turn's prompt.
 
-    Counters: decodes and serves (iterations), generated (sampled tokens), overflow (must be 0).
+    Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
+    (tokens in them), overflow (must be 0).
     """
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
@@ -372,12 +428,15 @@ def collect(
         max_response=max_response,
         stop_at_answer=stop_at_answer,
         window=window,
+        chunk=chunk,
     )
     out = state.out if episodes.forks is None else forks.split(state.out, episodes.forks)
     return out, {
         'decodes': state.decodes,
         'serves': state.serves,
         'generated': state.generated,
+        'reads': state.reads,
+        'read': state.read,
         'overflow': state.overflow,
     }
 
@@ -395,6 +454,7 @@ def play(
     max_response: int,
     stop_at_answer: bool = False,
     window: int = 0,
+    chunk: int = 0,
 ) -> Slots:
     """Serves and decodes until every slot is idle.
 
@@ -405,7 +465,7 @@ def play(
     static = dict(config=config, max_response=max_response)
 
     def decoding(state):
-        waiting = jnp.sum(state.phase == WAITING)
+        waiting = jnp.sum((state.phase == WAITING) | (state.phase == READING))
         if state.bank is not None:
             waiting += jnp.minimum(jnp.sum(state.phase == IDLE), jnp.sum(state.bank.pending))
         return jnp.any(state.phase == GENERATING) & (waiting < serve_rows)
@@ -422,9 +482,8 @@ def play(
         )
 
     def advance(state):
-        state = serve(
-            state, params, task, episodes, k_world, serve_rows=serve_rows, window=window, **static
-        )
+        blocks = dict(serve_rows=serve_rows, window=window, chunk=chunk)
+        state = serve(state, params, task, episodes, k_world, **blocks, **static)
         return jax.lax.while_loop(decoding, decode_once, state)
 
     return jax.lax.while_loop(lambda state: jnp.any(state.phase != IDLE), advance, state)
@@ -464,6 +523,8 @@ def start(
         decodes=zero,
         serves=zero,
         generated=zero,
+        reads=zero,
+        read=zero,
         overflow=zero,
         bank=bank,
     )

@@ -86,6 +86,7 @@ BOUNDS: Mapping[str, Bounds] = {
     'rollout.temperature': Bounds(low=0.01, high=100),
     'rollout.slots': ZERO,
     'rollout.serve_rows': ONE,
+    'rollout.read_tokens': ZERO,
     'curriculum.stage_steps': ONE,
     'context.window': ZERO,
     'context.summary': ZERO,

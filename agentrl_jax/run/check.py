@@ -207,6 +207,16 @@ def _impossible_options(cfg: Any) -> list[str]:
             '(algorithm=ppo, critic.share_backbone=False)',
         ),
         (
+            cfg.context.window > 0 and cfg.rollout.read_tokens > 0,
+            f'rollout.read_tokens={cfg.rollout.read_tokens} needs the whole conversation in the '
+            'cache: set it or context.window to 0',
+        ),
+        (
+            cfg.fork.turns is not None and cfg.rollout.read_tokens > 0,
+            f'rollout.read_tokens={cfg.rollout.read_tokens} does not go with fork.turns: set it '
+            'to 0',
+        ),
+        (
             cfg.context.window > 0 and cfg.algorithm in WHOLE_EPISODES,
             f'algorithm={cfg.algorithm!r} compares whole episodes, and context.window='
             f'{cfg.context.window} makes each turn a sample of its own: set it to 0, or use '

@@ -262,6 +262,7 @@ def build_collect(
         top_k=0 if training else sample.top_k,
         top_p=1.0 if training else sample.top_p,
         window=cfg.context.window,
+        chunk=cfg.rollout.read_tokens,
     )
 
     def prepare(params):
