@@ -198,9 +198,7 @@ def test_prompts_read_in_chunks_change_nothing_that_is_sampled(chunk, slots, ser
     prompts = whole.attention_mask.sum() - whole.action_mask.sum() - 16 * prefix
     assert counters['read'] == before['read'] == prompts
     assert before['reads'] <= before['serves']
-    if (
-        slots == 16
-    ):  # 4 x 5 tokens a block, most of them wanted; whole prompts are up to 30 and more
+    if slots == 16:  # blocks of 4 x 5 tokens, most of them wanted; whole prompts have 30 and more
         assert prompts / (counters['reads'] * serve_rows * chunk) > 0.75
         assert prompts / (before['reads'] * 3 * tiny.task('frozen_lake').width) < 0.75
 

@@ -294,6 +294,11 @@ def _impossible_hosts(cfg: Any) -> list[str]:
             f'rollout.stop_at_answer has no effect on env.name={name!r}: set '
             "hosts.stop=('</answer>',)",
         ),
+        (
+            cfg.rollout.read_tokens > 0,
+            f'rollout.read_tokens={cfg.rollout.read_tokens} has no effect on env.name={name!r}: '
+            'set hosts.read_tokens',
+        ),
     ]
     if not derived.on_hosts(cfg):
         return []

@@ -262,7 +262,6 @@ def build_collect(
         top_k=0 if training else sample.top_k,
         top_p=1.0 if training else sample.top_p,
         window=cfg.context.window,
-        chunk=cfg.rollout.read_tokens,
     )
 
     def prepare(params):
@@ -274,7 +273,8 @@ def build_collect(
 
     if worlds is not None:
         return build_host_collect(cfg, mesh, worlds, jax.jit(prepare), settings)
-    play = device.collect_on_mesh(mesh, stop_at_answer=cfg.rollout.stop_at_answer, **settings)
+    settings |= dict(stop_at_answer=cfg.rollout.stop_at_answer, chunk=cfg.rollout.read_tokens)
+    play = device.collect_on_mesh(mesh, **settings)
 
     def collect(params, task, episodes, key):
         return play(prepare(params), task, episodes, key)
