@@ -392,6 +392,7 @@ def test_every_config_builds(name):
     check.check(cfg)
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
+    cfg.mesh.tensor = max(8 // cfg.batch.microbatch_rows, 1)  # whose rows fill the data shards
     measured = trace(cfg, with_rollout=not derived.on_hosts(cfg))  # a loop of the host
     assert set(measured) <= set(metrics.METRICS)
 
