@@ -61,6 +61,7 @@ class Rollout:
     episode_stop: jax.Array  # int32 [B]      EpisodeStop
     success: jax.Array  # bool [B]
     level: jax.Array  # int32 [B]      index into the environment's level pool
+    figures: jax.Array | None = None  # float32 [B, F]  what a world on a host measured by itself
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
 
     @property

@@ -153,7 +153,7 @@ def play(
 ) -> tuple[float, game.Game]:
     """(seconds, what was played) of all episodes."""
     clock, each = Clock(), np.arange(episodes, dtype=np.int32)
-    env = types.SimpleNamespace(solved=lambda returned: False)
+    env = types.SimpleNamespace(solved=lambda returned: False, FIGURES=())
     task = types.SimpleNamespace(
         prefix=np.zeros(PREFIX, np.int32),
         pad_id=0,

@@ -18,7 +18,13 @@ class Echo:
         self.said.append(action)
         digest = self.digest()
         done = len(self.said) > 1 + digest[0] % 8
-        return Reply(self.words(), reward=digest[1] / 255 - 0.5, done=done, success=digest[2] > 127)
+        return Reply(
+            self.words(),
+            reward=digest[1] / 255 - 0.5,
+            done=done,
+            success=digest[2] > 127,
+            figures=(float(len(self.said) - 1), digest[3] / 255),
+        )
 
     def digest(self):
         return hashlib.sha256('\0'.join(self.said).encode()).digest()

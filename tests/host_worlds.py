@@ -84,7 +84,8 @@ class Lake:
         )
         self.state, self.used, self.turn = did['state'], did['used'], self.turn + 1
         done = did['stop'] in (EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET)
-        return Reply(self.text(did['warn']), float(did['reward']), done, did['success'])
+        said = self.text(did['warn'])
+        return Reply(said, float(did['reward']), done, did['success'], figures=(self.turn, 0.5))
 
     def close(self):
         pass
@@ -97,6 +98,7 @@ class Tests(HostEnvironment):
     world: type = Echo
     name = 'echo'
     instruction = 'Say something.'
+    FIGURES = ('said', 'last')
 
     def make(self):
         return self.world()

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
+from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine.processes import CompileCounter
-from agentrl_jax.rollout import host
+from agentrl_jax.measure import metrics, validation
+from agentrl_jax.rollout import game, host
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -43,6 +45,27 @@ def test_episodes_end_in_every_way_that_the_tests_below_are_about():
     assert {EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET} <= set(out.episode_stop)
     assert {TurnStop.EOS, TurnStop.LENGTH} <= set(out.turn_stop.ravel())
     assert counters['generated'].sum() == out.action_mask.sum() and not counters['hosts/faults'][0]
+
+
+def test_what_worlds_measure_is_that_of_their_last_replies():
+    out, _ = calm()
+    np.testing.assert_array_equal(out.figures[:, 0], out.num_turns)
+    env, half = hosts.Tests(), out.episode_stop == EpisodeStop.TERMINATED
+    out = out.replace(episode_stop=np.where(half, out.episode_stop, EpisodeStop.ENV_ERROR))
+    task, _ = hosts.conversation_of(env)
+    measured = metrics.environment_metrics(out, task)
+    assert measured.keys() == {'echo/said', 'echo/last'}
+    np.testing.assert_allclose(measured['echo/said'], out.num_turns[half].mean(), rtol=1e-6)
+    counted = validation.count(out, task, levels=16)
+    np.testing.assert_allclose(counted['own']['said'], out.num_turns[half].sum())
+
+
+def test_a_server_that_measures_nothing_gives_no_zeros_and_another_number_is_an_error():
+    env = hosts.Tests()
+    np.testing.assert_array_equal(game.figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
+    assert np.isnan(game.figures_of(Reply(''), env)).all()
+    with pytest.raises(ValueError, match='echo: a reply measures 1 figures, .* said, last'):
+        game.figures_of(Reply('', figures=(1.0,)), env)
 
 
 def test_the_sampler_is_the_trainer():

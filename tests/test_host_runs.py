@@ -199,6 +199,15 @@ def test_logs_of_something_else_are_refused(finished, tmp_path):
     assert len(replies.read_log(other)) == 1
 
 
+def test_logs_of_before_tries_and_figures_play_the_same_rollout(finished, tmp_path):
+    cfg, workdir = finished
+    lines = replies.read_log(workdir / 'replies.jsonl')
+    old = [{name: line[name] for name in line if name not in replies.ADDED} for line in lines]
+    path = tmp_path / 'old.jsonl'
+    path.write_text(''.join(json.dumps(row) + '\n' for row in old))
+    assert [row | replies.ADDED for row in lines] == replies.read_log(path)
+
+
 CASES = {
     'a window': {'context.window': 1},
     'a wider window and GiGPO': {'context.window': 2, 'algorithm': 'gigpo'},

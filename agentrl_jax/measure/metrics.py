@@ -142,8 +142,15 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
 
 def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
     """Means over the healthy episodes of what the environment of a text task counts by itself."""
-    own = task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
+    own = own_figures(rollout, task)
     return {f'{task.env.name}/{name}': masked_mean(x, rollout.healthy) for name, x in own.items()}
+
+
+def own_figures(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
+    """float32 [B] each: what the environment counts in an episode, or its worlds on hosts did."""
+    if rollout.figures is not None:
+        return dict(zip(task.env.FIGURES, rollout.figures.T, strict=True))
+    return task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
 
 
 def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:

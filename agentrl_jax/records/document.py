@@ -220,8 +220,8 @@ def of_rollout(
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
-    known = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout)}
-    fields = {name: np.asarray(x) for name, x in known.items() if name != 'continuations'}
+    names = {field.name for field in dataclasses.fields(rollout)} - {'continuations', 'figures'}
+    fields = {name: np.asarray(getattr(rollout, name)) for name in names}
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
     spread = extras['advantages'] if 'advantages' in extras else None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout.keepers import Job, Outcome
 from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
 from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action_hash
@@ -84,10 +85,22 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> dict[str
         'success': np.zeros(len(level), bool),
         'level': np.array(level, np.int32),
     }
+    if task.env.FIGURES:
+        out['figures'] = np.zeros((len(level), len(task.env.FIGURES)), np.float32)
     out['tokens'][:, : len(prefix)] = prefix
     out['attention_mask'][:, : len(prefix)] = True
     out['turn'][:, : len(prefix)] = 0
     return out
+
+
+def figures_of(reply: Reply, env: Any) -> tuple[float, ...]:
+    """What a reply measures; nan where the server, another than ours, measures nothing."""
+    if len(reply.figures) not in (0, len(env.FIGURES)):
+        raise ValueError(
+            f'{env.name}: a reply measures {len(reply.figures)} figures, which should be '
+            f'{", ".join(env.FIGURES)}: settings of the run and of its server differ'
+        )
+    return reply.figures or (np.nan,) * len(env.FIGURES)
 
 
 class InFlight(NamedTuple):
@@ -352,6 +365,8 @@ class Game:
             self.out['num_turns'][b] = k + 1
             returned = self.task.env.solved(self.out['rewards'][b].sum())
             self.out['success'][b] = returned if reply.success is None else reply.success
+            if 'figures' in self.out:
+                self.out['figures'][b] = figures_of(reply, self.task.env)
             seat.turn += 1
             stop = EpisodeStop.TURN_BUDGET if seat.turn >= self.turn_limit else stop
             stop = EpisodeStop.TERMINATED if reply.done else stop

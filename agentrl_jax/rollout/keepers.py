@@ -133,11 +133,14 @@ def check_reply(reply: Reply) -> None:
         ('reward', numbers.Real),
         ('done', bool),
         ('success', (bool, type(None))),
+        ('figures', tuple),
     ):
         if not isinstance(getattr(reply, name, None), kinds):
             raise WorldError(f'{name} of a reply is {getattr(reply, name, "missing")!r}'[:REASON])
     if not math.isfinite(reply.reward):
         raise WorldError(f'reward of a reply is {reply.reward}')
+    if not all(isinstance(x, numbers.Real) and math.isfinite(x) for x in reply.figures):
+        raise WorldError(f'figures of a reply are {reply.figures}'[:REASON])
 
 
 class Pool:

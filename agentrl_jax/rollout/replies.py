@@ -27,10 +27,12 @@ FIELDS = {  # of a line, beside those of `about`
     'reward': float,
     'done': bool,
     'success': (bool, type(None)),
+    'figures': list,
     'fault': str,  # why the episode ended here; '' = it did not
     'seconds': float,  # the world took, the last time that it was asked
     'tries': int,  # times that it was asked
 }
+ADDED = {'tries': 1, 'figures': []}  # what lines of before these fields stand for
 About = dict[str, int | str]
 
 
@@ -75,6 +77,7 @@ def line_of(outcome: Outcome, fault: str, tries: int) -> dict[str, Any]:
         'reward': float(reply.reward),
         'done': reply.done,
         'success': reply.success,
+        'figures': [float(figure) for figure in reply.figures],
         'fault': fault,
         'seconds': round(outcome.seconds, 6),
         'tries': tries,
@@ -92,6 +95,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
             if number == len(lines) and not line.endswith('\n'):
                 break
             raise ValueError(f'{path}, line {number}: broken JSON ({error})') from error
+        row = ADDED | row if isinstance(row, dict) else row
         wrong = [
             name
             for name, kind in FIELDS.items()
@@ -169,7 +173,8 @@ class LoggedPool:
             self.done.put(Outcome(job, fault=line['fault']))
             return
         fields = [field.name for field in dataclasses.fields(Reply)]
-        reply = Reply(**{name: line[name] for name in fields})
+        said = {name: line[name] for name in fields}
+        reply = Reply(**said | {'figures': tuple(said['figures'])})
         prompt = self._read(reply.observation, line['instruction'])
         self.done.put(Outcome(job, reply, line['instruction'], prompt, seconds=line['seconds']))
 

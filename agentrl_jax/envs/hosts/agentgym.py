@@ -261,7 +261,16 @@ class AgentGym:
         success = self._total > self.quirks.solved_above
         if 'success' in reply and reply['success'] is not None:
             success = truth_of(reply['success'], 'step')
-        return Reply(self._text('step', text), reward=reward, done=done, success=success)
+        figures = reply['figures'] if 'figures' in reply else ()  # of our servers
+        if not isinstance(figures, list | tuple):
+            raise WorldError(f'step: {figures!r:.50} are no figures')
+        return Reply(
+            self._text('step', text),
+            reward=reward,
+            done=done,
+            success=success,
+            figures=tuple(number_of(figure, (-1e6, 1e6), 'step') for figure in figures),
+        )
 
     def close(self) -> None:
         if self._server is None:

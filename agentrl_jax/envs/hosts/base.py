@@ -29,6 +29,7 @@ class HostEnvironment:
     accepted: ClassVar[str] = ''  # fixed answer to it; '' = it is part of the system message
     system: ClassVar[str] = ''  # '' = the instruction, or what the checkpoint's template says
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ()  # answers are free text
+    FIGURES: ClassVar[tuple[str, ...]] = ()  # names of what replies measure besides, for metrics
     SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
     quick: ClassVar[bool] = False  # the player can play the held-out items in every run
 

@@ -102,6 +102,7 @@ class Keeper(threading.Thread):
                 'done': bool(reply.done),
                 'success': reply.success,
             }
+            told |= {'figures': reply.figures} if reply.figures else {}
         if len(told['observation']) > self.most_chars:
             raise WorldError(f'an observation of over {self.most_chars} characters')
         details = getattr(self.world, 'details', dict)  # what AgentGym's server of it says besides

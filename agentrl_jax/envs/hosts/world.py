@@ -34,6 +34,7 @@ class Reply:
     reward: float = 0.0  # of this step alone, not a running score
     done: bool = False
     success: bool | None = None  # None: the world does not say; the episode's rewards decide
+    figures: tuple[float, ...] = ()  # of the episode so far: its environment's FIGURES
 
 
 class World(Protocol):
