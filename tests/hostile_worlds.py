@@ -37,6 +37,8 @@ class Hostile:
             reward = float('nan')
         if action == 'huge':
             said = 'x' * 2**21
+        if action == 'platform':
+            said = os.environ['JAX_PLATFORMS']
         if action == 'print':
             print('{"seq": 1}', flush=True)
         return Reply(said, reward=reward, done=action == 'end', success=action == 'end' or None)

@@ -94,6 +94,12 @@ def children(pid):
     return psutil.Process(pid).children(recursive=True)
 
 
+def test_worlds_leave_accelerators_to_the_run(url):
+    world = made(url)
+    assert step(url, world, 'platform')[1]['observation'] == 'cpu'
+    close(url, world)
+
+
 def test_a_world_is_played_as_in_agentgyms_protocol(url):
     status, told = call(url, 'create')  # AgentGym's clients of most environments send no body
     world = told['id']

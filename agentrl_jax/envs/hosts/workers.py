@@ -207,6 +207,7 @@ class Worker:
             start_new_session=True,
         )
         self.life += 1
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu'},  # accelerators are the run's
         async for line in self._process.stdout:
             told = json.loads(line)
             if 'ready' in told:
