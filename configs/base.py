@@ -123,6 +123,26 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.sciworld.timeout_s = 60.0
     cfg.sciworld.item_files = ()
 
+    cfg.search = ml_collections.ConfigDict()  # questions, and a search engine
+    cfg.search.dialect = 'plain'  # or agentgym (SearchQA's), search_r1, mt_grpo (a tool in JSON)
+    cfg.search.rewards = 'exact'  # match; or format (Search-R1 v0.3), mt_grpo, mt_ppo
+    cfg.search.normaliser = 'squad'  # of answers that are compared; or triviaqa, as_written
+    cfg.search.retries = True  # a wrong answer may be followed by another, as in AgentGym
+    cfg.search.turns = 0  # the last of so many earns the outcome; 0: env.max_turns cuts it
+    cfg.search.calls = 0  # end an episode, the last one not carried out (MT-GRPO 2); 0 = any number
+    cfg.search.topk = 0  # documents of a result; 0 = the dialect's: 3, MT-GRPO 1
+    cfg.search.corpus = ''  # http://... of a retriever, folder of an index, or file; '' = countries
+    cfg.search.questions = ()  # files of train, validation and test; () = about countries
+    cfg.search.hops = (1, 2)  # of the questions about countries
+    cfg.search.about = ('country', 'region')  # what these ask about
+    cfg.search.longest_name = 0  # letters of that, of one word of A to Z; 0 = any name
+    cfg.search.urls = ()
+    cfg.search.launch = 0
+    cfg.search.room = 64
+    cfg.search.token = ''
+    cfg.search.timeout_s = 60.0
+    cfg.search.item_files = ()
+
     cfg.agentgym = ml_collections.ConfigDict()  # another environment of AgentGym, on its servers
     cfg.agentgym.env = ''  # of agentrl_jax.envs.hosts.agentgym.ENVIRONMENTS
     cfg.agentgym.urls = ()

@@ -1,7 +1,9 @@
 """The named worlds on hosts as a config builds them."""
 
 import contextlib
+import dataclasses
 import json
+import pathlib
 import time
 import types
 from concurrent import futures
@@ -9,11 +11,18 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from agentrl_jax.envs.hosts import environments, sciworld, textcraft
+from agentrl_jax.envs.hosts import environments, players, sciworld, textcraft
 from agentrl_jax.envs.hosts.agentgym import AgentGym
 from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.base import Items
+from agentrl_jax.envs.hosts.search import world as search
+from agentrl_jax.run import check
 from agentrl_jax.run.parts import build_environment
-from configs import base
+from agentrl_jax.sweeps import spec
+from configs import base, deepsearch
+from configs import search as search_config
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def built(name, **settings):
@@ -39,6 +48,48 @@ def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
     server = environments.launched('textcraft', settings, 1, 64)
     server.close()
     environments.launched.cache_clear()
+
+
+def test_search_is_played_in_process_or_on_a_server_of_the_run():
+    env, params = built('search', dialect='mt_grpo', rewards='mt_grpo', retries=False, hops=(1,))
+    assert env.quick and not dataclasses.replace(env, corpus='http://a:1').quick
+    assert env.accepted == '' and '<tool>' in env.instruction
+    assert {*params.items} <= {*search.items('train', hops=(1,))}
+    assert env.FIGURES == ('tool_success', 'answer_presence', 'exact_match', 'format')
+    few = Items(params.items[:8])
+    assert players.reference_success(env, few, 3, rollouts=1)['oracle'] == 1.0
+    far = dataclasses.replace(env, launch=1)
+    item = int(params.items[0])
+    with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
+        assert isinstance(near, search.Search) and isinstance(there, AgentGym)
+        assert near.reset(item) == there.reset(item)
+        assert near.instruction == there.instruction == env.instruction
+        for action in ('what?', *near.plan()):
+            said = near.step(action)
+            assert there.step(action) == said
+        assert said.done and said.success and len(said.figures) == 4
+    environments.launched('search', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
+    environments.launched.cache_clear()
+    with pytest.raises(ValueError, match="search.dialect='x' is one of plain, agentgym"):
+        built('search', dialect='x')
+
+
+def test_the_paper_s_arms_of_search_are_possible_in_its_sizes():
+    cfg = search_config.get_config()
+    assert (cfg.rollout.num_groups, cfg.rollout.group_size) == (16, 21)
+    assert cfg.batch.minibatch_rows == 16 * 21 and cfg.search.turns == cfg.env.max_turns
+    path = 'configs/sweeps/search.py'
+    cells = [spec.resolve(cfg, cell, path)[0] for cell in spec.load(ROOT / path)]
+    modes = [cell.turn_credit.mode for cell in cells]
+    assert modes == ['or', 'mr', 'mt_v1', None]
+    deep = deepsearch.get_config()
+    assert (deep.rollout.num_groups, deep.rollout.group_size, deep.env.max_turns) == (32, 4, 5)
+    for cell in (cfg, deep, *cells):
+        check.check(cell)
+        room = cell.env.max_turns * (cell.rollout.max_response + cell.hosts.max_observation + 16)
+        assert room + 320 <= cell.rollout.max_tokens
+    mt_ppo = cells[-1]
+    assert (mt_ppo.algorithm, mt_ppo.search.rewards, mt_ppo.search.turns) == ('ppo', 'mt_ppo', 5)
 
 
 def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):

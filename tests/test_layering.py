@@ -18,7 +18,7 @@ BELOW_RUN = (
     'machine tokens envs text models rollout rl algorithms imitation measure records'.split()
 )
 BELOW_COMMANDS = [*BELOW_RUN, 'run', 'planning', 'sweeps', 'results']
-COMMANDS = ('train', 'evaluate', 'export', 'play', 'serve', 'view', 'plan', 'sweep', 'tables')
+COMMANDS = tuple('train evaluate export play serve retrieve view plan sweep tables'.split())
 MAY_IMPORT = {
     'types': [],
     'machine': [],

@@ -12,6 +12,7 @@ _MODULES = {
     'OpenEnvEnvironment': 'environments',
     'Reply': 'world',
     'SciWorldEnvironment': 'environments',
+    'SearchEnvironment': 'environments',
     'TextCraftEnvironment': 'environments',
     'World': 'world',
     'WorldDown': 'world',

@@ -18,6 +18,7 @@ from typing import Any
 from agentrl_jax.envs.hosts import sciworld, textcraft
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
 from agentrl_jax.envs.hosts.connection import Connection, number_of, text_of, truth_of
+from agentrl_jax.envs.hosts.search import dialects
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
@@ -65,12 +66,6 @@ def _itself(reply: Any) -> Any:
     return reply
 
 
-SEARCHQA = (
-    'You must always reason inside <think>...</think> first; if you lack knowledge, issue a '
-    '<search>...</search> and then stop; do not generate <information> or <answer> yet; wait for '
-    'external input between <information>...</information> before continuing; resume only when new '
-    '<information> is given; do not skip steps or anticipate answers early.'
-)
 _TOOL = Quirks(
     reader='whole',
     accepted='Ok.',
@@ -99,8 +94,15 @@ ENVIRONMENTS = {
     # Its score adds up again and again after a late success, so nothing bounds it.
     'babyai': Quirks(reward='score', running=True, solved_above=0, rounds=20),
     'searchqa': dataclasses.replace(
-        _TOOL, instruction=SEARCHQA, bounds=(0, 1), closes=True, deterministic=True, rounds=5
+        _TOOL,
+        instruction=dialects.AGENTGYM.instruction,
+        bounds=(0, 1),
+        closes=True,
+        deterministic=True,
+        rounds=5,
     ),
+    # The same on our servers, in any dialect and by any rewards
+    'search': Quirks(reader='whole', bounds=(-100, 100), rounds=5),
     'webarena': Quirks(
         reader='with_backticks',
         accepted='Ok.',

@@ -18,6 +18,9 @@ from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.objects import Objects
 from agentrl_jax.envs.hosts.openenv import OpenEnv
 from agentrl_jax.envs.hosts.sciworld import SciWorld, SciWorldPlayer
+from agentrl_jax.envs.hosts.search import retrieval
+from agentrl_jax.envs.hosts.search import world as search
+from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.textcraft import TextCraft, TextCraftPlayer
 from agentrl_jax.envs.hosts.world import Player, World
 from agentrl_jax.envs.splits import SPLITS, level_split
@@ -186,6 +189,58 @@ class SciWorldEnvironment(Served):
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchEnvironment(Served):
+    dialect: str = 'plain'  # or agentgym, search_r1, mt_grpo
+    rewards: str = 'exact'  # or format, mt_grpo, mt_ppo
+    normaliser: str = 'squad'  # of answers that are compared; or triviaqa, as_written
+    retries: bool = True  # a wrong answer may be followed by another
+    turns: int = 0  # of an episode, whose last one earns the outcome; 0 = env.max_turns cuts it
+    calls: int = 0  # end an episode, the last one not carried out; 0 = any number
+    topk: int = 0  # documents of a result; 0 = the dialect's
+    corpus: str = ''  # of documents: a server, an index or a file; '' = countries
+    questions: tuple[str, ...] = ()  # files of train, validation and test; () = countries
+    hops: tuple[int, ...] = (1, 2)  # of the questions about countries
+    about: tuple[str, ...] = search.KINDS  # what these ask about
+    longest_name: int = 0  # letters of that, of one word of A to Z; 0 = any name
+
+    name, FIGURES = 'search', search.FIGURES
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.dialect not in DIALECTS:
+            raise ValueError(f'search.dialect={self.dialect!r} is one of {", ".join(DIALECTS)}')
+
+    @property
+    def instruction(self) -> str:
+        return DIALECTS[self.dialect].instruction
+
+    @property
+    def accepted(self) -> str:
+        return DIALECTS[self.dialect].accepted
+
+    def settings(self) -> dict:
+        names = 'dialect rewards normaliser retries turns calls topk corpus questions timeout_s'
+        return {name: getattr(self, name) for name in names.split()}
+
+    def near(self) -> Player:
+        return search.Search(**self.settings())
+
+    @property
+    def quick(self) -> bool:
+        """Documents of this process are found at once."""
+        return not self.corpus.startswith('http')
+
+    def player(self) -> Player:
+        return self.near()
+
+    def our_items(self, split: str) -> np.ndarray:
+        if not self.corpus.startswith('http'):
+            retrieval.check()
+        chosen = {name: getattr(self, name) for name in ('hops', 'about', 'longest_name')}
+        return np.array(search.items(split, files=self.questions, **chosen), np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
 class AgentGymEnvironment(Remote):
     """Any environment of AgentGym behind servers of its own."""
 
@@ -244,6 +299,7 @@ HOSTS = {  # env.name -> class; the settings are the section of that name in a c
     'objects': Objects,
     'textcraft': TextCraftEnvironment,
     'sciworld': SciWorldEnvironment,
+    'search': SearchEnvironment,
     'agentgym': AgentGymEnvironment,
     'openenv': OpenEnvEnvironment,
 }

@@ -8,6 +8,9 @@
   GET /observation /detail ?id      the last reply again
   GET /health /metrics /            for people and machines that watch; /health needs no token
 
+The worlds of --env=searchqa are those of search, called as AgentGym's client of SearchQA calls
+them: the number is env_idx, the item id, and /create and /reset answer with it, and with a text.
+
 A create may have a header X-World-Key: one whose answer got lost is closed by it. Numbers of worlds
 begin anywhere, so that those of a server before this one at its address are not these.
 
@@ -82,6 +85,18 @@ class Step(Named):
 
 class Steps(pydantic.BaseModel):
     steps: list[Step] = pydantic.Field(max_length=1024)
+
+
+class Indexed(pydantic.BaseModel):
+    env_idx: int
+
+
+class IndexedReset(Indexed):
+    id: int
+
+
+class IndexedStep(Indexed):
+    action: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,6 +405,9 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
         }
         return JSONResponse(said, status_code=error.status_code)
 
+    if env == 'searchqa':
+        add_searchqa(app, worlds)  # the first route of a path is taken
+
     @app.get('/')
     async def hello() -> str:
         return f'This is environment {env}.'
@@ -446,3 +464,31 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
         return PlainTextResponse(worlds.metrics(), media_type='text/plain; version=0.0.4')
 
     return app
+
+
+def add_searchqa(app: fastapi.FastAPI, worlds: Worlds) -> None:
+    """The calls of AgentGym's client of SearchQA, which names things in its own way."""
+
+    @app.post('/create')
+    async def create() -> int:
+        worlds.counts['created'] += 1
+        return (await worlds.create(None))[0]
+
+    @app.post('/reset')
+    async def reset(body: IndexedReset) -> str:
+        worlds.counts['resets'] += 1
+        return (await worlds.reset(body.env_idx, body.id))['observation']
+
+    @app.post('/step')
+    async def step(body: IndexedStep) -> dict:
+        worlds.counts['steps'] += 1
+        told = await worlds.step(body.env_idx, body.action)
+        return {name: told[name] for name in ('observation', 'reward', 'done')} | {'info': None}
+
+    @app.get('/observation')
+    async def observation(env_idx: int) -> str:
+        return worlds.told(env_idx)['observation']
+
+    @app.post('/close')
+    async def close(body: Indexed) -> bool:
+        return worlds.close(body.env_idx)

@@ -26,6 +26,8 @@ from agentrl_jax.envs.hosts.world import World, WorldError
 WORLDS = {  # name -> module:class
     'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
     'sciworld': 'agentrl_jax.envs.hosts.sciworld:SciWorld',
+    'search': 'agentrl_jax.envs.hosts.search.world:Search',
+    'searchqa': 'agentrl_jax.envs.hosts.search.world:SearchQA',
 }
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
@@ -204,10 +206,10 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=self.limit,
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu'},  # accelerators are the run's
             start_new_session=True,
         )
         self.life += 1
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu'},  # accelerators are the run's
         async for line in self._process.stdout:
             told = json.loads(line)
             if 'ready' in told:

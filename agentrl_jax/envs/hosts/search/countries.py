@@ -1,0 +1,205 @@
+"""Questions about countries and their regions, and documents that answer them.
+
+The facts are those of the package `countryinfo` (MIT), read when the first world is made: 230
+countries, each a document, and their regions, each another. A question of one hop is answered by
+one document:
+  What is the capital of Kenya?    Which country does the region Nyanza belong to?
+and one of two hops by two:
+  What is the capital of the country that the region Nyanza belongs to?
+Nothing is asked that has two answers. All questions about a country, and all about a region, are in
+one split. `python -m agentrl_jax.envs.hosts.search.countries` prints them.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterator
+
+from agentrl_jax.envs.hosts.search import retrieval
+from agentrl_jax.envs.hosts.search.questions import Question
+from agentrl_jax.envs.splits import level_split
+
+# Of countryinfo 1.0.1
+MANIFEST = '9f11ff375d2163d93e005d3ccece77adc49e4d8bb47f4cb1f91c7af2cfb59efb'
+COUNTRY, REGION = 'country', 'region'  # kinds of subjects
+HOLDER = 'the country that the region {} belongs to'
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """What is known of every country, in a sentence of its document."""
+
+    key: str  # in the package's files
+    says: str
+    asks: str
+    query: str  # that finds it
+    asks_back: str = ''  # for the country
+
+
+FACTS = (
+    Fact(
+        'capital',
+        'Its capital is {}.',
+        'What is the capital of {}?',
+        '{} capital',
+        'Which country has the capital {}?',
+    ),
+    Fact(
+        'demonym',
+        'Its people are called {}.',
+        'What are the people of {} called?',
+        '{} people called',
+        'In which country are the people called {}?',
+    ),
+    Fact(
+        'tld',
+        'Its domain on the internet is {}.',
+        'What is the internet domain of {}?',
+        '{} domain internet',
+    ),
+    Fact('subregion', 'It lies in {}.', 'In which part of the world does {} lie?', '{} lies'),
+    Fact('currencies', 'Its currency is {}.', 'What is the currency of {}?', '{} currency'),
+    Fact(
+        'callingCodes',
+        'Its calling code is {}.',
+        'What calling code does {} have?',
+        '{} calling code',
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Country:
+    name: str
+    facts: tuple[str, ...]  # of FACTS, '' = not known
+    regions: tuple[str, ...]
+
+
+def packaged() -> pathlib.Path:
+    found = importlib.util.find_spec('countryinfo')  # does not import it
+    if found is None:
+        raise ModuleNotFoundError(
+            'questions about countries need the package countryinfo: pip install countryinfo==1.0.1'
+        )
+    return pathlib.Path(found.submodule_search_locations[0]) / 'data'
+
+
+def read_country(content: str) -> Country | None:
+    """A file of the package; None for what is no whole record of a country."""
+    record = json.loads(content)
+    facts = []
+    for fact in FACTS:
+        known = record.get(fact.key) or ''
+        known = known[0] if isinstance(known, list) and len(known) == 1 else known
+        facts.append(known if isinstance(known, str) else '')
+    regions = record.get('provinces') or []
+    names = {name.partition('(')[0].strip(): None for name in regions}
+    if 'population' not in record or not all(facts[:4]):
+        return None
+    return Country(record['name'], tuple(facts), tuple(name for name in names if name))
+
+
+@functools.cache
+def load() -> tuple[Country, ...]:
+    """By name, whatever order the files have."""
+    files = sorted(packaged().glob('*.json'))
+    read = [read_country(file.read_text(encoding='utf-8')) for file in files]
+    return tuple(sorted((c for c in read if c is not None), key=lambda country: country.name))
+
+
+def documents() -> list[retrieval.Document]:
+    """A document for each country, then for each region of each."""
+    countries, texts = load(), []
+    for country in countries:
+        known = zip(FACTS, country.facts, strict=True)
+        sentences = [fact.says.format(x) for fact, x in known if x]
+        texts.append((country.name, f'{country.name} is a country. {" ".join(sentences)}'))
+    for country in countries:
+        for region in country.regions:
+            text = f'{region} is a region that belongs to the country {country.name}.'
+            texts.append((region, text))
+    return retrieval.as_rows(texts)
+
+
+@functools.cache
+def index() -> retrieval.Index:
+    return retrieval.Index.build(documents())
+
+
+def unique(names: list[str]) -> set[str]:
+    return {name for name, count in collections.Counter(names).items() if count == 1}
+
+
+def ask() -> Iterator[Question]:
+    """All questions, those about countries first."""
+    countries = load()
+    only = [unique([country.facts[i] for country in countries]) for i in range(len(FACTS))]
+    for country in countries:
+        for fact, known, one in zip(FACTS, country.facts, only, strict=True):
+            queries = (fact.query.format(country.name),)
+            if known:
+                yield Question(
+                    fact.asks.format(country.name), (known,), queries, country.name, COUNTRY
+                )
+            if fact.asks_back and known in one:
+                asked = fact.asks_back.format(known)
+                queries = (fact.query.format(known),)
+                yield Question(asked, (country.name,), queries, country.name, COUNTRY)
+    names = unique([name for country in countries for name in (country.name, *country.regions)])
+    for country in countries:
+        for region in country.regions:
+            if region in names:
+                yield from ask_of_region(country, region)
+
+
+def ask_of_region(country: Country, region: str) -> Iterator[Question]:
+    """The country, and one of its facts that a digest of the region chooses."""
+    first = f'{region} region belongs'
+    yield Question(
+        f'Which country does the region {region} belong to?',
+        (country.name,),
+        (first,),
+        region,
+        REGION,
+    )
+    known = [i for i, x in enumerate(country.facts) if x]
+    chosen = known[int.from_bytes(hashlib.sha256(region.encode()).digest()[:4], 'big') % len(known)]
+    fact = FACTS[chosen]
+    yield Question(
+        fact.asks.format(HOLDER.format(region)),
+        (country.facts[chosen],),
+        (first, fact.query.format(country.name)),
+        region,
+        REGION,
+    )
+
+
+def manifest(questions: tuple[Question, ...]) -> str:
+    """SHA-256 of the questions and answers in the order of their items."""
+    lines = [f'{question.text}\t{question.answers[0]}' for question in questions]
+    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def questions() -> tuple[Question, ...]:
+    found = tuple(ask())
+    if manifest(found) != MANIFEST:
+        raise ValueError(
+            'the files of the installed countryinfo ask other questions than those of countryinfo '
+            '1.0.1: install that'
+        )
+    return found
+
+
+def main() -> None:
+    for number, question in enumerate(questions()):
+        split = level_split(question.subject.encode())
+        print(f'{number}\t{question.hops}\t{split}\t{question.text}\t{question.answers[0]}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,71 @@
+"""Questions with known answers, from the files in which they are published.
+
+  TriviaQA       its JSON, {"Data": [{"Question", "Answer": {"NormalizedAliases", ...}}]}, or rows
+                 of HuggingFace's copy, {"question", "answer": {"normalized_aliases", ...}}
+  NQ             {"question", "answer": [...]}
+  HotpotQA       {"question", "answer": "..."}
+  Search-R1's    {"question", "golden_answers": [...]} of any of them (FlashRAG's form)
+A file is one JSON value or a row a line; which of these a row is, its fields say.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    text: str
+    answers: tuple[str, ...]  # all that are right
+    queries: tuple[str, ...] = ()  # one for each hop, where they are known
+    subject: str = ''  # what it is about: questions of one subject are in one split
+    kind: str = ''  # of subject
+
+    @property
+    def hops(self) -> int:
+        """0 where nobody knows."""
+        return len(self.queries)
+
+
+def parse(row: Any) -> Question:
+    """A row of a file; a ValueError says what is missing in it."""
+    if not isinstance(row, dict):
+        raise ValueError('a question is an object with fields')
+    text = row.get('question', row.get('Question'))
+    found = row.get('golden_answers', row.get('answer', row.get('Answer')))
+    if isinstance(found, dict):
+        lower = {name.lower().replace('_', ''): x for name, x in found.items()}
+        # MT-GRPO compares with these alone; the value is the first of the answers shown
+        found = lower.get('normalizedaliases') or lower.get('aliases') or lower.get('value')
+    answers = [found] if isinstance(found, str) else found
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError('there is no question')
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
+        raise ValueError('there is no answer under golden_answers, answer or Answer')
+    text = text.strip()
+    if 'golden_answers' in row and not text.endswith('?'):
+        text += '?'  # as Search-R1 asks them
+    return Question(text, tuple(dict.fromkeys(answers)))
+
+
+@functools.cache
+def read(path: str) -> tuple[Question, ...]:
+    """All questions of a file, in its order."""
+    content = pathlib.Path(path).read_text(encoding='utf-8')
+    try:
+        whole = json.loads(content)
+        rows = whole['Data'] if isinstance(whole, dict) and 'Data' in whole else whole
+        rows = rows if isinstance(rows, list) else [rows]
+    except json.JSONDecodeError:
+        rows = content.splitlines()
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            found.append(parse(json.loads(row) if isinstance(row, str) else row))
+        except ValueError as error:
+            raise ValueError(f'{path}, question {number}: {error}') from error
+    if not found:
+        raise ValueError(f'{path} holds no questions')
+    return tuple(found)

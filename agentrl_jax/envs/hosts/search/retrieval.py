@@ -1,0 +1,229 @@
+"""Documents found by words: BM25 in this process, or any server of Search-R1's /retrieve.
+
+A document is a row of a corpus in the format of wiki-18.jsonl, {"id": "0", "contents":
+"\"Title\"\ntext"}, whose first line is its title. `open_corpus` takes whatever a config names: a
+server, an index on disk, or a file of documents.
+
+BM25 is that of `bm25s` with the constants of Pyserini, whose index the papers used (k1 = .9,
+b = .4); without stemming. Equal scores are in the order of the corpus, and what shares no word with
+a query is not found.
+"""
+
+import functools
+import importlib.util
+import json
+import pathlib
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from agentrl_jax.envs.hosts.connection import Connection, text_of
+from agentrl_jax.envs.hosts.world import WorldError
+
+Document = dict[str, Any]  # id, contents
+
+K1, B = 0.9, 0.4
+WORD = re.compile(r'\w+')
+STOP_WORDS = frozenset(  # Lucene's
+    'a an and are as at be but by for if in into is it no not of on or such that the their then '
+    'there these they this to was will with'.split()
+)
+IMPORTING = threading.Lock()  # the worlds of a process are made in threads
+ROWS, OFFSETS = 'documents.jsonl', 'offsets.npy'
+
+
+class Searcher(Protocol):
+    """What finds documents."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
+        """For each query up to k documents and their scores, the best first."""
+
+
+def title_and_text(document: Document) -> tuple[str, str]:
+    """The first line of the contents, without its quotes, and the others."""
+    title, _, text = document['contents'].partition('\n')
+    return title.strip('"'), text
+
+
+def words(text: str) -> list[str]:
+    return [word for word in WORD.findall(text.lower()) if word not in STOP_WORDS]
+
+
+def check() -> None:
+    """A ModuleNotFoundError where an index cannot be had."""
+    if importlib.util.find_spec('bm25s') is None:
+        raise ModuleNotFoundError(
+            'an index of documents needs the package bm25s: pip install bm25s==0.3.16'
+        )
+
+
+def bm25s() -> Any:
+    """The package, imported when it is needed, and into a process without JAX without JAX.
+
+    It computes with JAX as it is imported, where there is one, and uses it for nothing that is used
+    here; a server of worlds would spend a chip, or memory and a second, on that.
+    """
+    check()
+    with IMPORTING:
+        alone = 'jax' not in sys.modules
+        if alone:
+            sys.modules['jax'] = None  # raises the ImportError that the package expects
+        try:
+            return importlib.import_module('bm25s')
+        finally:
+            if alone:
+                del sys.modules['jax']
+
+
+class Index:
+    """BM25 over documents, in memory or as memory-mapped files of a folder."""
+
+    def __init__(self, ranker: Any, documents: Sequence[Document]):
+        self.ranker, self.documents = ranker, documents
+
+    @classmethod
+    def build(cls, documents: Sequence[Document]) -> 'Index':
+        """In memory; numbers of words are in the order in which they first occur."""
+        vocabulary: dict[str, int] = {}
+        ids = [
+            [vocabulary.setdefault(word, len(vocabulary)) for word in words(document['contents'])]
+            for document in documents
+        ]
+        if not vocabulary:
+            raise ValueError('there is no word in the documents')
+        ranker = bm25s().BM25(k1=K1, b=B, method='lucene')
+        ranker.index((ids, vocabulary), show_progress=False)
+        return cls(ranker, documents)
+
+    def save(self, folder: str | pathlib.Path) -> None:
+        """Writes a folder that `load` opens; it is not there before it is whole."""
+        folder = pathlib.Path(folder)
+        if folder.exists():
+            raise FileExistsError(f'{folder} exists; an index is written into a new folder')
+        part = folder.with_name(f'{folder.name}.part')
+        shutil.rmtree(part, ignore_errors=True)
+        self.ranker.save(part, show_progress=False)
+        offsets = [0]
+        with open(part / ROWS, 'wb') as file:
+            for document in self.documents:
+                offsets.append(offsets[-1] + file.write(json.dumps(document).encode() + b'\n'))
+        np.save(part / OFFSETS, np.array(offsets, np.int64))
+        part.rename(folder)
+
+    @classmethod
+    def load(cls, folder: str | pathlib.Path) -> 'Index':
+        """Memory-mapped: processes of a machine share it, and it may be larger than memory."""
+        ranker = bm25s().BM25.load(folder, mmap=True, show_progress=False)
+        return cls(ranker, Rows(pathlib.Path(folder)))
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
+        return [self._search(query, k) for query in queries]
+
+    def _search(self, query: str, k: int) -> list[tuple[Document, float]]:
+        scores = self.ranker.get_scores_from_ids(self.ranker.get_tokens_ids(words(query)))
+        found = np.flatnonzero(scores > 0)
+        if len(found) > k:
+            least = np.partition(scores[found], len(found) - k)[len(found) - k]
+            found = found[scores[found] >= least]
+        best = found[np.argsort(-scores[found], kind='stable')][:k]
+        return [(self.documents[int(number)], float(scores[number])) for number in best]
+
+
+class Rows(Sequence):
+    """The documents of a folder, read when they are asked for."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.offsets = np.load(folder / OFFSETS, mmap_mode='r')
+        self.bytes = np.memmap(folder / ROWS, np.uint8, 'r')
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, number: int) -> Document:
+        begin, end = self.offsets[number : number + 2]
+        return json.loads(self.bytes[begin:end].tobytes())
+
+
+def read_documents(path: str | pathlib.Path) -> Iterator[Document]:
+    """Rows of a file of wiki-18's format."""
+    with open(path, encoding='utf-8') as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f'{path}, line {number}: broken JSON ({error})') from error
+            if not isinstance(row, dict) or not isinstance(row.get('contents'), str):
+                raise ValueError(
+                    f'{path}, line {number}: a document is {{"id": ..., "contents": "title, a '
+                    'line break, text"}'
+                )
+            yield row
+
+
+class Client:
+    """A server that speaks Search-R1's protocol, dense or not; of one thread."""
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, most_bytes: int = 2**22):
+        """url: with or without /retrieve at its end."""
+        self.url = url.rstrip('/').removesuffix('/retrieve')
+        self.connection = Connection(self.url, timeout_s=timeout_s, most_bytes=most_bytes)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
+        # With scores: without them the server of Search-R1 fails
+        body = {'queries': list(queries), 'topk': k, 'return_scores': True}
+        reply = self.connection.post('retrieve', body)
+        lists = reply.get('result') if isinstance(reply, dict) else None
+        if not isinstance(lists, list) or len(lists) != len(queries):
+            raise WorldError(f'{self.url}: {len(queries)} queries, and the answer {reply!r:.100}')
+        return [[self._read(hit) for hit in hits[:k]] for hits in lists]
+
+    def _read(self, hit: Any) -> tuple[Document, float]:
+        document = hit.get('document', hit) if isinstance(hit, dict) else hit
+        if isinstance(document, dict) and 'contents' in document:
+            text = text_of(document['contents'], self.url)
+            score = hit['score'] if 'score' in hit else 0.0
+            return {**document, 'contents': text}, float(score)
+        raise WorldError(f'{self.url}: {hit!r:.100} is no document with its contents')
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+@functools.cache
+def _loaded(folder: str) -> Index:
+    return Index.load(folder)
+
+
+@functools.cache
+def _built(path: str) -> Index:
+    return Index.build(list(read_documents(path)))
+
+
+def open_corpus(place: str, timeout_s: float = 30.0) -> Searcher:
+    """http://... of a server, a folder with an index, or a file of documents.
+
+    The worlds of a process share an index. timeout_s: of a search on a server.
+    """
+    if place.startswith(('http://', 'https://')):
+        return Client(place, timeout_s=timeout_s)
+    if pathlib.Path(place).is_dir():
+        return _loaded(place)
+    if not pathlib.Path(place).is_file():
+        raise FileNotFoundError(
+            f'{place} is neither the address of a server, nor a folder with an index, nor a file '
+            'of documents'
+        )
+    return _built(place)
+
+
+def as_rows(documents: Iterable[tuple[str, str]]) -> list[Document]:
+    """Titles and texts as documents."""
+    return [
+        {'id': str(number), 'contents': f'"{title}"\n{text}'}
+        for number, (title, text) in enumerate(documents)
+    ]

@@ -1,0 +1,49 @@
+"""Serves documents by BM25, in Search-R1's protocol (envs/hosts/search/service.py lists it).
+
+  python -m agentrl_jax.retrieve --corpus=wiki-18.jsonl --index=wiki-18-bm25 --port=8000
+
+The first line of the output is {"url": ...}; --port=0 takes a free port. The index is built from
+the corpus where its folder does not exist, and memory-mapped where it does; without --index it is
+kept in memory. The protocol knows no token: whoever reaches --address may ask.
+"""
+
+import sys
+
+from absl import flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    flags.DEFINE_string('corpus', '', 'Documents: a file of lines {"id": ..., "contents": ...}.')
+    flags.DEFINE_string('index', '', 'Folder of their index.')
+    flags.DEFINE_integer('topk', 3, 'Documents for a query that does not say how many.', 1, 100)
+    flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)
+    flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    command.begin(__doc__)
+
+import json
+import socket
+
+import jax
+import uvicorn
+
+from agentrl_jax.envs.hosts.search import service
+
+
+def main() -> None:
+    args = flags.FLAGS
+    if not args.corpus and not args.index:
+        raise ValueError('name the documents with --corpus, or the folder of an index with --index')
+    jax.config.update('jax_platforms', 'cpu')  # bm25s computes with JAX when it is imported
+    app = service.build_app(service.open_index(args.corpus, args.index), topk=args.topk)
+    listener = socket.create_server((args.address, args.port), backlog=1024)
+    print(json.dumps({'url': 'http://{}:{}'.format(*listener.getsockname()[:2])}), flush=True)
+    settings = uvicorn.Config(app, access_log=False, log_level='warning')
+    uvicorn.Server(settings).run(sockets=[listener])
+
+
+if __name__ == '__main__':
+    try:
+        main()
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        sys.exit(f'error: {error}')

@@ -1,0 +1,548 @@
+"""Search: documents are found, questions read, and episodes played in each dialect."""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import http.server
+import json
+import math
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import fastapi
+import numpy as np
+import pytest
+import uvicorn
+
+from agentrl_jax.envs.hosts import server
+from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
+from agentrl_jax.envs.hosts.search import (
+    countries,
+    dialects,
+    questions,
+    retrieval,
+    scoring,
+    service,
+    world,
+)
+from agentrl_jax.envs.hosts.search.world import Search, SearchQA
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+from agentrl_jax.envs.splits import SPLITS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXTS = (
+    ('Lyon', 'Lyon is a city on the Rhone.'),
+    ('Paris', 'Paris is the capital of France, and a city. Paris lies on the Seine.'),
+    ('Seine', 'The Seine flows through Paris.'),
+    ('Oslo', 'Oslo is a capital too.'),
+)
+ITEMS = range(0, 9900, 330)
+
+
+def digest():
+    """Of what the oracle is shown in some episodes."""
+    play, said = Search(rewards='mt_grpo'), []
+    for item in ITEMS:
+        said += [play.reset(item), *(repr(play.step(action)) for action in play.plan())]
+    return hashlib.sha256('\n'.join(said).encode()).hexdigest()
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp('corpus') / 'wiki-18.jsonl'
+    rows = retrieval.as_rows(TEXTS)
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows), encoding='utf-8')
+    return str(path)
+
+
+@pytest.fixture(scope='module')
+def asked(tmp_path_factory):
+    path = tmp_path_factory.mktemp('asked') / 'questions.jsonl'
+    row = {'question': 'What is the capital of France?', 'golden_answers': ['Paris', 'paris']}
+    path.write_text(json.dumps(row) + '\n', encoding='utf-8')
+    return str(path)
+
+
+# ---- documents ---------------------------------------------------------------------------------
+
+
+def test_scores_are_bm25_s(corpus):
+    index = retrieval.Index.build(list(retrieval.read_documents(corpus)))
+    bags = [retrieval.words(document['contents']) for document in index.documents]
+    mean = sum(map(len, bags)) / len(bags)
+    query = ['capital', 'paris', 'capital']
+
+    def score(bag):
+        total = 0.0
+        for word in query:
+            held = sum(word in other for other in bags)
+            rarity = math.log(1 + (len(bags) - held + 0.5) / (held + 0.5))
+            count = bag.count(word)
+            total += rarity * count / (count + 0.9 * (1 - 0.4 + 0.4 * len(bag) / mean))
+        return total
+
+    (hits,) = index.search([' '.join(query)], 4)
+    wanted = sorted(((score(bag), number) for number, bag in enumerate(bags)), reverse=True)
+    wanted = [(number, score) for score, number in wanted if score]
+    assert [int(document['id']) for document, _ in hits] == [number for number, _ in wanted]
+    assert [score for _, score in hits] == pytest.approx([score for _, score in wanted], rel=1e-5)
+
+
+def test_ties_are_in_the_order_of_the_corpus_and_what_shares_no_word_is_not_found():
+    index = retrieval.Index.build(retrieval.as_rows([(f't{i}', 'the same') for i in range(50)]))
+    queries = ['same', '', 'nothing of this', 'the', 'SAME t7']
+    found = [[int(row['id']) for row, _ in hits] for hits in index.search(queries, 3)]
+    assert found == [[0, 1, 2], [], [], [], [7, 0, 1]]
+    with pytest.raises(ValueError, match='no word in the documents'):
+        retrieval.Index.build([{'contents': '!'}])
+
+
+def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
+    built = service.open_index(corpus)
+    mapped = service.open_index(corpus, str(tmp_path / 'index'))
+    again = service.open_index('', str(tmp_path / 'index'))
+    queries = ['capital city', 'Seine', 'Oslo']
+    assert built.search(queries, 3) == mapped.search(queries, 3) == again.search(queries, 3)
+    assert len(again.documents) == 4 and not isinstance(again.documents, list)
+    assert retrieval.open_corpus(str(tmp_path / 'index')) is retrieval.open_corpus(
+        str(tmp_path / 'index')
+    )
+    with pytest.raises(FileExistsError, match='a new folder'):
+        built.save(tmp_path / 'index')
+    with pytest.raises(FileNotFoundError, match='neither the address of a server'):
+        retrieval.open_corpus(str(tmp_path / 'none'))
+
+
+def test_rows_that_are_no_documents_are_named(tmp_path):
+    for line, reason in (('{"id": 1}', 'a document is'), ('{', 'broken JSON')):
+        (tmp_path / 'bad.jsonl').write_text(json.dumps({'contents': 'x'}) + '\n' + line)
+        with pytest.raises(ValueError, match=f'line 2: {reason}'):
+            list(retrieval.read_documents(tmp_path / 'bad.jsonl'))
+
+
+def test_an_index_is_built_without_jax_where_there_is_none():
+    """The package computes with it as it is imported; a server has no use for that."""
+    script = (
+        'import sys; from agentrl_jax.envs.hosts.search import retrieval, world; '
+        'index = retrieval.Index.build([{"contents": "a word"}]); '
+        'print(len(index.search(["word"], 1)[0]), "jax" in sys.modules)'
+    )
+    found = subprocess.run(
+        [sys.executable, '-c', script], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert found.stdout.split() == ['1', 'False']
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'bm25s', None)
+    with pytest.raises(ModuleNotFoundError, match='pip install bm25s'):
+        retrieval.Index.build(retrieval.as_rows(TEXTS))
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match='pip install countryinfo'):
+        countries.packaged()
+
+
+# ---- a server of documents ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(app):
+    """The address of a server in a thread."""
+    served = uvicorn.Server(uvicorn.Config(app, port=0, log_level='error'))
+    thread = threading.Thread(target=served.run)
+    thread.start()
+    while not served.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield f'http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}'
+    served.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope='module')
+def served(corpus):
+    with running(service.build_app(service.open_index(corpus))) as url:
+        yield url
+
+
+def test_the_client_finds_on_a_server_what_its_index_finds(corpus, served):
+    near = service.open_index(corpus)
+    with contextlib.closing(retrieval.Client(f'{served}/retrieve')) as far:
+        for k in (1, 3):
+            queries = ['capital of France', 'Seine', 'xyz']
+            found, wanted = far.search(queries, k), near.search(queries, k)
+            assert [[hit[1] for hit in hits] for hits in found] == [
+                [hit[1] for hit in hits] for hits in wanted
+            ]
+            shown = [[hit[0]['contents'] for hit in hits] for hits in found]
+            assert shown == [[hit[0]['contents'] for hit in hits] for hits in wanted]
+
+
+def test_the_server_speaks_search_r1_s_protocol(served):
+    with contextlib.closing(retrieval.Client(served)) as client:
+        post = client.connection.post
+        scored = post('retrieve', {'queries': ['Oslo', 'Seine'], 'topk': 1, 'return_scores': True})
+        document = scored['result'][0][0]['document']
+        assert document['title'] == 'Oslo' and document['text'] == 'Oslo is a capital too.'
+        assert document['contents'] == '"Oslo"\nOslo is a capital too.'
+        plain = post('retrieve', {'queries': ['Oslo', 'Seine'], 'topk': 1})
+        assert plain['result'] == [[hit['document'] for hit in hits] for hits in scored['result']]
+        one = post('retrieve', {'query': 'paris city capital', 'topk': None})
+        assert len(one['result']) == 1 and len(one['result'][0]) == 3
+        assert client.connection.get('health') == {'documents': 4}
+        for wrong in ({}, {'queries': ['a'], 'query': 'b'}, {'queries': ['a'], 'topk': 101}):
+            with pytest.raises(WorldError, match='answered 422'):
+                post('retrieve', wrong)
+
+
+class Kept:
+    """What routes ask of a server's worlds, with one world in this process."""
+
+    def __init__(self, world):
+        self.world, self.counts, self.last = world, collections.Counter(), {}
+
+    async def create(self, lease_s):
+        return 7, self.world.instruction
+
+    async def reset(self, number, item):
+        self.last = {'observation': self.world.reset(item)}
+        return self.last
+
+    async def step(self, number, action):
+        reply = self.world.step(action)
+        self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
+        return self.last
+
+    def told(self, number):
+        return self.last
+
+    def close(self, number):
+        return number == 7
+
+
+def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked):
+    """Its client's calls, which our client of it makes too."""
+    near, inner = (SearchQA(corpus=corpus, questions=[asked]) for _ in range(2))
+    app = fastapi.FastAPI()
+    server.add_searchqa(app, Kept(inner))
+    with running(app) as url, contextlib.closing(AgentGym('searchqa', Servers([url]))) as far:
+        assert far.instruction == near.instruction
+        assert far.reset(0) == near.reset(0)
+        for action in ('?', '<answer>Lyon</answer>', *near.plan()):
+            assert told(far.step(action)) == told(near.step(action))
+        with contextlib.closing(retrieval.Client(url)) as client:
+            assert client.connection.post('create', {'id': 0}) == 7
+            assert client.connection.post('reset', {'env_idx': 7, 'id': 0}) == near.reset(0)
+            assert client.connection.get('observation?env_idx=7') == near.reset(0)
+            stepped = client.connection.post('step', {'env_idx': 7, 'action': ''})
+            assert stepped.keys() == {'observation', 'reward', 'done', 'info'}
+            assert client.connection.post('close', {'env_idx': 7}) is True
+
+
+class Others(http.server.BaseHTTPRequestHandler):
+    """A server of somebody else's: says what the class holds."""
+
+    says: object = None
+    bodies: list = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers['Content-Length']))
+        self.bodies.append((self.path, json.loads(body)))
+        said = json.dumps(self.says).encode()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
+    others = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Others)
+    threading.Thread(target=others.serve_forever, daemon=True).start()
+    row = {'id': '7', 'contents': '"Paris"\nA city.'}
+    url = f'http://127.0.0.1:{others.server_port}/dense'
+    with contextlib.closing(retrieval.Client(url)) as client:
+        for hit, score in (({'document': row, 'score': 0.5}, 0.5), (row, 0.0)):
+            Others.says = {'result': [[hit, hit]]}
+            assert client.search(['x'], 1) == [[(row, score)]]
+        sent = {'queries': ['x'], 'topk': 1, 'return_scores': True}
+        assert Others.bodies[-1] == ('/dense/retrieve', sent)
+        for bad in ([], {'result': []}, {'result': [[{'title': 'x'}]]}, {'result': [['x']]}):
+            Others.says = bad
+            with pytest.raises(WorldError):
+                client.search(['x'], 1)
+    others.shutdown()
+    others.server_close()
+    with pytest.raises(WorldDown, match='cannot be reached'):
+        retrieval.Client(url).search(['x'], 1)
+
+
+# ---- questions ---------------------------------------------------------------------------------
+
+
+def test_published_files_of_every_form_are_read(tmp_path):
+    """Rows of the forms of TriviaQA's release and copy, NQ-open, HotpotQA and FlashRAG."""
+    answer = {'Value': 'Sunset Boulevard', 'NormalizedAliases': ['sunset blvd', 'sunset boulevard']}
+    release = {'Data': [{'Question': 'Which Lloyd Webber musical?', 'Answer': answer}]}
+    copied = {'value': 'Oslo', 'normalized_aliases': ['oslo'], 'aliases': ['Oslo', 'Christiania']}
+    rows = {
+        'triviaqa.json': release,
+        'copy.jsonl': {'question': 'Where?', 'question_id': 'tc_1', 'answer': copied},
+        'nq.jsonl': {'question': 'who?', 'answer': ['one', 'two', 'one']},
+        'hotpot.json': [{'_id': '5a', 'question': 'Same?', 'answer': 'yes', 'level': 'hard'}],
+        'flashrag.jsonl': {'id': 'test_0', 'question': 'what ', 'golden_answers': ['x']},
+    }
+    for name, content in rows.items():
+        (tmp_path / name).write_text(json.dumps(content, ensure_ascii=False), encoding='utf-8')
+    read = {name: questions.read(str(tmp_path / name)) for name in rows}
+    assert {name: (one.text, one.answers) for name, (one,) in read.items()} == {
+        'triviaqa.json': ('Which Lloyd Webber musical?', ('sunset blvd', 'sunset boulevard')),
+        'copy.jsonl': ('Where?', ('oslo',)),
+        'nq.jsonl': ('who?', ('one', 'two')),
+        'hotpot.json': ('Same?', ('yes',)),
+        'flashrag.jsonl': ('what?', ('x',)),
+    }
+    (tmp_path / 'bad.jsonl').write_text('{"question": "a", "answer": "b"}\n{"question": "a"}\n')
+    with pytest.raises(ValueError, match='question 2: there is no answer'):
+        questions.read(str(tmp_path / 'bad.jsonl'))
+    (tmp_path / 'none.json').write_text('[]')
+    with pytest.raises(ValueError, match='holds no questions'):
+        questions.read(str(tmp_path / 'none.json'))
+
+
+def test_items_count_through_the_files_of_the_splits(tmp_path):
+    paths = []
+    for size, name in zip((3, 2, 4), SPLITS, strict=True):
+        rows = [{'question': f'{name} {i}', 'answer': 'x'} for i in range(size)]
+        paths.append(str(tmp_path / f'{name}.jsonl'))
+        pathlib.Path(paths[-1]).write_text('\n'.join(map(json.dumps, rows)))
+    found = [world.items(split, files=tuple(paths)) for split in SPLITS]
+    assert found == [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
+    assert world.items('test', files=tuple(paths[:2])) == []
+    single = [world.items(split, files=(paths[2],)) for split in SPLITS]
+    assert sorted(sum(single, [])) == [0, 1, 2, 3]
+
+
+def test_questions_about_countries_are_many_and_splits_share_no_subject():
+    known = world.bank()
+    assert len(known) > 9000 and len({question.text for question in known}) == len(known)
+    assert collections.Counter(question.hops for question in known)[2] > 2000
+    splits = [world.items(split) for split in SPLITS]
+    assert sorted(sum(splits, [])) == list(range(len(known)))
+    subjects = [{known[item].subject for item in items} for items in splits]
+    assert not subjects[0] & subjects[1] | subjects[0] & subjects[2] | subjects[1] & subjects[2]
+    two = world.items('test', hops=(2,))
+    assert len(two) > 200 and {known[item].hops for item in two} == {2}
+
+
+def test_an_oracle_finds_what_it_answers_and_solves_each_question():
+    play, found = SearchQA(rewards='mt_grpo', retries=False), []
+    for item in random.Random(0).sample(range(len(world.bank())), 200):
+        play.reset(item)
+        replies = [play.step(action) for action in play.plan()]
+        assert len(replies) == play.question.hops + 1
+        assert replies[-1].done and replies[-1].success and replies[-1].reward > 1.8
+        found.append(play.golds.within(play.steps[-2].result))
+    assert sum(found) >= 197
+
+
+def test_random_play_is_seldom_right_and_the_same_for_a_seed():
+    play, solved = Search(retries=False), []
+    for item in range(0, 9900, 99):
+        said = []
+        for _ in range(2):
+            generator = np.random.default_rng(item)
+            play.reset(item)
+            for _ in range(5):
+                reply = play.step(play.random(generator))
+                said.append(reply)
+                if reply.done:
+                    break
+        assert said[: len(said) // 2] == said[len(said) // 2 :]
+        solved.append(reply.success)
+    assert 0 <= sum(solved) < 20
+
+
+def test_other_questions_than_those_of_the_known_package_are_an_error(monkeypatch):
+    countries.questions.cache_clear()
+    monkeypatch.setattr(countries, 'MANIFEST', 'another')
+    with pytest.raises(ValueError, match='install that'):
+        countries.questions()
+
+
+def test_texts_are_the_same_in_another_interpreter_with_other_hashes_and_file_order():
+    script = (
+        'import pathlib; glob = pathlib.Path.glob; '
+        'pathlib.Path.glob = lambda *words: sorted(glob(*words), key=hash); '
+        'import test_hosts_search; print(test_hosts_search.digest())'
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
+    other = {'PYTHONHASHSEED': '12345', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
+    found = subprocess.run(
+        [sys.executable, '-c', script],
+        env=os.environ | other,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.strip() == digest()
+
+
+# ---- episodes ----------------------------------------------------------------------------------
+
+
+def played(corpus, asked, *actions, **settings):
+    play = Search(corpus=corpus, questions=[asked], **settings)
+    return play, [Reply(play.reset(0)), *map(play.step, actions)]
+
+
+def told(reply):
+    return dataclasses.replace(reply, figures=())
+
+
+def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
+    _, replies = played(
+        corpus,
+        asked,
+        '<think>hm</think><search> capital </search><answer>Paris</answer>',
+        'Paris',
+        '<answer>Lyon</answer>',
+        '<answer>Lyon</answer> or rather <answer>The Paris!</answer>',
+        dialect='agentgym',
+    )
+    assert replies[0].observation.endswith(
+        'every time.\n\n Question: What is the capital of France?'
+    )
+    assert told(replies[1]) == Reply(
+        '<information>Doc 1(Title: "Oslo") Oslo is a capital too.\n'
+        'Doc 2(Title: "Paris") Paris is the capital of France, and a city. Paris lies on the '
+        'Seine.</information>',
+        success=False,
+    )
+    assert replies[2].observation.startswith('Your previous action is invalid.')
+    assert told(replies[3]) == Reply(dialects.AGENTGYM.wrong, success=False)
+    assert told(replies[4]) == Reply(dialects.AGENTGYM.right, 1.0, done=True, success=True)
+
+
+def test_with_one_answer_a_wrong_one_ends_the_episode(corpus, asked):
+    _, replies = played(corpus, asked, '<answer>Lyon</answer>', retries=False)
+    assert told(replies[1]) == Reply(dialects.PLAIN.wrong, done=True, success=False)
+
+
+def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, asked):
+    play, replies = played(
+        corpus, asked, 'Paris', '<search>Oslo</search>', '<search>x</search>', topk=1
+    )
+    assert replies[0].observation == 'What is the capital of France?'
+    assert replies[1].observation == dialects.PLAIN.invalid
+    assert replies[2].observation == 'Oslo is a capital too.'
+    assert replies[3].observation == 'Nothing was found.'
+    assert play.best() == '<search>What is the capital of France?</search>'
+    play.step(play.best())
+    assert play.best() == '<answer>Paris</answer>'
+    assert told(play.step(play.best())) == Reply('Right.', 1.0, done=True, success=True)
+
+
+def test_an_oracle_finds_its_way_from_wherever_play_has_led():
+    """After somebody else's search it took its own for made, and answered what nobody had read."""
+    play = Search(retries=False)
+    item = next(i for i in world.items('train') if world.bank()[i].hops == 2)
+    play.reset(item)
+    first, second = play.question.queries
+    play.step('<search>something else</search>')
+    assert play.plan()[:2] == [f'<search>{first}</search>', f'<search>{second}</search>']
+    play.step(play.best())
+    assert play.best() == f'<search>{second}</search>'
+    short = Search(retries=False, calls=2)
+    short.reset(item)
+    short.step('<search>something else</search>')
+    assert len(short.plan()) == 1 and '<answer>' in short.best()
+
+
+def test_questions_can_be_about_regions_of_short_names_alone():
+    known = world.bank()
+    found = {
+        split: world.items(split, hops=(1,), about=('region',), longest_name=8) for split in SPLITS
+    }
+    assert min(map(len, found.values())) > 150
+    for item in sum(found.values(), []):
+        name = known[item].subject
+        assert name.isascii() and name.isalpha() and len(name) <= 8
+        assert known[item].text == f'Which country does the region {name} belong to?'
+    assert {known[item].kind for item in world.items('test', about=('country',))} == {'country'}
+
+
+def test_search_r1_reads_up_to_the_end_of_a_search(corpus, asked):
+    _, replies = played(
+        corpus,
+        asked,
+        '<search>Seine</search> <answer>Paris</answer>',
+        '<answer>Lyon',
+        '<search>Oslo</search>',
+        dialect='search_r1',
+        retries=False,
+        turns=3,
+        topk=1,
+    )
+    assert replies[0].observation.startswith('Answer the given question.')
+    assert replies[1].observation == (
+        '\n\n<information>Doc 1(Title: "Seine") The Seine flows through Paris.</information>\n\n'
+    )
+    assert replies[2].observation.startswith('\nMy previous action is invalid.')
+    assert told(replies[3]) == Reply('', done=True, success=False)
+
+
+CALL = '<reasoning>\n?\n</reasoning>\n<tool>\n{}\n</tool>'
+
+
+def test_mt_grpo_calls_a_tool_in_json_and_its_second_call_ends_the_episode(corpus, asked):
+    call = CALL.format('{"name": "wiki_search", "args": {"query": "Seine"}}')
+    settings = dict(dialect='mt_grpo', rewards='mt_grpo', retries=False, calls=2)
+    answer = '<reasoning>\n!\n</reasoning>\n<answer>\nParis\n</answer>'
+    _, replies = played(corpus, asked, call, answer, **settings)
+    assert replies[1].observation == '<result>\nSeine\nThe Seine flows through Paris.\n</result>'
+    assert [reply.reward for reply in replies] == pytest.approx([0, 0.7, 1.9])
+    assert replies[2].done and replies[2].success
+    assert replies[2].figures == (1.0, 1.0, 1.0, 1.0)
+    _, replies = played(corpus, asked, 'what?', call, call, **settings)
+    assert told(replies[1]) == Reply(dialects.MT_GRPO.invalid, success=False)
+    assert replies[3].done and not replies[3].success and replies[3].observation == ''
+    assert replies[3].reward == pytest.approx(0.2 * (2.2 / 3 + 2 / 3))
+
+
+def test_calls_that_cannot_be_made_are_errors_in_a_result(corpus, asked):
+    wrong = '{', '[1]', '{}', '{"name": "x"}', '{"name": "wiki_search", "args": {"q": "a"}}'
+    for call in wrong:
+        _, replies = played(corpus, asked, CALL.format(call), dialect='mt_grpo')
+        assert replies[1].observation.startswith('<result>\nError: ') and not replies[1].done
+        assert replies[1].figures == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_settings_and_items_that_do_not_exist_are_errors(corpus, asked):
+    for name, value in (('dialect', 'x'), ('rewards', 'x'), ('normaliser', 'x')):
+        with pytest.raises(ValueError, match=f"search.{name}='x' is one of"):
+            Search(**{name: value})
+    with pytest.raises(ValueError, match='search.calls=-1 is negative'):
+        Search(calls=-1)
+    with pytest.raises(ValueError, match=r'item 1 is not in 0\.\.0'):
+        Search(corpus=corpus, questions=[asked]).reset(1)
+    with pytest.raises(ValueError, match=r'item -1 is not'):
+        Search(corpus=corpus, questions=[asked]).reset(-1)
+
+
+def test_a_world_may_search_on_a_server(served, asked):
+    near, _ = played(served, asked, '<search>Oslo</search>')
+    assert 'Oslo is a capital too.' in near.steps[0].result
+    assert near.deterministic and near.plan()[0] == (
+        '<search>What is the capital of France?</search>'
+    )
+    near.close()
+    assert isinstance(near.searcher, retrieval.Client) and scoring.REWARDS

@@ -1,0 +1,169 @@
+"""Rewards of search: the numbers that the papers' own functions give, turn by turn too."""
+
+import itertools
+
+import pytest
+
+from agentrl_jax.envs.hosts.search import scoring
+from agentrl_jax.envs.hosts.search.dialects import TAGS, TOOL_TAGS
+from agentrl_jax.envs.hosts.search.scoring import Golds, Step
+
+GOLDS = Golds(('paris',), 'as_written')
+THINK = '<reasoning>\nlet me see\n</reasoning>\n'
+CALL = '<tool>\n{"name": "wiki_search", "args": {"query": "capital"}}\n</tool>'
+HIT, MISS = 'Paris is a city.', 'Lyon is a city.'
+
+
+def said(answer):
+    return Step(f'{THINK}<answer>\n{answer}\n</answer>', answer=answer)
+
+
+SEARCH = Step(THINK + CALL, HIT)
+# What MT-GRPO's functions returned: tool, search, presence, exact match, format, tags; R_T, R_O
+MT_GRPO = {
+    'search and answer': ([SEARCH, said('Paris')], 0.2, 0.5, 0.5, 1, 0.2, 0.2, 0.7, 1.9),
+    'found nothing': (
+        [Step(THINK + CALL, MISS), said('Paris')],
+        *(0.2, 0, 0.5, 1, 0.2, 0.2, 0.2, 1.9),
+    ),
+    'a longer answer': (
+        [SEARCH, said('The city of Paris, France')],
+        *(0.2, 0.5, 0.5, 0, 0.2, 0.2, 0.7, 0.9),
+    ),
+    'a wrong answer': ([SEARCH, said('Lyon')], 0.2, 0.5, 0, 0, 0.2, 0.2, 0.7, 0.4),
+    'an error': (
+        [Step(THINK + CALL, 'Error: Invalid JSON format'), said('Paris')],
+        *(0, 0, 0.5, 1, 0.2, 0.2, 0, 1.9),
+    ),
+    'no search': ([said('Paris')], 0, 0, 0.5, 1, 0.2, 0.2, 0, 1.9),
+    'no tags': ([Step('It is Paris.')], 0, 0, 0, 0, 0.04, 0, 0, 0.04),
+    'nothing': ([Step('')], 0, 0, 0, 0, 0.04, 0, 0, 0.04),
+    'two searches': ([SEARCH, Step(THINK + CALL)], 0.2, 0.5, 0, 0, 0.2, 0.2, 0.7, 0.4),
+    'a malformed turn first': (
+        [Step('hello'), SEARCH, said('Paris')],
+        *(0.2, 0.5, 0.5, 1, 0.1467, 0.1333, 0.7, 1.78),
+    ),
+    'an open answer': (
+        [SEARCH, Step(f'{THINK}<answer>\nParis')],
+        *(0.2, 0.5, 0, 0, 0.18, 0.175, 0.7, 0.355),
+    ),
+    'no thoughts': (
+        [Step(CALL, HIT), Step('<answer>\nParis\n</answer>')],
+        *(0.2, 0.5, 0.5, 1, 0.12, 0.2, 0.7, 1.82),
+    ),
+    'a full stop': ([SEARCH, said('Paris.')], 0.2, 0.5, 0.5, 0, 0.2, 0.2, 0.7, 0.9),
+    'two thoughts': (
+        [Step(THINK + THINK + CALL, HIT), said('Paris')],
+        *(0.2, 0.5, 0.5, 1, 0.2, 0.15, 0.7, 1.85),
+    ),
+    'three answers': (
+        [SEARCH, Step(THINK + 3 * '<answer>\nParis\n</answer>\n')],
+        *(0.2, 0.5, 0.5, 1, 0.2, 0.1, 0.7, 1.8),
+    ),
+}
+
+
+@pytest.mark.parametrize('name', MT_GRPO)
+def test_mt_grpo_rewards_are_those_of_its_own_functions(name):
+    steps, tool, search, presence, match, form, tags, turn, outcome = MT_GRPO[name]
+    answer = scoring.last_answer(steps, TOOL_TAGS)
+    assert 0.2 * scoring.tool_success(steps, TOOL_TAGS) == pytest.approx(tool)
+    assert 0.5 * scoring.answer_presence(steps, GOLDS) == search
+    assert (0.5 * GOLDS.within(answer), GOLDS.equal(answer)) == (presence, match)
+    assert 0.2 * scoring.format_score(steps, TOOL_TAGS) == pytest.approx(form, abs=5e-5)
+    assert 0.2 * scoring.tag_count(steps, TOOL_TAGS) == pytest.approx(tags, abs=5e-5)
+    assert scoring.mt_grpo_turn(steps, TOOL_TAGS, GOLDS) == pytest.approx(turn)
+    assert scoring.mt_grpo_outcome(steps, TOOL_TAGS, GOLDS) == pytest.approx(outcome, abs=5e-5)
+
+
+@pytest.mark.parametrize('name', MT_GRPO)
+def test_rewards_of_turns_add_up_to_turn_reward_and_outcome(name):
+    steps, *_, turn, outcome = MT_GRPO[name]
+    paid = [
+        scoring.mt_grpo(steps[: k + 1], TOOL_TAGS, GOLDS, k == len(steps) - 1)
+        for k in range(len(steps))
+    ]
+    assert sum(paid[:-1]) == pytest.approx(turn)
+    assert paid[-1] == pytest.approx(outcome, abs=5e-5)
+
+
+def test_the_figures_of_the_tables_are_shares():
+    figures = scoring.measured(MT_GRPO['an open answer'][0], TOOL_TAGS, GOLDS)
+    assert figures == pytest.approx(
+        {'tool_success': 1.0, 'answer_presence': 1.0, 'exact_match': 0.0, 'format': 0.9}
+    )
+    assert set(scoring.measured([], TOOL_TAGS, GOLDS).values()) == {0.0}
+
+
+NORMALISED = (  # as written, by SQuAD's rule, by TriviaQA's
+    ('Spider-Man', 'spiderman', 'spider man'),
+    ('J.R.R. Tolkien', 'jrr tolkien', 'j r r tolkien'),
+    ('O\u2019Neill', 'o\u2019neill', 'o neill'),
+    ('U.S.', 'us', 'u s'),
+    ('The Beatles', 'beatles', 'beatles'),
+    ('A', '', ''),
+    ('snake_case', 'snakecase', 'snake case'),
+)
+
+
+def test_answers_are_normalised_as_squad_and_triviaqa_do():
+    for text, squad, triviaqa in NORMALISED:
+        assert (scoring.squad(text), scoring.triviaqa(text)) == (squad, triviaqa)
+    assert scoring.as_written(' The Beatles. ') == 'the beatles.'
+    assert Golds(('beatles',), 'squad').equal('The Beatles!')
+    assert not Golds(('beatles',), 'as_written').equal('The Beatles!')
+    with pytest.raises(ValueError, match='is one of squad, triviaqa, as_written'):
+        Golds(('x',), 'lower')
+
+
+def test_an_answer_of_which_nothing_is_left_is_not_in_every_text():
+    golds = Golds(('The', 'A'))
+    assert not golds.within('anything') and not golds.equal('an') and not golds.equal('')
+
+
+ASKED = '<think>what?</think>\n<search>capital</search>'
+TOLD = '<think>so</think><answer>{}</answer>'
+
+
+def test_a_bad_form_costs_search_r1_s_second_reward():
+    """1, .8, .2, .1 or 0, the example of its script; a correct answer in a bad format keeps .8."""
+    searched, malformed = Step(ASKED, HIT), Step(ASKED + ' more', HIT)
+    cases = (
+        ([searched, Step(TOLD.format('Paris'))], 1.0),
+        ([Step(TOLD.format('Paris'))], 1.0),
+        ([malformed, Step(TOLD.format('Paris'))], 0.8),
+        ([searched, Step('<answer>Paris</answer>')], 0.8),
+        ([Step(' '), searched, Step(TOLD.format('Paris'))], 0.8),
+        ([searched, Step(TOLD.format('Lyon'))], 0.2),
+        ([searched, Step('<answer>Lyon</answer>')], 0.1),
+        ([searched, Step(ASKED)], 0.0),
+    )
+    for steps, reward in cases:
+        assert scoring.format_too(steps, TAGS, GOLDS, True) == reward
+        assert scoring.format_too(steps, TAGS, GOLDS, False) == 0.0
+
+
+def test_a_format_that_is_nearly_right_is_looked_at_in_no_time():
+    gaps = 400 * ' '
+    searches = [Step(f'{gaps}<think>x</think>{gaps}<search>x</search>{gaps}', HIT)] * 20
+    assert not scoring.is_sequence([*searches, Step('<think>')], TAGS)
+    assert scoring.is_sequence([*searches, Step(TOLD.format('x') + gaps)], TAGS)
+
+
+def test_mt_ppo_pays_each_search_and_takes_more_for_each_further_one():
+    steps = [Step(ASKED, HIT), Step(ASKED, MISS), Step('?'), Step('<search>x</search>', HIT)]
+    paid = [scoring.mt_ppo(steps[:k], TAGS, GOLDS, False) for k in range(1, 5)]
+    # .3 + .1 - .1;  .1 - .2;  -.2 - .2;  .3 - .2 - .3
+    assert paid == pytest.approx([0.3, -0.1, -0.4, -0.2])
+    ends = (TOLD.format('Paris'), TOLD.format('Lyon'), '<answer>Paris</answer>', ASKED)
+    doubled = TOLD.format('Paris') + '<answer>Paris</answer>'
+    outcomes = [scoring.mt_ppo([Step(end)], TAGS, GOLDS, True) for end in (*ends, doubled)]
+    assert outcomes == [1.0, 0.2, -1.0, -1.0, -1.0]
+
+
+def test_exact_rewards_pay_for_turns_that_were_taken_as_answers():
+    steps = Step('', answer='Paris'), Step('', answer='paris!'), Step(TOLD.format('Paris'), HIT)
+    paid = [scoring.exact([step], TAGS, GOLDS, True) for step in steps]
+    assert paid == [1.0, 0.0, 0.0]
+    pairs = itertools.product(steps[:1], [Golds(('Lyon', 'PARIS'))])
+    assert all(scoring.exact([step], TAGS, golds, False) == 1.0 for step, golds in pairs)
