@@ -248,5 +248,21 @@ def test_the_small_tokenizer_of_textcraft_is_made_of_its_words():
     assert committed.decode(committed.encode('what else? ')) == 'what else? '
 
 
+def test_the_small_tokenizer_of_search_is_made_of_countries_and_of_pieces_of_regions():
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('search.model'))
+    again = unigram.load_model(demo_tokenizer.train_search(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        'search says something else: run python -m agentrl_jax.text.demo_tokenizer --name=search'
+    )
+    encode = committed.encode
+    assert len(encode('<answer>Republic of Macedonia</answer>')) == 3
+    (first, *asked, last) = encode('Which country does the region Berat belong to?')
+    assert encode('<search>Berat region belongs</search>')[1:-2] == asked  # what must be copied
+    shown = encode('Berat is a region that belongs to the country Albania.')
+    assert shown[: len(asked)] == asked and shown[-2:-1] == encode('Albania')
+    frame = {first, last, *encode('Which'), *encode(' belong')}
+    assert frame.isdisjoint(asked) and len(frame) == 4
+
+
 def test_training_is_deterministic():
     assert demo_tokenizer.train() == demo_tokenizer.train()

@@ -1,6 +1,6 @@
 """Trains the small tokenizer of the demo on the project's own prompts and environment texts.
 
-  python -m agentrl_jax.text.demo_tokenizer [--name=babyai|textcraft]
+  python -m agentrl_jax.text.demo_tokenizer [--name=babyai|textcraft|search]
 
 A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
 name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
@@ -8,7 +8,9 @@ unigram model, and what it has never seen falls back to bytes. The same inputs g
 Rows are whole because they are the words of these worlds: a policy of 0.1 M parameters cloned for a
 minute reads a map of four row tokens, but not yet one of sixteen cells (experiments/LOG.md).
 BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 ahead" are tokens.
-TextCraft's has a token for each word of an item's name and for what stands around these.
+TextCraft's has a token for each word of an item's name and for what stands around these. That of
+search has one for each country, and pieces for the names of regions, which must be copied: of the
+names that are trained on, so that held-out ones are made of pieces that have been copied too.
 """
 
 import argparse
@@ -25,13 +27,15 @@ from agentrl_jax.envs.babyai import sight
 from agentrl_jax.envs.babyai import words as babyai_words
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.hosts import textcraft
+from agentrl_jax.envs.hosts.search import countries, dialects
+from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
 from agentrl_jax.tokens import unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
-VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE = 1408, 432, 741
+VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 800
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
@@ -190,6 +194,32 @@ def train_textcraft(vocab_size: int = TEXTCRAFT_VOCAB_SIZE) -> bytes:
     return fit([*TAGS, '\n', *ROLES, *textcraft_symbols()], list(letters) * 2, vocab_size, letters)
 
 
+def search_symbols() -> list[str]:
+    """Countries, and what stands around names in the questions and documents about regions."""
+    plain = dialects.PLAIN
+    frame = ['Which country does the region ', ' belong to?', ' region belongs', ' ', '.']
+    frame += [' is a region that belongs to the country ', ' is a country.', 'Nothing was found.']
+    frame += [f' {fact.says.partition("{")[0]}' for fact in countries.FACTS]
+    frame += [f'{mark}{tag}>' for tag in ('search', 'answer') for mark in ('<', '</')]
+    words = ['Which', 'country', 'does', 'region', 'belong', 'belongs']  # of random searches
+    words += [f' {word}' for word in (*words, 'the', 'to', 'is', 'a', 'that')]
+    said = [plain.instruction, plain.invalid, plain.right, plain.wrong]
+    return [*said, *frame, *words, *(country.name for country in countries.load())]
+
+
+def search_corpus() -> list[str]:
+    """Names of the regions that are trained on, of one word."""
+    items = search.items('train', hops=(1,), about=(countries.REGION,), longest_name=12)
+    return [search.bank()[item].subject for item in items]
+
+
+def train_search(vocab_size: int = SEARCH_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of small policies that search."""
+    symbols = dict.fromkeys(['<think>', '</think>', '\n', *ROLES, *search_symbols()])
+    letters = string.ascii_letters + string.digits + ',:;!?-\'"'
+    return fit(list(symbols), search_corpus(), vocab_size, letters)
+
+
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
     """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
@@ -234,7 +264,12 @@ def check(model: bytes) -> None:
 
 
 # File in tokens/ -> how it is trained
-WORLDS = {'demo': train, 'babyai': train_babyai, 'textcraft': train_textcraft}
+WORLDS = {
+    'demo': train,
+    'babyai': train_babyai,
+    'textcraft': train_textcraft,
+    'search': train_search,
+}
 
 
 def main() -> None:
