@@ -4,7 +4,7 @@
 
 Two servers of worlds whose every reply depends on all that was said, each behind a TCP proxy
 (chaos_proxy.py) that does all of its troubles to a share of the calls; one of the servers is killed
-and started again, the other one stopped for longer than anybody waits, again and again. Everything
+and started again while the other one is stopped for longer than anybody waits, again and again. All
 is played with and without these, and compared bit for bit:
 1. Rollouts of the same parameters, in which a step may fail three times: episodes are lost, the
    others are the same, and an update does not depend on what stands in those that were lost.
@@ -111,9 +111,13 @@ class Site:
         self.server = Launched(WORLD, lease_s=LEASE_S)
         self.proxy.port = self.port
 
-    def hang(self, seconds: float) -> None:
+    @contextlib.contextmanager
+    def hung(self, seconds: float):
+        """Stopped for as long as what is done inside takes, and at least for some seconds."""
+        until = time.monotonic() + seconds
         self.server.process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
+        yield
+        time.sleep(max(until - time.monotonic(), 0))
         self.server.process.send_signal(signal.SIGCONT)
 
     def worlds(self) -> int:
@@ -149,15 +153,12 @@ class Chaos:
         return self
 
     def strike(self) -> None:
-        """One server after another; the first blow falls at once, so that no rollout has none."""
+        """The first blow falls at once, so that no rollout has none."""
         while True:
-            self.sites[0].kill()
-            self.blows['killed'] += 1
-            if self.ended.wait(self.luck.uniform(0, 0.3)):
-                return
-            self.sites[1].hang(HUNG_S)
-            self.blows['hung'] += 1
-            if self.ended.wait(self.luck.uniform(1, 3)):
+            with self.sites[1].hung(HUNG_S):
+                self.sites[0].kill()
+            self.blows.update(('hung', 'killed'))
+            if self.ended.wait(self.luck.uniform(1, 4)):
                 return
 
     def __exit__(self, *_: object) -> None:
@@ -255,8 +256,10 @@ class Rollouts:
         self.counted['retries'] += int(counters['hosts/retries'].sum())
 
 
-def train_both(sites: list[Site], folder: pathlib.Path, chaos: Chaos, groups: int, steps: int):
-    """(arrays that are the same, metrics of the disturbed run)."""
+def train_both(
+    sites: list[Site], folder: pathlib.Path, chaos: Chaos, groups: int, steps: int
+) -> str:
+    """Trains with and without chaos; a sentence about what was the same."""
     cfg = config(
         sites,
         **{
@@ -272,7 +275,12 @@ def train_both(sites: list[Site], folder: pathlib.Path, chaos: Chaos, groups: in
             assert train.train(cfg, str(folder / 'disturbed')) == 0
     one, other = (micro_runs.saved_state(cfg, folder / name) for name in ('calm', 'disturbed'))
     jax.tree.map(np.testing.assert_array_equal, one, other)
-    return len(jax.tree.leaves(one)), run_log.read_metrics(folder / 'disturbed' / 'metrics.jsonl')
+    rows = run_log.read_metrics(folder / 'disturbed' / 'metrics.jsonl')
+    played = [row for row in rows if 'hosts/retries' in row]
+    retries, lost = (sum(row[f'hosts/{name}'] for row in played) for name in ('retries', 'faults'))
+    assert len(played) == steps and retries and not lost
+    leaves = len(jax.tree.leaves(one))
+    return f'{retries:g} retries, {lost:g} lost, {leaves} arrays have the same bits'
 
 
 @contextlib.contextmanager
@@ -296,7 +304,8 @@ def sites_in_order(seed: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--episodes', type=int, default=512, help='of disturbed rollouts')
-    parser.add_argument('--steps', type=int, default=4, help='of training, 128 episodes each')
+    parser.add_argument('--groups', type=int, default=32, help='of four episodes, in a rollout')
+    parser.add_argument('--steps', type=int, default=4, help='of training; 0: none')
     parser.add_argument('--seed', type=int, default=0, help='of troubles')
     given = parser.parse_args()
     jax.config.update('jax_platforms', 'cpu')
@@ -304,7 +313,7 @@ def main() -> None:
         '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
     )
     os.environ['PYTHONPATH'] = f'{micro_runs.ROOT}{os.pathsep}{micro_runs.ROOT / "tests"}'
-    groups = 32  # of 4 episodes
+    groups = given.groups
     with tempfile.TemporaryDirectory(prefix='chaos_hosts_') as folder:
         # Libraries open files and pipes once for all
         once = micro_runs.config('frozen_lake', steps=1)
@@ -325,13 +334,9 @@ def main() -> None:
                 f'update knows nothing of the lost ones ({time.monotonic() - began:.0f} s)',
                 flush=True,
             )
-        leaves, rows = train_both(sites, pathlib.Path(folder), chaos, groups, given.steps)
-    played = [row for row in rows if 'hosts/retries' in row]
-    retries, lost = (sum(row[f'hosts/{name}'] for row in played) for name in ('retries', 'faults'))
-    print(
-        f'training: {4 * groups * len(played)} episodes, {retries:g} retries, {lost:g} lost, '
-        f'{leaves} arrays have the same bits'
-    )
+        if given.steps:
+            trained = train_both(sites, pathlib.Path(folder), chaos, groups, given.steps)
+            print(f'training: {4 * groups * given.steps} episodes, {trained}')
     print(', '.join(f'{kind} {count}' for kind, count in chaos.troubles().items()))
     print('0 processes, threads, descriptors and worlds left over')
 

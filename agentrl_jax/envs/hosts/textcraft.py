@@ -51,6 +51,7 @@ WORDINGS = ('agentgym', 'plain', 'drawn')
 MOST_DIGITS = 9  # of a number in a command; more is no amount that anybody needs
 USES = 10  # recipes looked at for each ingredient of the goal's when others are mixed in
 COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
+FEW = 12  # words of which names are drawn, where no more things are shown
 NOTHING = 'nothing:'  # in front of words that name nothing
 FOLDER = 'data/recipes'  # in the package
 # Of the goals in order: which goal an item is must not change under those who write items down.
@@ -367,8 +368,8 @@ class _Refused(Exception):
 class TextCraft:
     """One player with an inventory; actions are bare commands (`answers.py` reads replies).
 
-    wording='plain' shows names as they are typed, and no Python objects; 'drawn' calls things by
-    single words besides, drawn anew for each item: what a thing is made of can then only be read.
+    wording='plain' shows names as they are typed, and no Python objects; 'drawn' calls things by a
+    few words besides, drawn anew for each item: what a thing is made of can then only be read.
     """
 
     deterministic = True
@@ -414,12 +415,14 @@ class TextCraft:
     def _draw(self, lines: list[str], mark: str) -> None:
         """Names for the things that lines speak of."""
         things = self.recipes.shown([*lines, *self.recipes.plan(self.goal, {})])
-        words = sorted(self.recipes.words, key=lambda word: digest(mark, word))
-        if len(words) < len(things):
+        known = self.recipes.words
+        if len(known) < len(things):
             raise ValueError(
-                f'{len(things)} things are shown and the recipes know {len(words)} names of one '
+                f'{len(things)} things are shown and the recipes know {len(known)} names of one '
                 f"word: wording='drawn' needs fewer distractors than {self.distractors}"
             )
+        words = known[: max(len(things), FEW)]
+        words = sorted(words, key=lambda word: digest(mark, word))
         self.called = dict(zip(things, words))  # noqa: B905 - the other words name nothing
         self.meant = {word: thing for thing, word in self.called.items()}
 
