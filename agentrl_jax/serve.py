@@ -57,7 +57,11 @@ def token_of(path: str, address: str) -> str:
 
 def listening(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ':' in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=1024)
+    listener = socket.create_server((address, port), family=family, backlog=1024)
+    # Else an answer's body waits for the client to acknowledge its headers, 40 ms on Linux; asyncio
+    # sets it only on sockets that name their protocol.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def end_with_input(running: uvicorn.Server) -> None:

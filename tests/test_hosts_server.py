@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -297,6 +298,12 @@ def test_a_token_opens_everything_but_health_is_open():
     app = server.build_app('textcraft', {}, limits=server.Limits(), token=TOKEN)
     assert [asked(app, '/metrics', token) for token in ('', 'wrong', TOKEN)] == [401, 401, 200]
     assert asked(app, '/health', '') == 503  # no worker has started
+
+
+def test_an_answer_does_not_wait_until_its_first_half_is_acknowledged():
+    with serve.listening('127.0.0.1', 0) as listener:
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_other_machines_are_let_in_only_with_a_token(tmp_path):
