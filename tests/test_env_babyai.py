@@ -38,6 +38,8 @@ from agentrl_jax.envs.babyai.words import (
     phrase,
 )
 from agentrl_jax.envs.babyai.world import EnvParams, device_arrays
+from agentrl_jax.envs.hosts import babyai as served
+from agentrl_jax.envs.hosts import workers
 from benchmarks import babyai as benchmark
 
 needs_minigrid = pytest.mark.skipif(
@@ -108,7 +110,7 @@ def squeezed(text):
 def wrapped(data_idx):
     seed, index = divmod(int(data_idx), len(pool.LEVELS))
     with contextlib.redirect_stdout(io.StringIO()):
-        return Wrapper(gymnasium.make(gym_id(pool.LEVELS[index])).unwrapped, seed)
+        return Wrapper(gymnasium.make(f'minigrid:{gym_id(pool.LEVELS[index])}').unwrapped, seed)
 
 
 def choose(rng, game):
@@ -186,6 +188,39 @@ def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
         'notcarryingakey',
     ):
         assert reply in said, reply
+
+
+@needs_minigrid
+def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_word():
+    params, games = wrapper_play()
+    world = workers.maker('babyai', {})()
+    for row in (0, 4, 13, 24, 38):
+        game = games[row]
+        assert world.reset(int(params.data_idx[row])) == game[0][1]
+        assert world.details() == {'score': 0.0, 'deleted': False}
+        for action, said, reward, score, done in game[1:]:
+            reply = world.step(action)
+            assert (reply.observation, reply.done) == (said, done), (row, action)
+            assert reply.reward == pytest.approx(reward, abs=1e-6)
+            assert world.details()['score'] == pytest.approx(score, abs=1e-5)
+    menu = world.text.partition('\n')[2]
+    said = world.step('sing').observation
+    assert said == f'The action is not recognized. Please check valid actions.\n{menu}'
+    listed = world.step('please check').observation.partition('\n')[0]
+    assert listed.startswith('You can take the following actions: turn left, turn right, ')
+
+
+@pytest.mark.parametrize('item', [-1, 2**31])
+def test_a_served_item_that_no_level_can_have_is_refused(item):
+    with pytest.raises(ValueError, match=f'item {item} must be at least 0'):
+        served.BabyAI().reset(item)
+
+
+def test_a_served_item_that_minigrid_would_draw_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setitem(sys.modules, 'minigrid', None)
+    with pytest.raises(ValueError, match='item 40000000: .* pip install minigrid=='):
+        served.BabyAI().reset(40_000_000)
 
 
 @needs_minigrid

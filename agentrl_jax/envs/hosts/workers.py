@@ -28,6 +28,7 @@ WORLDS = {  # name -> module:class
     'sciworld': 'agentrl_jax.envs.hosts.sciworld:SciWorld',
     'search': 'agentrl_jax.envs.hosts.search.world:Search',
     'searchqa': 'agentrl_jax.envs.hosts.search.world:SearchQA',
+    'babyai': 'agentrl_jax.envs.hosts.babyai:BabyAI',
 }
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then

@@ -1,0 +1,111 @@
+"""BabyAI as AgentGym serves it: the world on the device behind the face of one on a host.
+
+Items are AgentGym's numbers, 40 x seed + level; texts, rewards and ends are those of its wrapper.
+Its rules are programs of JAX, so of all that serves worlds this file alone imports it.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.envs.babyai import BabyAI as World
+from agentrl_jax.envs.babyai import pool
+from agentrl_jax.envs.babyai.world import EnvParams, device_arrays
+from agentrl_jax.envs.hosts.world import Reply
+
+WORLD = World(actions='macro', agentgym_wording=True, agentgym_rewards=True, most_seen=40)
+ACTIONS = {name: index for index, name in enumerate(WORLD.ACTION_NAMES)}
+CHECK = 'check'  # an action that has it in it asks for the list
+UNKNOWN = 'The action is not recognized. Please check valid actions.'
+MENU = '\nAvailable actions:'
+COMPLETED = 'The task is completed.'
+HEADERS = (
+    'You cannot see any objects within sight.',
+    'In front of you in this room, you can see several objects:',
+)
+
+
+@jax.jit
+def first(params: EnvParams) -> tuple[Any, jax.Array]:
+    """(state, line ids) of the one level of a pool."""
+    state = WORLD.reset_level(jnp.int32(0), params)
+    return state, WORLD.line_ids(state, params)
+
+
+@jax.jit
+def act(params: EnvParams, state: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+    """(state, line ids) after an action; nothing is left to chance."""
+    after = WORLD.step_env(jax.random.key(0), state, action, params)[1]
+    return after, WORLD.line_ids(after, params)
+
+
+class BabyAI:
+    """One game at a time; the worlds of a process share their programs."""
+
+    deterministic = True
+    instruction = WORLD.instruction
+
+    def __init__(self):
+        self.score, self.text = 0.0, ''
+        self.params: EnvParams | None = None
+        self.state: Any = None
+        self._details: dict[str, Any] = {}
+
+    @staticmethod
+    def check() -> None:
+        """Once in a process that serves worlds: it leaves accelerators to policies."""
+        jax.config.update('jax_platforms', 'cpu')
+
+    def reset(self, item: int) -> str:
+        """The goal, what is seen and what can be done."""
+        if not 0 <= item < 2**31:
+            raise ValueError(f'item {item} must be at least 0 and below 2^31')
+        try:
+            levels = device_arrays(pool.numbered([item]))
+        except ImportError as error:  # minigrid's, for levels that are not in the package
+            raise ValueError(f'item {item}: {error}') from error
+        self.params = EnvParams(**{name: jnp.asarray(values) for name, values in levels})
+        self.state, ids = first(self.params)
+        self.score, self.text = 0.0, spaced(ids)
+        self._details = {'score': 0.0, 'deleted': False}
+        return self.text
+
+    def step(self, action: str) -> Reply:
+        known = 'check available actions' if CHECK in action else action
+        if known in ACTIONS:
+            self.state, ids = act(self.params, self.state, ACTIONS[known])
+            self.text = spaced(ids)
+        else:
+            self.text = UNKNOWN + MENU + self.text.partition(MENU)[2]
+        reward = float(self.state.reward)  # that of the last action that was executed
+        self.score += reward
+        self._details = {'score': self.score}
+        return Reply(self.text, reward=reward, done=bool(self.state.ended))
+
+    def details(self) -> dict[str, Any]:
+        """What AgentGym's server says of the last reply besides."""
+        return self._details
+
+    def close(self) -> None:
+        self.state = None
+
+
+def spaced(ids: Any) -> str:
+    """The lines of an observation, with AgentGym's white space between them."""
+    lines, text = lines_of_the_world(), ''
+    for line in (lines[i].rstrip('\n') for i in jax.device_get(ids) if i >= 0):
+        if line.startswith(HEADERS) and text:
+            text = f'{text.rstrip()}\n'  # behind the goal
+        if line.startswith(MENU[1:]):
+            text = f'{text.rstrip()}\n'
+        before = '\n ' if line == COMPLETED else ''
+        behind = '  ' if line.startswith('There is a ') else '' if line == HEADERS[0] else ' '
+        text = f'{text.rstrip() if before else text}{before}{line}{behind}'
+    return text.rstrip()
+
+
+@functools.cache
+def lines_of_the_world() -> list[str]:
+    return WORLD.lines()
