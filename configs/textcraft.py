@@ -11,7 +11,8 @@ its item ids, for train, validation and test:
   --config.textcraft.item_files="('train.json', 'test.json', 'test.json')"
 
 The worlds run in this process, a thread each. --config.textcraft.launch=2 starts servers of its
-own, --config.textcraft.urls="('http://10.0.0.2:8000',)" names others (AgentGym's, or ours).
+own (with room=128 each), --config.textcraft.urls="('http://10.0.0.2:8000',)" names others
+(AgentGym's, or ours).
 ScalingInter-RL's script is --config.curriculum.rounds='(10, 20, 30)'.
 
 Hardware: never run on an accelerator.

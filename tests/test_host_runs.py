@@ -20,7 +20,7 @@ from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import game, replies
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check
+from agentrl_jax.run import check, derived
 from agentrl_jax.run.build import build
 
 HOSTS = {
@@ -286,6 +286,16 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
 def test_what_needs_a_world_on_the_device_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check.check(config(**changes))
+
+
+def test_servers_of_a_run_hold_all_that_is_played_at_once():
+    craft = {'env.name': 'textcraft', 'textcraft.launch': 2, 'clone.episodes': 0}
+    needed = derived.worlds_at_once(config(**craft))
+    with pytest.raises(ValueError, match=f'hold {2 * (needed // 4)} worlds, and {needed} episodes'):
+        check.check(config(**craft | {'textcraft.room': needed // 4}))
+    check.check(config(**craft | {'textcraft.room': needed // 2}))
+    check.check(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))
+    check.check(config(**craft | {'textcraft.room': 1, 'textcraft.urls': ('http://one',)}))
 
 
 def test_a_maker_that_is_not_there_is_said_before_anything_runs():

@@ -6,6 +6,8 @@ A field that does not exist is refused by ml_collections itself.
 import importlib.util
 from typing import Any
 
+import jax
+
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo, vine
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.envs.hosts import HOSTS
@@ -302,6 +304,15 @@ def _impossible_hosts(cfg: Any) -> list[str]:
     ]
     if not derived.on_hosts(cfg):
         return []
+    room, needed = derived.room_of_own_servers(cfg), derived.worlds_at_once(cfg)
+    needed = -(-needed // jax.process_count())
+    problems += [
+        (
+            0 < room < needed,
+            f'{name}.launch and {name}.room hold {room} worlds, and {needed} episodes are played '
+            f'at once: raise {name}.room, or lower rollout.slots',
+        )
+    ]
     return [sentence for wrong, sentence in problems if wrong]
 
 

@@ -27,6 +27,19 @@ def on_hosts(cfg: Any) -> bool:
     return cfg.env.name in HOSTS
 
 
+def worlds_at_once(cfg: Any) -> int:
+    """Episodes on hosts that a run plays side by side, all of its processes together."""
+    rows = max(episodes(cfg), cfg.env.eval_levels * cfg.eval.samples if cfg.eval.every else 0)
+    return min(cfg.rollout.slots or rows, rows)
+
+
+def room_of_own_servers(cfg: Any) -> int:
+    """Worlds that fit into the servers which each process starts; 0 = it starts none."""
+    section = cfg[cfg.env.name]
+    starts = 'launch' in section and not section.urls
+    return section.launch * section.room if starts else 0
+
+
 def needs_critic(cfg: Any) -> bool:
     return bool(ALGORITHMS[cfg.algorithm].USES_CRITIC)
 
