@@ -16,7 +16,7 @@ is the median over the pairs, beside their range.
    the learner, its own training loop, beside rollout and update of ours. (It computes the
    trainer's log-probabilities once more for its metrics; ours come with the update.)
 3. worlds: 64 episodes of 4 turns of 16 tokens, 16 at once, whose worlds answer late: both sides
-   wait before each reply of each episode for the same time (benchmarks.hosts has its distribution).
+   wait before each reply of each episode for the same time, drawn as in benchmarks.host_schedule.
    Ours plays them on hosts (agentrl_jax/rollout/host.py), Tunix by its agentic learner's rollout.
    Seconds of the wall clock, CPU-seconds beside them; once without delays.
 """
@@ -45,11 +45,12 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.text.conversation import build_host_task
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Rollout, Scores
-from benchmarks import common, decode, hosts, rollout, update
+from benchmarks import common, decode, host_schedule, hosts, rollout, update
 
 INSTALL = 'it by `make bench-tunix`, or requirements-tunix.txt beside requirements.txt (--no-deps)'
 GROUP = 4  # episodes of a group
 MICROBATCHES, CHUNK = 4, 1024
+WORDS = ('up', 'down', 'left', 'right', 'a wall', 'the box', 'a target', 'you')
 WARM = 2  # rounds before those that count; Tunix's sampler compiles in the second call too
 
 
@@ -268,7 +269,7 @@ class Late:
     def words(self) -> str:
         time.sleep(self.delays[self.item, self.turn])
         luck = np.random.default_rng([self.item, self.turn])
-        return ' '.join(luck.choice(hosts.Talk.words, 20))
+        return ' '.join(luck.choice(WORDS, 20))
 
     def step(self, action: str) -> Reply:
         self.turn += 1
@@ -279,10 +280,8 @@ class Late:
 
 
 def draw_delays(shape: tuple[int, int]) -> np.ndarray:
-    """Seconds [E, K + 1], as slow worlds of benchmarks.hosts take."""
-    luck = np.random.default_rng(0)
-    late = luck.lognormal(np.log(hosts.MEAN_S) - hosts.SPREAD**2 / 2, hosts.SPREAD, shape)
-    return np.where(luck.random(shape) < hosts.STRAGGLERS, hosts.STRAGGLER_S, late)
+    """Seconds [E, K + 1], as slow worlds of benchmarks.host_schedule take."""
+    return np.vectorize(host_schedule.latency_of)(*np.indices(shape))
 
 
 def compare_worlds(
