@@ -58,7 +58,7 @@ from safetensors.numpy import save_file
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.records import model_card
-from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run import derived, parts, saved_config
 from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
 from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens import hf_folder
@@ -336,6 +336,7 @@ def export_checkpoint(
         origin=origin.fields(),
         record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
+        opening=derived.answer_opening(cfg),
     )
     if part == 'adapter':
         return export_adapter(

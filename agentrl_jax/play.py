@@ -31,12 +31,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.imitation.demonstrations import answer_text
 from agentrl_jax.machine import files
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import derived, parts
+from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
-from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.answer import ABSENT, END, parse_answer
 from agentrl_jax.types import EpisodeStop, Rollout
 
 DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
@@ -46,7 +48,11 @@ def view_of(task: text.TextTask, world: text.Episode) -> str:
     """What a policy is shown at the start of a turn, without the chat around it."""
     left = task.max_actions_per_episode - int(world.used)
     board = task.env.observation_text(jax.device_get(world.state))
-    return f'Turn {int(world.turn) + 1} of {task.max_turns}\n{board}{left} actions left'
+    part = int(world.agent.part)
+    asks = f'{left} actions left'
+    if part != agents.ACT:
+        asks = getattr(task.style, agents.WRITTEN[part].asks).rstrip()
+    return f'Turn {int(world.turn) + 1} of {task.max_turns}\n{board}{asks}'
 
 
 def play_by_hand(
@@ -68,11 +74,12 @@ def play_by_hand(
         line = ask('> ').strip()
         if not line:
             return total, solved
-        opening = '</think><answer>' if task.with_think else ''
-        said = f'{opening}{line}</answer>'.encode()
+        said = answer_text([line], '', task.opening).encode() + END
         matched, row = parse_answer(
-            said, names, max_actions=task.max_actions_per_turn, with_think=task.with_think
+            said, names, max_actions=task.max_actions_per_turn, opening=task.opening
         )
+        if world.agent.part != agents.ACT:  # whatever is written will do
+            matched, row = True, [ABSENT] * task.max_actions_per_turn
         world, outcome = turn(task, key, world, jnp.asarray(row), jnp.bool_(matched))
         total += float(outcome.reward) + float(outcome.penalty)
         solved = bool(outcome.success)

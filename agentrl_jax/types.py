@@ -49,6 +49,8 @@ class Rollout:
     turn: jax.Array  # int32 [B, T]   turn of a token, its prompt part included; -1 = padding
     begin: jax.Array  # int32 [B, K]   first token that a turn shows: behind the end of the turn
     # before and the reward it was told; 0 past the end
+    part: jax.Array  # int32 [B, K]   kind of a turn: one of text.agents; 0, the turn acts
+    trial: jax.Array  # int32 [B, K]  of an episode that may try its level again, from 0 on
     anchor: jax.Array  # uint32 [B, K]  hash of the observation that a turn shows, and of nothing
     # else of its prompt: equal where the world looks the same; 0 past the end
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
@@ -56,7 +58,8 @@ class Rollout:
     turn_stop: jax.Array  # int32 [B, K]   TurnStop
     valid: jax.Array  # bool [B, K]    the answer parsed and every action was legal
     num_actions: jax.Array  # int32 [B, K]   environment actions executed in the turn
-    actions: jax.Array  # int32 [B, K, A] executed actions, -1 = none
+    actions: jax.Array  # int32 [B, K, A] executed actions, -1 = none; of a turn that does not act
+    # those that its text names
     num_turns: jax.Array  # int32 [B]
     episode_stop: jax.Array  # int32 [B]      EpisodeStop
     success: jax.Array  # bool [B]

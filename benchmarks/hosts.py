@@ -63,7 +63,7 @@ class Lake:
     def step(self, action: str) -> Reply:
         said = action.removeprefix('<think>').encode()
         matched, parts = parse_answer(
-            said, list(self.names), max_actions=self.per_turn, with_think=True
+            said, list(self.names), max_actions=self.per_turn, opening='<think>'
         )
         chosen = [part for part in parts if part >= 0] if matched else []
         done = solved = False

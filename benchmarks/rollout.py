@@ -83,7 +83,7 @@ class HostLoop:
             self.tokenizer.decode_bytes(answer),
             task.env.ACTION_NAMES,
             max_actions=task.max_actions_per_turn,
-            with_think=task.with_think,
+            opening=task.opening,
         )
         actions = [part for part in parts if part >= 0] if matched else []
         for action in actions:

@@ -123,7 +123,7 @@ def build_ours(config: qwen2.ModelConfig, *, episodes: int, turns: int, new: int
         spelled,
         task.env.ACTION_NAMES,
         max_actions=task.max_actions_per_turn,
-        with_think=task.with_think,
+        opening=task.opening,
     )
     task = task.replace(answer=table, eos_ids=jnp.array([config.vocab_size], jnp.int32))
     groups = jnp.repeat(jnp.arange(episodes // GROUP, dtype=jnp.int32), GROUP)

@@ -34,6 +34,14 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.env.eval_levels = 256  # size of the validation and test pools, and episodes played
     cfg.env.pool_seed = 0  # pools of different splits never share a map
 
+    cfg.agent = ml_collections.ConfigDict()
+    cfg.agent.name = 'act'  # turns beside those that act: plan (a plan is written before a trial's
+    # first action), reflect (after a failed trial what went wrong is written); act and react: none
+    cfg.agent.trials = 1  # times that a level is tried, which share env.max_turns evenly
+    cfg.agent.plan_every = 0  # a plan is written anew after so many turns that act; 0 = never
+    cfg.agent.reward = 'whole'  # of an episode: the sum of its trials; gain: that of the last one,
+    # for each trial takes back what the one before earned
+
     cfg.frozen_lake = ml_collections.ConfigDict()
     cfg.frozen_lake.size = 4
     cfg.frozen_lake.observation_format = 'grid'  # grid, coord, grid_coord

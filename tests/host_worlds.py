@@ -77,7 +77,7 @@ class Lake:
             action.removeprefix('<think>').encode(),
             self.task.env.ACTION_NAMES,
             max_actions=self.task.max_actions_per_turn,
-            with_think=True,
+            opening='<think>',
         )
         did = tiny.play_by_hand(
             self.task, self.state, self.key, self.turn, self.used, matched, parts

@@ -71,11 +71,9 @@ def tokenizer(name):
 
 
 @functools.cache
-def table(name, names=tuple(MOVES), max_actions=5, with_think=True):
+def table(name, names=tuple(MOVES), max_actions=5, opening='<think>'):
     pieces = tokenizer(name).token_bytes()
-    return answer.build_answer_table(
-        pieces, list(names), max_actions=max_actions, with_think=with_think
-    )
+    return answer.build_answer_table(pieces, list(names), max_actions=max_actions, opening=opening)
 
 
 @jax.jit
@@ -92,20 +90,18 @@ def parse_rows(automaton, tokens, length):
     return answer.matched(automaton, state), state.parts
 
 
-def assert_equal_to_reference(name, rows, names=tuple(MOVES), max_actions=5, with_think=True):
+def assert_equal_to_reference(name, rows, names=tuple(MOVES), max_actions=5, opening='<think>'):
     """The automaton on token rows = regular expressions on their bytes; returns matches."""
     width = max(map(len, rows))
     tokens = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
-    automaton = table(name, tuple(names), max_actions, with_think)
+    automaton = table(name, tuple(names), max_actions, opening)
     length = jnp.array([len(row) for row in rows])
     matched, parts = jax.device_get(parse_rows(automaton, tokens, length))
     for i, row in enumerate(rows):
         text = tokenizer(name).decode_bytes(row)
-        expected = answer.parse_answer(
-            text, list(names), max_actions=max_actions, with_think=with_think
-        )
+        expected = answer.parse_answer(text, list(names), max_actions=max_actions, opening=opening)
         assert bool(matched[i]) == expected[0], text
         if matched[i]:
             assert parts[i].tolist() == expected[1], text
@@ -141,7 +137,7 @@ def _split_into_tokens(rng, text: bytes, ids_of: dict) -> list[int]:
 
 
 @functools.cache
-def fuzzed_rows(name, count, with_think, seed) -> list[list[int]]:
+def fuzzed_rows(name, count, opening, seed) -> list[list[int]]:
     rng = random.Random(seed)
     pieces = tokenizer(name).token_bytes()
     ids_of = {}
@@ -153,7 +149,11 @@ def fuzzed_rows(name, count, with_think, seed) -> list[list[int]]:
         text = ''.join(rng.choices(FRAGMENTS, k=rng.randrange(16)))
         if rng.random() < 0.7:  # most would never reach the answer
             head = rng.choice([OPEN, '</think>\n<answer>', '<</think> <</think><answer>'])
-            text = (head if with_think else '') + text + rng.choice(['</answer>', '</answer>x', ''])
+            text = (
+                (head if opening == '<think>' else '')
+                + text
+                + rng.choice(['</answer>', '</answer>x', ''])
+            )
         raw = _mutate(rng, text.encode())
         if rng.random() < 0.3:
             ids = tokenizer(name).encode(raw.decode(errors='replace'))
@@ -165,15 +165,15 @@ def fuzzed_rows(name, count, with_think, seed) -> list[list[int]]:
     return rows
 
 
-def parts_of(text, names=MOVES, max_actions=5, with_think=True):
+def parts_of(text, names=MOVES, max_actions=5, opening='<think>'):
     """The same response through the reference and, byte by byte, through the automaton."""
     raw = text if isinstance(text, bytes) else text.encode()
     automaton = answer.build_answer_table(
-        [bytes([b]) for b in range(256)], names, max_actions=max_actions, with_think=with_think
+        [bytes([b]) for b in range(256)], names, max_actions=max_actions, opening=opening
     )
     tokens = np.frombuffer(raw, np.uint8).astype(np.int32)[None]
     matched, parts = parse_rows(automaton, tokens, jnp.array([len(raw)]))
-    expected = answer.parse_answer(raw, names, max_actions=max_actions, with_think=with_think)
+    expected = answer.parse_answer(raw, names, max_actions=max_actions, opening=opening)
     assert bool(matched[0]) == expected[0]
     if expected[0]:
         assert parts[0].tolist() == expected[1]
@@ -190,7 +190,7 @@ def test_answers_by_hand():
     assert parts_of(f'{OPEN}Up</ answer>') is None
     assert parts_of('</think> x <answer>Up</answer>') is None
     assert parts_of('</think><think></think>\n\t<answer>Up</answer>') == [0, -2, -2, -2, -2]
-    assert parts_of('Up||Down</answer>', with_think=False) == [0, 1, -2, -2, -2]
+    assert parts_of('Up||Down</answer>', opening='<answer>') == [0, 1, -2, -2, -2]
 
 
 def test_only_the_first_parts_are_kept():
@@ -233,32 +233,32 @@ def test_names_that_cannot_be_told_apart_are_refused():
         ([f'{n:04}' for n in range(8000)], 'have 8888 different beginnings'),
     ]:
         with pytest.raises(ValueError, match=message.replace('|', r'\|')):
-            answer.build_answer_table([b'a'], names, max_actions=1, with_think=True)
+            answer.build_answer_table([b'a'], names, max_actions=1, opening='<think>')
 
 
 def test_names_that_begin_alike_may_be_long_and_many():
     """A hundred of a hundred letters: 10,000 letters, but 109 states of the automaton's tree."""
     names = ['toggle and go through ' + 'a' * 76 + f'{n:02}' for n in range(100)]
     pieces = [bytes([byte]) for byte in range(256)]
-    table = answer.build_answer_table(pieces, names, max_actions=1, with_think=False)
+    table = answer.build_answer_table(pieces, names, max_actions=1, opening='<answer>')
     tokens = np.frombuffer(f'{names[42]}</answer>'.encode(), np.uint8)[None].astype(np.int32)
     matched, parts = parse_rows(table, tokens, jnp.array([tokens.shape[1]]))
     assert bool(matched[0]) and parts.tolist() == [[42]]
 
 
 @pytest.mark.slow('thousands of responses')
-@pytest.mark.parametrize('with_think', [True, False])
+@pytest.mark.parametrize('opening', ['<think>', '<answer>'])
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
-def test_automaton_equals_the_reference_on_fuzzed_responses(name, with_think):
-    rows = fuzzed_rows(name, 10_000, with_think, 0)
-    matches = assert_equal_to_reference(name, rows, with_think=with_think)
+def test_automaton_equals_the_reference_on_fuzzed_responses(name, opening):
+    rows = fuzzed_rows(name, 10_000, opening, 0)
+    matches = assert_equal_to_reference(name, rows, opening=opening)
     assert 2000 < matches < 9000  # both outcomes are tested
 
 
 @pytest.mark.slow('thousands of responses')
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_automaton_equals_the_reference_with_many_names(name):
-    rows = fuzzed_rows(name, 2000, True, 1)
+    rows = fuzzed_rows(name, 2000, '<think>', 1)
     assert_equal_to_reference(name, rows, names=SPACED, max_actions=3)
     arms = Bandit().ACTION_NAMES
     rng = random.Random(2)

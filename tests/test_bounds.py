@@ -22,6 +22,8 @@ DRAWS = int(os.environ.get('CONFIG_DRAWS', '6'))
 SMALL = {
     'steps': 2,
     'env.max_turns': 3,
+    'agent.trials': 2,
+    'agent.plan_every': 2,
     'env.train_levels': 40,
     'env.eval_levels': 16,
     'env.max_actions_per_turn': 4,

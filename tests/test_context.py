@@ -18,7 +18,8 @@ KEY, NAME = tiny.KEY, 'frozen_lake'
 
 
 def static(task):
-    return dict(prefix=task.prefix.shape[0], width=task.width, max_response=tiny.MAX_RESPONSE)
+    sizes = dict(width=task.width, max_response=tiny.MAX_RESPONSE, keeps=task.agent.writes)
+    return dict(prefix=task.prefix.shape[0], **sizes)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from agentrl_jax import view
 from agentrl_jax.records import document as documents
 from agentrl_jax.records import page_html
 from agentrl_jax.records.page_html import render_page
+from agentrl_jax.text.agents import PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 
@@ -36,6 +37,8 @@ def small_rollout():
         'action_mask': acted,
         'turn': np.array([[0, 0, 0, 0, 0, 1, -1], [0, 0, -1, -1, -1, -1, -1]]),
         'begin': np.array([[0, 5], [0, 0]]),
+        'part': np.zeros((2, 2), np.int32),
+        'trial': np.zeros((2, 2), np.int32),
         'anchor': np.zeros((2, 2), np.uint32),
         'rewards': np.array([[-0.1, 1.0], [0, 0]], np.float32),
         'penalties': np.array([[0, 0], [-0.1, 0]], np.float32),
@@ -174,6 +177,27 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
         rollout, ByteTokenizer(), 'host', None, every=2, replies=[[line], [end | {'fault': 'lost'}]]
     )
     assert len(some['episodes']) == 1 and some['worlds']['faults'] == 1
+
+
+def test_of_replies_that_end_a_trial_and_begin_the_next_a_prompt_shows_the_second():
+    rollout = small_rollout().replace(begin=np.array([[1, 5], [1, 0]]))
+    line = {'turn': 0, 'seconds': 0.5, 'tries': 1, 'fault': '', 'observation': 'begun'}
+    lost, again = line | {'turn': 1, 'observation': 'lost'}, line | {'turn': 1}
+    made = documents.of_rollout(
+        rollout, ByteTokenizer(), 'host', None, replies=[[line, lost, again], [line]]
+    )
+    assert [reply['text'] for reply in made['episodes'][0]['replies']] == ['', 'lost', '']
+
+
+def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
+    rollout = small_rollout().replace(
+        part=np.array([[PLAN, 0], [0, 0]]), actions=np.full((2, 2, 2), -1)
+    )
+    for names in (['Left', 'Down'], None):
+        made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', names)
+        documents.check(made)
+        first, second = (episode['turns'][0] for episode in made['episodes'])
+        assert (first['part'], first['actions']) == ('plan', []) and 'part' not in second
 
 
 def test_a_sampled_row_that_is_no_token_is_shown_as_its_number():

@@ -14,7 +14,7 @@ from agentrl_jax.rollout.episodes import Forks, draw_forks, fork_turns, forks_of
 
 KEY = tiny.KEY
 PER_TURN = (
-    'begin anchor rewards penalties turn_stop valid num_actions actions'.split()
+    'begin part trial anchor rewards penalties turn_stop valid num_actions actions'.split()
 )  # [.., K, ...]
 PER_TOKEN = 'tokens logprobs attention_mask action_mask turn'.split()  # [.., T]
 WHOLE = 'num_turns episode_stop success level'.split()

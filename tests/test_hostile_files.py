@@ -246,7 +246,7 @@ def test_trajectories(folder, value, name):
     found = refused_or(lambda: trajectories.read_records(path), name)
     if found:
         trajectories.demonstrations_of(
-            found, tiny.tokenizer(), answer_prefix='<think>', max_tokens=10_000
+            found, tiny.tokenizer(), openings=('<think>',), max_tokens=10_000
         )
 
 

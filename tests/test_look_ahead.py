@@ -16,7 +16,7 @@ import qwen_vocabulary
 import smollm_vocabulary
 
 from agentrl_jax.envs import ENVIRONMENTS, FrozenLake, Sokoban
-from agentrl_jax.text import demo_tokenizer, lines
+from agentrl_jax.text import agents, demo_tokenizer, lines
 from agentrl_jax.text import task as text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import chat
@@ -63,6 +63,10 @@ def moments(task, seed=0):
     )
     quanta = rng.integers(task.offsets.reward_low, task.offsets.reward_high + 1, ROWS)
     turn = np.arange(ROWS, dtype=np.int32) % TURNS
+    if task.agent.writes:
+        now = dict(part=rng.integers(3, size=ROWS), trial=turn % task.agent.trials)
+        now |= dict(turns=rng.integers(2, size=ROWS), told=rng.random(ROWS) < 0.5)
+        episodes = episodes.replace(agent=agents.Progress(**jax.tree.map(jnp.asarray, now)))
     return episodes.replace(
         turn=jnp.asarray(turn),
         used=jnp.asarray(rng.integers(ACTIONS + 1, size=ROWS), jnp.int32),
@@ -81,8 +85,8 @@ def shown(task, episodes, ends):
     return [p[:n].tolist() for p, n in zip(np.asarray(prompts), count, strict=True)], opening
 
 
-def assert_prompts_are_their_text(name, tokenizer, style):
-    task = build(name, tokenizer, style)
+def assert_prompts_are_their_text(name, tokenizer, style, **changes):
+    task = build(name, tokenizer, style, **changes)
     prefix = np.asarray(task.prefix).tolist()
     episodes, ends = moments(task)
     for i, (ids, opening) in enumerate(zip(*shown(task, episodes, ends), strict=True)):
@@ -99,6 +103,13 @@ def assert_prompts_are_their_text(name, tokenizer, style):
 )
 def test_every_prompt_is_the_tokens_of_its_whole_text(name, style):
     assert_prompts_are_their_text(name, smollm_vocabulary.smollm_tokenizer(), style)
+
+
+@pytest.mark.parametrize('style', ['ragen', 'brief', 'tools'])
+def test_every_prompt_of_an_agent_that_writes_is_the_tokens_of_its_whole_text(style):
+    both = agents.Agent(plans=True, plan_every=1, reflects=True, trials=3)
+    for tokenizer in (smollm_vocabulary.smollm_tokenizer(), qwen_vocabulary.qwen_tokenizer()):
+        assert_prompts_are_their_text('frozen_lake', tokenizer, style, agent=both)
 
 
 def assert_histories_are_their_text(name, tokenizer, style):

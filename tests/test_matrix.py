@@ -30,6 +30,8 @@ from agentrl_jax.types import EpisodeStop
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
 PER_TURN = (
     'begin',
+    'part',
+    'trial',
     'anchor',
     'rewards',
     'penalties',

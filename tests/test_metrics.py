@@ -46,6 +46,8 @@ def make_rollout(**changes):
             ]
         ),
         'begin': np.array([[0, 0], [0, 3], [0, 0], [0, 0]]),
+        'part': np.zeros((4, 2), np.int32),
+        'trial': np.zeros((4, 2), np.int32),
         'anchor': np.array([[7, 0], [7, 8], [7, 0], [7, 0]], np.uint32),
         'rewards': np.array([[1, 0], [0, -0.5], [2, 0], [50, 0]], np.float32),
         'penalties': np.array([[0, 0], [-0.1, 0], [0, 0], [0, 0]], np.float32),

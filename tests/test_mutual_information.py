@@ -301,7 +301,7 @@ def test_reasoning_ends_where_the_tags_begin(response, reasoning):
 
 def test_without_think_there_is_no_reasoning():
     no_think = answers.build_answer_table(
-        tiny.tokenizer().token_bytes(), ['Up'], max_actions=1, with_think=False
+        tiny.tokenizer().token_bytes(), ['Up'], max_actions=1, opening='<answer>'
     )
     ids = jnp.array([tiny.tokenizer().encode('Up</answer>')])
     assert int(answers.reasoning_length(no_think, ids, ids >= 0)[0]) == 0

@@ -69,7 +69,7 @@ def test_demonstrated_answers_parse_back_into_legal_actions(name):
     for row, mask in zip(shown.tokens, shown.mask, strict=True):
         for ids in answers_of(row, mask):
             said = tiny.tokenizer().decode_bytes(ids[:-1])
-            matched, parts = parse_answer(said, env.ACTION_NAMES, max_actions=9, with_think=True)
+            matched, parts = parse_answer(said, env.ACTION_NAMES, max_actions=9, opening='<think>')
             names = [env.ACTION_NAMES[i] for i in parts if i != -2]
             assert matched and 1 <= len(names) <= 3 and -1 not in parts
             assert said.decode() == f'</think><answer>{" || ".join(names)}</answer>'
@@ -130,7 +130,7 @@ def replayed_success(task, shown, seed=0):
                 tiny.tokenizer().decode_bytes(ids),
                 task.env.ACTION_NAMES,
                 max_actions=task.max_actions_per_turn,
-                with_think=True,
+                opening='<think>',
             )
             turn = tiny.play_by_hand(task, state, keys[b], k, used, matched, parts)
             state, used = turn['state'], turn['used']

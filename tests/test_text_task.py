@@ -97,10 +97,11 @@ def test_the_anchor_of_a_board_does_not_know_turns_budgets_rewards_and_warnings(
         text.turn_tokens(task, world, True)[0].tolist()
         != text.turn_tokens(task, later, True)[0].tolist()
     )
-    assert text.anchor(task, world.state) == text.anchor(task, later.state)
+    assert text.anchor(task, world) == text.anchor(task, later)
     levels = jnp.arange(task.env.num_levels(task.env_params))
     states = jax.vmap(task.env.reset_level, in_axes=(0, None))(levels, task.env_params)
-    anchors = jax.vmap(text.anchor, in_axes=(None, 0))(task, states)
+    worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, levels)
+    anchors = jax.vmap(text.anchor, in_axes=(None, 0))(task, worlds)
     boards = [task.env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in levels]
     assert anchors.dtype == jnp.uint32 and len(set(anchors.tolist())) == len(set(boards))
 
@@ -129,7 +130,7 @@ def test_answers_without_thoughts_open_with_the_answer_tag():
     task = tiny.task('sokoban', generation_prefix='<answer>')
     tokens, count = text.turn_tokens(task, text.begin(task, 0), True)
     assert tiny.tokenizer().decode(tokens[:count]).endswith('assistant\n<answer>')
-    assert not task.with_think
+    assert task.opening == '<answer>'
 
 
 @pytest.mark.parametrize('style', STYLES)
@@ -336,5 +337,5 @@ def test_an_episode_may_be_given_fewer_turns_than_there_is_room_for(limit):
 def test_wordings_and_openings_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="env.prompt='long' is not one of"):
         lake(style='long')
-    with pytest.raises(ValueError, match="generation_prefix='<plan>' must be"):
+    with pytest.raises(ValueError, match="generation_prefix='<plan>' is not one of"):
         lake(generation_prefix='<plan>')

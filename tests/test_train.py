@@ -136,12 +136,17 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'hosts/',
         'babyai/',
         'search/',
+        'agent/',
         'policy/clip_frac_dual',
         'value/vine_',
         'eval/pass_at_k',
         'eval/solvable_success',
         'eval/exact_match',
         'eval/format',
+        'eval/trials',
+        'eval/success_first',
+        'eval/success_second',
+        'eval/gain',
     )  # only where their options or worlds are set
     missing = {name for name in metrics.METRICS if not name.startswith(seldom)} - written
     assert written <= set(metrics.METRICS) and not missing
@@ -377,6 +382,8 @@ def abstract_rollout(rows, cfg):
         action_mask=(tokens, bool),
         turn=(tokens, jnp.int32),
         begin=(turns, jnp.int32),
+        part=(turns, jnp.int32),
+        trial=(turns, jnp.int32),
         anchor=(turns, jnp.uint32),
         rewards=(turns, jnp.float32),
         penalties=(turns, jnp.float32),

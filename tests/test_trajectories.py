@@ -31,7 +31,7 @@ def record(*said, start=tuple(ACKNOWLEDGED)):
 
 def read(records, tokenizer=None, *, prefix='<think>', max_tokens=200):
     found, dropped = trajectories.demonstrations_of(
-        records, tokenizer or tiny.tokenizer(), answer_prefix=prefix, max_tokens=max_tokens
+        records, tokenizer or tiny.tokenizer(), openings=(prefix,), max_tokens=max_tokens
     )
     return jax.device_get(found), dropped
 
@@ -203,8 +203,7 @@ def test_tokens_of_another_tokenizer_are_not_taken():
     plain = record('P\n', '<think></think>')
     jax.tree.map(np.testing.assert_array_equal, read([sampled])[0], read([plain])[0])
     chat = build_chat(tiny.tokenizer())
+    encode = functools.partial(trajectories.encode_record, chat=chat, openings=('<think>',))
     for ids in ([], 'abc', [10**6], [True, None]):
         sampled['conversations'][3]['tokens'] = ids
-        assert trajectories.encode_record(sampled, chat, '<think>') == trajectories.encode_record(
-            plain, chat, '<think>'
-        )
+        assert encode(sampled) == encode(plain)

@@ -18,10 +18,11 @@ from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import check, parts
 from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.state import comparable, config_dict
+from agentrl_jax.text.agents import ONLY_ACTS
 
 
 class _NoMetrics:
-    env_params = None
+    env_params, agent = None, ONLY_ACTS
 
     class env:
         @staticmethod

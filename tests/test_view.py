@@ -403,6 +403,25 @@ def test_worlds_on_hosts_are_told_apart_from_the_policy_and_say_what_they_took()
     assert 'seconds of a reply' not in render_page(document(episode()))
 
 
+def test_what_ended_a_trial_is_shown_in_front_of_the_one_that_began_there():
+    heard = token('heard', turn=1, k='p', lp=None, ratio=None, adv=None)
+    said = [reply(0), reply(1, text='lost'), reply(1, seconds=1.5)]
+    tokens = [token('say'), heard, token('again', turn=1)]
+    played = episode(turns=[turn(), turn(1)], tokens=tokens, replies=said)
+    first, second = Page(render_page(document(played, worlds=WORLDS))).text.split('Turn 2')
+    assert 'world, its end, 0.25 slost' in first and 'world, 1 token, 1.5 s' in second
+
+
+def test_plans_and_reflections_are_folded_and_named():
+    tokens = [token('hm'), token('go', turn=1)]
+    played = episode(turns=[turn(part='plan', actions=[]), turn(1)], tokens=tokens)
+    html = render_page(document(played))
+    assert '<summary class="who">plan of the policy, 1 token</summary>' in html
+    assert html.count('<details class="msg answer">') == 1
+    text = Page(html).text
+    assert 'actions: ' not in text.split('Turn 1')[1].split('Turn 2')[0]
+
+
 def test_a_fault_of_a_world_is_shown_where_it_ended_the_episode():
     broken = reply(1, tries=3, fault='TimeoutError: no reply \x1b[31m<script>')
     turns = [turn(valid=False)]

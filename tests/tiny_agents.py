@@ -19,7 +19,7 @@ from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.answer import END, parse_answer
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.tokenizer import load_tokenizer
@@ -193,11 +193,12 @@ def answered(out, b, k, task_):
         assert ids[-1] in tokenizer().eos_ids
         ids = ids[:-1]
     assert not set(ids.tolist()) & set(tokenizer().eos_ids)
+    ended = bool(out.turn_stop[b, k] == TurnStop.EOS)
     return parse_answer(
-        tokenizer().decode_bytes(ids),
+        tokenizer().decode_bytes(ids) + END * ended,
         task_.env.ACTION_NAMES,
         max_actions=task_.max_actions_per_turn,
-        with_think=task_.with_think,
+        opening=task_.opening,
     )
 
 

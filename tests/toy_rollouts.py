@@ -37,6 +37,8 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
         action_mask=action,
         turn=turn,
         begin=zeros,
+        part=zeros,
+        trial=zeros,
         anchor=np.tile(np.arange(turns, dtype=np.uint32), (rows, 1)),
         rewards=np.asarray(rewards, np.float32),
         penalties=np.asarray(zeros if penalties is None else penalties, np.float32),

@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.text import agents
+from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.text.conversation import Conversation, HostTask
 from agentrl_jax.types import Demonstrations, EpisodeStop
 
 
-def answer_text(names: list[str], think: str, with_think: bool) -> str:
-    """What follows the forced prefix: the rest of the thought and the answer."""
-    head = f'{think}</think><answer>' if with_think else ''
-    return f'{head}{" || ".join(names)}</answer>'
+def answer_text(names: list[str], think: str, opening: str) -> str:
+    """What follows the forced opening: the rest of the thought and the answer."""
+    return answers.FORMS[opening].text.format(think=think, actions=' || '.join(names))
 
 
 def mixed_plans(
@@ -50,7 +51,9 @@ def demonstrate(
     """Plays `episodes` training levels; expert(states, used) plans one list of actions a state.
 
     The words of a demonstration are the environment's own prompts and answer_text(...), tokenised
-    piece by piece as in a rollout. report() is called after each turn of all episodes.
+    piece by piece as in a rollout. A plan names what the expert would do from there, a reflection
+    what it would have done from the start of the level. report() is called after each turn of all
+    episodes.
     """
     rng = np.random.default_rng(seed)
     level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
@@ -60,28 +63,36 @@ def demonstrate(
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(level, jnp.int32))
     show = jax.jit(jax.vmap(lambda t, w: text.turn_tokens(t, w, True), in_axes=(None, 0)))
     play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
-    playing = np.ones(episodes, bool)
+    playing, at_start = np.ones(episodes, bool), [[] for _ in range(episodes)]
     keys = jax.random.split(jax.random.key(seed), episodes)
-    for _ in range(task.max_turns):
+    for turn in range(task.max_turns):
         prompt, count = jax.device_get(show(task, worlds))
         host = jax.device_get(worlds.state)
+        best = expert(host, np.asarray(worlds.used))
+        at_start = best if turn == 0 else at_start
+        kind = np.asarray(worlds.agent.part)
         plans = mixed_plans(
             rng,
-            expert(host, np.asarray(worlds.used)),
+            best,
             oracle=oracle,
             per_turn=task.max_actions_per_turn,
             names=len(task.env.ACTION_NAMES),
         )
         parts = np.full((episodes, task.max_actions_per_turn), -2, np.int32)
         for i in np.flatnonzero(playing):
-            answer = [*answer_tokens(task, tokenizer, plans[i]), int(task.eos_ids[0])]
+            if kind[i] == agents.ACT:
+                answer = answer_tokens(task, tokenizer, plans[i])
+            else:
+                named = best[i] if kind[i] == agents.PLAN else at_start[i]
+                answer = written_tokens(task, tokenizer, int(kind[i]), named)
+            answer.append(int(task.eos_ids[0]))
             new = [*prompt[i, : count[i]].tolist(), *answer]
             if len(rows[i]) + len(new) > max_tokens:
                 playing[i] = False
                 continue
             rows[i] += new
             trained[i] += [False] * int(count[i]) + [True] * len(answer)
-            parts[i, : len(plans[i])] = plans[i]
+            parts[i, : len(plans[i])] = plans[i]  # which a written turn does not play
         worlds, outcome = play(task, keys, worlds, jnp.asarray(parts), jnp.ones(episodes, bool))
         playing &= np.asarray(outcome.stop) == EpisodeStop.NONE
         report()
@@ -134,7 +145,13 @@ def demonstrate_on_hosts(
 def answer_tokens(task: text.TextTask, tokenizer: Any, plan: list[int]) -> list[int]:
     """Tokens of the answer that executes the plan, without the end-of-turn token."""
     names = [task.env.ACTION_NAMES[i] for i in plan]
-    return tokenizer.encode(answer_text(names, '', task.with_think))
+    return tokenizer.encode(answer_text(names, '', task.opening))
+
+
+def written_tokens(task: text.TextTask, tokenizer: Any, part: int, plan: list[int]) -> list[int]:
+    """Tokens of a written turn that names the actions of a plan."""
+    names = [task.env.ACTION_NAMES[i] for i in plan[: task.max_actions_per_episode]]
+    return tokenizer.encode(f'{" || ".join(names)}{agents.WRITTEN[part].closing}')
 
 
 def pad_rows(

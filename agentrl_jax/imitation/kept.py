@@ -16,6 +16,7 @@ from agentrl_jax.types import Params
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
 UNREAD = (
     'algorithm',
+    'agent.reward',
     'steps',
     'filter',
     'loss',

@@ -107,11 +107,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'
 
 
-def encode_record(record: Record, chat: Chat, answer_prefix: str) -> tuple[list[int], list[bool]]:
+def encode_record(
+    record: Record, chat: Chat, openings: tuple[str, ...]
+) -> tuple[list[int], list[bool]]:
     """(tokens, trained) of a checked record, worded like a rollout.
 
-    answer_prefix is what the program itself puts in front of every answer ('<think>'); where a gpt
-    message begins with it, it is not trained.
+    openings: what the program itself puts in front of answers ('<think>'); the first of them with
+    which a gpt message begins is not trained.
     """
     conversation = record['conversations']
     last = max(i for i, message in enumerate(conversation) if message['loss'])
@@ -128,7 +130,7 @@ def encode_record(record: Record, chat: Chat, answer_prefix: str) -> tuple[list[
             new = [*([] if ended else [chat.end_id]), *chat.user_open(message['value'])]
             learnt = [False] * len(new)
         else:
-            forced = answer_prefix if message['value'].startswith(answer_prefix) else ''
+            forced = next(filter(message['value'].startswith, openings), '')
             opening = chat.answer_open(forced)
             answer = _answer_ids(message, message['value'][len(forced) :], chat)
             ended = answer[-1] in chat.tokenizer.eos_ids
@@ -155,7 +157,7 @@ def _is_token(i: Any, tokenizer: Any) -> bool:
 
 
 def demonstrations_of(
-    records: list[Record], tokenizer: Any, *, answer_prefix: str, max_tokens: int
+    records: list[Record], tokenizer: Any, *, openings: tuple[str, ...], max_tokens: int
 ) -> tuple[Demonstrations, int]:
     """(demonstrations, how many records were dropped because they are longer than max_tokens).
 
@@ -164,7 +166,7 @@ def demonstrations_of(
     for number, record in enumerate(records):
         check_record(record, number)
     chat = build_chat(tokenizer)
-    encoded = [encode_record(record, chat, answer_prefix) for record in records]
+    encoded = [encode_record(record, chat, openings) for record in records]
     kept = [pair for pair in encoded if len(pair[0]) <= max_tokens]
     if not kept:
         longest = max((len(tokens) for tokens, _ in encoded), default=0)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_min, masked_var
+from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 NGRAM = 4
@@ -32,6 +33,15 @@ METRICS = {
     'group/all_pass_frac': 'Share of groups in which every episode is solved.',
     'echo/repeated_ngrams': 'Share of 4-grams of sampled tokens that repeat one of their episode.',
     'echo/distinct_actions': 'Different action sequences in a group / its episodes.',
+    'agent/trials': 'Trials of an episode that were begun (agent.trials > 1).',
+    'agent/success_first': 'Share of episodes solved in their first trial.',
+    'agent/success_second': 'Share of episodes solved in their first two trials.',
+    'agent/gain': 'What the second trial earned less what the first did; 0 without a second one.',
+    'agent/plan_tokens': 'Tokens sampled in the plans of an episode.',
+    'agent/reflection_tokens': 'Tokens sampled in the reflections of an episode.',
+    'agent/act_tokens': 'Tokens sampled in the turns of an episode that act.',
+    'agent/written': 'Share of written turns that hold the tag that closes them.',
+    'agent/plan_followed': 'Share of plans that name actions whose first one is then taken first.',
     'library/tool_calls': 'Lookups in an episode.',
     'library/tool_success': 'Lookups that found a card / lookups of an episode; 0 without any.',
     'library/answer_presence': 'Share of episodes in which the card with the answer was shown.',
@@ -118,6 +128,10 @@ METRICS = {
     'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
     'alarm/roll_backs': 'Roll backs to an earlier checkpoint so far.',
     'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions.',
+    'eval/trials': 'As agent/trials, of validation episodes.',
+    'eval/success_first': 'As agent/success_first, of validation episodes.',
+    'eval/success_second': 'As agent/success_second, of validation episodes.',
+    'eval/gain': 'As agent/gain, of validation episodes.',
     'eval/tool_calls': 'As library/tool_calls, of validation episodes.',
     'eval/tool_success': 'As library/ or search/tool_success, of validation episodes.',
     'eval/answer_presence': 'As library/ or search/answer_presence, of validation episodes.',
@@ -146,6 +160,64 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 
+def agent_metrics(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
+    """Figures of trials and of written turns, where there are any; means of healthy episodes."""
+    found = trial_figures(rollout, agent)
+    played = jnp.arange(rollout.part.shape[1])[None] < rollout.num_turns[:, None]
+    if agent.writes:
+        kind = jnp.take_along_axis(rollout.part, jnp.maximum(rollout.turn, 0), axis=1)
+        for part, name in enumerate(PARTS):
+            found[f'{name}_tokens'] = jnp.sum(rollout.action_mask & (kind == part), axis=1)
+    found = {name: masked_mean(x, rollout.healthy) for name, x in found.items()}
+    if agent.writes:
+        written = played & (rollout.part != ACT) & rollout.healthy[:, None]
+        found['written'] = masked_mean(rollout.valid.astype(jnp.float32), written)
+    if agent.plans:
+        found['plan_followed'] = plan_followed(rollout)
+    return {f'agent/{name}': jnp.asarray(x, jnp.float32) for name, x in found.items()}
+
+
+def plan_followed(rollout: Rollout) -> jax.Array:
+    """Share of plans that name actions whose first one is the first that the next turn takes."""
+    place = jnp.argmax(rollout.actions >= 0, axis=2, keepdims=True)
+    first = jnp.take_along_axis(rollout.actions, place, axis=2)[:, :, 0]  # -1: there is none
+    later = jnp.arange(1, first.shape[1])[None] < rollout.num_turns[:, None]
+    plans = later & (rollout.part[:, :-1] == PLAN) & (first[:, :-1] >= 0)
+    same = (first[:, :-1] == first[:, 1:]).astype(jnp.float32)
+    return masked_mean(same, plans & rollout.healthy[:, None])
+
+
+def trial_figures(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
+    """Figures of each episode of an agent with several trials, [B]."""
+    if agent.trials == 1:
+        return {}
+    played = jnp.arange(rollout.part.shape[1])[None] < rollout.num_turns[:, None]
+    last = jnp.max(jnp.where(played, rollout.trial, 0), axis=1)
+    first, second = (trial_rewards(rollout, number) for number in (0, 1))
+    return {
+        'trials': last + 1,
+        'success_first': rollout.success & (last == 0),
+        'success_second': rollout.success & (last <= 1),
+        'gain': jnp.where(last >= 1, second - first, 0.0),
+    }
+
+
+def executed(rollout: Rollout) -> jax.Array:
+    """The actions int32 [B, K, A] of turns that act, -1 = none."""
+    return jnp.where((rollout.part == ACT)[:, :, None], rollout.actions, -1)
+
+
+def last_actions(rollout: Rollout) -> jax.Array:
+    """Those of the last trial, which is played on the level as it was."""
+    last = rollout.trial == jnp.max(rollout.trial, axis=1, keepdims=True)
+    return jnp.where(last[:, :, None], executed(rollout), -1)
+
+
+def trial_rewards(rollout: Rollout, number: int) -> jax.Array:
+    """What the world paid in a trial, float32 [B]."""
+    return jnp.where(rollout.trial == number, rollout.rewards, 0.0).sum(1)
+
+
 def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
     """Means over the healthy episodes of what the environment of a text task counts by itself."""
     own = own_figures(rollout, task)
@@ -156,7 +228,7 @@ def own_figures(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
     """float32 [B] each: what the environment counts in an episode, or its worlds on hosts did."""
     if rollout.figures is not None:
         return dict(zip(task.env.FIGURES, rollout.figures.T, strict=True))
-    return task.env.episode_metrics(rollout.actions, rollout.level, task.env_params)
+    return task.env.episode_metrics(last_actions(rollout), rollout.level, task.env_params)
 
 
 def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
@@ -201,7 +273,7 @@ def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     span = masked_max(returns, healthy, axis=1) - masked_min(returns, healthy, axis=1)
     solved = jnp.any(success & healthy, axis=1)
     all_solved = jnp.all(success | ~healthy, axis=1)
-    distinct, _ = distinct_action_rate(rollout.actions, rollout.healthy, group_size=group_size)
+    distinct, _ = distinct_action_rate(executed(rollout), rollout.healthy, group_size=group_size)
 
     def share(x, mask):
         return masked_mean(x.astype(jnp.float32), mask)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.measure.metrics import own_figures
+from agentrl_jax.measure.metrics import own_figures, trial_figures
 from agentrl_jax.measure.stats import normal_interval, wilson_interval
 from agentrl_jax.rl.masked import masked_sum
 from agentrl_jax.types import Rollout
@@ -17,7 +17,7 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
     healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < rows)
     index = jnp.arange(rollout.rewards.shape[1])[None]
     played = (index < rollout.num_turns[:, None]) & healthy[:, None]
-    own = own_figures(rollout, task)
+    own = own_figures(rollout, task) | trial_figures(rollout, task.agent)
     solved = rollout.success & healthy
     sums = {
         'episodes': healthy.sum(),

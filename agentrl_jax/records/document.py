@@ -18,6 +18,7 @@ import numpy as np
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
+from agentrl_jax.text import agents
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 3
@@ -148,6 +149,7 @@ REPLY_FIELDS: Fields = {
     'fault': _text,  # why the episode ended here; '' = it did not
     'text': _text,  # what no prompt shows: the last that the world said
 }
+WRITTEN_FIELDS: Fields = {'part': _text}  # of a turn that is a plan or a reflection, beside those
 TOKEN_FIELDS: Fields = {
     's': _text,
     'turn': _count,
@@ -180,6 +182,8 @@ def check(document: Any) -> None:
         _check(episode, EPISODE_FIELDS, where)
         for turn in episode['turns']:
             _check(turn, TURN_FIELDS, f'a turn of {where}')
+            if 'part' in turn:
+                _check(turn, WRITTEN_FIELDS, f'a turn of {where}')
         for reply in episode['replies']:
             _check(reply, REPLY_FIELDS, f'a reply of {where}')
         for token in episode['tokens']:
@@ -243,7 +247,7 @@ def of_rollout(
                 'success': bool(row['success']),
                 'episode_stop': EpisodeStop(int(row['episode_stop'])).name.lower(),
                 'turns': turns,
-                'replies': [_reply(line, row) for line in replies[b]] if replies else [],
+                'replies': _replies(replies[b], row) if replies else [],
                 'final_grid': boards[len(turns)] if len(boards) > len(turns) else None,
                 'tokens': _tokens(row, of_row, tokenizer, raw),
             }
@@ -325,13 +329,17 @@ def _turn(
     tokenizer: Any,
     grid: Any,
 ) -> dict[str, Any]:
+    part = int(row['part'][k])
     played = [int(action) for action in row['actions'][k] if action >= 0]
-    if names is None:
+    if part:
+        actions = []
+    elif names is None:
         said = tokenizer.decode(row['tokens'][row['action_mask'] & (row['turn'] == k)])
         actions = [textwrap.shorten(said, ACTION_SHOWN, placeholder=' ...')]
     else:
         actions = [names[action] if action < len(names) else str(action) for action in played]
     return {
+        **({'part': agents.PARTS[part]} if part else {}),
         'index': k,
         'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
         'valid': bool(row['valid'][k]),
@@ -342,9 +350,16 @@ def _turn(
     }
 
 
-def _reply(line: Mapping[str, Any], row: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    begin = row['begin'][line['turn'] :][:1]
-    text = '' if begin.any() else line['observation']  # a prompt begins behind the prefix
+def _replies(
+    lines: Sequence[Mapping[str, Any]], row: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    last = {line['turn']: line for line in lines}  # which the prompt shows: of a further trial
+    begun = np.flatnonzero(row['begin'])  # a prompt begins behind the prefix
+    return [_reply(x, x is last[x['turn']] and x['turn'] in begun) for x in lines]
+
+
+def _reply(line: Mapping[str, Any], shown: bool) -> dict[str, Any]:
+    text = '' if shown else line['observation']
     left = len(text) - REPLY_SHOWN
     return {
         'turn': line['turn'],

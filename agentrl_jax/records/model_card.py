@@ -38,8 +38,14 @@ model = PeftModel.from_pretrained(base, '{folder}')  # base: the model named in 
 """
 
 
-def text(name: str, cfg: Any, *, origin: Mapping[str, Any], record: Path, part: str) -> str:
-    """The card. origin: saved_config.Origin.fields(); record: the folder of the run."""
+def text(
+    name: str, cfg: Any, *, origin: Mapping[str, Any], record: Path, part: str, opening: str
+) -> str:
+    """The card.
+
+    origin: saved_config.Origin.fields(); record: the folder of the run; opening: what is forced in
+    front of answers.
+    """
     facts = {
         'made by': 'agentrl_jax',
         'trained at commit': _trained_at(record / run_log.CONFIG_FILE) or 'unknown',
@@ -55,7 +61,7 @@ def text(name: str, cfg: Any, *, origin: Mapping[str, Any], record: Path, part: 
     load = ADAPTER if part == 'adapter' else LOAD
     load = load.format(
         folder=name,
-        opening='<think>' if cfg.env.think else '<answer>',
+        opening=opening,
         temperature=cfg.rollout.temperature,
     )
     metrics = latest(record / run_log.METRICS_FILE, origin['step'])

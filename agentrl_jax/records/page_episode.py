@@ -114,7 +114,9 @@ def draw_episode(episode: Episode, order: str, largest: float, *, common: int, o
         *([] if trained else ['<span class="chip">not trained on</span>']),
     ]
     turns = {turn['index']: turn for turn in episode['turns']}
-    replies = {reply['turn']: reply for reply in episode['replies']}
+    replies: dict[int, list] = {}
+    for reply in episode['replies']:
+        replies.setdefault(reply['turn'], []).append(reply)
     tokens: dict[int, list] = {index: [] for index in turns}
     for position, token in enumerate(episode['tokens']):
         run = tokens.setdefault(token['turn'], [])
@@ -125,7 +127,7 @@ def draw_episode(episode: Episode, order: str, largest: float, *, common: int, o
             index,
             turns[index] if index in turns else None,
             tokens[index],
-            replies[index] if index in replies else None,
+            replies[index][-1] if index in replies else None,
             _unseen(index, replies, tokens),
             largest,
             trained,
@@ -155,11 +157,15 @@ def _waited(replies: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _unseen(
-    index: int, replies: Mapping[int, Mapping[str, Any]], shown: Iterable[int]
+    index: int, replies: Mapping[int, Sequence[Mapping[str, Any]]], shown: Iterable[int]
 ) -> list[Mapping[str, Any]]:
-    """Replies for the end of a turn's section: those that no prompt of a turn `shown` has."""
-    first = [replies[0]] if index == 0 and 0 in replies else []
-    last = [replies[index + 1]] if index + 1 in replies and index + 1 not in shown else []
+    """Replies for the end of a turn's section: those that no prompt of a turn `shown` has.
+
+    Of two that open one turn the first ended a trial, and the prompt shows the second.
+    """
+    first = replies[0] if index == 0 and 0 in replies else []
+    last = replies[index + 1] if index + 1 in replies else []
+    last = last[:-1] if index + 1 in shown else last
     return [*(reply for reply in first if reply['fault'] or reply['text']), *last]
 
 
@@ -192,6 +198,7 @@ def _turn_section(
     trained: bool,
 ) -> str:
     """reply: of a world on a host, that opened the turn; unseen: those that no prompt shows."""
+    part = turn['part'] if turn is not None and 'part' in turn else ''
     if turn is None:
         header, board = '<span class="chip">never answered</span>', ''
     else:
@@ -202,7 +209,8 @@ def _turn_section(
         penalty = to_float(turn['penalty'])
         header = (
             f'<span class="chip {valid[0]}">{valid[1]}</span>'
-            + ('' if reply else f'<span class="chip">actions: {actions}</span>')  # they are below
+            + (f'<span class="chip">{escape(part)}</span>' if part else '')
+            + ('' if reply or part else f'<span class="chip">actions: {actions}</span>')
             + f'<span class="chip">reward {to_float(turn["reward"]):.4g}</span>'
             + (f'<span class="chip bad">penalty {penalty:.4g}</span>' if penalty else '')
             + f'<span class="chip">stop: {escape(turn["stop"])}</span>'
@@ -211,7 +219,7 @@ def _turn_section(
         board = draw_board(turn['grid'])
     runs = itertools.groupby(tokens, key=lambda entry: entry[1]['k'] == 'a')
     chat = ''.join(
-        _answer(list(run), largest, trained)
+        _answer(list(run), largest, trained, part)
         if sampled
         else draw_prompt(list(run), folded=bool(board), reply=reply if index else None)
         for sampled, run in runs
@@ -223,10 +231,13 @@ def _turn_section(
     )
 
 
-def _answer(run: list, largest: float, trained: bool) -> str:
-    """A card of sampled tokens, each coloured."""
+def _answer(run: list, largest: float, trained: bool, part: str) -> str:
+    """A card of sampled tokens, each coloured; folded where it is a plan or a reflection (part)."""
     tokens = ''.join(_token(position, token, largest, trained) for position, token in run)
     who = f'policy, {many(len(run), "token")}'
+    if part:
+        head = f'<summary class="who">{escape(part)} of the {who}</summary>'
+        return f'<details class="msg answer">{head}<pre>{tokens}</pre></details>'
     return f'<div class="msg answer"><div class="who">{who}</div><pre>{tokens}</pre></div>'
 
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.records import document, page_html
+from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
-from agentrl_jax.text.answer import parse_answer
+from agentrl_jax.text.answer import ABSENT, END, parse_answer, parse_written
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.types import Rollout, TurnStop
 
@@ -26,14 +27,16 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
     for b in range(rollout.tokens.shape[0]):
         sampled = rollout.action_mask[b] & (rollout.turn[b] == k)
         ids = rollout.tokens[b][sampled]
-        if rollout.turn_stop[b, k] == TurnStop.EOS:
-            ids = ids[:-1]
-        found, row = parse_answer(
-            tokenizer.decode_bytes(ids),
-            task.env.ACTION_NAMES,
-            max_actions=task.max_actions_per_turn,
-            with_think=task.with_think,
-        )
+        ended = bool(rollout.turn_stop[b, k] == TurnStop.EOS)
+        said = tokenizer.decode_bytes(ids[: len(ids) - ended]) + END * ended
+        part, per_turn = rollout.part[b, k], task.max_actions_per_turn
+        if part == agents.ACT:
+            found, row = parse_answer(
+                said, task.env.ACTION_NAMES, max_actions=per_turn, opening=task.opening
+            )
+        else:
+            found = parse_written(said, agents.WRITTEN[int(part)].closing)
+            row = [ABSENT] * per_turn
         parts.append(row)
         matched.append(found)
     return np.asarray(parts, np.int32), np.asarray(matched)

@@ -18,6 +18,7 @@ class Learning:
     """The pure functions of an update, each bound to its settings; None = not part of it."""
 
     select: Callable  # filtering.select of a rollout
+    credit: Callable | None  # of a rollout: the same with the rewards that train (trials)
     train_on: Callable | None  # parity.train_on of a rollout: other tokens than the sampled ones
     order: Callable | None  # (returns, usable) -> which rows stand side by side
     windows: Callable | None  # windows.windows of a rollout whose policy saw only the last turns
@@ -43,6 +44,8 @@ def prepare(
     train have theirs behind their episode's. base: demonstrations that join the batch. Advantages
     are nan in rows that do not train.
     """
+    if learning.credit is not None:
+        rollout = learning.credit(rollout)
     rollout, rows, keep, factors, metrics = learning.select(rollout)
     if learning.train_on is not None:
         rollout = learning.train_on(rollout)

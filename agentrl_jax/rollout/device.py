@@ -74,7 +74,7 @@ def decode(
     token = jnp.where(live, token, task.pad_id)
     row = jnp.where(live, slots.episode, out.tokens.shape[0])
     eos = jnp.isin(token, task.eos_ids) & live
-    parser = answers.advance(task.answer, slots.answer, token, live & ~eos)
+    parser = answers.advance(task.answer, slots.answer, token, live)
     response = slots.response + live
     answered = answers.matched(task.answer, parser) & stop_at_answer
     stop = jnp.where(response >= max_response, TurnStop.LENGTH, TurnStop.NONE)
@@ -272,7 +272,7 @@ def serve(
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
     opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world, sampled_end)
-    anchor = jax.vmap(text.anchor, in_axes=(None, 0))(task, world.state)
+    anchor = jax.vmap(text.anchor, in_axes=(None, 0))(task, world)
     column = jnp.arange(tokens.shape[1])[None]
     used = column < count[:, None]
     position = jnp.where(used, length[:, None] + column, max_tokens)
@@ -285,6 +285,8 @@ def serve(
         begin=out.begin.at[row, world.turn].set(
             length + jnp.where(world.turn > 0, opening, 0), mode='drop'
         ),
+        part=out.part.at[row, world.turn].set(world.agent.part, mode='drop'),
+        trial=out.trial.at[row, world.turn].set(world.agent.trial, mode='drop'),
         anchor=out.anchor.at[row, world.turn].set(anchor, mode='drop'),
     )
     inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
@@ -297,6 +299,7 @@ def serve(
             prefix=task.prefix.shape[0],
             width=task.width,
             max_response=max_response,
+            keeps=task.agent.writes,
             pad_id=task.pad_id,
         )
 
@@ -317,7 +320,9 @@ def serve(
         episode=put(slots.episode, episode),
         phase=put(slots.phase, jnp.where(playing, ready, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
-        answer=jax.tree.map(put, slots.answer, answers.init_answer(task.answer, serve_rows)),
+        answer=jax.tree.map(
+            put, slots.answer, answers.init_answer(task.answer, serve_rows, world.agent.part)
+        ),
         world=jax.tree.map(put, slots.world, world),
         out=out,
         serves=slots.serves + 1,
@@ -409,6 +414,7 @@ def collect(
             prefix=task.prefix.shape[0],
             width=task.width,
             max_response=max_response,
+            keeps=task.agent.writes,
         ),
     )
 

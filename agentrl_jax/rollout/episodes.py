@@ -159,6 +159,8 @@ def empty_rollout(
         action_mask=jnp.zeros(grid, bool),
         turn=jnp.full(grid, -1, jnp.int32).at[:, :prefix].set(0),
         begin=jnp.zeros(turns, jnp.int32),
+        part=jnp.zeros(turns, jnp.int32),
+        trial=jnp.zeros(turns, jnp.int32),
         anchor=jnp.zeros(turns, jnp.uint32),
         rewards=jnp.zeros(turns, jnp.float32),
         penalties=jnp.zeros(turns, jnp.float32),

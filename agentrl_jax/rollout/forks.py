@@ -133,16 +133,22 @@ def copy_beginning(
 ) -> Rollout:
     """What stands before `turn` in the trunk, into its continuation's row; int32 [w], row N: none.
 
-    Attended and never trained: tokens, attention_mask, turn and begin.
+    Attended and never trained: tokens, attention_mask, turn, begin, part and trial.
     """
     before = jnp.arange(out.tokens.shape[1])[None] < length[:, None]
     tokens = jnp.where(before, out.tokens[trunk], out.tokens.at[row].get(mode='clip'))
     begun = jnp.arange(out.begin.shape[1])[None] < turn[:, None]
+
+    def first(x):
+        return x.at[row].set(jnp.where(begun, x[trunk], 0), mode='drop')
+
     return out.replace(
         tokens=out.tokens.at[row].set(tokens, mode='drop'),
         attention_mask=out.attention_mask.at[row].set(before, mode='drop'),
         turn=out.turn.at[row].set(jnp.where(before, out.turn[trunk], -1), mode='drop'),
-        begin=out.begin.at[row].set(jnp.where(begun, out.begin[trunk], 0), mode='drop'),
+        begin=first(out.begin),
+        part=first(out.part),
+        trial=first(out.trial),
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout.keepers import Job, Outcome
 from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
+from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action_hash
 from agentrl_jax.types import EpisodeStop, Params, TurnStop
 
@@ -51,8 +52,10 @@ class Seat:
     episode: int = -1  # row of the rollout; -1 = none
     turn: int = 0  # that is being answered
     length: int = 0  # tokens of the episode
-    actions: tuple[str, ...] = ()
+    now: agents.Progress | None = None  # where the episode is
+    actions: tuple[str, ...] = ()  # of the trial
     replies: tuple = ()
+    heard: Outcome | None = None  # the last one with a reply
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
     job: Job | None = None  # under way
     asked: float = 0.0  # when the job under way begins
@@ -73,6 +76,8 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> dict[str
         'action_mask': np.zeros(grid, bool),
         'turn': np.full(grid, -1, np.int32),
         'begin': np.zeros(turns, np.int32),
+        'part': np.zeros(turns, np.int32),
+        'trial': np.zeros(turns, np.int32),
         'anchor': np.zeros(turns, np.uint32),
         'rewards': np.zeros(turns, np.float32),
         'penalties': np.zeros(turns, np.float32),
@@ -212,6 +217,7 @@ class Game:
         """Gives a seat the next episode of the list, if there is one."""
         seat.episode = self.episodes.popleft() if self.episodes else -1
         seat.turn, seat.length, seat.actions, seat.replies = 0, len(self.prefix), (), ()
+        seat.now = agents.begin(self.task.agent)
         if seat.episode >= 0:
             self.ask(seat)
 
@@ -225,6 +231,8 @@ class Game:
             actions=seat.actions,
             replies=seat.replies,
             delay=delay,
+            trial=int(seat.now.trial),
+            turn=seat.turn + bool(seat.actions),
         )
         if not again:
             seat.tries = seat.downs = 0
@@ -305,12 +313,11 @@ class Game:
         self.counted['slowest_s'] = max(self.counted['slowest_s'], outcome.seconds)
         self.counted['cut'] += outcome.prompt.cut
         self.reply_s += 0.1 * (outcome.seconds - self.reply_s)
-        stop = self.take(seat, outcome)
-        if stop == EpisodeStop.NONE:
-            self.show(seat, outcome.prompt)
-        else:
-            self.out['episode_stop'][seat.episode] = stop
-            self.begin(seat)
+        seat.heard, stop, fresh = outcome, EpisodeStop.NONE, False
+        if seat.actions:
+            stop, fresh = self.take(seat, outcome)
+        seat.replies += (outcome.reply,)
+        self.go_on(seat, stop, fresh)
 
     def failed(self, seat: Seat, outcome: Outcome) -> None:
         """Asks again, in a fresh world, as often as it may; then the episode is a faulty one."""
@@ -353,27 +360,56 @@ class Game:
                 f'(hosts.outage_s={self.patience.outage_s:g}): {self.last_fault}'
             )
 
-    def take(self, seat: Seat, outcome: Outcome) -> EpisodeStop:
-        """Records what the world said to the last answer; whether the episode is over."""
-        reply, b, k = outcome.reply, seat.episode, seat.turn
-        seat.replies += (reply,)
-        stop = EpisodeStop.NONE
-        if seat.actions:
-            self.out['rewards'][b, k] = reply.reward
-            self.out['valid'][b, k] = True
-            self.out['num_actions'][b, k] = 1
-            self.out['num_turns'][b] = k + 1
-            returned = self.task.env.solved(self.out['rewards'][b].sum())
-            self.out['success'][b] = returned if reply.success is None else reply.success
-            if 'figures' in self.out:
-                self.out['figures'][b] = figures_of(reply, self.task.env)
-            seat.turn += 1
-            stop = EpisodeStop.TURN_BUDGET if seat.turn >= self.turn_limit else stop
-            stop = EpisodeStop.TERMINATED if reply.done else stop
-        longest = self.prompt_length(seat, outcome.prompt) + self.programs.max_response
-        if stop == EpisodeStop.NONE and seat.length + longest > self.out['tokens'].shape[1]:
+    def take(self, seat: Seat, outcome: Outcome) -> tuple[EpisodeStop, bool]:
+        """Records what the world said to the last answer; as turn_over."""
+        reply, b, k, out = outcome.reply, seat.episode, seat.turn, self.out
+        out['rewards'][b, k] = reply.reward
+        out['valid'][b, k] = True
+        out['num_actions'][b, k] = 1
+        of_trial = out['trial'][b, : k + 1] == seat.now.trial
+        returned = self.task.env.solved(out['rewards'][b, : k + 1][of_trial].sum())
+        out['success'][b] = returned if reply.success is None else reply.success
+        if 'figures' in out:
+            out['figures'][b] = figures_of(reply, self.task.env)
+        return self.turn_over(seat, reply.done)
+
+    def turn_over(self, seat: Seat, done: bool) -> tuple[EpisodeStop, bool]:
+        """(why the episode ends behind this turn, whether a trial begins behind it)."""
+        agent, now, b = self.task.agent, seat.now, seat.episode
+        seat.turn += 1
+        self.out['num_turns'][b] = seat.turn
+        over = seat.turn >= self.turn_limit
+        if now.part != agents.REFLECT:
+            over |= now.turns + 1 >= agent.trial_turns(self.turn_limit)
+        stop = EpisodeStop.TURN_BUDGET if over else EpisodeStop.NONE
+        stop = EpisodeStop.TERMINATED if done else stop
+        more = now.trial + 1 < agent.trials and seat.turn < self.turn_limit
+        again = stop != EpisodeStop.NONE and more and not self.out['success'][b]
+        seat.now, fresh = agents.follow(agent, now, again)
+        return EpisodeStop.NONE if again else stop, fresh
+
+    def go_on(self, seat: Seat, stop: EpisodeStop, fresh: bool) -> None:
+        """The next turn of an episode, its next trial, or the next episode."""
+        if stop == EpisodeStop.NONE and fresh:
+            seat.actions, seat.replies = (), ()
+            self.ask(seat)
+            return
+        if stop == EpisodeStop.NONE:
+            prompt = self.prompt(seat)
+            longest = self.prompt_length(seat, prompt) + self.programs.max_response
+            if seat.length + longest <= self.out['tokens'].shape[1]:
+                self.show(seat, prompt)
+                return
             stop = EpisodeStop.TOKEN_BUDGET
-        return stop
+        self.out['episode_stop'][seat.episode] = stop
+        self.begin(seat)
+
+    def prompt(self, seat: Seat) -> Prompt:
+        """Of the turn about to be answered: what the world last said, and what is asked for."""
+        heard, now = seat.heard, seat.now
+        if now.part == agents.ACT and not now.begins_again:
+            return heard.prompt
+        return self.conversation.prompt(heard.reply.observation, heard.instruction, now)
 
     def has_end(self, seat: Seat) -> bool:
         """Whether the row ends in the end of a turn: the prefix does, and answers that have one."""
@@ -395,12 +431,17 @@ class Game:
         out['attention_mask'][b, place] = True
         out['turn'][b, place] = k
         out['begin'][b, k] = begin
+        out['part'][b, k], out['trial'][b, k] = seat.now.part, seat.now.trial
         out['anchor'][b, k] = prompt.anchor
-        first, at = seat.length, seat.length
+        first, at, kept = seat.length, seat.length, slice(0)
         seat.length += len(new)
         if self.window:
-            first, at = out['begin'][b, max(k - self.window + 1, 0)], len(self.prefix)
-        unread = out['tokens'][b, first : seat.length]
+            oldest = max(k - self.window + 1, 0)
+            first, at = out['begin'][b, oldest], len(self.prefix)
+            written = np.flatnonzero(out['part'][b, :oldest])  # as in windows.kept
+            kept = slice(*out['begin'][b, written[-1] :][:2]) if len(written) else kept
+        row = out['tokens'][b]
+        unread = np.concatenate([row[kept], row[first : seat.length]])
         width = self.programs.width
         for i in range(0, len(unread), width):
             seat.chunks.append((at + i, unread[i : i + width]))
@@ -472,6 +513,10 @@ class Game:
         seat.length += count
         self.counted['generated'] += count
         action = self.conversation.said(ids[: count - (stop == TurnStop.EOS)].tolist())
-        out['actions'][b, k, 0] = action_hash(action)
-        seat.actions += (action,)
-        self.ask(seat)
+        if seat.now.part == agents.ACT:
+            out['actions'][b, k, 0] = action_hash(action)
+            seat.actions += (action,)
+            self.ask(seat)
+        else:
+            out['valid'][b, k] = agents.WRITTEN[seat.now.part].closing in action
+            self.go_on(seat, *self.turn_over(seat, done=False))

@@ -126,6 +126,7 @@ class HostCollect:
             prefix=task.prefix.shape[0],
             width=task.width,
             max_response=self.settings['max_response'],
+            keeps=task.agent.writes,
         )
         return build_programs(self.local, cache_tokens=length, **self.settings)
 

@@ -29,6 +29,8 @@ class Job:
     actions: tuple[str, ...] = ()
     replies: tuple[Reply, ...] = ()  # so far: to the beginning and to all actions but the last
     delay: float = 0.0  # seconds to wait before
+    trial: int = 0  # of the episode
+    turn: int = 0  # of the episode, that the reply opens
 
 
 @dataclasses.dataclass(eq=False)

@@ -19,7 +19,8 @@ from agentrl_jax.text.conversation import action_hash
 
 FIELDS = {  # of a line, beside those of `about`
     'stream': int,  # of the episode's tokens
-    'turn': int,  # that the reply opens: 0 for the first observation
+    'trial': int,  # of the episode
+    'turn': int,  # of the episode that the reply opens: 0 for the first observation
     'item': int,
     'action': int,  # hash of what the policy said before, 0 at the beginning
     'observation': str,
@@ -69,7 +70,8 @@ def line_of(outcome: Outcome, fault: str, tries: int) -> dict[str, Any]:
     reply = Reply('') if fault else outcome.reply
     return {
         'stream': job.stream,
-        'turn': len(job.actions),
+        'trial': job.trial,
+        'turn': job.turn,
         'item': job.item,
         'action': action_hash(job.actions[-1]) if job.actions else 0,
         'observation': reply.observation,
@@ -91,6 +93,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
+            row = {'trial': 0} | row if isinstance(row, dict) else row  # older logs had one trial
         except json.JSONDecodeError as error:
             if number == len(lines) and not line.endswith('\n'):
                 break
@@ -154,20 +157,20 @@ class LoggedPool:
         self.done: queue.SimpleQueue = queue.SimpleQueue()
         self._read = read
         # Of a rollout that was begun twice the later lines are those that counted.
-        self._lines = {(line['stream'], line['turn']): line for line in lines}
+        self._lines = {(line['stream'], line['trial'], line['turn']): line for line in lines}
 
     def submit(self, job: Job) -> None:
-        where = job.stream, len(job.actions)
+        where = job.stream, job.trial, job.turn
         if where not in self._lines:
             raise ValueError(
-                f'the log ends before turn {where[1]} of the episode of stream {where[0]}'
+                f'the log ends before turn {job.turn} of the episode of stream {job.stream}'
             )
         line = self._lines[where]
         said = action_hash(job.actions[-1]) if job.actions else 0
         if (line['item'], line['action']) != (job.item, said):
             raise ValueError(
-                f'turn {where[1]} of the episode of stream {where[0]} is not what the log answers: '
-                'it was made by other parameters, another key or other settings'
+                f'turn {job.turn} of the episode of stream {job.stream} is not what the log '
+                'answers: it was made by other parameters, another key or other settings'
             )
         if line['fault']:
             self.done.put(Outcome(job, fault=line['fault']))

@@ -5,6 +5,8 @@ the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history).
 turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
 each with the tokens that the policy saw and with one trained answer; put_back is the way back.
 Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
+Of an agent that writes (text.agents) the last plan or reflection is kept in view: where its turn is
+older than the window, it stands between the prefix and the window's first turn.
 """
 
 from typing import Any
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from agentrl_jax.text import agents
 from agentrl_jax.types import Batch, Rollout
 
 
@@ -24,12 +27,26 @@ class Windows:
     own: jax.Array  # bool [B, K, W]   tokens of the turn itself
 
 
-def block_width(*, window: int, width: int, max_response: int) -> int:
+def block_width(*, window: int, width: int, max_response: int, keeps: bool) -> int:
     """Tokens of the longest prompt of a turn behind the prefix, earlier turns included.
 
-    width: tokens of the longest prompt of one turn.
+    width: tokens of the longest prompt of one turn; keeps: a written turn may stand in front.
     """
-    return width + (window - 1) * (width + max_response)
+    return width + (window - 1 + keeps) * (width + max_response)
+
+
+def kept(part: jax.Array, begin: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(start, length) in its row of the last written turn before turn `first`; length 0: none.
+
+    part, begin int32 [..., K]; first int32 [...]. Up to where the turn behind it begins, so that
+    what opens a message stands behind it as it does behind the prefix.
+    """
+    index = jnp.arange(part.shape[-1]).reshape((1,) * (part.ndim - 1) + (-1,))
+    written = (part != agents.ACT) & (index < first[..., None])
+    last = jnp.max(jnp.where(written, index, -1), axis=-1, keepdims=True)
+    start = jnp.take_along_axis(begin, jnp.maximum(last, 0), axis=-1)
+    end = jnp.take_along_axis(begin, jnp.maximum(last + 1, 0), axis=-1)
+    return start[..., 0], jnp.where(last >= 0, end - start, 0)[..., 0]
 
 
 def turn_ends(turn: jax.Array, turns: int) -> jax.Array:
@@ -39,12 +56,12 @@ def turn_ends(turn: jax.Array, turns: int) -> jax.Array:
 
 
 def cache_tokens(
-    max_tokens: int, *, window: int, prefix: int, width: int, max_response: int
+    max_tokens: int, *, window: int, prefix: int, width: int, max_response: int, keeps: bool
 ) -> int:
     """Positions that a row of the cache needs."""
     if not window:
         return max_tokens
-    block = block_width(window=window, width=width, max_response=max_response)
+    block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
     return min(max_tokens, prefix + block + max_response)
 
 
@@ -57,6 +74,7 @@ def read_again(
     prefix: int,
     width: int,
     max_response: int,
+    keeps: bool,
     pad_id: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What is read behind the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
@@ -64,33 +82,43 @@ def read_again(
     Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).
     """
     row = jnp.minimum(episode, out.tokens.shape[0] - 1)
-    block = block_width(window=window, width=width, max_response=max_response)
+    block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
     end = turn_ends(out.turn[row], out.begin.shape[1])
-    first = jnp.maximum(turn - window + 1, 0)[:, None]
-    begin = jnp.take_along_axis(out.begin[row], first, axis=1)
+    first = jnp.maximum(turn - window + 1, 0)
+    begin = jnp.take_along_axis(out.begin[row], first[:, None], axis=1)
     end = jnp.take_along_axis(end, turn[:, None], axis=1)
-    position = begin + jnp.arange(block)[None]
+    column = jnp.arange(block)[None]
+    position, more = begin + column, 0
+    if keeps:
+        start, more = (x[:, None] for x in kept(out.part[row], out.begin[row], first))
+        position = jnp.where(column < more, start + column, begin + column - more)
     tokens = jnp.take_along_axis(
         out.tokens[row], jnp.minimum(position, out.tokens.shape[1] - 1), axis=1
     )
-    count = jnp.where(episode < out.tokens.shape[0], (end - begin)[:, 0], 0)
+    count = jnp.where(episode < out.tokens.shape[0], (more + end - begin)[:, 0], 0)
     start = jnp.full_like(count, prefix)
     return jnp.where(position < end, tokens, pad_id), start, count
 
 
 def windows(
-    rollout: Rollout, *, window: int, prefix: int, width: int, max_response: int
+    rollout: Rollout, *, window: int, prefix: int, width: int, max_response: int, keeps: bool
 ) -> Windows:
     """The samples of a rollout: K for each episode, empty for turns that were not played.
 
     prefix: tokens in front of every first observation; width: of the longest prompt of a turn.
     """
     length, begin = rollout.tokens.shape[1], rollout.begin
-    block = block_width(window=window, width=width, max_response=max_response)
+    block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
     end = turn_ends(rollout.turn, begin.shape[1])
     first = jnp.maximum(jnp.arange(begin.shape[1]) - window + 1, 0)
     column = jnp.arange(min(prefix + block + max_response, length))
-    behind = begin[:, first][:, :, None] + (column - prefix)[None, None]
+    place = (column - prefix)[None, None]
+    behind = begin[:, first][:, :, None] + place
+    if keeps:
+        every = (*begin.shape, begin.shape[1])
+        rows = (jnp.broadcast_to(x[:, None], every) for x in (rollout.part, begin))
+        start, more = (x[:, :, None] for x in kept(*rows, first[None]))
+        behind = jnp.where(place < more, start + place, behind - more)
     index = jnp.where(column < prefix, column[None, None], behind)
     turns = jnp.arange(begin.shape[1])[None]
     played = (turns < rollout.num_turns[:, None])[:, :, None]

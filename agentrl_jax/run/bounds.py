@@ -63,6 +63,8 @@ BOUNDS: Mapping[str, Bounds] = {
     'env.train_levels': MANY,
     'env.eval_levels': MANY,
     'env.pool_seed': WORD,
+    'agent.trials': ONE,
+    'agent.plan_every': ZERO,
     'model.hidden_size': Bounds(low=2),
     'model.intermediate_size': ONE,
     'model.num_layers': ONE,

@@ -101,7 +101,11 @@ def learn(
 def measure_rollout(rollout: Rollout, task: TextTask, *, group_size: int) -> dict[str, jax.Array]:
     """Metrics of a rollout, the environment's own included."""
     common = metrics.rollout_metrics(rollout, group_size)
-    return common | metrics.environment_metrics(rollout, task)
+    return (
+        common
+        | metrics.agent_metrics(rollout, task.agent)
+        | metrics.environment_metrics(rollout, task)
+    )
 
 
 def scores_of(

@@ -14,11 +14,14 @@ from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
-from agentrl_jax.rl import advantages, curriculum, filtering, losses, turn_credit, update
+from agentrl_jax.rl import advantages, curriculum, filtering, losses, trials, turn_credit, update
 from agentrl_jax.rollout.episodes import fork_turns
 from agentrl_jax.run import bounds, derived, effective
+from agentrl_jax.text import agents
 
 CHOICES = {
+    'agent.name': agents.NAMES,
+    'agent.reward': trials.REWARDS,
     'eval.split': ('validation', 'test'),
     'optim.schedule': update.SCHEDULES,
     'filter.scaling': ('none', 'linear', 'sqrt'),
@@ -76,6 +79,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         *_impossible_options(cfg),
         *_impossible_labels(cfg),
         *_impossible_filter(cfg),
+        *_impossible_agents(cfg),
     ]
     found += _impossible_sampler(cfg) + _impossible_hosts(cfg)
     found = found or _impossible_together(cfg, mesh_shards)
@@ -233,6 +237,58 @@ def _impossible_options(cfg: Any) -> list[str]:
     return [sentence for wrong, sentence in problems if wrong]
 
 
+def _impossible_agents(cfg: Any) -> list[str]:
+    agent, built = cfg.agent, derived.agent(cfg)
+    turns = min((cfg.env.max_turns, *cfg.curriculum.rounds))
+    least = 1 + built.plans
+    needed = built.trials * least + (built.trials - 1) * built.reflects
+    problems = [
+        (
+            agent.name == 'reflect' and agent.trials == 1,
+            'agent.name=reflect writes between trials: set agent.trials to 2 or more',
+        ),
+        (
+            agent.name == 'react' and not cfg.env.think,
+            'agent.name=react writes its thoughts: set env.think=True',
+        ),
+        (
+            agent.name == 'react' and cfg.rollout.stop_at_answer,
+            'rollout.stop_at_answer has no effect on agent.name=react, whose answers end with the '
+            'turn: set it to False',
+        ),
+        (
+            agent.plan_every > 0 and agent.name != 'plan',
+            f'agent.plan_every={agent.plan_every} has no effect on agent.name={agent.name!r}: set '
+            'it to 0',
+        ),
+        (
+            agent.reward == 'gain' and agent.trials == 1,
+            'agent.reward=gain has no effect on agent.trials=1: set it to whole',
+        ),
+        (
+            agent.reward == 'gain' and (cfg.fork.turns is not None or cfg.fork.value_every > 0),
+            'agent.reward=gain does not go with continuations (algorithm=vine, fork.value_every), '
+            'which begin within a trial: set it to whole',
+        ),
+        (
+            turns < needed,
+            f'agent.name={agent.name!r} with agent.trials={agent.trials} takes {needed} turns at '
+            f'least, and env.max_turns or curriculum.rounds allow {turns}',
+        ),
+        (
+            cfg.context.summary > 0 and (built.writes or built.trials > 1),
+            f'context.summary={cfg.context.summary} tells turns of a single trial that all act: '
+            "set it to 0, or agent.name='act' and agent.trials=1",
+        ),
+        (
+            cfg.alarm.mi_every > 0 and built.writes,
+            f'alarm.mi_every={cfg.alarm.mi_every} compares answers of one kind, and agent.name='
+            f'{agent.name!r} writes others: set it to 0',
+        ),
+    ]
+    return [sentence for wrong, sentence in problems if wrong]
+
+
 def _impossible_sampler(cfg: Any) -> list[str]:
     loss, leaks = cfg.loss, cfg.parity.loss_on != 'sampled'
     off = loss.sampler_correction == 'off'
@@ -259,12 +315,25 @@ def _impossible_sampler(cfg: Any) -> list[str]:
 
 def _impossible_hosts(cfg: Any) -> list[str]:
     """What needs a world on the device."""
-    name, clone = cfg.env.name, cfg.clone
+    if not derived.on_hosts(cfg):
+        return []
+    name, clone, agent = cfg.env.name, cfg.clone, derived.agent(cfg)
     problems = [
         (
-            clone.episodes > 0 and not (name in HOSTS and HOSTS[name].has_player()),
+            clone.episodes > 0 and not HOSTS[name].has_player(),
             f'clone.episodes={clone.episodes} needs an expert, and env.name={name!r} has none: set '
             'it to 0, or name trajectories in clone.file',
+        ),
+        (
+            clone.episodes > 0 and (agent.writes or agent.trials > 1),
+            f'clone.episodes={clone.episodes} plays one trial of turns that act on hosts, and '
+            f'agent.name={cfg.agent.name!r} with agent.trials={agent.trials} has others: set it '
+            'to 0, or name trajectories in clone.file',
+        ),
+        (
+            cfg.agent.name == 'react',
+            f'agent.name=react words the prompts of worlds on the device, and env.name={name!r} '
+            "brings its own: set hosts.answer_prefix='Thought:' and agent.name='act'",
         ),
         (
             cfg.alarm.mi_every > 0,
@@ -302,8 +371,6 @@ def _impossible_hosts(cfg: Any) -> list[str]:
             'set hosts.read_tokens',
         ),
     ]
-    if not derived.on_hosts(cfg):
-        return []
     room, needed = derived.room_of_own_servers(cfg), derived.worlds_at_once(cfg)
     needed = -(-needed // jax.process_count())
     problems += [

@@ -13,6 +13,7 @@ from agentrl_jax.rl import evol
 from agentrl_jax.run import derived, parts
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.streams import BASE, CLONE, Streams
+from agentrl_jax.text import agents
 from agentrl_jax.types import Demonstrations, Params
 
 
@@ -55,12 +56,11 @@ def read_demonstrations(run: Run) -> Demonstrations:
     """The trajectories of cfg.clone.file that fit into rollout.max_tokens."""
     cfg = run.cfg
     records = trajectories.read_records(cfg.clone.file)
-    tag = '<think>' if cfg.env.think else '<answer>'
     found, dropped = trajectories.demonstrations_of(
         records,
         run.tokenizer,
         max_tokens=cfg.rollout.max_tokens,
-        answer_prefix=cfg.hosts.answer_prefix if derived.on_hosts(cfg) else tag,
+        openings=(*agents.openings(derived.agent(cfg)), derived.answer_opening(cfg)),
     )
     if dropped:
         print(

@@ -7,6 +7,7 @@ from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation.kept import LIMITS
 from agentrl_jax.rl import curriculum
 from agentrl_jax.rollout.episodes import forks_of_each
+from agentrl_jax.text import agents
 
 # Where options of algorithms stand
 OPTION_SECTIONS = ('loss', 'turn_credit', 'fork', 'evol', 'dpo')
@@ -38,6 +39,21 @@ def room_of_own_servers(cfg: Any) -> int:
     section = cfg[cfg.env.name]
     starts = 'launch' in section and not section.urls
     return section.launch * section.room if starts else 0
+
+
+def agent(cfg: Any) -> agents.Agent:
+    """Which turns an episode has beside those that act."""
+    of = cfg.agent
+    return agents.build_agent(of.name, trials=of.trials, plan_every=of.plan_every)
+
+
+def answer_opening(cfg: Any) -> str:
+    """What is forced in front of answers that act."""
+    if on_hosts(cfg):
+        return cfg.hosts.answer_prefix
+    if cfg.agent.name == 'react':
+        return 'Thought:'
+    return '<think>' if cfg.env.think else '<answer>'
 
 
 def needs_critic(cfg: Any) -> bool:

@@ -24,6 +24,7 @@ from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run import derived
 from agentrl_jax.run.params import holds_run, saved_policy
+from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
@@ -79,13 +80,14 @@ def device_task(cfg: Any, tokenizer: Any, split: str) -> TextTask:
         env_params,
         tokenizer,
         style=cfg.env.prompt,
-        generation_prefix='<think>' if cfg.env.think else '<answer>',
+        generation_prefix=derived.answer_opening(cfg),
         max_turns=cfg.env.max_turns,
         max_actions_per_turn=cfg.env.max_actions_per_turn,
         max_actions_per_episode=cfg.env.max_actions_per_episode,
         format_penalty=cfg.env.format_penalty,
         max_words=cfg.env.max_words,
         past_turns=cfg.context.summary,
+        agent=derived.agent(cfg),
     )
 
 
@@ -99,8 +101,13 @@ def host_task(cfg: Any, tokenizer: Any, split: str) -> HostTask:
 
 def build_conversation(cfg: Any, tokenizer: Any, env: HostEnvironment) -> Conversation:
     """Between texts of worlds on hosts and token ids."""
-    chat, hosts = build_chat(tokenizer), cfg.hosts
-    return Conversation(chat, hosts.answer_prefix, hosts.max_observation, told=env.instruction)
+    return Conversation(
+        build_chat(tokenizer),
+        derived.answer_opening(cfg),
+        cfg.hosts.max_observation,
+        told=env.instruction,
+        agent=derived.agent(cfg),
+    )
 
 
 def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds | None:
@@ -288,11 +295,12 @@ def build_host_collect(
     """collect against worlds on hosts."""
     hosts = cfg.hosts
     tokenizer = worlds.conversation.chat.tokenizer
+    stop = (*hosts.stop, *agents.closings(worlds.conversation.agent))
     return host.HostCollect(
         mesh,
         sharding.local_mesh(mesh),
         worlds,
-        strings=build_stop_table(tokenizer.token_bytes(), hosts.stop),
+        strings=build_stop_table(tokenizer.token_bytes(), stop),
         read_tokens=hosts.read_tokens,
         poll=hosts.poll,
         patience=host.Patience(

@@ -5,7 +5,7 @@ from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS, dpo
 from agentrl_jax.machine import sharding
-from agentrl_jax.rl import batches, filtering, parity, score, update
+from agentrl_jax.rl import batches, filtering, parity, score, trials, update
 from agentrl_jax.rollout import windows
 from agentrl_jax.run import derived
 from agentrl_jax.tokens.tokenizer import IM_START
@@ -29,6 +29,7 @@ def build_windows(cfg: Any, task: Any) -> Any:
         prefix=task.prefix.shape[0],
         width=task.width,
         max_response=cfg.rollout.max_response,
+        keeps=task.agent.writes,
     )
 
 
@@ -157,6 +158,7 @@ def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -
     correct, train_on = build_correct(cfg), build_train_on(cfg, tokenizer)
     return batches.Learning(
         select=build_select(cfg),
+        credit=trials.gain_rewards if cfg.agent.reward == 'gain' else None,
         train_on=train_on,
         order=functools.partial(dpo.order_rows, group_size=members) if pairs else None,
         windows=build_windows(cfg, task),

@@ -4,13 +4,18 @@ A response follows a forced '<think>' (or '<answer>'). It matches where Python's
   re.search(rb'<think>(.*?)</think>\\s*<answer>(.*?)</answer>', prefix + response, re.DOTALL)
 does. What stands between the answer tags loses the marks in MARKS in one pass (in RAGEN, each mark
 in a pass of its own), is split at '||' and stripped; each part that is not empty is looked up among
-the names of the actions, whatever its case.
+the names of the actions, whatever its case. Behind a forced 'Thought:' (ReAct) the actions stand
+between 'Action:' and the end of the turn.
 
 Two automata over bytes, one behind the other: the first finds the tags and hands on what lies
 between them, the second splits that into parts and recognises names. Each is lifted to tokens: a
 token moves the first (state, class of the token) -> (state, action) and the second (state, action)
 -> (state, finished parts). So one step costs two gathers, and the tables stay small because tokens
 that act alike in every state share a class (most of a vocabulary is one class: other text).
+
+The answer of a written turn (agents.py) matches where its closing tag stands in it: a third kind of
+states of the first automaton, with a first state for each of those tags. What stands before the tag
+is split and looked up in the same way: a plan may name actions.
 """
 
 import dataclasses
@@ -24,11 +29,46 @@ from flax import struct
 MOST_BEGINNINGS = 8000  # of action names; each makes at most four states
 UNKNOWN, ABSENT = -1, -2  # a part that names no action; no part
 SEPARATOR = b'||'
-OPENING = b'</think><answer>'  # with any white space between the two tags
-CLOSING = b'</answer>'
+END = b'\x03'  # stands for the token that ends a turn
 MARKS = (b'<think>', b'</think>', b'<answer>', b'<|im_start|>', b'<|im_end|>')
 SPACE = b' \t\n\r\x0b\x0c'  # what bytes.strip() and \s of a bytes pattern take for white space
 REASONING, TAG, ANSWERING = 0, 1, 2  # text; perhaps within </think><answer>; behind it
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How an answer that acts is written behind its forced opening."""
+
+    pattern: bytes  # the regular expression of a match; its last group holds the actions
+    before: bytes | None  # opens the actions behind the reasoning; None: there is no reasoning
+    closing: bytes
+    marks: tuple[bytes, ...]  # that the actions lose
+    text: str  # {think} {actions}: what a demonstration writes
+
+
+FORMS = {  # by what is forced in front of an answer
+    '<think>': Form(
+        pattern=rb'<think>(.*?)</think>\s*<answer>(.*?)</answer>',
+        before=b'</think><answer>',  # with any white space between the two tags
+        closing=b'</answer>',
+        marks=MARKS,
+        text='{think}</think><answer>{actions}</answer>',
+    ),
+    '<answer>': Form(
+        pattern=rb'<answer>(.*?)</answer>',
+        before=None,
+        closing=b'</answer>',
+        marks=MARKS,
+        text='{actions}</answer>',
+    ),
+    'Thought:': Form(
+        pattern=rb'Thought:(.*?)Action:(.*?)\x03',
+        before=b'Action:',
+        closing=END,
+        marks=(),
+        text='{think}\nAction: {actions}',
+    ),
+}
 OTHER = b'\0'  # stands for text that occurs in no mark and no name
 
 
@@ -43,6 +83,7 @@ class AnswerTable:
     emitted: jax.Array  # int16 [P, U, M]  parts finished by the token, in order; ABSENT = none
     stage: jax.Array  # int8 [Q]  REASONING, TAG or ANSWERING
     first_tag: int = struct.field(pytree_node=False)
+    first_written: tuple[int, ...] = struct.field(pytree_node=False)  # of each written part
     last_tag: int = struct.field(pytree_node=False)  # </answer> was read
     idle_class: int = struct.field(pytree_node=False)  # of tokens without bytes
     max_actions: int = struct.field(pytree_node=False)
@@ -58,10 +99,13 @@ class AnswerState:
     count: jax.Array  # int32 [S]
 
 
-def init_answer(table: AnswerTable, rows: int) -> AnswerState:
-    """Parsers in front of the first sampled token."""
+def init_answer(table: AnswerTable, rows: int, part: jax.Array | None = None) -> AnswerState:
+    """Parsers in front of the first sampled token; part int32 [rows]: kind of turn, None: acts."""
+    tag = jnp.full(rows, table.first_tag, jnp.int32)
+    if part is not None and table.first_written:
+        tag = jnp.asarray([table.first_tag, *table.first_written], jnp.int32)[part]
     return AnswerState(
-        tag=jnp.full(rows, table.first_tag, jnp.int32),
+        tag=tag,
         part=jnp.zeros(rows, jnp.int32),
         parts=jnp.full((rows, table.max_actions), ABSENT, jnp.int32),
         count=jnp.zeros(rows, jnp.int32),
@@ -120,18 +164,18 @@ def matched(table: AnswerTable, state: AnswerState) -> jax.Array:
 
 
 def parse_answer(
-    response: bytes, names: list[str], *, max_actions: int, with_think: bool
+    response: bytes, names: list[str], *, max_actions: int, opening: str
 ) -> tuple[bool, list[int]]:
-    """(matched, parts [max_actions]) of a whole response, on the host with regular expressions."""
-    if with_think:
-        pattern, prefix = rb'<think>(.*?)</think>\s*<answer>(.*?)</answer>', b'<think>'
-    else:
-        pattern, prefix = rb'<answer>(.*?)</answer>', b'<answer>'
-    found = re.search(pattern, prefix + response, re.DOTALL)
+    """(matched, parts [max_actions]) of a whole response, on the host with regular expressions.
+
+    END stands where the turn was ended by the policy.
+    """
+    form = FORMS[opening]
+    found = re.search(form.pattern, opening.encode() + response, re.DOTALL)
     if found is None:
         return False, [ABSENT] * max_actions
-    marks = rb'<think>|</think>|<answer>|<\|im_start\|>|<\|im_end\|>'
-    content = re.sub(marks, b'', found.groups()[-1])
+    marks = b'|'.join(map(re.escape, form.marks))
+    content = re.sub(marks, b'', found.groups()[-1]) if marks else found.groups()[-1]
     lowered = [name.encode().lower() for name in names]
     texts = [text.strip().lower() for text in content.split(b'||')]
     parts = [lowered.index(text) if text in lowered else UNKNOWN for text in texts if text]
@@ -139,12 +183,23 @@ def parse_answer(
 
 
 def build_answer_table(
-    token_bytes: list[bytes], names: list[str], *, max_actions: int, with_think: bool
+    token_bytes: list[bytes],
+    names: list[str],
+    *,
+    max_actions: int,
+    opening: str,
+    closings: tuple[str, ...] = (),
 ) -> AnswerTable:
-    """Tables for the tokens of a tokenizer (bytes of each id) and the names of the actions."""
+    """Tables for the tokens of a tokenizer (bytes of each id) and the names of the actions.
+
+    opening: a key of FORMS; tokens that end a turn have the bytes END. closings: of the answers
+    that are text, by the number of their part, from 1 on.
+    """
+    form, ends = FORMS[opening], [text.encode() for text in closings]
     lowered = _check_names(names)
-    tags, parts = _tag_automaton(with_think), _part_automaton(lowered)
-    simplify = _Simplifier(lowered)
+    tags, parts = _tag_automaton(form, ends), _part_automaton(lowered)
+    marks = (*form.marks, *([form.before] if form.before else []), form.closing, *ends)
+    simplify = _Simplifier(lowered, marks)
     kind_of = {}  # representative bytes -> index; every token acts like its representative
     kind = [kind_of.setdefault(simplify.token(token), len(kind_of)) for token in token_bytes]
     idle = kind_of.setdefault(b'', len(kind_of))
@@ -170,10 +225,22 @@ def build_answer_table(
         emitted=jnp.asarray(effects[..., 1 : 1 + most].transpose(1, 0, 2)),
         stage=jnp.asarray(tags.stage, jnp.int8),
         first_tag=0,
+        first_written=tuple(range(1, 1 + len(ends))),
         last_tag=tags.last,
         idle_class=int(row_class[idle]),
         max_actions=max_actions,
     )
+
+
+def with_ends(token_bytes: list[bytes], eos_ids: list[int]) -> list[bytes]:
+    """The bytes of each token, END for those that end a turn."""
+    ends = set(eos_ids)
+    return [END if i in ends else text for i, text in enumerate(token_bytes)]
+
+
+def parse_written(response: bytes, closing: str) -> bool:
+    """Whether the answer of a written turn holds what closes it, on the host."""
+    return closing.encode() in response
 
 
 def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -219,40 +286,49 @@ class _TagAutomaton:
         return state, content
 
 
-def _seek(held: bytes, byte: bytes) -> bytes:
-    """Progress towards OPENING: the longest end of the text read that can begin it."""
+def _seek(held: bytes, byte: bytes, wanted: bytes) -> bytes:
+    """Progress towards what is wanted: the longest end of the text read that can begin it."""
     if held == b'</think>' and byte in SPACE:
         return held
     text = held + byte
-    while not OPENING.startswith(text):
+    while not wanted.startswith(text):
         text = text[1:]
     return text
 
 
-def _tag_step(state: tuple[str, bytes], byte: bytes) -> tuple[tuple[str, bytes], bytes]:
-    """(next state, bytes handed on) of the first automaton; a state is (phase, text held back)."""
+def _tag_step(
+    state: tuple[str | bytes, bytes], byte: bytes, form: Form
+) -> tuple[tuple[str | bytes, bytes], bytes]:
+    """(next state, bytes handed on) of the first automaton; a state is (phase, text held back).
+
+    The phase of an answer that is text is what closes it.
+    """
     phase, held = state
     if phase == 'closed':
         return state, b''
+    if isinstance(phase, bytes):
+        text, held = held + byte, _seek(held, byte, phase)
+        return (('closed', b''), b'') if held == phase else ((phase, held), text.removesuffix(held))
     if phase == 'before':
-        held = _seek(held, byte)
-        return (('within', b'') if held == OPENING else (phase, held)), b''
+        held = _seek(held, byte, form.before)
+        return (('within', b'') if held == form.before else (phase, held)), b''
     text = held + byte
-    if text == CLOSING:
+    if text == form.closing:
         return ('closed', b''), b''
-    if text in MARKS:
+    if text in form.marks:
         return (phase, b''), b''
-    if any(mark.startswith(text) for mark in (*MARKS, CLOSING)):
+    if any(mark.startswith(text) for mark in (*form.marks, form.closing)):
         return (phase, text), b''
     # A mark has its only '<' in front, so text held back that fails cannot hold a later start.
-    return ((phase, b'<'), held) if byte == b'<' else ((phase, b''), text)
+    return ((phase, b'<'), held) if byte == b'<' and form.marks else ((phase, b''), text)
 
 
-def _tag_automaton(with_think: bool) -> _TagAutomaton:
-    index = {('before' if with_think else 'within', b''): 0}
+def _tag_automaton(form: Form, closings: list[bytes]) -> _TagAutomaton:
+    firsts = ['before' if form.before else 'within', *closings]
+    index = {(phase, b''): number for number, phase in enumerate(firsts)}
     step, output = [], []
     for state in (queue := list(index)):
-        results = [_tag_step(state, bytes([byte])) for byte in range(256)]
+        results = [_tag_step(state, bytes([byte]), form) for byte in range(256)]
         for after, _ in results:
             if after not in index:
                 index[after] = len(index)
@@ -351,16 +427,20 @@ class _Simplifier:
     is in progress, like OTHER. Property tests over all tokens of a vocabulary hold this to it.
     """
 
-    def __init__(self, names: list[bytes]):
+    def __init__(self, names: list[bytes], marks: tuple[bytes, ...]):
         self._names = b'\x01'.join(names)
-        self._marks = b'\x01'.join((*MARKS, CLOSING))
+        self._marks = b'\x01'.join(marks)
+        self._words = [mark for mark in marks if mark[:1] not in (b'<', END)]  # begin anywhere
+        self._borders = b'[<>|:\x03]' if self._words else b'[<>|\x03]'
         known = set(self._names + self._names.upper() + self._marks + SPACE + SEPARATOR)
         self._fold = bytes(byte if byte in known else OTHER[0] for byte in range(256))
 
     def token(self, text: bytes) -> bytes:
         """A representative of a token."""
         text = re.sub(b'\0+', OTHER, text.translate(self._fold))
-        if re.search(b'[<>|]', text) or text in self._marks or self._in_a_name(text):
+        if re.search(self._borders, text) or text in self._marks or self._in_a_name(text):
+            return text
+        if any(text.endswith(word[:end]) for word in self._words for end in range(1, len(word))):
             return text
         end = 0
         while text[: end + 1] in self._marks:

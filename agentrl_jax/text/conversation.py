@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from agentrl_jax.text import agents
+from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
 
@@ -35,6 +37,7 @@ class HostTask:
     pad_id: int = struct.field(pytree_node=False)
     width: int = struct.field(pytree_node=False)  # tokens of the longest prompt of a turn
     max_turns: int = struct.field(pytree_node=False)
+    agent: agents.Agent = struct.field(pytree_node=False)
 
     @property
     def wording(self) -> Wording:
@@ -58,22 +61,33 @@ class Conversation:
     answer_prefix: str  # forced in front of every answer, such as '<think>'
     max_observation: int  # tokens of a text
     told: str = ''  # the instruction that stands in front of all items
+    agent: agents.Agent = agents.ONLY_ACTS
 
     @property
     def width(self) -> int:
         """Tokens of the longest prompt, the end of a turn that has none included."""
-        markers = [*self.chat.user_open(''), *self.chat.answer_open(self.answer_prefix)]
-        return 1 + len(markers) + self.max_observation
+        openings = (self.answer_prefix, *agents.openings(self.agent))
+        answers = [self.chat.answer_open(text) for text in openings]
+        return 1 + len(self.chat.user_open('')) + max(map(len, answers)) + self.max_observation
 
-    def prompt(self, observation: str, instruction: str = '') -> Prompt:
+    def prompt(
+        self, observation: str, instruction: str = '', now: agents.Progress | None = None
+    ) -> Prompt:
         """The user message around an observation, and the opening of the answer.
 
         instruction: what the item is about, in front of the first observation; '', or what has
-        been told = nothing.
+        been told = nothing. now: where the episode is; None: at a turn that acts, of the first
+        trial.
         """
         observation = plain(observation)
         told = instruction in ('', self.told)
         text = observation if told else f'{plain(instruction)}\n{observation}'
+        part, opening = agents.ACT if now is None else now.part, self.answer_prefix
+        if part != agents.ACT:
+            written = agents.WRITTEN[part]
+            text, opening = f'{text}\n{getattr(RAGEN, written.asks)}', written.opening
+        if now is not None and now.begins_again:
+            text = RAGEN.again.format(trial=now.trial + 1) + text
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
         most = CHARACTERS * self.max_observation
         long = len(text) > 2 * most
@@ -86,8 +100,8 @@ class Conversation:
             tail = ids[len(ids) - rest // 2 :]
             ids = [*ids[: role + rest - rest // 2], *mark[: self.max_observation], *tail]
         return Prompt(
-            tokens=[*ids, *self.chat.answer_open(self.answer_prefix)],
-            anchor=zlib.crc32(observation.encode()),
+            tokens=[*ids, *self.chat.answer_open(opening)],
+            anchor=zlib.crc32(observation.encode()) ^ part,
             cut=long or over,
         )
 
@@ -156,5 +170,6 @@ def build_host_task(
         pad_id=chat.tokenizer.pad_id,
         width=conversation.width,
         max_turns=max_turns,
+        agent=conversation.agent,
     )
     return jax.tree.map(np.asarray, task)

@@ -1,12 +1,14 @@
 """Prompt styles as data: what the system message says and how a turn is worded.
 
 A user message is the concatenation, in this order, of
-  reward (from the second turn on), header, observation, warning (after an invalid answer), tail.
+  reward (from the second turn on), header, again (where a further trial begins), observation,
+  warning (after an invalid answer), tail.
 The observation comes from the environment; the other parts are templates over one integer each, so
 that every possible text is known before training and turned into tokens once.
 """
 
 import dataclasses
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +21,16 @@ class PromptStyle:
     header: str  # {turn} counts from 1
     warning: str  # shown when the previous answer was invalid
     tail: str  # {left} actions left, {max_words}
+    # Of agents that write (agents.py), in the place of the tail
+    plan: str = (
+        'Before you act, write a plan: <plan> [which actions lead to the goal, and why] </plan>, '
+        'with no extra text.\n'
+    )
+    reflect: str = (
+        'This trial failed. Write what went wrong and what to do instead when you try the same '
+        'again: <reflect> [your reflection] </reflect>, with no extra text.\n'
+    )
+    again: str = 'Trial {trial}: everything is again as it was at the start.\n'
 
     def rewards_shown(self) -> bool:
         return bool(self.reward)
@@ -54,6 +66,9 @@ BRIEF = PromptStyle(
     header='',
     warning='Invalid.\n',
     tail='{left} left\n',
+    plan='Plan.\n',
+    reflect='Failed.\n',
+    again='Again.\n',
 )
 
 # The same for every budget of actions: an agent is not told what is left of it.
@@ -91,6 +106,18 @@ MENU = PromptStyle(
         'with no extra text and in {max_words} words at most.\n'
     ),
 )
+
+
+def react_text(text: str) -> str:
+    """The text with 'Thought: a Action: b' for '<think>a</think><answer>b</answer>'."""
+    tags = r'<think>\s*(.*?)\s*</think>\s*<answer>\s*(.*?)\s*</answer>'
+    return re.sub(tags, r'Thought: \1 Action: \2', text)
+
+
+def in_react(style: PromptStyle) -> PromptStyle:
+    """A style that asks for ReAct's form."""
+    return dataclasses.replace(style, tail=react_text(style.tail))
+
 
 STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'plain': PLAIN, 'tools': TOOLS, 'menu': MENU}
 SEPARATOR = '||'

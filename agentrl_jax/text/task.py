@@ -13,10 +13,10 @@ import numpy as np
 from flax import struct
 
 from agentrl_jax.envs.simulation import check_rewards, episodes
+from agentrl_jax.text import agents, history
 from agentrl_jax.text import answer as answers
-from agentrl_jax.text import history
 from agentrl_jax.text import lines as line_tables
-from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle
+from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle, in_react, react_text
 from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.types import EpisodeStop
@@ -37,7 +37,12 @@ class Offsets:
     tail: int = struct.field(pytree_node=False)
     next_turn: int = struct.field(pytree_node=False)  # opens a user message behind a sampled end
     end_turn: int = struct.field(pytree_node=False)  # the same, and appends the missing end
-    close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer
+    close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer; behind
+    # it the same of each written part
+    asks: int = struct.field(pytree_node=False, default=-1)  # see agents
+    again: int = struct.field(pytree_node=False, default=-1)
+    next_untold: int = struct.field(pytree_node=False, default=-1)  # next_turn without a reward
+    end_untold: int = struct.field(pytree_node=False, default=-1)
     past_summary: int = struct.field(pytree_node=False, default=-1)  # see envs.history
     past_turn: int = struct.field(pytree_node=False, default=-1)
     past_action: int = struct.field(pytree_node=False, default=-1)
@@ -58,13 +63,14 @@ class TextTask:
     env: Any = struct.field(pytree_node=False)
     offsets: Offsets
     style: PromptStyle = struct.field(pytree_node=False)
+    agent: agents.Agent = struct.field(pytree_node=False)
     pad_id: int = struct.field(pytree_node=False)
     width: int = struct.field(pytree_node=False)  # tokens of the longest possible turn prompt
     max_turns: int = struct.field(pytree_node=False)
     max_actions_per_turn: int = struct.field(pytree_node=False)
     max_actions_per_episode: int = struct.field(pytree_node=False)
     format_penalty: float = struct.field(pytree_node=False)
-    with_think: bool = struct.field(pytree_node=False)  # answers open with <think>
+    opening: str = struct.field(pytree_node=False)  # forced in front of answers: of answer.FORMS
 
     @property
     def wording(self) -> Wording:
@@ -81,6 +87,8 @@ class Episode:
     reward: jax.Array  # float32 []  environment reward of the previous turn
     warn: jax.Array  # bool []     the previous answer held no valid action
     past: jax.Array  # int32 [m, P]  rows that tell the last m turns; see envs.history
+    level: jax.Array  # int32 []   that every trial plays
+    agent: agents.Progress
 
 
 @struct.dataclass
@@ -91,7 +99,7 @@ class TurnOutcome:
     penalty: jax.Array  # float32 []  format penalty, <= 0
     valid: jax.Array  # bool []     the answer matched and each of its actions exists
     num_actions: jax.Array  # int32 []
-    actions: jax.Array  # int32 [A]   environment actions in order, -1 = none
+    actions: jax.Array  # int32 [A]   as Rollout.actions
     success: jax.Array  # bool []
     stop: jax.Array  # int32 []    EpisodeStop, NONE while the episode goes on
 
@@ -105,7 +113,16 @@ def begin(task: TextTask, level: jax.Array) -> Episode:
         reward=jnp.float32(0.0),
         warn=jnp.bool_(False),
         past=task.no_past,
+        level=jnp.asarray(level, jnp.int32),
+        agent=_as_arrays(agents.begin(task.agent)),
     )
+
+
+def _as_arrays(now: agents.Progress) -> agents.Progress:
+    """Of the same types whatever it was computed from: else programs are compiled again."""
+    numbers = {name: jnp.asarray(getattr(now, name)) for name in ('part', 'trial', 'turns')}
+    numbers = {name: x.astype(jnp.int32) for name, x in numbers.items()}
+    return agents.Progress(told=jnp.asarray(now.told), **numbers)
 
 
 def play_turn(
@@ -115,11 +132,13 @@ def play_turn(
 
     Unknown names are dropped and the rest is played. A fault (no match, an unknown name, nothing
     valid) costs format_penalty once a turn; an answer without any valid action changes nothing
-    (RAGEN). Actions behind a terminal state or the action budget are not executed.
+    (RAGEN). Actions behind a terminal state or the action budget are not executed. A written turn
+    is valid where it matched.
     """
     key = jax.random.fold_in(key, episode.turn)
+    acts = episode.agent.part == agents.ACT
     action = jax.vmap(task.env.env_action, in_axes=(None, 0))(episode.state, parts)
-    present = matched & (parts != -2)
+    present = matched & acts & (parts != -2)
     known = present & (parts >= 0) & (action >= 0)
 
     def act(carry, x):
@@ -137,29 +156,59 @@ def play_turn(
     start = (episode.state, jnp.bool_(False), episode.used, jnp.float32(0.0))
     index = jnp.arange(parts.shape[0])
     (state, done, used, reward), executed = jax.lax.scan(act, start, (index, action, known))
-    turn = episode.turn + 1
-    stop = jnp.where(turn >= task.turn_limit, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
-    stop = jnp.where(used >= task.max_actions_per_episode, EpisodeStop.ACTION_BUDGET, stop)
-    stop = jnp.where(done, EpisodeStop.TERMINATED, stop)
-    valid = matched & jnp.any(known) & jnp.all(known == present)
+    success, warn = task.env.success(state, task.env_params), acts & ~jnp.any(known)
+    valid = matched & jnp.where(acts, jnp.any(known) & jnp.all(known == present), True)
+    if task.agent.writes:
+        named = jnp.where(matched & (parts >= 0), action, -1)
+        executed = jnp.where(acts, executed, named)
+    stop, again = _stop(task, episode, used, done, success)
+    progress, fresh = agents.follow(task.agent, episode.agent, again)
     outcome = TurnOutcome(
         reward=reward,
         penalty=jnp.where(valid, 0.0, task.format_penalty).astype(jnp.float32),
         valid=valid,
         num_actions=used - episode.used,
         actions=executed,
-        success=task.env.success(state, task.env_params),
+        success=success,
         stop=stop,
     )
+    if task.agent.trials > 1:
+        start = task.env.reset_level(episode.level, task.env_params)
+        state = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), start, state)
+        used = jnp.where(fresh, 0, used)
     after = Episode(
         state=state,
-        turn=turn,
+        turn=episode.turn + 1,
         used=used,
         reward=reward,
-        warn=~jnp.any(known),
+        warn=warn & ~fresh,
         past=_past(task, episode, parts, known, reward),
+        level=episode.level,
+        agent=_as_arrays(progress),
     )
     return after, outcome
+
+
+def _stop(
+    task: TextTask, episode: Episode, used: jax.Array, done: jax.Array, success: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(EpisodeStop int32 [], whether another trial follows bool []) behind a turn.
+
+    used, done, success: of the world after the turn. What ends a trial ends the episode, if it was
+    the last one or has succeeded.
+    """
+    turn, now = episode.turn + 1, episode.agent
+    ended = turn >= task.turn_limit
+    if task.agent.trials > 1:
+        reflects = now.part == agents.REFLECT
+        ended |= ~reflects & (now.turns + 1 >= task.agent.trial_turns(task.turn_limit))
+        used = jnp.where(reflects, 0, used)
+    stop = jnp.where(ended, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
+    stop = jnp.where(used >= task.max_actions_per_episode, EpisodeStop.ACTION_BUDGET, stop)
+    stop = jnp.where(done, EpisodeStop.TERMINATED, stop)
+    more = (now.trial + 1 < task.agent.trials) & ~success & (turn < task.turn_limit)
+    again = (stop != EpisodeStop.NONE) & more
+    return jnp.where(again, EpisodeStop.NONE, stop), again
 
 
 def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array:
@@ -185,19 +234,20 @@ def observation_lines(task: TextTask, state: Any) -> jax.Array:
     return jnp.where(ids >= 0, ids + task.offsets.observation, -1).astype(jnp.int32)
 
 
-def anchor(task: TextTask, state: Any) -> jax.Array:
+def anchor(task: TextTask, episode: Episode) -> jax.Array:
     """uint32 []: a hash of the observation; equal for equal ones, at whatever turn they are met.
 
-    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation and nothing else: the turn's
-    number, the actions left, the last reward and a warning also stand in a prompt and are no part
-    of where the world is.
+    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation, and the kind of the turn, and
+    nothing else: the turn's number, the actions left, the last reward and a warning also stand in
+    a prompt and are no part of where the world is.
     """
-    rows = observation_lines(task, state)
+    rows = observation_lines(task, episode.state)
     mixed = (rows.astype(jnp.uint32) + 2) * jnp.uint32(0x85EBCA6B)  # -1, no line, becomes 1
     mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
     mixed = mixed ^ (mixed >> 16)
     powers = jnp.cumprod(jnp.full(rows.shape, 0x9E3779B1, jnp.uint32), dtype=jnp.uint32)
-    return jnp.sum(mixed * powers, dtype=jnp.uint32)
+    part = episode.agent.part.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
+    return jnp.sum(mixed * powers, dtype=jnp.uint32) ^ part
 
 
 def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
@@ -207,35 +257,62 @@ def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
     return family + jnp.clip(step, at.reward_low, at.reward_high) - at.reward_low
 
 
-def opening_lines(task: TextTask, reward: jax.Array, sampled_end: jax.Array) -> list[jax.Array]:
-    """Rows with which a prompt answers the turn before it: end of that turn, user, reward."""
+def opening_lines(
+    task: TextTask, reward: jax.Array, sampled_end: jax.Array, told: jax.Array
+) -> list[jax.Array]:
+    """Rows with which a prompt answers the turn before it: end of that turn, user, reward.
+
+    told bool []: there is a reward to tell; written turns have none.
+    """
     at = task.offsets
     opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
-    return [opening, reward_line(task, reward, at.reward)]
+    row = reward_line(task, reward, at.reward)
+    if task.agent.writes:
+        untold = jnp.where(sampled_end, at.next_untold, at.end_untold)
+        opening, row = jnp.where(told, opening, untold), jnp.where(told, row, -1)
+    return [opening, row]
 
 
 def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Tokens of opening_lines at episode.turn, or what they would be at the first one. int32 []."""
-    opening = jnp.stack(opening_lines(task, episode.reward, sampled_end)).astype(jnp.int32)
+    opening = opening_lines(task, episode.reward, sampled_end, episode.agent.told)
+    opening = jnp.stack(opening).astype(jnp.int32)
     rows = turn_lines(task, episode, sampled_end).at[: len(opening)].set(opening)
-    return jnp.sum(task.table.length[line_tables.in_context(task.table, rows)[: len(opening)]])
+    rows = line_tables.in_context(task.table, rows)[: len(opening)]
+    return jnp.sum(jnp.where(rows >= 0, task.table.length[jnp.maximum(rows, 0)], 0))
 
 
 def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
-    at = task.offsets
-    opening = opening_lines(task, episode.reward, sampled_end)
+    at, now = task.offsets, episode.agent
+    opening = opening_lines(task, episode.reward, sampled_end, now.told)
     past = history.past_rows(episode.past, at, episode.turn) if episode.past.shape[0] else -1
     rows = [
         *(jnp.where(episode.turn == 0, -1, row) for row in opening),
         past,
         at.header + episode.turn,
+        *_again_line(task, now),
         observation_lines(task, episode.state),
         jnp.where(episode.warn, at.warning, -1),
-        at.tail + task.max_actions_per_episode - episode.used,
-        at.close,
+        *_asking_lines(task, episode),
     ]
     return jnp.concatenate([jnp.atleast_1d(jnp.asarray(row, jnp.int32)) for row in rows])
+
+
+def _again_line(task: TextTask, now: agents.Progress) -> list[jax.Array]:
+    """Row that says that a further trial begins."""
+    if task.agent.trials == 1:
+        return []
+    return [jnp.where(now.begins_again, task.offsets.again + now.trial - 1, -1)]
+
+
+def _asking_lines(task: TextTask, episode: Episode) -> list[jax.Array]:
+    """Rows that ask for the answer and open it."""
+    at, part = task.offsets, episode.agent.part
+    tail = at.tail + task.max_actions_per_episode - episode.used
+    if task.agent.writes:
+        tail = jnp.where(part == agents.ACT, tail, at.asks + part - 1)
+    return [tail, at.close + part if task.agent.writes else at.close]
 
 
 def turn_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
@@ -252,19 +329,23 @@ def turn_tokens(
     return line_tables.gather_lines(task.table, rows, width=task.width)
 
 
-def system_text(env: Any, style: PromptStyle, max_actions: int) -> str:
+def system_text(env: Any, style: PromptStyle, max_actions: int, opening: str = '<think>') -> str:
     """System message of every episode."""
+    react = opening == 'Thought:'
     return style.system.format(
         name=env.name,
-        instruction=env.instruction,
+        instruction=react_text(env.instruction) if react else env.instruction,
         actions=', '.join(env.ACTION_NAMES),
         max_actions=max_actions,
         separator=SEPARATOR,
     )
 
 
-def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_words, past_turns):
+def _families(
+    env, env_params, style, agent, *, max_turns, max_actions, per_turn, max_words, past_turns
+):
     """The line families, in table order: name -> list of texts."""
+    asks = [getattr(style, part.asks) for part in agents.WRITTEN.values()] if agent.writes else []
     low, high = env.REWARD_BOUNDS
     quanta = range(
         int(np.floor(per_turn * min(low, 0) / env.REWARD_QUANTUM + 0.5)),
@@ -279,6 +360,8 @@ def _families(env, env_params, style, *, max_turns, max_actions, per_turn, max_w
         'observation': env.lines(env_params),
         'warning': [style.warning],
         'tail': [style.tail.format(left=n, max_words=max_words) for n in range(max_actions + 1)],
+        'asks': asks,
+        'again': [style.again.format(trial=n + 1) for n in range(1, agent.trials)],
         **history.families(
             env.ACTION_NAMES,
             numbers if style.rewards_shown() else [],
@@ -301,23 +384,28 @@ def build_task(
     format_penalty: float = -0.1,
     max_words: int = 100,
     past_turns: int = 0,
+    agent: agents.Agent = agents.ONLY_ACTS,
 ) -> TextTask:
     """Tokenises every possible line of the environment once (host; seconds at most).
 
     A little random and oracle play shows that its rewards are those that the lines are made for.
-    generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking).
-    past_turns: turns before the current one that each prompt tells in words.
+    generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking),
+    'Thought:' (ReAct).
+    past_turns: turns before the current one that each prompt tells in words. agent: which turns an
+    episode has beside those that act.
     """
     if style not in STYLES:
         raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
-    if generation_prefix not in ('<think>', '<answer>'):
-        raise ValueError(f"generation_prefix={generation_prefix!r} must be '<think>' or '<answer>'")
+    if generation_prefix not in answers.FORMS:
+        known = ', '.join(map(repr, answers.FORMS))
+        raise ValueError(f'generation_prefix={generation_prefix!r} is not one of {known}')
     check_rewards(env, env_params, max_actions_per_episode)
-    words = STYLES[style]
+    words = STYLES[style] if generation_prefix != 'Thought:' else in_react(STYLES[style])
     quanta, families = _families(
         env,
         env_params,
         words,
+        agent,
         max_turns=max_turns,
         max_actions=max_actions_per_episode,
         per_turn=max_actions_per_turn,
@@ -327,24 +415,24 @@ def build_task(
     chat = chats.build_chat(tokenizer)
     observed, slots = families['observation'], env.line_slots(env_params)
     pieces = line_tables.check_rows(tokenizer, observed, slots)
+    openings = (generation_prefix, *agents.openings(agent))
     table, offsets, at, sizes = _line_table(
-        tokenizer, chat, families, pieces, quanta, words, generation_prefix
+        tokenizer, chat, families, pieces, quanta, words, openings
     )
     if pieces.all:
         _check_observations(env, env_params, tokenizer, observed, max_actions_per_episode)
-    first = [line for line in observed if line not in pieces.inner]
-    prefix = _prefix(
-        tokenizer, chat, env, words, families | {'observation': first}, max_actions_per_episode
-    )
+    first = families | {'observation': [line for line in observed if line not in pieces.inner]}
+    prefix = _prefix(tokenizer, chat, env, words, first, max_actions_per_episode, generation_prefix)
     return TextTask(
         env_params=env_params,
         table=table,
         prefix=jnp.asarray(prefix, jnp.int32),
         answer=answers.build_answer_table(
-            tokenizer.token_bytes(),
+            answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids),
             env.ACTION_NAMES,
             max_actions=max_actions_per_turn,
-            with_think=generation_prefix == '<think>',
+            opening=generation_prefix,
+            closings=agents.closings(agent),
         ),
         eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
         no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
@@ -352,6 +440,7 @@ def build_task(
         env=env,
         offsets=offsets,
         style=words,
+        agent=agent,
         pad_id=tokenizer.pad_id,
         width=_width(
             env, env_params, line_tables.longest(table), at, sizes, past_turns, max_actions_per_turn
@@ -360,13 +449,13 @@ def build_task(
         max_actions_per_turn=max_actions_per_turn,
         max_actions_per_episode=max_actions_per_episode,
         format_penalty=format_penalty,
-        with_think=generation_prefix == '<think>',
+        opening=generation_prefix,
     )
 
 
-def _prefix(tokenizer, chat, env, style, families, max_actions) -> list[int]:
+def _prefix(tokenizer, chat, env, style, families, max_actions, opening) -> list[int]:
     """Tokens in front of every first observation, spelled as they are in front of it."""
-    ids = chat.episode_prefix(system_text(env, style, max_actions), style.lead)
+    ids = chat.episode_prefix(system_text(env, style, max_actions, opening), style.lead)
     text = line_tables.open_end(tokenizer, ids)
     shown = [*(families['past_summary'] if 'past_summary' in families else ()), *families['header']]
     if not all(shown):
@@ -392,17 +481,19 @@ def _check_observations(env, env_params, tokenizer, lines, budget) -> None:
             )
 
 
-def _line_table(tokenizer, chat, families, pieces, quanta, style, generation_prefix):
-    """(table, offsets, first row of each family, lines of each family)."""
-    opening = chat.user_open('Reward:\n' if style.rewards_shown() else '')
-    extra = {
-        'next_turn': opening,
-        'end_turn': [chat.end_id, *opening],
-        'close': chat.answer_open(generation_prefix),
-    }
+def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
+    """(table, offsets, first row of each family, lines of each family).
+
+    openings: what is forced in front of answers, of turns that act and of each written part.
+    """
+    told, untold = chat.user_open('Reward:\n' if style.rewards_shown() else ''), chat.user_open('')
+    extra = {'next_turn': told, 'end_turn': [chat.end_id, *told]}
+    if len(openings) > 1:
+        extra |= {'next_untold': untold, 'end_untold': [chat.end_id, *untold]}
+    extra['close'], *others = (chat.answer_open(opening) for opening in openings)
     texts = [line for family in families.values() for line in family]
     table = line_tables.build_line_table(
-        tokenizer, texts, extra_rows=list(extra.values()), pieces=pieces
+        tokenizer, texts, extra_rows=[*extra.values(), *others], pieces=pieces
     )
     sizes = {name: len(family) for name, family in families.items()}
     starts = np.concatenate([[0], np.cumsum([*sizes.values(), *[1] * len(extra)])])
@@ -423,6 +514,6 @@ def _width(env, env_params, length, at, sizes, past_turns, per_turn) -> int:
     if past_turns:
         a_turn = most['past_turn'] + per_turn * most['past_action'] + most['past_reward']
         past = most['past_summary'] + past_turns * (observation + a_turn)
-    fixed = [most[name] for name in ('reward', 'header', 'warning', 'tail')]
-    markers = [longest(at[name], 1) for name in ('end_turn', 'close')]
-    return observation + sum(fixed) + sum(markers) + past
+    fixed = [most[name] for name in ('reward', 'header', 'again', 'warning')]
+    markers = longest(at['end_turn'], 1) + longest(at['close'], len(length) - at['close'])
+    return observation + sum(fixed) + max(most['tail'], most['asks']) + markers + past

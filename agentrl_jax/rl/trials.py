@@ -1,0 +1,35 @@
+"""Rewards of episodes that try a level several times (text.agents).
+
+whole: what the trials earned is summed up, as the worlds pay it.
+gain: the first turn of each further trial, which is its reflection where there is one, also takes
+  back what the trial before earned. From that turn on an episode then earns the gain of this trial
+  over the one before (and of those that follow), which is what to-go credit gives the reflection,
+  and in all what its last trial earned.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.types import Rollout
+
+REWARDS = ('whole', 'gain')
+
+
+def first_turns(trial: jax.Array, num_turns: jax.Array) -> jax.Array:
+    """bool [B, K]: the turns that begin a further trial."""
+    before = jnp.pad(trial[:, :-1], ((0, 0), (1, 0)))
+    return (trial != before) & (jnp.arange(trial.shape[1])[None] < num_turns[:, None])
+
+
+def earned(rewards: jax.Array, trial: jax.Array, number: jax.Array) -> jax.Array:
+    """Sum of the rewards [B, K] of the trials of a number int32 [B, ...]; [B, ...]."""
+    shape = (trial.shape[0], *(1,) * (number.ndim - 1), trial.shape[1])
+    mine = trial.reshape(shape) == number[..., None]
+    return jnp.where(mine, rewards.reshape(shape), 0.0).sum(-1)
+
+
+def gain_rewards(rollout: Rollout) -> Rollout:
+    """The rollout with the rewards of `gain`."""
+    first = first_turns(rollout.trial, rollout.num_turns)
+    before = earned(rollout.rewards, rollout.trial, rollout.trial - 1)
+    return rollout.replace(rewards=rollout.rewards - jnp.where(first, before, 0.0))

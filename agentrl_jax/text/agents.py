@@ -1,0 +1,114 @@
+"""Agents as data: the kinds of turns that an episode is made of, and when each has its turn.
+
+The answer of a turn that acts steps the world. A written turn holds text between tags and leaves
+the world as it is: a plan, before the first action of a trial and again after so many turns, or a
+reflection, after a trial that failed. A further trial plays the same level again from its start,
+in the same conversation. Written turns are sampled, credited and trained like any other.
+"""
+
+import dataclasses
+
+import jax
+from flax import struct
+
+ACT, PLAN, REFLECT = range(3)
+PARTS = ('act', 'plan', 'reflection')  # names of kinds of turns
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A kind of turn whose answer is text."""
+
+    asks: str  # field of a PromptStyle: the line that asks for it, where else actions are asked for
+    opening: str  # forced in front of the answer
+    closing: str  # what the answer must hold; it ends it
+
+
+WRITTEN = {
+    PLAN: Part('plan', '<plan>', '</plan>'),
+    REFLECT: Part('reflect', '<reflect>', '</reflect>'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+    """Which turns an episode has, beside those that act."""
+
+    plans: bool = False  # before the first action of each trial
+    plan_every: int = 0  # ... and after so many turns that act; 0 = never again
+    reflects: bool = False  # after each trial but the last, if it failed
+    trials: int = 1  # times that a level is tried before the episode has failed
+
+    @property
+    def writes(self) -> bool:
+        return self.plans or self.reflects
+
+    def trial_turns(self, turn_limit: jax.Array | int) -> jax.Array | int:
+        """Turns of a trial where an episode has turn_limit of them; a reflection is in no trial's.
+
+        Each trial has as many.
+        """
+        if self.trials == 1:
+            return turn_limit
+        return (turn_limit - (self.trials - 1) * self.reflects) // self.trials
+
+
+ONLY_ACTS = Agent()
+NAMES = ('act', 'react', 'plan', 'reflect')  # react acts in another form (answer.FORMS)
+
+
+def openings(agent: Agent) -> tuple[str, ...]:
+    """What is forced in front of the answers that are text, by part from 1 on."""
+    return tuple(part.opening for part in WRITTEN.values()) * agent.writes
+
+
+def closings(agent: Agent) -> tuple[str, ...]:
+    """What closes them."""
+    return tuple(part.closing for part in WRITTEN.values()) * agent.writes
+
+
+def build_agent(name: str, *, trials: int = 1, plan_every: int = 0) -> Agent:
+    """The agent of a config."""
+    if name not in NAMES:
+        raise ValueError(f'agent.name={name!r} is not one of {", ".join(NAMES)}')
+    return Agent(
+        plans=name == 'plan', plan_every=plan_every, reflects=name == 'reflect', trials=trials
+    )
+
+
+@struct.dataclass
+class Progress:
+    """Where an episode is (no batch axis); numbers of Python's for worlds on hosts."""
+
+    part: jax.Array  # int32 []  kind of the turn about to be answered
+    trial: jax.Array  # int32 []  a reflection belongs to the trial that it prepares
+    turns: jax.Array  # int32 []  of this trial so far, without its reflection
+    told: jax.Array  # bool []   the turn before stepped the world: its reward is told
+
+    @property
+    def begins_again(self) -> jax.Array:
+        """bool []: the first turn that shows the level of a further trial."""
+        return (self.trial > 0) & (self.turns == 0) & (self.part != REFLECT)
+
+
+def begin(agent: Agent) -> Progress:
+    """In front of the first turn."""
+    return Progress(part=PLAN if agent.plans else ACT, trial=0, turns=0, told=False)
+
+
+def follow(agent: Agent, now: Progress, again: jax.Array) -> tuple[Progress, jax.Array]:
+    """(progress behind a turn, whether a trial begins there with the level as it was: bool []).
+
+    again: this turn ended a trial, and another one follows.
+    """
+    # Arithmetic alone, so that it takes arrays and numbers of Python's
+    reflected = now.part == REFLECT
+    turns = (now.turns + 1) * (1 - (again | reflected))
+    due = turns == 0
+    if agent.plan_every:
+        due = turns % (agent.plan_every + 1) == 0  # a plan and the turns that act on it
+    part = PLAN * due * agent.plans
+    if agent.reflects:
+        part = REFLECT * again + part * (1 - again)
+    after = Progress(part=part, trial=now.trial + again, turns=turns, told=now.part == ACT)
+    return after, reflected | (again & (not agent.reflects))

@@ -1,0 +1,523 @@
+"""Agents that plan and reflect: which turn comes when, what it shows, and that all of it trains."""
+
+import functools
+import itertools
+
+import host_worlds as hosts
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import optax
+import pytest
+import tiny_agents as tiny
+import toy_rollouts as toy
+from test_context import samples
+from test_host_runs import HOSTS
+
+from agentrl_jax import train
+from agentrl_jax.imitation import clone
+from agentrl_jax.imitation.demonstrations import demonstrate
+from agentrl_jax.measure import metrics
+from agentrl_jax.records import pages, run_log
+from agentrl_jax.rl import trials
+from agentrl_jax.rollout import replies, windows
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.run import check
+from agentrl_jax.text import agents, answer
+from agentrl_jax.text import task as text
+from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
+from agentrl_jax.types import EpisodeStop
+
+NAME = 'frozen_lake'
+BOTH = Agent(plans=True, plan_every=2, reflects=True, trials=2)
+TURNS, RESPONSE, TOKENS = 9, 16, 384
+
+
+@functools.cache
+def task(style='brief', agent=BOTH, **changes):
+    return tiny.task(NAME, style=style, agent=agent, **(dict(max_turns=TURNS) | changes))
+
+
+# ---- which turn comes when -----------------------------------------------------------------------
+
+
+def kinds(agent, ends):
+    """(kind, trial, whether a level began) of turns; ends: turns that end a trial."""
+    now, found = agents.begin(agent), []
+    for turn in range(10):
+        found.append((now.part, now.trial))
+        now, fresh = agents.follow(agent, now, turn in ends)
+        found[-1] += (bool(fresh),)
+    return found
+
+
+def test_a_plan_comes_first_and_again_after_so_many_turns_that_act():
+    assert [kind for kind, _, _ in kinds(Agent(plans=True), ())] == [PLAN] + [ACT] * 9
+    again = kinds(Agent(plans=True, plan_every=2), ())
+    assert [kind for kind, _, _ in again] == [PLAN, ACT, ACT] * 3 + [PLAN]
+    assert all(kind == ACT for kind, _, _ in kinds(Agent(), ()))
+
+
+def test_a_reflection_stands_between_trials_and_the_level_begins_behind_it():
+    got = kinds(Agent(reflects=True, trials=3), {1, 4})
+    assert [kind for kind, _, _ in got] == [ACT, ACT, REFLECT, ACT, ACT, REFLECT] + [ACT] * 4
+    assert [trial for _, trial, _ in got] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == [2, 5]
+
+
+def test_without_a_reflection_the_level_begins_at_once_and_is_planned_anew():
+    assert [turn for turn, (_, _, fresh) in enumerate(kinds(Agent(trials=2), {3})) if fresh] == [3]
+    got = kinds(Agent(plans=True, trials=2), {3})
+    assert [kind for kind, _, _ in got] == [PLAN, ACT, ACT, ACT, PLAN] + [ACT] * 5
+    both = kinds(Agent(plans=True, reflects=True, trials=2), {1})
+    assert [kind for kind, _, _ in both] == [PLAN, ACT, REFLECT, PLAN] + [ACT] * 6
+
+
+def test_trials_share_the_turns_evenly():
+    assert Agent().trial_turns(7) == 7
+    assert Agent(reflects=True, trials=3).trial_turns(11) == 3  # 3 + 1 + 3 + 1 + 3
+    assert Agent(trials=2).trial_turns(11) == 5
+
+
+# ---- a turn --------------------------------------------------------------------------------------
+
+
+def moment(task_, part, **changes):
+    """An episode at a turn of a kind."""
+    world = text.begin(task_, jnp.int32(3))
+    now = world.agent.replace(part=jnp.int32(part), **changes)
+    return world.replace(agent=now)
+
+
+def said(task_, *names):
+    """Parts int32 [A] of an answer."""
+    index = [task_.env.ACTION_NAMES.index(name) for name in names]
+    return jnp.asarray((index + [-2] * task_.max_actions_per_turn)[: task_.max_actions_per_turn])
+
+
+@functools.cache
+def playing():
+    return jax.jit(text.play_turn)
+
+
+@pytest.mark.parametrize('part', [PLAN, REFLECT])
+def test_a_written_turn_does_not_step_the_world(part):
+    world = moment(task(), part)
+    for matched in (True, False):
+        after, outcome = playing()(
+            task(), jax.random.key(0), world, said(task(), 'Left', 'Up'), jnp.bool_(matched)
+        )
+        jax.tree.map(np.testing.assert_array_equal, after.state, world.state)
+        assert outcome.num_actions == 0 and outcome.reward == 0
+        named = said(task(), *(('Left', 'Up') if matched else ()))
+        np.testing.assert_array_equal(outcome.actions, jnp.maximum(named, -1))
+        assert bool(outcome.valid) == matched and after.used == 0 and not after.warn
+        assert float(outcome.penalty) == (0 if matched else np.float32(task().format_penalty))
+        assert after.agent.part == (ACT if part == PLAN else PLAN) and not after.agent.told
+
+
+def test_a_failed_trial_begins_again_bit_for_bit():
+    one = task(agent=Agent(reflects=True, trials=2), max_turns=7)  # 3 turns a trial
+    start = world = text.begin(one, jnp.int32(3))
+    key, seen = jax.random.key(0), []
+    for _ in range(3):
+        world, outcome = playing()(one, key, world, said(one), jnp.bool_(False))
+        seen.append(int(outcome.stop))
+    assert seen == [EpisodeStop.NONE] * 3 and world.agent.part == REFLECT
+    world = world.replace(used=jnp.int32(2), state=world.state.replace(time=jnp.int32(9)))
+    world, outcome = playing()(one, key, world, said(one), jnp.bool_(True))
+    jax.tree.map(np.testing.assert_array_equal, world.state, start.state)
+    assert (world.used, world.agent.trial, world.turn) == (0, 1, 4)
+    assert not outcome.success and outcome.stop == EpisodeStop.NONE
+    for stop in (EpisodeStop.NONE, EpisodeStop.NONE, EpisodeStop.TURN_BUDGET):
+        world, outcome = playing()(one, key, world, said(one), jnp.bool_(False))
+        assert int(outcome.stop) == stop  # the last trial ends the episode
+
+
+def shown(task_, world):
+    tokens, count = text.turn_tokens(task_, world, jnp.bool_(True))
+    return tiny.tokenizer().decode(np.asarray(tokens[:count]).tolist(), show_special=True)
+
+
+def test_what_turns_of_each_kind_show_word_for_word():
+    board = tiny.environment(NAME)[0].observation_text(text.begin(task(), jnp.int32(3)).state)
+    user, ends = '\n<|im_start|>user\n', '<|im_end|>\n<|im_start|>assistant\n'
+    assert shown(task(), moment(task(), PLAN)) == f'{board}Plan.\n{ends}<plan>'
+    later = moment(task(), REFLECT, trial=jnp.int32(1), told=jnp.bool_(True))
+    later = later.replace(turn=jnp.int32(4))
+    assert shown(task(), later) == f'{user}{board}Failed.\n{ends}<reflect>'
+    again = later.replace(agent=later.agent.replace(part=jnp.int32(ACT), told=jnp.bool_(False)))
+    assert shown(task(), again) == f'{user}Again.\n{board}5 left\n{ends}<think>'
+
+
+def test_a_written_turn_has_no_reward_that_the_next_prompt_could_tell():
+    ragen = task('ragen')
+    world = moment(ragen, ACT, turns=jnp.int32(1), told=jnp.bool_(False))
+    world = world.replace(turn=jnp.int32(1))
+    untold = shown(ragen, world)
+    told = shown(ragen, world.replace(agent=world.agent.replace(told=jnp.bool_(True))))
+    assert 'Reward' not in untold
+    assert told.replace('Reward:\n0.0\n\n', '') == untold
+    for acted in (True, False):
+        now = world.replace(agent=world.agent.replace(told=jnp.bool_(acted)))
+        opening = text.opening_length(ragen, now, jnp.bool_(True))
+        whole = text.turn_length(ragen, now, jnp.bool_(True))
+        seen = text.turn_length(ragen, now.replace(turn=jnp.int32(0)), jnp.bool_(True))
+        assert whole - opening == seen
+
+
+@pytest.mark.parametrize('closing', ['</plan>', '</reflect>'])
+def test_a_written_answer_matches_where_it_holds_what_closes_it(closing):
+    pieces = ['a', '<', '</', 'pl', 'an>', '||', '>', 'reflect', '</plan>', '</reflect', ' Up']
+    table = answer.build_answer_table(
+        [piece.encode() for piece in pieces],
+        ['Up', 'Left'],
+        max_actions=2,
+        opening='<think>',
+        closings=('</plan>', '</reflect>'),
+    )
+    rows = np.asarray(list(itertools.product(range(len(pieces)), repeat=4)), np.int32)
+    part = PLAN if closing == '</plan>' else REFLECT
+    state = answer.init_answer(table, len(rows), jnp.full(len(rows), part))
+    for column in rows.T:
+        state = answer.advance(table, state, column, jnp.ones(len(rows), bool))
+    texts = [''.join(pieces[i] for i in row) for row in rows]
+    wanted = [answer.parse_written(said.encode(), closing) for said in texts]
+    assert 0 < sum(wanted) < len(rows)
+    np.testing.assert_array_equal(answer.matched(table, state), wanted)
+    for said, match, parts in zip(texts, wanted, np.asarray(state.parts), strict=True):
+        if match:  # what it names
+            named = [name.strip() for name in said.split(closing)[0].split('||')]
+            found = [0 if name == 'Up' else answer.UNKNOWN for name in named if name]
+            assert parts.tolist() == (found + [answer.ABSENT] * 2)[:2], said
+
+
+def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
+    pieces = ['a', 'xAc', 'Act', 'ion', ':', ' Up', '||', 'Left\n', '<', 'Action: Up']
+    ids = [piece.encode() for piece in pieces]
+    names, sizes = ['Up', 'Left'], dict(max_actions=2, opening='Thought:')
+    table = answer.build_answer_table(answer.with_ends([*ids, b'.'], [10]), names, **sizes)
+    rows = np.asarray(list(itertools.product(range(11), repeat=4)), np.int32)
+    state = answer.init_answer(table, len(rows))
+    for column in rows.T:
+        state = answer.advance(table, state, column, jnp.ones(len(rows), bool))
+    matched, found = np.asarray(answer.matched(table, state)), 0
+    texts = [b''.join([*ids, answer.END][i] for i in row) for row in rows]
+    for text_, match, parts in zip(texts, matched, np.asarray(state.parts), strict=True):
+        expected = answer.parse_answer(text_, names, **sizes)
+        assert match == expected[0], text_
+        if match:
+            found += max(expected[1]) >= 0
+            assert parts.tolist() == expected[1], text_
+    assert found > 100 and not matched.all()
+
+
+def test_react_is_worded_as_its_form_asks():
+    ragen = task('ragen', agent=Agent(), generation_prefix='Thought:')
+    world = text.begin(ragen, jnp.int32(0))
+    prefix = tiny.tokenizer().decode(np.asarray(ragen.prefix).tolist())
+    said = prefix + shown(ragen, world)
+    assert said.endswith('assistant\nThought:') and '<answer>' not in said and '<think>' not in said
+    assert 'Thought: [Your thoughts] Action: [your answer] with no' in said
+    assert 'Thought: To forbid the hole' in said and 'Action: Left || Up' in said
+
+
+# ---- rollouts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def policy():
+    """A policy that mostly speaks the format of all kinds of turns, and plays badly."""
+    env, env_params = tiny.environment(NAME)
+
+    def expert(states, used):
+        return env.plans(states, used, 5, env_params)
+
+    data = demonstrate(
+        task(), tiny.tokenizer(), expert, seed=0, episodes=48, oracle=0.3, max_tokens=TOKENS
+    )
+    return clone.clone(
+        tiny.untrained(),
+        data,
+        jax.random.key(1),
+        hidden_fn=tiny.hidden,
+        head_fn=tiny.head,
+        tx=optax.adam(1e-2),
+        steps=60,
+        batch_size=16,
+        chunk_size=4096,
+        report=lambda step, loss: None,
+    )
+
+
+@pytest.fixture(scope='module', params=[0, 1], ids=['whole', 'window'])
+def played(request, policy):
+    sizes = dict(max_tokens=TOKENS, max_response=RESPONSE, window=request.param)
+    out, counters = tiny.play(NAME, policy, tiny.KEY, task_=task(), **sizes)
+    assert counters['overflow'] == 0
+    return out, request.param
+
+
+def cut(out, window):
+    task_ = task()
+    sizes = dict(width=task_.width, max_response=RESPONSE, keeps=True, window=window or TURNS)
+    find = functools.partial(windows.windows, prefix=len(task_.prefix), **sizes)
+    return jax.device_get(jax.jit(find)(out))
+
+
+def test_the_sampler_is_the_trainer(played, policy):
+    out, window = played
+    found = cut(out, window)
+    rows = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask))
+    if window:
+        rows = windows.split_turns(rows, found)
+    scores, _ = tiny.score()(policy, *rows)
+    if window:
+        scores = windows.put_back(scores, found, out.tokens.shape[1])
+    gap = np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0)
+    assert out.action_mask.sum() > 200 and gap.max() <= 1e-5
+
+
+def test_kinds_of_turns_follow_from_where_trials_ended(played):
+    out, _ = played
+    assert {ACT, PLAN, REFLECT} <= set(out.part[out.turn_stop > 0].tolist())
+    for b in range(16):
+        number = int(out.num_turns[b])
+        ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
+        expected = kinds(BOTH, ends)[:number]
+        assert [(int(p), int(t)) for p, t in zip(out.part[b], out.trial[b], strict=True)][
+            :number
+        ] == [(kind, trial) for kind, trial, _ in expected]
+        assert len(ends) <= 1 and (ends or out.success[b] or number < TURNS)
+    written = (out.part != ACT) & (out.turn_stop > 0)
+    assert written.any() and not out.num_actions[written].any() and not out.rewards[written].any()
+    assert out.valid[written].mean() > 0.3
+
+
+def test_worlds_replayed_from_the_words_of_an_episode_begin_again_where_it_did(played):
+    out, _ = played
+    streams = np.arange(16)
+    grids = pages.replay(out, streams, task(), tiny.tokenizer(), tiny.KEY)
+    again = 0
+    for b in range(16):
+        for k in np.flatnonzero((out.part[b] == REFLECT) & (out.turn_stop[b] > 0)):
+            if k + 1 < out.num_turns[b]:
+                again += grids[b][k + 1] == grids[b][0]
+                assert grids[b][k + 1] == grids[b][0]
+    assert again > 3
+
+
+def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
+    out, window = played
+    if not window:
+        pytest.skip('there is none')
+    got, kept = samples(out, cut(out, window)), 0
+    prefix = np.asarray(task().prefix).tolist()
+    for (b, k), ids in got.items():
+        row, begin = out.tokens[b], out.begin[b]
+        written = np.flatnonzero(out.part[b, :k])
+        note = row[begin[written[-1]] : begin[written[-1] + 1]].tolist() if len(written) else []
+        last = np.flatnonzero(out.turn[b] == k)[-1]
+        assert ids == [*prefix, *note, *row[begin[k] : last + 1].tolist()], (b, k)
+        kept += bool(note) and written[-1] < k - 1
+    assert kept > 3
+
+
+# ---- credit and figures --------------------------------------------------------------------------
+
+
+def two_trials():
+    """Three episodes of 2 + 1 + 2 turns: failed twice, solved in the second, solved at once."""
+    rewards = [[-1, 0, 0, 2, -3], [-1, -2, 0, 4, 5], [7, 8, 0, 0, 0]]
+    layouts = [[(1, 1)] * 5, [(1, 1)] * 5, [(1, 1)] * 2]
+    part, trial = [[0, 0, REFLECT, 0, 0]] * 2 + [[0] * 5], [[0, 0, 1, 1, 1]] * 2 + [[0] * 5]
+    return toy.rollout_of(layouts, rewards, length=12).replace(
+        part=jnp.asarray(part),
+        trial=jnp.asarray(trial),
+        success=jnp.asarray([False, True, True]),
+    )
+
+
+def test_a_trial_that_takes_back_what_the_one_before_earned_by_hand():
+    out = trials.gain_rewards(two_trials())
+    np.testing.assert_allclose(out.rewards, [[-1, 0, 1, 2, -3], [-1, -2, 3, 4, 5], [7, 8, 0, 0, 0]])
+    # From the reflection on: -1 - (-1) = 0 and 9 - (-3) = 12, the gain of the second trial
+    np.testing.assert_allclose(out.rewards[:, 2:].sum(1), [0, 12, 0])
+    np.testing.assert_allclose(out.returns, [-1, 9, 15])  # what the last trial earned
+
+
+def test_a_third_trial_takes_back_the_second_alone_whether_or_not_anything_was_written():
+    out = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
+    out = trials.gain_rewards(out.replace(trial=jnp.asarray([[0, 1, 2]])))
+    np.testing.assert_allclose(out.rewards, [[1, 2 - 1, 4 - 2]])
+
+
+def test_a_plan_is_followed_where_its_first_action_is_taken_first():
+    rollout = toy.rollout_of([[(1, 1)] * 5, [(1, 1)] * 3], [[0] * 5] * 2, length=12)
+    part = jnp.asarray([[PLAN, 0, PLAN, 0, PLAN], [PLAN, 0, PLAN, 0, 0]])
+    actions = [
+        [[-1, 2], [2, 3], [1, 2], [3, 1], [1, 1]],
+        [[-1, -1], [-1, 0], [3, -1]] + [[3, 3]] * 2,
+    ]
+    rollout = rollout.replace(part=part, actions=jnp.asarray(actions))
+    # Of the plans in front of another turn that name something: 2 then 2, and 1 then 3
+    assert float(metrics.agent_metrics(rollout, BOTH)['agent/plan_followed']) == 1 / 2
+    assert set(metrics.agent_metrics(rollout, BOTH)) <= set(metrics.METRICS)
+    acted = [[[-1, -1], [2, 3], [-1, -1], [3, 1], [-1, -1]]]
+    np.testing.assert_array_equal(metrics.executed(rollout)[:1], acted)
+    again = rollout.replace(trial=jnp.asarray([[0, 0, 1, 1, 1], [0] * 5]))
+    np.testing.assert_array_equal(metrics.last_actions(again)[0, :, 0], [-1, -1, -1, 3, -1])
+
+
+def test_figures_of_trials_by_hand():
+    rollout = two_trials()
+    got = metrics.agent_metrics(rollout, Agent(reflects=True, trials=2))
+    assert set(got) <= set(metrics.METRICS)
+    expected = {
+        'trials': 5 / 3,
+        'success_first': 1 / 3,
+        'success_second': 2 / 3,
+        'gain': (0 + 12 + 0) / 3,
+        'reflection_tokens': 2 / 3,
+        'plan_tokens': 0,
+        'act_tokens': (4 + 4 + 2) / 3,
+        'written': 1,
+    }
+    assert {name: pytest.approx(x) for name, x in expected.items()} == {
+        name.removeprefix('agent/'): float(x) for name, x in got.items()
+    }
+    assert metrics.agent_metrics(rollout, Agent()) == {}
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+TRIALS = ('trials', 'success_first', 'success_second', 'gain')
+AGENT = {
+    'agent.name': 'reflect',
+    'agent.trials': 2,
+    'agent.reward': 'gain',
+    'env.max_turns': 5,
+    'rollout.max_tokens': 256,
+}
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        AGENT
+        | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10},
+        HOSTS
+        | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
+        | {'env.max_turns': 6, 'hosts.max_observation': 80, 'rollout.max_tokens': 640},
+        {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
+        | {'clone.episodes': 32, 'clone.steps': 60},
+    ],
+    ids=['reflect in a window', 'plan on hosts', 'react'],
+)
+def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes):
+    assert train.train(micro_runs.config(NAME, **changes), str(tmp_path)) == 0
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
+    assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
+    shows = {'reflect': 'agent/reflection_tokens', 'plan': 'agent/plan_tokens'}
+    shows = shows | {'react': 'rollout/valid_format'}
+    name = shows[changes['agent.name']]
+    assert max(row[name] for row in rows if name in row) > 0
+    of_trials = {f'{of}/{name}' for of in ('agent', 'eval') for name in TRIALS}
+    found = of_trials & set().union(*rows)
+    assert found == (of_trials if 'agent.trials' in changes else set())
+    assert list((tmp_path / 'rollouts').glob('*.html'))
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'agent.name': 'cot'}, "agent.name='cot' is not one of act, react, plan, reflect"),
+        ({'agent.name': 'react', 'env.think': False}, 'set env.think=True'),
+        ({'agent.name': 'react', 'rollout.stop_at_answer': True}, 'stop_at_answer has no effect'),
+        ({'agent.trials': 1, 'agent.reward': 'whole'}, 'set agent.trials to 2 or more'),
+        ({'agent.plan_every': 2}, 'agent.plan_every=2 has no effect'),
+        ({'agent.name': 'act', 'agent.trials': 1}, 'agent.reward=gain has no effect'),
+        ({'algorithm': 'vine'}, 'agent.reward=gain does not go with continuations'),
+        ({'fork.value_every': 1, 'algorithm': 'ppo'}, 'agent.reward=gain does not go with contin'),
+        ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
+        ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
+        ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
+        (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),
+        (
+            HOSTS | {'agent.name': 'react'},
+            "set hosts.answer_prefix='Thought:' and agent.name='act'",
+        ),
+    ],
+)
+def test_agents_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check.check(micro_runs.config(NAME, **AGENT | changes))
+
+
+# ---- hosts ---------------------------------------------------------------------------------------
+
+
+def host_play(policy, tmp_path, window=0, lines=None):
+    """A rollout of two episodes each on eight items of hosts.Echo; from a log, if there is one."""
+    env = hosts.Tests()
+    chat = hosts.build_chat(tiny.tokenizer())
+    conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
+    params = env.make_params(num_levels=16)
+    task_ = hosts.build_host_task(env, params, conversation, max_turns=TURNS)
+    pool = None if lines is None else replies.LoggedPool(lines, conversation.prompt)
+    collect = hosts.collector(
+        conversation,
+        hosts.Echo,
+        strings=('</answer>', *agents.closings(BOTH)),
+        pool=pool,
+        window=window,
+        temperature=1.0,
+        max_tokens=1600,
+        max_response=RESPONSE,
+    )
+    log = replies.ReplyLog(tmp_path / 'replies.jsonl') if lines is None else replies.NoLog()
+    collect.worlds.log = log
+    try:
+        stream = jnp.arange(8, dtype=jnp.int32)
+        listed = Episodes(level=stream, token_stream=stream, world_stream=stream)
+        return jax.device_get(collect(policy, task_, listed, tiny.KEY))[0], task_
+    finally:
+        log.close()
+        collect.worlds.pool.close()
+
+
+@pytest.mark.parametrize('window', [0, 1])
+def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
+    policy, tmp_path, window
+):
+    out, task_ = host_play(policy, tmp_path, window)
+    assert out.healthy.all()
+    for b in range(8):
+        number = int(out.num_turns[b])
+        ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
+        expected = [kind for kind, _, _ in kinds(BOTH, ends)[:number]]
+        assert out.part[b, :number].tolist() == expected
+    written = (out.part != ACT) & (out.turn_stop > 0)
+    assert written.any() and not out.rewards[written].any() and (out.actions[written] == -1).all()
+    lines = replies.read_log(tmp_path / 'replies.jsonl')
+    first = {(line['stream'], line['trial']): line for line in lines if line['action'] == 0}
+    again = [stream for stream, trial in first if trial == 1]
+    assert len(again) > 2
+    for stream in again:  # the same item from its start, behind the reflection
+        same = [first[stream, trial] | dict(trial=0, turn=0, seconds=0) for trial in (0, 1)]
+        assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT
+    once_more, _ = host_play(policy, tmp_path, window, lines)
+    jax.tree.map(np.testing.assert_array_equal, out, once_more)
+    if not window:
+        return
+    sizes = dict(prefix=len(task_.prefix), width=task_.width, max_response=RESPONSE, keeps=True)
+    find = functools.partial(windows.windows, window=window, **sizes)
+    found = jax.device_get(jax.jit(find)(out))
+    rows = windows.split_turns((out.tokens, out.attention_mask), found)
+    scores, _ = tiny.score()(policy, *rows)
+    scores = windows.put_back(scores, found, out.tokens.shape[1])
+    gap = np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0)
+    assert gap.max() <= 1e-5
