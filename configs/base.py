@@ -151,6 +151,20 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.search.timeout_s = 60.0
     cfg.search.item_files = ()
 
+    cfg.shop = ml_collections.ConfigDict()  # WebShop: find a product, choose its options, buy it
+    cfg.shop.prompt = 'long'  # or short
+    cfg.shop.rewards = 'score'  # of the purchase; or success: 1 for a score of 1, else 0 (RAGEN)
+    cfg.shop.list_actions = True  # below each page; AgentGym's does not
+    cfg.shop.files = ()  # WebShop's, of products and of instructions; () = the seed's
+    cfg.shop.products = 1000  # that the seed draws
+    cfg.shop.seed = 0
+    cfg.shop.urls = ()
+    cfg.shop.launch = 0
+    cfg.shop.room = 64
+    cfg.shop.token = ''
+    cfg.shop.timeout_s = 60.0
+    cfg.shop.item_files = ()
+
     cfg.agentgym = ml_collections.ConfigDict()  # another environment of AgentGym, on its servers
     cfg.agentgym.env = ''  # of agentrl_jax.envs.hosts.agentgym.ENVIRONMENTS
     cfg.agentgym.urls = ()

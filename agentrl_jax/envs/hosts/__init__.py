@@ -13,6 +13,7 @@ _MODULES = {
     'Reply': 'world',
     'SciWorldEnvironment': 'environments',
     'SearchEnvironment': 'environments',
+    'ShopEnvironment': 'environments',
     'TextCraftEnvironment': 'environments',
     'World': 'world',
     'WorldDown': 'world',

@@ -22,6 +22,7 @@ from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.textcraft import TextCraft, TextCraftPlayer
+from agentrl_jax.envs.hosts.webshop import world as webshop
 from agentrl_jax.envs.hosts.world import Player, World
 from agentrl_jax.envs.splits import SPLITS, level_split
 
@@ -241,6 +242,38 @@ class SearchEnvironment(Served):
 
 
 @dataclasses.dataclass(frozen=True)
+class ShopEnvironment(Served):
+    prompt: str = 'long'  # or 'short'
+    rewards: str = 'score'  # or success: 1 for a score of 1, else 0
+    list_actions: bool = True  # below each page; AgentGym's does not
+    files: tuple[str, ...] = ()  # WebShop's, of products and of instructions; () = the seed's
+    products: int = 1000  # that the seed draws
+    seed: int = 0
+
+    name, quick, FIGURES = 'shop', True, webshop.FIGURES
+    accepted = 'Ok.'
+
+    @property
+    def instruction(self) -> str:
+        return webshop.PROMPTS[self.prompt]
+
+    def settings(self) -> dict:
+        names = ('prompt', 'rewards', 'list_actions', 'files', 'products', 'seed')
+        return {name: getattr(self, name) for name in names}
+
+    def near(self) -> World:
+        return Read(webshop.WebShop(**self.settings()), 'last_action')
+
+    def player(self) -> Player:
+        return webshop.Player(webshop.WebShop(**self.settings()))
+
+    def our_items(self, split: str) -> np.ndarray:
+        webshop.WebShop.check()
+        shop = webshop.open_shop(self.files, self.products, self.seed)
+        return np.array(webshop.items(split, shop), np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
 class AgentGymEnvironment(Remote):
     """Any environment of AgentGym behind servers of its own."""
 
@@ -300,6 +333,7 @@ HOSTS = {  # env.name -> class; the settings are the section of that name in a c
     'textcraft': TextCraftEnvironment,
     'sciworld': SciWorldEnvironment,
     'search': SearchEnvironment,
+    'shop': ShopEnvironment,
     'agentgym': AgentGymEnvironment,
     'openenv': OpenEnvEnvironment,
 }

@@ -10,6 +10,8 @@
 
 The worlds of --env=searchqa are those of search, called as AgentGym's client of SearchQA calls
 them: the number is env_idx, the item id, and /create and /reset answer with it, and with a text.
+Those of --env=webshop are those of shop, called in the same way by its client of WebShop; there the
+item is session_id, a page is state, and GET /available_actions and /instruction_text know more.
 
 A create may have a header X-World-Key: one whose answer got lost is closed by it. Numbers of worlds
 begin anywhere, so that those of a server before this one at its address are not these.
@@ -93,6 +95,10 @@ class Indexed(pydantic.BaseModel):
 
 class IndexedReset(Indexed):
     id: int
+
+
+class IndexedSession(Indexed):
+    session_id: int | None = None
 
 
 class IndexedStep(Indexed):
@@ -405,8 +411,8 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
         }
         return JSONResponse(said, status_code=error.status_code)
 
-    if env == 'searchqa':
-        add_searchqa(app, worlds)  # the first route of a path is taken
+    if env in BY_INDEX:
+        BY_INDEX[env](app, worlds)  # the first route of a path is taken
 
     @app.get('/')
     async def hello() -> str:
@@ -468,11 +474,7 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
 
 def add_searchqa(app: fastapi.FastAPI, worlds: Worlds) -> None:
     """The calls of AgentGym's client of SearchQA, which names things in its own way."""
-
-    @app.post('/create')
-    async def create() -> int:
-        worlds.counts['created'] += 1
-        return (await worlds.create(None))[0]
+    add_indexed(app, worlds)
 
     @app.post('/reset')
     async def reset(body: IndexedReset) -> str:
@@ -485,6 +487,41 @@ def add_searchqa(app: fastapi.FastAPI, worlds: Worlds) -> None:
         told = await worlds.step(body.env_idx, body.action)
         return {name: told[name] for name in ('observation', 'reward', 'done')} | {'info': None}
 
+
+def add_webshop(app: fastapi.FastAPI, worlds: Worlds) -> None:
+    """The calls of AgentGym's client of WebShop."""
+    add_indexed(app, worlds)
+
+    @app.post('/reset')
+    async def reset(body: IndexedSession) -> list:
+        worlds.counts['resets'] += 1
+        item = body.env_idx if body.session_id is None else body.session_id
+        return [(await worlds.reset(body.env_idx, item))['observation'], None]
+
+    @app.post('/step')
+    async def step(body: IndexedStep) -> dict:
+        worlds.counts['steps'] += 1
+        told = await worlds.step(body.env_idx, body.action)
+        named = {'state': told['observation'], 'reward': told['reward'], 'done': told['done']}
+        return named | {'info': None}
+
+    @app.get('/available_actions')
+    async def available_actions(env_idx: int) -> dict:
+        return worlds.told(env_idx)['available_actions']
+
+    @app.get('/instruction_text')
+    async def instruction_text(env_idx: int) -> str:
+        return worlds.told(env_idx)['instruction_text']
+
+
+def add_indexed(app: fastapi.FastAPI, worlds: Worlds) -> None:
+    """Calls in which the number of a world is env_idx."""
+
+    @app.post('/create')
+    async def create() -> int:
+        worlds.counts['created'] += 1
+        return (await worlds.create(None))[0]
+
     @app.get('/observation')
     async def observation(env_idx: int) -> str:
         return worlds.told(env_idx)['observation']
@@ -492,3 +529,6 @@ def add_searchqa(app: fastapi.FastAPI, worlds: Worlds) -> None:
     @app.post('/close')
     async def close(body: Indexed) -> bool:
         return worlds.close(body.env_idx)
+
+
+BY_INDEX = {'searchqa': add_searchqa, 'webshop': add_webshop}

@@ -27,6 +27,8 @@ WORLDS = {  # name -> module:class
     'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
     'sciworld': 'agentrl_jax.envs.hosts.sciworld:SciWorld',
     'search': 'agentrl_jax.envs.hosts.search.world:Search',
+    'shop': 'agentrl_jax.envs.hosts.webshop.world:WebShop',
+    'webshop': 'agentrl_jax.envs.hosts.webshop.world:AgentGymShop',
     'searchqa': 'agentrl_jax.envs.hosts.search.world:SearchQA',
     'babyai': 'agentrl_jax.envs.hosts.babyai:BabyAI',
 }

@@ -1,0 +1,1 @@
+"""A shop to buy in: products, goals, pages, and what a purchase earns."""

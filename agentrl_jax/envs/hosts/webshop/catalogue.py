@@ -1,0 +1,103 @@
+"""A catalogue drawn from a seed, in the form of WebShop's files, which are not ours to hand on.
+
+Kinds of things have attributes, options and prices of their own. Several products of a kind differ
+in these alone, so a search finds many, and only pages and options tell which is wanted.
+"""
+
+import functools
+import random
+import string
+from typing import Any
+
+from agentrl_jax.envs.hosts.webshop import products
+from agentrl_jax.envs.hosts.webshop.products import Product
+
+CHOICES = {  # an option: its values
+    'color': 'black white red blue green yellow purple pink grey brown orange beige'.split(),
+    'size': ['small', 'medium', 'large', 'x-large', 'xx-large'],
+    'width': ['narrow', 'regular', 'wide'],
+    'pack': ['1 count', '2 count', '4 count'],
+    'length': ['3 feet', '6 feet', '10 feet'],
+    'dimensions': ['30 x 20 inches', '40 x 30 inches', '60 x 40 inches'],
+}
+CLOTHES = 'machine wash|hand wash|long sleeve|short sleeve|regular fit|pure cotton|button closure'
+SHOES = (
+    'rubber sole|ethylene vinyl|memory foam|non slip|lace closure|arch support|quality materials'
+)
+CABLES = 'fast charging|high speed|gold plated|plug play|usb port|aluminum alloy|heavy duty'
+HOME = 'easy clean|space saving|solid wood|easy assemble|storage space|eco friendly|living room'
+FOOD = 'gluten free|sugar free|low calorie|keto friendly|non gmo|high protein|natural flavors'
+CARE = 'cruelty free|paraben free|long lasting|sensitive skin|dry skin|natural ingredients|tea tree'
+KINDS = {  # a thing: aisle, attributes, options, prices
+    "men's t-shirt": ('Clothing › Men › Shirts', CLOTHES, ('color', 'size'), (8, 45)),
+    "women's blouse": ('Clothing › Women › Tops', CLOTHES, ('color', 'size'), (12, 60)),
+    "men's hoodie": ('Clothing › Men › Hoodies', CLOTHES, ('color', 'size'), (18, 75)),
+    "women's dress": ('Clothing › Women › Dresses', CLOTHES, ('color', 'size'), (20, 120)),
+    'running shoe': ('Shoes › Sport › Running', SHOES, ('color', 'width'), (30, 160)),
+    'walking sandal': ('Shoes › Summer › Sandals', SHOES, ('color', 'width'), (15, 80)),
+    'slip on loafer': ('Shoes › Office › Loafers', SHOES, ('color', 'width'), (25, 110)),
+    'charging cable': ('Electronics › Phones › Cables', CABLES, ('color', 'length'), (5, 30)),
+    'hdmi cable': ('Electronics › Video › Cables', CABLES, ('color', 'length'), (6, 45)),
+    'wall charger': ('Electronics › Phones › Chargers', CABLES, ('color',), (9, 50)),
+    'bookshelf': ('Home › Furniture › Shelves', HOME, ('color', 'dimensions'), (40, 300)),
+    'coffee table': ('Home › Furniture › Tables', HOME, ('color', 'dimensions'), (50, 400)),
+    'area rug': ('Home › Floor › Rugs', HOME, ('color', 'dimensions'), (25, 220)),
+    'protein bar': ('Food › Snacks › Bars', FOOD, ('pack',), (4, 40)),
+    'granola': ('Food › Breakfast › Cereals', FOOD, ('pack',), (3, 25)),
+    'trail mix': ('Food › Snacks › Nuts', FOOD, ('pack',), (5, 35)),
+    'shampoo': ('Beauty › Hair › Washing', CARE, ('pack',), (6, 40)),
+    'face cream': ('Beauty › Skin › Creams', CARE, ('pack',), (8, 70)),
+    'lip balm': ('Beauty › Skin › Lips', CARE, ('pack',), (2, 15)),
+    'body lotion': ('Beauty › Skin › Lotions', CARE, ('pack',), (5, 45)),
+}
+SYLLABLES = 'ba co da fe gi ho ju ka lo mi no pa ru sa te vo wi xa yo ze'.split()
+LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789'
+
+
+def draw(seed: int, count: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """(rows of products, what is said of them), as WebShop's two files hold them."""
+    generator = random.Random(f'webshop {seed}')
+    rows, said = [], {}
+    while len(rows) < count:
+        asin = 'B0' + ''.join(generator.choices(LETTERS, k=8))
+        if asin in said:
+            continue
+        kind = generator.choice(list(KINDS))
+        row, words = draw_product(generator, kind)
+        rows.append({'asin': asin, **row})
+        said[asin] = words
+    return rows, said
+
+
+def draw_product(generator: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    aisle, known, choices, (low, high) = KINDS[kind]
+    brand = ''.join(generator.choices(SYLLABLES, k=3)).capitalize()
+    attributes = generator.sample(known.split('|'), 3)
+    shown, other, hidden = attributes  # in the title, in the features, in the description
+    options = {}
+    for name in choices:
+        values = CHOICES[name]
+        few = generator.sample(values, min(len(values), generator.randint(2, 4)))
+        options[name] = [{'value': value} for value in values if value in few]
+    price = round(generator.uniform(low, high), 2)
+    more = round(price * generator.uniform(1.1, 1.6), 2)
+    row = {
+        'name': f'{brand} {string.capwords(kind)}, {string.capwords(shown)}',
+        'pricing': f'${price}${more}' if generator.random() < 0.2 else f'${price}',
+        'query': kind,
+        'product_category': aisle,
+        'full_description': f'{brand} makes this {kind}. It stands for {hidden}.',
+        'small_description': [f'{other.capitalize()}.', f'A {kind} of {brand}.'],
+        'customization_options': options,
+    }
+    wanted = sorted(generator.sample(attributes, generator.randint(1, 2)))
+    return row, {
+        'attributes': sorted(attributes),
+        'instruction': f'Find me a {kind} with these: {", ".join(wanted)}',
+        'instruction_attributes': wanted,
+    }
+
+
+@functools.cache
+def load(seed: int, count: int) -> tuple[Product, ...]:
+    return products.read_products(*draw(seed, count))

@@ -1,0 +1,327 @@
+"""WebShop (arXiv:2207.01206): find a product that fits an instruction, choose its options, buy it.
+
+Four pages, as text: a search page; ten of up to fifty results; a product with its options; and its
+description, features, reviews and attributes. Actions are search[words] on the first and
+click[text] on the others; what cannot be done changes nothing. A purchase ends the episode and
+alone is rewarded (scoring.py). An item is a place in the shuffled goals (products.py).
+
+Products are those of WebShop's files, or a catalogue that a seed draws (catalogue.py). They are
+found by BM25 over what WebShop indexes, words as they are (search/retrieval.py).
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.search import retrieval
+from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring
+from agentrl_jax.envs.hosts.webshop.products import Goal, Product
+from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.splits import level_split
+
+PROMPT = (
+    'You shop on a website. Each round shows you a page; you answer with one action: '
+    'search[words] where the page has a search box, else click[text] with the text of a button of '
+    'the page, such as a product, an option, "next >" or "buy now". Any other action does nothing. '
+    'Find what the instruction asks for, choose its options, and buy it: that ends the shopping.\n'
+    'Answer in this form: "Thought:\nyour thoughts\n\nAction:\nyour action"'
+)
+SHORT_PROMPT = 'Buy what the instruction asks for: search[words] and click[text].'
+PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
+REWARDS = ('score', 'success')
+FIGURES = ('score',)
+BETWEEN = ' [SEP] '
+FOUND, SHOWN = 50, 10  # results of a search, and on a page
+BACK, PREVIOUS, NEXT, BUY = 'Back to Search', '< Prev', 'Next >', 'Buy Now'
+PARTS = ('Description', 'Features', 'Reviews', 'Attributes')
+ACTION = re.compile(r'(.+?)\[(.+)\]', re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shop:
+    """Products, the goals of those who come, and the index: shared by the worlds of a process."""
+
+    products: dict[str, Product]  # by asin
+    goals: tuple[Goal, ...]
+    index: retrieval.Index
+
+    def find(self, words: str) -> tuple[str, ...]:
+        """Asins, the best first."""
+        (hits,) = self.index.search([words], FOUND)
+        return tuple(document['id'] for document, _ in hits)
+
+
+@functools.cache
+def open_shop(files: tuple[str, ...] = (), count: int = 1000, seed: int = 0) -> Shop:
+    """files: of products and of instructions; () = count products that the seed draws."""
+    if files and len(files) != 2:
+        raise ValueError(
+            f'shop.files={files} are the file of products and the file of instructions'
+        )
+    known = products.read_files(*files) if files else catalogue.load(seed, count)
+    index = retrieval.Index.build([{'id': p.asin, 'contents': indexed(p)} for p in known])
+    return Shop({p.asin: p for p in known}, products.goals_of(known), index)
+
+
+def indexed(product: Product) -> str:
+    """What a search looks through: title, description, the first feature, options."""
+    options = (f'{kind}: {", ".join(values)}' for kind, values in product.options.items())
+    return '\n'.join(
+        (product.title, product.description, *product.features[:1], ', and '.join(options))
+    ).lower()
+
+
+def items(split: str, shop: Shop) -> list[int]:
+    """Goals of a split; those of a product are in one."""
+    return [
+        number
+        for number, goal in enumerate(shop.goals)
+        if level_split(goal.product.asin.encode()) == split
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """Where a customer is; every page behind the first knows the search that led there."""
+
+    found: tuple[str, ...] | None = None  # asins; None = on the search page
+    number: int = 0  # of the page of results, from 0
+    asin: str = ''  # of the product; '' = at the results
+    part: str = ''  # of PARTS; '' = at the product itself
+    chosen: tuple[tuple[str, str], ...] = ()  # options, by kind
+
+
+class WebShop:
+    """One customer; actions are bare (`answers.py` reads replies)."""
+
+    deterministic = True
+
+    def __init__(
+        self,
+        *,
+        prompt: str = 'long',
+        rewards: str = 'score',  # or success: 1 for a score of 1, else 0
+        list_actions: bool = True,  # below each page; AgentGym's does not
+        files: Sequence[str] = (),
+        products: int = 1000,
+        seed: int = 0,
+    ):
+        for name, value, known in (('prompt', prompt, PROMPTS), ('rewards', rewards, REWARDS)):
+            if value not in known:
+                raise ValueError(f'shop.{name}={value!r} is one of {", ".join(known)}')
+        if products < 1:
+            raise ValueError(f'shop.products={products} must be at least 1')
+        self.instruction = PROMPTS[prompt]
+        self.rewards, self.list_actions = rewards, list_actions
+        self.shop = open_shop(tuple(files), products, seed)
+        self.goal, self.page, self.done = self.shop.goals[0], Page(), False
+
+    @classmethod
+    def check(cls) -> None:
+        retrieval.check()
+
+    def reset(self, item: int) -> str:
+        if not 0 <= item < len(self.shop.goals):
+            raise ValueError(f'item {item} is not in 0..{len(self.shop.goals) - 1}')
+        self.goal, self.page, self.done = self.shop.goals[item], Page(), False
+        return self.shown()
+
+    def step(self, action: str) -> Reply:
+        if self.done:
+            return Reply('The shop has closed.', done=True, success=False)
+        verb, words = read_action(action)
+        if verb == 'click' and words == BUY.lower() and BUY in self.buttons():
+            return self._buy()
+        if verb == 'search' and self.page.found is None:
+            self.page = Page(found=self.shop.find(words))
+        elif verb == 'click':
+            self._click(words)
+        return Reply(self.shown(), success=False, figures=(0.0,))
+
+    def close(self) -> None:
+        pass
+
+    def details(self) -> dict[str, Any]:
+        """What AgentGym's server says of the page besides."""
+        buttons = [] if self.done else [button.lower() for button in self.buttons()]
+        bar = self.page.found is None and not self.done
+        actions = {'has_search_bar': bar, 'clickables': [*buttons, *['search'] * bar]}
+        return {'available_actions': actions, 'instruction_text': f'Instruction: {self.goal.text}'}
+
+    # -- pages
+
+    def buttons(self) -> list[str]:
+        """Texts that can be clicked, as they are shown."""
+        page = self.page
+        if page.found is None:
+            return []
+        if page.part:
+            return [BACK, PREVIOUS]
+        if page.asin:
+            options = self.shop.products[page.asin].options
+            values = [value for kind in options for value in options[kind]]
+            return [BACK, PREVIOUS, *values, *PARTS, BUY]
+        pages = -(-len(page.found) // SHOWN)
+        more = [PREVIOUS] * (page.number > 0) + [NEXT] * (page.number + 1 < pages)
+        return [BACK, *more, *self.results()]
+
+    def results(self) -> tuple[str, ...]:
+        return self.page.found[self.page.number * SHOWN :][:SHOWN]
+
+    def shown(self) -> str:
+        """The page as text, and if so wanted what can be done on it."""
+        page, head = self.page, ['Instruction:', self.goal.text]
+        if page.found is None:
+            lines = ['WebShop', *head, 'Search']
+        elif page.part:
+            lines = [*head, BACK, PREVIOUS, *self._part(self.shop.products[page.asin])]
+        elif page.asin:
+            lines = [*head, BACK, PREVIOUS, *self._product(self.shop.products[page.asin])]
+        else:
+            count = f'Page {page.number + 1} (Total results: {len(page.found)})'
+            more = [button for button in self.buttons() if button in (PREVIOUS, NEXT)]
+            lines = [*head, BACK, count, *more]
+            for asin in self.results():
+                product = self.shop.products[asin]
+                lines += [asin, product.title, product.price_tag]
+        text = BETWEEN.join(lines)
+        if not self.list_actions:
+            return text
+        actions = [f'click[{button.lower()}]' for button in self.buttons()]
+        return f'{text}\nActions: {", ".join(actions or ["search[words]"])}'
+
+    def _product(self, product: Product) -> list[str]:
+        lines = []
+        for kind, values in product.options.items():
+            lines += [kind, *values]
+        head = [product.title, f'Price: {product.price_tag}', 'Rating: N.A.']
+        return [*lines, *head, *PARTS, BUY]
+
+    def _part(self, product: Product) -> list[str]:
+        texts = {
+            'Description': [product.description],
+            'Features': list(product.features),
+            'Reviews': [],
+            'Attributes': list(product.attributes),
+        }
+        return [text for text in texts[self.page.part] if text]
+
+    def _click(self, words: str) -> None:
+        known = {button.lower(): button for button in self.buttons()}
+        if words not in known:
+            return
+        page, button = self.page, known[words]
+        if button == BACK:
+            self.page = Page()
+        elif button == NEXT:
+            self.page = dataclasses.replace(page, number=page.number + 1)
+        elif button == PREVIOUS and page.part:
+            self.page = dataclasses.replace(page, part='')
+        elif button == PREVIOUS and page.asin:
+            self.page = dataclasses.replace(page, asin='', chosen=())
+        elif button == PREVIOUS:
+            self.page = dataclasses.replace(page, number=page.number - 1)
+        elif button in PARTS:
+            self.page = dataclasses.replace(page, part=button)
+        elif page.asin:
+            self._choose(button)
+        else:
+            self.page = dataclasses.replace(page, asin=button)
+
+    def _choose(self, value: str) -> None:
+        """A value that several kinds of options have is chosen for the last of them."""
+        options = self.shop.products[self.page.asin].options
+        kind = [kind for kind in options if value in options[kind]][-1]
+        chosen = dict(self.page.chosen) | {kind: value}
+        self.page = dataclasses.replace(self.page, chosen=tuple(chosen.items()))
+
+    def _buy(self) -> Reply:
+        self.done = True
+        bought = self.shop.products[self.page.asin]
+        total = scoring.score(bought, dict(self.page.chosen).values(), self.goal).total
+        success = total >= 1
+        text = BETWEEN.join(
+            ('Thank you for shopping with us!', 'Your score (min 0.0, max 1.0)', f'{total:g}')
+        )
+        reward = total if self.rewards == 'score' else float(success)
+        return Reply(text, reward=reward, done=True, success=success, figures=(total,))
+
+    # -- players
+
+    def plan(self) -> list[str]:
+        """Actions from here that buy the goal.
+
+        They search for words of the instruction, or where these do not find it for its title.
+        """
+        if self.done:
+            return []
+        page, product = self.page, self.goal.product
+        if page.asin != product.asin:
+            return self._way(page)
+        if page.part:
+            return ['click[< prev]', *self._rest(page)]
+        return self._rest(page)
+
+    def _rest(self, page: Page) -> list[str]:
+        """What is to be clicked on the goal's page."""
+        chosen = dict(page.chosen).values()
+        left = dict.fromkeys(value for _, value in self.goal.options if value not in chosen)
+        return [*(f'click[{value}]' for value in left), 'click[buy now]']
+
+    def _way(self, page: Page) -> list[str]:
+        """From a page that is not the goal's."""
+        asin, start = self.goal.product.asin, []
+        if page.found is not None and (page.asin or asin not in page.found):
+            start, page = ['click[back to search]'], Page()
+        if page.found is None:
+            words = f'{self.goal.product.query} {" ".join(self.goal.product.wanted)}'
+            found = self.shop.find(words)
+            if asin not in found:
+                words = self.goal.product.title.lower()
+                found = self.shop.find(words)
+            if asin not in found:
+                return []
+            start, page = [*start, f'search[{words}]'], Page(found=found)
+        turn = page.found.index(asin) // SHOWN - page.number
+        pages = [f'click[{(NEXT if turn > 0 else PREVIOUS).lower()}]'] * abs(turn)
+        return [*start, *pages, f'click[{asin.lower()}]', *self._rest(Page())]
+
+
+def read_action(action: str) -> tuple[str, str]:
+    """('search', words) or ('click', text), in lower case; ('', '') for anything else."""
+    match = ACTION.match(action.strip())
+    if not match or match[1] not in ('search', 'click'):
+        return '', ''
+    return match[1], match[2].lower().strip()
+
+
+class AgentGymShop(WebShop):
+    """As AgentGym serves it: what can be clicked is not listed."""
+
+    def __init__(self, *, list_actions: bool = False, **settings: Any):
+        super().__init__(list_actions=list_actions, **settings)
+
+
+class Player(Read):
+    """The shop with its oracle and random play beside it."""
+
+    def __init__(self, world: WebShop):
+        super().__init__(world, 'last_action')
+
+    def best(self) -> str:
+        plan = self.world.plan()
+        return f'Action: {plan[0]}' if plan else ''
+
+    def random(self, generator: np.random.Generator) -> str:
+        """A search for some words of the instruction, or any button."""
+        buttons = self.world.buttons()
+        if buttons:
+            return f'Action: click[{buttons[generator.integers(len(buttons))].lower()}]'
+        words = re.findall(r'\w+', self.world.goal.text)
+        among = generator.integers(len(words), size=generator.integers(1, 4))
+        return f'Action: search[{" ".join(words[number] for number in among)}]'

@@ -1,0 +1,49 @@
+"""GRPO on WebShop from a real checkpoint, with AgentGym's rounds and AgentGym-RL's optimiser.
+
+  python -m agentrl_jax.train --config=configs/webshop.py --workdir=runs/qwen_webshop \\
+      --config.model.path=Qwen2.5-7B-Instruct
+
+AgentGym (arXiv:2406.04151) plays up to ten rounds and trains on 3,930 goals of WebShop's file of
+1,000 products, 200 are its test. AgentGym-RL (arXiv:2509.08755) has no script for it, so sizes are
+those of its other worlds: 32 goals x 8 episodes, answers of up to 512 tokens, minibatches of 8
+goals, lr 1e-6, KL .001 in the loss (k3). The prompt is worded anew, and pages list what can be
+clicked, which AgentGym's do not: --config.shop.list_actions=False.
+
+Products are drawn from a seed. WebShop's own, and AgentGym's goals of them:
+  --config.shop.files="('items_shuffle_1000.json', 'items_ins_v2_1000.json')"
+  --config.shop.item_files="('webshop_train.json', 'webshop_test.json', 'webshop_test.json')"
+RAGEN pays 1 for a score of 1 and else nothing, in nine turns: --config.shop.rewards=success
+--config.env.max_turns=9.
+
+Hardware: never run on an accelerator.
+Time: not known.
+Score: not known.
+"""
+
+from configs import base
+
+
+def get_config():
+    cfg = base.get_config()
+    cfg.steps = 330
+    cfg.algorithm = 'grpo'
+    cfg.env.name = 'shop'
+    cfg.env.max_turns = 10
+    cfg.env.train_levels = 3930
+    cfg.env.eval_levels = 200
+    cfg.hosts.max_observation = 1024
+
+    cfg.model.dtype = 'bfloat16'
+    cfg.model.remat = True
+
+    cfg.rollout.num_groups = 32
+    cfg.rollout.group_size = 8
+    cfg.rollout.max_tokens = 16384
+    cfg.rollout.max_response = 512
+
+    cfg.loss.kl_coef = 0.001
+    cfg.loss.entropy_coef = 0.001
+    cfg.optim.lr = 1e-6
+    cfg.batch.minibatch_rows = 64
+    cfg.eval.temperature = 1.0
+    return cfg

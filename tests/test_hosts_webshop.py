@@ -1,0 +1,401 @@
+"""WebShop: files are read, goals made, pages walked through, and purchases scored."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import fastapi
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from agentrl_jax.envs.hosts import environments, server
+from agentrl_jax.envs.hosts.environments import ShopEnvironment
+from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring, world
+from agentrl_jax.envs.hosts.webshop.world import WebShop
+from agentrl_jax.envs.splits import SPLITS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHIRT = {  # rows as WebShop's files have them; the values are ours
+    'asin': 'B000000001',
+    'name': 'Acme Slim Shirt, Dark Blue',
+    'pricing': '$19.90',
+    'query': 'Shirts for men',
+    'product_category': 'Clothing › Men › Shirts',
+    'full_description': 'A shirt. Machine wash.',
+    'small_description': ['Cotton', 'Long sleeves'],
+    'customization_options': {
+        'Color': [{'value': 'Dark Blue', 'image': 'x.jpg'}, {'value': ' red/white '}],
+        'Size': [{'value': 'Small'}, {'value': 'Large'}],
+        'Fit': [],
+    },
+}
+LAMP = {
+    'asin': 'B000000002',
+    'name': 'Lamp',
+    'pricing': '$5.00$1,009.50',
+    'query': 'lamp',
+    'product_category': 'Home › Light',
+    'full_description': None,
+    'small_description': None,
+    'customization_options': None,
+}
+SHELF = {**LAMP, 'asin': 'B000000003', 'name': 'Oak Shelf', 'query': 'shelf', 'pricing': None}
+SAID = {
+    'B000000001': {
+        'attributes': ['machine wash', 'long sleeve'],
+        'instruction': 'Find me a slim shirt that is machine wash.',
+        'instruction_attributes': ['machine wash', 'long sleeve'],
+    },
+    'B000000002': {
+        'attributes': ['warm light'],
+        'instruction': 'I need a warm light lamp',
+        'instruction_attributes': ['warm light'],
+    },
+    'B000000003': {'attributes': []},
+}
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    """Named as the real ones are; the last two rows are none of a product."""
+    folder = tmp_path_factory.mktemp('webshop')
+    rows = [SHIRT, LAMP, SHELF, {**SHIRT, 'name': 'Again'}, {**LAMP, 'asin': 'much too long'}]
+    paths = [folder / 'items_shuffle_1000.json', folder / 'items_ins_v2_1000.json']
+    for path, content in zip(paths, (rows, SAID), strict=True):
+        path.write_text(json.dumps(content), encoding='utf-8')
+    return tuple(map(str, paths))
+
+
+@pytest.fixture(scope='module')
+def shop():
+    return WebShop(products=300, seed=1)
+
+
+# ---- files and goals -----------------------------------------------------------------------------
+
+
+def test_products_of_webshop_s_files_are_read(files):
+    shirt, lamp, shelf = products.read_files(*files)
+    assert shirt.title == 'Acme Slim Shirt, Dark Blue' and shirt.query == 'shirts for men'
+    assert shirt.categories == {'Clothing', 'Men', 'Shirts'}
+    assert (shirt.price, shirt.price_tag) == (19.9, '$19.9')
+    assert shirt.options == {'color': ('dark blue', 'red | white'), 'size': ('small', 'large')}
+    assert shirt.features == ('Cotton', 'Long sleeves') and lamp.features == ()
+    assert 5.0 <= lamp.price <= 1009.5 and lamp.price_tag == '$5.0 to $1009.5'
+    assert (shelf.price, shelf.price_tag, shelf.instruction) == (100.0, '$100.0', '')
+
+
+def test_goals_are_all_choices_of_options_and_a_limit_above_the_price(files):
+    goals = products.goals_of(products.read_files(*files))
+    assert len(goals) == 2 * 2 + 1  # nobody wants the shelf
+    shirts = [goal for goal in goals if goal.options]
+    assert len({goal.options for goal in shirts}) == 4
+    for goal in shirts:
+        assert goal.most in (30.0, 40.0, 50.0)  # of 20, 30, 40 and 50 the larger of two
+        color, size = (value for _, value in goal.options)
+        assert goal.text == (
+            f'Find me a slim shirt that is machine wash with color: {color}, and size: {size}, '
+            f'and price lower than {goal.most:.2f} dollars'
+        )
+
+
+def test_what_has_hardly_a_limit_above_its_price_may_cost_anything(files):
+    costly = dataclasses.replace(products.read_files(*files)[0], price=985.0)
+    assert products.limit_of(costly, ()) == products.ANY_PRICE
+    assert 'price' not in products.Goal(costly, (), products.ANY_PRICE).text
+
+
+def test_rows_that_are_no_products_are_named(tmp_path):
+    (tmp_path / 'ins.json').write_text('{}')
+    for rows, reason in (
+        ([SHIRT, {'asin': 'B1', 'name': 'x'}], 'product 1: B1 has no query'),
+        ([3], 'product 0: a product is an object with an asin'),
+        ([], 'there are no products'),
+        ({}, 'must hold a list of products'),
+    ):
+        path = tmp_path / f'{len(reason)}.json'
+        path.write_text(json.dumps(rows))
+        with pytest.raises(ValueError, match=reason):
+            products.read_files(str(path), str(tmp_path / 'ins.json'))
+    with pytest.raises(ValueError, match='nothing in the shop is wanted'):
+        products.goals_of(products.read_products([SHELF], {}))
+    with pytest.raises(ValueError, match='the file of products and the file of instructions'):
+        world.open_shop(('one',))
+
+
+def test_a_catalogue_is_of_the_form_of_the_files_and_of_its_seed():
+    rows, said = catalogue.draw(3, 50)
+    assert catalogue.draw(3, 50) == (rows, said) != catalogue.draw(4, 50)
+    assert len({row['asin'] for row in rows}) == 50 and {*said} == {row['asin'] for row in rows}
+    for product in products.read_products(rows, said):
+        assert len(product.asin) == 10 and 2 <= product.price < 700
+        assert {*product.wanted} <= {*product.attributes} and product.options
+        assert all(scoring.has_attribute(product, name) for name in product.wanted)
+
+
+# ---- rewards -------------------------------------------------------------------------------------
+
+
+def test_texts_are_compared_by_their_sets_of_words():
+    assert scoring.token_set_ratio('machine wash', 'wash, machine only') == 100  # a part of it
+    # By hand: no common words; 'ab' and 'ad' share one letter of two: 2 * 1 / 4
+    assert scoring.token_set_ratio('ab', 'ad') == 50
+    assert scoring.token_set_ratio('', 'x') == 0
+    assert scoring.plain_color('dark blue') == 'blue' and scoring.plain_color('3 feet') == '3 feet'
+
+
+def test_purchases_are_scored_by_hand(files):
+    shirt, lamp, _ = products.read_files(*files)
+    goal = products.Goal(shirt, (('color', 'dark blue'), ('size', 'small')), 20.0)
+    # Two attributes, two options and the price: five parts
+    assert scoring.score(shirt, ['dark blue', 'small'], goal).total == 1.0
+    assert scoring.score(shirt, ['light blue', 'small'], goal).total == 1.0  # blue is blue
+    assert scoring.score(shirt, ['red | white', 'small'], goal).total == pytest.approx(4 / 5)
+    dear = dataclasses.replace(goal, most=10.0)
+    assert scoring.score(shirt, [], dear).total == pytest.approx(2 / 5)
+    assert scoring.score(lamp, ['small'], goal).total == 0.0  # the titles share no noun
+
+
+@pytest.mark.parametrize(
+    'changes, factor',
+    [
+        (dict(query='shirts for men'), 1.0),
+        (dict(categories=frozenset(['Men', 'Shirts', 'Home'])), 1.0),
+        (dict(categories=frozenset(['Men', 'Home'])), 0.0),
+        # Of acme, slim, shirt, dark, blue: two are over a fifth, one is not, none is no match
+        (dict(title='Acme Oak Shelf and Slim Board'), 1.0),
+        (dict(title='Acme Shelf'), 0.5),
+        (dict(title='The Shelf'), 0.0),
+    ],
+)
+def test_the_type_is_that_of_the_search_the_category_or_the_title(files, changes, factor):
+    shirt, _, shelf = products.read_files(*files)
+    assert scoring.type_factor(dataclasses.replace(shelf, **changes), shirt) == factor
+    # One noun of eleven is less than a tenth
+    long = dataclasses.replace(shirt, title='Acme 1 2 3 4 5 6 7 8 9 10')
+    assert scoring.type_factor(dataclasses.replace(shelf, title='Acme'), long) == 0.1
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+
+def test_pages_of_products_of_files_are_walked_through(files):
+    play = WebShop(files=files, list_actions=False)
+    item = next(i for i, goal in enumerate(play.shop.goals) if goal.options)
+    text, goal = play.reset(item), play.shop.goals[item]
+    head = f'Instruction: [SEP] {goal.text} [SEP] '
+    assert text == f'WebShop [SEP] {head}Search'
+    for cannot in ('click[buy now]', 'search', 'buy[it]'):
+        assert play.step(cannot).observation == text
+    found = play.step('search[SHIRT red]').observation
+    assert found == (
+        f'{head}Back to Search [SEP] Page 1 (Total results: 1) [SEP] B000000001 [SEP] '
+        'Acme Slim Shirt, Dark Blue [SEP] $19.9'
+    )
+    assert play.step('search[lamp]').observation == found
+    page = play.step('click[b000000001]').observation
+    assert page == (
+        f'{head}Back to Search [SEP] < Prev [SEP] color [SEP] dark blue [SEP] red | white [SEP] '
+        'size [SEP] small [SEP] large [SEP] Acme Slim Shirt, Dark Blue [SEP] Price: $19.9 [SEP] '
+        'Rating: N.A. [SEP] Description [SEP] Features [SEP] Reviews [SEP] Attributes [SEP] Buy Now'
+    )
+    part = play.step('click[features]').observation
+    assert part.endswith('< Prev [SEP] Cotton [SEP] Long sleeves')
+    assert play.step('click[< prev]').observation == page
+    assert play.step('click[Dark Blue]').observation == page and play.page.chosen
+    assert play.step('click[< prev]').observation == found and not play.page.chosen
+    assert play.step('click[back to search]').observation == text
+
+
+def test_results_come_ten_a_page_and_at_most_fifty(shop):
+    shop.reset(0)
+    shop.step("search[men's women's cable charger]")
+    assert len(shop.page.found) == 50 and len(shop.results()) == 10
+    for number in range(1, 5):
+        assert f'Page {number + 1} (Total results: 50)' in shop.step('click[next >]').observation
+    assert 'click[next >]' not in shop.shown() and 'click[< prev]' in shop.shown()
+    shop.step('click[< prev]')
+    assert shop.page.number == 3
+    shop.reset(0)
+    assert 'Total results: 0' in shop.step('search[?]').observation
+
+
+def test_a_purchase_ends_an_episode_and_alone_is_rewarded(shop):
+    strict = WebShop(products=300, seed=1, rewards='success')
+    item = next(i for i, goal in enumerate(shop.shop.goals) if len(goal.options) == 2)
+    goal = shop.shop.goals[item]
+    share = pytest.approx(1 - 2 / (len(goal.product.wanted) + 3))
+    for play, reward in ((shop, share), (strict, 0.0)):
+        play.reset(item)
+        *way, _, _, buy = play.plan()  # without its two options
+        replies = [play.step(action) for action in [*way, buy]]
+        assert {reply.reward for reply in replies[:-1]} == {0.0}
+        last = replies[-1]
+        assert last.done and last.success is False
+        assert last.reward == reward and last.figures == (share,)
+        assert last.observation.endswith(f' [SEP] {last.figures[0]:g}')
+        assert play.step('search[x]').done
+
+
+# ---- play ----------------------------------------------------------------------------------------
+
+
+def test_an_oracle_buys_every_goal_from_wherever_play_has_led(shop):
+    generator, player = np.random.default_rng(0), world.Player(shop)
+    for number, item in enumerate(range(0, len(shop.shop.goals), 29)):
+        player.reset(item)
+        for _ in range(number % 6):
+            if player.step(player.random(generator)).done:
+                player.reset(item)
+        plan = shop.plan()
+        assert len(plan) <= 9
+        for action in plan:
+            assert player.best() == f'Action: {action}'
+            reply = player.step(player.best())
+        assert reply.done and reply.success and reply.reward == 1.0
+    assert player.best() == ''
+
+
+def test_random_play_seldom_buys_what_is_wanted(shop):
+    player, solved = world.Player(shop), []
+    for item in range(100):
+        generator = np.random.default_rng(item)
+        player.reset(item)
+        for _ in range(10):
+            reply = player.step(player.random(generator))
+            if reply.done:
+                break
+        solved.append(reply.success)
+    assert sum(solved) < 20
+
+
+def test_splits_share_no_product(shop):
+    splits = [world.items(split, shop.shop) for split in SPLITS]
+    assert sorted(sum(splits, [])) == list(range(len(shop.shop.goals)))
+    asins = [{shop.shop.goals[item].product.asin for item in found} for found in splits]
+    assert not (asins[0] & asins[1] | asins[0] & asins[2] | asins[1] & asins[2])
+
+
+def digest():
+    """Of pages that an oracle sees."""
+    play, said = WebShop(products=60), []
+    for item in range(0, len(play.shop.goals), 9):
+        said += [play.reset(item), *(play.step(action).observation for action in play.plan())]
+    return hashlib.sha256('\n'.join(said).encode()).hexdigest()
+
+
+def test_pages_are_the_same_in_another_interpreter_with_other_hashes():
+    paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
+    other = {'PYTHONHASHSEED': '12345', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
+    found = subprocess.run(
+        [sys.executable, '-c', 'import test_hosts_webshop as t; print(t.digest())'],
+        env=os.environ | other,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.strip() == digest()
+
+
+def test_settings_and_items_that_do_not_exist_are_errors(shop):
+    for name in ('prompt', 'rewards'):
+        with pytest.raises(ValueError, match=f"shop.{name}='x' is one of"):
+            WebShop(**{name: 'x'})
+    with pytest.raises(ValueError, match='shop.products=0 must be at least 1'):
+        WebShop(products=0)
+    with pytest.raises(ValueError, match='item -1 is not in'):
+        shop.reset(-1)
+
+
+# ---- as environments and servers have it ---------------------------------------------------------
+
+
+def test_a_run_s_environment_has_items_and_a_world_that_reads_answers():
+    env = ShopEnvironment(products=60, prompt='short')
+    params = env.make_params('validation', num_levels=8)
+    with contextlib.closing(env.make()) as play:
+        assert play.instruction == env.instruction == world.SHORT_PROMPT
+        assert play.reset(int(params.items[0])).endswith('Actions: search[words]')
+        reply = play.step('Thought: a search[x]?\nAction: search[table]')
+        assert 'Total results' in reply.observation and len(reply.figures) == len(env.FIGURES)
+
+
+def test_a_run_may_play_on_a_server_of_its_own():
+    env = ShopEnvironment(products=60)
+    far = dataclasses.replace(env, launch=1)
+    with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
+        assert near.reset(3) == there.reset(3)
+        for action in ('what?', *(f'Action: {action}' for action in near.world.plan())):
+            reply = near.step(action)
+            assert there.step(action) == reply
+        assert reply.done and reply.success and reply.figures == (1.0,)
+    environments.launched('shop', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
+    environments.launched.cache_clear()
+
+
+def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
+    """It is chosen for one of them, and waiting for the other the oracle clicked for ever."""
+    values = [{'value': 'small'}]
+    row = {**SHIRT, 'customization_options': {'Fit': values, 'Size': values}}
+    paths = tmp_path / 'items.json', tmp_path / 'ins.json'
+    for path, content in zip(paths, ([row], SAID), strict=True):
+        path.write_text(json.dumps(content), encoding='utf-8')
+    play = WebShop(files=tuple(map(str, paths)))
+    play.reset(0)
+    replies = [play.step(play.plan()[0]) for _ in range(4)]
+    assert replies[-1].success and len(play.goal.options) == 2
+
+
+class Kept:
+    """What routes ask of a server's worlds, with one world in this process."""
+
+    def __init__(self, play):
+        self.play, self.counts, self.last = play, dict(created=0, resets=0, steps=0), {}
+
+    async def create(self, lease_s):
+        return 5, self.play.instruction
+
+    async def reset(self, number, item):
+        self.last = {'observation': self.play.reset(item)} | self.play.details()
+        return self.last
+
+    async def step(self, number, action):
+        reply = self.play.step(action)
+        self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
+        self.last |= self.play.details()
+        return self.last
+
+    def told(self, number):
+        return self.last
+
+    def close(self, number):
+        return number == 5
+
+
+def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
+    app, play = fastapi.FastAPI(), world.AgentGymShop(products=60)
+    server.add_webshop(app, Kept(play))
+    client = TestClient(app)
+
+    def post(path, **body):
+        return client.post(path, json=body).json()
+
+    def get(path):
+        return client.get(path, params={'env_idx': 5}).json()
+
+    assert client.post('/create').json() == 5
+    text, nothing = post('/reset', env_idx=5, session_id=3)
+    assert text == get('/observation') and nothing is None and 'Actions:' not in text
+    assert get('/available_actions') == {'has_search_bar': True, 'clickables': ['search']}
+    assert get('/instruction_text') == f'Instruction: {play.goal.text}'
+    for action in play.plan():
+        told = post('/step', env_idx=5, action=action)
+    assert told == {'state': get('/observation'), 'reward': 1.0, 'done': True, 'info': None}
+    assert get('/available_actions') == {'has_search_bar': False, 'clickables': []}
+    assert post('/close', env_idx=5) is True
