@@ -146,6 +146,8 @@ def test_texts_are_compared_by_their_sets_of_words():
     assert scoring.token_set_ratio('machine wash', 'wash, machine only') == 100  # a part of it
     # By hand: no common words; 'ab' and 'ad' share one letter of two: 2 * 1 / 4
     assert scoring.token_set_ratio('ab', 'ad') == 50
+    # the letters a and c, in order, of three and two: 2 * 2 / 5
+    assert scoring.token_set_ratio('abc', 'ac') == 80
     assert scoring.token_set_ratio('', 'x') == 0
     assert scoring.plain_color('dark blue') == 'blue' and scoring.plain_color('3 feet') == '3 feet'
 
@@ -154,20 +156,28 @@ def test_purchases_are_scored_by_hand(files):
     shirt, lamp, _ = products.read_files(*files)
     goal = products.Goal(shirt, (('color', 'dark blue'), ('size', 'small')), 20.0)
     # Two attributes, two options and the price: five parts
-    assert scoring.score(shirt, ['dark blue', 'small'], goal).total == 1.0
-    assert scoring.score(shirt, ['light blue', 'small'], goal).total == 1.0  # blue is blue
-    assert scoring.score(shirt, ['red | white', 'small'], goal).total == pytest.approx(4 / 5)
+    chosen = {'color': 'dark blue', 'size': 'small'}
+    assert scoring.score(shirt, chosen, goal).total == 1.0
+    assert scoring.score(shirt, chosen | {'color': 'light blue'}, goal).total == 1.0  # blue is blue
+    other = scoring.score(shirt, chosen | {'color': 'red | white'}, goal).total
+    assert other == pytest.approx(4 / 5)
+    small = scoring.score(shirt, chosen | {'size': 'smaller'}, goal).total
+    assert small == pytest.approx(4 / 5)  # a size must be the same, not alike
+    told = dataclasses.replace(shirt, description='Also in smaller sizes.')
+    assert scoring.score(told, chosen | {'size': 'smaller'}, goal).total == 1.0
+    assert scoring.score(told, chosen | {'cut': 'sizes'}, goal).total == pytest.approx(6 / 5)
     dear = dataclasses.replace(goal, most=10.0)
-    assert scoring.score(shirt, [], dear).total == pytest.approx(2 / 5)
-    assert scoring.score(lamp, ['small'], goal).total == 0.0  # the titles share no noun
+    assert scoring.score(shirt, {}, dear).total == pytest.approx(2 / 5)
+    assert scoring.score(lamp, {'size': 'small'}, goal).total == 0.0  # the titles share no noun
 
 
 @pytest.mark.parametrize(
     'changes, factor',
     [
-        (dict(query='shirts for men'), 1.0),
-        (dict(categories=frozenset(['Men', 'Shirts', 'Home'])), 1.0),
-        (dict(categories=frozenset(['Men', 'Home'])), 0.0),
+        (dict(query='shirts for men'), 0.0),
+        (dict(query='shirts for men', title='Acme Shelf'), 1.0),
+        (dict(categories=frozenset(['Men', 'Shirts']), title='Acme Shelf'), 1.0),
+        (dict(categories=frozenset(['Men', 'Home']), title='Acme Shelf'), 0.5),
         # Of acme, slim, shirt, dark, blue: two are over a fifth, one is not, none is no match
         (dict(title='Acme Oak Shelf and Slim Board'), 1.0),
         (dict(title='Acme Shelf'), 0.5),
@@ -349,7 +359,8 @@ def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
     play = WebShop(files=tuple(map(str, paths)))
     play.reset(0)
     replies = [play.step(play.plan()[0]) for _ in range(4)]
-    assert replies[-1].success and len(play.goal.options) == 2
+    assert replies[-1].done and len(play.goal.options) == 2
+    assert replies[-1].reward == 0.8  # no click chooses it for the other one
 
 
 class Kept:

@@ -3,16 +3,18 @@
   r = r_type (|matched attributes| + |matched options| + [price <= limit])
       / (|attributes| + |options| + 1)
 
-r_type is 1 where the kind searched for is the same, two parts of the category are, or the titles
-share over a fifth of their nouns; else .5, below a tenth .1, and 0 without any. WebShop asks a
-model of language which words are nouns; here they are the title's words but for STOP. Texts are
-alike if the token set ratio is over 85, as in its code.
+The rest is that of its code (web_agent_site/engine/goal.py at 6ba9969). r_type is 0 where the
+titles share none of the wanted one's nouns and .1 where they share less than a tenth, whatever else
+is the same; else 1 where the kind searched for is the same, two parts of the category are, or over
+a fifth of the nouns; else .5. Matched options are counted over those that were chosen: a size must
+be one of the goal's, others must be like one, or be found in a text of the product. So r may pass 1
+where more was chosen than asked for. WebShop asks a model of language which words are nouns; here
+they are the title's words but for STOP. Texts are alike if their token set ratio is over 85.
 """
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
 
@@ -20,7 +22,9 @@ ALIKE = 85
 SAME_CATEGORY = 2  # parts
 SAME_TITLE, LITTLE_TITLE = 0.2, 0.1
 OTHER_TYPE, FAR_TYPE = 0.5, 0.1
-WORD = re.compile(r'[a-z0-9]+')
+NO_NOUNS = 0.2  # shared with a title that has none
+EXACT = ('size',)  # kinds of options
+WORD = re.compile(r'\w+')
 STOP = frozenset('a an and by for from in of on or the to with'.split())
 # The first of these in an option stands for it: 'dark blue' is blue
 COLORS = (
@@ -39,8 +43,15 @@ class Score:
 
 
 def ratio(one: str, other: str) -> int:
-    """100 for equal texts, 0 for those without a common letter."""
-    return round(100 * difflib.SequenceMatcher(None, one, other).ratio())
+    """Twice the letters of the longest common subsequence, in percent of all letters."""
+    if not one or not other:
+        return 0
+    row = [0] * (len(other) + 1)
+    for letter in one:
+        before = row[:]
+        for i, same in enumerate(other):
+            row[i + 1] = before[i] + 1 if letter == same else max(before[i + 1], row[i])
+    return round(200 * row[-1] / (len(one) + len(other)))
 
 
 def token_set_ratio(one: str, other: str) -> int:
@@ -67,30 +78,39 @@ def nouns(title: str) -> set[str]:
 
 
 def type_factor(bought: Product, wanted: Product) -> float:
-    if bought.query == wanted.query:
-        return 1.0
-    if len(bought.categories & wanted.categories) >= SAME_CATEGORY:
-        return 1.0
     asked = nouns(wanted.title)
-    shared = len(asked & nouns(bought.title)) / max(len(asked), 1)
-    if shared > SAME_TITLE:
-        return 1.0
+    shared = len(asked & nouns(bought.title)) / len(asked) if asked else NO_NOUNS
     if shared == 0:
         return 0.0
-    return FAR_TYPE if shared < LITTLE_TITLE else OTHER_TYPE
+    if shared < LITTLE_TITLE:
+        return FAR_TYPE
+    same = len(bought.categories & wanted.categories) >= SAME_CATEGORY
+    same |= bought.query == wanted.query or shared > SAME_TITLE
+    return 1.0 if same else OTHER_TYPE
+
+
+def is_told(product: Product, words: str) -> bool:
+    """Whether a text of a product holds them."""
+    texts = (product.title, ' '.join(product.features), product.description)
+    return any(words in text.lower() for text in texts)
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
     """Whether one of its own is alike, or a text of it holds it."""
-    texts = (product.title, ' '.join(product.features), product.description)
-    return alike(attribute, product.attributes) or any(attribute in x.lower() for x in texts)
+    return alike(attribute, product.attributes) or is_told(product, attribute)
 
 
-def score(bought: Product, chosen: Iterable[str], goal: Goal) -> Score:
-    """chosen: the values of the options that were clicked."""
+def fits(bought: Product, kind: str, value: str, asked: Iterable[str]) -> bool:
+    """Whether a chosen option is one that was asked for; values with plain colours."""
+    found = value in asked if kind in EXACT else alike(value, asked)
+    return found or is_told(bought, value)
+
+
+def score(bought: Product, chosen: Mapping[str, str], goal: Goal) -> Score:
+    """chosen: the values of the options that were clicked, by kind."""
     attributes = sum(has_attribute(bought, name) for name in goal.product.wanted)
-    chosen = [plain_color(value) for value in chosen]
-    options = sum(alike(plain_color(value), chosen) for _, value in goal.options)
+    values = [plain_color(value) for _, value in goal.options]
+    options = sum(fits(bought, kind, plain_color(value), values) for kind, value in chosen.items())
     price = float(bought.price <= goal.most)
     kind = type_factor(bought, goal.product)
     asked = len(goal.product.wanted), len(goal.options)
