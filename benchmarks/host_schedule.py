@@ -24,6 +24,7 @@ from agentrl_jax.rollout import game
 from agentrl_jax.rollout.keepers import Job, Outcome
 from agentrl_jax.rollout.programs import TALE
 from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.text import agents
 from agentrl_jax.types import TurnStop
 from benchmarks import common
 
@@ -161,6 +162,7 @@ def play(
         turn_limit=TURNS,
         env=env,
         env_params=types.SimpleNamespace(items=each),
+        agent=agents.ONLY_ACTS,
     )
     spoken = types.SimpleNamespace(said=lambda ids: '', chat=types.SimpleNamespace(end_id=0))
     with mock.patch.object(game, 'time', clock):
