@@ -4,10 +4,8 @@ tests/chaos.py does this to runs of every kind, as often as it is asked to.
 """
 
 import chaos
-import pytest
 
 
-@pytest.mark.slow('starts four runs')
 def test_kill_9_changes_no_bit_and_leaves_no_server(tmp_path):
     runs = chaos.Chaos(tmp_path, seed=13)
     try:
