@@ -18,6 +18,7 @@ from agentrl_jax.measure import metrics, validation
 from agentrl_jax.run.effective import effective
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
+from agentrl_jax.text.agents import Progress
 from agentrl_jax.types import EpisodeStop
 from configs import library as library_config
 
@@ -266,6 +267,7 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
     task = text.build_task(env, by_hand(), tiny.tokenizer(), style=style, **BUDGETS)
     states = random_states(rng, rows, env)
     turn, used = rng.integers(6, size=(2, rows), dtype=np.int32)
+    none = np.zeros(rows, np.int32)
     quanta = rng.integers(0, 31, size=rows)
     warn, sampled_end = rng.random((2, rows)) < 0.5
     worlds = text.Episode(
@@ -275,6 +277,8 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
         reward=np.float32(0.05 * quanta),
         warn=warn,
         past=np.zeros((rows, 0, 0), np.int32),
+        level=none,
+        agent=Progress(part=none, trial=none, turns=turn, told=turn > 0),
     )
     show = jax.jit(jax.vmap(text.turn_tokens, in_axes=(None, 0, 0)))
     tokens, count = jax.device_get(show(task, worlds, sampled_end))
@@ -344,13 +348,17 @@ class _Played:
     actions: jax.Array
     level: jax.Array
     healthy: jax.Array
+    part: jax.Array
+    trial: jax.Array
+    figures: None = None
 
 
 def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_name():
     """Calls 2 and 1 and, in an episode lost to a fault, 3: the mean is 1.5."""
     task = text.build_task(Library(), by_hand(), tiny.tokenizer(), style='brief', **BUDGETS)
     actions = jnp.array([[NURSE, PILOT, BOX + C3], [ARTIST, BOX, -1], [NURSE, NURSE, NURSE]])
-    played = _Played(actions[..., None], jnp.zeros(3, jnp.int32), jnp.array([True, True, False]))
+    healthy, first = jnp.array([True, True, False]), jnp.zeros((3, 3), jnp.int32)
+    played = _Played(actions[..., None], first[:, 0], healthy, part=first, trial=first)
     got = metrics.environment_metrics(played, task)
     assert {name: float(x) for name, x in got.items()} == {
         'library/tool_calls': 1.5,
