@@ -46,7 +46,7 @@ from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report
 from agentrl_jax.records.progress import live_line
-from agentrl_jax.run import collecting, hosts, saved_config
+from agentrl_jax.run import collecting, derived, hosts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.run.state import comparable, config_dict
@@ -66,13 +66,21 @@ def evaluate(
     trajectories_file: a file for the episodes as trajectories; '' = none. replay: a log of replies,
     of this checkpoint and split, that takes the place of worlds on hosts; '' = none.
     """
+    if cfg.env.mix:
+        raise ValueError(
+            f'env.mix={cfg.env.mix!r} are several worlds, which are evaluated one by one: give '
+            f"--config.env.mix='()' and --config.env.name, one of {', '.join(derived.worlds(cfg))}"
+        )
     origin = saved_config.origin(workdir, config_dict(cfg), step=step)
     saved_config.say(origin)
     run = build(cfg)
     params = run.params
     if workdir:
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step)['config'])
-        checkpoint.check_config(saved, comparable(config_dict(run.cfg)), may_differ=MAY_DIFFER)
+        mixed = [name for name, _ in saved['env']['mix']]
+        chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
+        now = comparable(config_dict(run.cfg))
+        checkpoint.check_config(saved, now, may_differ=(*MAY_DIFFER, *chosen))
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
@@ -80,15 +88,16 @@ def evaluate(
     folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
     label = {'step': origin.step or 0, 'split': cfg.eval.split}
-    log = folder / hosts.log_name(f'replies_{cfg.eval.split}')
+    stem = f'replies_{cfg.eval.split}'
+    log = Path(replay) if replay else folder / hosts.log_name(stem)
     watch = functools.partial(hosts.in_flight, run)
     with (
-        hosts.replayed(run, replay, label) if replay else hosts.playing(run, log, 0),
+        hosts.replayed(run, replay, label) if replay else hosts.playing(run, folder, 0, stem=stem),
         live_line('worlds', watch),
     ):
         hosts.label(run, **label)
         rollout, counters = played.collect(params, task, played.episodes, key)
-    collecting.check_counters(counters)
+    collecting.check_counters([counters])
     metrics = validation.summarise(played.count(rollout, task))
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
@@ -107,7 +116,7 @@ def evaluate(
         tokenizer=run.tokenizer,
         streams=episodes.world_stream,
         key=key,
-        replies=hosts.said(run, Path(replay or log), episodes.token_stream, **label),
+        replies=hosts.said(run, cfg.env.name, log, episodes.token_stream, **label),
         group_size=samples,
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},

@@ -53,8 +53,8 @@ from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout import game
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import check, collecting, derived, effective, hosts, roll_back
-from agentrl_jax.run.build import Run, build
+from agentrl_jax.run import check, collecting, derived, effective, hosts, mixture, roll_back
+from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.state import Opened, next_iteration, open_state, saved_beside, space_needed
@@ -68,7 +68,7 @@ class Played(NamedTuple):
     """What the page of a step shows."""
 
     rollout: Rollout
-    episodes: Episodes
+    episodes: Episodes | tuple[Episodes, ...]  # of a mixture those of each world
     key: jax.Array  # that collect was given
     rows: jax.Array  # int32 [b]  rows of the update
     advantages: jax.Array  # float32 [b, T]
@@ -93,7 +93,7 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     if every and (first or step % every == 0):
         keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
         error, counters = programs.critic_error(state, frozen, task, *keys)
-        collecting.check_counters(counters)
+        collecting.check_counters([counters])
         measured |= {} if step % every else error
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
@@ -108,18 +108,26 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     return state, measured, sampled, played
 
 
+def split_of(cfg: Any, pool: Validation) -> str:
+    """The split that a pool is of, or the world of eval.worlds."""
+    world = f'_{pool.task.env.name}' if cfg.env.mix else ''
+    other = pool.prefix.removeprefix('eval').removesuffix(world)
+    return other.removeprefix('_') or cfg.eval.split
+
+
 def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[str, float]:
     """Every level of the held-out pools, the same luck every time."""
-    found = {}
-    for programs in (run.validation, *run.also):
+    found, counts = {}, []
+    for programs in run.pools:
         key = streams.key(EVALUATE)
-        own = programs is run.validation
-        split = run.cfg.eval.split if own else programs.prefix.removeprefix('eval_')
-        hosts.label(run, step=step, split=split, number=0)
+        hosts.label(run, step=step, split=split_of(run.cfg, programs), number=0)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
-        collecting.check_counters(counters)
-        counted = programs.count(rollout, programs.task)
-        found |= validation.summarise(counted, programs.prefix)
+        collecting.check_counters([counters])
+        counts.append(jax.device_get(programs.count(rollout, programs.task)))
+        found |= validation.summarise(counts[-1], programs.prefix)
+    if run.cfg.env.mix:  # all of its worlds, which have as many episodes
+        together = validation.total(counts[: len(derived.worlds(run.cfg))])
+        found |= validation.summarise(together)
     return found
 
 
@@ -140,8 +148,8 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
     there = files.size_of(workdir / checkpoint.FOLDER)
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
-        others = {pool.prefix: pool.task for pool in run.also}
-        report.write_reference(workdir, run.validation.task, others)
+        pools = {pool.prefix: pool.task for pool in run.pools}
+        report.write_reference(workdir, pools, len(derived.worlds(cfg)))
     if fallback:
         checkpoint.set_aside_damaged(workdir)
     code, preemption = None, processes.Preemption()
@@ -151,9 +159,8 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
         opened = open_state(run, checkpoints, streams)
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
-        replies = workdir / hosts.log_name()
         with preemption:  # until all is saved, for launchers repeat their signals
-            with hosts.playing(run, replies, int(opened.state.step), preemption.may_leave):
+            with hosts.playing(run, workdir, int(opened.state.step), preemption.may_leave):
                 code, state = play(run, opened, checkpoints, workdir, preemption)
             if code is not None and state is not None:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
@@ -297,25 +304,36 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
     after = processes.fetch(run.training.rescore(policy, played.rollout))
     spread = np.full(rollout.tokens.shape, np.nan, np.float32)
     spread[processes.fetch(played.rows)] = processes.fetch(played.advantages)
-    if jax.process_index() == 0:
+    if jax.process_index():
+        return
+    extras = {'ratio': np.exp(after - rollout.logprobs), 'advantages': spread}
+    shown = [(f'step_{step:06d}', run.training.task, episodes, (rollout, extras))]
+    if run.cfg.env.mix:  # a page for each world
+        parts = mixture.blocks(run.training.task, (rollout, extras))
+        shown = [
+            (f'{task.env.name}_step_{step:06d}', task, listed, rows)
+            for (task, rows), listed in zip(parts, episodes, strict=True)
+        ]
+    for name, task, listed, (rows, beside) in shown:
         pages.write(
             workdir,
-            f'step_{step:06d}',
-            rollout,
-            task=run.training.task,
+            name,
+            rows,
+            task=task,
             tokenizer=run.tokenizer,
-            streams=episodes.world_stream,
+            streams=listed.world_stream,
             key=played.key,
             replies=hosts.said(
                 run,
-                workdir / hosts.log_name(),
-                episodes.token_stream,
+                task.env.name,
+                workdir / hosts.log_name(hosts.log_stem(run.cfg, task.env.name)),
+                listed.token_stream,
                 step=step,
                 split='train',
             ),
             group_size=run.cfg.rollout.group_size,
             title=f'training rollout of step {step}',
-            extras={'ratio': np.exp(after - rollout.logprobs), 'advantages': spread},
+            extras=beside,
             limit=pages.PAGE_EPISODES,
             about=about.of_run(run.cfg, sys.argv),
         )

@@ -23,6 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.env = ml_collections.ConfigDict()
     cfg.env.name = 'frozen_lake'  # a name in agentrl_jax.envs.ENVIRONMENTS and of a section below
+    cfg.env.mix = ()  # ((world, share of the groups), ...): several worlds, in the place of name
     cfg.env.prompt = 'ragen'  # wording: a name in agentrl_jax.text.prompts.STYLES
     cfg.env.think = True  # answers open with <think>; False: with <answer>
     cfg.env.max_turns = 5

@@ -226,7 +226,8 @@ class Rollouts:
         played = run.training.collect(
             self.session.policy, run.training.task, drawn, draws.key(streams.COLLECT, number)
         )
-        run.worlds.pool.close()
+        for worlds in run.worlds.values():
+            worlds.pool.close()
         return played
 
     def update(self, rollout):

@@ -70,7 +70,7 @@ def stub_run(refill, varied):
     pack = functools.partial(collecting.pack, keep_fn=VARIED, group_size=GROUP_SIZE)
     run = types.SimpleNamespace(
         cfg=cfg,
-        worlds=None,
+        worlds={},
         training=types.SimpleNamespace(
             task=None,
             draw=draw,

@@ -153,6 +153,21 @@ def test_eight_devices_train_like_one(cluster):
     assert_same_training(cluster.run(1, 8), cluster.run(1, 1))
 
 
+def test_two_processes_train_on_several_worlds(cluster):
+    mix = (
+        "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))",
+        '--config.eval.every=0',
+        '--config.steps=1',
+    )
+    workdir = cluster.run(2, 1, *mix)
+    row = run_log.read_metrics(workdir / run_log.METRICS_FILE)[0]
+    for name in ('return', 'tokens'):
+        each = [row[f'rollout_{world}/{name}'] for world in ('frozen_lake', 'bandit')]
+        assert row[f'rollout/{name}'] == pytest.approx(sum(each) / 2, rel=1e-5)
+    made = {path.name for path in (workdir / 'rollouts').glob('*.html')}
+    assert made == {'frozen_lake_step_000000.html', 'bandit_step_000000.html'}
+
+
 @pytest.fixture(scope='module')
 def disturbed(cluster):
     """(workdir, steps saved at SIGTERM and at the loss, endings) of a run of 2 x 2 devices.

@@ -2,23 +2,18 @@
 
 import functools
 import importlib.util
-import json
 
 import every_world
 import jax
 import jax.numpy as jnp
-import micro_runs
-import ml_collections
 import numpy as np
 import pytest
 import qwen_vocabulary
 from every_world import World
 
-from agentrl_jax import train
 from agentrl_jax.envs import GAMES
 from agentrl_jax.envs.borrowed import Catch, ConnectFour, Game2048, Leduc, base
 from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
-from agentrl_jax.records import run_log
 from agentrl_jax.text import demo_tokenizer, lines
 from agentrl_jax.text import task as text
 from agentrl_jax.tokens.tokenizer import load_tokenizer
@@ -304,13 +299,3 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'pgx', None)
     with pytest.raises(ImportError, match='this world is a game of pgx: pip install pgx'):
         base.library('pgx')
-
-
-def test_a_game_is_trained_like_any_world(tmp_path):
-    cfg = micro_runs.plain('catch', **{'steps': 1, 'clone.episodes': 0, 'algorithm': 'grpo'})
-    cfg.catch = ml_collections.ConfigDict(dict(rows=4, columns=3))
-    assert train.train(cfg, str(tmp_path)) == 0
-    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    assert [row['step'] for row in rows] == [0, 1]
-    reference = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
-    assert 0 < reference['random'] < 1 and 'oracle' not in reference

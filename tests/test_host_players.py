@@ -54,7 +54,7 @@ def run():
         tokenizer=tokenizer,
         training=training,
         validation=validation,
-        worlds=parts.build_worlds(cfg, tokenizer),
+        worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
     )
 
 

@@ -263,7 +263,7 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
     out, _ = jax.device_get(
         run.training.collect(run.params, run.training.task, listed, jax.random.key(1))
     )
-    run.worlds.pool.close()
+    run.worlds['gymnasium'].pool.close()
     assert out.healthy.all() and (out.num_turns == 3).all()
     text = run.tokenizer.decode(out.tokens[0])
     assert '[S]FFF\nFHFH\nFFFH\nHFFG' in text and 'Walk from S to G' in text

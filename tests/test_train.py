@@ -23,7 +23,7 @@ from agentrl_jax.measure import metrics
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, derived, parts, settings
+from agentrl_jax.run import check, derived, mixture, parts, settings
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
@@ -347,14 +347,16 @@ def trace(cfg, *, with_rollout):
         out = out.replace(continuations=Continuations(turn=turn, rollout=forked))
     task = None
     if with_rollout or cfg.context.window:
-        task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
+        task = build_module.build_task(cfg, tokenizer, mesh)
     if with_rollout and derived.on_hosts(cfg):
         if names := task.env.FIGURES:
             figures = jax.ShapeDtypeStruct((rows, len(names)), jnp.float32)
             out = out.replace(figures=figures)
     elif with_rollout:
-        listed = Episodes(*[jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3)
-        collect = parts.build_collect(cfg, found[0], mesh, training=True)
+        each = map(derived.episodes, mixture.members(cfg))
+        listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
+        listed = listed if cfg.env.mix else listed[0]
+        _, collect, _ = build_module.build_play(cfg, mesh, found[0], task, {})
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)

@@ -1,6 +1,6 @@
 """Demonstrations in the tokens of a rollout: oracle and random play of the training levels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -152,6 +152,17 @@ def written_tokens(task: text.TextTask, tokenizer: Any, part: int, plan: list[in
     """Tokens of a written turn that names the actions of a plan."""
     names = [task.env.ACTION_NAMES[i] for i in plan[: task.max_actions_per_episode]]
     return tokenizer.encode(f'{" || ".join(names)}{agents.WRITTEN[part].closing}')
+
+
+def join(parts: Sequence[Demonstrations], pad_id: int) -> Demonstrations:
+    """Demonstrations one behind another, as wide as the widest."""
+    width = max(part.tokens.shape[1] for part in parts)
+
+    def widened(x, fill):
+        return jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=fill)
+
+    filled = [jax.tree.map(widened, part, Demonstrations(pad_id, False, False)) for part in parts]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *filled)
 
 
 def pad_rows(

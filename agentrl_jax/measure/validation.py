@@ -1,5 +1,6 @@
 """Success on held-out levels: sums over episodes, and their intervals."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,6 +45,13 @@ def count_levels(solved: jax.Array, healthy: jax.Array) -> dict[str, jax.Array]:
         'shares': share.sum(),
         'squares': jnp.sum(share**2),
     }
+
+
+def total(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over the pools of several worlds; of their own figures those that all have."""
+    names = set.intersection(*(set(sums['own']) for sums in counts))
+    shared = [{**sums, 'own': {name: sums['own'][name] for name in names}} for sums in counts]
+    return jax.tree.map(lambda *x: sum(x), *shared)
 
 
 def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:

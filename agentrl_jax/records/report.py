@@ -29,11 +29,19 @@ def reference(task: Any) -> dict[str, float]:
     return reference_success(task.env, env_params, task.max_actions_per_episode)
 
 
-def write_reference(workdir: Path, task: Any, others: Mapping[str, Any] | None = None) -> None:
-    """Keeps the reference of the validation pool in the workdir, and of others by a prefix."""
-    figures = reference(task)
-    for prefix, other in (others or {}).items():
-        figures |= {f'{prefix}/{name}': x for name, x in reference(other).items()}
+def write_reference(workdir: Path, pools: Mapping[str, Any], worlds: int = 1) -> None:
+    """Keeps the references of pools (tasks by the prefixes of their metrics) in the workdir.
+
+    Without a prefix stands the mean over the first `worlds` pools, which are those of a run's own
+    worlds; it lacks what one of them lacks.
+    """
+    found = {prefix: reference(task) for prefix, task in pools.items()}
+    own = list(found.values())[:worlds]
+    names = set.intersection(*map(set, own))
+    figures = {name: sum(one[name] for one in own) / worlds for name in names}
+    for prefix, figures_of in found.items():
+        if prefix != 'eval':
+            figures |= {f'{prefix}/{name}': x for name, x in figures_of.items()}
     text = json.dumps(figures, sort_keys=True) + '\n'
     files.write_atomic(Path(workdir) / REFERENCE_FILE, text)
 

@@ -15,8 +15,9 @@ from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.rl import batches, score
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import check, collecting, parts, settings
+from agentrl_jax.run import check, collecting, derived, mixture, parts, settings
 from agentrl_jax.run.effective import effective
+from agentrl_jax.run.mixture import Mixture
 from agentrl_jax.run.params import Frozen, player_of
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.text.task import TextTask
@@ -27,8 +28,8 @@ from agentrl_jax.types import Demonstrations, Params, Rollout, Scores, TrainStat
 class Training:
     """The training environment as text, and the programs of a step (all jitted)."""
 
-    task: TextTask | HostTask
-    draw: Callable  # (key, step, first stream) -> episodes
+    task: TextTask | HostTask | Mixture
+    draw: Callable  # (key, step, first stream) -> episodes; of a mixture those of each world
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
     pack: Callable | None  # collecting.pack; None without dynamic sampling
     metrics: Callable  # (rollout, task) -> metrics
@@ -60,9 +61,14 @@ class Run:
     params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
     txs: tuple  # optimisers of policy and critic
     training: Training
-    validation: Validation  # of eval.split
-    also: tuple[Validation, ...]  # of eval.also and eval.worlds
-    worlds: Worlds | None = None  # on hosts; None: on the device
+    validation: Validation  # of eval.split; of the first world of env.mix
+    also: tuple[Validation, ...]  # of its other worlds, of eval.also and eval.worlds
+    worlds: dict[str, Worlds]  # on hosts, by their names
+
+    @property
+    def pools(self) -> tuple[Validation, ...]:
+        """All that is validated on."""
+        return (self.validation, *self.also)
 
 
 def learn(
@@ -98,14 +104,16 @@ def learn(
     return state, measured | selected, rows, advantages
 
 
+def measure_episodes(rollout: Rollout, agent: Any, *, group_size: int) -> dict[str, jax.Array]:
+    """Metrics of a rollout in whatever worlds."""
+    common = metrics.rollout_metrics(rollout, group_size)
+    return common | metrics.agent_metrics(rollout, agent)
+
+
 def measure_rollout(rollout: Rollout, task: TextTask, *, group_size: int) -> dict[str, jax.Array]:
     """Metrics of a rollout, the environment's own included."""
-    common = metrics.rollout_metrics(rollout, group_size)
-    return (
-        common
-        | metrics.agent_metrics(rollout, task.agent)
-        | metrics.environment_metrics(rollout, task)
-    )
+    common = measure_episodes(rollout, task.agent, group_size=group_size)
+    return common | metrics.environment_metrics(rollout, task)
 
 
 def scores_of(
@@ -193,12 +201,16 @@ def build(cfg: Any) -> Run:
     mesh = parts.build_mesh(cfg)
     check.check(cfg, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
-    task = parts.build_text_task(cfg, tokenizer, 'train', mesh)
-    held_out, *also = build_held_out(cfg, tokenizer, mesh).items()
+    task = build_task(cfg, tokenizer, mesh)
+    held_out = build_held_out(cfg, tokenizer, mesh)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
-    worlds = parts.build_worlds(cfg, tokenizer)
-    collect = parts.build_collect(cfg, config, mesh, training=False, worlds=worlds)
+    worlds = {
+        member.env.name: parts.build_worlds(member, tokenizer)
+        for member in mixture.members(cfg)
+        if derived.on_hosts(member)
+    }
+    validations = build_validations(cfg, mesh, config, held_out, worlds)
     return Run(
         cfg=cfg,
         mesh=mesh,
@@ -207,22 +219,33 @@ def build(cfg: Any) -> Run:
         params=params,
         txs=txs,
         training=build_training(cfg, mesh, config, task, tokenizer, txs, worlds),
-        validation=build_validation(cfg, mesh, *held_out, collect),
-        also=tuple(build_validation(cfg, mesh, *pool, collect) for pool in also),
+        validation=validations[0],
+        also=validations[1:],
         worlds=worlds,
     )
 
 
+def build_task(cfg: Any, tokenizer: Any, mesh: Mesh) -> TextTask | HostTask | Mixture:
+    """What is trained on, as text."""
+    tasks = [
+        parts.build_text_task(member, tokenizer, 'train', mesh) for member in mixture.members(cfg)
+    ]
+    return mixture.mixture(cfg, tasks) if cfg.env.mix else tasks[0]
+
+
 def build_held_out(cfg: Any, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
-    """The pools that are validated on, by the prefix of their metrics; that of eval.split first."""
-    own, *others = (cfg.eval.split, *cfg.eval.also)
-    pools = {'eval': parts.build_text_task(cfg, tokenizer, own, mesh)}
-    for split in others:
-        pools[f'eval_{split}'] = parts.build_text_task(cfg, tokenizer, split, mesh)
+    """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
+
+    Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
+    """
+    own, pools = cfg.eval.split, {}
+    for split in (own, *cfg.eval.also):
+        for member in mixture.members(cfg):
+            prefix = 'eval' if split == own else f'eval_{split}'
+            prefix += f'_{member.env.name}' if cfg.env.mix else ''
+            pools[prefix] = parts.build_text_task(member, tokenizer, split, mesh)
     for world in cfg.eval.worlds:
-        other = cfg.copy_and_resolve_references()
-        with other.unlocked():
-            other.env.name = world
+        other = mixture.one_world(cfg, world)
         try:
             pools[f'eval_{world}'] = parts.build_text_task(other, tokenizer, own, mesh)
         except ValueError as error:
@@ -230,26 +253,55 @@ def build_held_out(cfg: Any, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
     return pools
 
 
+def build_draw(cfg: Any, task: TextTask | HostTask) -> Callable:
+    """draw_episodes of a world."""
+    return functools.partial(
+        draw_episodes,
+        levels=task.env.num_levels(task.env_params),
+        groups=cfg.rollout.num_groups,
+        group_size=cfg.rollout.group_size,
+        common=cfg.rollout.common_random_numbers,
+        forks=parts.build_forks(cfg),
+    )
+
+
+def build_play(
+    cfg: Any, mesh: Mesh, config: ModelConfig, task: Any, worlds: dict[str, Worlds]
+) -> tuple[Callable, Callable, Callable]:
+    """(draw, collect, metrics of a rollout), jitted."""
+    rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
+
+    def make(member):
+        own = worlds.get(member.env.name)
+        return parts.build_collect(member, config, mesh, training=True, worlds=own)
+
+    measure = functools.partial(measure_rollout, group_size=cfg.rollout.group_size)
+    if not cfg.env.mix:
+        draw = jax.jit(build_draw(cfg, task), out_shardings=rows)
+        return draw, make(cfg), jax.jit(measure, out_shardings=whole)
+    each = [
+        (build_draw(member, one), make(member))
+        for member, one in zip(mixture.members(cfg), task.tasks, strict=True)
+    ]
+    together = functools.partial(
+        measure_episodes, agent=derived.agent(cfg), group_size=cfg.rollout.group_size
+    )
+    return mixture.programs(task, each, one=measure, together=together, rows=rows, whole=whole)
+
+
 def build_training(
     cfg: Any,
     mesh: Mesh,
     config: ModelConfig,
-    task: TextTask | HostTask,
+    task: TextTask | HostTask | Mixture,
     tokenizer: Any,
     txs: tuple,
-    worlds: Worlds | None = None,
+    worlds: dict[str, Worlds],
 ) -> Training:
     """The programs of a step."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
-    fns, group_size = parts.build_functions(cfg, config, mesh), cfg.rollout.group_size
-    draw = functools.partial(
-        draw_episodes,
-        levels=task.env.num_levels(task.env_params),
-        groups=cfg.rollout.num_groups,
-        group_size=group_size,
-        common=cfg.rollout.common_random_numbers,
-        forks=parts.build_forks(cfg),
-    )
+    fns = parts.build_functions(cfg, config, mesh)
+    draw, collect, measure = build_play(cfg, mesh, config, task, worlds)
     information = functools.partial(
         mutual_information.information,
         hidden_fn=fns.hidden,
@@ -257,27 +309,51 @@ def build_training(
         layout=whole,
         **settings.information_settings(cfg),
     )
-    measure = functools.partial(measure_rollout, group_size=group_size)
-    collect = parts.build_collect(cfg, config, mesh, training=True, worlds=worlds)
-    labels = functools.partial(draw, forks=parts.build_label_forks(cfg))
-    measured = functools.partial(measure_critic, draw=labels, collect=collect, fns=fns, cfg=cfg)
     return Training(
         task=task,
-        draw=jax.jit(draw, out_shardings=rows),
+        draw=draw,
         collect=collect,
         pack=collecting.build_pack(cfg, settings.build_keep(cfg), rows, whole),
-        metrics=jax.jit(measure, out_shardings=whole),
+        metrics=measure,
         information=jax.jit(information, out_shardings=whole),
         learn=build_learn(cfg, mesh, config, task, tokenizer, txs),
         rescore=jax.jit(
             functools.partial(rescore, fns=fns, cfg=cfg, task=task), out_shardings=rows
         ),
-        critic_error=jax.jit(measured, out_shardings=whole) if cfg.fork.value_every else None,
+        critic_error=build_critic_error(cfg, task, collect, fns, whole),
+    )
+
+
+def build_critic_error(
+    cfg: Any, task: Any, collect: Callable, fns: ModelFns, whole: NamedSharding
+) -> Callable | None:
+    """Jitted measure_critic, None where nobody asks for it."""
+    if not cfg.fork.value_every:
+        return None
+    draw = functools.partial(build_draw(cfg, task), forks=parts.build_label_forks(cfg))
+    program = functools.partial(measure_critic, draw=draw, collect=collect, fns=fns, cfg=cfg)
+    return jax.jit(program, out_shardings=whole)
+
+
+def build_validations(
+    cfg: Any,
+    mesh: Mesh,
+    config: ModelConfig,
+    held_out: dict[str, TextTask | HostTask],
+    worlds: dict[str, Worlds],
+) -> tuple[Validation, ...]:
+    """The programs of all pools, those on the device with one collect."""
+    make = functools.partial(parts.build_collect, cfg, config, mesh, training=False)
+    collects = {name: make(worlds=own) for name, own in worlds.items()}
+    on_device = make()
+    return tuple(
+        build_validation(cfg, mesh, prefix, task, collects.get(task.env.name, on_device))
+        for prefix, task in held_out.items()
     )
 
 
 def build_validation(
-    cfg: Any, mesh: Mesh, prefix: str, task: TextTask, collect: Callable
+    cfg: Any, mesh: Mesh, prefix: str, task: TextTask | HostTask, collect: Callable
 ) -> Validation:
     """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)

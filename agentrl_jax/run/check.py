@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from agentrl_jax.algorithms import ALGORITHMS, agent_evol, mt_grpo, ppo, turn_grpo, vine
-from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs import ENVIRONMENTS, GAMES
 from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.measure import collapse
 from agentrl_jax.models import lora
 from agentrl_jax.rl import advantages, curriculum, filtering, losses, trials, turn_credit, update
 from agentrl_jax.rollout.episodes import fork_turns
-from agentrl_jax.run import bounds, derived, effective
+from agentrl_jax.run import bounds, derived, effective, mixture
 from agentrl_jax.text import agents
 
 CHOICES = {
@@ -82,7 +82,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         *_impossible_agents(cfg),
     ]
     found += _impossible_sampler(cfg) + _impossible_hosts(cfg)
-    found = found or _impossible_together(cfg, mesh_shards)
+    found = found or _impossible_mixture(cfg, mesh_shards) or _impossible_together(cfg, mesh_shards)
     if found:
         raise ValueError('impossible configuration: ' + '; '.join(found))
     check_packages(cfg)
@@ -383,6 +383,77 @@ def _impossible_hosts(cfg: Any) -> list[str]:
     return [sentence for wrong, sentence in problems if wrong]
 
 
+def _impossible_mixture(cfg: Any, mesh_shards: int) -> list[str]:
+    """What is wrong with several worlds in one run, or what they exclude."""
+    if not cfg.env.mix:
+        return []
+    names, shares = zip(*cfg.env.mix, strict=True)
+    known = (*ENVIRONMENTS, *GAMES, *HOSTS)
+    mix = f'env.mix={cfg.env.mix!r}'
+    problems = [
+        (
+            not set(names) <= set(known) or len(set(names)) < len(names),
+            f'{mix} must name different worlds: {", ".join(known)}',
+        ),
+        (
+            not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6),
+            f'{mix}: shares must be above 0 and sum to 1',
+        ),
+    ]
+    found = [sentence for wrong, sentence in problems if wrong]
+    return found or _impossible_members(cfg) + _impossible_shares(cfg, mix, mesh_shards)
+
+
+def _impossible_members(cfg: Any) -> list[str]:
+    """What worlds on hosts cannot do beside others; what is for the device alone passes them by."""
+    members = mixture.members(cfg)
+    found = []
+    for member in members:
+        if not all(map(derived.on_hosts, members)):
+            member.rollout.stop_at_answer, member.rollout.read_tokens = False, 0
+        found += _impossible_hosts(member)
+    return found
+
+
+def _impossible_shares(cfg: Any, mix: str, mesh_shards: int) -> list[str]:
+    """What the worlds of a mixture cannot be given, and what does not go with them."""
+    groups = derived.apportion(cfg, cfg.rollout.num_groups)
+    rows = [count * cfg.rollout.group_size for count in groups]
+    several = 'does not go with several worlds (env.mix)'
+    problems = [
+        (
+            min(groups) < 1,
+            f'{mix} leaves a world none of rollout.num_groups={cfg.rollout.num_groups}',
+        ),
+        (
+            any(count % mesh_shards for count in rows),
+            f'{mix} gives the worlds {", ".join(map(str, rows))} episodes, which must be multiples '
+            f'of the {mesh_shards} data shards of the mesh',
+        ),
+        (
+            cfg.context.window > 0,
+            f'context.window={cfg.context.window} {several}, whose prompts differ in length: set '
+            'it to 0',
+        ),
+        (
+            bool(cfg.filter.refill),
+            f'filter.refill={cfg.filter.refill} {several}: what it fills a batch with would undo '
+            'their shares; set it to 0',
+        ),
+        (
+            cfg.alarm.mi_every > 0,
+            f'alarm.mi_every={cfg.alarm.mi_every} {several}: it compares answers to the prompts of '
+            'one; set it to 0',
+        ),
+        (
+            cfg.fork.value_every > 0,
+            f'fork.value_every={cfg.fork.value_every} {several}: it plays the episodes of one '
+            'again; set it to 0',
+        ),
+    ]
+    return [sentence for wrong, sentence in problems if wrong]
+
+
 def _impossible_filter(cfg: Any) -> list[str]:
     choice, groups = cfg.filter, cfg.rollout.num_groups
     zero_rules = ('top_p', 'top_p_softmax', 'min_p')
@@ -490,7 +561,7 @@ def _impossible_together(cfg: Any, mesh_shards: int) -> list[str]:
             f'eval.split={cfg.eval.split!r}',
         ),
         (
-            not set(cfg.eval.worlds) <= set(ENVIRONMENTS) - {cfg.env.name},
+            not set(cfg.eval.worlds) <= set(ENVIRONMENTS) - set(derived.worlds(cfg)),
             f'eval.worlds={cfg.eval.worlds} must name worlds of {", ".join(ENVIRONMENTS)} other '
             f'than env.name={cfg.env.name!r}',
         ),

@@ -10,7 +10,7 @@ from agentrl_jax.imitation import clone, demonstrations, kept, trajectories
 from agentrl_jax.machine import sharding
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
-from agentrl_jax.run import derived, parts
+from agentrl_jax.run import derived, mixture, parts
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
@@ -19,10 +19,18 @@ from agentrl_jax.types import Demonstrations, Params
 
 def find_demonstrations(run: Run) -> Demonstrations:
     """Those of cfg.clone.file, or our own: oracle and random play of the training levels."""
-    cfg = run.cfg
+    cfg, task = run.cfg, run.training.task
     if cfg.clone.file:
         return read_demonstrations(run)
-    task = run.training.task
+    if not cfg.env.mix:
+        return own_demonstrations(run, cfg, task)
+    each = zip(mixture.members(cfg), task.tasks, strict=True)
+    found = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
+    return demonstrations.join(found, run.tokenizer.pad_id)
+
+
+def own_demonstrations(run: Run, cfg: Any, task: Any) -> Demonstrations:
+    """Oracle and random play of the training levels of one world."""
     if derived.demonstrates_apart(cfg):
         cfg = with_clone_limits(cfg)
         task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
@@ -32,11 +40,11 @@ def find_demonstrations(run: Run) -> Demonstrations:
         oracle=cfg.clone.oracle,
         max_tokens=cfg.rollout.max_tokens,
     )
-    if run.worlds is not None:
-        player = task.env.player()
+    if derived.on_hosts(cfg):
+        player, conversation = task.env.player(), run.worlds[cfg.env.name].conversation
         with Progress(cfg.clone.episodes, 'demonstrating') as progress:
             return demonstrations.demonstrate_on_hosts(
-                task, run.worlds.conversation, player, report=progress.advance, **chosen
+                task, conversation, player, report=progress.advance, **chosen
             )
 
     def expert(states, used):

@@ -6,6 +6,7 @@ played. Everything random is a function of seed, step and number of the rollout.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,30 +22,31 @@ from agentrl_jax.types import EpisodeStop, Params, Rollout
 Played = tuple[Rollout, Episodes]
 
 
-def check_counters(counters: dict) -> None:
-    lost = int(jnp.max(counters['overflow']))
+def check_counters(counters: Sequence[dict[str, Any]]) -> None:
+    """counters: of what was played, one for each world."""
+    lost = max(int(jnp.max(one['overflow'])) for one in counters)
     if lost:
         raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
 
 
 def play(
     run: Any, params: Params, task: Any, streams: Streams, step: int, number: int = 0
-) -> tuple[Played, dict[str, Any]]:
-    """(rollout and its episodes, counters) of one rollout of a step; waits for it."""
+) -> tuple[Played, list[dict[str, Any]]]:
+    """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
     hosts.label(run, step=step, split='train', number=number)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * derived.episodes(run.cfg))
     rollout, counters = run.training.collect(params, task, drawn, streams.key(COLLECT, step))
-    check_counters(counters)  # the host's only look at it
-    return (rollout, drawn), counters
+    counted = counters if run.cfg.env.mix else [counters]
+    check_counters(counted)  # the host's only look at it
+    return (rollout, drawn), counted
 
 
 def collect(
     run: Any, params: Params, task: Any, streams: Streams, step: int
 ) -> tuple[Played, int, dict]:
     """(what the update gets, tokens sampled, metrics) of a step, played on `task`."""
-    played, counters = play(run, params, task, streams, step)
-    counted = [counters]
+    played, counted = play(run, params, task, streams, step)
     measured = run.training.metrics(played[0], run.training.task) | {'filter/collects': 1}
     if run.training.pack is None:
         return played, sampled(counted), measured | hosts.figures(counted)
@@ -52,7 +54,7 @@ def collect(
     for number in range(1 + run.cfg.filter.refill):
         if number:
             played, counters = play(run, params, task, streams, step, number)
-            counted.append(counters)
+            counted += counters
         # The count goes through the host: on devices it would have two layouts, so two programs.
         held, filled, found = run.training.pack(held, np.int32(count), played)
         count, kept = int(filled), kept + int(found)

@@ -56,6 +56,20 @@ def answer_opening(cfg: Any) -> str:
     return '<think>' if cfg.env.think else '<answer>'
 
 
+def worlds(cfg: Any) -> tuple[str, ...]:
+    """Names of the worlds that train: those of env.mix, or env.name."""
+    return tuple(name for name, _ in cfg.env.mix) or (cfg.env.name,)
+
+
+def apportion(cfg: Any, total: int) -> tuple[int, ...]:
+    """Whole parts of a total by the shares of env.mix: rounded down, the rest to those that lost
+    most."""
+    exact = [share * total for _, share in cfg.env.mix]
+    parts = [int(part + 1e-6) for part in exact]
+    lost = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])  # of equals the first
+    return tuple(part + (i in lost[: total - sum(parts)]) for i, part in enumerate(parts))
+
+
 def needs_critic(cfg: Any) -> bool:
     return bool(ALGORITHMS[cfg.algorithm].USES_CRITIC)
 

@@ -82,7 +82,21 @@ def effective(cfg: Any) -> Any:
         section, leaf = name.split('.')
         if cfg[section][leaf] is None and applies(cfg, name):
             cfg[section][leaf] = own[name]
+    if cfg.env.mix:
+        cfg.env.mix = mixed(cfg)
+        cfg.env.name = '+'.join(name for name, _ in cfg.env.mix)
     return cfg
+
+
+def mixed(cfg: Any) -> tuple[tuple[str, float], ...]:
+    """env.mix as pairs of a world and its share; ValueError where it is something else."""
+    try:
+        return tuple((str(name), float(share)) for name, share in cfg.env.mix)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f'env.mix={cfg.env.mix!r} must be pairs of a world and its share, such as '
+            "(('frozen_lake', .5), ('sokoban', .5))"
+        ) from error
 
 
 def idle(cfg: Any) -> set[str]:

@@ -33,56 +33,73 @@ def log_name(stem: str = 'replies', process: int | None = None) -> str:
     return f'{stem}{f"_{process}" if process else ""}.jsonl'
 
 
+def log_stem(cfg: Any, world: str, stem: str = 'replies') -> str:
+    """Of several worlds in one run each has its own log."""
+    return f'{stem}_{world}' if cfg.env.mix else stem
+
+
 @contextlib.contextmanager
 def playing(
-    run: Any, path: Path, step: int, asked: Callable[[], bool] = host.never
+    run: Any,
+    folder: Path,
+    step: int,
+    asked: Callable[[], bool] = host.never,
+    stem: str = 'replies',
 ) -> Iterator[None]:
-    """What worlds say is kept in the file `path`, behind that of the steps before `step`.
+    """What worlds say is kept in logs of a folder, behind that of the steps before `step`.
 
     In the end the worlds are closed. asked: whether the run should stop; while all worlds are down
     nothing else would hear of it, and game.Interrupted ends the rollout.
     """
-    if run.worlds is None:
+    with contextlib.ExitStack() as stack:
+        for name, worlds in run.worlds.items():
+            path = folder / log_name(log_stem(run.cfg, name, stem))
+            stack.enter_context(logged(worlds, path, step, asked))
         yield
-        return
+
+
+@contextlib.contextmanager
+def logged(worlds: host.Worlds, path: Path, step: int, asked: Callable[[], bool]) -> Iterator[None]:
+    """`playing` for the worlds of one name."""
     replies.cut(path, step, files.write_atomic)
-    run.worlds.log, run.worlds.asked = replies.ReplyLog(path), asked
+    worlds.log, worlds.asked = replies.ReplyLog(path), asked
     try:
         yield
     finally:
-        run.worlds.pool.close()
-        run.worlds.log.close()
-        run.worlds.log, run.worlds.asked = replies.NoLog(), host.never
+        worlds.pool.close()
+        worlds.log.close()
+        worlds.log, worlds.asked = replies.NoLog(), host.never
 
 
 @contextlib.contextmanager
 def replayed(run: Any, path: str, about: replies.About) -> Iterator[None]:
     """The log of a rollout answers, and no world does."""
-    if run.worlds is None:
+    if not run.worlds:
         raise ValueError(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
-    lines, before = replies.choose(path, about), run.worlds.pool
-    run.worlds.pool = replies.LoggedPool(lines, run.worlds.conversation.prompt)
+    (worlds,) = run.worlds.values()
+    lines, before = replies.choose(path, about), worlds.pool
+    worlds.pool = replies.LoggedPool(lines, worlds.conversation.prompt)
     try:
         yield
     finally:
-        run.worlds.pool = before
+        worlds.pool = before
 
 
 def label(run: Any, **about: int | str) -> None:
     """Says of which rollout the next replies are."""
-    if run.worlds is not None:
-        run.worlds.log.about = about
+    for worlds in run.worlds.values():
+        worlds.log.about = about
 
 
 def said(
-    run: Any, path: Path, streams: Iterable[int], **about: int | str
+    run: Any, world: str, path: Path, streams: Iterable[int], **about: int | str
 ) -> list[list[dict[str, Any]]] | None:
     """The lines that the logs hold of each episode of a rollout, for its page; None on the device.
 
-    path: of process 0, the others' lie beside it. streams int32 [B]: of the episodes' tokens. Of an
-    episode that was played again only the last time counts.
+    path: the world's log of process 0, the others' lie beside it. streams int32 [B]: of the
+    episodes' tokens. Of an episode that was played again only the last time counts.
     """
-    if run.worlds is None:
+    if world not in run.worlds:
         return None
     found: dict[int, list] = {}
     for process in range(jax.process_count()):
@@ -96,10 +113,10 @@ def said(
 
 def in_flight(run: Any) -> dict[str, Any] | None:
     """For a live line: where the rollout is that is being played; None = there is none."""
-    game = run.worlds.game if run.worlds is not None else None
-    if game is None:
+    games = [worlds.game for worlds in run.worlds.values() if worlds.game is not None]
+    if not games:
         return None
-    now = game.in_flight()
+    now = games[0].in_flight()  # worlds of several names are played one after another
     return {
         'waited for': now.waiting,
         'slowest': f'{now.slowest_s:.1f} s',
@@ -112,7 +129,8 @@ def in_flight(run: Any) -> dict[str, Any] | None:
 
 def figures(counters: list[dict[str, Any]]) -> dict[str, float]:
     """hosts/ metrics of the rollouts of a step, of all processes; none for those on the device."""
-    if not COUNTED.keys() <= counters[0].keys():
+    counters = [one for one in counters if COUNTED.keys() <= one.keys()]
+    if not counters:
         return {}
     own = [
         over_rollouts([float(one[name][0]) for one in counters])

@@ -38,6 +38,11 @@ BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
     """(environment, its parameters with the pool of the split)."""
     name, known = cfg.env.name, ENVIRONMENTS | GAMES | HOSTS
+    if cfg.env.mix:
+        raise ValueError(
+            f'env.mix={cfg.env.mix!r} is for train alone: set it to () and env.name to one of '
+            f'{", ".join(derived.worlds(cfg))}'
+        )
     if name not in known:
         raise ValueError(f'env.name={name!r} is not one of {", ".join(known)}')
     if name not in cfg:
@@ -110,10 +115,8 @@ def build_conversation(cfg: Any, tokenizer: Any, env: HostEnvironment) -> Conver
     )
 
 
-def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds | None:
-    """Worlds on hosts; they are made when they are needed. None for worlds on the device."""
-    if not derived.on_hosts(cfg):
-        return None
+def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds:
+    """Worlds on hosts; they are made when they are needed."""
     env, _ = build_environment(cfg, 'train')
     conversation = build_conversation(cfg, tokenizer, env)
     return host.Worlds(Pool(env.make, conversation.prompt), conversation)
@@ -136,14 +139,21 @@ def tokenizer_source(cfg: Any) -> Path:
     path = files.local_path(cfg.model.path) if cfg.model.path else None
     if path is not None and not cfg.model.tokenizer and holds_run(path):
         return tokenizer_source(config_of_run(path))
-    bundled = bundled_tokenizer(cfg.env.name)
-    return files.local_path(cfg.model.tokenizer or cfg.model.path or bundled)
+    given = cfg.model.tokenizer or cfg.model.path
+    return files.local_path(given or bundled_tokenizer(*derived.worlds(cfg)))
 
 
-def bundled_tokenizer(world: str) -> Path:
+def bundled_tokenizer(*worlds: str) -> Path:
     """The small tokenizer made of a world's own words, or that of the demo."""
-    own = TOKENIZERS / f'{world}.model'
-    return own if own.exists() else BUNDLED_TOKENIZER
+    own = [TOKENIZERS / f'{world}.model' for world in worlds]
+    found = {path if path.exists() else BUNDLED_TOKENIZER for path in own}
+    if len(found) > 1:
+        raise ValueError(
+            f'env.mix: {", ".join(worlds)} have different small tokenizers '
+            f'({", ".join(sorted(path.name for path in found))}): name one in model.tokenizer that '
+            'has the words of all'
+        )
+    return found.pop()
 
 
 def build_tokenizer(cfg: Any) -> Any:
