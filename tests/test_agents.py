@@ -80,6 +80,18 @@ def test_trials_share_the_turns_evenly():
     assert Agent(trials=2).trial_turns(11) == 5
 
 
+@pytest.mark.parametrize(
+    'agent', [Agent(), Agent(plans=True), Agent(plans=True, plan_every=2, trials=2), BOTH]
+)
+@pytest.mark.parametrize('limit', [5, 6, 9])
+def test_turns_of_a_trial_that_act_are_those_that_it_is_made_of(agent, limit):
+    """Random play in a report had the turns of plans and of all trials in a single one."""
+    number = agent.trial_turns(limit)
+    first = kinds(agent, {number - 1})[:number]
+    assert {trial for _, trial, _ in first} == {0}
+    assert agent.acting_turns(limit) == sum(kind == ACT for kind, _, _ in first)
+
+
 # ---- a turn --------------------------------------------------------------------------------------
 
 

@@ -143,6 +143,9 @@ def test_simulated_random_play_equals_the_exact_value():
     exact = reference.reference_success(env, params, 10)
     assert won.shape == (11, 64, 200) and not won[0].any()
     assert abs(won[10].mean() - exact['random']) < 0.0177
+    twice = reference.reference_success(env, params, 10, trials=2)
+    either = won[10, :, ::2] | won[10, :, 1::2]  # 6400 pairs: s.e. at most 0.00625
+    assert abs(either.mean() - twice['random']) < 0.025 < twice['random'] - exact['random']
     assert (np.diff(won.astype(int), axis=0) >= 0).all()  # success is never lost
 
 

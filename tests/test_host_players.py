@@ -16,6 +16,7 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
 from agentrl_jax.run import check, cloning, parts
 from agentrl_jax.run.effective import effective
+from agentrl_jax.text.agents import Agent
 
 SHORT = {
     'textcraft.prompt': 'short',
@@ -126,6 +127,8 @@ def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
     task = run.validation.task
     short = reference_success(task.env, task.env_params, 1, rollouts=1)
     assert short == {'random': 0.0, 'oracle': 0.0}
+    again = task.replace(agent=Agent(plans=True, trials=3), max_turns=6)
+    assert report.reference(again)['oracle'] == 0.0  # one turn of each of three trials acts
 
 
 def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations():

@@ -19,14 +19,17 @@ PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_f
 
 
 def reference(task: Any) -> dict[str, float]:
-    """Success of random play and of the best player on the pool of a task.
+    """Success of random play and of the best player on the pool of a task, in all its trials.
 
     Nothing of worlds on hosts that nobody else plays, or not quickly.
     """
     if isinstance(task, HostTask):
-        return reference_on_hosts(task.env, task.env_params, task.max_turns)
+        turns = task.agent.acting_turns(task.max_turns)
+        return reference_on_hosts(task.env, task.env_params, turns, trials=task.agent.trials)
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
-    return reference_success(task.env, env_params, task.max_actions_per_episode)
+    return reference_success(
+        task.env, env_params, task.max_actions_per_episode, trials=task.agent.trials
+    )
 
 
 def write_reference(workdir: Path, pools: Mapping[str, Any], worlds: int = 1) -> None:

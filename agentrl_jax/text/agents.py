@@ -52,6 +52,13 @@ class Agent:
             return turn_limit
         return (turn_limit - (self.trials - 1) * self.reflects) // self.trials
 
+    def acting_turns(self, turn_limit: int) -> int:
+        """Those of them that act."""
+        turns = self.trial_turns(turn_limit)
+        if not self.plans:
+            return turns
+        return turns - (-(-turns // (self.plan_every + 1)) if self.plan_every else 1)
+
 
 ONLY_ACTS = Agent()
 NAMES = ('act', 'react', 'plan', 'reflect')  # react acts in another form (answer.FORMS)
