@@ -184,7 +184,8 @@ def plan_followed(rollout: Rollout) -> jax.Array:
     place = jnp.argmax(rollout.actions >= 0, axis=2, keepdims=True)
     first = jnp.take_along_axis(rollout.actions, place, axis=2)[:, :, 0]  # -1: there is none
     later = jnp.arange(1, first.shape[1])[None] < rollout.num_turns[:, None]
-    plans = later & (rollout.part[:, :-1] == PLAN) & (first[:, :-1] >= 0)
+    plans = (rollout.part[:, :-1] == PLAN) & (rollout.part[:, 1:] == ACT)  # else a trial is over
+    plans &= later & (first[:, :-1] >= 0)
     same = (first[:, :-1] == first[:, 1:]).astype(jnp.float32)
     return masked_mean(same, plans & rollout.healthy[:, None])
 
