@@ -460,6 +460,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes)
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
+        ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
         (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),
         (
             HOSTS | {'agent.name': 'react'},

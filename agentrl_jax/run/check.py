@@ -240,6 +240,7 @@ def _impossible_options(cfg: Any) -> list[str]:
 def _impossible_agents(cfg: Any) -> list[str]:
     agent, built = cfg.agent, derived.agent(cfg)
     turns = min((cfg.env.max_turns, *cfg.curriculum.rounds))
+    turns = min(turns, cfg.clone.max_turns or turns)
     least = 1 + built.plans
     needed = built.trials * least + (built.trials - 1) * built.reflects
     problems = [
@@ -273,7 +274,7 @@ def _impossible_agents(cfg: Any) -> list[str]:
         (
             turns < needed,
             f'agent.name={agent.name!r} with agent.trials={agent.trials} takes {needed} turns at '
-            f'least, and env.max_turns or curriculum.rounds allow {turns}',
+            f'least, and env.max_turns, curriculum.rounds or clone.max_turns allow {turns}',
         ),
         (
             cfg.context.summary > 0 and (built.writes or built.trials > 1),
