@@ -1,5 +1,7 @@
 """Cloned policies are kept for other runs, and only where these would clone the same."""
 
+import types
+
 import jax
 import micro_runs
 import numpy as np
@@ -85,7 +87,7 @@ def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):
     assert_same(opened(tmp_path / 'b', **(limits | short)), of_its_own)
 
 
-def test_demonstrations_have_the_limits_of_the_clone():
+def test_demonstrations_have_the_limits_of_the_clone(capsys):
     limits = {'clone.max_turns': 1, 'clone.max_actions_per_turn': 4, 'rollout.max_response': 12}
     run = build(micro_runs.config('frozen_lake', **(CLONES | limits)))
     longest = int(cloning.find_demonstrations(run).mask.sum(axis=1).max())
@@ -94,6 +96,18 @@ def test_demonstrations_have_the_limits_of_the_clone():
         for n in range(5)
     ]
     assert longest == texts[4] < 2 * texts[2]  # one turn of four actions, not two of two
+    # That turns have no room for them was said nowhere: what was cloned could never be finished
+    said = f'answers have up to {longest} tokens, which rollout.max_response='
+    assert (longest > 12) == (f'{said}12' in capsys.readouterr().err)
+    cfg = run.cfg.copy_and_resolve_references()
+    cfg.rollout.max_response = longest - 1
+    cloning.find_demonstrations(types.SimpleNamespace(**vars(run) | {'cfg': cfg}))
+    assert f'{said}{longest - 1} cuts' in capsys.readouterr().err
+
+
+def test_lengths_of_answers_by_hand():
+    mask = np.array([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [0] * 5], bool)
+    assert demonstrations.answer_lengths(mask).tolist() == [2, 1, 1]
 
 
 def test_a_file_of_trajectories_is_known_by_what_is_in_it(tmp_path):

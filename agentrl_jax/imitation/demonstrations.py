@@ -165,6 +165,12 @@ def join(parts: Sequence[Demonstrations], pad_id: int) -> Demonstrations:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *filled)
 
 
+def answer_lengths(mask: np.ndarray) -> np.ndarray:
+    """int [n]: trained tokens of each answer, an unbroken run in mask bool [B, T]."""
+    edges = np.diff(np.pad(np.asarray(mask, np.int8), ((0, 0), (1, 1))), axis=1)
+    return np.nonzero(edges == -1)[1] - np.nonzero(edges == 1)[1]
+
+
 def pad_rows(
     rows: list[list[int]], trained: list[list[bool]], max_tokens: int, pad_id: int
 ) -> Demonstrations:

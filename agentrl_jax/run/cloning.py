@@ -19,9 +19,22 @@ from agentrl_jax.types import Demonstrations, Params
 
 def find_demonstrations(run: Run) -> Demonstrations:
     """Those of cfg.clone.file, or our own: oracle and random play of the training levels."""
+    found = read_demonstrations(run) if run.cfg.clone.file else demonstrations_of_all(run)
+    lengths, most = demonstrations.answer_lengths(found.mask), run.cfg.rollout.max_response
+    if long := int((lengths > most).sum()):
+        print(
+            f'WARNING: {long} of {len(lengths)} demonstrated answers have up to {lengths.max()} '
+            f'tokens, which rollout.max_response={most} cuts: the policy learns what it cannot '
+            'finish',
+            file=sys.stderr,
+            flush=True,
+        )
+    return found
+
+
+def demonstrations_of_all(run: Run) -> Demonstrations:
+    """Own demonstrations of every world that trains."""
     cfg, task = run.cfg, run.training.task
-    if cfg.clone.file:
-        return read_demonstrations(run)
     if not cfg.env.mix:
         return own_demonstrations(run, cfg, task)
     each = zip(mixture.members(cfg), task.tasks, strict=True)
