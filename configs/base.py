@@ -356,6 +356,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.clone.file = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = own ones:
     cfg.clone.episodes = 0  # own demonstrations cloned before step 0; 0 = none
     cfg.clone.oracle = 0.5  # share of turns played by the oracle, the rest at random
+    cfg.clone.thoughts = False  # their thoughts name what the expert would do from there; False:
+    # they are empty
     # Limits of own demonstrations; 0 = those of env and rollout. If they are set, arms whose
     # episodes differ can start from one clone.
     cfg.clone.max_turns = 0

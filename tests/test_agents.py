@@ -457,10 +457,12 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes)
         ({'agent.name': 'act', 'agent.trials': 1}, 'agent.reward=gain has no effect'),
         ({'algorithm': 'vine'}, 'agent.reward=gain does not go with continuations'),
         ({'fork.value_every': 1, 'algorithm': 'ppo'}, 'agent.reward=gain does not go with contin'),
+        ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'set it to False'),
+        ({'clone.thoughts': True}, 'clone.thoughts has an effect only on own demonstrations'),
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
+        ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
-        ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
         (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),
         (
             HOSTS | {'agent.name': 'react'},

@@ -104,14 +104,13 @@ def test_demonstrations_are_worded_like_rollouts(name):
         assert tuple(row[: int(np.argmax(mask))].tolist()) in firsts
 
 
-def by_the_oracle(task, seed=0, episodes=24):
+def by_the_oracle(task, seed=0, episodes=24, **changes):
 
     def expert(states, used):
         return task.env.plans(states, used, task.max_actions_per_episode, task.env_params)
 
-    shown = demonstrations.demonstrate(
-        task, tiny.tokenizer(), expert, seed=seed, episodes=episodes, oracle=1.0, max_tokens=400
-    )
+    sizes = dict(seed=seed, episodes=episodes, oracle=1.0, max_tokens=400)
+    shown = demonstrations.demonstrate(task, tiny.tokenizer(), expert, **sizes | changes)
     return jax.device_get(shown)
 
 
@@ -192,6 +191,24 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
         assert tight.attention_mask[b].sum() == used
         np.testing.assert_array_equal(tight.tokens[b, :used], free.tokens[b, :used])
     assert (number_of_answers(tight) < number_of_answers(free)).sum() > 5
+
+
+def test_thoughts_name_what_the_expert_would_do_from_there():
+    task = tiny.task('frozen_lake')
+
+    def said(**changes):
+        shown = by_the_oracle(task, thoughts=True, **changes)
+        decode = tiny.tokenizer().decode
+        return [
+            [decode(ids[:-1].tolist()).split('</think><answer>') for ids in answers_of(row, mask)]
+            for row, mask in zip(shown.tokens, shown.mask, strict=True)
+        ]
+
+    best, random = said(), said(oracle=0.0)
+    for (thought, answer), *_ in best:
+        assert thought and f'{thought}</answer>'.startswith(answer.removesuffix('</answer>'))
+    assert [turns[0][0] for turns in random] == [turns[0][0] for turns in best]
+    assert [turns[0][1] for turns in random] != [turns[0][1] for turns in best]
 
 
 def test_plans_are_mixed_turn_by_turn():

@@ -46,14 +46,15 @@ def demonstrate(
     episodes: int,
     oracle: float,
     max_tokens: int,
+    thoughts: bool = False,
     report: Callable[[], None] = lambda: None,
 ) -> Demonstrations:
     """Plays `episodes` training levels; expert(states, used) plans one list of actions a state.
 
     The words of a demonstration are the environment's own prompts and answer_text(...), tokenised
     piece by piece as in a rollout. A plan names what the expert would do from there, a reflection
-    what it would have done from the start of the level. report() is called after each turn of all
-    episodes.
+    what it would have done from the start of the level; with `thoughts` those of turns that act
+    say the same as a plan, else nothing. report() is called after each turn of all episodes.
     """
     rng = np.random.default_rng(seed)
     level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
@@ -81,7 +82,8 @@ def demonstrate(
         parts = np.full((episodes, task.max_actions_per_turn), -2, np.int32)
         for i in np.flatnonzero(playing):
             if kind[i] == agents.ACT:
-                answer = answer_tokens(task, tokenizer, plans[i])
+                thought = named_actions(task, best[i]) if thoughts else ''
+                answer = answer_tokens(task, tokenizer, plans[i], thought)
             else:
                 named = best[i] if kind[i] == agents.PLAN else at_start[i]
                 answer = written_tokens(task, tokenizer, int(kind[i]), named)
@@ -142,16 +144,23 @@ def demonstrate_on_hosts(
     return pad_rows(rows, trained, max_tokens, task.pad_id)
 
 
-def answer_tokens(task: text.TextTask, tokenizer: Any, plan: list[int]) -> list[int]:
+def answer_tokens(
+    task: text.TextTask, tokenizer: Any, plan: list[int], thought: str = ''
+) -> list[int]:
     """Tokens of the answer that executes the plan, without the end-of-turn token."""
     names = [task.env.ACTION_NAMES[i] for i in plan]
-    return tokenizer.encode(answer_text(names, '', task.opening))
+    return tokenizer.encode(answer_text(names, thought, task.opening))
 
 
 def written_tokens(task: text.TextTask, tokenizer: Any, part: int, plan: list[int]) -> list[int]:
     """Tokens of a written turn that names the actions of a plan."""
+    return tokenizer.encode(f'{named_actions(task, plan)}{agents.WRITTEN[part].closing}')
+
+
+def named_actions(task: text.TextTask, plan: list[int]) -> str:
+    """The actions of a plan in words, as many as an episode may have."""
     names = [task.env.ACTION_NAMES[i] for i in plan[: task.max_actions_per_episode]]
-    return tokenizer.encode(f'{" || ".join(names)}{agents.WRITTEN[part].closing}')
+    return ' || '.join(names)
 
 
 def join(parts: Sequence[Demonstrations], pad_id: int) -> Demonstrations:

@@ -660,6 +660,14 @@ def _imitation_problems(cfg: Any, mesh_shards: int) -> list[tuple[bool, str]]:
             'set them to 0',
         ),
         (
+            clone.thoughts
+            and (
+                not clone.episodes or bool(clone.file) or derived.on_hosts(cfg) or not cfg.env.think
+            ),
+            'clone.thoughts has an effect only on own demonstrations (clone.episodes) of worlds on '
+            'the device whose answers think (env.think=True): set it to False',
+        ),
+        (
             pairs and (cfg.rollout.group_size % 2 != 0 or cfg.batch.microbatch_rows % 2 != 0),
             f'rollout.group_size={cfg.rollout.group_size} and batch.microbatch_rows='
             f'{cfg.batch.microbatch_rows} must be even: dpo compares two episodes',

@@ -68,6 +68,7 @@ def own_demonstrations(run: Run, cfg: Any, task: Any) -> Demonstrations:
             task,
             run.tokenizer,
             expert,
+            thoughts=cfg.clone.thoughts,
             report=progress.advance,
             **chosen,
         )
