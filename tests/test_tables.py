@@ -201,6 +201,22 @@ def test_rows_that_start_differently_have_a_line_each(tmp_path):
     assert shown['ppo: starting policy', 'sokoban'].startswith('10.0')
 
 
+def test_success_of_a_first_trial_is_a_share_and_a_dash_for_agents_with_a_single_one(tmp_path):
+    for algorithm in ('ppo', 'grpo'):
+        write_run(tmp_path / algorithm, 0, [0.1, 0.4, 0.5], algorithm=algorithm)
+    file = tmp_path / 'ppo' / 'metrics.jsonl'
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [
+        row | ({'eval/success_first': row['eval/success'] / 2} if 'eval/success' in row else {})
+        for row in rows
+    ]
+    file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    shown = render.matrix(table_of(tmp_path, also='eval/success_first'))
+    beside = {line[0]: line[2] for line in shown if 'starting' not in line[0]}
+    assert beside['algorithm'] == 'success first'
+    assert (beside['ppo'], beside['grpo']) == ('25.0', '—')
+
+
 def test_probability_of_improvement_and_the_column_over_all(sweep):
     table = table_of(sweep, baseline='grpo', overall=True, where={'env.name': 'bandit|sokoban'})
     found = cells(table)

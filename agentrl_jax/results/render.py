@@ -12,7 +12,16 @@ from agentrl_jax.results.spec import BEST, COUNT, EQUAL_TOKENS, LAST, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
-MORE_IS_BETTER = ('success', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
+MORE_IS_BETTER = (
+    'success',
+    'success_first',
+    'success_second',
+    'gain',
+    'pass_at_k',
+    'return',
+    'answer_f1',
+    'valid_format',
+)
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = {
     BOLD[0]: r'\textbf{',
