@@ -7,7 +7,8 @@ import qwen_vocabulary
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
-from agentrl_jax.text import demo_tokenizer
+from agentrl_jax.envs import FrozenLake, Sokoban
+from agentrl_jax.text import agents, demo_tokenizer
 from agentrl_jax.tokens import gguf_tokenizer, unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
 
@@ -262,6 +263,22 @@ def test_the_small_tokenizer_of_search_is_made_of_countries_and_of_pieces_of_reg
     assert shown[: len(asked)] == asked and shown[-2:-1] == encode('Albania')
     frame = {first, last, *encode('Which'), *encode(' belong')}
     assert frame.isdisjoint(asked) and len(frame) == 4
+
+
+def test_the_small_tokenizer_of_agents_has_half_rows_of_longer_lakes_and_all_tags():
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('agents.model'))
+    again = unigram.load_model(demo_tokenizer.train_agents(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        'the lake or the room says something else: run python -m agentrl_jax.text.demo_tokenizer '
+        '--name=agents'
+    )
+    encode = committed.encode
+    for line in FrozenLake(size=6).lines():
+        halves = [committed.decode([i]) for i in encode(line)]
+        assert halves == [line[:3], line[3:]]
+    assert all(len(encode(line)) == 1 for line in Sokoban().lines())
+    for part in agents.WRITTEN.values():
+        assert len(encode(f'{part.opening}Left || Up{part.closing}')) == 5
 
 
 def test_training_is_deterministic():

@@ -1,6 +1,6 @@
 """Trains the small tokenizer of the demo on the project's own prompts and environment texts.
 
-  python -m agentrl_jax.text.demo_tokenizer [--name=babyai|textcraft|search]
+  python -m agentrl_jax.text.demo_tokenizer [--name=agents|babyai|textcraft|search]
 
 A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
 name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
@@ -11,6 +11,8 @@ BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 
 TextCraft's has a token for each word of an item's name and for what stands around these. That of
 search has one for each country, and pieces for the names of regions, which must be copied: of the
 names that are trained on, so that held-out ones are made of pieces that have been copied too.
+That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
+of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
 """
 
 import argparse
@@ -30,18 +32,21 @@ from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import countries, dialects
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.sokoban import world as sokoban
+from agentrl_jax.text import agents
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
 from agentrl_jax.tokens import unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
 VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 800
+AGENTS_VOCAB_SIZE = 954
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
 GRIDS = (frozen_lake.SYMBOLS, sokoban.SYMBOLS, sokoban.OTHER_SYMBOLS)
 TEMPLATES = ('system', 'reward', 'header', 'warning', 'tail')
 TURNS, ACTIONS, WORDS = 5, 10, 100  # as in configs/base.py; other numbers are single digits
+AGENTS_LAKE = 6  # side of the lake whose half rows are tokens
 BABYAI_ACTIONS = 16  # of an episode, as in configs/demo_babyai.py
 
 
@@ -220,6 +225,30 @@ def train_search(vocab_size: int = SEARCH_VOCAB_SIZE) -> bytes:
     return fit(list(symbols), search_corpus(), vocab_size, letters)
 
 
+def half_rows(size: int) -> list[str]:
+    """What the left and the right half of a row of a lake can show."""
+    lines = frozen_lake.FrozenLake(size=size).lines()
+    return sorted({half for line in lines for half in (line[: size // 2], line[size // 2 :])})
+
+
+def agents_symbols() -> list[str]:
+    """Brief prompts, tags of all kinds of turns, and what the lake and the room look like."""
+    written = [tag for part in agents.WRITTEN.values() for tag in (part.opening, part.closing)]
+    lines = [BRIEF.plan, BRIEF.reflect, BRIEF.again, BRIEF.warning]
+    tails = [BRIEF.tail.format(left=n) for n in range(ACTIONS + 1)]
+    worlds = [frozen_lake.FrozenLake(), sokoban.Sokoban()]
+    systems = [BRIEF.system.format(name=world.name) for world in worlds]
+    shown = [*half_rows(AGENTS_LAKE), *sokoban.Sokoban().lines()]
+    frame = [*TAGS, *written, f' {SEPARATOR} ', '\n', *ROLES, *frozen_lake.FrozenLake.ACTION_NAMES]
+    return list(dict.fromkeys([*frame, *lines, *tails, *systems, *shown]))
+
+
+def train_agents(vocab_size: int = AGENTS_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of small policies that plan and reflect."""
+    letters = string.ascii_lowercase + string.digits
+    return fit(agents_symbols(), list(letters) * 2, vocab_size, letters)
+
+
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
     """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
@@ -266,6 +295,7 @@ def check(model: bytes) -> None:
 # File in tokens/ -> how it is trained
 WORLDS = {
     'demo': train,
+    'agents': train_agents,
     'babyai': train_babyai,
     'textcraft': train_textcraft,
     'search': train_search,
