@@ -13,10 +13,12 @@ from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.rollout import device
-from agentrl_jax.run import parts
+from agentrl_jax.run import derived, parts
 from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps import spec
+from agentrl_jax.text import agents as text_agents
 from experiments import (
+    agents,
     common,
     mtgrpo_credit,
     ragen_actions,
@@ -25,7 +27,14 @@ from experiments import (
     turn_credit,
 )
 
-NAMES = ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit', 'turn_credit')
+NAMES = (
+    'ragen_starpo_vs_s',
+    'ragen_actions',
+    'scaling_inter',
+    'mtgrpo_credit',
+    'turn_credit',
+    'agents',
+)
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
 
@@ -190,18 +199,54 @@ def test_arms_of_turn_credit_differ_in_credit_only():
     assert catalogue.library.lookup_cost > 0 == catalogue.library.tool_reward
 
 
+def test_agents_differ_in_their_turns_and_play_as_much_of_a_trial():
+    own = {'agent.name', 'agent.trials', 'agent.reward', 'env.think', 'clone.thoughts', 'steps'}
+    sizes = {'env.max_turns', 'rollout.max_response', 'rollout.max_tokens'}
+    configs, worlds = fields('agents', 'tiny'), ('frozen_lake', 'sokoban')
+    assert len(configs) == len(worlds) * len(agents.ARMS)
+    for world in worlds:
+        arms = [cfg for cfg in configs if cfg.env.name == world]
+        for cfg in arms:
+            agent = derived.agent(cfg)
+            assert agent.acting_turns(cfg.env.max_turns) == 3
+            assert agent.trial_turns(cfg.env.max_turns) * agent.trials + (
+                agent.reflects * (agent.trials - 1)
+            ) == (cfg.env.max_turns)  # no turn is left over
+        flat = [tables_runs.flatten(cfg.to_dict()) for cfg in arms]
+        assert set().union(*(changed(flat[0], other) for other in flat[1:])) == own | sizes
+        of_arm = dict(zip(agents.ARMS, flat, strict=True))
+        written = changed(of_arm['reflect'], of_arm['retry']) - sizes
+        assert written - {'steps'} == {'agent.name'}  # the control lacks the reflection only
+
+
+def test_what_agents_write_has_room_in_a_turn():
+    for cfg in fields('agents', 'tiny'):
+        tokenizer, agent = parts.build_tokenizer(cfg), derived.agent(cfg)
+
+        def tokens(actions, end, encode=tokenizer.encode):
+            return len(encode(' || '.join(['Left'] * actions) + end)) + 1  # the end of the turn
+
+        act, whole = cfg.env.max_actions_per_turn, cfg.env.max_actions_per_episode
+        longest = tokens(act, '</answer>')
+        for closing in text_agents.closings(agent):
+            longest = max(longest, tokens(whole, closing))
+        if cfg.env.think:
+            longest += tokens(whole, '</think><answer>') - 1
+        assert longest == cfg.rollout.max_response
+
+
 @pytest.mark.slow('builds the texts of every run')
 @pytest.mark.parametrize('name', NAMES)
 def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
-    tokenizer = parts.build_tokenizer(common.load_config('configs/demo.py'))
     seen = set()
     for cfg in fields(name, 'tiny'):
         episode = (cfg.env.name, cfg.env.max_turns, cfg.env.max_actions_per_turn)
+        episode += (cfg.agent.name, cfg.env.think)
         if episode in seen:
             continue
         seen.add(episode)
         cfg.env.eval_levels = 4
-        task = parts.build_text_task(cfg, tokenizer, 'validation', None)
+        task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
         device.check_budget(
             task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
         )
