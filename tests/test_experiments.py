@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from agentrl_jax.envs.hosts.search import world as search
+from agentrl_jax.imitation import kept
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
@@ -21,6 +23,7 @@ from experiments import (
     agents,
     common,
     mtgrpo_credit,
+    mtgrpo_search,
     ragen_actions,
     ragen_starpo_vs_s,
     scaling_inter,
@@ -32,6 +35,7 @@ NAMES = (
     'ragen_actions',
     'scaling_inter',
     'mtgrpo_credit',
+    'mtgrpo_search',
     'turn_credit',
     'agents',
 )
@@ -175,6 +179,23 @@ def test_credit_arms_differ_in_nothing_but_credit():
     assert paper[-1].rollout.num_groups * paper[-1].rollout.group_size == 512
 
 
+def test_arms_of_a_search_engine_differ_in_credit_only_and_start_from_one_clone():
+    credit = {'algorithm', 'turn_credit', 'loss', 'critic'}
+    configs = [effective(cfg) for cfg in fields('mtgrpo_search', 'tiny')]
+    first, *others = [tables_runs.flatten(cfg.to_dict()) for cfg in configs]
+    for other in others:
+        assert {name.split('.')[0] for name in changed(first, other)} <= credit
+    assert len({kept.key(cfg.to_dict()) for cfg in configs}) == 1
+    assert {cfg.search.rewards for cfg in configs} == {'mt_grpo'}
+    *_, mt, ppo = fields('mtgrpo_search', 'paper')
+    assert mt.rollout.num_groups * mt.rollout.group_size == 336 and mt.turn_credit.mode == 'mt_v1'
+    assert ppo.rollout.num_groups * ppo.rollout.group_size == 512
+    assert ppo.search.rewards == 'mt_ppo' and ppo.loss.reward_on == 'turn'
+    table = mtgrpo_search.tiny().tables['equal_tokens']
+    assert set(mtgrpo_search.FOUR) == {f'eval/{name}' for name in search.FIGURES}
+    assert table['also'].split(',') == [*mtgrpo_search.FOUR]
+
+
 def test_arms_of_turn_credit_differ_in_credit_only():
     """Presets would add KL terms, entropy bonuses and weights of rows to the comparison."""
     credit = {'algorithm', 'estimator', 'mode', 'outcome', 'norm', 'eps', 'std_floor', 'lam'}
@@ -242,7 +263,7 @@ def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
     for cfg in fields(name, 'tiny'):
         episode = (cfg.env.name, cfg.env.max_turns, cfg.env.max_actions_per_turn)
         episode += (cfg.agent.name, cfg.env.think)
-        if episode in seen:
+        if episode in seen or derived.on_hosts(cfg):  # whose prompts are read as they come
             continue
         seen.add(episode)
         cfg.env.eval_levels = 4

@@ -25,6 +25,7 @@ from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.search import (
     countries,
     dialects,
+    drawn,
     questions,
     retrieval,
     scoring,
@@ -467,6 +468,30 @@ def test_an_oracle_finds_its_way_from_wherever_play_has_led():
     assert len(short.plan()) == 1 and '<answer>' in short.best()
 
 
+def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
+    files = (drawn.NAME,)
+    found = [world.items(split, files=files) for split in SPLITS]
+    assert sorted(sum(found, [])) == list(range(drawn.QUESTIONS)) and min(map(len, found)) > 300
+    said = collections.defaultdict(set)  # region: countries that it belonged to
+    play = Search(questions=files, retries=False, topk=1)
+    for item in range(0, drawn.QUESTIONS, 32):
+        first = play.reset(item)
+        assert (first, play.question) == (play.reset(item), drawn.draw(item))
+        search, answer = play.plan()
+        shown = play.step(search)
+        assert play.question.answers[0] in shown.observation and shown.figures[1] == 1
+        assert len(play.question.documents) == drawn.DOCUMENTS
+        region = first.split()[5]
+        assert region in drawn.REGIONS and answer.count(play.question.answers[0]) == 1
+        said[region].add(play.question.answers[0])
+        assert play.step(answer).success
+    assert len(said) == len(drawn.REGIONS) and all(len(names) > 3 for names in said.values())
+    # Words of another question's documents are not found
+    absent = {*drawn.COUNTRIES} - {d['contents'].split()[-1][:-1] for d in play.question.documents}
+    play.reset(item)
+    assert play.step(f'<search>{min(absent)}</search>').observation == 'Nothing was found.'
+
+
 def test_questions_can_be_about_regions_of_short_names_alone():
     known = world.bank()
     found = {
@@ -545,4 +570,4 @@ def test_a_world_may_search_on_a_server(served, asked):
         '<search>What is the capital of France?</search>'
     )
     near.close()
-    assert isinstance(near.searcher, retrieval.Client) and scoring.REWARDS
+    assert isinstance(near.corpus, retrieval.Client) and scoring.REWARDS

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from agentrl_jax.envs.hosts.search import scoring
-from agentrl_jax.envs.hosts.search.dialects import TAGS, TOOL_TAGS
+from agentrl_jax.envs.hosts.search.dialects import TAGS, TOOL_TAGS, WORDLESS
 from agentrl_jax.envs.hosts.search.scoring import Golds, Step
 
 GOLDS = Golds(('paris',), 'as_written')
@@ -93,6 +93,25 @@ def test_the_figures_of_the_tables_are_shares():
         {'tool_success': 1.0, 'answer_presence': 1.0, 'exact_match': 0.0, 'format': 0.9}
     )
     assert set(scoring.measured([], TOOL_TAGS, GOLDS).values()) == {0.0}
+
+
+def test_a_dialect_without_thoughts_can_have_the_best_format():
+    """Thoughts were missed where nobody is asked for them: .6 at most, and a malformed outcome."""
+    found = Step('<search>capital</search>', HIT)
+    answered = Step('<answer>Paris</answer>', answer='Paris')
+    steps = [found, answered]
+    assert scoring.format_score(steps, WORDLESS) == scoring.tag_count(steps, WORDLESS) == 1
+    assert scoring.mt_grpo_outcome(steps, WORDLESS, GOLDS) == pytest.approx(1.9)
+    assert scoring.format_too(steps, WORDLESS, GOLDS, True) == 1
+    # By hand: .3 for what is found, .1 for the format, less .1 for one search; then 1
+    assert scoring.mt_ppo([found], WORDLESS, GOLDS, False) == pytest.approx(0.3)
+    assert scoring.mt_ppo(steps, WORDLESS, GOLDS, True) == 1
+    twice = Step('<search>a</search><search>b</search>', HIT)
+    assert scoring.mt_ppo([twice], WORDLESS, GOLDS, False) == pytest.approx(0.0)
+    # tags there, but text before them: .4 + .2 + 0 + .2
+    assert scoring.format_score([Step('so <answer>x</answer>')], WORDLESS) == pytest.approx(0.8)
+    assert scoring.format_score([Step('hello')], WORDLESS) == pytest.approx(0.2)
+    assert not scoring.is_sequence([found, Step('<search>a</search>')], WORDLESS)
 
 
 NORMALISED = (  # as written, by SQuAD's rule, by TriviaQA's

@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
 from agentrl_jax.envs import FrozenLake, Sokoban
+from agentrl_jax.envs.hosts.search import drawn
 from agentrl_jax.text import agents, demo_tokenizer
 from agentrl_jax.tokens import gguf_tokenizer, unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
@@ -279,6 +280,16 @@ def test_the_small_tokenizer_of_agents_has_half_rows_of_longer_lakes_and_all_tag
     assert all(len(encode(line)) == 1 for line in Sokoban().lines())
     for part in agents.WRITTEN.values():
         assert len(encode(f'{part.opening}Left || Up{part.closing}')) == 5
+
+
+def test_names_of_drawn_questions_are_tokens():
+    encode = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('search.model')).encode
+    for item in (0, 1, 2):
+        question = drawn.draw(item)
+        region = question.documents[0]['contents'].split('"')[1]
+        assert len(encode(region)) == len(encode(question.answers[0])) == 1
+        assert len(encode(question.text)) == 3
+        assert {len(encode(d['contents'].split('\n')[1])) for d in question.documents} == {4}
 
 
 def test_training_is_deterministic():

@@ -11,6 +11,7 @@ BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 
 TextCraft's has a token for each word of an item's name and for what stands around these. That of
 search has one for each country, and pieces for the names of regions, which must be copied: of the
 names that are trained on, so that held-out ones are made of pieces that have been copied too.
+Names of drawn questions are tokens.
 That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
 of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
 """
@@ -29,7 +30,7 @@ from agentrl_jax.envs.babyai import sight
 from agentrl_jax.envs.babyai import words as babyai_words
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.hosts import textcraft
-from agentrl_jax.envs.hosts.search import countries, dialects
+from agentrl_jax.envs.hosts.search import countries, dialects, drawn
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text import agents
@@ -38,7 +39,7 @@ from agentrl_jax.tokens import unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
-VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 800
+VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 832
 AGENTS_VOCAB_SIZE = 954
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
@@ -209,7 +210,8 @@ def search_symbols() -> list[str]:
     words = ['Which', 'country', 'does', 'region', 'belong', 'belongs']  # of random searches
     words += [f' {word}' for word in (*words, 'the', 'to', 'is', 'a', 'that')]
     said = [plain.instruction, plain.invalid, plain.right, plain.wrong]
-    return [*said, *frame, *words, *(country.name for country in countries.load())]
+    names = [*drawn.REGIONS, *drawn.COUNTRIES, *(country.name for country in countries.load())]
+    return [*said, *frame, *words, *names]
 
 
 def search_corpus() -> list[str]:

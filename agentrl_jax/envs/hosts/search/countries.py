@@ -27,6 +27,9 @@ from agentrl_jax.envs.splits import level_split
 MANIFEST = '9f11ff375d2163d93e005d3ccece77adc49e4d8bb47f4cb1f91c7af2cfb59efb'
 COUNTRY, REGION = 'country', 'region'  # kinds of subjects
 HOLDER = 'the country that the region {} belongs to'
+ASKED = 'Which country does the region {} belong to?'
+SAID = '{} is a region that belongs to the country {}.'
+QUERY = '{} region belongs'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +123,7 @@ def documents() -> list[retrieval.Document]:
         texts.append((country.name, f'{country.name} is a country. {" ".join(sentences)}'))
     for country in countries:
         for region in country.regions:
-            text = f'{region} is a region that belongs to the country {country.name}.'
-            texts.append((region, text))
+            texts.append((region, SAID.format(region, country.name)))
     return retrieval.as_rows(texts)
 
 
@@ -158,14 +160,8 @@ def ask() -> Iterator[Question]:
 
 def ask_of_region(country: Country, region: str) -> Iterator[Question]:
     """The country, and one of its facts that a digest of the region chooses."""
-    first = f'{region} region belongs'
-    yield Question(
-        f'Which country does the region {region} belong to?',
-        (country.name,),
-        (first,),
-        region,
-        REGION,
-    )
+    first = QUERY.format(region)
+    yield Question(ASKED.format(region), (country.name,), (first,), region, REGION)
     known = [i for i, x in enumerate(country.facts) if x]
     chosen = known[int.from_bytes(hashlib.sha256(region.encode()).digest()[:4], 'big') % len(known)]
     fact = FACTS[chosen]

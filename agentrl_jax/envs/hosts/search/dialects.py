@@ -42,7 +42,6 @@ class Dialect:
     wrong: str = ''
     thought: str = '<{tag}>{text}</{tag}>'  # what stands around a thought and a call
     call: Callable[[str], str] = str
-    thinks: bool = True  # whether a turn begins with a thought
 
     def searching(self, query: str) -> str:
         """A turn of the oracle."""
@@ -52,8 +51,8 @@ class Dialect:
         return self._turn(self.tags.answer, answer, 'I know the answer.')
 
     def _turn(self, tag: str, content: str, thought: str) -> str:
-        before = self.thought.format(tag=self.tags.think, text=thought) if self.thinks else ''
-        return before + self.thought.format(tag=tag, text=content)
+        said = {self.tags.think: thought, tag: content}
+        return ''.join(self.thought.format(tag=t, text=said[t]) for t in said if t)
 
 
 SEARCH_OR_ANSWER = re.compile(r'<(search|answer)>(.*?)</\1>', re.DOTALL)
@@ -125,10 +124,11 @@ def texts(hits: Hits) -> str:
 
 
 TAGS = Tags('think', 'search', 'information', 'answer')
+WORDLESS = Tags('', 'search', 'information', 'answer')
 TOOL_TAGS = Tags('reasoning', 'tool', 'result', 'answer')
 
 PLAIN = Dialect(
-    tags=TAGS,
+    tags=WORDLESS,
     instruction='Look things up with <search>words</search>, then say <answer>words</answer>.',
     accepted='',
     question='{question}',
@@ -139,7 +139,6 @@ PLAIN = Dialect(
     invalid='That was neither a search nor an answer.',
     right='Right.',
     wrong='Wrong.',
-    thinks=False,
 )
 # What checkpoints were trained on or compared with: the words of AgentGym's searchqa server (MIT)
 # and of Search-R1's published policies (Apache-2.0), said only where their dialect is named.

@@ -14,6 +14,8 @@ import json
 import pathlib
 from typing import Any
 
+from agentrl_jax.envs.hosts.search.retrieval import Document
+
 
 @dataclasses.dataclass(frozen=True)
 class Question:
@@ -22,6 +24,7 @@ class Question:
     queries: tuple[str, ...] = ()  # one for each hop, where they are known
     subject: str = ''  # what it is about: questions of one subject are in one split
     kind: str = ''  # of subject
+    documents: tuple[Document, ...] = ()  # where it is looked up; () = in the world's corpus
 
     @property
     def hops(self) -> int:

@@ -10,6 +10,7 @@ What is read is what the policy wrote and what was shown to it, a Step for each 
 """
 
 import dataclasses
+import itertools
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -28,10 +29,16 @@ ERROR = 'Error:'  # how the result of a call that failed begins
 class Tags:
     """Names of the tags around what is thought, asked, shown and answered."""
 
-    think: str
+    think: str  # '' = a turn does not begin with a thought
     call: str
     result: str
     answer: str
+
+    @property
+    def turn(self) -> tuple[tuple[str, ...], ...]:
+        """What a turn has, one after another, each by one of some tags."""
+        thought = ((self.think,),) if self.think else ()
+        return (*thought, (self.call, self.answer))
 
     def within(self, name: str, text: str) -> str | None:
         """What stands in the first pair of tags of a name; None without one."""
@@ -142,14 +149,14 @@ def format_score(steps: Sequence[Step], tags: Tags) -> float:
 
 
 def _format_score(text: str, tags: Tags) -> float:
-    sets = (tags.think,), (tags.call, tags.answer)
+    sets = tags.turn
     present = sum(
         any(f'<{tag}>' in text or f'</{tag}>' in text for tag in alternatives)
         for alternatives in sets
     )
     whole = any(tags.within(tag, text) is not None for one in sets for tag in one)
-    begins = text.startswith(f'<{tags.think}>')
-    ends = text.endswith((f'</{tags.call}>', f'</{tags.answer}>'))
+    begins = text.startswith(tuple(f'<{tag}>' for tag in sets[0]))
+    ends = text.endswith(tuple(f'</{tag}>' for tag in sets[-1]))
     return 0.4 * whole * present / len(sets) + 0.2 + 0.2 * begins + 0.2 * ends
 
 
@@ -160,7 +167,7 @@ def tag_count(steps: Sequence[Step], tags: Tags) -> float:
 
 def _tag_count(text: str, tags: Tags) -> float:
     scores = []
-    for tag in (tags.think, tags.call, tags.answer):
+    for tag in itertools.chain(*tags.turn):
         counts = text.count(f'<{tag}>'), text.count(f'</{tag}>')
         scores += [1 - abs(count - 1) for count in counts] if any(counts) else []
     return sum(scores) / max(len(scores), 1)
@@ -199,17 +206,18 @@ def format_too(steps: Sequence[Step], tags: Tags, golds: Golds, done: bool) -> f
 
 def is_sequence(steps: Sequence[Step], tags: Tags) -> bool:
     """Whether an episode is think, call, result again and again, then think, answer, all closed."""
-    names = '|'.join((tags.think, tags.call, tags.result, tags.answer))
+    names = '|'.join((*itertools.chain(*tags.turn), tags.result))
 
     def one(tag: str) -> str:
         return rf'\s*<{tag}>(?:(?!</?(?:{names})>).)*</{tag}>'
 
-    searches = one(tags.think) + one(tags.call) + one(tags.result)
+    thought = one(tags.think) if tags.think else ''
+    searches = thought + one(tags.call) + one(tags.result)
     if any(step.result is None for step in steps[:-1]):
         return False
     shown = f'<{tags.result}></{tags.result}>'
     whole = shown.join(step.text for step in steps)
-    pattern = rf'(?:{searches})*{one(tags.think)}{one(tags.answer)}\s*'
+    pattern = rf'(?:{searches})*{thought}{one(tags.answer)}\s*'
     return re.fullmatch(pattern, whole, re.DOTALL) is not None
 
 
@@ -246,9 +254,11 @@ def mt_ppo(steps: Sequence[Step], tags: Tags, golds: Golds, done: bool) -> float
 
 
 def _once(text: str, first: str, second: str) -> bool:
-    """Whether two pairs of tags stand in a text once each, in this order."""
-    marks = re.findall(rf'</?(?:{first}|{second})>', text)
-    return marks == [f'<{first}>', f'</{first}>', f'<{second}>', f'</{second}>']
+    """Whether pairs of these tags, or of the second where the first is '', stand in a text once
+    each, in this order."""
+    names = [name for name in (first, second) if name]
+    marks = re.findall(rf'</?(?:{"|".join(names)})>', text)
+    return marks == [mark for name in names for mark in (f'<{name}>', f'</{name}>')]
 
 
 REWARDS: dict[str, Rewards] = {

@@ -3,7 +3,8 @@
 An episode is a question. A turn searches or answers, in one of four dialects (dialects.py), and is
 rewarded by one of four rules (scoring.py). What is found comes from an index of this process or
 from any server of Search-R1's protocol (retrieval.py), the questions from published files
-(questions.py); without either, countries and their regions are asked about (countries.py).
+(questions.py); without either, countries and their regions are asked about (countries.py), or
+regions that do not exist (drawn.py).
 """
 
 import functools
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.envs.hosts.search import countries, questions, retrieval, scoring
+from agentrl_jax.envs.hosts.search import countries, drawn, questions, retrieval, scoring
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.search.questions import Question
 from agentrl_jax.envs.hosts.search.scoring import ERROR, NORMALISERS, REWARDS, Golds, Step
@@ -30,6 +31,8 @@ def bank(files: tuple[str, ...] = ()) -> tuple[Question, ...]:
     """The questions of files one after another, or about countries; an item is a place in here."""
     if not files:
         return countries.questions()
+    if files == (drawn.NAME,):
+        return drawn.questions()
     return tuple(question for path in files for question in questions.read(path))
 
 
@@ -105,7 +108,8 @@ class Search:
         self.normaliser, self.retries = normaliser, retries
         self.turns, self.most_calls, self.topk = turns, calls, topk or self.dialect.topk
         self.bank = bank(tuple(questions))
-        self.searcher = retrieval.open_corpus(corpus, timeout_s) if corpus else countries.index()
+        # None: that of each question, or about countries
+        self.corpus = retrieval.open_corpus(corpus, timeout_s) if corpus else None
         self.steps: list[Step] = []
         self.calls, self.asked = 0, set()  # of the episode: number, queries
 
@@ -114,6 +118,7 @@ class Search:
             raise ValueError(f'item {item} is not in 0..{len(self.bank) - 1}')
         self.question = self.bank[item]
         self.golds = Golds(self.question.answers, self.normaliser)
+        self.searcher = self.corpus or self._own()
         self.steps, self.calls, self.asked = [], 0, set()
         return self.dialect.question.format(question=self.question.text)
 
@@ -138,6 +143,11 @@ class Search:
         figures = tuple(measured[name] for name in FIGURES)
         return Reply(observation, reward=reward, done=done, success=right, figures=figures)
 
+    def _own(self) -> retrieval.Index:
+        """Where a question is looked up that no corpus was named for."""
+        documents = self.question.documents
+        return retrieval.Index.build(documents) if documents else countries.index()
+
     def _called(self, kind: str, content: str) -> str:
         """The result of a call."""
         if kind == 'failed':
@@ -145,8 +155,8 @@ class Search:
         return self.dialect.show(self.searcher.search([content], self.topk)[0])
 
     def close(self) -> None:
-        if isinstance(self.searcher, retrieval.Client):
-            self.searcher.close()
+        if isinstance(self.corpus, retrieval.Client):
+            self.corpus.close()
 
     def plan(self) -> list[str]:
         """The oracle's turns from here: what was not yet searched of the question's chain, then its

@@ -1,0 +1,44 @@
+"""Questions about regions that do not exist, which nobody can answer by heart.
+
+Each question brings eight documents of its own, which say to which country a region belongs, in
+the words of countries.py. The names are those of two short lists, and what belongs where is drawn
+anew for each question: it must be looked up, also by a policy that has seen all others.
+"""
+
+import functools
+import random
+
+from agentrl_jax.envs.hosts.search import countries, retrieval
+from agentrl_jax.envs.hosts.search.questions import Question
+
+NAME = 'drawn'  # in search.questions, in the place of files
+QUESTIONS, DOCUMENTS = 4096, 8
+REGIONS = (
+    'Aldra Borin Cesta Dormel Elvin Farro Gelda Hurne Istrel Jorva Kelma Lunde Morra Nesko Orlin '
+    'Pavra'
+).split()
+COUNTRIES = (
+    'Avelia Bomoria Cadria Dovania Eskaria Folmia Gavonia Hestria Ilvania Jurelia Kolmaria '
+    'Lestonia Medravia Norvelia Ostaria Pelmonia'
+).split()
+
+
+def draw(number: int) -> Question:
+    """The question of a number, and where its answer is found."""
+    generator = random.Random(f'search {number}')
+    regions = generator.sample(REGIONS, DOCUMENTS)
+    chosen = generator.sample(COUNTRIES, DOCUMENTS)
+    texts = [(a, countries.SAID.format(a, b)) for a, b in zip(regions, chosen, strict=True)]
+    place = generator.randrange(DOCUMENTS)
+    return Question(
+        countries.ASKED.format(regions[place]),
+        (chosen[place],),
+        (countries.QUERY.format(regions[place]),),
+        subject=f'{NAME} {number}',
+        documents=tuple(retrieval.as_rows(texts)),
+    )
+
+
+@functools.cache
+def questions() -> tuple[Question, ...]:
+    return tuple(map(draw, range(QUESTIONS)))

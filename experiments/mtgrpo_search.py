@@ -1,0 +1,97 @@
+"""GRPO-OR, GRPO-MR, MT-GRPO and MT-PPO with a search engine: which credit teaches to look up?
+
+MT-GRPO (arXiv:2505.11821, version 1) asks questions of TriviaQA that one search should answer, and
+pays up to .7 for the search and 1.9 for answer and format. Its GRPO-OR is shown the outcome alone,
+GRPO-MR the sum, MT-GRPO credits the search to the first turn; MT-PPO, of version 2, has a critic
+and each reward at the end of its turn. All arms here have the rewards of version 1, start from one
+clone of each seed, and differ in credit only. Columns beside exact match are the other figures of
+its tables: tool success, answer presence (in the first result) and format, as shares of the most.
+
+Equal sampled tokens: an arm that searches more samples more in as many steps, so each run is read
+at the tokens of the shortest, on its validation curve; what the last step shows is another table.
+
+tiny   The world and policy of configs/demo_search.py, in which nothing can be known by heart: a
+       guess is right one time in sixteen, so unlike in the paper GRPO-OR too must search.
+paper  configs/search.py with Qwen2.5-7B's sizes, and MT-PPO in those of version 2.
+
+Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
+"""
+
+import sys
+
+from configs.sweeps import search as sizes
+from experiments import common
+from experiments.mtgrpo_credit import PUBLISHED
+
+ROWS = ('algorithm', 'turn_credit.mode')
+FOUR = ('eval/tool_success', 'eval/answer_presence', 'eval/exact_match', 'eval/format')
+
+
+def turns(mode):
+    return {'algorithm': 'mt_grpo', 'turn_credit.mode': mode}
+
+
+NAMES = {'OR': 'GRPO-OR', 'MR': 'GRPO-MR', 'MT': 'MT-GRPO', 'MT-PPO': 'MT-PPO'}
+ARMS = {
+    'GRPO-OR': turns('or'),
+    'GRPO-MR': turns('mr'),
+    'MT-GRPO': turns('mt_v1'),
+    'MT-PPO': {'algorithm': 'ppo', 'loss.reward_on': 'turn'},
+}
+SAME = {  # what the presets and the demo would set besides credit
+    'loss.kl_coef': 0.0,
+    'loss.clip_low': 0.2,
+    'loss.clip_high': 0.2,
+    'loss.entropy_coef': 0.0,
+    'loss.aggregation': 'token_mean',
+    'filter.rule': 'all',
+    'filter.keep': 1.0,
+}
+WORLD = {  # one search, then the answer
+    'search.rewards': 'mt_grpo',
+    'search.calls': 2,
+}
+SIZES = {
+    'steps': 60,
+    'eval.every': 5,
+    'optim.lr': 3e-4,
+    'batch.minibatch_rows': 32,
+    'batch.epochs': 1,
+}
+
+
+def table(config, cells):
+    return {
+        'rows': ','.join(ROWS),
+        'cols': 'env.name',
+        'at': 'equal-tokens',
+        'baseline': 'GRPO-OR',
+        'also': ','.join(FOUR),
+        'signals': ','.join((*FOUR, 'policy/entropy')),
+        'labels': common.labels(config, cells, ROWS) | {'search': 'success'},
+        'published': {
+            NAMES[name]: {'success': figure} for name, figure in PUBLISHED.items() if name in NAMES
+        },
+    }
+
+
+def plan(config, cells):
+    shown = table(config, cells)
+    return common.Plan(
+        config, tuple(cells.values()), {'equal_tokens': shown, 'last': shown | {'at': 'last'}}
+    )
+
+
+def tiny():
+    shared = WORLD | SIZES | SAME
+    return plan('configs/demo_search.py', {name: shared | arm for name, arm in ARMS.items()})
+
+
+def paper():
+    return plan('configs/search.py', ARMS | {'MT-PPO': sizes.MT_PPO | ARMS['MT-PPO']})
+
+
+SCALES = {'tiny': tiny, 'paper': paper}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))
