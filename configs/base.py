@@ -159,6 +159,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.shop.files = ()  # WebShop's, of products and of instructions; () = the seed's
     cfg.shop.products = 1000  # that the seed draws
     cfg.shop.seed = 0
+    cfg.shop.stalls = 0  # an item has one of so many shops to itself, of few products; 0 = one shop
     cfg.shop.urls = ()
     cfg.shop.launch = 0
     cfg.shop.room = 64

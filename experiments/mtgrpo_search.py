@@ -52,9 +52,9 @@ WORLD = {  # one search, then the answer
     'search.calls': 2,
 }
 SIZES = {
-    'steps': 60,
+    'steps': 80,
     'eval.every': 5,
-    'optim.lr': 3e-4,
+    'optim.lr': 1e-4,
     'batch.minibatch_rows': 32,
     'batch.epochs': 1,
 }

@@ -10,12 +10,16 @@ is played with and without these, and compared bit for bit:
    others are the same, and an update does not depend on what stands in those that were lost.
 2. A training run in which worlds may fail as often as they do: nothing is lost, every array is the
    same.
+3. Episodes of search and of the shop that their players act, in which nothing is lost: each reply
+   is that of a world in this process.
 In the end no process, thread, descriptor or world of a server may be left.
 """
 
 import argparse
 import collections
 import contextlib
+import dataclasses
+import functools
 import os
 import pathlib
 import random
@@ -35,9 +39,11 @@ import psutil
 from agentrl_jax import train
 from agentrl_jax.envs.hosts import agentgym, environments
 from agentrl_jax.envs.hosts.connection import Connection
+from agentrl_jax.envs.hosts.environments import SearchEnvironment, Served, ShopEnvironment
 from agentrl_jax.envs.hosts.launch import Launched
-from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.records import run_log
+from agentrl_jax.rollout.keepers import Job, Pool
 from agentrl_jax.run import streams
 from benchmarks import step
 
@@ -49,6 +55,12 @@ WORLD = 'echo_world:Echo'
 QUIRKS = agentgym.Quirks(
     reader='whole', instruction='Say something.\n', accepted='', bounds=(-0.5, 0.5)
 )
+
+ACTED = (  # worlds whose players act, each small
+    SearchEnvironment(questions=('drawn',), retries=False, rewards='mt_grpo', timeout_s=CALL_S),
+    ShopEnvironment(prompt='short', stalls=64, products=3, timeout_s=CALL_S),
+)
+TURNS = 6  # of their episodes, at most
 
 
 def config(sites: list['Site'], **changes):
@@ -96,8 +108,9 @@ class Troubling(chaos_proxy.Proxy):
 class Site:
     """A server, and the proxy in front of it."""
 
-    def __init__(self, seed: int):
-        self.server = Launched(WORLD, lease_s=LEASE_S)
+    def __init__(self, seed: int, world: str = WORLD, settings: dict | None = None):
+        self.serve = functools.partial(Launched, world, settings=settings, lease_s=LEASE_S)
+        self.server = self.serve()
         self.proxy = Troubling(self.port, seed)
 
     @property
@@ -108,7 +121,7 @@ class Site:
         """Its successor is at another port, which the proxy learns when it is there."""
         self.server.process.kill()
         self.server.close()
-        self.server = Launched(WORLD, lease_s=LEASE_S)
+        self.server = self.serve()
         self.proxy.port = self.port
 
     @contextlib.contextmanager
@@ -284,10 +297,71 @@ def train_both(
     return f'{retries:g} retries, {lost:g} lost, {leaves} arrays have the same bits'
 
 
+@dataclasses.dataclass(frozen=True)
+class Acted:
+    """An episode of a player in this process, which acts like its oracle or at random."""
+
+    item: int
+    actions: tuple[str, ...]
+    replies: tuple[Reply, ...]  # to its beginning and to each action
+
+    @classmethod
+    def draw(cls, env: Served, generator: np.random.Generator) -> 'Acted':
+        item = int(generator.choice(env.item_range('train')))
+        player, actions = env.player(), []
+        replies = [Reply(player.reset(item))]
+        while len(actions) < TURNS and not replies[-1].done:
+            planned = player.best() if generator.random() < 0.7 else ''
+            actions.append(planned or player.random(generator))
+            replies.append(player.step(actions[-1]))
+        player.close()
+        return cls(item, tuple(actions), tuple(replies))
+
+
+def act_again(env: Served, acted: list[Acted], chaos: Chaos) -> int:
+    """Plays the episodes against disturbed sites, one world each; how often a step was repeated."""
+    there = dataclasses.replace(env, urls=tuple(site.proxy.url for site in chaos.sites))
+    pool, left, retries = Pool(there.make, lambda *shown: None), len(acted), 0
+    with nothing_left(), chaos:
+        for seat, each in enumerate(acted):
+            pool.submit(Job(seat, seat, each.item))
+        while left:
+            outcome = pool.done.get(timeout=60)
+            job, each = outcome.job, acted[outcome.job.seat]
+            turn = len(job.actions)
+            if outcome.fault:
+                retries += 1
+                pool.submit(dataclasses.replace(job, delay=0.1))
+                continue
+            assert outcome.reply == each.replies[turn], (outcome.reply, each.replies[turn])
+            if turn == len(each.actions):
+                left -= 1
+                continue
+            past = dict(actions=each.actions[: turn + 1], replies=each.replies[: turn + 1])
+            pool.submit(dataclasses.replace(job, delay=0.0, **past))
+        pool.close()
+    return retries
+
+
+def act(env: Served, episodes: int, seed: int) -> str:
+    """Plays episodes of a world here, and then through chaos; a sentence about what happened."""
+    generator = np.random.default_rng(seed)
+    acted = [Acted.draw(env, generator) for _ in range(episodes)]
+    solved = sum(bool(each.replies[-1].success) for each in acted)
+    turns = sum(len(each.actions) for each in acted)
+    with nothing_left(), sites_in_order(seed, env.name, env.settings()) as sites:
+        retries = act_again(env, acted, Chaos(sites, seed))
+    assert solved and retries
+    return (
+        f'{env.name}: {episodes} episodes of {turns} turns, {solved} of them solved, {retries} '
+        'retries; each reply is that of a world in this process'
+    )
+
+
 @contextlib.contextmanager
-def sites_in_order(seed: int):
+def sites_in_order(seed: int, world: str = WORLD, settings: dict | None = None):
     """Two sites; at their end all worlds of both have been closed."""
-    sites = [Site(seed + i) for i in range(2)]
+    sites = [Site(seed + i, world, settings) for i in range(2)]
     try:
         with mock.patch.dict(agentgym.ENVIRONMENTS, echo=QUIRKS):
             yield sites
@@ -304,9 +378,12 @@ def sites_in_order(seed: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--episodes', type=int, default=512, help='of disturbed rollouts')
+    parser.add_argument('--episodes', type=int, default=512, help='of disturbed rollouts; 0: none')
     parser.add_argument('--groups', type=int, default=32, help='of four episodes, in a rollout')
     parser.add_argument('--steps', type=int, default=4, help='of training; 0: none')
+    parser.add_argument(
+        '--acted', type=int, default=64, help='episodes of search and shop; 0: none'
+    )
     parser.add_argument('--seed', type=int, default=0, help='of troubles')
     given = parser.parse_args()
     jax.config.update('jax_platforms', 'cpu')
@@ -314,7 +391,15 @@ def main() -> None:
         '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
     )
     os.environ['PYTHONPATH'] = f'{micro_runs.ROOT}{os.pathsep}{micro_runs.ROOT / "tests"}'
-    groups = given.groups
+    for env in ACTED if given.acted else ():
+        print(act(env, given.acted, given.seed), flush=True)
+    if given.episodes:
+        echo(given.episodes, given.groups, given.steps, given.seed)
+    print('0 processes, threads, descriptors and worlds left over')
+
+
+def echo(episodes: int, groups: int, steps: int, seed: int) -> None:
+    """Rollouts and training on worlds that say something else after each word."""
     with tempfile.TemporaryDirectory(prefix='chaos_hosts_') as folder:
         # Libraries open files and pipes once for all
         once = micro_runs.config('frozen_lake', steps=1)
@@ -323,10 +408,10 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix='chaos_hosts_') as folder,
         nothing_left(),
-        sites_in_order(given.seed) as sites,
+        sites_in_order(seed) as sites,
     ):
-        chaos, rollouts = Chaos(sites, given.seed), Rollouts(sites, groups)
-        for number in range(-(-given.episodes // (4 * groups))):
+        chaos, rollouts = Chaos(sites, seed), Rollouts(sites, groups)
+        for number in range(-(-episodes // (4 * groups))):
             began = time.monotonic()
             rollouts.compare(number, chaos)
             print(
@@ -335,11 +420,10 @@ def main() -> None:
                 f'update knows nothing of the lost ones ({time.monotonic() - began:.0f} s)',
                 flush=True,
             )
-        if given.steps:
-            trained = train_both(sites, pathlib.Path(folder), chaos, groups, given.steps)
-            print(f'training: {4 * groups * given.steps} episodes, {trained}')
+        if steps:
+            trained = train_both(sites, pathlib.Path(folder), chaos, groups, steps)
+            print(f'training: {4 * groups * steps} episodes, {trained}')
     print(', '.join(f'{kind} {count}' for kind, count in chaos.troubles().items()))
-    print('0 processes, threads, descriptors and worlds left over')
 
 
 if __name__ == '__main__':

@@ -18,6 +18,7 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax import envs, train
+from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import page_episode, run_log
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
@@ -66,11 +67,25 @@ def world(corridor):
 
 
 def test_the_table_lists_the_worlds_there_are():
-    table = README.split('## Add an environment')[0]
-    assert re.findall(r'^\| `(\w+)` \|', table, flags=re.MULTILINE) == [
-        *envs.ENVIRONMENTS,
-        *envs.GAMES,
-    ]
+    every, known = README.split('## Environments')
+    known = known.split('## Add an environment')[0]
+    device = [*envs.ENVIRONMENTS, *envs.GAMES]
+    assert re.findall(r'^\| `(\w+)` \|', known, flags=re.MULTILINE) == device
+    rows = [re.split(r' *\| *', line)[1:-1] for line in re.findall(r'^\| `.*', every, re.MULTILINE)]
+    assert [row[0].strip('`') for row in rows] == [*device, *HOSTS]
+    pinned = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
+    for name, plays, needs, _, _, expert, config in rows:
+        name = name.strip('`')
+        assert (plays == 'on the device') == (name in device)
+        assert all(f'"{package}' in pinned for package in re.findall('`(.*?)`', needs))
+        if name in HOSTS:
+            assert (expert != 'none') == HOSTS[name].has_player()
+        if config:
+            path = pathlib.Path(config.strip('`'))
+            world = importlib.import_module('.'.join(path.with_suffix('').parts)).get_config()
+            assert world.env.name == name or path.stem == 'games' and name in envs.GAMES
+    smallest = {path.stem for path in (ROOT / 'configs').glob('demo*.py')}
+    assert len({row[-1] for row in rows} & {f'`configs/{name}.py`' for name in smallest}) > 7
 
 
 def test_files_and_methods_that_are_named_exist():

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import http.server
 import json
+import logging
 import math
 import os
 import pathlib
@@ -466,6 +467,13 @@ def test_an_oracle_finds_its_way_from_wherever_play_has_led():
     short.reset(item)
     short.step('<search>something else</search>')
     assert len(short.plan()) == 1 and '<answer>' in short.best()
+
+
+def test_building_an_index_says_nothing(caplog):
+    """A line for each question with documents of its own, on the terminal of a run."""
+    with caplog.at_level(logging.DEBUG):
+        retrieval.Index.build(drawn.draw(0).documents)
+    assert not caplog.records
 
 
 def test_drawn_questions_are_answered_by_documents_of_their_own_alone():

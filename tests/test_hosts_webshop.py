@@ -292,6 +292,28 @@ def test_splits_share_no_product(shop):
     assert not (asins[0] & asins[1] | asins[0] & asins[2] | asins[1] & asins[2])
 
 
+def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
+    play, pages, bought = WebShop(prompt='short', stalls=256, products=4), {}, set()
+    for item in range(0, 256, 8):
+        pages[item] = play.reset(item)
+        known = play.shop.products.values()
+        assert len({product.query for product in known}) == 4 == len(known)
+        assert {product.asin for product in known} <= {*catalogue.STALL_ASINS}
+        assert all(len(product.options) == 1 for product in known)
+        plan = play.plan()
+        assert len(plan) == 4  # search, product, option, purchase
+        replies = [play.step(action) for action in plan]
+        assert replies[-1].success and replies[-1].reward == 1
+        bought.add((play.goal.product.asin, play.goal.product.query))
+        without = (plan[0], plan[1], plan[3])
+        play.reset(item)
+        assert 0 < [play.step(action) for action in without][-1].reward < 1
+    assert len({*pages.values()}) == len(pages) and len(bought) > 20
+    assert pages == {item: play.reset(item) for item in pages}  # in whatever order
+    splits = [world.stalls_of(split, 256) for split in SPLITS]
+    assert sorted(sum(splits, [])) == list(range(256)) and min(map(len, splits)) > 10
+
+
 def digest():
     """Of pages that an oracle sees."""
     play, said = WebShop(products=60), []
@@ -321,6 +343,11 @@ def test_settings_and_items_that_do_not_exist_are_errors(shop):
         WebShop(products=0)
     with pytest.raises(ValueError, match='item -1 is not in'):
         shop.reset(-1)
+    for wrong in ({'products': 9}, {'products': 2, 'files': ('a', 'b')}):
+        with pytest.raises(ValueError, match='hold 1 to 8 products each'):
+            WebShop(stalls=4, **wrong)
+    with pytest.raises(ValueError, match='item 4 is not in 0..3'):
+        WebShop(stalls=4, products=1).reset(4)
 
 
 # ---- as environments and servers have it ---------------------------------------------------------

@@ -292,5 +292,18 @@ def test_names_of_drawn_questions_are_tokens():
         assert {len(encode(d['contents'].split('\n')[1])) for d in question.documents} == {4}
 
 
+def test_the_small_tokenizer_of_the_shop_is_made_of_the_words_of_stalls():
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('shop.model'))
+    again = unigram.load_model(demo_tokenizer.train_shop(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        'the shop says something else: run python -m agentrl_jax.text.demo_tokenizer --name=shop'
+    )
+    encode = committed.encode
+    assert len(encode('click[0000000003]')) == len(encode('click[2 count]')) == 3
+    assert len(encode('search[lip balm]')) == len(encode('click[buy now]')) == 3
+    goal = 'Find me a lip balm with these: tea tree, long lasting with pack: 2 count'
+    assert len(encode(goal)) == 10
+
+
 def test_training_is_deterministic():
     assert demo_tokenizer.train() == demo_tokenizer.train()

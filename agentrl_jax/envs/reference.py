@@ -1,11 +1,12 @@
 """Random play and the oracle on every environment, beside published figures where there are any.
 
-  python -m agentrl_jax.envs.reference [--levels=2048] [--games]
+  python -m agentrl_jax.envs.reference [--levels=2048] [--games] [--hosts]
 
 The published boards were 256 (227 of the larger rooms) drawn with RAGEN's own seeds; ours are drawn
 from the same distribution, repetitions included, so both sides carry a sampling error. Environments
 without published figures are played by their default settings, on levels of the training split;
-with --games those of other libraries.
+with --games those of other libraries, with --hosts worlds on hosts that are played in this process,
+on their test items within AgentGym's rounds.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, Bandit, FrozenLake, Sokoban, TextEnvironment
+from agentrl_jax.envs.hosts import HOSTS, agentgym, players
+from agentrl_jax.envs.hosts.environments import Served
 from agentrl_jax.envs.simulation import NoExpert
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
@@ -203,11 +206,29 @@ def describe(row: Row, got: dict[str, np.ndarray]) -> str:
     return '\n'.join(lines)
 
 
+def describe_hosts(levels: int) -> list[str]:
+    """A line for each kind of worlds whose player is quick."""
+    lines = []
+    for name, kind in HOSTS.items():
+        env = kind() if issubclass(kind, Served) else None
+        if env is not None and env.quick:
+            turns = agentgym.ENVIRONMENTS[name].rounds
+            params = env.make_params('test', num_levels=levels)
+            found = players.reference_success(env, params, turns, rollouts=1)
+            shares = ', '.join(f'{player} {100 * share:.1f} %' for player, share in found.items())
+            lines.append(f'{name}: {shares}, {len(params.items)} items, {turns} turns')
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--levels', type=int, default=2048)
     parser.add_argument('--games', action='store_true', help='those of pgx and gymnax alone')
+    parser.add_argument('--hosts', action='store_true', help='worlds on hosts alone')
     given = parser.parse_args()
+    if given.hosts:
+        print('\n'.join(describe_hosts(given.levels)))
+        return
     rows = unpublished(GAMES) if given.games else (*ROWS, *unpublished(ENVIRONMENTS))
     for row in rows:
         print(describe(row, measure(row, given.levels)))

@@ -11,6 +11,7 @@ BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 
 TextCraft's has a token for each word of an item's name and for what stands around these. That of
 search has one for each country, and pieces for the names of regions, which must be copied: of the
 names that are trained on, so that held-out ones are made of pieces that have been copied too.
+Names of drawn questions are tokens. The shop's knows the words of its stalls.
 Names of drawn questions are tokens.
 That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
 of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
@@ -32,6 +33,8 @@ from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import countries, dialects, drawn
 from agentrl_jax.envs.hosts.search import world as search
+from agentrl_jax.envs.hosts.webshop import catalogue, products
+from agentrl_jax.envs.hosts.webshop import world as shop
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text import agents
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
@@ -41,6 +44,7 @@ from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
 VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 832
 AGENTS_VOCAB_SIZE = 954
+SHOP_VOCAB_SIZE = 655
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
@@ -251,6 +255,42 @@ def train_agents(vocab_size: int = AGENTS_VOCAB_SIZE) -> bytes:
     return fit(agents_symbols(), list(letters) * 2, vocab_size, letters)
 
 
+def shop_symbols() -> list[str]:
+    """What the pages of stalls are made of: things, attributes, options, buttons, names."""
+    words = {*catalogue.STALL_KINDS}
+    for kind in catalogue.STALL_KINDS:
+        _, attributes, choices, _ = catalogue.KINDS[kind]
+        words |= {*attributes.split('|'), *choices}
+        words |= {value for choice in choices for value in catalogue.CHOICES[choice]}
+    words |= {shop.BACK, shop.PREVIOUS, shop.NEXT, shop.BUY, *shop.PARTS}
+    titles = {string.capwords(word) for word in words} | {word.capitalize() for word in words}
+    single = {part for word in words for part in (f' {w}' for w in word.split())}
+    brands = {case(part) for part in catalogue.SYLLABLES for case in (str, str.capitalize)}
+    head = shop.BETWEEN.join(('Instruction:', 'Find me a '))
+    back, between = f'{shop.BETWEEN}{shop.BACK}{shop.BETWEEN}', shop.BETWEEN
+    choices = dict.fromkeys(
+        kind for name in catalogue.STALL_KINDS for kind in catalogue.KINDS[name][2]
+    )
+    frame = [f'WebShop{between}{head}', head, f'{between}Search', ' with these: ', ', ', ' ', '.']
+    frame += [f' with {kind}: ' for kind in choices]
+    frame += [f', and price lower than {limit:.2f} dollars' for limit in products.LIMITS[:20]]
+    frame += [f'{back}{shop.PREVIOUS}{between}{kind}{between}' for kind in choices]
+    frame += [f'{back}{shop.PREVIOUS}{between}', f'{back}Page 1 (Total results: ', f'){between}']
+    frame += [f'{between}$', f'{between}Price: $', ' makes this ', '. It stands for ', 'A ', ' of ']
+    frame += [between.join((f'{between}Rating: N.A.', *shop.PARTS, shop.BUY)), between]
+    frame += ['Action: ', 'search[', 'click[', ']', 'Thank you for shopping with us!']
+    frame += ['Your score (min 0.0, max 1.0)', shop.SHORT_PROMPT]
+    lower = {word.lower() for word in words}
+    return [*frame, *catalogue.STALL_ASINS, *sorted({*words, *lower, *titles, *single, *brands})]
+
+
+def train_shop(vocab_size: int = SHOP_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of small policies that shop."""
+    letters = string.ascii_letters + string.digits + "([:;!?-'<>"
+    symbols = dict.fromkeys([*TAGS, '\n', *ROLES, *shop_symbols()])
+    return fit(list(symbols), list(letters) * 2, vocab_size, letters)
+
+
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
     """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
@@ -301,6 +341,7 @@ WORLDS = {
     'babyai': train_babyai,
     'textcraft': train_textcraft,
     'search': train_search,
+    'shop': train_shop,
 }
 
 

@@ -249,6 +249,7 @@ class ShopEnvironment(Served):
     files: tuple[str, ...] = ()  # WebShop's, of products and of instructions; () = the seed's
     products: int = 1000  # that the seed draws
     seed: int = 0
+    stalls: int = 0  # each item has one of so many shops to itself, of few products; 0 = one shop
 
     name, quick, FIGURES = 'shop', True, webshop.FIGURES
     accepted = 'Ok.'
@@ -258,7 +259,7 @@ class ShopEnvironment(Served):
         return webshop.PROMPTS[self.prompt]
 
     def settings(self) -> dict:
-        names = ('prompt', 'rewards', 'list_actions', 'files', 'products', 'seed')
+        names = ('prompt', 'rewards', 'list_actions', 'files', 'products', 'seed', 'stalls')
         return {name: getattr(self, name) for name in names}
 
     def near(self) -> World:
@@ -269,6 +270,8 @@ class ShopEnvironment(Served):
 
     def our_items(self, split: str) -> np.ndarray:
         webshop.WebShop.check()
+        if self.stalls:
+            return np.array(webshop.stalls_of(split, self.stalls), np.int32)
         shop = webshop.open_shop(self.files, self.products, self.seed)
         return np.array(webshop.items(split, shop), np.int32)
 

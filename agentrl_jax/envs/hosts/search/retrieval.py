@@ -12,6 +12,7 @@ a query is not found.
 import functools
 import importlib.util
 import json
+import logging
 import pathlib
 import re
 import shutil
@@ -74,7 +75,9 @@ def bm25s() -> Any:
         if alone:
             sys.modules['jax'] = None  # raises the ImportError that the package expects
         try:
-            return importlib.import_module('bm25s')
+            package = importlib.import_module('bm25s')
+            logging.getLogger('bm25s').setLevel(logging.WARNING)  # it tells of every index
+            return package
         finally:
             if alone:
                 del sys.modules['jax']

@@ -52,6 +52,8 @@ KINDS = {  # a thing: aisle, attributes, options, prices
 }
 SYLLABLES = 'ba co da fe gi ho ju ka lo mi no pa ru sa te vo wi xa yo ze'.split()
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789'
+STALL_KINDS = tuple(kind for kind in KINDS if len(KINDS[kind][2]) == 1)  # with one option
+STALL_ASINS = tuple(f'{number:010}' for number in range(1, 9))
 
 
 def draw(seed: int, count: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
@@ -66,6 +68,20 @@ def draw(seed: int, count: int) -> tuple[list[dict[str, Any]], dict[str, dict[st
         row, words = draw_product(generator, kind)
         rows.append({'asin': asin, **row})
         said[asin] = words
+    return rows, said
+
+
+def draw_stall(
+    seed: int, number: int, count: int
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """As `draw`, of one of many small shops: products of different kinds, under few names."""
+    generator = random.Random(f'webshop {seed} {number}')
+    kinds = generator.sample(STALL_KINDS, count)
+    asins = generator.sample(STALL_ASINS, count)
+    rows, said = [], {}
+    for asin, kind in zip(asins, kinds, strict=True):
+        row, said[asin] = draw_product(generator, kind)
+        rows.append({'asin': asin, **row})
     return rows, said
 
 

@@ -5,7 +5,8 @@ description, features, reviews and attributes. Actions are search[words] on the 
 click[text] on the others; what cannot be done changes nothing. A purchase ends the episode and
 alone is rewarded (scoring.py). An item is a place in the shuffled goals (products.py).
 
-Products are those of WebShop's files, or a catalogue that a seed draws (catalogue.py). They are
+Products are those of WebShop's files, or a catalogue that a seed draws (catalogue.py): one for all
+items, or for each a small one of its own (a stall), so that nothing can be known by heart. They are
 found by BM25 over what WebShop indexes, words as they are (search/retrieval.py).
 """
 
@@ -63,7 +64,15 @@ def open_shop(files: tuple[str, ...] = (), count: int = 1000, seed: int = 0) -> 
         raise ValueError(
             f'shop.files={files} are the file of products and the file of instructions'
         )
-    known = products.read_files(*files) if files else catalogue.load(seed, count)
+    return make_shop(products.read_files(*files) if files else catalogue.load(seed, count))
+
+
+def open_stall(count: int, seed: int, number: int) -> Shop:
+    """One of the small shops of a seed."""
+    return make_shop(products.read_products(*catalogue.draw_stall(seed, number, count)))
+
+
+def make_shop(known: Sequence[Product]) -> Shop:
     index = retrieval.Index.build([{'id': p.asin, 'contents': indexed(p)} for p in known])
     return Shop({p.asin: p for p in known}, products.goals_of(known), index)
 
@@ -74,6 +83,11 @@ def indexed(product: Product) -> str:
     return '\n'.join(
         (product.title, product.description, *product.features[:1], ', and '.join(options))
     ).lower()
+
+
+def stalls_of(split: str, stalls: int) -> list[int]:
+    """Stalls of a split, each an item."""
+    return [n for n in range(stalls) if level_split(f'stall {n}'.encode()) == split]
 
 
 def items(split: str, shop: Shop) -> list[int]:
@@ -110,15 +124,24 @@ class WebShop:
         files: Sequence[str] = (),
         products: int = 1000,
         seed: int = 0,
+        stalls: int = 0,  # of so many products, an item is the first goal of one; 0 = one shop
     ):
         for name, value, known in (('prompt', prompt, PROMPTS), ('rewards', rewards, REWARDS)):
             if value not in known:
                 raise ValueError(f'shop.{name}={value!r} is one of {", ".join(known)}')
         if products < 1:
             raise ValueError(f'shop.products={products} must be at least 1')
+        if stalls < 0 or stalls and (files or products > len(catalogue.STALL_KINDS)):
+            raise ValueError(
+                f'shop.stalls={stalls} shops of their own hold 1 to {len(catalogue.STALL_KINDS)} '
+                f'products each, not {products}, and have no files'
+            )
         self.instruction = PROMPTS[prompt]
         self.rewards, self.list_actions = rewards, list_actions
-        self.shop = open_shop(tuple(files), products, seed)
+        self.stalls, self.products, self.seed = stalls, products, seed
+        self.shop = (
+            open_stall(products, seed, 0) if stalls else open_shop((*files,), products, seed)
+        )
         self.goal, self.page, self.done = self.shop.goals[0], Page(), False
 
     @classmethod
@@ -126,9 +149,13 @@ class WebShop:
         retrieval.check()
 
     def reset(self, item: int) -> str:
-        if not 0 <= item < len(self.shop.goals):
-            raise ValueError(f'item {item} is not in 0..{len(self.shop.goals) - 1}')
-        self.goal, self.page, self.done = self.shop.goals[item], Page(), False
+        count = self.stalls or len(self.shop.goals)
+        if not 0 <= item < count:
+            raise ValueError(f'item {item} is not in 0..{count - 1}')
+        if self.stalls:
+            self.shop = open_stall(self.products, self.seed, item)
+        goal = self.shop.goals[0 if self.stalls else item]
+        self.goal, self.page, self.done = goal, Page(), False
         return self.shown()
 
     def step(self, action: str) -> Reply:

@@ -1,0 +1,54 @@
+"""Turn-GRPO on a small WebShop with the demo's small policy, two CPU cores.
+
+  python -m agentrl_jax.train --config=configs/demo_shop.py --workdir=runs/shop
+
+Each goal has a shop of three products to itself, of kinds that have one option: its kind is to be
+searched for, the product clicked that is found, the option chosen, and it is bought, in four turns
+of five. Pages are WebShop's without lists of actions. A product has one of eight names, drawn anew
+for each shop, and all that can be wanted is a token: what is to be learned is where to copy from. A
+purchase without the right option earns more than half, since the reward is WebShop's score.
+
+The policy starts from cloning turns of which seven in ten are the oracle's and the others random:
+searches for words of the instruction, and clicks on any button.
+
+Hardware: 2 shared CPU cores.
+Time: not recorded.
+Score: none; no run of it is in experiments/.
+"""
+
+from configs import demo
+
+
+def get_config():
+    cfg = demo.get_config()
+    cfg.steps = 60
+    cfg.env.name = 'shop'
+    cfg.env.max_turns = 5
+    cfg.env.train_levels = 4096
+    cfg.env.eval_levels = 256
+    cfg.shop.prompt = 'short'
+    cfg.shop.list_actions = False
+    cfg.shop.stalls = 4096
+    cfg.shop.products = 3
+    cfg.hosts.answer_prefix = 'Action: '
+    cfg.hosts.max_observation = 64
+    cfg.hosts.read_tokens = 16
+
+    cfg.algorithm = 'turn_grpo'
+    cfg.env.format_penalty = 0.0
+    cfg.rollout.num_groups = 16
+    cfg.rollout.max_tokens = 256
+    cfg.rollout.max_response = 16
+
+    cfg.filter.keep = 1.0
+    cfg.loss.clip_high = 0.2
+    cfg.loss.entropy_coef = 0.0
+    cfg.batch.minibatch_rows = 128
+    cfg.batch.microbatch_rows = 64
+    cfg.batch.widths = 2
+
+    cfg.clone.oracle = 0.7
+    cfg.clone.episodes = 4096
+    cfg.clone.steps = 400
+    cfg.eval.every = 10
+    return cfg
