@@ -13,7 +13,7 @@ searches for any words that were shown, and answers with any name among them.
 
 Hardware: 2 shared CPU cores.
 Time: not recorded.
-Score: none; no run of it is in experiments/.
+Score: none; no run of it is in experiments/. Random play 1.7 %, oracle 100 %.
 """
 
 from configs import demo

@@ -493,7 +493,7 @@ def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
         assert region in drawn.REGIONS and answer.count(play.question.answers[0]) == 1
         said[region].add(play.question.answers[0])
         assert play.step(answer).success
-    assert len(said) == len(drawn.REGIONS) and all(len(names) > 3 for names in said.values())
+    assert len(said) == len(drawn.REGIONS) and min(map(len, said.values())) > 2
     # Words of another question's documents are not found
     absent = {*drawn.COUNTRIES} - {d['contents'].split()[-1][:-1] for d in play.question.documents}
     play.reset(item)

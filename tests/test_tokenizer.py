@@ -302,7 +302,7 @@ def test_the_small_tokenizer_of_the_shop_is_made_of_the_words_of_stalls():
     assert len(encode('click[0000000003]')) == len(encode('click[2 count]')) == 3
     assert len(encode('search[lip balm]')) == len(encode('click[buy now]')) == 3
     goal = 'Find me a lip balm with these: tea tree, long lasting with pack: 2 count'
-    assert len(encode(goal)) == 10
+    assert len(encode(f'Instruction: [SEP] {goal}')) == 8
 
 
 def test_training_is_deterministic():
