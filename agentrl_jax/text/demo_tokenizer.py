@@ -12,7 +12,6 @@ TextCraft's has a token for each word of an item's name and for what stands arou
 search has one for each country, and pieces for the names of regions, which must be copied: of the
 names that are trained on, so that held-out ones are made of pieces that have been copied too.
 Names of drawn questions are tokens. The shop's knows the words of its stalls.
-Names of drawn questions are tokens.
 That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
 of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
 """
