@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from agentgym_babyai import Wrapper
 
-from agentrl_jax.envs import BabyAI
+from agentrl_jax.envs import GAMES, BabyAI
 from agentrl_jax.envs.babyai import pool, sight, texts
 from agentrl_jax.envs.babyai.export import empty_levels, export_levels, gym_id, level_maker
 from agentrl_jax.envs.babyai.rules import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE
@@ -440,9 +440,12 @@ def test_another_interpreter_with_another_hash_seed_has_the_same_texts_and_level
 
 
 def digest():
-    """Of all lines, all names of actions and a pool."""
-    parts = [str((env.lines(), env.ACTION_NAMES)).encode() for env in (BabyAI(), AGENTGYM)]
-    parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(BabyAI().make_params('train'))]
+    """Of all lines, all names of actions and a pool: BabyAI's, and those of the games."""
+    games = [world(short=short) for world in GAMES.values() for short in (False, True)]
+    worlds = [BabyAI(), AGENTGYM, *games]
+    parts = [str((env.lines(None), env.ACTION_NAMES)).encode() for env in worlds]
+    pools = [env.make_params('train') for env in (BabyAI(), *games)]
+    parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(pools)]
     return hashlib.sha256(b''.join(parts)).hexdigest()
 
 

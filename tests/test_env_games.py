@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import types
 
 import every_world
 import jax
@@ -9,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwen_vocabulary
-from every_world import World
+from every_world import BUDGET, World
 
 from agentrl_jax.envs import GAMES
-from agentrl_jax.envs.borrowed import Catch, ConnectFour, Game2048, Leduc, base
+from agentrl_jax.envs.borrowed import (
+    Catch,
+    ConnectFour,
+    Game2048,
+    Leduc,
+    Minesweeper,
+    base,
+    experts,
+)
 from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
 from agentrl_jax.text import demo_tokenizer, lines
 from agentrl_jax.text import task as text
@@ -22,15 +31,25 @@ needs_pgx = pytest.mark.skipif(
     importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
 )
 CASES = [
-    pytest.param(world, marks=() if world is Catch else needs_pgx, id=name)
+    pytest.param(world, marks=needs_pgx if issubclass(world, base.PgxWorld) else (), id=name)
     for name, world in GAMES.items()
+]
+CHECKS = [  # both references are simulated: see experts below
+    *every_world.TEXTS,
+    every_world.terminal_states_are_absorbing,
+    every_world.rewards_are_multiples_of_the_quantum_within_the_bounds,
+    every_world.the_same_seed_gives_the_same_pool_and_another_seed_another,
+    every_world.splits_share_no_level,
 ]
 KEY = jax.random.key(0)
 
 
+SETTINGS = {Game2048: dict(goal=16)}  # which ten actions can reach
+
+
 @functools.cache
-def played(world):
-    return World(world())
+def played(world, **settings):
+    return World(world(**(SETTINGS[world] if world in SETTINGS else {}), **settings))
 
 
 @functools.cache
@@ -65,6 +84,13 @@ def test_a_number_has_no_zeros_in_front(number):
     assert shown(Layout(Number('Chips: ', 3)), jnp.int32(number)) == f'Chips: {number}\n'
 
 
+def test_a_trimmed_grid_begins_with_its_first_row_that_is_not_empty():
+    layout = Layout(Grid(('.', 'X', 'o'), 3, 2, blank='', trimmed=True))
+    assert shown(layout, jnp.array([[0, 0], [0, 2], [0, 0]])) == '.o\n..\n'
+    assert shown(layout, jnp.array([[1, 0], [0, 0], [0, 2]])) == 'X.\n..\n.o\n'
+    assert shown(layout, jnp.zeros((3, 2), jnp.int32)) == '..\n'
+
+
 def test_actions_on_offer_are_listed_in_their_order():
     layout = Layout(Offers(('Up', 'Down', 'Left')), Choice(('one', 'two')))
     assert shown(layout, jnp.array([True, False, True]), 1) == 'On offer: Up, Left\ntwo\n'
@@ -91,19 +117,17 @@ def test_which_pieces_begin_a_row_is_read_off_their_places():
 # ---- every game --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    'check', [*every_world.TEXTS, *every_world.RULES], ids=lambda c: c.__name__
-)
+@pytest.mark.parametrize('check', CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize('world', CASES)
 def test_a_game_passes_what_every_world_passes(world, check):
     check(played(world))
 
 
-@pytest.mark.parametrize('name', ['demo', 'qwen'])
+@pytest.mark.parametrize('name, short', [('demo', False), ('qwen', False), ('demo', True)])
 @pytest.mark.parametrize('world', CASES)
-def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name):
+def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
     """Of every state that a little random play met."""
-    game, vocabulary = played(world), tokenizer(name)
+    game, vocabulary = played(world, short=True) if short else played(world), tokenizer(name)
     task = text.build_task(game.env, game.params, vocabulary, style='brief')
     picked = np.random.default_rng(0).permutation(len(game.states.time))[:60]
     states = jax.tree.map(lambda x: x[picked], game.states)
@@ -223,6 +247,79 @@ def test_catch_is_that_of_gymnax():
         assert same(game, after.game) and gained == reward and over == env.over(after.game)
 
 
+# ---- experts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('world', CASES)
+def test_the_expert_wins_far_more_often_than_random_play(world):
+    game = played(world)
+    (random,) = game.env.random_success(game.params, [BUDGET], rollouts=4)
+    (best,) = game.env.oracle_success(game.params, [BUDGET])
+    assert best.mean() > random.mean() + 0.2
+    assert world is not Catch or best.all()
+
+
+def test_a_walk_to_the_ball_ends_with_it():
+    game = types.SimpleNamespace(
+        ball_x=np.array([0, 4, 2, 1]),
+        paddle_x=np.array([2, 2, 2, 4]),
+        ball_y=np.array([1, 0, 3, 3]),
+    )
+    assert experts.walks(game, rows=5) == [[0, 0, 1], [2, 2, 1, 1], [1], [0]]
+
+
+def discs(*rows):
+    """(mine, theirs), bool [1, 6, 7], of the lowest rows."""
+    board = np.array([list(row) for row in (('.......',) * (6 - len(rows)) + rows)])[None]
+    return board == 'X', board == 'o'
+
+
+@pytest.mark.parametrize(
+    'column, rows',
+    [
+        (2, ('oo.o...', 'XX.X...')),  # its own four, though the other has three as well
+        (3, ('XX.....', 'ooo....')),  # the other player's four
+        (0, ('X......', 'X......', 'X..oo.o')),
+        (3, ('..Xo...', '.XoX...', 'Xooo...')),  # a diagonal
+    ],
+)
+def test_the_expert_of_connect_four_wins_and_else_blocks(column, rows):
+    assert experts.best_columns(*discs(*rows)).tolist() == [column]
+
+
+def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
+    # On one in the first or the fifth column the fourth of their row would stand.
+    (column,) = experts.best_columns(*discs('.ooo...', '.oXX...')).tolist()
+    assert column not in (0, 4)
+
+
+def test_there_are_69_lines_of_four_each_of_four_cells():
+    lines_of_four = experts.lines_of_four()
+    assert lines_of_four.shape == (69, 4) and len({tuple(line) for line in lines_of_four}) == 69
+    assert [21, 22, 23, 24] in lines_of_four.tolist() and [0, 8, 16, 24] in lines_of_four.tolist()
+
+
+@needs_pgx
+def test_a_slide_of_the_expert_is_that_of_pgx_without_the_new_tile():
+    for before, action, after, _ in transitions(Game2048):
+        board, new = (game.observation.argmax(-1) for game in (before.game, after.game))
+        board = experts.slid(board[None], int(action))[0]
+        ((row, column),) = np.argwhere(board != new)
+        assert board[row, column] == 0 and new[row, column] in (1, 2)
+
+
+def test_the_expert_of_2048_takes_the_fewest_slides_to_the_goal():
+    board = np.zeros((2, 4, 4), int)
+    board[:, 0] = [2, 1, 1, 0]  # 4 2 2: to the side once, and once more
+    board[1, 1] = [0, 0, 0, 3]
+    seen = np.eye(31, dtype=bool)[board]
+    game = types.SimpleNamespace(observation=seen, legal_action_mask=np.ones((2, 4), bool))
+    assert experts.best_slides(game, goal=3)[0] == [0, 0]
+    game.legal_action_mask[:, [0, 2]] = False
+    game.legal_action_mask[1] = False
+    assert experts.best_slides(game, goal=3)[1] == []
+
+
 # ---- by hand -----------------------------------------------------------------------------------
 
 
@@ -247,7 +344,7 @@ def test_the_other_player_of_connect_four_moves_once_a_turn():
     for row in np.flatnonzero(~game.over(game.states))[::7]:
         state = jax.tree.map(lambda x, i=row: x[i], game.states)
         told = game.env.observation_text(state)
-        mine, theirs = told.count('X'), told.count('O')
+        mine, theirs = told.count('X'), told.count('o')
         assert mine <= int(state.time) and theirs - mine in (0, 1)
 
 
@@ -278,6 +375,50 @@ def test_leduc_does_not_tell_the_card_of_the_other_player():
         held, open_, rest = game.env.observation_text(state).split('\n', 2)
         assert held == f'You hold {mine}' and not set('JQK') & set(rest)
         assert open_ == ('No card is open', f'{public} is open')[int(state.game._round == 1)]
+
+
+def field(rows):
+    """bool [16]: where a field has a mine, #."""
+    return jnp.array([cell == '#' for row in rows for cell in row])
+
+
+def test_a_cell_without_mines_around_opens_those_around_it():
+    env = Minesweeper()
+    params = env.make_params(num_levels=32)
+    state = env.reset_level(jnp.int32(0), params)
+    mines = field(('...#', '..#.', '....', '#...'))
+    start = state.replace(game=(mines, jnp.arange(16) == 15))
+    assert env.observation_text(start) == '. . . .\n. . . .\n. . . .\n. . . 0\n'
+    _, after, reward, ended, _ = step(env)(KEY, start, env.ACTION_NAMES.index('A1'), params)
+    opened = '0 1 . .\n0 1 . .\n1 2 1 1\n. 1 0 0\n'
+    assert env.observation_text(after) == opened and not ended and not float(reward)
+    _, lost, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index('C2'), params)
+    assert env.observation_text(lost) == opened.replace('0 1 . .\n1', '0 1 * .\n1')
+    assert bool(ended) and float(reward) == -1 and not info['success']
+    for name in ('C1', 'D2'):
+        _, after, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index(name), params)
+    assert bool(ended) and float(reward) == 1 and bool(info['success'])
+
+
+def test_the_expert_of_minesweeper_knows_which_cells_are_safe():
+    # One mine, beside a cell that shows 1 and not beside one that shows 0: it is to the right.
+    opened = np.zeros(16, bool)
+    opened[[0, 1, 4, 5, 8, 9, 12, 13]] = True  # the two columns on the left
+    mine = np.asarray(field(('....', '..#.', '....', '....')))
+    (plan,) = experts.safest_cells(mine[None], opened[None], 1)
+    assert not mine[plan[0]] and not opened[plan[0]]
+    mines = np.asarray(field(('#...', '....', '....', '....')))
+    only = ~mines
+    only[10] = False
+    assert experts.safest_cells(mines[None], only[None], 1) == [[10]]
+
+
+def test_the_cells_of_a_board_are_the_same_in_few_tokens_and_in_many():
+    cells = []
+    for short in (True, False):
+        env = Catch(rows=3, columns=4, short=short)
+        cells.append(env.cells(env.reset_level(jnp.int32(0), env.make_params(num_levels=2))))
+    assert cells[0] == cells[1] and cells[0][2] == ['.', '.', '=', '.']
 
 
 def test_a_ball_is_caught_by_the_paddle_below_it():

@@ -20,24 +20,32 @@ from agentrl_jax.envs.base import Lines
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Symbols in rows and columns, a blank between two; told by int [rows, columns]."""
+    """Symbols in rows and columns; told by int [rows, columns]."""
 
-    symbols: tuple[str, ...]
+    symbols: tuple[str, ...]  # the first one is that of an empty cell
     rows: int
     columns: int  # at least 2
+    blank: str = ' '  # between two
+    trimmed: bool = False  # empty rows above all others are left out, the last row never
 
     def families(self) -> dict[str, list[str]]:
         return dict(
             first=list(self.symbols),
-            inner=[f' {symbol}' for symbol in self.symbols],
-            last=[f' {symbol}\n' for symbol in self.symbols],
+            inner=[f'{self.blank}{symbol}' for symbol in self.symbols],
+            last=[f'{self.blank}{symbol}\n' for symbol in self.symbols],
         )
 
     def places(self) -> list[str]:
         return ['first', *['inner'] * (self.columns - 2), 'last'] * self.rows
 
     def index(self, told: jax.Array) -> jax.Array:
-        return jnp.asarray(told, jnp.int32).reshape(-1)
+        cells = jnp.asarray(told, jnp.int32).reshape(self.rows, self.columns)
+        if self.trimmed:
+            shown = (jnp.cumsum(jnp.any(cells > 0, 1)) > 0) | (
+                jnp.arange(self.rows) == self.rows - 1
+            )
+            cells = jnp.where(shown[:, None], cells, -1)
+        return cells.reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@
 The published boards were 256 (227 of the larger rooms) drawn with RAGEN's own seeds; ours are drawn
 from the same distribution, repetitions included, so both sides carry a sampling error. Environments
 without published figures are played by their default settings, on levels of the training split;
-with --games those of other libraries, with --hosts worlds on hosts that are played in this process,
-on their test items within AgentGym's rounds.
+with --games the games alone, with --hosts worlds on hosts that are played in this process, on their
+test items within AgentGym's rounds.
 """
 
 import argparse
@@ -223,7 +223,7 @@ def describe_hosts(levels: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--levels', type=int, default=2048)
-    parser.add_argument('--games', action='store_true', help='those of pgx and gymnax alone')
+    parser.add_argument('--games', action='store_true', help='the games alone')
     parser.add_argument('--hosts', action='store_true', help='worlds on hosts alone')
     given = parser.parse_args()
     if given.hosts:

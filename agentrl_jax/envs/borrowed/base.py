@@ -44,7 +44,9 @@ def library(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class BorrowedWorld(TextEnvironment):
-    """What all games have in common. A subclass has the hooks below, for one episode, traced."""
+    """What all games have in common; a subclass has the hooks below, traced up to `layout`."""
+
+    short: bool = False  # told in few tokens, for small policies: no blanks, nothing on offer
 
     def start(self, key: jax.Array) -> Any:
         """The game's first state."""
@@ -66,13 +68,27 @@ class BorrowedWorld(TextEnvironment):
         del game
         return jnp.ones(self.num_actions, bool)
 
+    def told(self, game: Any) -> tuple[Any, ...]:
+        """What each part of the layout is told."""
+        raise NotImplementedError
+
     def layout(self) -> Layout:
         """The parts of an observation (host)."""
         raise NotImplementedError
 
-    def told(self, game: Any) -> tuple[Any, ...]:
-        """What each part of the layout is told."""
+    def best(self, states: EnvState) -> list[list[int]]:
+        """Plans of the best player for N states (host)."""
         raise NotImplementedError
+
+    @property
+    def blank(self) -> str:
+        """Between two cells of a board."""
+        return '' if self.short else ' '
+
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: Any
+    ) -> list[list[int]]:
+        return self.best(states)
 
     def make_params(
         self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
@@ -128,8 +144,9 @@ class BorrowedWorld(TextEnvironment):
         return ''.join(lines[i] for i in np.asarray(_ids(self)(state)) if i >= 0)
 
     def cells(self, state: EnvState) -> list[list[str]]:
-        """The words of the observation, row by row."""
-        return [row.split() for row in self.observation_text(state).splitlines()]
+        """The words of the observation, row by row; of a short one each character."""
+        rows = self.observation_text(state).splitlines()
+        return [list(row) if self.short else row.split() for row in rows]
 
 
 @functools.cache

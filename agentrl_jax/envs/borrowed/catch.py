@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.envs.borrowed import experts
 from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState, library
 from agentrl_jax.envs.pieces import Grid, Layout
 
@@ -34,8 +35,7 @@ class Catch(BorrowedWorld):
         return self.game().reset_env(key, None)[1]
 
     def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
-        _, after, reward, *_ = self.game().step_env(key, game, action, self.game().default_params)
-        return after, reward
+        return self.game().step_env(key, game, action, self.game().default_params)[1:3]
 
     def over(self, game: Any) -> jax.Array:
         return game.ball_y == self.rows - 1
@@ -44,11 +44,14 @@ class Catch(BorrowedWorld):
         return self.over(state.game) & (state.game.ball_x == state.game.paddle_x)
 
     def layout(self) -> Layout:
-        return Layout(Grid(('.', 'o', '='), self.rows, self.columns))
+        return Layout(Grid(('.', 'o', '='), self.rows, self.columns, self.blank))
 
     def told(self, game: Any) -> tuple[Any, ...]:
         board = jnp.zeros((self.rows, self.columns), jnp.int32).at[game.ball_y, game.ball_x].set(1)
         return (board.at[game.paddle_y, game.paddle_x].set(2),)
+
+    def best(self, states: EnvState) -> list[list[int]]:
+        return experts.walks(states.game, self.rows)
 
 
 @functools.cache

@@ -4,8 +4,10 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 
-from agentrl_jax.envs.borrowed.base import PgxWorld
+from agentrl_jax.envs.borrowed import experts
+from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
 from agentrl_jax.envs.pieces import Choice, Grid, Layout, Offers
 
 
@@ -25,10 +27,19 @@ class ConnectFour(PgxWorld):
     )
 
     def layout(self) -> Layout:
+        symbols = ('.', 'X', 'o')
+        if self.short:
+            return Layout(Grid(symbols, 6, 7, self.blank, trimmed=True))
         heads = Choice((' '.join(self.ACTION_NAMES),))
-        return Layout(heads, Grid(('.', 'X', 'O'), 6, 7), Offers(self.ACTION_NAMES, 'Free:'))
+        return Layout(heads, Grid(symbols, 6, 7), Offers(self.ACTION_NAMES, 'Free:'))
 
     def told(self, game: Any) -> tuple[Any, ...]:
         planes = game.observation  # of whose turn it is; both are the agent's but at the end
         mine, theirs = jnp.where(game.current_player == 0, planes, planes[..., ::-1]).T
-        return 0, (mine + 2 * theirs).T, game.legal_action_mask
+        board = (mine + 2 * theirs).T
+        return (board,) if self.short else (0, board, game.legal_action_mask)
+
+    def best(self, states: EnvState) -> list[list[int]]:
+        """One disc: see experts.best_columns."""
+        mine, theirs = np.moveaxis(np.asarray(states.game.observation), -1, 0)  # the agent's turn
+        return [[int(column)] for column in experts.best_columns(mine, theirs)]

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.envs.borrowed import experts
 from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
 from agentrl_jax.envs.pieces import Grid, Layout, Offers
 
 TILES = ('.', *(str(2**n) for n in range(1, 18)))
+EXPONENTS = tuple('.123456789ABCDEFGH')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Game2048(PgxWorld):
         return (
             'Tiles slide as far as they can; two that show the same number and meet become one of '
             f'twice the number. A new tile appears after each move. Make a tile of {self.goal}.'
+            f'{self.short * " Tiles of 2, 4, 8, ... are shown as 1, 2, 3, ..."}'
         )
 
     def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
@@ -46,7 +49,11 @@ class Game2048(PgxWorld):
         return self.largest(state.game) >= self.goal
 
     def layout(self) -> Layout:
-        return Layout(Grid(TILES, 4, 4), Offers(self.ACTION_NAMES))
+        board = Grid(EXPONENTS if self.short else TILES, 4, 4, self.blank)
+        return Layout(*(board, Offers(self.ACTION_NAMES))[: 2 - self.short])
 
     def told(self, game: Any) -> tuple[Any, ...]:
-        return jnp.argmax(game.observation, -1), game.legal_action_mask
+        return (jnp.argmax(game.observation, -1), game.legal_action_mask)[: 2 - self.short]
+
+    def best(self, states: EnvState) -> list[list[int]]:
+        return experts.best_slides(states.game, self.goal.bit_length() - 1)

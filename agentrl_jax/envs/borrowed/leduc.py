@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 
-from agentrl_jax.envs.borrowed.base import PgxWorld
+from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
 from agentrl_jax.envs.pieces import Choice, Layout, Number, Offers
 
 CARDS = ('J', 'Q', 'K')
@@ -28,6 +29,8 @@ class Leduc(PgxWorld):
     )
 
     def layout(self) -> Layout:
+        if self.short:
+            return Layout(Choice(CARDS), Choice(('.', *CARDS)), Number('+', 2), Number('-', 2))
         held = Choice(tuple(f'You hold {card}' for card in CARDS))
         shown = Choice(('No card is open', *(f'{card} is open' for card in CARDS)))
         chips = (Number('Your chips: ', 2), Number('Chips of the other player: ', 2))
@@ -38,4 +41,14 @@ class Leduc(PgxWorld):
         bits = seen.astype(jnp.int32)
         shown = jnp.max(bits[3:6] * jnp.arange(1, 4))
         chips = jnp.argmax(bits[6:20]), jnp.argmax(bits[20:34])
-        return jnp.argmax(bits[:3]), shown, *chips, game.legal_action_mask
+        told = (jnp.argmax(bits[:3]), shown, *chips)
+        return told if self.short else (*told, game.legal_action_mask)
+
+    def best(self, states: EnvState) -> list[list[int]]:
+        """Raises whenever that is on offer, else calls.
+
+        No player wins more often against one who plays at random, who folds a third of the time or
+        more when chips are asked of them; they could win more chips with a jack or a queen.
+        """
+        raises = np.asarray(states.game.legal_action_mask)[:, 1]
+        return [[int(on_offer)] for on_offer in raises]
