@@ -17,7 +17,7 @@ from agentrl_jax.imitation import demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import validation
 from agentrl_jax.planning import programs
-from agentrl_jax.records import run_log
+from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
 from agentrl_jax.run import check, cloning, collecting, derived, mixture, parts
 from agentrl_jax.run.build import build
@@ -318,6 +318,15 @@ def test_figures_are_told_for_each_world(mixed):
     assert best[1] == 1
     pages = {path.name for path in (workdir / 'rollouts').glob('*.html')}
     assert pages == {f'{name}_step_{step:06d}.html' for name in MIX_NAMES for step in (0, 2)}
+
+
+def test_a_mean_of_references_lacks_what_one_world_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, 'reference', lambda figures: figures)
+    pools = {'eval_a': {'random': 0.25, 'oracle': 1.0}, 'eval_b': {'random': 0.75}}
+    report.write_reference(tmp_path, pools, worlds=2)
+    found = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
+    each = {f'{prefix}/{name}': x for prefix, one in pools.items() for name, x in one.items()}
+    assert found == {'random': 0.5, **each}
 
 
 def test_a_mixed_run_goes_on_where_it_stopped(mixed, tmp_path):
