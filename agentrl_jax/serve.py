@@ -15,7 +15,10 @@ from absl import flags
 from agentrl_jax.run import command
 
 if __name__ == '__main__':
-    names = 'textcraft, sciworld, babyai, search, searchqa, shop, webshop, or module:class.'
+    names = (
+        'textcraft, sciworld, babyai, search, searchqa, shop, webshop, miniwob, web, webarena, '
+        'or module:class.'
+    )
     flags.DEFINE_string('env', None, names)
     flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)
     flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')

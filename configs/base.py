@@ -167,6 +167,36 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.shop.timeout_s = 60.0
     cfg.shop.item_files = ()
 
+    cfg.miniwob = ml_collections.ConfigDict()  # MiniWoB++: small tasks on pages in Chromium
+    cfg.miniwob.prompt = 'long'  # or short
+    cfg.miniwob.rewards = (
+        'score'  # -1 to 1 as the page says; or success: 1 for a score of 1, else 0
+    )
+    cfg.miniwob.tasks = ()  # names of pages; () = those that the expert knows
+    cfg.miniwob.seeds = 100  # of each task, an item each
+    cfg.miniwob.settle_s = 10.0  # that a page may take to come to rest
+    cfg.miniwob.urls = ()
+    cfg.miniwob.launch = 0
+    cfg.miniwob.room = 16
+    cfg.miniwob.token = ''
+    cfg.miniwob.timeout_s = 60.0
+    cfg.miniwob.item_files = ()
+
+    cfg.web = ml_collections.ConfigDict()  # WebArena, on sites that you host
+    cfg.web.tasks = ''  # file of tasks, such as test.raw.json of libwebarena
+    cfg.web.sites = ()  # name=address: the only addresses that pages can reach
+    cfg.web.states = ''  # folder of cookies of those who are logged in; '' = nobody is
+    cfg.web.prompt = 'long'  # or short
+    cfg.web.judge = ''  # module:function of answers that need not be literal; '' = none
+    cfg.web.login = 'admin:admin1234'  # of the shop's administrator, for programs that ask it
+    cfg.web.settle_s = 10.0  # that a page may take to come to rest
+    cfg.web.urls = ()
+    cfg.web.launch = 0
+    cfg.web.room = 16
+    cfg.web.token = ''
+    cfg.web.timeout_s = 120.0
+    cfg.web.item_files = ()
+
     cfg.agentgym = ml_collections.ConfigDict()  # another environment of AgentGym, on its servers
     cfg.agentgym.env = ''  # of agentrl_jax.envs.hosts.agentgym.ENVIRONMENTS
     cfg.agentgym.urls = ()

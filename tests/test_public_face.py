@@ -65,7 +65,7 @@ def test_a_server_of_worlds_imports_no_jax():
     made = subprocess.run(
         [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert made.stdout.split() == ['False', '6']
+    assert made.stdout.split() == ['False', '9']
 
 
 @pytest.mark.parametrize('name', ['agentrl_jax.envs', 'agentrl_jax.envs.hosts'])

@@ -121,6 +121,11 @@ ENVIRONMENTS = {
     'webshop': dataclasses.replace(_WEB, reader='last_action', rounds=10),
     # The same on our servers, which tell when an episode is solved, and close
     'shop': Quirks(reader='last_action', accepted='Ok.', bounds=(0, 1), rounds=10),
+    'miniwob': Quirks(reader='in_backticks', accepted='Ok.', bounds=(-1, 1), rounds=10),
+    # WebArena on our servers
+    'web': Quirks(
+        reader='in_backticks', accepted='Ok.', bounds=(0, 1), deterministic=False, rounds=15
+    ),
     'sqlgym': dataclasses.replace(_WEB, reader='sql_block', item='item_id', rounds=1),
     'alfworld': Quirks(
         reader='last_action',

@@ -62,6 +62,11 @@ def with_backticks(text: str) -> str:
     return text
 
 
+def in_backticks(text: str) -> str:
+    """What stands in the first pair of triple backticks."""
+    return re.search('```(.*?)```', with_backticks(text), re.DOTALL)[1].strip()
+
+
 READERS: dict[str, Reader] = {
     'whole': whole,
     'only_action': only_action,
@@ -69,6 +74,7 @@ READERS: dict[str, Reader] = {
     'first_action': first_action,
     'sql_block': sql_block,
     'with_backticks': with_backticks,
+    'in_backticks': in_backticks,
 }
 
 

@@ -22,6 +22,9 @@ from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.textcraft import TextCraft, TextCraftPlayer
+from agentrl_jax.envs.hosts.web import miniwob
+from agentrl_jax.envs.hosts.web import world as web
+from agentrl_jax.envs.hosts.web.experts import EXPERTS
 from agentrl_jax.envs.hosts.webshop import world as webshop
 from agentrl_jax.envs.hosts.world import Player, World
 from agentrl_jax.envs.splits import SPLITS, level_split
@@ -277,6 +280,62 @@ class ShopEnvironment(Served):
 
 
 @dataclasses.dataclass(frozen=True)
+class MiniWoBEnvironment(Served):
+    prompt: str = 'long'  # or 'short'
+    rewards: str = 'score'  # -1 to 1 as the page says; or success: 1 for a score of 1, else 0
+    tasks: tuple[str, ...] = ()  # names of pages; () = those that the expert knows
+    seeds: int = 100  # of each task, an item each
+    settle_s: float = 10.0  # that a page may take to come to rest
+
+    name, accepted = 'miniwob', 'Ok.'
+
+    @property
+    def instruction(self) -> str:
+        return miniwob.PROMPTS[self.prompt]
+
+    def settings(self) -> dict:
+        return {name: getattr(self, name) for name in ('prompt', 'rewards', 'tasks', 'settle_s')}
+
+    def near(self) -> World:
+        return Read(miniwob.MiniWoB(**self.settings()), 'in_backticks')
+
+    def player(self) -> Player:
+        return miniwob.Player(miniwob.MiniWoB(**self.settings()))
+
+    def our_items(self, split: str) -> np.ndarray:
+        return hashed(range(self.seeds * len(self.tasks or EXPERTS)), split)
+
+
+@dataclasses.dataclass(frozen=True)
+class WebEnvironment(Served):
+    """WebArena's tasks, or others of its form, on sites of the user's."""
+
+    tasks: str = ''  # file of tasks
+    sites: tuple[str, ...] = ()  # name=address: the only addresses that pages can reach
+    states: str = ''  # folder of cookies of those who are logged in; '' = nobody is
+    prompt: str = 'long'  # or 'short'
+    judge: str = ''  # module:function of answers that need not be literal; '' = none
+    login: str = 'admin:admin1234'  # of the shop's administrator, for programs that ask it
+    settle_s: float = 10.0  # that a page may take to come to rest
+
+    name, accepted = 'web', 'Ok.'
+
+    @property
+    def instruction(self) -> str:
+        return web.PROMPTS[self.prompt]
+
+    def settings(self) -> dict:
+        names = ('tasks', 'sites', 'states', 'prompt', 'judge', 'login', 'settle_s')
+        return {name: getattr(self, name) for name in names}
+
+    def near(self) -> World:
+        return Read(web.WebArena(**self.settings()), 'in_backticks')
+
+    def our_items(self, split: str) -> np.ndarray:
+        return np.array(web.items(split, self.tasks, self.sites, self.judge), np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
 class AgentGymEnvironment(Remote):
     """Any environment of AgentGym behind servers of its own."""
 
@@ -337,6 +396,8 @@ HOSTS = {  # env.name -> class; the settings are the section of that name in a c
     'sciworld': SciWorldEnvironment,
     'search': SearchEnvironment,
     'shop': ShopEnvironment,
+    'miniwob': MiniWoBEnvironment,
+    'web': WebEnvironment,
     'agentgym': AgentGymEnvironment,
     'openenv': OpenEnvEnvironment,
 }

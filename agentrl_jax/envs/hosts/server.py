@@ -12,6 +12,8 @@ The worlds of --env=searchqa are those of search, called as AgentGym's client of
 them: the number is env_idx, the item id, and /create and /reset answer with it, and with a text.
 Those of --env=webshop are those of shop, called in the same way by its client of WebShop; there the
 item is session_id, a page is state, and GET /available_actions and /instruction_text know more.
+Those of --env=webarena are those of web, called as its client of WebArena calls them: an answer is
+posted whole, the item is idx, and /step answers with terminated.
 
 A create may have a header X-World-Key: one whose answer got lost is closed by it. Numbers of worlds
 begin anywhere, so that those of a server before this one at its address are not these.
@@ -99,6 +101,10 @@ class IndexedReset(Indexed):
 
 class IndexedSession(Indexed):
     session_id: int | None = None
+
+
+class IndexedTask(Indexed):
+    idx: int
 
 
 class IndexedStep(Indexed):
@@ -514,6 +520,30 @@ def add_webshop(app: fastapi.FastAPI, worlds: Worlds) -> None:
         return worlds.told(env_idx)['instruction_text']
 
 
+def add_webarena(app: fastapi.FastAPI, worlds: Worlds) -> None:
+    """The calls of AgentGym's client of WebArena."""
+
+    @app.post('/create')
+    async def create() -> dict:
+        worlds.counts['created'] += 1
+        return {'env_idx': (await worlds.create(None))[0]}
+
+    @app.post('/reset')
+    async def reset(body: IndexedTask) -> dict:
+        worlds.counts['resets'] += 1
+        told = await worlds.reset(body.env_idx, body.idx)
+        return {name: told[name] for name in ('observation', 'sites', 'object')}
+
+    @app.post('/step')
+    async def step(body: IndexedStep) -> dict:
+        worlds.counts['steps'] += 1
+        told = await worlds.step(body.env_idx, body.action)
+        named = {name: told[name] for name in ('observation', 'reward')}
+        return named | {'terminated': told['done'], 'truncated': False, 'info': {}}
+
+    add_looks(app, worlds)
+
+
 def add_indexed(app: fastapi.FastAPI, worlds: Worlds) -> None:
     """Calls in which the number of a world is env_idx."""
 
@@ -521,6 +551,12 @@ def add_indexed(app: fastapi.FastAPI, worlds: Worlds) -> None:
     async def create() -> int:
         worlds.counts['created'] += 1
         return (await worlds.create(None))[0]
+
+    add_looks(app, worlds)
+
+
+def add_looks(app: fastapi.FastAPI, worlds: Worlds) -> None:
+    """The last page again, and the end."""
 
     @app.get('/observation')
     async def observation(env_idx: int) -> str:
@@ -531,4 +567,4 @@ def add_indexed(app: fastapi.FastAPI, worlds: Worlds) -> None:
         return worlds.close(body.env_idx)
 
 
-BY_INDEX = {'searchqa': add_searchqa, 'webshop': add_webshop}
+BY_INDEX = {'searchqa': add_searchqa, 'webshop': add_webshop, 'webarena': add_webarena}

@@ -29,6 +29,9 @@ WORLDS = {  # name -> module:class
     'search': 'agentrl_jax.envs.hosts.search.world:Search',
     'shop': 'agentrl_jax.envs.hosts.webshop.world:WebShop',
     'webshop': 'agentrl_jax.envs.hosts.webshop.world:AgentGymShop',
+    'miniwob': 'agentrl_jax.envs.hosts.web.miniwob:MiniWoB',
+    'web': 'agentrl_jax.envs.hosts.web.world:WebArena',
+    'webarena': 'agentrl_jax.envs.hosts.web.world:AgentGymWebArena',
     'searchqa': 'agentrl_jax.envs.hosts.search.world:SearchQA',
     'babyai': 'agentrl_jax.envs.hosts.babyai:BabyAI',
 }

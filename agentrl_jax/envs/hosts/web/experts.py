@@ -1,0 +1,297 @@
+"""Experts of tasks of MiniWoB++: from an observation, and nothing else, to the next action."""
+
+import ast
+import dataclasses
+import operator
+import re
+from collections.abc import Callable
+
+LINE = re.compile(r'\t*\[(\d+)\] ([\w-]+) ((?:\'|").*(?:\'|"))((?: \w+: .*)?)')
+EDITED = ('textbox', 'searchbox', 'spinbutton')
+ORDINAL = r'(\d+)(?:st|nd|rd|th)'
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    number: int
+    role: str
+    name: str
+    more: str
+
+    @property
+    def value(self) -> str:
+        """What is written in it."""
+        found = re.search(r'value: (.*)$', self.more)
+        return ast.literal_eval(found[1]) if found else ''
+
+    @property
+    def click(self) -> str:
+        return f'click [{self.number}]'
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """An observation, read."""
+
+    elements: tuple[Element, ...]
+    task: str
+    before: str
+
+    def named(self, name: str, *roles: str) -> Element | None:
+        """The first of this name, whatever stands around it, and of one of the roles."""
+        fitting = (e for e in self.elements if not roles or e.role in roles)
+        return next((e for e in fitting if e.name.strip(' .,;"') == name.strip(' .,;"')), None)
+
+    def of(self, *roles: str) -> list[Element]:
+        return [e for e in self.elements if e.role in roles]
+
+    def quoted(self) -> list[str]:
+        return re.findall('"(.*?)"', self.task)
+
+    def press(self, name: str = 'Submit') -> str:
+        found = self.named(name, 'button')
+        return found.click if found else ''
+
+
+def read(observation: str) -> Seen:
+    *rows, task, before = observation.split('\n')
+    found = []
+    for row in rows:
+        match = LINE.fullmatch(row)
+        if match:
+            name, more = split_name(match[3] + match[4])
+            found.append(Element(int(match[1]), match[2], name, more))
+    return Seen(tuple(found), task.removeprefix('TASK: '), before.removeprefix('PREVIOUS ACTION: '))
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """The quoted name that a text begins with, and the rest."""
+    end = re.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", text)
+    return (ast.literal_eval(end[0]), text[end.end() :]) if end else (text, '')
+
+
+def writes(wanted: list[tuple[Element, str]], then: str) -> str:
+    """Writes texts into fields, one after another, and then does what comes after."""
+    for field, text in wanted:
+        if field.value == text:
+            continue
+        if not field.value or field.role == 'textbox':
+            return f'type [{field.number}] [{text}] [0]'
+        return field.click
+    return then
+
+
+def button(seen: Seen) -> str:
+    """One button, which the task quotes or which is the only one."""
+    names = [*seen.quoted(), 'Cancel', 'OK', 'Close']
+    if len(seen.of('button')) == 1:
+        return seen.of('button')[0].click
+    found = [seen.named('Close' if n == 'x' else n, 'button') for n in names]
+    return next((e.click for e in found if e), '')
+
+
+def first_button(seen: Seen) -> str:
+    return seen.press('ONE')
+
+
+def buttons_in_order(seen: Seen) -> str:
+    one = seen.press('ONE')
+    return seen.press('TWO') if seen.before == one else one
+
+
+def link(seen: Seen) -> str:
+    found = seen.named(seen.quoted()[0], 'link', 'StaticText', 'generic')
+    return found.click if found else ''
+
+
+def tab(seen: Seen) -> str:
+    return seen.named(re.search(r'Tab #\d+', seen.task)[0], 'link').click
+
+
+def tab_of_link(seen: Seen) -> str:
+    """The link, on whichever tab: they are opened from the left."""
+    here = link(seen)
+    if here:
+        return here
+    tabs, links = seen.of('tab'), seen.of('link')
+    shown = next(i for i, e in enumerate(tabs) if 'selected: True' in e.more)
+    return links[(shown + 1) % len(links)].click
+
+
+def section_of_link(seen: Seen) -> str:
+    """The link, in whichever section: they are opened from the top."""
+    here, tabs = link(seen), seen.of('tab')
+    if here:
+        return here
+    shown = next((i for i, e in enumerate(tabs) if 'expanded: True' in e.more), -1)
+    return tabs[(shown + 1) % len(tabs)].click
+
+
+def section(seen: Seen) -> str:
+    shut = [e for e in seen.of('tab') if 'expanded: False' in e.more and e.name != 'Submit']
+    return shut[0].click if shut else seen.press()
+
+
+def option(seen: Seen) -> str:
+    wanted = seen.named(re.match('Select (.*) and click', seen.task)[1], 'radio')
+    return seen.press() if 'checked: True' in wanted.more else wanted.click
+
+
+def checkboxes(seen: Seen) -> str:
+    wanted = re.match('Select (.*) and click', seen.task)[1].split(', ')
+    for box in seen.of('checkbox'):
+        if (box.name in wanted) != ('checked: True' in box.more):
+            return box.click
+    return seen.press()
+
+
+def choice(seen: Seen) -> str:
+    wanted = re.match('Select (.*) from the (?:scroll )?list', seen.task)[1].split(', ')
+    for element in seen.of('option'):
+        if element.name in wanted and 'selected: True' not in element.more:
+            return element.click
+    return seen.press()
+
+
+def text(seen: Seen) -> str:
+    """The quoted text, into every field."""
+    said = seen.quoted()[0]
+    if 'upper case' in seen.task:
+        said = said.upper()
+    if 'lower case' in seen.task:
+        said = said.lower()
+    return writes_hidden(seen, [(field, said) for field in seen.of('textbox')])
+
+
+def login(seen: Seen) -> str:
+    return writes_hidden(seen, list(zip(seen.of('textbox'), seen.quoted(), strict=False)))
+
+
+def writes_hidden(seen: Seen, wanted: list[tuple[Element, str]]) -> str:
+    """As writes; what is written in fields for passwords shows as dots."""
+    left = [
+        (field, said)
+        for field, said in wanted
+        if field.value != said and field.value != '•' * len(said)
+    ]
+    return writes(left, seen.press() or seen.press('Login'))
+
+
+def focus(seen: Seen) -> str:
+    number = re.search(ORDINAL, seen.task)
+    return seen.of('textbox')[int(number[1]) - 1 if number else 0].click
+
+
+def sum_of(seen: Seen) -> str:
+    """a + b = ?, and likewise for - and x."""
+    problem = next(e.name for e in seen.of('StaticText') if '=' in e.name)
+    one, sign, other = re.match(r'(\S+) (\S) (\S+) =', problem).groups()
+    signs = {'+': operator.add, '-': operator.sub, 'x': operator.mul}
+    return writes([(seen.of('textbox')[0], str(signs[sign](int(one), int(other))))], seen.press())
+
+
+def unknown(seen: Seen) -> str:
+    """a + x = c, x + a = c, and likewise for -."""
+    problem = next(e.name for e in seen.of('StaticText') if re.search(r'= -?\d', e.name))
+    one, sign, other, total = re.match(r'(\S+) (\S) (\S+) = (\S+)', problem).groups()
+    total = int(total)
+    if one == 'x':
+        found = total - int(other) if sign == '+' else total + int(other)
+    else:
+        found = total - int(one) if sign == '+' else int(one) - total
+    return writes([(seen.of('textbox')[0], str(found))], seen.press())
+
+
+def spinner(seen: Seen) -> str:
+    """One key after another, up or down."""
+    wanted, field = int(re.search(r'-?\d+', seen.task)[0]), seen.of('spinbutton')[0]
+    if 'focused: True' not in field.more:
+        return seen.press() if field.value == str(wanted) else field.click
+    value = int(field.value or 0)
+    if value == wanted:
+        return seen.press()
+    return 'press [ArrowUp]' if value < wanted else 'press [ArrowDown]'
+
+
+def cell_beside(seen: Seen) -> str:
+    """Into each field the cell beside its label's; of one field the task says the label."""
+    cells = seen.of('cell')
+    rows = {a.name: b.name for a, b in zip(cells[0::2], cells[1::2], strict=True)}
+    labels = [e.name.removesuffix(':') for e in seen.of('StaticText')]
+    labels = labels or re.findall('value of (.*) into', seen.task)
+    fields = zip(seen.of('textbox'), labels, strict=True)
+    return writes([(field, rows[label]) for field, label in fields], seen.press())
+
+
+def word(seen: Seen) -> str:
+    number = int(re.search(ORDINAL, seen.task)[1])
+    words = ' '.join(e.name for e in seen.of('StaticText')).split()
+    return writes([(seen.of('textbox')[0], words[number - 1].strip('.,'))], seen.press())
+
+
+def copy(seen: Seen) -> str:
+    """The text of a field into the one that is empty."""
+    number, fields = re.search(ORDINAL, seen.task), seen.of('textbox')
+    full, empty = [f for f in fields if f.value], [f for f in fields if not f.value]
+    if not empty:
+        return seen.press()
+    return writes([(empty[0], full[int(number[1]) - 1 if number else 0].value)], '')
+
+
+def odd_or_even(seen: Seen) -> str:
+    """The button beside each number, from the top."""
+    rows = [e for e in seen.elements if e.name in ('Odd', 'Even') or e.role == 'StaticText']
+    before = re.match(r'click \[(\d+)\]', seen.before)
+    last = int(before[1]) if before else 0
+    for odd, number, even in zip(rows[0::3], rows[1::3], rows[2::3], strict=False):
+        if even.number > last and odd.number != last:
+            return odd.click if int(number.name) % 2 else even.click
+    return seen.press()
+
+
+EXPERTS: dict[str, Callable[[Seen], str]] = {  # by the page's name
+    'click-test': button,
+    'click-test-2': first_button,
+    'click-test-transfer': first_button,
+    'click-button': button,
+    'click-button-sequence': buttons_in_order,
+    'click-dialog': button,
+    'click-dialog-2': button,
+    'click-link': link,
+    'click-tab': tab,
+    'click-tab-2': tab_of_link,
+    'click-tab-2-easy': tab_of_link,
+    'click-tab-2-medium': tab_of_link,
+    'click-tab-2-hard': tab_of_link,
+    'click-collapsible': section,
+    'click-collapsible-nodelay': section,
+    'click-collapsible-2': section_of_link,
+    'click-collapsible-2-nodelay': section_of_link,
+    'click-option': option,
+    'click-checkboxes': checkboxes,
+    'click-checkboxes-large': checkboxes,
+    'click-checkboxes-transfer': checkboxes,
+    'choose-list': choice,
+    'click-scroll-list': choice,
+    'enter-text': text,
+    'enter-text-2': text,
+    'enter-text-dynamic': text,
+    'enter-password': text,
+    'login-user': login,
+    'focus-text': focus,
+    'focus-text-2': focus,
+    'simple-arithmetic': sum_of,
+    'simple-algebra': unknown,
+    'use-spinner': spinner,
+    'read-table': cell_beside,
+    'read-table-2': cell_beside,
+    'find-word': word,
+    'copy-paste': copy,
+    'copy-paste-2': copy,
+    'odd-or-even': odd_or_even,
+}
+
+
+def best(task: str, observation: str) -> str:
+    """The action of the expert of a task; '' where it knows no way on."""
+    return EXPERTS[task](read(observation))

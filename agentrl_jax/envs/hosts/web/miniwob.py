@@ -1,0 +1,153 @@
+"""MiniWoB++ (arXiv:1802.08802): small tasks on one page each, seen as text and played by numbers.
+
+The pages are those of the package `miniwob`, which is not imported. An item is
+tasks x seed + task. Tasks do not time out, what they pay does not shrink with time, and jQuery
+does not animate, so the clock decides nothing but in those of TIMED.
+"""
+
+import importlib.util
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.hosts.answers import Read, Unreadable
+from agentrl_jax.envs.hosts.web import actions, chromium, experts, tabs
+from agentrl_jax.envs.hosts.world import Reply, WorldError
+
+PROMPT = (
+    'You use a web page. Each round shows you the task and the page as lines "[id] role \'name\'"; '
+    'you answer with one action on it:\n'
+    'click [id]\nhover [id]\ntype [id] [text] [1] to type and press Enter, [0] not to\n'
+    'press [keys], such as press [Enter] or press [Ctrl+a]\nscroll [up] or scroll [down]\n'
+    'Think first; the action stands last, between triple backticks: ```click [3]```'
+)
+SHORT_PROMPT = 'Do the task on the page: ```click [id]```, ```type [id] [text] [0]```.'
+PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
+REWARDS = ('score', 'success')
+SIZE = (500, 320)
+TIMED = frozenset(  # tasks that move by themselves, or measure time
+    'ascending-numbers book-flight book-flight-nodelay button-delay chase-circle click-pie '
+    'click-pie-nodelay hover-shape moving-items simon-says stock-market terminal'.split()
+)
+BEGIN = """(() => {
+  core.EPISODE_MAX_TIME = 2147483647;
+  if (window.jQuery) jQuery.fx.off = true;
+  const style = document.createElement('style');
+  style.textContent = '#reward-display, #click-canvas {display: none !important} ' +
+    '* {transition: none !important; animation: none !important}';
+  document.head.appendChild(style);
+  document.getElementById('query').setAttribute('aria-hidden', 'true');  // it is the TASK
+  Math.seedrandom(SEED);
+  core.startEpisodeReal();
+})()"""
+GOAL = '(said => typeof said === "string" ? said : said.utterance)(core.getUtterance())'
+STATE = '({done: WOB_DONE_GLOBAL, score: WOB_RAW_REWARD_GLOBAL})'
+
+
+def pages() -> pathlib.Path:
+    """The folder of the tasks' pages; ModuleNotFoundError that says how to get it."""
+    found = importlib.util.find_spec('miniwob')
+    if found is None:
+        raise ModuleNotFoundError('MiniWoB++ needs its pages: pip install miniwob==1.0.1')
+    return pathlib.Path(found.submodule_search_locations[0]) / 'html' / 'miniwob'
+
+
+class MiniWoB:
+    """One page after another; actions are bare (`answers.py` reads replies)."""
+
+    def __init__(
+        self,
+        *,
+        prompt: str = 'long',
+        rewards: str = 'score',  # -1 to 1 as the page says; or success: 1 for a score of 1, else 0
+        tasks: Sequence[str] = (),  # names of pages; () = those that the expert knows
+        settle_s: float = 10.0,  # that a page may take to come to rest
+    ):
+        for name, value, known in (('prompt', prompt, PROMPTS), ('rewards', rewards, REWARDS)):
+            if value not in known:
+                raise ValueError(f'miniwob.{name}={value!r} is one of {", ".join(known)}')
+        self.instruction, self.rewards = PROMPTS[prompt], rewards
+        self.tasks = tuple(tasks) or tuple(experts.EXPERTS)
+        self.deterministic = TIMED.isdisjoint(self.tasks)
+        self.folder = pages()
+        for task in self.tasks:
+            if not (self.folder / f'{task}.html').exists():
+                raise ValueError(f'miniwob.tasks: {task!r} is no page of MiniWoB++')
+        width, height = SIZE
+        self.visitor = tabs.Visitor((), width=width, height=height, settle_s=settle_s)
+        self.task, self.goal, self.before, self.done = '', '', 'none', True
+        self.text = ''  # of the page that is shown
+
+    @classmethod
+    def check(cls) -> None:
+        pages()
+        chromium.executable()
+
+    def reset(self, item: int) -> str:
+        if item < 0:
+            raise ValueError(f'item {item} is not in 0..')
+        seed, number = divmod(item, len(self.tasks))
+        self.task = self.tasks[number]
+        known = self.visitor.tabs
+        if self.visitor.browser.dead or len(known) != 1 or known[0].gone:
+            self.visitor.begin()
+        tab = self.visitor.tab
+        tab.go((self.folder / f'{self.task}.html').as_uri(), self.visitor.settle_s)
+        tab.evaluate(BEGIN.replace('SEED', str(seed)))
+        self.visitor.settle()
+        self.goal, self.before, self.done = tab.evaluate(GOAL), 'none', False
+        return self.shown()
+
+    def step(self, action: str) -> Reply:
+        if self.done:
+            return Reply('The task is over.', done=True, success=False)
+        try:
+            self.visitor.do(actions.read_action(action, actions.ON_A_PAGE))
+            self.before = ' '.join(action.split())
+        except Unreadable as wrong:
+            self.before = f'not done, {wrong}'
+        state = self.visitor.tab.evaluate(STATE)
+        if not isinstance(state, dict):
+            raise WorldError(f'{self.task}: the page has lost its task')
+        if not state['done']:
+            return Reply(self.shown(), success=False)
+        self.done = True
+        score, success = float(state['score']), state['score'] >= 1
+        reward = score if self.rewards == 'score' else float(success)
+        return Reply(f'The task is over, its score {score:g}.', reward, done=True, success=success)
+
+    def shown(self) -> str:
+        """The page, the task, and what was done last."""
+        lines = [line.text(n) for n, line in enumerate(self.visitor.look(), 1)]
+        self.text = '\n'.join([*lines, f'TASK: {self.goal}', f'PREVIOUS ACTION: {self.before}'])
+        return self.text
+
+    def close(self) -> None:
+        self.visitor.close()
+
+    def details(self) -> dict[str, Any]:
+        return {'task': self.task}
+
+
+class Player(Read):
+    """The page with its expert and random play beside it."""
+
+    def __init__(self, world: MiniWoB):
+        super().__init__(world, 'in_backticks')
+
+    def best(self) -> str:
+        if self.world.done or self.world.task not in experts.EXPERTS:
+            return ''
+        action = experts.best(self.world.task, self.world.text)
+        return f'```{action}```' if action else ''
+
+    def random(self, generator: np.random.Generator) -> str:
+        """A click anywhere, or a word of the task written anywhere."""
+        element = generator.integers(1, max(len(self.world.visitor.seen), 1) + 1)
+        if generator.random() < 0.7:
+            return f'```click [{element}]```'
+        words = re.findall(r'[\w-]+', self.world.goal) or ['x']
+        return f'```type [{element}] [{words[generator.integers(len(words))]}] [0]```'

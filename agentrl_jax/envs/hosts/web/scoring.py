@@ -1,0 +1,208 @@
+"""What an episode of WebArena earns: its evaluators (arXiv:2307.13854), whose scores multiply.
+
+string_match compares the answer of `stop`, url_match the address of the last page, program_html
+what stands on pages that it goes to. Answers that need not be literal are compared by a judge of
+the user's, where WebArena asks a model.
+"""
+
+import ast
+import html
+import json
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl_jax.envs.hosts.web.chromium import Refused
+from agentrl_jax.envs.hosts.web.tabs import Visitor
+from agentrl_jax.envs.hosts.web.tasks import EITHER, NOT_POSSIBLE, Target, Task
+from agentrl_jax.envs.hosts.world import WorldError
+
+Judge = Callable[[str, str, str], bool]  # answer, reference (or reason), intent: the same meaning?
+TIMEOUT_S = 30.0
+ROLE = """(name => {
+  const cells = [...document.querySelectorAll(
+    'td[data-label="Account"] span.gl-avatar-labeled-sublabel')];
+  const row = cells.findIndex(cell => cell.outerText === '@' + name);
+  return document.querySelectorAll('td.col-max-role span')[row].outerText;
+})(%s)"""
+
+
+def score(
+    task: Task, answer: str, visitor: Visitor, *, sites: Mapping[str, str], login: str, judge: Any
+) -> float:
+    """1 for a task that was done, else 0. Programs leave the last page."""
+    total = 1.0
+    url = visitor.url()
+    if 'string_match' in task.evaluators:
+        total *= string_score(task, answer, judge)
+    if total and 'url_match' in task.evaluators:
+        total *= url_score(url, task.urls)
+    if 'program_html' in task.evaluators:
+        for target in task.targets:
+            if total:
+                total *= contents_score(target, found_by(target, visitor, url, sites, login))
+    return total
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Lower case, without blanks around and one pair of quotes."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in '\'"':
+        text = text[1:-1]
+    return text.lower()
+
+
+def includes(text: str, part: str, *, as_word: bool = False) -> bool:
+    """as_word: a part of one character must stand for itself; the 0 of 10 does not count."""
+    text, part = plain(text), plain(part)
+    if as_word and len(part) == 1:
+        return part in (word.strip('.,;:!?()[]{}"\'$%') for word in text.split())
+    return part in text
+
+
+def string_score(task: Task, answer: str, judge: Judge | None) -> float:
+    right, answer = True, plain(answer)
+    for kind, wanted in task.answers:
+        if kind == 'exact_match':
+            right &= answer == plain(wanted[0])
+        elif kind == 'must_include':
+            alone = len(wanted) == 1
+            right &= all(includes(answer, part, as_word=alone) for part in wanted)
+        elif wanted == (NOT_POSSIBLE,):
+            said = answer == plain(NOT_POSSIBLE)
+            right &= said or judge is not None and bool(judge(answer, task.reason, task.intent))
+        elif judge is None:
+            raise WorldError(f'task {task.number} needs a judge of answers: set web.judge')
+        else:
+            right &= bool(answer) and all(judge(answer, part, task.intent) for part in wanted)
+    return float(right)
+
+
+# ---- addresses -----------------------------------------------------------------------------------
+
+
+def url_score(url: str, wanted: tuple[str, ...]) -> float:
+    """One of the wanted host and paths is in the address, and a wanted value of each query."""
+    place, query = parts(url)
+    known = [parts(one) for one in wanted]
+    values: dict[str, set[str]] = {}
+    for _, more in known:
+        for name, found in more.items():
+            values.setdefault(name, set()).update(found)
+    there = any(base in place for base, _ in known)
+    asked = all(name in query and found & set(query[name]) for name, found in values.items())
+    return float(there and asked)
+
+
+def parts(url: str) -> tuple[str, dict[str, list[str]]]:
+    split = urllib.parse.urlsplit(url.rstrip('/'))
+    return (split.netloc + split.path).rstrip('/'), urllib.parse.parse_qs(split.query)
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+
+def contents_score(target: Target, found: str) -> float:
+    found = html.unescape(found)
+    if target.kind == 'exact_match':
+        return float(plain(found) == plain(target.contents[0]))
+    return float(
+        all(any(includes(found, part) for part in one.split(EITHER)) for one in target.contents)
+    )
+
+
+def found_by(
+    target: Target, visitor: Visitor, url: str, sites: Mapping[str, str], login: str
+) -> str:
+    """What a program reads; '' where the page does not have it."""
+    goes_to = target.url
+    if goes_to.startswith('func:'):
+        goes_to = call(goes_to, url, visitor, sites, login)
+    if goes_to != 'last':
+        visitor.go(goes_to)
+        visitor.settle()
+    if target.locator.startswith('func:'):
+        return call(target.locator, url, visitor, sites, login)
+    try:
+        for code in target.prepare:
+            visitor.tab.evaluate(f'void ({code})')
+    except Refused:
+        pass  # the page is another one; what is looked for decides
+    try:
+        code = target.locator or 'document.documentElement.outerHTML'
+        found = visitor.tab.evaluate(f'({code})')
+    except Refused:
+        return ''
+    return str(found) if found != '' else ''
+
+
+def call(text: str, url: str, visitor: Visitor, sites: Mapping[str, str], login: str) -> str:
+    """The value of func:name(arguments), of WebArena's functions."""
+    node = ast.parse(text.removeprefix('func:').strip(), mode='eval').body
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ValueError(f'{text!r} is no call')
+    name = node.func.id
+    given = [
+        ast.literal_eval(a) for a in node.args if not (isinstance(a, ast.Name) and '__' in a.id)
+    ]
+    given = [one.replace('__last_url__', url) for one in given]
+    if name == 'reddit_get_post_url':
+        return post_of(*given)
+    if name == 'gitlab_get_project_memeber_role':  # as it is spelt there
+        try:
+            return str(visitor.tab.evaluate(ROLE % json.dumps(given[0])))
+        except Refused:
+            return ''
+    if name == 'shopping_get_latest_order_url':
+        return latest_order(sites['shopping'], login)
+    if name in ('shopping_get_sku_latest_review_author', 'shopping_get_sku_latest_review_rating'):
+        reviews = asked(f'{sites["shopping"]}/rest/V1/products/{given[0]}/reviews', login)
+        if not reviews:
+            return ''
+        if name.endswith('author'):
+            return reviews[-1]['nickname']
+        return str(reviews[-1]['ratings'][0]['percent'])
+    raise ValueError(f'{name} is none of the functions that WebArena has')
+
+
+def post_of(url: str) -> str:
+    """Of a post or a comment on it: /f/forum/number/."""
+    split = urllib.parse.urlsplit(url)
+    found = re.match(r'/f/([^/]*)/([^/]*)', split.path)
+    return f'{split.scheme}://{split.netloc}/f/{found[1]}/{found[2]}/' if found else url
+
+
+def latest_order(shop: str, login: str) -> str:
+    query = urllib.parse.urlencode(
+        {
+            'searchCriteria[sortOrders][0][field]': 'created_at',
+            'searchCriteria[sortOrders][0][direction]': 'DESC',
+            'searchCriteria[pageSize]': '1',
+        }
+    )
+    order = asked(f'{shop}/rest/V1/orders?{query}', login)['items'][0]
+    return f'{shop}/sales/order/view/order_id/{int(order["increment_id"])}/'
+
+
+def asked(url: str, login: str) -> Any:
+    """JSON of the shop's own interface, as its administrator (login: name:password)."""
+    split = urllib.parse.urlsplit(url)
+    name, _, password = login.partition(':')
+    request = urllib.request.Request(
+        f'{split.scheme}://{split.netloc}/rest/default/V1/integration/admin/token',
+        json.dumps({'username': name, 'password': password}).encode(),
+        {'Content-Type': 'application/json'},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as told:
+            token = json.load(told)
+        request = urllib.request.Request(url, headers={'Authorization': f'Bearer {token}'})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as told:
+            return json.load(told)
+    except (OSError, ValueError) as error:
+        raise WorldError(f'{url}: {error}') from error

@@ -1,0 +1,137 @@
+"""WebArena's tasks (arXiv:2307.13854), read from its file of 812 or one of that form.
+
+Addresses in the file are names such as __SHOPPING__; `sites` says where those stand. The file is
+config_files/test.raw.json of WebArena, which the package libwebarena has as test.raw.json.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl_jax.envs.hosts.web.chromium import origin
+
+EVALUATORS = ('string_match', 'url_match', 'program_html')
+CONTENTS = ('exact_match', 'must_include')
+ANSWERS = (*CONTENTS, 'fuzzy_match')
+NOT_POSSIBLE = 'N/A'
+BETWEEN_PAGES = ' |AND| '
+EITHER = ' |OR| '
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where a program looks, and what must be there."""
+
+    url: str  # 'last': where the episode ended; or a function's call
+    locator: str  # JavaScript, or a function's call; '' = the whole page
+    prepare: tuple[str, ...]  # JavaScript that is run first
+    kind: str  # of CONTENTS
+    contents: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    number: int
+    intent: str
+    sites: tuple[str, ...]
+    start: tuple[str, ...]  # addresses, a tab each; the first one is in front
+    state: str  # file of cookies of somebody who is logged in; '' = nobody is
+    evaluators: tuple[str, ...]
+    answers: tuple[tuple[str, tuple[str, ...]], ...]  # of ANSWERS, and texts
+    reason: str  # why the task cannot be done, where it cannot
+    urls: tuple[str, ...]  # of which one must be the last page's
+    targets: tuple[Target, ...]
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether somebody must say if an answer means the same; not so for N/A as it is."""
+        wanted = dict(self.answers)
+        if 'string_match' not in self.evaluators or 'fuzzy_match' not in wanted:
+            return False
+        return wanted['fuzzy_match'] != (NOT_POSSIBLE,)
+
+
+def read_sites(sites: Sequence[str]) -> dict[str, str]:
+    """Addresses by name, of 'shopping=http://localhost:7770' and so on."""
+    found = {}
+    for site in sites:
+        name, mark, url = site.partition('=')
+        if not mark or not re.fullmatch('[a-z_]+', name):
+            raise ValueError(f'web.sites: {site!r} is not name=address')
+        origin(url)
+        found[name] = url.rstrip('/')
+    return found
+
+
+def read_tasks(path: str, sites: Mapping[str, str]) -> dict[int, Task]:
+    """Tasks by number; those on sites that are not listed are left out."""
+    rows = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f'{path} must hold a list of tasks')
+    found = {}
+    for place, row in enumerate(rows):
+        try:
+            if not set(row['sites']) <= sites.keys():
+                continue
+            task = read_task(row, sites)
+        except KeyError as error:
+            raise ValueError(f'{path}, task {place}: it has no {error}') from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f'{path}, task {place}: {error}') from error
+        if task is not None:
+            found[task.number] = task
+    if not found:
+        raise ValueError(f'{path}: no task is on the sites {", ".join(sites) or "(none)"}')
+    return found
+
+
+def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
+    """None where it names a site that has no address."""
+    text = json.dumps(row)
+    for name, url in sites.items():
+        text = text.replace(f'__{name.upper()}__', url)
+    if re.search('__[A-Z]+(_[A-Z]+)*__', text):
+        return None
+    row = json.loads(text)
+    told = row['eval']
+    unknown = set(told['eval_types']) - set(EVALUATORS)
+    if unknown or not told['eval_types']:
+        raise ValueError(f'eval_types {told["eval_types"]} are of {", ".join(EVALUATORS)}')
+    if 'url_note' in told and told['url_note'] != 'GOLD in PRED':
+        raise ValueError(f'url_note {told["url_note"]!r} is not GOLD in PRED')
+    answers = []
+    for kind, value in (told['reference_answers'] or {}).items():
+        if kind not in ANSWERS:
+            raise ValueError(f'reference_answers: {kind!r} is one of {", ".join(ANSWERS)}')
+        answers.append((kind, (value,) if isinstance(value, str) else tuple(value)))
+    return Task(
+        number=int(row['task_id']),
+        intent=row['intent'],
+        sites=tuple(row['sites']),
+        start=tuple(row['start_url'].split(BETWEEN_PAGES)),
+        state=pathlib.PurePath(row['storage_state'] or '').name,
+        evaluators=tuple(told['eval_types']),
+        answers=tuple(answers),
+        reason=told['string_note'] if 'string_note' in told else '',
+        urls=tuple((told['reference_url'] or '').split(EITHER)),
+        targets=tuple(map(read_target, told['program_html'] or ())),
+    )
+
+
+def read_target(row: Mapping[str, Any]) -> Target:
+    ((kind, contents),) = row['required_contents'].items()
+    if kind not in CONTENTS:
+        raise ValueError(f'required_contents: {kind!r} is one of {", ".join(CONTENTS)}')
+    locator = row['locator'].strip()
+    if locator and not locator.startswith(('document.', '[...document.', 'func:')):
+        raise ValueError(f'locator {locator!r} begins with document. or func:')
+    return Target(
+        url=row['url'],
+        locator=locator,
+        prepare=tuple(row['prep_actions']) if 'prep_actions' in row else (),
+        kind=kind,
+        contents=(contents,) if isinstance(contents, str) else tuple(contents),
+    )

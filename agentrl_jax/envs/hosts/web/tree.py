@@ -1,0 +1,89 @@
+"""What a page shows, as lines of text: its accessibility tree (as WebArena does, arXiv:2307.13854).
+
+A line is `[number] role 'name' property: value`, indented by its depth. Numbers count the lines of
+one observation from 1, so a page is the same text in every process; the browser's own would not be.
+"""
+
+import dataclasses
+from typing import Any
+
+Bounds = dict[int, tuple[float, float, float, float]]  # left, top, width, height on the page
+
+UNSEEN = {'', 'RootWebArea', 'InlineTextBox', 'LabelText', 'paragraph', 'LineBreak', 'ListMarker'}
+PLAIN = {'generic', 'none', 'Section', 'Legend', 'list', 'listitem', 'rowgroup', 'MenuListPopup'}
+PLAIN |= {'banner', 'navigation', 'strong', 'emphasis', 'SvgRoot', 'Canvas', 'img', 'image'}
+PLAIN |= {'StaticText'}  # shown where they have a name, or can have the focus
+STATES = ('focused', 'selected', 'disabled', 'required', 'hasPopup')  # shown where they hold
+CHOICES = ('checked', 'expanded')  # shown where there are any
+WITH_VALUE = ('textbox', 'searchbox', 'combobox', 'spinbutton', 'slider', 'Date', 'InputTime')
+FOLDED = ('textbox', 'searchbox', 'spinbutton')  # what is in them is their value
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """An element of an observation."""
+
+    depth: int
+    node: int  # the browser's number of it in the document
+    role: str
+    name: str
+    more: tuple[tuple[str, str], ...] = ()  # properties and their values
+
+    def text(self, number: int) -> str:
+        more = ''.join(f' {name}: {value}' for name, value in self.more)
+        return f'{chr(9) * self.depth}[{number}] {self.role} {self.name!r}{more}'
+
+
+def lines(
+    nodes: list[dict], bounds: Bounds, window: tuple[float, float, float, float]
+) -> list[Line]:
+    """nodes: of Accessibility.getFullAXTree, the root first. window: what is seen of the page.
+
+    Elements that lie outside of the window are left out; those without a place, such as the options
+    of a closed list, come with their parents.
+    """
+    known, found = {node['nodeId']: node for node in nodes}, []
+    left = [(nodes[0], 0, '', False)] if nodes else []
+    while left:
+        node, depth, above, hidden = left.pop()
+        place = node.get('backendDOMNodeId', 0)
+        outside = not overlap(bounds[place], window) if place in bounds else hidden
+        line = None if node['ignored'] or outside else read(node, depth)
+        if line is not None and line.role == 'StaticText' and line.name in above:
+            line = None
+        if line is not None:
+            found.append(line)
+            depth, above = depth + 1, line.name + line.text(0) * (line.role in FOLDED)
+        children = [known[child] for child in node.get('childIds', ()) if child in known]
+        left += [(child, depth, above, outside) for child in reversed(children)]
+    return found
+
+
+def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(
+        one[i] < other[i] + other[i + 2] and other[i] < one[i] + max(one[i + 2], 1) for i in (0, 1)
+    )
+
+
+def value_of(node: dict, name: str) -> Any:
+    """Of role, name or value; '' where it has none."""
+    return node[name].get('value', '') if name in node else ''
+
+
+def read(node: dict, depth: int) -> Line | None:
+    """The line of an element; None for those that only hold others together."""
+    role, name = str(value_of(node, 'role')), ' '.join(str(value_of(node, 'name')).split())
+    told = {item['name']: item['value'].get('value') for item in node.get('properties', ())}
+    focusable = 'focusable' in told and told['focusable']
+    if role in UNSEEN or role in PLAIN and not name and not focusable:
+        return None
+    more = [
+        (key, str(value).capitalize() if str(value) in ('true', 'false') else str(value))
+        for key, value in told.items()
+        if key in CHOICES or key in STATES and value not in (False, 'false', '')
+    ]
+    more.sort(key=lambda item: (*STATES, *CHOICES).index(item[0]))
+    value = str(value_of(node, 'value'))
+    if role in WITH_VALUE and value and value != name:
+        more.append(('value', repr(value)))
+    return Line(depth, node.get('backendDOMNodeId', 0), role, name, tuple(more))

@@ -1,0 +1,184 @@
+"""WebArena (arXiv:2307.13854): tasks on websites, in a real browser, on sites that the user hosts.
+
+A page is its accessibility tree, as far as the window shows it; actions are WebArena's. `stop`
+ends an episode and alone is rewarded (scoring.py). An item is a task's number in the file
+(tasks.py). Every episode begins in an empty profile; what it changes on the sites stays there.
+"""
+
+import functools
+import importlib
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl_jax.envs.hosts.answers import READERS, Unreadable
+from agentrl_jax.envs.hosts.web import actions, chromium, scoring, tabs
+from agentrl_jax.envs.hosts.web.tasks import Task, read_sites, read_tasks
+from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.envs.splits import level_split
+
+PROMPT = (
+    'You use a web browser to reach an objective. Each round shows you the open tabs, the part of '
+    'the page that is in view as lines "[id] role \'name\'", its address, the objective and your '
+    'previous action; you answer with one action.\n'
+    'On the page:\nclick [id]\n'
+    'type [id] [text] [1] to type and press Enter, [0] at the end not to press it\n'
+    'hover [id]\npress [keys], such as press [Enter] or press [Ctrl+a]\n'
+    'scroll [down] or scroll [up]\n'
+    'Tabs: new_tab, tab_focus [number], close_tab\n'
+    'Addresses: goto [address], go_back, go_forward\n'
+    'At the end: stop [answer], with the answer if the objective asks for one, and with N/A if it '
+    'cannot be reached.\n'
+    'Think step by step; then write the action between triple backticks, such as: In summary, the '
+    'next action I will perform is ```click [12]```'
+)
+SHORT_PROMPT = 'Reach the objective: ```click [id]```, ```type [id] [text]```, ```stop [answer]```.'
+PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
+WINDOW = (1280, 720)
+
+
+@functools.cache
+def read(path: str, sites: tuple[str, ...]) -> dict[int, Task]:
+    """The tasks of a file, read once in a process."""
+    if not path:
+        raise ValueError('web.tasks names the file of tasks, such as test.raw.json of libwebarena')
+    return read_tasks(path, read_sites(sites))
+
+
+def items(split: str, path: str, sites: tuple[str, ...], judge: str) -> list[int]:
+    """Tasks of a split; without a judge of answers only those that need none."""
+    return [
+        number
+        for number, task in read(path, sites).items()
+        if (judge or not task.needs_judge) and level_split(str(number).encode()) == split
+    ]
+
+
+def judge_of(place: str) -> scoring.Judge | None:
+    """module:function, of (answer, reference, intent)."""
+    if not place:
+        return None
+    module, mark, name = place.partition(':')
+    if not mark:
+        raise ValueError(f'web.judge={place!r} is module:function')
+    return getattr(importlib.import_module(module), name)
+
+
+class WebArena:
+    """One visitor; actions are bare (`answers.py` reads replies)."""
+
+    deterministic = False  # sites remember what was done on them
+
+    def __init__(
+        self,
+        *,
+        tasks: str = '',  # file of tasks
+        sites: Sequence[str] = (),  # name=address: the only addresses that pages can reach
+        states: str = '',  # folder of cookies of those who are logged in; '' = nobody is
+        prompt: str = 'long',
+        judge: str = '',  # module:function of answers that need not be literal; '' = none
+        login: str = 'admin:admin1234',  # of the shop's administrator, for programs that ask it
+        settle_s: float = 10.0,  # that a page may take to come to rest
+    ):
+        if prompt not in PROMPTS:
+            raise ValueError(f'web.prompt={prompt!r} is one of {", ".join(PROMPTS)}')
+        self.instruction = PROMPTS[prompt]
+        self.tasks = read(tasks, tuple(sites))
+        self.sites = read_sites(sites)
+        self.states, self.login, self.judge = states, login, judge_of(judge)
+        width, height = WINDOW
+        self.visitor = tabs.Visitor(
+            tuple(self.sites.values()), width=width, height=height, settle_s=settle_s
+        )
+        self.task: Task | None = None
+        self.before, self.done = 'none', True
+
+    @classmethod
+    def check(cls) -> None:
+        chromium.executable()
+
+    def reset(self, item: int) -> str:
+        if item not in self.tasks:
+            raise ValueError(f'item {item} is no task on these sites')
+        self.task, self.before, self.done = self.tasks[item], 'none', False
+        self.visitor.begin()
+        if self.states and self.task.state:
+            self.visitor.take_cookies(cookies(pathlib.Path(self.states) / self.task.state))
+        for place, url in enumerate(self.task.start):
+            if place:
+                self.visitor.open()
+            self.visitor.go(url)
+        self.visitor.at = 0
+        self.visitor.settle()
+        return self.shown()
+
+    def step(self, action: str) -> Reply:
+        if self.done:
+            return Reply('The task is over.', done=True, success=False)
+        self.before = ' '.join(action.split())
+        try:
+            asked = actions.read_action(action)
+            if asked.verb == 'stop':
+                return self._stop(asked.text)
+            self.visitor.do(asked)
+        except Unreadable as wrong:
+            self.before += f' (not done: {wrong})'
+        return Reply(self.shown(), success=False)
+
+    def _stop(self, answer: str) -> Reply:
+        self.done = True
+        last = self.shown()
+        total = scoring.score(
+            self.task,
+            answer,
+            self.visitor,
+            sites=self.sites,
+            login=self.login,
+            judge=self.judge,
+        )
+        return Reply(last, total, done=True, success=total >= 1)
+
+    def shown(self) -> str:
+        """Tabs, page, address, objective, and what was done last."""
+        visitor = self.visitor
+        lines = visitor.look()
+        open_tabs = ' | '.join(
+            f'Tab {n}{" (current)" * (n == visitor.at)}: {title}'
+            for n, title in enumerate(visitor.titles())
+        )
+        page = '\n'.join(line.text(n) for n, line in enumerate(lines, 1))
+        page = page or 'The page is empty, or cannot be reached.'
+        return (
+            f'OBSERVATION:\n{open_tabs}\n\n{page}\nURL: {visitor.url()}\n'
+            f'OBJECTIVE: {self.task.intent}\nPREVIOUS ACTION: {self.before}'
+        )
+
+    def close(self) -> None:
+        self.visitor.close()
+
+    def details(self) -> dict[str, Any]:
+        """What AgentGym's server says of the task besides."""
+        return {'sites': list(self.task.sites), 'object': self.task.intent} if self.task else {}
+
+
+class AgentGymWebArena(WebArena):
+    """As AgentGym serves it: actions are whole answers."""
+
+    def step(self, action: str) -> Reply:
+        try:
+            return super().step(READERS['in_backticks'](action))
+        except Unreadable as shown:
+            return Reply(str(shown), success=False)
+
+
+def cookies(path: pathlib.Path) -> list[dict]:
+    """Of a file of Playwright's storage_state, which WebArena's auto_login.py writes."""
+    try:
+        found = json.loads(path.read_text(encoding='utf-8'))['cookies']
+    except (OSError, ValueError, KeyError) as error:
+        raise WorldError(f'{path}: no cookies of a login: {error!r}') from error
+    if any(0 < cookie['expires'] < time.time() for cookie in found if 'expires' in cookie):
+        raise WorldError(f'{path}: the login has expired; make it anew')
+    return [{k: v for k, v in cookie.items() if (k, v) != ('expires', -1)} for cookie in found]
