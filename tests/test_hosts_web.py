@@ -39,6 +39,7 @@ from agentrl_jax.envs.hosts.web.miniwob import MiniWoB
 from agentrl_jax.envs.hosts.web.world import WebArena
 from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.envs.splits import SPLITS
+from agentrl_jax.rollout import keepers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 needs_chromium = pytest.mark.skipif(
@@ -562,6 +563,22 @@ def test_pages_reach_no_address_that_is_not_listed(arena, site):
 # ---- processes -----------------------------------------------------------------------------------
 
 
+def wait_until_gone(group, profile):
+    """No process of a browser's group and no profile is left, after twenty seconds at most."""
+    deadline = time.monotonic() + 20
+    while running(group) or os.path.exists(profile):
+        assert time.monotonic() < deadline, (running(group), os.path.exists(profile))
+        time.sleep(0.05)
+
+
+def running(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @needs_chromium
 @needs_miniwob
 def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, monkeypatch):
@@ -582,11 +599,7 @@ def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, m
     shared.linger_s = 0.0
     with contextlib.closing(MiniWoB()) as again:
         assert again.visitor.browser is kept and again.reset(0)
-    kept.process.wait(20)
-    deadline = time.monotonic() + 20
-    while os.path.exists(kept.profile) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not os.path.exists(kept.profile)
+    wait_until_gone(kept.process.pid, kept.profile)
 
 
 @needs_chromium
@@ -598,6 +611,37 @@ def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(site, read_ro
         with pytest.raises(WorldError, match='Chromium has ended'):
             play.step('scroll [down]')
         assert 'Shop' in play.reset(0)
+
+
+@needs_chromium
+@needs_miniwob
+def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(monkeypatch):
+    monkeypatch.setattr(tabs, 'SHARED', chromium.Shared(0.0))
+    made = []
+
+    def make():
+        made.append(MiniWoB(tasks=('click-option',)))
+        return made[-1]
+
+    pool = keepers.Pool(make, lambda text, instruction: text)
+
+    def asked(*said, replies=()):
+        pool.submit(keepers.Job(seat=0, stream=0, item=3, actions=said, replies=replies))
+        return pool.done.get(timeout=60)
+
+    begun = asked()
+    chosen = asked('click [1]', replies=(begun.reply,))
+    assert asked().reply == begun.reply and 'checked: True' in chosen.reply.observation
+    browsers = [made[0].visitor.browser]
+    os.killpg(browsers[0].process.pid, signal.SIGKILL)
+    lost = asked('click [1]', replies=(begun.reply,))
+    assert lost.reply is None and lost.deterministic and 'Chromium has ended' in lost.fault
+    again = asked('click [1]', replies=(begun.reply,))
+    assert again.reply == chosen.reply and not again.fault
+    browsers.append(made[1].visitor.browser)
+    pool.close()
+    for browser in browsers:
+        wait_until_gone(browser.process.pid, browser.profile)
 
 
 def test_no_chromium_is_a_clear_error(monkeypatch):
@@ -716,14 +760,7 @@ def test_a_killed_process_leaves_no_browser_and_pages_are_the_same_there(miniwob
     assert other.returncode == -signal.SIGKILL
     texts, group, profile = json.loads(other.stdout)
     assert texts == [played(miniwob, item)[1][:2] for item in (43, 62, 65)]
-    deadline = time.monotonic() + 20
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(group, 0)
-            time.sleep(0.05)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(group, 0)
-    assert not os.path.exists(profile)
+    wait_until_gone(group, profile)
 
 
 # ---- as environments and servers have it ---------------------------------------------------------
@@ -746,8 +783,10 @@ def test_a_run_s_environment_of_miniwob_has_items_and_players():
         text = player.reset(1)
         said = {player.random(generator) for _ in range(50)}
         assert all(actions.read_action(READERS['in_backticks'](one)) for one in said)
+        typed = [one for one in said if one.startswith('```type')]
+        assert typed and all(f'type [{number(text, "textbox")}]' in one for one in typed)
         assert player.step('no action').observation.startswith('Cannot parse action')
-        assert len(said) > 5 and 'textbox' in text
+        assert len(said) > 5 and env.accepted == '' and MiniWoBEnvironment().accepted == 'Ok.'
 
 
 @needs_chromium

@@ -287,11 +287,15 @@ class MiniWoBEnvironment(Served):
     seeds: int = 100  # of each task, an item each
     settle_s: float = 10.0  # that a page may take to come to rest
 
-    name, accepted = 'miniwob', 'Ok.'
+    name = 'miniwob'
 
     @property
     def instruction(self) -> str:
         return miniwob.PROMPTS[self.prompt]
+
+    @property
+    def accepted(self) -> str:
+        return 'Ok.' if self.prompt == 'long' else ''
 
     def settings(self) -> dict:
         return {name: getattr(self, name) for name in ('prompt', 'rewards', 'tasks', 'settle_s')}

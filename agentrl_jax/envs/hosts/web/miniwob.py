@@ -51,7 +51,7 @@ def pages() -> pathlib.Path:
     """The folder of the tasks' pages; ModuleNotFoundError that says how to get it."""
     found = importlib.util.find_spec('miniwob')
     if found is None:
-        raise ModuleNotFoundError('MiniWoB++ needs its pages: pip install miniwob==1.0.1')
+        raise ModuleNotFoundError('MiniWoB++ needs its pages: pip install miniwob==1.1.0')
     return pathlib.Path(found.submodule_search_locations[0]) / 'html' / 'miniwob'
 
 
@@ -145,9 +145,11 @@ class Player(Read):
         return f'```{action}```' if action else ''
 
     def random(self, generator: np.random.Generator) -> str:
-        """A click anywhere, or a word of the task written anywhere."""
-        element = generator.integers(1, max(len(self.world.visitor.seen), 1) + 1)
-        if generator.random() < 0.7:
+        """A click anywhere, or in a field mostly a word of the task."""
+        seen = self.world.visitor.seen
+        element = generator.integers(1, max(len(seen), 1) + 1)
+        field = bool(seen) and seen[element - 1].role in experts.EDITED
+        if not field or generator.random() < 0.3:
             return f'```click [{element}]```'
         words = re.findall(r'[\w-]+', self.world.goal) or ['x']
         return f'```type [{element}] [{words[generator.integers(len(words))]}] [0]```'
