@@ -1,4 +1,4 @@
-"""StarPO-S on questions with a search engine, the demo's small policy, two CPU cores.
+"""MT-GRPO on questions with a search engine, the demo's small policy, two CPU cores.
 
   python -m agentrl_jax.train --config=configs/demo_search.py --workdir=runs/search
 
@@ -6,14 +6,17 @@ Which country does the region Lunde belong to? One of eight documents says it, o
 not exist: they are drawn anew for each question, so nothing can be known by heart. The region is to
 be copied out of the question into a search, and the country out of the sentence that is found, in
 three turns at most, with one document a search and one answer. Each name is a token, and so is all
-that stands around names.
+that stands around names. Rewards are those of MT-GRPO, whose arms are compared on this world in
+experiments/mtgrpo_search.py.
 
 The policy starts from cloning turns of which two of five are the oracle's and the others random:
 searches for any words that were shown, and answers with any name among them.
 
-Hardware: 2 shared CPU cores.
-Time: not recorded.
-Score: none; no run of it is in experiments/. Random play 1.7 %, oracle 100 %.
+Hardware: one of two shared CPU cores.
+Time: 3 to 5 minutes, of which 100 s are cloning.
+Score: with --config.turn_credit.mode=mt_v1 84.6 % of 256 held-out questions after 80 steps, 17.3 %
+after cloning, seeds 0 to 2 (experiments/mtgrpo_search_tiny, which has or, mr and MT-PPO as well);
+the mode that is the default, mt_cumulative, was not run. Random play 1.7 %, oracle 100 %.
 """
 
 from configs import demo
@@ -21,22 +24,33 @@ from configs import demo
 
 def get_config():
     cfg = demo.get_config()
-    cfg.steps = 60
+    cfg.steps = 80
+    cfg.algorithm = 'mt_grpo'
     cfg.env.name = 'search'
     cfg.env.max_turns = 3
     cfg.env.train_levels = 2048
     cfg.env.eval_levels = 256
     cfg.search.questions = ('drawn',)
+    cfg.search.rewards = 'mt_grpo'
     cfg.search.retries = False
+    cfg.search.calls = 2
     cfg.search.topk = 1
     cfg.search.turns = cfg.env.max_turns
     cfg.hosts.max_observation = 16
     cfg.hosts.read_tokens = 16
 
     cfg.rollout.num_groups = 16
-    cfg.filter.keep = 0.5
     cfg.rollout.max_tokens = 112
     cfg.rollout.max_response = 16
+
+    # At the demo's rate every way to credit turns has learnt all there is within 30 steps
+    cfg.optim.lr = 1e-4
+    cfg.batch.epochs = 1
+    cfg.filter.rule = 'all'
+    cfg.filter.keep = 1.0
+    cfg.loss.clip_high = 0.2
+    cfg.loss.entropy_coef = 0.0
+    cfg.loss.kl_coef = 0.0
 
     cfg.clone.oracle = 0.4
     cfg.clone.steps = 700
