@@ -5,9 +5,9 @@
 
 GoToLocalS8N7 and PickupLoc: one room, eight objects, of which the instruction means one ("pick up
 the red ball on your left"); up to eight turns of two of MiniGrid's actions. The tokenizer is that
-of BabyAI's words. The policy starts from cloning episodes in which three turns of ten were played at
-random. Of 2,048 levels it learns many by heart (39 % on those, 20 % on others), hence more of them,
-which minigrid draws.
+of BabyAI's words. The policy starts from cloning episodes in which three turns of ten were played
+at random. Of 2,048 levels it learns many by heart (39 % on those, 20 % on others), hence more of
+them, which minigrid draws.
 
 Hardware: one of two shared CPU cores.
 Time: 19 minutes of cloning, and 13 for 170 steps.
