@@ -16,8 +16,8 @@ from agentrl_jax.run import command
 
 if __name__ == '__main__':
     names = (
-        'textcraft, sciworld, babyai, search, searchqa, shop, webshop, miniwob, web, webarena, '
-        'or module:class.'
+        'textcraft, sciworld, babyai, device, search, searchqa, shop, webshop, miniwob, web, '
+        'webarena, or module:class.'
     )
     flags.DEFINE_string('env', None, names)
     flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)

@@ -1,7 +1,7 @@
 """BabyAI as AgentGym serves it: the world on the device behind the face of one on a host.
 
 Items are AgentGym's numbers, 40 x seed + level; texts, rewards and ends are those of its wrapper.
-Its rules are programs of JAX, so of all that serves worlds this file alone imports it.
+Its rules are programs of JAX, which of all that serves worlds this file and device.py import.
 """
 
 import functools

@@ -34,6 +34,7 @@ WORLDS = {  # name -> module:class
     'webarena': 'agentrl_jax.envs.hosts.web.world:AgentGymWebArena',
     'searchqa': 'agentrl_jax.envs.hosts.search.world:SearchQA',
     'babyai': 'agentrl_jax.envs.hosts.babyai:BabyAI',
+    'device': 'agentrl_jax.envs.hosts.device:Device',
 }
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then

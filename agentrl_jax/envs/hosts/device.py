@@ -1,0 +1,81 @@
+"""Any world on the device behind the face of one on a host, to be served an action at a time.
+
+An item is the number of a level in the pool of a split. All that is random comes from the item and
+the number of the action, so a fresh world that is told the same actions says the same. Worlds are
+programs of JAX: a process that serves them leaves accelerators to policies.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from agentrl_jax.envs import ENVIRONMENTS, GAMES
+from agentrl_jax.envs.base import TextEnvironment, build_world
+from agentrl_jax.envs.hosts.world import Reply
+
+UNKNOWN = 'No such action. The actions are: '
+
+
+@functools.cache
+def programs(env: TextEnvironment) -> tuple[Callable, Callable]:
+    """Jitted (reset_level, step_env), which the worlds of a process share."""
+    return jax.jit(env.reset_level), jax.jit(env.step_env)
+
+
+class Device:
+    """A world by its name, with its settings and a pool of `levels` levels."""
+
+    deterministic = True
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        split: str = 'train',
+        levels: int = 1024,
+        seed: int = 0,
+    ):
+        known = ENVIRONMENTS | GAMES
+        if name not in known:
+            raise ValueError(f'name={name!r} is not one of {", ".join(known)}')
+        self.env, self.params = build_world(
+            known[name], settings or {}, split, num_levels=levels, seed=seed
+        )
+        self.instruction = self.env.instruction
+        self.actions = {text: index for index, text in enumerate(self.env.ACTION_NAMES)}
+        self.state: Any = None
+        self.item = self.played = 0
+
+    @staticmethod
+    def check() -> None:
+        """Once in a process that serves worlds."""
+        jax.config.update('jax_platforms', 'cpu')
+
+    def reset(self, item: int) -> str:
+        """The first observation of a level."""
+        count = self.env.num_levels(self.params)
+        if not 0 <= item < count:
+            raise ValueError(f'item {item} is not in 0..{count - 1}')
+        self.item, self.played = item, 0
+        self.state = jax.device_get(programs(self.env)[0](item, self.params))
+        return self.env.observation_text(self.state)
+
+    def step(self, action: str) -> Reply:
+        """An action by its name; any other changes nothing, not even luck."""
+        name = action.strip()
+        if name not in self.actions:
+            return Reply(f'{UNKNOWN}{", ".join(self.actions)}.')
+        key = jax.random.fold_in(jax.random.key(self.item), self.played)
+        chosen = self.env.env_action(self.state, self.actions[name])
+        _, state, reward, done, info = jax.device_get(
+            programs(self.env)[1](key, self.state, chosen, self.params)
+        )
+        self.state, self.played = state, self.played + 1
+        text = self.env.observation_text(state)
+        return Reply(text, float(reward), bool(done), bool(info['success']) if done else None)
+
+    def close(self) -> None:
+        self.state = None
