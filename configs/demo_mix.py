@@ -2,14 +2,16 @@
 
   python -m agentrl_jax.train --config=configs/demo_mix.py --workdir=runs/mix
 
-GRPO on all groups: it compares episodes of a group alone, so the tenfold rewards of Sokoban weigh
-no more than the lake's. For one world with as many episodes of it as here:
+GRPO on all groups, without division by a group's deviation, with which Sokoban is not learned
+(experiments/turn_credit_tiny). For one world with as many episodes of it as here:
 --config.env.mix='()' --config.env.name=sokoban --config.rollout.num_groups=16
 --config.clone.episodes=12288.
 
-Hardware: 2 CPU cores are enough.
-Time: not recorded.
-Score: none; no run of it is in experiments/.
+Hardware: one of two shared CPU cores.
+Time: 7 minutes for 100 steps, half of them cloning.
+Score: on 512 validation levels each, one run of seed 100: FrozenLake 46.3 % after cloning, 75.4 %
+after 100 steps (random play 23 %, oracle 100 %); Sokoban 32.4 % and 50.0 % (13 % and 99 %). With
+the division, seed 0, 200 steps: 39.1 % to 71.5 %, and 21.5 % to 24.2 %.
 """
 
 from configs import small
@@ -17,7 +19,9 @@ from configs import small
 
 def get_config():
     cfg = small.get_config()
+    cfg.steps = 100
     cfg.algorithm = 'grpo'
+    cfg.loss.norm = 'none'
     cfg.env.mix = (('frozen_lake', 0.5), ('sokoban', 0.5))
     cfg.rollout.max_tokens = 128
     cfg.batch.minibatch_rows = 64
