@@ -225,8 +225,8 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     session = open_session(cfg)
     with processes.CompileCounter() as counter:
         built = {'collect': compile_program(session, 'collect')}
-        (session.rollout, _), counters = session.play()
-        generated = collecting.sampled([counters])
+        (session.rollout, _), counted = session.play()
+        generated = collecting.sampled(counted)
         built['learn'] = compile_program(session, 'learn')
         session.step()
     times = time_steps(session, repeats)

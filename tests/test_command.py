@@ -227,9 +227,9 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         seed=0,
         lora=types.SimpleNamespace(rank=1),
         checkpoint=types.SimpleNamespace(keep=1),
+        env=types.SimpleNamespace(name='frozen_lake', mix=()),
     )
-    validation = types.SimpleNamespace(task=None)
-    run = types.SimpleNamespace(cfg=cfg, validation=validation, also=())
+    run = types.SimpleNamespace(cfg=cfg, pools=())
 
     def save(checkpoints, step, *_):
         os.kill(os.getpid(), signal.SIGTERM)
