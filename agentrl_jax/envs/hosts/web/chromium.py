@@ -129,7 +129,9 @@ class Chromium:
             self.close()
             raise
 
-    def call(self, method: str, *, session: str = '', timeout_s: float = 30.0, **params) -> dict:
+    def call(
+        self, method: str, *, session: str = '', timeout_s: float = 30.0, **params: Any
+    ) -> dict:
         """The result of a command of the protocol."""
         asked = self.send(method, session=session, **params)
         try:
@@ -140,7 +142,7 @@ class Chromium:
             raise Refused(f'{method}: {told["error"]["message"]}')
         return told['result']
 
-    def send(self, method: str, *, session: str = '', **params) -> concurrent.futures.Future:
+    def send(self, method: str, *, session: str = '', **params: Any) -> concurrent.futures.Future:
         """A command whose answer may be waited for, or not."""
         asked: concurrent.futures.Future = concurrent.futures.Future()
         with self._lock:
