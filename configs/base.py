@@ -169,9 +169,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.miniwob = ml_collections.ConfigDict()  # MiniWoB++: small tasks on pages in Chromium
     cfg.miniwob.prompt = 'long'  # or short
-    cfg.miniwob.rewards = (
-        'score'  # -1 to 1 as the page says; or success: 1 for a score of 1, else 0
-    )
+    cfg.miniwob.rewards = 'score'  # -1 to 1, as the page says; success: 1 for a 1, else 0
     cfg.miniwob.tasks = ()  # names of pages; () = those that the expert knows
     cfg.miniwob.seeds = 100  # of each task, an item each
     cfg.miniwob.settle_s = 10.0  # that a page may take to come to rest

@@ -20,7 +20,7 @@ Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
 import sys
 
 from configs.sweeps import search as sizes
-from experiments import common
+from experiments import common, turn_credit
 from experiments.mtgrpo_credit import PUBLISHED
 
 ROWS = ('algorithm', 'turn_credit.mode')
@@ -38,15 +38,7 @@ ARMS = {
     'MT-GRPO': turns('mt_v1'),
     'MT-PPO': {'algorithm': 'ppo', 'loss.reward_on': 'turn'},
 }
-SAME = {  # what the presets and the demo would set besides credit
-    'loss.kl_coef': 0.0,
-    'loss.clip_low': 0.2,
-    'loss.clip_high': 0.2,
-    'loss.entropy_coef': 0.0,
-    'loss.aggregation': 'token_mean',
-    'filter.rule': 'all',
-    'filter.keep': 1.0,
-}
+SAME = turn_credit.SAME | {'filter.keep': 1.0}
 WORLD = {  # one search, then the answer
     'search.rewards': 'mt_grpo',
     'search.calls': 2,

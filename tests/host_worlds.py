@@ -91,6 +91,32 @@ class Lake:
         pass
 
 
+class Kept:
+    """What routes ask of a server's worlds, with one world in this process."""
+
+    def __init__(self, play):
+        self.play, self.counts, self.last = play, dict(created=0, resets=0, steps=0), {}
+
+    async def create(self, lease_s):
+        return 5, self.play.instruction
+
+    async def reset(self, number, item):
+        self.last = {'observation': self.play.reset(item)} | self.play.details()
+        return self.last
+
+    async def step(self, number, action):
+        reply = self.play.step(action)
+        self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
+        self.last |= self.play.details()
+        return self.last
+
+    def told(self, number):
+        return self.last
+
+    def close(self, number):
+        return number == 5
+
+
 @dataclasses.dataclass(frozen=True)
 class Tests(HostEnvironment):
     """Any of the worlds above as an environment."""

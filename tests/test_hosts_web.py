@@ -17,6 +17,7 @@ import time
 import urllib.parse
 
 import fastapi
+import host_worlds as hosts
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -801,37 +802,12 @@ def test_a_run_s_environment_of_the_web_has_the_tasks_of_its_sites(read_rows, si
         WebEnvironment().item_range('train')
 
 
-class Kept:
-    """What routes ask of a server's worlds, with one world in this process."""
-
-    def __init__(self, play):
-        self.play, self.counts, self.last = play, dict(created=0, resets=0, steps=0), {}
-
-    async def create(self, lease_s):
-        return 5, self.play.instruction
-
-    async def reset(self, number, item):
-        self.last = {'observation': self.play.reset(item)} | self.play.details()
-        return self.last
-
-    async def step(self, number, action):
-        reply = self.play.step(action)
-        self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
-        return self.last
-
-    def told(self, number):
-        return self.last
-
-    def close(self, number):
-        return number == 5
-
-
 @needs_chromium
 def test_agentgym_s_client_of_webarena_finds_the_calls_it_makes(read_rows, site):
     path, sites = read_rows(ROWS, site.server_port)
     app = fastapi.FastAPI()
     with contextlib.closing(world.AgentGymWebArena(tasks=path, sites=sites)) as play:
-        server.add_webarena(app, Kept(play))
+        server.add_webarena(app, hosts.Kept(play))
         client = TestClient(app)
 
         def post(path, **body):

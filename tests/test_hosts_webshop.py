@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import fastapi
+import host_worlds as hosts
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -390,35 +391,9 @@ def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
     assert replies[-1].reward == 0.8  # no click chooses it for the other one
 
 
-class Kept:
-    """What routes ask of a server's worlds, with one world in this process."""
-
-    def __init__(self, play):
-        self.play, self.counts, self.last = play, dict(created=0, resets=0, steps=0), {}
-
-    async def create(self, lease_s):
-        return 5, self.play.instruction
-
-    async def reset(self, number, item):
-        self.last = {'observation': self.play.reset(item)} | self.play.details()
-        return self.last
-
-    async def step(self, number, action):
-        reply = self.play.step(action)
-        self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
-        self.last |= self.play.details()
-        return self.last
-
-    def told(self, number):
-        return self.last
-
-    def close(self, number):
-        return number == 5
-
-
 def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
     app, play = fastapi.FastAPI(), world.AgentGymShop(products=60)
-    server.add_webshop(app, Kept(play))
+    server.add_webshop(app, hosts.Kept(play))
     client = TestClient(app)
 
     def post(path, **body):
