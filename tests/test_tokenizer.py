@@ -305,5 +305,18 @@ def test_the_small_tokenizer_of_the_shop_is_made_of_the_words_of_stalls():
     assert len(encode(f'Instruction: [SEP] {goal}')) == 8
 
 
+def test_the_small_tokenizer_of_miniwob_is_made_of_lines_and_numbers():
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('miniwob.model'))
+    again = unigram.load_model(demo_tokenizer.train_miniwob(), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        'MiniWoB++ says something else: run python -m agentrl_jax.text.demo_tokenizer '
+        '--name=miniwob'
+    )
+    encode = committed.encode
+    shown = encode("[4] button 'Odd'\n[5] StaticText '-5'\n[6] button 'okay'\n")
+    assert len(shown) == 9 and encode('[4]') == shown[:1] and encode('okay')[0] in shown
+    assert encode('click [4]```')[1] == shown[0] and len(encode('click [4]```')) == 3
+
+
 def test_training_is_deterministic():
     assert demo_tokenizer.train() == demo_tokenizer.train()

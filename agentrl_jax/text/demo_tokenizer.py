@@ -1,6 +1,6 @@
 """Trains the small tokenizer of the demo on the project's own prompts and environment texts.
 
-  python -m agentrl_jax.text.demo_tokenizer [--name=agents|babyai|textcraft|search]
+  python -m agentrl_jax.text.demo_tokenizer [--name=agents]
 
 A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
 name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
@@ -14,6 +14,8 @@ names that are trained on, so that held-out ones are made of pieces that have be
 Names of drawn questions are tokens. The shop's knows the words of its stalls.
 That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
 of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
+MiniWoB's has one for each number of an element, the same in a page and in an action, for each word
+of its filling texts, and for whole lines of the page with odd and even numbers.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import countries, dialects, drawn
 from agentrl_jax.envs.hosts.search import world as search
+from agentrl_jax.envs.hosts.web import miniwob
 from agentrl_jax.envs.hosts.webshop import catalogue, products
 from agentrl_jax.envs.hosts.webshop import world as shop
 from agentrl_jax.envs.sokoban import world as sokoban
@@ -44,6 +47,7 @@ DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
 VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 832
 AGENTS_VOCAB_SIZE = 954
 SHOP_VOCAB_SIZE = 655
+MINIWOB_VOCAB_SIZE = 949
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
@@ -290,6 +294,39 @@ def train_shop(vocab_size: int = SHOP_VOCAB_SIZE) -> bytes:
     return fit(list(symbols), list(letters) * 2, vocab_size, letters)
 
 
+def miniwob_symbols() -> list[str]:
+    """Lines of pages and what they are made of, numbers of elements, filling words, actions."""
+    names = ['submit', 'okay', 'ok', 'yes', 'no', 'cancel', 'next', 'previous', 'close']
+    names += [name.capitalize() for name in names] + ['OK', 'x']
+    lines = [" button 'Odd'", " button 'Even'", " button 'Submit'", " textbox ''", " dialog ''"]
+    lines += [f" StaticText '{n}'" for n in range(-5, 11)]  # those that are odd or even
+    frame = [" StaticText '", " button '", "'", ' focused: True', ' value: ', '\t', '.', ',', ':']
+    tasks = [
+        'TASK: Click on the "',
+        '" button.',
+        'TASK: Click the button in the dialog box labeled "',
+        '".',
+        'TASK: Mark the numbers below as odd or even and press submit when done.',
+        'PREVIOUS ACTION: ',
+        'none',
+        'The task is over, its score ',
+    ]
+    actions = ['```', 'click ', 'type ', ' [0]', ' [1]', ' [', ']', ' ']
+    numbers = [f'[{n}]' for n in range(1, 21)]
+    words = miniwob.filling_words()
+    words += [word.capitalize() for word in words] + [f' {word}' for word in words]
+    said = [miniwob.SHORT_PROMPT, *lines, *(f'{line}\n' for line in lines), *frame, *tasks]
+    return [*said, *actions, *numbers, *names, *words]
+
+
+def train_miniwob(vocab_size: int = MINIWOB_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of small policies on pages of MiniWoB++."""
+    symbols = dict.fromkeys(['<think>', '</think>', '\n', *ROLES, *miniwob_symbols()])
+    known = string.ascii_letters + string.digits + '()[]:;!?-"#'
+    letters = ''.join(letter for letter in known if letter not in symbols)
+    return fit(list(symbols), list(letters) * 2, vocab_size, letters)
+
+
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
     """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
@@ -341,6 +378,7 @@ WORLDS = {
     'textcraft': train_textcraft,
     'search': train_search,
     'shop': train_shop,
+    'miniwob': train_miniwob,
 }
 
 

@@ -55,6 +55,13 @@ def pages() -> pathlib.Path:
     return pathlib.Path(found.submodule_search_locations[0]) / 'html' / 'miniwob'
 
 
+def filling_words() -> list[str]:
+    """The words of which pages have sentences that mean nothing, without their commas; sorted."""
+    text = (pages().parent / 'common' / 'ui_utils.js').read_text(encoding='utf-8')
+    listed = re.search(r'ui_utils\.lorem_words = \[(.*?)\];', text, re.DOTALL)[1]
+    return sorted(set(re.findall('"([a-z]+),?"', listed)))
+
+
 class MiniWoB:
     """One page after another; actions are bare (`answers.py` reads replies)."""
 

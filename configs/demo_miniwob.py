@@ -1,0 +1,52 @@
+"""Turn-GRPO on pages of MiniWoB++ in Chromium with the demo's small policy, two CPU cores.
+
+  apt-get install chromium && pip install miniwob==1.1.0
+  python -m agentrl_jax.train --config=configs/demo_miniwob.py --workdir=runs/miniwob
+
+Three tasks, a page each: click the button that is named, among texts and fields; answer a dialog;
+mark three numbers as odd or even, and send that. Pages are drawn by seeds, of which a tenth is held
+out. What makes them readable for a small model: a system message of one sentence, and a tokenizer
+with a token for each number of an element, for each word, and for most lines. The policy starts
+from cloning episodes of which half of the turns are the experts' and half random clicks.
+
+Hardware: 2 shared CPU cores.
+Time: not recorded.
+Score: none; no run of it is in experiments/.
+"""
+
+from configs import demo
+
+
+def get_config():
+    cfg = demo.get_config()
+    cfg.steps = 40
+    cfg.env.name = 'miniwob'
+    cfg.env.max_turns = 5
+    cfg.env.train_levels = 1024  # all
+    cfg.env.eval_levels = 96
+    cfg.miniwob.prompt = 'short'
+    cfg.miniwob.tasks = ('click-button', 'click-dialog-2', 'odd-or-even')
+    cfg.miniwob.seeds = 400
+    cfg.hosts.answer_prefix = '```'
+    cfg.hosts.max_observation = 56
+    cfg.hosts.read_tokens = 16
+
+    # A world is a page of 70 MB, and each action takes it 50 ms: few episodes, all of which train
+    cfg.algorithm = 'turn_grpo'
+    cfg.env.format_penalty = 0.0
+    cfg.rollout.num_groups = 4
+    cfg.rollout.slots = 8
+    cfg.rollout.max_tokens = 256
+    cfg.rollout.max_response = 10
+
+    cfg.filter.keep = 1.0
+    cfg.loss.clip_high = 0.2
+    cfg.loss.entropy_coef = 0.0
+    cfg.batch.minibatch_rows = 32
+    cfg.batch.microbatch_rows = 32
+
+    cfg.clone.episodes = 512
+    cfg.clone.oracle = 0.5
+    cfg.clone.steps = 400
+    cfg.eval.every = 20
+    return cfg
