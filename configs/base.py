@@ -77,6 +77,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.babyai.test_ids = ''  # the same for validation and test
     cfg.babyai.actions = 'primitive'  # primitive: MiniGrid's six; macro: AgentGym's, such as go to
     # red ball 1; then one action a turn
+    cfg.babyai.brief = False  # macro: short lines, and no list of the actions on offer
     cfg.babyai.agentgym_wording = False  # macro: its texts; the order of two tasks is not told
     cfg.babyai.agentgym_rewards = False  # macro: its score; late success does not end an episode
     cfg.babyai.most_seen = 12  # objects that an observation names, the nearest ones

@@ -44,7 +44,7 @@ from agentrl_jax.tokens import unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
-VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 432, 741, 832
+VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 446, 741, 832
 AGENTS_VOCAB_SIZE = 954
 SHOP_VOCAB_SIZE = 655
 MINIWOB_VOCAB_SIZE = 949
@@ -147,12 +147,14 @@ def _thoughts() -> list[str]:
 def babyai_symbols() -> list[str]:
     """What BabyAI's short observations and instructions are made of, each a token."""
     phrases = {babyai_words.phrase(n) for n in range(babyai_words.DESCRIPTIONS)}
-    named = {phrase.split(' ', 1)[1] for phrase in phrases}
+    told = {phrase.split(' ', 1)[1] for phrase in phrases}
     where = [' in front of you', ' behind you', ' on your left', ' on your right']
-    things = {re.sub('|'.join(where), '', text) for text in named}
+    things = {re.sub('|'.join(where), '', text) for text in told}
     verbs = [f'{verb} {article} ' for verb in (*sight.VERBS, 'next to') for article in ('the', 'a')]
     places = [f' {n} {side}' for n in range(1, 7) for side in ('ahead', 'left', 'right')]
     left = [f'{n} left' for n in range(BABYAI_ACTIONS + 1)]
+    macro = ['go to ', 'pick up ', 'go through ', 'toggle and go through ', 'nothing happens']
+    numbers = [f' {n}' for n in range(1, babyai_words.NUMBERS + 1)]
     links = [
         'and ',
         'then ',
@@ -163,7 +165,8 @@ def babyai_symbols() -> list[str]:
         'babyai',
         'Invalid.',
     ]
-    return [*sorted(things | set(sight.NAMES)), *verbs, *where, *places, *left, *links]
+    named = sorted(things | set(sight.NAMES))
+    return [*named, *verbs, *where, *places, *left, *links, *macro, *numbers]
 
 
 def babyai_corpus() -> list[str]:

@@ -33,24 +33,29 @@ def long_place(place: int) -> str:
 
 
 @functools.cache
-def short_lines() -> Lines:
+def short_lines(numbered: bool) -> Lines:
+    """numbered: for macro actions, which tell objects of one name apart."""
+    names = macros.numbered(NAMES) if numbered else NAMES
     return Lines(
         **sight.goal_lines('', ordered=True),
-        object=[f'{name} {short_place(place)}\n' for name in NAMES for place in range(PLACES)],
+        refused=['nothing happens\n'],
+        object=[f'{name} {short_place(place)}\n' for name in names for place in range(PLACES)],
         more=['more objects\n'],
         wall=[f'wall {steps} ahead\n' for steps in STEPS],
         held=[f'carrying {name}\n' for name in THING_NAMES],
     )
 
 
-def short_ids(state: EnvState, *, most: int) -> jax.Array:
-    """int32 [R]: instruction, objects in sight, the wall ahead, what is carried."""
-    lines, seen = short_lines(), sight.look(state, most)
+def short_ids(state: EnvState, *, most: int, numbered: bool) -> jax.Array:
+    """int32 [R]: instruction, refusal, objects in sight, the wall ahead, what is carried."""
+    lines, seen = short_lines(numbered), sight.look(state, most)
     wall, held = sight.wall_ahead(seen), sight.held_name(state)
+    name = numbered_names(seen) if numbered else seen.name
     return jnp.concatenate(
         [
             sight.goal_ids(state, lines, ordered=True, shown=True),
-            lines.ids('object', seen.name * PLACES + seen.place, seen.present),
+            lines.ids('refused', 0, state.reply >= 0),
+            lines.ids('object', name * PLACES + seen.place, seen.present),
             lines.ids('more', 0, seen.more),
             lines.ids('wall', wall - 1, wall < VIEW),
             lines.ids('held', held, held >= 0),
@@ -58,14 +63,18 @@ def short_ids(state: EnvState, *, most: int) -> jax.Array:
     )
 
 
-def short_slots(clauses: np.ndarray, *, most: int) -> list[range]:
+def short_slots(clauses: np.ndarray, *, most: int, numbered: bool) -> list[range]:
     """For each place of short_ids the lines that may stand there; clauses int [levels, 4]."""
-    lines = short_lines()
+    lines = short_lines(numbered)
+    refused = lines.slots['refused'] if numbered else range(0)
     goal = sight.goal_slots(lines, clauses, ordered=True)
-    return [*goal, *[lines.slots['object']] * most, *(lines.slots[k] for k in ENDS)]
+    ends = (lines.slots[key] for key in ('more', 'wall', 'held'))
+    return [*goal, refused, *[lines.slots['object']] * most, *ends]
 
 
-ENDS = ('more', 'wall', 'held')
+def numbered_names(seen: sight.Sight) -> jax.Array:
+    """int32 [m]: index into macros.numbered(NAMES)."""
+    return seen.name * NUMBERS + jnp.minimum(seen.number, NUMBERS - 1)
 
 
 @functools.cache
@@ -116,7 +125,7 @@ def long_ids(state: EnvState, *, most: int, agentgym: bool) -> jax.Array:
     facing = jnp.where(offer.box, len(STEPS), 0) + offer.barrier
     actions = jnp.concatenate(macros.menu(seen, offer))
     listed = lines.ids('listed', actions, (actions >= 0) & (state.reply == macros.LIST))
-    place = (seen.name * NUMBERS + jnp.minimum(seen.number, NUMBERS - 1)) * PLACES + seen.place
+    place = numbered_names(seen) * PLACES + seen.place
     objects = lines.ids('object', place, seen.present & told)
     if agentgym:
         shared = macros.compact(listed, listed.shape[0])

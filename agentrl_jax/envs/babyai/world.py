@@ -29,12 +29,14 @@ PRIMITIVE_INSTRUCTION = INSTRUCTION + (
     'of its color, and opens a box. To go to something is to stand in front of it and face it.'
 )
 MACRO_INSTRUCTION = INSTRUCTION + (
-    'Things of the same name are numbered from the nearest one on. Choose one action a turn from '
-    'the list of available actions. "go to" walks up to something, "{pick_up}" also takes it, "go '
+    'Things of the same name are numbered from the nearest one on. {choose}"go to" walks up to something, "{pick_up}" also takes it, "go '
     'through" enters an open door, and "toggle and go through" opens a door before: a closed one, '
     'or a locked one if you carry a key of its color. An action ends early where the way turns out '
     'to be blocked.'
 )
+
+
+CHOOSE = 'Choose one action a turn from the list of available actions. '
 
 
 @struct.dataclass
@@ -71,6 +73,7 @@ class BabyAI(TextEnvironment):
     """
 
     actions: str = 'primitive'
+    brief: bool = False  # of macro actions: short lines, and no list of those on offer
     agentgym_wording: bool = False  # of macro actions: nothing tells the order of two tasks, ...
     agentgym_rewards: bool = False  # of macro actions: late success does not end an episode, ...
     most_seen: int = 12  # objects that an observation names
@@ -85,6 +88,8 @@ class BabyAI(TextEnvironment):
             raise ValueError(f'actions={self.actions!r} is not in {LAYERS}')
         if not self.macro and (self.agentgym_wording or self.agentgym_rewards):
             raise ValueError("agentgym_wording and agentgym_rewards need actions='macro'")
+        if self.brief and (not self.macro or self.agentgym_wording):
+            raise ValueError("brief needs actions='macro' and excludes agentgym_wording")
         if not 1 <= self.most_seen <= 40:
             raise ValueError(f'most_seen={self.most_seen} must be from 1 to 40')
 
@@ -93,13 +98,19 @@ class BabyAI(TextEnvironment):
         return self.actions == 'macro'
 
     @property
+    def short(self) -> bool:
+        return self.brief or not self.macro
+
+    @property
     def ACTION_NAMES(self) -> tuple[str, ...]:
         return macros.action_names(self.agentgym_wording) if self.macro else PRIMITIVE_NAMES
 
     @property
     def instruction(self) -> str:
+        if not self.macro:
+            return PRIMITIVE_INSTRUCTION
         pick_up = macros.PICKUP_VERBS[self.agentgym_wording]
-        return MACRO_INSTRUCTION.format(pick_up=pick_up) if self.macro else PRIMITIVE_INSTRUCTION
+        return MACRO_INSTRUCTION.format(choose='' if self.brief else CHOOSE, pick_up=pick_up)
 
     def make_params(
         self,
@@ -218,18 +229,19 @@ class BabyAI(TextEnvironment):
         return spaces.Box(0, 255, (rules.VIEW, rules.VIEW, 3), jnp.uint8)
 
     def lines(self, params: Any = None) -> list[str]:
-        both = texts.long_lines(self.agentgym_wording) if self.macro else texts.short_lines()
-        return both.texts
+        if self.short:
+            return texts.short_lines(self.macro).texts
+        return texts.long_lines(self.agentgym_wording).texts
 
     def line_slots(self, params: EnvParams) -> list[range]:
         clauses = np.asarray(params.clause)
-        if not self.macro:
-            return texts.short_slots(clauses, most=self.most_seen)
+        if self.short:
+            return texts.short_slots(clauses, most=self.most_seen, numbered=self.macro)
         return texts.long_slots(clauses, most=self.most_seen, agentgym=self.agentgym_wording)
 
     def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
-        if not self.macro:
-            return texts.short_ids(state, most=self.most_seen)
+        if self.short:
+            return texts.short_ids(state, most=self.most_seen, numbered=self.macro)
         return texts.long_ids(state, most=self.most_seen, agentgym=self.agentgym_wording)
 
     def observation_text(self, state: EnvState) -> str:
