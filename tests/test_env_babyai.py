@@ -338,6 +338,25 @@ def test_the_short_text_says_task_things_nearest_first_wall_and_hands():
     assert 'red ball 2 ahead\nmore objects\nwall' in few.observation_text(state)
 
 
+def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
+    things = [('red ball', 5, 3), ('red ball', 4, 1), ('grey key', 1, 1)]
+    levels = room(things, {0: (GO_TO, [0])})
+    levels['described'][0, 0, 0] = describe('red', 'ball')
+    env, params = BabyAI(actions='macro', brief=True), params_of(levels)
+    assert 'available actions' not in env.instruction
+    step, name = jax.jit(env.step_env), env.ACTION_NAMES.index
+    start = env.reset_level(0, params)
+    shown = 'go to the red ball\n{}red ball 1 2 ahead\nred ball 2 1 ahead 2 left\nwall 3 ahead\n'
+    assert env.observation_text(start) == shown.format('')
+    for refused in ('pick up red ball 3', 'check available actions'):
+        state = step(jax.random.key(0), start, name(refused), params)[1]
+        assert env.observation_text(state) == shown.format('nothing happens\n')
+    for slot, line in zip(env.line_slots(params), env.line_ids(state), strict=True):
+        assert line == -1 or line in slot
+    state = step(jax.random.key(0), start, name('go to red ball 1'), params)[1]
+    assert 'red ball 1 1 ahead\n' in env.observation_text(state) and state.won
+
+
 def describe(colour, kind):
     """Number of 'the <colour> <kind>'."""
     wanted = f'the {colour} {kind}'
@@ -454,6 +473,8 @@ def digest():
     [
         (lambda: BabyAI(actions='both'), 'actions'),
         (lambda: BabyAI(agentgym_wording=True), "actions='macro'"),
+        (lambda: BabyAI(brief=True), "brief needs actions='macro'"),
+        (lambda: BabyAI(actions='macro', brief=True, agentgym_wording=True), 'excludes'),
         (lambda: BabyAI(most_seen=0), 'most_seen'),
         (lambda: BabyAI().make_params(levels='GoToMoon'), 'GoToMoon'),
         (lambda: BabyAI().make_params('dev'), 'split'),

@@ -235,6 +235,9 @@ def test_the_small_tokenizer_of_babyai_is_made_of_its_words():
     shown = 'go to a yellow ball\nblue closed door 1 ahead 3 left\ncarrying red key\n16 left\n'
     assert len(committed.encode(shown)) == 12
     assert len(committed.encode('<answer>turn left || pick up</answer>')) == 5
+    shown = 'nothing happens\nred ball 2 1 ahead 3 left\n'
+    assert len(committed.encode(shown)) == 7
+    assert len(committed.encode('<answer>pick up red ball 2</answer>')) == 5
 
 
 def test_the_small_tokenizer_of_textcraft_is_made_of_its_words():

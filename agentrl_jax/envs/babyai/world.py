@@ -29,10 +29,10 @@ PRIMITIVE_INSTRUCTION = INSTRUCTION + (
     'of its color, and opens a box. To go to something is to stand in front of it and face it.'
 )
 MACRO_INSTRUCTION = INSTRUCTION + (
-    'Things of the same name are numbered from the nearest one on. {choose}"go to" walks up to something, "{pick_up}" also takes it, "go '
-    'through" enters an open door, and "toggle and go through" opens a door before: a closed one, '
-    'or a locked one if you carry a key of its color. An action ends early where the way turns out '
-    'to be blocked.'
+    'Things of the same name are numbered from the nearest one on. {choose}"go to" walks up to '
+    'something, "{pick_up}" also takes it, "go through" enters an open door, and "toggle and go '
+    'through" opens a door before: a closed one, or a locked one if you carry a key of its color. '
+    'An action ends early where the way turns out to be blocked.'
 )
 
 
