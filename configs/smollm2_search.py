@@ -1,0 +1,34 @@
+"""MT-GRPO on questions with a search engine from SmolLM2-135M-Instruct, two CPU cores.
+
+  hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir SmolLM2-135M-Instruct
+  python -m agentrl_jax.train --config=configs/smollm2_search.py --workdir=runs/smollm2_search \\
+      --config.model.path=SmolLM2-135M-Instruct
+  python -m agentrl_jax.evaluate --workdir=runs/smollm2_search --config.eval.split=test
+
+The questions of configs/demo_search.py, about regions that do not exist: each is to be copied out
+of the question into a search, and the country out of the sentence that is found. Sizes are those of
+configs/smollm2_library.py, and so is cloning of mixed play.
+
+Hardware: 2 CPU cores, 8 GB.
+Time: not recorded.
+Score: none; no run of it is in experiments/. Random play reaches 1.7 %, the oracle 100 %.
+"""
+
+from configs import demo_search, smollm2_library
+
+
+def get_config():
+    cfg = smollm2_library.get_config()
+    small = demo_search.get_config()
+    cfg.turn_credit.mode = 'mt_v1'
+    cfg.env.name = 'search'
+    cfg.env.max_turns = small.env.max_turns
+    cfg.env.train_levels = small.env.train_levels
+    cfg.env.format_penalty = 0.0
+    cfg.search = small.search
+    cfg.hosts.max_observation = 32
+    cfg.hosts.read_tokens, cfg.rollout.read_tokens = cfg.rollout.read_tokens, 0
+
+    cfg.rollout.max_tokens = 192
+    cfg.rollout.max_response = 20
+    return cfg
