@@ -18,7 +18,7 @@ from configs import demo
 
 def get_config():
     cfg = demo.get_config()
-    cfg.steps = 100
+    cfg.steps = 80
     cfg.algorithm = 'turn_grpo'
     cfg.env.name = 'babyai'
     cfg.env.max_turns = 5
@@ -40,7 +40,7 @@ def get_config():
     cfg.loss.entropy_coef = 0.0
 
     cfg.clone.episodes = 8192
-    cfg.clone.steps = 300
+    cfg.clone.steps = 800
     cfg.clone.oracle = 1.0
     cfg.eval.every = 10
     return cfg

@@ -51,6 +51,6 @@ def get_config():
 
     cfg.clone.oracle = 0.7
     cfg.clone.episodes = 4096
-    cfg.clone.steps = 400
+    cfg.clone.steps = 800
     cfg.eval.every = 10
     return cfg
