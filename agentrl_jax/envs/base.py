@@ -98,6 +98,11 @@ class TextEnvironment(environment.Environment[Any, Any]):
         del state
         return jnp.asarray(name_index, jnp.int32)
 
+    def offered(self, state: Any) -> jax.Array | None:
+        """bool [names]: actions that random play draws from; None = all of them."""
+        del state
+        return None
+
     def episode_metrics(
         self, actions: jax.Array, level: jax.Array, params: Any
     ) -> dict[str, jax.Array]:

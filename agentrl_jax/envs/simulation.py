@@ -15,7 +15,10 @@ class NoExpert(ValueError):
 
 
 def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed: int) -> np.ndarray:
-    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... uniformly random actions."""
+    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... random actions.
+
+    Uniformly drawn: from those on offer where the world says which, else from all.
+    """
     levels = env.num_levels(params)
     level = jnp.repeat(jnp.arange(levels), rollouts)
     states = jax.vmap(env.reset_level, in_axes=(0, None))(level, params)
@@ -23,7 +26,13 @@ def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed:
 
     def act(states, key):
         k_action, k_world = jax.random.split(key)
-        action = jax.random.randint(k_action, level.shape, 0, env.num_actions)
+        offered = jax.vmap(env.offered)(states)
+        if offered is None:
+            action = jax.random.randint(k_action, level.shape, 0, env.num_actions)
+        else:
+            luck = jax.random.uniform(k_action, offered.shape)
+            name = jnp.argmax(jnp.where(offered, luck, -1.0), 1)
+            action = jax.vmap(env.env_action)(states, name)
         keys = jax.random.split(k_world, len(level))
         states = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(keys, states, action, params)[1]
         return states, success(states, params)

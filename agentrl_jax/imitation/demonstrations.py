@@ -26,14 +26,20 @@ def mixed_plans(
     oracle: float,
     per_turn: int,
     names: int,
+    offered: np.ndarray | None = None,
 ) -> list[list[int]]:
-    """Each plan is the oracle's with probability `oracle`, else 1 to per_turn random actions."""
+    """Each plan is the oracle's with probability `oracle`, else 1 to per_turn random actions.
+
+    offered bool [plans, names]: those to draw from; None = all.
+    """
     plans = []
-    for plan in oracle_plans:
+    for i, plan in enumerate(oracle_plans):
         if plan and rng.random() < oracle:
             plans.append(list(plan[:per_turn]))
         else:
-            plans.append(rng.integers(names, size=rng.integers(1, per_turn + 1)).tolist())
+            drawn = rng.integers(1, per_turn + 1)
+            known = names if offered is None else np.flatnonzero(offered[i])
+            plans.append(rng.choice(known, size=drawn).tolist())
     return plans
 
 
@@ -62,6 +68,7 @@ def demonstrate(
     rows = [list(prefix) for _ in range(episodes)]
     trained = [[False] * len(prefix) for _ in range(episodes)]
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(level, jnp.int32))
+    offers = jax.jit(jax.vmap(task.env.offered))
     show = jax.jit(jax.vmap(lambda t, w: text.turn_tokens(t, w, True), in_axes=(None, 0)))
     play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
     playing, at_start = np.ones(episodes, bool), [[] for _ in range(episodes)]
@@ -78,6 +85,7 @@ def demonstrate(
             oracle=oracle,
             per_turn=task.max_actions_per_turn,
             names=len(task.env.ACTION_NAMES),
+            offered=jax.device_get(offers(worlds.state)),
         )
         parts = np.full((episodes, task.max_actions_per_turn), -2, np.int32)
         for i in np.flatnonzero(playing):

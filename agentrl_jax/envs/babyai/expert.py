@@ -140,41 +140,6 @@ def arrived(state: Any, end: tuple) -> bool:
     return bool(state.won) or places[what] == value
 
 
-def random_offers(env: Any, params: Any, horizon: int, *, rollouts: int, seed: int) -> np.ndarray:
-    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... macro actions.
-
-    Each is drawn evenly from those on offer, without `check available actions`: most of all names
-    are never on offer, so that play over all of them would stand still.
-    """
-    levels = env.num_levels(params)
-    level = jnp.repeat(jnp.arange(levels), rollouts)
-
-    def act(states, key):
-        luck = jax.random.split(key, len(level))
-        action = jax.vmap(functools.partial(random_offer, env))(states, luck)
-        one = (None, 0, 0, None)
-        states = jax.vmap(env.step_env, one)(key, states, action, params)[1]
-        return states, jax.vmap(env.success, (0, None))(states, params)
-
-    @jax.jit
-    def run(key):
-        states = jax.vmap(env.reset_level, (0, None))(level, params)
-        return jax.lax.scan(act, states, jax.random.split(key, horizon))[1]
-
-    won = np.asarray(run(jax.random.key(seed)))
-    won = np.concatenate([np.zeros_like(won[:1]), won])
-    return won.reshape(horizon + 1, levels, rollouts)
-
-
-def random_offer(env: Any, state: EnvState, key: jax.Array) -> jax.Array:
-    """One of the actions on offer."""
-    seen = sight.look(state, env.most_seen)
-    offered = macros.menu(seen, macros.offers(state, seen, env.agentgym_wording))
-    offered = jnp.concatenate([jnp.array([macros.TURN_LEFT, macros.TURN_RIGHT]), *offered])
-    luck = jax.random.uniform(key, offered.shape)
-    return offered[jnp.argmax(jnp.where(offered >= 0, luck, -1.0))]
-
-
 def cells(state: EnvState) -> list[list[str]]:
     """What stands where, row by row: walls, things, the agent."""
     state = jax.tree.map(np.asarray, state)

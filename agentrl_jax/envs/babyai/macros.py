@@ -187,6 +187,16 @@ def menu(sight: Sight, offer: Offers) -> list[jax.Array]:
     ]
 
 
+def offered(sight: Sight, offer: Offers) -> jax.Array:
+    """bool [actions]: turns, and what is in the menu; not `check available actions`."""
+    ids = jnp.concatenate([jnp.array([TURN_LEFT, TURN_RIGHT]), *menu(sight, offer)])
+    return (
+        jnp.zeros(len(MEANING['name']), bool)
+        .at[ids]
+        .set(True, mode='drop', wrap_negative_indices=False)
+    )
+
+
 def compact(ids: jax.Array, most: int) -> jax.Array:
     """The first `most` ids that are not -1, in their order; int32 [most]."""
     present = ids >= 0

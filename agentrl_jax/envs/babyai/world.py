@@ -228,6 +228,13 @@ class BabyAI(TextEnvironment):
     def observation_space(self, params: Any = None) -> spaces.Box:
         return spaces.Box(0, 255, (rules.VIEW, rules.VIEW, 3), jnp.uint8)
 
+    def offered(self, state: EnvState) -> jax.Array | None:
+        """Of macro actions what AgentGym lists: most names are never on offer."""
+        if not self.macro:
+            return None
+        seen = sight.look(state, self.most_seen)
+        return macros.offered(seen, macros.offers(state, seen, self.agentgym_wording))
+
     def lines(self, params: Any = None) -> list[str]:
         if self.short:
             return texts.short_lines(self.macro).texts
@@ -258,15 +265,6 @@ class BabyAI(TextEnvironment):
         if not self.macro:
             return expert.primitive_plans(states)
         return expert.macro_plans(self, states, params)
-
-    def random_success(
-        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
-    ) -> np.ndarray:
-        """Of macro actions: those on offer are drawn, and not all names."""
-        if not self.macro:
-            return super().random_success(params, budgets, rollouts=rollouts, seed=seed)
-        won = expert.random_offers(self, params, int(max(budgets)), rollouts=rollouts, seed=seed)
-        return won[np.asarray(budgets)].mean(2)
 
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
