@@ -24,7 +24,7 @@ def get_config():
     cfg.env.max_turns = 5
     cfg.env.max_actions_per_turn = 1
     cfg.env.max_actions_per_episode = 5
-    cfg.env.train_levels = 2048
+    cfg.env.train_levels = 9600
     cfg.env.eval_levels = 256
     cfg.babyai.levels = 'GoToLocalS8N7,PickupLoc'
     cfg.babyai.actions = 'macro'
@@ -39,8 +39,8 @@ def get_config():
     cfg.filter.keep = 1.0
     cfg.loss.entropy_coef = 0.0
 
-    cfg.clone.episodes = 8192
-    cfg.clone.steps = 800
-    cfg.clone.oracle = 1.0
+    cfg.clone.episodes = 16384
+    cfg.clone.steps = 600
+    cfg.clone.oracle = 0.5
     cfg.eval.every = 10
     return cfg

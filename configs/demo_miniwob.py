@@ -21,20 +21,20 @@ def get_config():
     cfg = demo.get_config()
     cfg.steps = 40
     cfg.env.name = 'miniwob'
-    cfg.env.max_turns = 5
-    cfg.env.train_levels = 1024  # all
+    cfg.env.max_turns = 3
+    cfg.env.train_levels = 1440  # all
     cfg.env.eval_levels = 96
     cfg.miniwob.prompt = 'short'
-    cfg.miniwob.tasks = ('click-button', 'click-dialog-2', 'odd-or-even')
-    cfg.miniwob.seeds = 400
+    cfg.miniwob.tasks = ('click-button', 'click-dialog-2')
+    cfg.miniwob.seeds = 800
     cfg.hosts.answer_prefix = '```'
-    cfg.hosts.max_observation = 56
+    cfg.hosts.max_observation = 96
     cfg.hosts.read_tokens = 16
 
     # A world is a page of 70 MB, and each action takes it 50 ms: few episodes, all of which train
     cfg.algorithm = 'turn_grpo'
     cfg.env.format_penalty = 0.0
-    cfg.rollout.num_groups = 4
+    cfg.rollout.num_groups = 6
     cfg.rollout.slots = 8
     cfg.rollout.max_tokens = 256
     cfg.rollout.max_response = 10
@@ -42,11 +42,11 @@ def get_config():
     cfg.filter.keep = 1.0
     cfg.loss.clip_high = 0.2
     cfg.loss.entropy_coef = 0.0
-    cfg.batch.minibatch_rows = 32
-    cfg.batch.microbatch_rows = 32
+    cfg.batch.minibatch_rows = 24
+    cfg.batch.microbatch_rows = 24
 
-    cfg.clone.episodes = 512
+    cfg.clone.episodes = 1024
     cfg.clone.oracle = 0.5
-    cfg.clone.steps = 400
-    cfg.eval.every = 20
+    cfg.clone.steps = 250
+    cfg.eval.every = 10
     return cfg
