@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -355,6 +356,21 @@ def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
         assert line == -1 or line in slot
     state = step(jax.random.key(0), start, name('go to red ball 1'), params)[1]
     assert 'red ball 1 1 ahead\n' in env.observation_text(state) and state.won
+
+
+def test_random_macro_play_draws_from_turns_and_the_listed_actions():
+    things = [('red ball', 5, 3), ('blue open door', 4, 2), ('grey key', 1, 1)]
+    levels = room(things, {0: (PICK_UP, [0])})
+    levels['described'][0, 0, 0] = describe('red', 'ball')
+    env, params = BabyAI(actions='macro'), params_of(levels)
+    state = env.reset_level(0, params)
+    names = {env.ACTION_NAMES[i] for i in np.flatnonzero(env.offered(state))}
+    text = env.observation_text(state).split('Available actions: ')[1]
+    listed = set(re.findall('"([^"]+)"', text)) - {'check available actions'}
+    assert names == listed and 'pick up red ball 1' in names and len(names) > 4
+    assert BabyAI().offered(state) is None
+    won = env.random_success(params, [1, 200], rollouts=20)
+    assert 0 < won[0, 0] < 0.6 and won[1, 0] == 1
 
 
 def describe(colour, kind):

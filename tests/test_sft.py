@@ -219,9 +219,17 @@ def test_plans_are_mixed_turn_by_turn():
     share = np.mean([plan == [0, 1, 2] for plan in plans])
     assert abs(share - (0.25 + 0.75 / 192)) < 4 * np.sqrt(0.25 * 0.75 / 2000)
     assert {len(plan) for plan in plans} == {1, 2, 3}
-    assert demonstrations.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)[
-        0
-    ]  # no way out: at random
+    stuck = demonstrations.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)
+    assert stuck[0]  # no way out: at random
+
+
+def test_random_plans_are_drawn_from_what_is_on_offer():
+    rng, offered = np.random.default_rng(0), np.array([[True, False, True], [False, True, False]])
+    plans = demonstrations.mixed_plans(
+        rng, [[1], [0]] * 200, oracle=0.0, per_turn=2, names=3, offered=np.tile(offered, (200, 1))
+    )
+    assert {name for plan in plans[::2] for name in plan} == {0, 2}
+    assert {name for plan in plans[1::2] for name in plan} == {1}
 
 
 def test_cloning_lowers_the_loss_and_learns_the_format():

@@ -8,6 +8,7 @@ and gets reset_env, step_env and gymnax's jitted six-value step and reset from h
 offer beside these, on the host and for many levels at once:
   plans                                                       what the best player would do
   random_success, oracle_success                              where they are known exactly
+  offered                                                     what random play draws from (traced)
   observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
 A config reaches a world by names only: a section of its name holds the fields of the class and the
