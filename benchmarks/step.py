@@ -91,6 +91,7 @@ def open_session(cfg: Any) -> Session:
     if derived.base_rows(cfg):
         raise ValueError('no demonstrations are made here; set evol.base_rows=0')
     run = build(cfg)
+    cfg = run.cfg  # the effective one
     state = start_state(run, run.params)
     reference = None
     if derived.needs_reference(cfg):

@@ -137,7 +137,7 @@ def test_the_limit_of_reading_by_hand():
 
 
 def test_the_parts_of_a_step_add_up_to_it():
-    cfg = micro_runs.config('frozen_lake', algorithm='grpo')
+    cfg = micro_runs.plain('frozen_lake', algorithm='grpo')  # as a file of configs/ gives it
     result = step.run(cfg, repeats=1)
     np.testing.assert_allclose(sum(result['parts'].values()), result['seconds']['step'])
     assert result['turns'] == 16 * 2
