@@ -1,5 +1,7 @@
 """Sampling: exact thresholds, unbiased draws, log-probabilities of the distribution drawn from."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,3 +68,34 @@ def test_greedy_takes_the_largest():
     token, logprob = sampling.sample(logits, jnp.array([0.99]), temperature=0.0)
     assert token[0] == 1
     np.testing.assert_allclose(logprob[0], jax.nn.log_softmax(logits)[0, 1], atol=1e-6)
+
+
+def test_greedy_takes_the_first_of_equals_in_any_block():
+    logits = jnp.zeros((2, 300)).at[0, jnp.array([140, 270])].set(3.0).at[1, 255:257].set(1.0)
+    token, logprob = sampling.sample(logits, jnp.zeros(2), temperature=0.0)
+    assert token.tolist() == [140, 255]
+    np.testing.assert_allclose(logprob, jax.nn.log_softmax(logits)[jnp.arange(2), token], atol=1e-6)
+
+
+def test_draws_among_the_largest_reach_all_of_them_and_no_other():
+    logits = jnp.asarray(np.random.default_rng(3).permutation(300), jnp.float32) / 100
+    uniform = (jnp.arange(64) + 0.5) / 64
+    rows = jnp.broadcast_to(logits, (64, 300))
+    token, logprob = sampling.sample(rows, uniform, temperature=2.0, top_k=4)
+    best = np.argsort(-np.asarray(logits))[:4]
+    assert set(token.tolist()) == set(best.tolist())
+    shares = dict(zip(best.tolist(), jax.nn.log_softmax(logits[best] / 2.0), strict=True))
+    np.testing.assert_allclose(logprob, [shares[i] for i in token.tolist()], atol=1e-6)
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_sampling_writes_nothing_of_the_size_of_its_logits(temperature):
+    """Weights were written and read three times; greedy looked for the largest one by one."""
+    logits, uniform = jnp.zeros((8, 10_240)), jnp.zeros(8)
+    sample = functools.partial(sampling.sample, temperature=temperature)
+    program = jax.jit(sample).lower(logits, uniform).compile()
+    assert program.memory_analysis().temp_size_in_bytes < logits.nbytes / 8
+    searches = [
+        e for e in jax.make_jaxpr(sample)(logits, uniform).eqns if e.primitive.name == 'argmax'
+    ]
+    assert all(e.invars[0].aval.shape[1] <= sampling.BLOCK for e in searches)

@@ -1,9 +1,9 @@
 """Choosing the next token: temperature, top-k, top-p, greedy; one uniform number per row.
 
 Tokens are drawn by inverting the cumulative distribution in two levels (blocks of the vocabulary,
-then inside one block). It needs one exponential and two short sums per row and a single random
-number, where Gumbel-max needs V of them; the draw of a row depends on its own key and logits only,
-so it does not matter which other rows are in the batch or on which device the row lives.
+then inside one block). A row needs a single random number, where Gumbel-max needs V of them; its
+draw depends on its own key and logits only, so it does not matter which other rows are in the batch
+or on which device the row lives.
 """
 
 import jax
@@ -47,26 +47,22 @@ def truncate(weights: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
     return weights
 
 
-def draw(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Index i with probability weights[i] / sum(weights).
+def entries(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[s, index[s]] of x [S, N, ...] and int32 [S]."""
+    index = index.reshape(index.shape + (1,) * (x.ndim - 1))
+    return jnp.take_along_axis(x, index, axis=1)[:, 0]
 
-    weights float32 [S, V], uniform float32 [S] in [0, 1); returns int32 [S].
+
+def invert(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First index at which the cumulative weight exceeds the target, and the target less its begin.
+
+    weights float32 [S, N], target float32 [S]; returns int32 [S] and float32 [S].
     """
-    rows, vocab = weights.shape
-    blocks = -(-vocab // BLOCK)
-    padded = jnp.pad(weights, ((0, 0), (0, blocks * BLOCK - vocab))).reshape(rows, blocks, BLOCK)
-    mass = padded.sum(2)  # [S, blocks]
-    upper = jnp.cumsum(mass, axis=1)
-    target = uniform * upper[:, -1]
-    block = jnp.sum(upper <= target[:, None], axis=1)
+    upper = jnp.cumsum(weights, axis=1)
+    index = jnp.sum(upper <= target[:, None], axis=1)
     # Rounding can push the target past the last sum; the heaviest entry is then the answer.
-    block = jnp.where(block == blocks, jnp.argmax(mass, axis=1), block)
-    inside = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]  # [S, BLOCK]
-    below = jnp.take_along_axis(upper - mass, block[:, None], axis=1)[:, 0]
-    rest = jnp.maximum(target - below, 0.0)
-    index = jnp.sum(jnp.cumsum(inside, axis=1) <= rest[:, None], axis=1)
-    index = jnp.where(index == BLOCK, jnp.argmax(inside, axis=1), index)
-    return (block * BLOCK + index).astype(jnp.int32)
+    index = jnp.where(index == weights.shape[1], jnp.argmax(weights, axis=1), index)
+    return index, jnp.maximum(target - entries(upper - weights, index), 0.0)
 
 
 def sample(
@@ -81,14 +77,29 @@ def sample(
 
     logits float32 [S, V], uniform float32 [S] in [0, 1). temperature 0 is greedy (the
     log-probability is then the one at temperature 1). Returns int32 [S] and float32 [S].
+
+    Logits are read twice, for the largest and for the sum of each block, and nothing of their size
+    is written (but with top-k or top-p): the block that holds the token is weighed once more.
     """
-    scaled = logits / temperature if temperature > 0 else logits
-    top = scaled.max(1)
-    weights = jnp.exp(scaled - top[:, None])
+    scores = logits / temperature if temperature > 0 else logits
+    rows, vocab = scores.shape
+    if temperature > 0 and (top_k or top_p < 1.0):
+        weights = jnp.exp(scores - scores.max(1, keepdims=True))
+        kept = truncate(weights, top_k=top_k, top_p=top_p) > 0
+        scores = jnp.where(kept, scores, -jnp.inf)
+    rest = -(-vocab // BLOCK) * BLOCK - vocab
+    scores = jnp.pad(scores, ((0, 0), (0, rest)), constant_values=-jnp.inf)
+    scores = scores.reshape(rows, -1, BLOCK)
+    highest = scores.max(2)  # [S, blocks]
+    top = highest.max(1)
+    mass = jnp.exp(scores - top[:, None, None]).sum(2)  # [S, blocks]
+    total = jnp.cumsum(mass, axis=1)[:, -1]
     if temperature == 0:
-        token = jnp.argmax(scaled, axis=1).astype(jnp.int32)
+        block = jnp.argmax(highest, axis=1)
+        index = jnp.argmax(entries(scores, block), axis=1)
     else:
-        weights = truncate(weights, top_k=top_k, top_p=top_p)
-        token = draw(weights, uniform)
-    chosen = jnp.take_along_axis(scaled, token[:, None], axis=1)[:, 0]
-    return token, chosen - top - jnp.log(weights.sum(1))
+        block, target = invert(mass, uniform * total)
+        index, _ = invert(jnp.exp(entries(scores, block) - top[:, None]), target)
+    chosen = entries(entries(scores, block), index)
+    token = (block * BLOCK + index).astype(jnp.int32)
+    return token, chosen - top - jnp.log(total)
