@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 
 import host_worlds as hosts
 import jax
@@ -10,9 +11,10 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.measure import metrics, validation
-from agentrl_jax.rollout import game, host
+from agentrl_jax.rollout import game, host, programs
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -154,9 +156,26 @@ def test_three_programs_are_compiled_and_never_another():
             collect(params, task, tiny.episodes('frozen_lake', groups=3), tiny.KEY)
     finally:
         collect.worlds.pool.close()
-    programs = collect.programs(task)
-    sizes = [p._cache_size() for p in (programs.start, programs.decode, programs.read)]
+    made = collect.programs(task)
+    sizes = [p._cache_size() for p in (made.start, made.decode, made.read)]
     assert sizes == [1, 1, 1], (first, before, counter.count)
+
+
+def test_rows_are_changed_in_place():
+    """Decoding and reading write into the cache they are given; neither has one of its own."""
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    shape = dict(slots=4, serve_rows=2, width=8, cache_tokens=2048, max_response=4)
+    made = programs.build_programs(mesh, config=tiny.config(), **shape)
+    state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32))
+    ends = programs.Ends(np.full(1, END, np.int32), hosts.table('</'))
+    block = np.zeros((2, programs.HEAD + 8), np.int32)
+    given, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)
+    for program, *rest in (made.decode, ends, tiny.KEY, bound, bound), (made.read, block):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')  # buffers that are given in vain
+            memory = program.lower(state, tiny.untrained(), *rest).compile().memory_analysis()
+        assert memory.alias_size_in_bytes == given
+        assert memory.temp_size_in_bytes < given
 
 
 def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
