@@ -18,7 +18,7 @@ from configs import demo
 
 def get_config():
     cfg = demo.get_config()
-    cfg.steps = 80
+    cfg.steps = 60
     cfg.algorithm = 'turn_grpo'
     cfg.env.name = 'babyai'
     cfg.env.max_turns = 5
@@ -34,13 +34,13 @@ def get_config():
     cfg.rollout.max_tokens = 320
     cfg.rollout.max_response = 10
     cfg.batch.minibatch_rows = 64
-    cfg.batch.epochs = 1
+    cfg.optim.lr = 3e-4
     cfg.batch.widths = 3
     cfg.filter.keep = 1.0
     cfg.loss.entropy_coef = 0.0
 
     cfg.clone.episodes = 16384
-    cfg.clone.steps = 600
-    cfg.clone.oracle = 0.5
+    cfg.clone.steps = 700
+    cfg.clone.oracle = 0.8
     cfg.eval.every = 10
     return cfg
