@@ -39,6 +39,7 @@ def get_config():
     cfg.rollout.max_tokens = 256
     cfg.rollout.max_response = 10
 
+    cfg.optim.lr = 3e-4
     cfg.filter.keep = 1.0
     cfg.loss.clip_high = 0.2
     cfg.loss.entropy_coef = 0.0
