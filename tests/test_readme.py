@@ -121,6 +121,11 @@ def test_there_are_commands_to_check():
 
 @pytest.mark.parametrize('words', commands(), ids=' '.join)
 def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
+    assert_exists(words)
+
+
+def assert_exists(words):
+    """All that a command names is there; one behind `--` is looked at too."""
     if words[0] == 'make':
         targets = re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(), flags=re.MULTILINE)
         assert set(words[1:]) <= set(targets)
@@ -130,9 +135,9 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(words):
         return
     if words[0].startswith('tpu_scripts/'):
         assert (ROOT / words[0]).is_file(), words[0]
-        if '--' not in words:
-            return
-        words = words[words.index('--') + 1 :]
+        if '--' in words:
+            assert_exists(words[words.index('--') + 1 :])
+        return
     assert words[:2] == ['python', '-m']
     spec = importlib.util.find_spec(words[2])
     assert spec is not None, words[2]

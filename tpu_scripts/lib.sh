@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034  # what is set here is used by the verbs
 # What the verbs share: arguments, settings, quoting, dry runs, work on every host.
-# A verb sets ALLOWS (its own options, '--lines=' takes a value), sources this, calls `begin "$@"`.
+# A verb sets ALLOWS (its own options, '--lines=' takes a value), sources this, calls `begin "$@"`;
+# `reproduce`, which needs no TPU's name and no provider, calls `arguments "$@"`.
 set -euo pipefail
 shopt -s inherit_errexit
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,8 +13,15 @@ die() { say "error: $*"; exit 1; }
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 refuse() { say "error: $1"; usage >&2; exit 2; }
 
-# begin ARGUMENTS: sets NAME, DRY_RUN, YES, COMMAND (the words behind --) and OPT_<option>.
+# begin ARGUMENTS: those of `arguments`, a name that a TPU can have, and the settings.
 begin() {
+  arguments "$@"
+  [[ $NAME =~ ^[a-z]([-a-z0-9]{0,60}[a-z0-9])?$ ]] ||
+    refuse "'$NAME' is no name for a TPU: small letters, digits and -, a letter first"
+  settings
+}
+# arguments ARGUMENTS: sets NAME, DRY_RUN, YES, COMMAND (the words behind --) and OPT_<option>.
+arguments() {
   if [ $# -eq 0 ]; then usage >&2; exit 2; fi
   local word
   NAME='' DRY_RUN='' YES='' COMMAND=()
@@ -29,9 +37,6 @@ begin() {
     esac
     shift
   done
-  [[ $NAME =~ ^[a-z]([-a-z0-9]{0,60}[a-z0-9])?$ ]] ||
-    refuse "'$NAME' is no name for a TPU: small letters, digits and -, a letter first"
-  settings
 }
 
 clear_option() { local name=${1#--}; name=${name%=}; printf -v "OPT_${name//-/_}" %s ''; }
