@@ -60,29 +60,31 @@ def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
     Each plays the tokens of its episode again and earns rewards [B, F, K], random unless given.
     faulty: (row, number) of continuations that failed.
     """
-    turns = jnp.asarray(turns)
+    turns = np.asarray(turns, np.int32)
     count = len(turns)
-    turn = jnp.where(turns[None] < rollout.num_turns[:, None], turns[None], 0)
+    turn = np.where(turns[None] < np.asarray(rollout.num_turns)[:, None], turns[None], 0)
     played = turn > 0
-    out = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[:, None], count, axis=1), rollout)
+    # NumPy, for jnp would compile a program for each of these lines.
+    out = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:, None], count, axis=1), rollout)
     own = out.turn >= turn[:, :, None]
-    k = jnp.arange(rollout.rewards.shape[1])[None, None]
+    k = np.arange(rollout.rewards.shape[1])[None, None]
     mine = (k >= turn[:, :, None]) & (k < out.num_turns[:, :, None]) & played[:, :, None]
     if rewards is None:
         rewards = jax.random.normal(jax.random.key(seed), out.rewards.shape)
     stop = out.episode_stop
     for row, number in faulty:
-        stop = stop.at[row, number].set(EpisodeStop.ENV_ERROR)
+        stop[row, number] = EpisodeStop.ENV_ERROR
     action_mask = out.action_mask & own & played[:, :, None]
     out = out.replace(
         action_mask=action_mask,
-        logprobs=jnp.where(action_mask, out.logprobs, 0.0),
-        rewards=jnp.where(mine, jnp.asarray(rewards, jnp.float32), 0.0),
-        penalties=jnp.where(mine, out.penalties, 0.0),
-        num_turns=jnp.where(played, out.num_turns, 0),
+        logprobs=np.where(action_mask, out.logprobs, np.float32(0)),
+        rewards=np.where(mine, np.asarray(rewards, np.float32), np.float32(0)),
+        penalties=np.where(mine, out.penalties, np.float32(0)),
+        num_turns=np.where(played, out.num_turns, np.int32(0)),
         episode_stop=stop,
     )
-    return rollout.replace(continuations=Continuations(turn=turn, rollout=out))
+    continuations = Continuations(turn=turn, rollout=out)
+    return rollout.replace(continuations=jax.tree.map(jnp.asarray, continuations))
 
 
 def random_rollout(seed, *, rows=8, length=14, turns=2, faulty=()):
@@ -97,13 +99,12 @@ def random_rollout(seed, *, rows=8, length=14, turns=2, faulty=()):
 
 def scores_of(rollout, seed=0):
     rng = np.random.default_rng(seed)
-    ref = rollout.logprobs + rng.normal(size=rollout.logprobs.shape).astype(np.float32) * 0.3
-    values = jnp.asarray(rng.normal(size=rollout.logprobs.shape), jnp.float32)
-    mask = rollout.action_mask
+    mask, logprobs = np.asarray(rollout.action_mask), np.asarray(rollout.logprobs)
+    noise, values = (rng.normal(size=logprobs.shape).astype(np.float32) for _ in range(2))
     return Scores(
         old_logprobs=rollout.logprobs,
-        ref_logprobs=jnp.where(mask, ref, 0),
-        values=jnp.where(mask, values, 0),
+        ref_logprobs=jnp.asarray(np.where(mask, logprobs + noise * np.float32(0.3), 0)),
+        values=jnp.asarray(np.where(mask, values, 0)),
     )
 
 
