@@ -58,9 +58,8 @@ def build(name, tokenizer, style, **changes):
 def moments(task, seed=0):
     """Episodes at any turn: (of all, whether the turn before ended itself)."""
     rng = np.random.default_rng(seed)
-    episodes = jax.vmap(text.begin, in_axes=(None, 0))(
-        task, jnp.arange(ROWS) % task.env.num_levels(task.env_params)
-    )
+    begin = jax.jit(jax.vmap(text.begin, in_axes=(None, 0)))
+    episodes = begin(task, np.arange(ROWS) % task.env.num_levels(task.env_params))
     quanta = rng.integers(task.offsets.reward_low, task.offsets.reward_high + 1, ROWS)
     turn = np.arange(ROWS, dtype=np.int32) % TURNS
     if task.agent.writes:
@@ -68,18 +67,24 @@ def moments(task, seed=0):
         now |= dict(turns=rng.integers(2, size=ROWS), told=rng.random(ROWS) < 0.5)
         episodes = episodes.replace(agent=agents.Progress(**jax.tree.map(jnp.asarray, now)))
     return episodes.replace(
-        turn=jnp.asarray(turn),
-        used=jnp.asarray(rng.integers(ACTIONS + 1, size=ROWS), jnp.int32),
-        reward=jnp.asarray(quanta * task.env.REWARD_QUANTUM, jnp.float32),
-        warn=jnp.asarray(rng.random(ROWS) < 0.5),
-    ), jnp.asarray(rng.random(ROWS) < 0.5)
+        turn=turn,
+        used=rng.integers(ACTIONS + 1, size=ROWS).astype(np.int32),
+        reward=(quanta * task.env.REWARD_QUANTUM).astype(np.float32),
+        warn=rng.random(ROWS) < 0.5,
+    ), rng.random(ROWS) < 0.5
+
+
+@jax.jit
+@functools.partial(jax.vmap, in_axes=(None, 0, 0))
+def told(task, *moment):
+    """(prompt, its length, its length without writing it, tokens of the opening) of an episode."""
+    prompt, count = text.turn_tokens(task, *moment)
+    return prompt, count, text.turn_length(task, *moment), text.opening_length(task, *moment)
 
 
 def shown(task, episodes, ends):
     """(prompts, lengths, tokens of the opening) of the episodes."""
-    prompts, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, episodes, ends)
-    length = jax.vmap(text.turn_length, in_axes=(None, 0, 0))(task, episodes, ends)
-    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, episodes, ends)
+    prompts, count, length, opening = jax.device_get(told(task, episodes, ends))
     np.testing.assert_array_equal(count, length)
     assert int(count.max()) <= task.width
     return [p[:n].tolist() for p, n in zip(np.asarray(prompts), count, strict=True)], opening
