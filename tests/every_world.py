@@ -56,6 +56,29 @@ def over_each_row(method):
     return jax.jit(jax.vmap(method, in_axes=(0, None)))
 
 
+@functools.cache
+def step_of_rows(env):
+    """step_env for rows of keys, states and actions, jitted."""
+    return jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, 0, None)))
+
+
+@functools.cache
+def gymnax_programs(env):
+    """(reset, step) of gymnax for rows, jitted."""
+    return (
+        jax.jit(jax.vmap(env.reset, in_axes=(0, None))),
+        jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None))),
+    )
+
+
+def stepped(world, action, seed):
+    """(after, reward, terminated, info) of an action in every state that was met, on the host."""
+    rows = len(world.states.time)
+    keys = jax.random.split(jax.random.key(seed), rows)
+    actions = np.full(rows, action, np.int32)
+    return jax.device_get(step_of_rows(world.env)(keys, world.states, actions, world.params)[1:])
+
+
 def levels(env, params):
     """The first state of every level, as bytes."""
     index = np.arange(env.num_levels(params))
@@ -104,52 +127,47 @@ def equal_settings_share_compilations(world):
 def gymnax_step_returns_six_values_and_restarts_at_the_end(world):
     env, params = world.env, world.params
     key = jax.random.key(3)
-    keys = jax.random.split(key, 16)
-    obs, states = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
+    keys, (reset, step) = jax.random.split(key, 16), gymnax_programs(env)
+    obs, states = reset(keys, params)
     actions = jax.jit(jax.vmap(env.action_space(params).sample))(keys)
-    step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
     for _ in range(6):
         obs, states, reward, terminated, truncated, info = step(keys, states, actions, params)
         assert not world.over(states).any()  # a finished episode was replaced by a fresh one
         assert (np.asarray(states.time)[np.asarray(terminated | truncated)] == 0).all()
     assert reward.shape == (16,) and reward.dtype == jnp.float32
     assert obs.dtype == env.observe(key, jax.tree.map(lambda x: x[0], states), None, params).dtype
-    assert bool(jax.vmap(env.observation_space(params).contains)(obs).all())
+    assert jax.jit(jax.vmap(env.observation_space(params).contains))(obs).all()
     assert {'success', 'effective', 'final_observation'} <= set(info)
 
 
 def the_time_limit_truncates(world):
     params = world.params.replace(max_steps_in_episode=1)
-    _, state = world.env.reset(jax.random.key(0), params)
-    *_, truncated, _ = world.env.step(jax.random.key(0), state, 0, params)
-    assert bool(truncated)
+    keys, (reset, step) = jax.random.split(jax.random.key(0), 16), gymnax_programs(world.env)
+    *_, truncated, _ = step(keys, reset(keys, params)[1], np.zeros(16, np.int32), params)
+    assert truncated.all()
 
 
 def terminal_states_are_absorbing(world):
-    env, params = world.env, world.params
     over = world.over(world.states)
     if not over.any() and not world.has_expert:
         pytest.skip('no episode of random play ended, and there is no expert')
     assert over.any()
-    ends = jax.tree.map(lambda x: jnp.asarray(x[over]), world.states)
-    keys = jax.random.split(jax.random.key(1), int(over.sum()))
-    step = jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, None, None)))
-    for action in range(env.num_actions):
-        _, after, reward, terminated, info = step(keys, ends, action, params)
-        jax.tree.map(np.testing.assert_array_equal, after, ends)
-        assert (np.asarray(reward) == 0).all() and np.asarray(terminated).all()
-        assert not np.asarray(info['effective']).any()
+    for action in range(world.env.num_actions):
+        after, reward, terminated, info = stepped(world, action, seed=1)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_array_equal(x[over], y[over]), after, world.states
+        )
+        assert (reward[over] == 0).all() and terminated[over].all()
+        assert not info['effective'][over].any()
 
 
 def an_action_outside_the_action_space_changes_nothing(world):
-    env, params = world.env, world.params
-    state = env.reset_level(jnp.int32(0), params)
-    actions = jnp.array([-1, env.num_actions, -(2**31), 2**31 - 1], jnp.int32)
-    step = jax.jit(jax.vmap(env.step_env, in_axes=(None, None, 0, None)))
-    _, after, reward, terminated, info = step(jax.random.key(0), state, actions, params)
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.stack([y] * 4)), after, state)
-    assert not np.asarray(reward).any() and not np.asarray(terminated).any()
-    assert not np.asarray(info['effective']).any()
+    over = world.over(world.states)
+    for action in (-1, world.env.num_actions, -(2**31), 2**31 - 1):
+        after, reward, terminated, info = stepped(world, action, seed=0)
+        jax.tree.map(np.testing.assert_array_equal, after, world.states)
+        assert not reward.any() and not info['effective'].any()
+        np.testing.assert_array_equal(terminated, over)
 
 
 def names_stand_for_actions_of_the_action_space(world):
@@ -164,12 +182,9 @@ def names_stand_for_actions_of_the_action_space(world):
 def rewards_are_multiples_of_the_quantum_within_the_bounds(world):
     """Of every action from every state that was met."""
     env, params = world.env, world.params
-    states = jax.tree.map(jnp.asarray, world.states)
-    keys = jax.random.split(jax.random.key(2), states.time.shape[0])
     low, high = env.REWARD_BOUNDS
-    step = jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, None, None)))
     for action in range(env.num_actions):
-        reward = np.asarray(step(keys, states, action, params)[2])
+        reward = stepped(world, action, seed=2)[1]
         quanta = reward / env.REWARD_QUANTUM
         if not env.REWARDS_ROUNDED:
             np.testing.assert_allclose(quanta, np.round(quanta), atol=1e-4)
