@@ -22,7 +22,10 @@ QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emit
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of kept programs; one session makes about 150 MB
 # Files that take longest, first, so that no worker is left alone with one of them at the end.
-LONGEST = ('distributed_training', 'train', 'resume', 'tpu_training', 'matrix', 'lora_runs')
+LONGEST = (
+    'distributed_training train mixture resume vine agents tables matrix env_games host_runs '
+    'context tpu_training tpu_scripts update'
+).split()
 
 
 def pytest_configure(config):
@@ -62,9 +65,16 @@ def kept_programs(config):
     return folder
 
 
+def build_key(cfg):
+    """Configs with the same one have the same parts and programs."""
+    fields = cfg.to_dict()
+    unused = dict.fromkeys(('steps', 'checkpoint', 'log'))
+    return repr({**fields, **unused, 'eval': {**fields['eval'], 'every': None}})
+
+
 @pytest.fixture(scope='module')
 def shared_programs():
-    """train.train traces the programs of a config once in a file of tests, whatever its `steps`.
+    """train.train traces the programs of a config once in a file of tests, however long a run is.
 
     The value is the build that a process of its own has.
     """
@@ -75,7 +85,7 @@ def shared_programs():
 
     def build_once(cfg):
         cfg = effective(cfg)
-        key = repr({**cfg.to_dict(), 'steps': None})
+        key = build_key(cfg)
         if key not in built:
             built[key] = build(cfg)
         return dataclasses.replace(built[key], cfg=cfg)
@@ -83,6 +93,25 @@ def shared_programs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, 'build', build_once)
         yield build
+
+
+@pytest.fixture(scope='module')
+def one_device():
+    """Runs have the first device alone, which takes less time; the value makes other meshes."""
+    import micro_runs
+
+    with micro_runs.one_device() as make:
+        yield make
+
+
+@pytest.fixture(scope='module')
+def quick_runs(one_device, shared_programs):
+    """What takes time in a run and is looked at elsewhere is left out: a mesh, drawn curves."""
+    from agentrl_jax.records import report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, 'write_curves', lambda workdir, title: None)
+        yield
 
 
 def pytest_collection_modifyitems(items):

@@ -1,5 +1,6 @@
 """The smallest runs that are whole: a config of seconds for each environment."""
 
+import contextlib
 import functools
 import json
 import os
@@ -8,8 +9,8 @@ import pathlib
 import jax
 
 from agentrl_jax.machine import checkpoint, sharding
+from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
-from agentrl_jax.run.build import build
 from agentrl_jax.run.effective import effective
 from configs import base
 
@@ -59,6 +60,17 @@ def plain(name, **changes):
     return cfg
 
 
+@contextlib.contextmanager
+def one_device():
+    """Meshes are of the first device; the value makes those of all."""
+    make = parts.build_mesh
+    parts.build_mesh = lambda cfg, devices=None: make(cfg, devices or jax.devices()[:1])
+    try:
+        yield make
+    finally:
+        parts.build_mesh = make
+
+
 def without_times(rows):
     """Rows of metrics.jsonl without what a clock says."""
     timed = ('time', 'perf/tokens_per_s', 'hosts/')  # worlds are waited for by the clock
@@ -75,9 +87,11 @@ def saved_state(cfg, workdir, step=None):
 
 @functools.cache
 def abstract_state(text):
+    from agentrl_jax import train  # its build may share what the run itself has built
+
     cfg = base.get_config()
     cfg.update(json.loads(text))
-    run = build(cfg)
+    run = train.build(cfg)
     return sharding.abstract_of(start.start_state(run, run.params))
 
 

@@ -44,7 +44,7 @@ def rows_of(workdir):
 
 
 @pytest.fixture(scope='module')
-def undisturbed(folder, shared_programs):
+def undisturbed(folder, quick_runs):
     """(workdir, its config, exit code)."""
     cfg = micro_runs.config('frozen_lake', **SETTINGS)
     return folder / 'undisturbed', cfg, train.train(cfg, folder / 'undisturbed')
