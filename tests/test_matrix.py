@@ -43,7 +43,8 @@ PER_TURN = (
 QUICK = {'xla_backend_optimization_level': 0}
 KEY = jax.random.key(3)
 WORLDS = [name for name, world in ENVIRONMENTS.items() if world.plans is not TextEnvironment.plans]
-CELLS = [(algorithm, name) for algorithm in ALGORITHMS for name in WORLDS]
+CELLS = [(algorithm, name, TURNS) for algorithm in ALGORITHMS for name in WORLDS]
+CELLS += [(algorithm, 'frozen_lake', 1) for algorithm in ALGORITHMS]
 
 
 def config(name, **changes):
@@ -183,9 +184,10 @@ def learner(algorithm):
 
 @pytest.mark.parametrize('name', WORLDS)
 def test_the_episodes_hold_every_kind_of_end(name):
-    several, one = episodes(name, TURNS), episodes(name, 1)
-    assert (one.num_turns == 1).all()
-    for out in (several, one):
+    several = episodes(name, TURNS)
+    one = [episodes(name, 1)] if name == 'frozen_lake' else []
+    assert all((out.num_turns == 1).all() for out in one)
+    for out in (several, *one):
         assert out.success.any() and not out.success.all()
         assert (out.episode_stop == EpisodeStop.TERMINATED).any()
         spread = out.returns.reshape(4, 4)
@@ -195,8 +197,7 @@ def test_the_episodes_hold_every_kind_of_end(name):
         assert solved.any() and (several.num_turns == TURNS).any()
 
 
-@pytest.mark.parametrize('turns', [TURNS, 1])
-@pytest.mark.parametrize(('algorithm', 'name'), CELLS)
+@pytest.mark.parametrize(('algorithm', 'name', 'turns'), CELLS)
 def test_one_update(algorithm, name, turns):
     """Something is learned, nothing is skipped, and a turn that ends the world has its share."""
     program, before = learner(algorithm)
