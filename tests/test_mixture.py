@@ -27,7 +27,7 @@ from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.types import Demonstrations
 
-pytestmark = pytest.mark.usefixtures('shared_programs')
+pytestmark = pytest.mark.usefixtures('quick_runs')
 HALVES = (('frozen_lake', 0.5), ('sokoban', 0.5))
 MIX = (('frozen_lake', 0.5), ('catch', 0.5))
 UNEVEN = (('frozen_lake', 0.75), ('catch', 0.25))
@@ -47,17 +47,6 @@ def config(mix, **changes):
     cfg = micro_runs.plain('frozen_lake', **(small | changes))
     cfg.catch = ml_collections.ConfigDict(dict(rows=4, columns=3))
     return cfg
-
-
-@pytest.fixture(scope='module', autouse=True)
-def one_device():
-    """Runs have the first device alone, which takes less time; the value makes other meshes."""
-    make = parts.build_mesh
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            parts, 'build_mesh', lambda cfg, devices=None: make(cfg, devices or jax.devices()[:1])
-        )
-        yield make
 
 
 def run(cfg, workdir):

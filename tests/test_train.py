@@ -217,11 +217,11 @@ def test_validation_that_comes_late_after_a_resume_is_no_recompile(
     tmp_path, monkeypatch, shared_programs
 ):
     """Its program compiles when a resumed run first validates, whatever step that is."""
-    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
     env, changes = RUNS['ppo on a shared backbone']  # whose programs are compiled already
     changes = changes | {'eval.every': 5, 'log.rollouts_every': 0, 'steps': 1}
     cfg = micro_runs.config(env, **changes)
     assert train.train(cfg, str(tmp_path)) == 0
+    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
     cfg.steps = 6
     assert train.train(cfg, str(tmp_path)) == 0
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
@@ -307,10 +307,13 @@ def bandit_probe(algorithm, seed, workdir):
     return np.array([row['rollout/success'] for row in rows])
 
 
-@pytest.mark.parametrize('algorithm', ['ppo', 'grpo'])
-def test_the_arm_that_pays_more_on_average_is_found(algorithm, tmp_path):
-    """Phoenix always pays .1, Dragon 1 in one of four: .25. From one in six to nine in ten."""
-    success = bandit_probe(algorithm, 0, tmp_path)
+def test_the_arm_that_pays_more_on_average_is_found(tmp_path):
+    """Phoenix always pays .1, Dragon 1 in one of four: .25. From one in six to nine in ten.
+
+    By PPO, which has a critic to learn too; every algorithm learns in test_probes.py.
+    """
+    with micro_runs.one_device():
+        success = bandit_probe('ppo', 0, tmp_path)
     assert success[0] < 0.4 and success[-5:].mean() > 0.9
 
 
@@ -405,11 +408,12 @@ def abstract_rollout(rows, cfg):
 
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_config_builds(name):
-    """Checked as it is; traced on small pools and on the bundled model where it asks for a path."""
+    """Checked as it is; traced on small pools and one layer, of the bundled model if of a path."""
     cfg = config_file(name)
     check.check(cfg)
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
+    cfg.model.num_layers = 1
     cfg.mesh.tensor = max(8 // cfg.batch.microbatch_rows, 1)  # whose rows fill the data shards
     measured = trace(cfg, with_rollout=not derived.on_hosts(cfg))  # a loop of the host
     assert set(measured) <= set(metrics.METRICS)
