@@ -178,7 +178,7 @@ def run(workdir, **changes):
 
 
 @pytest.fixture(scope='module')
-def evolved(tmp_path_factory, shared_programs):
+def evolved(tmp_path_factory, quick_runs):
     workdir = tmp_path_factory.mktemp('evol')
     return *run(workdir), workdir
 

@@ -418,6 +418,7 @@ AGENT = {
 }
 
 
+@pytest.mark.usefixtures('quick_runs')
 @pytest.mark.parametrize(
     'changes',
     [

@@ -207,10 +207,9 @@ def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path)
     rows = {}
     for window in (0, 3):
         folder = tmp_path / str(window)
-        assert (
-            train.train(micro(window, **{'algorithm': 'mt_grpo', 'clone.steps': 30}), str(folder))
-            == 0
-        )
+        cfg = micro(window, **{'algorithm': 'mt_grpo', 'clone.steps': 30})
+        with micro_runs.one_device():
+            assert train.train(cfg, str(folder)) == 0
         rows[window] = run_log.read_metrics(folder / run_log.METRICS_FILE)
     assert rows[0][0]['policy/grad_norm'] > 0
     for name in ('policy/loss', 'policy/grad_norm', 'policy/entropy', 'batch/trained_tokens'):

@@ -8,6 +8,8 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.records import run_log
 
+pytestmark = pytest.mark.usefixtures('quick_runs')
+
 
 @pytest.mark.parametrize('patience, rows', [(5, 4), (2, 2)])
 def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(

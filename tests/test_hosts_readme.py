@@ -63,6 +63,7 @@ def test_the_world_is_played_by_hand(guess):
     assert world.number == number
 
 
+@pytest.mark.usefixtures('quick_runs')
 def test_it_trains_by_the_command_s_fields(guess, tmp_path):
     changes = fields(COMMANDS[0])
     assert changes['objects.make_object'] == 'guess:Guess'

@@ -15,7 +15,6 @@ from agentrl_jax.models import weights
 from agentrl_jax.records import run_log
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
-from agentrl_jax.run.build import build
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
@@ -32,7 +31,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, quick_runs):
     """(config, workdir) of three steps of GRPO with adapters and a KL term."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
@@ -61,7 +60,7 @@ def assert_same(one, other):
 
 
 def base_of(cfg, workdir):
-    run = build(cfg)
+    run = train.build(cfg)
     return jax.device_get(run_params.open_base(cfg, workdir, run.params)), run
 
 
@@ -99,7 +98,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(finished, tmp_path):
     """Twice: when only its base was kept, and after two steps."""
     cfg, workdir = finished
     shutil.copytree(workdir / run_params.BASE_FOLDER, tmp_path / run_params.BASE_FOLDER)
-    run = build(cfg)
+    run = train.build(cfg)
     assert int(go_on(run, tmp_path, 2).step) == 2
     assert_same(go_on(run, tmp_path, 3), micro_runs.saved_state(cfg, workdir))
 
@@ -107,7 +106,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(finished, tmp_path):
 def test_the_base_of_another_run_is_refused(finished, tmp_path):
     cfg, workdir = finished
     shutil.copytree(workdir / run_params.BASE_FOLDER, tmp_path / run_params.BASE_FOLDER)
-    params = build(cfg).params  # drawn, not cloned
+    params = train.build(cfg).params  # drawn, not cloned
     with pytest.raises(ValueError, match='holds the parameters of another run'):
         run_params.keep_base(cfg, tmp_path, params)
 
@@ -231,7 +230,7 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
             'clone.episodes': 0,
         },
     )
-    run = build(cfg)
+    run = train.build(cfg)
     go_on(run, tmp_path / 'halves', 1)
     assert_same(go_on(run, tmp_path / 'halves', 2), go_on(run, tmp_path / 'whole', 2))
     assert {path.name for path in (tmp_path / 'whole').iterdir()} == {'checkpoints', 'reference'}

@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused(changes, sentence):
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, quick_runs):
     """A run that validates at every step: two splits, another world, two samples a level."""
     cfg = micro_runs.config(
         'frozen_lake',

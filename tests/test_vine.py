@@ -327,7 +327,7 @@ GAPS = dict.fromkeys(RUNS, 1e-5) | {'lookups in bfloat16': 0.1}  # as of any run
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, quick_runs):
     @functools.cache
     def run(name):
         cloned = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
