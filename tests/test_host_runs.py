@@ -39,7 +39,7 @@ def config(**changes):
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, quick_runs):
     """(config, workdir) of three steps."""
     cfg, workdir = (
         config(**{'checkpoint.every': 1, 'checkpoint.keep': 9}),
@@ -209,22 +209,25 @@ def test_logs_of_before_tries_and_figures_play_the_same_rollout(finished, tmp_pa
 
 
 CASES = {
-    'a window': {'context.window': 1},
-    'a wider window and GiGPO': {'context.window': 2, 'algorithm': 'gigpo'},
-    'adapters': {'lora.rank': 2},
-    'PPO': {'algorithm': 'ppo'},
-    'turn credit': {'algorithm': 'mt_grpo'},
-    'a filter, few slots and stop strings': {
+    'a window and adapters': {'context.window': 1, 'lora.rank': 2},
+    'a wider window, GiGPO and a curriculum': {
+        'context.window': 2,
+        'algorithm': 'gigpo',
+        'curriculum.rounds': (1, 2),
+        'curriculum.stage_steps': 1,
+    },
+    'PPO and a forced opening': {'algorithm': 'ppo', 'hosts.answer_prefix': '<think>'},
+    'turn credit, a filter, few slots and stop strings': {
+        'algorithm': 'mt_grpo',
         'filter.rule': 'varied',
         'filter.refill': 2,
         'rollout.slots': 8,
         'hosts.stop': ('up', 'the'),
     },
-    'a curriculum': {'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 1},
-    'a forced opening': {'hosts.answer_prefix': '<think>', 'algorithm': 'reinforce_pp'},
 }
 
 
+@pytest.mark.usefixtures('quick_runs')
 @pytest.mark.parametrize('case', CASES)
 def test_what_runs_on_the_device_runs_on_hosts(case, tmp_path):
     changes = {'steps': 2, 'log.rollouts_every': 0, 'eval.every': 0} | CASES[case]
