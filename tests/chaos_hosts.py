@@ -402,7 +402,7 @@ def echo(episodes: int, groups: int, steps: int, seed: int) -> None:
     """Rollouts and training on worlds that say something else after each word."""
     with tempfile.TemporaryDirectory(prefix='chaos_hosts_') as folder:
         # Libraries open files and pipes once for all
-        once = micro_runs.config('frozen_lake', steps=1)
+        once = micro_runs.config('frozen_lake', steps=min(steps, 1))
         assert train.train(once, folder) == 0
         micro_runs.saved_state(once, pathlib.Path(folder))
     with (

@@ -149,15 +149,14 @@ def assert_same_training(workdir, other):
             assert name not in row or row[name] == pytest.approx(wanted[name], rel=1e-5)
 
 
-def test_eight_devices_train_like_one(cluster):
-    assert_same_training(cluster.run(1, 8), cluster.run(1, 1))
-
-
 def test_two_processes_train_on_several_worlds(cluster):
     mix = (
         "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))",
         '--config.eval.every=0',
         '--config.steps=1',
+        '--config.loss.kl_coef=0',  # few programs
+        '--config.loss.kl_target=0',
+        '--config.clone.episodes=0',
     )
     workdir = cluster.run(2, 1, *mix)
     row = run_log.read_metrics(workdir / run_log.METRICS_FILE)[0]
@@ -172,11 +171,12 @@ def test_two_processes_train_on_several_worlds(cluster):
 def disturbed(cluster):
     """(workdir, steps saved at SIGTERM and at the loss, endings) of a run of 2 x 2 devices.
 
-    Of four processes one is asked to stop; two go on, until one is killed; one goes on alone.
+    Of two processes one is asked to stop; two go on, until one is killed; one of eight devices
+    goes on alone.
     """
     workdir = cluster.folder / 'disturbed'
     more = ('--config.checkpoint.every=1', '--config.mesh.data=2', '--config.mesh.fsdp=2')
-    started = cluster.start(workdir, 4, 1, *ARGUMENTS, *more)
+    started = cluster.start(workdir, 2, 2, *ARGUMENTS, *more)
     wait_for(lambda: reached(workdir, 0), started)
     started[1].send_signal(signal.SIGTERM)
     endings = [finish(started)]
@@ -186,20 +186,21 @@ def disturbed(cluster):
     started[0].kill()  # the one that coordinates, writes and holds the workdir
     endings.append(finish(started))
     left = checkpoint.steps(workdir / 'checkpoints')
-    endings.append(finish(cluster.start(workdir, 1, 1, *ARGUMENTS, more[0])))
+    endings.append(finish(cluster.start(workdir, 1, 8, *ARGUMENTS, more[0])))
     return workdir, saved_steps, left, endings
 
 
-def test_four_processes_then_two_then_one_train_like_one_through_a_signal_and_a_loss(
+def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_signal_and_a_loss(
     cluster, disturbed
 ):
     """Rows over all four devices, parameters over pairs: cloning, updates, checkpoint, page.
 
-    How a run over two processes ends when nothing disturbs it: test_tpu_training.py.
+    How a run over two processes ends when nothing disturbs it: test_tpu_training.py. Four of them
+    at a signal: test_multiprocess.py.
     """
     workdir, saved_steps, left, (asked, lost, last) = disturbed
-    assert [code for code, _ in asked] == [runtime.EXIT_PREEMPTED] * 4, asked
-    assert [f'training 1/{STEPS}' in text for _, text in asked] == [True, False, False, False]
+    assert [code for code, _ in asked] == [runtime.EXIT_PREEMPTED] * 2, asked
+    assert [f'training 1/{STEPS}' in text for _, text in asked] == [True, False]
     assert saved_steps[0] == 0 and 0 < saved_steps[-1] < left[-1] < STEPS
     (killed, _), (code, text) = lost
     assert killed == -signal.SIGKILL and code not in (0, runtime.EXIT_PREEMPTED, killed), text
