@@ -5,10 +5,10 @@
 
 GoToLocalS8N7 and PickupLoc: one room, eight objects, of which the instruction means one ("pick up
 the red ball on your left"); up to five of AgentGym's actions ("go to red ball 1") over short
-observations. The tokenizer is that of BabyAI's words, and minigrid draws the levels that do not come
-with the package. The policy starts from cloning turns of which four in five are the expert's, who
-knows the whole room, and the others any action on offer. With MiniGrid's own six actions it learns
-to go to an object and hardly to pick one up (experiments/LOG.md).
+observations. The tokenizer is that of BabyAI's words, and minigrid draws the levels that do not
+come with the package. The policy starts from cloning turns of which four in five are the expert's,
+who knows the whole room, and the others any action on offer. With MiniGrid's own six actions it
+learns to go to an object and hardly to pick one up (experiments/LOG.md).
 
 Hardware: one of two shared CPU cores.
 Time: not recorded.
