@@ -1,11 +1,12 @@
 """Environment steps per second, beside gymnasium, gym-sokoban and minigrid, measured in one run.
 
-  python -m benchmarks.envs [--batch=4096] [--steps=512] [--json=PATH]
+  python -m benchmarks.envs [--batch=4096] [--steps=512] [--worlds=babyai] [--hosts] [--json=PATH]
 
 Random actions through gymnax's jitted step (restarts included). Every observation is folded into a
 checksum that is returned, else XLA would delete the worlds. `lines` also computes the rows of the
 text table, which is all that a prompt needs; for this program the seconds to compile it and the
-memory that it takes beside its arguments are printed too.
+memory that it takes beside its arguments are printed too. --hosts: worlds on hosts instead, one in
+this process, which random play steps and resets.
 """
 
 import argparse
@@ -22,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs import BabyAI, Bandit, FrozenLake, Sokoban
+from agentrl_jax.envs import GAMES, BabyAI, Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.babyai.export import level_maker
+from agentrl_jax.envs.hosts import HOSTS
 
 BABYAI = ('GoToLocalS8N7', 'PickupLoc', 'Open', 'BossLevel')  # levels that minigrid is timed on
 WORLDS = {
@@ -33,9 +35,13 @@ WORLDS = {
     'sokoban 8x8, 2 boxes': (Sokoban(dim=8, num_boxes=2), dict(search_depth=10)),
     'babyai, 40 levels': (BabyAI(), {}),
     'babyai, macro': (BabyAI(actions='macro'), {}),
+    'library': (Library(), {}),
+    **{name: (world(), {}) for name, world in GAMES.items()},
 }
+HOST_WORLDS = {'textcraft': 4000, 'search': 1000, 'shop': 1000, 'sciworld': 100, 'miniwob': 50}
 GOALS = {'babyai, 40 levels': 50_000, 'babyai, macro': 5_000}  # with lines; an action is a way
-GOAL = 1_000_000  # batched steps a second of the others
+GOAL = 1_000_000  # batched steps a second of RAGEN's worlds
+RAGENS = ('bandit', 'frozen_lake', 'sokoban')
 
 
 def play(key: jax.Array, params: Any, *, env: Any, batch: int, steps: int, lines: bool):
@@ -156,6 +162,22 @@ def host_rates(name: str, params: Any) -> dict[str, float]:
     return {}
 
 
+def host_world(name: str) -> float:
+    """Steps per second of one world on hosts in this process, by random play, resets included."""
+    env, count = HOSTS[name](), HOST_WORLDS[name]
+    items = env.item_range('train')
+    with contextlib.closing(env.player()) as player:
+
+        def run(seed):
+            generator, done = np.random.default_rng(seed), True
+            for _ in range(count):
+                if done:
+                    player.reset(int(generator.choice(items)))
+                done = player.step(player.random(generator)).done
+
+        return best_rate(run, count)
+
+
 def measured(name: str, batch: int, steps: int) -> dict[str, Any]:
     """All figures of one world."""
     env, pool = WORLDS[name]
@@ -171,7 +193,9 @@ def measured(name: str, batch: int, steps: int) -> dict[str, Any]:
 
 
 def misses(name: str, rates: dict[str, Any]) -> bool:
-    return rates['lines'] < GOALS[name] if name in GOALS else rates['batched'] < GOAL
+    if name in GOALS:
+        return rates['lines'] < GOALS[name]
+    return name.startswith(RAGENS) and rates['batched'] < GOAL
 
 
 def main() -> None:
@@ -179,8 +203,16 @@ def main() -> None:
     parser.add_argument('--batch', type=int, default=4096)
     parser.add_argument('--steps', type=int, default=256)
     parser.add_argument('--worlds', default='', help='only worlds whose name begins so')
+    parser.add_argument('--hosts', action='store_true', help='worlds on hosts')
     parser.add_argument('--json', type=Path)
     args = parser.parse_args()
+    if args.hosts:
+        names = [name for name in HOST_WORLDS if name.startswith(args.worlds)]
+        rates = {name: host_world(name) for name in names}
+        print('\n'.join(f'{name:22}{rate:>12,.0f} steps/s' for name, rate in rates.items()))
+        if args.json:
+            args.json.write_text(json.dumps(rates, indent=1) + '\n')
+        return
     print(f'{jax.device_count()} {jax.devices()[0].platform} device(s), batch {args.batch}')
     columns = ('single', 'batched', 'with lines', 'compile s', 'MB')
     print(f'{"world":22}' + ''.join(f'{name:>12}' for name in columns) + '   against')
