@@ -11,7 +11,7 @@ who knows the whole room, and the others any action on offer. With MiniGrid's ow
 learns to go to an object and hardly to pick one up (experiments/LOG.md).
 
 Hardware: one of two shared CPU cores.
-Time: 13 to 17 minutes beside other work, two thirds of them cloning.
+Time: 14 to 19 minutes beside other work, more than half of them cloning.
 Score: seeds 0 to 2: 54.7, 63.7 and 56.2 % of 256 held-out levels after cloning, 69.5, 87.5 and
 79.3 % after 60 steps; random play, which draws from the actions on offer, 29 %, expert 97 %.
 """

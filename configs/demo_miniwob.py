@@ -11,7 +11,7 @@ the turns are the expert's and half random clicks. A page with a button among ot
 (click-button) asks for more pages than a few minutes show (experiments/LOG.md).
 
 Hardware: 2 shared CPU cores.
-Time: 5 to 12 minutes beside other work, a third of them demonstrations.
+Time: 12 to 13 minutes beside other work, a quarter of them demonstrations.
 Score: seeds 0 and 1: 62.5 and 67.2 % of 64 held-out pages after cloning, 81.2 and 87.5 % after 25
 steps; seed 2 was stopped after 20, 70.3 % and 79.7 % after 15.
 """

@@ -12,7 +12,7 @@ The policy starts from cloning turns of which seven in ten are the oracle's and 
 searches for words of the instruction, and clicks on any button.
 
 Hardware: one of two shared CPU cores.
-Time: 9 to 17 minutes beside other work, most of them cloning.
+Time: 9 to 18 minutes beside other work, most of them cloning.
 Score: seeds 0 to 2: 28.5, 26.2 and 25.0 % of 256 held-out goals after cloning, 87.5, 80.5 and
 81.6 % after 60 steps; random play 0.6 %, oracle 100 %. After 400 cloning steps one seed in three
 had not learned to copy (9.0 %) and ended at 19.9 %.

@@ -218,20 +218,23 @@ def test_a_cell_a_tag_and_an_action_are_one_token_each(demo):
     demo_tokenizer.check(demo_tokenizer.DEMO_MODEL.read_bytes())
 
 
-def test_training_again_gives_the_committed_pieces(demo):
+def test_training_again_gives_the_committed_pieces():
     """The prompts the demo tokenizer was trained on are still those of the environments."""
-    again = unigram.load_model(demo_tokenizer.train(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(demo.token_bytes()), (
-        'prompts changed: run python -m agentrl_jax.text.demo_tokenizer'
+    assert as_trained_again('demo')
+
+
+def as_trained_again(name):
+    """A committed tokenizer, of which training again gives the same pieces."""
+    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name(f'{name}.model'))
+    again = unigram.load_model(demo_tokenizer.WORLDS[name](), 'trained again')
+    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
+        f'texts changed: run python -m agentrl_jax.text.demo_tokenizer --name={name}'
     )
+    return committed
 
 
 def test_the_small_tokenizer_of_babyai_is_made_of_its_words():
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('babyai.model'))
-    again = unigram.load_model(demo_tokenizer.train_babyai(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        'BabyAI says something else: run python -m agentrl_jax.text.demo_tokenizer --name=babyai'
-    )
+    committed = as_trained_again('babyai')
     shown = 'go to a yellow ball\nblue closed door 1 ahead 3 left\ncarrying red key\n16 left\n'
     assert len(committed.encode(shown)) == 12
     assert len(committed.encode('<answer>turn left || pick up</answer>')) == 5
@@ -241,12 +244,7 @@ def test_the_small_tokenizer_of_babyai_is_made_of_its_words():
 
 
 def test_the_small_tokenizer_of_textcraft_is_made_of_its_words():
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('textcraft.model'))
-    again = unigram.load_model(demo_tokenizer.train_textcraft(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        'TextCraft says something else: run python -m agentrl_jax.text.demo_tokenizer '
-        '--name=textcraft'
-    )
+    committed = as_trained_again('textcraft')
     line = 'craft 4 dark oak planks using 1 dark oak logs'
     assert len(committed.encode(line)) == len(line.split())
     assert len(committed.encode('get 2 quartz')) == 3
@@ -254,11 +252,7 @@ def test_the_small_tokenizer_of_textcraft_is_made_of_its_words():
 
 
 def test_the_small_tokenizer_of_search_is_made_of_countries_and_of_pieces_of_regions():
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('search.model'))
-    again = unigram.load_model(demo_tokenizer.train_search(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        'search says something else: run python -m agentrl_jax.text.demo_tokenizer --name=search'
-    )
+    committed = as_trained_again('search')
     encode = committed.encode
     assert len(encode('<answer>Republic of Macedonia</answer>')) == 3
     (first, *asked, last) = encode('Which country does the region Berat belong to?')
@@ -270,12 +264,7 @@ def test_the_small_tokenizer_of_search_is_made_of_countries_and_of_pieces_of_reg
 
 
 def test_the_small_tokenizer_of_agents_has_half_rows_of_longer_lakes_and_all_tags():
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('agents.model'))
-    again = unigram.load_model(demo_tokenizer.train_agents(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        'the lake or the room says something else: run python -m agentrl_jax.text.demo_tokenizer '
-        '--name=agents'
-    )
+    committed = as_trained_again('agents')
     encode = committed.encode
     for line in FrozenLake(size=6).lines():
         halves = [committed.decode([i]) for i in encode(line)]
@@ -296,11 +285,7 @@ def test_names_of_drawn_questions_are_tokens():
 
 
 def test_the_small_tokenizer_of_the_shop_is_made_of_the_words_of_stalls():
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('shop.model'))
-    again = unigram.load_model(demo_tokenizer.train_shop(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        'the shop says something else: run python -m agentrl_jax.text.demo_tokenizer --name=shop'
-    )
+    committed = as_trained_again('shop')
     encode = committed.encode
     assert len(encode('click[0000000003]')) == len(encode('click[2 count]')) == 3
     assert len(encode('search[lip balm]')) == len(encode('click[buy now]')) == 3
@@ -309,12 +294,7 @@ def test_the_small_tokenizer_of_the_shop_is_made_of_the_words_of_stalls():
 
 
 def test_the_small_tokenizer_of_miniwob_is_made_of_lines_and_numbers():
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('miniwob.model'))
-    again = unigram.load_model(demo_tokenizer.train_miniwob(), 'trained again')
-    assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        'MiniWoB++ says something else: run python -m agentrl_jax.text.demo_tokenizer '
-        '--name=miniwob'
-    )
+    committed = as_trained_again('miniwob')
     encode = committed.encode
     shown = encode("[4] button 'Odd'\n[5] StaticText '-5'\n[6] button 'okay'\n")
     assert len(shown) == 9 and encode('[4]') == shown[:1] and encode('okay')[0] in shown
