@@ -10,9 +10,9 @@ is played with and without these, and compared bit for bit:
    others are the same, and an update does not depend on what stands in those that were lost.
 2. A training run in which worlds may fail as often as they do: nothing is lost, every array is the
    same.
-3. Episodes of search and of the shop that their players act, in which nothing is lost: each reply
-   is that of a world in this process.
-In the end no process, thread, descriptor or world of a server may be left.
+3. Episodes of search, of the shop and of MiniWoB++'s pages that their players act, in which nothing
+   is lost: each reply is that of a world in this process. Pages need Chromium.
+In the end no process, thread, descriptor, browser or world of a server may be left.
 """
 
 import argparse
@@ -39,8 +39,15 @@ import psutil
 from agentrl_jax import train
 from agentrl_jax.envs.hosts import agentgym, environments
 from agentrl_jax.envs.hosts.connection import Connection
-from agentrl_jax.envs.hosts.environments import SearchEnvironment, Served, ShopEnvironment
+from agentrl_jax.envs.hosts.environments import (
+    MiniWoBEnvironment,
+    SearchEnvironment,
+    Served,
+    ShopEnvironment,
+)
 from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.players import Player
+from agentrl_jax.envs.hosts.web import chromium, tabs
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout.keepers import Job, Pool
@@ -59,6 +66,11 @@ QUIRKS = agentgym.Quirks(
 ACTED = (  # worlds whose players act, each small
     SearchEnvironment(questions=('drawn',), retries=False, rewards='mt_grpo', timeout_s=CALL_S),
     ShopEnvironment(prompt='short', stalls=64, products=3, timeout_s=CALL_S),
+    MiniWoBEnvironment(
+        prompt='short',
+        tasks=('click-dialog-2', 'click-checkboxes', 'login-user'),
+        timeout_s=10.0,
+    ),
 )
 TURNS = 6  # of their episodes, at most
 
@@ -152,8 +164,9 @@ class Site:
 class Chaos:
     """As a context manager: from entering to leaving it the sites are in trouble."""
 
-    def __init__(self, sites: list[Site], seed: int):
-        self.sites, self.luck = sites, random.Random(seed)
+    def __init__(self, sites: list[Site], seed: int, pauses: tuple[float, float] = (1, 4)):
+        """pauses: seconds between two blows, at least and at most."""
+        self.sites, self.luck, self.pauses = sites, random.Random(seed), pauses
         self.blows: collections.Counter[str] = collections.Counter()
         self.ended = threading.Event()
 
@@ -171,7 +184,7 @@ class Chaos:
             with self.sites[1].hung(HUNG_S):
                 self.sites[0].kill()
             self.blows.update(('hung', 'killed'))
-            if self.ended.wait(self.luck.uniform(1, 4)):
+            if self.ended.wait(self.luck.uniform(*self.pauses)):
                 return
 
     def __exit__(self, *_: object) -> None:
@@ -201,6 +214,23 @@ def nothing_left(patience_s: float = 60.0):
     while held() != before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert held() == before, f'(threads, descriptors, processes): {held()} after {before}'
+
+
+@contextlib.contextmanager
+def browsers_end(patience_s: float = 60.0):
+    """Of the browsers that begin inside, here and on servers, none is left: each takes its profile,
+    which is in a folder of theirs, along."""
+    with tempfile.TemporaryDirectory(prefix='profiles_') as folder:
+        with (
+            mock.patch.dict(os.environ, TMPDIR=folder),
+            mock.patch.object(tempfile, 'tempdir', folder),
+            mock.patch.object(tabs, 'SHARED', chromium.Shared(0.0)),
+        ):
+            yield
+        deadline = time.monotonic() + patience_s
+        while (left := os.listdir(folder)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f'browsers: {left}'
 
 
 def arrays(rollout) -> dict[str, np.ndarray]:
@@ -306,15 +336,13 @@ class Acted:
     replies: tuple[Reply, ...]  # to its beginning and to each action
 
     @classmethod
-    def draw(cls, env: Served, generator: np.random.Generator) -> 'Acted':
-        item = int(generator.choice(env.item_range('train')))
-        player, actions = env.player(), []
+    def draw(cls, env: Served, player: Player, generator: np.random.Generator) -> 'Acted':
+        item, actions = int(generator.choice(env.item_range('train'))), []
         replies = [Reply(player.reset(item))]
         while len(actions) < TURNS and not replies[-1].done:
             planned = player.best() if generator.random() < 0.7 else ''
             actions.append(planned or player.random(generator))
             replies.append(player.step(actions[-1]))
-        player.close()
         return cls(item, tuple(actions), tuple(replies))
 
 
@@ -346,11 +374,14 @@ def act_again(env: Served, acted: list[Acted], chaos: Chaos) -> int:
 def act(env: Served, episodes: int, seed: int) -> str:
     """Plays episodes of a world here, and then through chaos; a sentence about what happened."""
     generator = np.random.default_rng(seed)
-    acted = [Acted.draw(env, generator) for _ in range(episodes)]
+    with browsers_end(), contextlib.closing(env.player()) as player:
+        acted = [Acted.draw(env, player, generator) for _ in range(episodes)]
     solved = sum(bool(each.replies[-1].success) for each in acted)
     turns = sum(len(each.actions) for each in acted)
-    with nothing_left(), sites_in_order(seed, env.name, env.settings()) as sites:
-        retries = act_again(env, acted, Chaos(sites, seed))
+    sites_of_it = sites_in_order(seed, env.name, env.settings())
+    with nothing_left(), browsers_end(), sites_of_it as sites:
+        pauses = (10, 20) if env.name == 'miniwob' else (1, 4)  # Chromium has to start
+        retries = act_again(env, acted, Chaos(sites, seed, pauses))
     assert solved and retries
     return (
         f'{env.name}: {episodes} episodes of {turns} turns, {solved} of them solved, {retries} '
@@ -382,8 +413,10 @@ def main() -> None:
     parser.add_argument('--groups', type=int, default=32, help='of four episodes, in a rollout')
     parser.add_argument('--steps', type=int, default=4, help='of training; 0: none')
     parser.add_argument(
-        '--acted', type=int, default=64, help='episodes of search and shop; 0: none'
+        '--acted', type=int, default=64, help='episodes of each that players act; 0: none'
     )
+    names = ','.join(env.name for env in ACTED)
+    parser.add_argument('--worlds', default=names, help='that players act')
     parser.add_argument('--seed', type=int, default=0, help='of troubles')
     given = parser.parse_args()
     jax.config.update('jax_platforms', 'cpu')
@@ -392,7 +425,8 @@ def main() -> None:
     )
     os.environ['PYTHONPATH'] = f'{micro_runs.ROOT}{os.pathsep}{micro_runs.ROOT / "tests"}'
     for env in ACTED if given.acted else ():
-        print(act(env, given.acted, given.seed), flush=True)
+        if env.name in given.worlds.split(','):
+            print(act(env, given.acted, given.seed), flush=True)
     if given.episodes:
         echo(given.episodes, given.groups, given.steps, given.seed)
     print('0 processes, threads, descriptors and worlds left over')

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,8 @@ import chaos_hosts
 import chaos_proxy
 import micro_runs
 import pytest
+
+from agentrl_jax.envs.hosts.web import chromium
 
 
 def printed(*words):
@@ -36,9 +39,18 @@ def test_lost_episodes_leave_the_loss_and_the_others_are_those_of_a_calm_rollout
 
 
 def test_search_and_shop_say_in_chaos_what_they_say_without():
-    search, shop, left = printed('--episodes=0', '--acted=24')
+    search, shop, left = printed('--episodes=0', '--acted=24', '--worlds=search,shop')
     for line, name in ((search, 'search'), (shop, 'shop')):
         assert line.startswith(f'{name}: 24 episodes') and line.endswith('in this process')
+    assert left == '0 processes, threads, descriptors and worlds left over'
+
+
+@pytest.mark.skipif(not any(map(shutil.which, chromium.NAMES)), reason='apt-get install chromium')
+def test_pages_say_in_chaos_what_they_say_without():
+    """The server that is killed has a browser, which ends with it."""
+    pytest.importorskip('miniwob')
+    pages, left = printed('--episodes=0', '--acted=6', '--worlds=miniwob')
+    assert pages.startswith('miniwob: 6 episodes') and pages.endswith('in this process')
     assert left == '0 processes, threads, descriptors and worlds left over'
 
 

@@ -764,6 +764,28 @@ def test_a_killed_process_leaves_no_browser_and_pages_are_the_same_there(miniwob
     wait_until_gone(group, profile)
 
 
+KILLED_AT_ONCE = """
+import json, os
+from agentrl_jax.envs.hosts.web.chromium import Chromium
+def die(self, *asked, **given):
+    print(json.dumps([self.process.pid, self.profile]), flush=True)
+    os.kill(os.getpid(), 9)
+Chromium.call = die
+Chromium()
+"""
+
+
+@needs_chromium
+def test_a_process_killed_while_its_browser_starts_leaves_none():
+    """Chromium itself does not end where its pipe has closed before it listens."""
+    other = subprocess.run(
+        [sys.executable, '-c', KILLED_AT_ONCE],
+        env=os.environ | {'PYTHONPATH': str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    wait_until_gone(*json.loads(other.stdout))
+
+
 # ---- as environments and servers have it ---------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """Chromium without a window, spoken to in the Chrome DevTools Protocol over a pipe.
 
-A pipe needs no package and no port that others could connect to, and it closes with this process:
-Chromium ends then, however the process died. The shell in front of it waits for that and removes
-its profile. One Chromium serves all the worlds of a process that may reach the same addresses.
+A pipe needs no package and no port that others could connect to. The shell in front of it waits on
+another pipe, which closes with this process however it dies, then kills Chromium and removes its
+profile; by itself one that is still starting would live on. One Chromium serves all the worlds of a
+process that may reach the same addresses.
 
 Addresses are shut off by Chromium's network service, not by its pages: what is not listed is sent
 to a proxy that does not exist, and no other name is looked up. So redirects, frames, workers, web
@@ -28,7 +29,16 @@ from agentrl_jax.envs.hosts.world import WorldError
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 START_S, END_S = 60.0, 10.0
-STARTED = 'dir=$1; shift; "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1; rm -rf "$dir"'
+# Its standard error is a pipe from which nothing comes until this process has ended. Chromium's
+# children write to the profile until they have seen that it is gone.
+STARTED = """
+dir=$1; shift; exec 3<&0 4>&1 5<&2 </dev/null >/dev/null 2>&1
+"$@" 5<&- & exec 3<&- 4>&-
+read -r end <&5
+kill -9 $!; wait
+rm -rf "$dir"; sleep 1; rm -rf "$dir"
+kill -9 0
+"""
 NOBODY = 'nobody.invalid'  # a name that never has an address (RFC 6761)
 FLAGS = (
     '--headless',
@@ -109,14 +119,16 @@ class Chromium:
         found = executable()
         self.profile = tempfile.mkdtemp(prefix='chromium-')
         flags = [*FLAGS, *network_flags(origins), f'--user-data-dir={self.profile}']
+        lives, self._lives = os.pipe()
         self.process = subprocess.Popen(
             ['/bin/sh', '-c', STARTED, 'sh', self.profile, found, *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=lives,
             env={**os.environ, 'TMPDIR': self.profile},  # else it leaves a folder of its own
             process_group=0,  # Ctrl-C is for the run; and the whole group can be killed
         )
+        os.close(lives)
         self._lock = threading.Lock()
         self._number = 0
         self._asked: dict[int, concurrent.futures.Future] = {}
@@ -205,6 +217,9 @@ class Chromium:
             self.process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        if self._lives >= 0:
+            os.close(self._lives)
+            self._lives = -1
         self.process.wait(END_S)
         deadline = time.monotonic() + END_S
         while os.path.exists(self.profile) and time.monotonic() < deadline:
