@@ -199,12 +199,15 @@ class Chaos:
 
 
 @contextlib.contextmanager
-def nothing_left(patience_s: float = 60.0):
-    """Of what begins inside, no process, thread or descriptor is there afterwards."""
+def nothing_left(patience_s: float = 60.0, theirs: bool = True):
+    """Of what begins inside, no process, thread or descriptor is there afterwards.
+
+    theirs: processes that those of this one have started count as well.
+    """
     me = psutil.Process()
 
     def held() -> tuple:
-        return threading.active_count(), me.num_fds(), len(me.children(recursive=True))
+        return threading.active_count(), me.num_fds(), len(me.children(recursive=theirs))
 
     before = 0, 0, 0
     while before != (before := held()):
@@ -350,7 +353,7 @@ def act_again(env: Served, acted: list[Acted], chaos: Chaos) -> int:
     """Plays the episodes against disturbed sites, one world each; how often a step was repeated."""
     there = dataclasses.replace(env, urls=tuple(site.proxy.url for site in chaos.sites))
     pool, left, retries = Pool(there.make, lambda *shown: None), len(acted), 0
-    with nothing_left(), chaos:
+    with nothing_left(theirs=False), chaos:  # servers keep their browsers for a while
         for seat, each in enumerate(acted):
             pool.submit(Job(seat, seat, each.item))
         while left:
