@@ -12,7 +12,7 @@ test items within AgentGym's rounds.
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -206,18 +206,16 @@ def describe(row: Row, got: dict[str, np.ndarray]) -> str:
     return '\n'.join(lines)
 
 
-def describe_hosts(levels: int) -> list[str]:
-    """A line for each kind of worlds whose player is quick."""
-    lines = []
+def describe_hosts(levels: int) -> Iterator[str]:
+    """A line for each kind of worlds that has a player."""
     for name, kind in HOSTS.items():
         env = kind() if issubclass(kind, Served) else None
-        if env is not None and env.quick:
+        if env is not None and env.has_player():
             turns = agentgym.ENVIRONMENTS[name].rounds
             params = env.make_params('test', num_levels=levels)
             found = players.reference_success(env, params, turns, rollouts=1)
             shares = ', '.join(f'{player} {100 * share:.1f} %' for player, share in found.items())
-            lines.append(f'{name}: {shares}, {len(params.items)} items, {turns} turns')
-    return lines
+            yield f'{name}: {shares}, {len(params.items)} items, {turns} turns'
 
 
 def main() -> None:
@@ -227,7 +225,8 @@ def main() -> None:
     parser.add_argument('--hosts', action='store_true', help='worlds on hosts alone')
     given = parser.parse_args()
     if given.hosts:
-        print('\n'.join(describe_hosts(given.levels)))
+        for line in describe_hosts(given.levels):
+            print(line, flush=True)
         return
     rows = unpublished(GAMES) if given.games else (*ROWS, *unpublished(ENVIRONMENTS))
     for row in rows:

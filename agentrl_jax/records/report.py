@@ -24,6 +24,8 @@ def reference(task: Any) -> dict[str, float]:
     Nothing of worlds on hosts that nobody else plays, or not quickly.
     """
     if isinstance(task, HostTask):
+        if not task.env.quick:
+            return {}
         turns = task.agent.acting_turns(task.max_turns)
         return reference_on_hosts(task.env, task.env_params, turns, trials=task.agent.trials)
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))

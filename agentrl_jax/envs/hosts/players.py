@@ -19,10 +19,8 @@ def reference_success(
 ) -> dict[str, float]:
     """Success of random play (key random) and of the expert (oracle) within some turns a trial.
 
-    Each item is played rollouts times at random and once by the expert. {} without a quick player.
+    Each item is played rollouts times at random and once by the expert.
     """
-    if not env.quick:
-        return {}
     player, generator = env.player(), np.random.default_rng(seed)
     ways: dict[str, tuple[Callable[[], str], int]] = {
         'random': (lambda: player.random(generator), rollouts),
