@@ -25,7 +25,7 @@ import numpy as np
 
 from agentrl_jax.envs import GAMES, BabyAI, Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.babyai.export import level_maker
-from agentrl_jax.envs.hosts import HOSTS
+from agentrl_jax.envs.hosts import HOSTS, agentgym
 
 BABYAI = ('GoToLocalS8N7', 'PickupLoc', 'Open', 'BossLevel')  # levels that minigrid is timed on
 WORLDS = {
@@ -163,17 +163,22 @@ def host_rates(name: str, params: Any) -> dict[str, float]:
 
 
 def host_world(name: str) -> float:
-    """Steps per second of one world on hosts in this process, by random play, resets included."""
+    """Steps per second of one world on hosts in this process, by random play, resets included.
+
+    An episode has at most the turns of AgentGym's.
+    """
     env, count = HOSTS[name](), HOST_WORLDS[name]
+    turns = agentgym.ENVIRONMENTS[name].rounds
     items = env.item_range('train')
     with contextlib.closing(env.player()) as player:
 
         def run(seed):
-            generator, done = np.random.default_rng(seed), True
+            generator, played = np.random.default_rng(seed), 0
             for _ in range(count):
-                if done:
+                if not played:
                     player.reset(int(generator.choice(items)))
-                done = player.step(player.random(generator)).done
+                reply = player.step(player.random(generator))
+                played = 0 if reply.done else (played + 1) % turns
 
         return best_rate(run, count)
 
