@@ -11,9 +11,9 @@ the turns are the expert's and half random clicks. A page with a button among ot
 (click-button) asks for more pages than a few minutes show (experiments/LOG.md).
 
 Hardware: 2 shared CPU cores.
-Time: 12 to 13 minutes beside other work, a quarter of them demonstrations.
-Score: seeds 0 and 1: 62.5 and 67.2 % of 64 held-out pages after cloning, 81.2 and 87.5 % after 25
-steps; seed 2 was stopped after 20, 70.3 % and 79.7 % after 15.
+Time: 12 to 14 minutes beside other work, a quarter of them demonstrations.
+Score: seeds 0 to 2: 62.5, 67.2 and 70.3 % of 64 held-out pages after cloning, 81.2, 87.5 and 85.9 %
+after 25 steps.
 """
 
 from configs import demo
