@@ -7,9 +7,13 @@ Behind the colon: catch, minesweeper, connect_four, game_2048 or leduc; the last
 install pgx. They are told in few tokens (short), and the policy starts from cloning episodes in
 which seven turns of ten were played at random.
 
-Hardware: 2 CPU cores are enough.
-Time: not recorded.
-Score: none; no run of it is in experiments/.
+Hardware: one of two shared CPU cores.
+Time: Catch 10 minutes, half of them cloning and compiling.
+Score: Catch, seed 0: 31.1 % of 512 held-out seeds after cloning, 95.5 % after 50 steps, 95.3 % of
+512 test ones; random play 20 %. The others were not run as they stand. With three times the rate,
+an entropy bonus and fewer tokens Connect Four went from 12.5 to 68.4 %, Leduc rose and fell, 2048
+ended below random play, and Minesweeper learnt nothing, as it does with these settings
+(experiments/LOG.md).
 """
 
 import ml_collections
@@ -18,11 +22,11 @@ from configs import demo
 
 # Game -> turns, actions of a turn, tokens of an episode
 SIZES = {
-    'catch': (4, 1, 192),
-    'connect_four': (7, 1, 256),
-    'game_2048': (6, 2, 240),
+    'catch': (4, 1, 224),
+    'connect_four': (7, 1, 516),
+    'game_2048': (6, 2, 277),
     'leduc': (6, 1, 256),
-    'minesweeper': (6, 1, 224),
+    'minesweeper': (6, 1, 276),
 }
 
 
@@ -35,6 +39,8 @@ def get_config(game='catch'):
     cfg.env.max_turns, cfg.env.max_actions_per_turn, cfg.rollout.max_tokens = SIZES[game]
     cfg.env.max_actions_per_episode = cfg.env.max_turns * cfg.env.max_actions_per_turn
     cfg.rollout.max_response = 9
+    cfg.optim.lr = 3e-4
+    cfg.loss.entropy_coef = 0.0
     cfg.env.train_levels = 4096
     cfg.env.eval_levels = 512
     cfg.clone.episodes = 4096

@@ -104,6 +104,13 @@ def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved):
         parsed(monkeypatch, f'--workdir={saved[1]}', '--step', '3')
 
 
+def test_settings_of_a_game_are_those_of_its_run(saved, monkeypatch):
+    run = {'config': {'env': {'name': 'catch'}, 'catch': {'rows': 5, 'short': True}}}
+    monkeypatch.setattr(checkpoint, 'read_extra', lambda path: run)
+    found = parsed(monkeypatch, f'--workdir={saved[1]}', '--config.catch.rows=7')
+    assert found.env.name == 'catch' and found.catch.short and found.catch.rows == 7
+
+
 def test_fields_that_no_longer_exist_are_named(saved, monkeypatch):
     old = {'config': {'seed': 0, 'env': {'name': 'bandit', 'wording': 'x'}, 'trainer': {'a': 1}}}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path: old)

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_collections
+
+from agentrl_jax.envs import GAMES
 from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import command
 from agentrl_jax.run.state import comparable
@@ -131,6 +134,9 @@ def get_config(folder: str) -> Any:
     """The config in a checkpoint, as a config of this version."""
     cfg = base.get_config()
     saved = checkpoint.read_extra(folder)['config']
+    with cfg.unlocked():  # games have a section only in a config that sets something of them
+        for name in saved.keys() & GAMES.keys():
+            cfg[name] = ml_collections.ConfigDict(comparable(saved)[name])
     unknown = sorted(_unknown(saved, cfg.to_dict()))
     if unknown:
         raise ValueError(
