@@ -74,12 +74,12 @@ def test_the_table_lists_the_worlds_there_are():
     rows = [re.split(r' *\| *', line)[1:-1] for line in re.findall(r'^\| `.*', every, re.MULTILINE)]
     assert [row[0].strip('`') for row in rows] == [*device, *HOSTS]
     pinned = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
-    for name, plays, needs, _, _, expert, config in rows:
+    for name, plays, needs, _, rate, _, expert, config in rows:
         name = name.strip('`')
         assert (plays == 'on the device') == (name in device)
         assert all(f'"{package}' in pinned for package in re.findall('`(.*?)`', needs))
         if name in HOSTS:
-            assert (expert != 'none') == HOSTS[name].has_player()
+            assert (expert != 'none') == HOSTS[name].has_player() == bool(rate)
         if config:
             path = pathlib.Path(config.strip('`'))
             world = importlib.import_module('.'.join(path.with_suffix('').parts)).get_config()
