@@ -422,6 +422,8 @@ def main() -> None:
     parser.add_argument('--worlds', default=names, help='that players act')
     parser.add_argument('--seed', type=int, default=0, help='of troubles')
     given = parser.parse_args()
+    if unknown := set(given.worlds.split(',')) - set(names.split(',')):
+        parser.error(f'--worlds: {", ".join(sorted(unknown))} is none of {names}')
     jax.config.update('jax_platforms', 'cpu')
     os.environ['XLA_FLAGS'] = (
         '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
