@@ -24,9 +24,11 @@ demo: $(VENV)/run.stamp
 
 # Workers of one thread each: on 2 cores this is faster than one worker whose XLA uses both, since
 # compiling and tracing, which are most of the time, are serial. A file stays in one worker, for its
-# fixtures; tests/conftest.py puts the longest files first.
+# fixtures; tests/conftest.py puts the longest files first. A worker that crashes ends the run: xdist
+# would start another and then wait for it for ever.
 PYTEST = OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_FLAGS" \
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+	--durations 10
 
 check: lint
 	$(PYTEST) -m 'not trains and not slow' $(ARGS)

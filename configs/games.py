@@ -26,7 +26,7 @@ SIZES = {
     'connect_four': (7, 1, 516),
     'game_2048': (6, 2, 277),
     'leduc': (6, 1, 256),
-    'minesweeper': (6, 1, 276),
+    'minesweeper': (8, 1, 368),
 }
 
 
@@ -46,9 +46,12 @@ def get_config(game='catch'):
     cfg.clone.episodes = 4096
     cfg.clone.steps = 300
 
+    if game == 'minesweeper':  # it takes more to read the board, and what experts do there
+        cfg.clone.oracle, cfg.clone.steps = 0.8, 800
+
     cfg.catch = ml_collections.ConfigDict(dict(rows=5, columns=5, short=True))
     cfg.game_2048 = ml_collections.ConfigDict(dict(goal=16, short=True))
     cfg.connect_four = ml_collections.ConfigDict(dict(short=True))
-    cfg.minesweeper = ml_collections.ConfigDict(dict(mines=3, short=True))
+    cfg.minesweeper = ml_collections.ConfigDict(dict(mines=2, short=True))
     cfg.leduc = ml_collections.ConfigDict(dict(short=True))
     return cfg

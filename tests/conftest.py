@@ -21,6 +21,7 @@ import pytest
 QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of kept programs; one session makes about 150 MB
+MOST_PIECES = 20_000  # of memory, when a file of tests begins; the longest asks for 20,000 more
 # Files that take longest, first, so that no worker is left alone with one of them at the end.
 LONGEST = (
     'distributed_training train mixture resume vine agents tables matrix env_games host_runs '
@@ -112,6 +113,24 @@ def quick_runs(one_device, shared_programs):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, 'write_curves', lambda workdir, title: None)
         yield
+
+
+@pytest.hookimpl(trylast=True)  # once fixtures have let go of their programs
+def pytest_runtest_teardown(item, nextitem):
+    """A worker that holds many programs drops them between files.
+
+    Each is several pieces of memory, and Linux gives a process 65,530 (vm.max_map_count): XLA does
+    not say that there are no more but crashes while it compiles.
+    """
+    pieces = pathlib.Path('/proc/self/maps')
+    if nextitem is None or nextitem.path == item.path or not pieces.exists():
+        return
+    before = pieces.read_bytes().count(b'\n')
+    if before > MOST_PIECES:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items):
