@@ -329,7 +329,7 @@ def test_common_random_numbers_give_a_group_the_same_ice():
 def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
     """Tokens, rewards and stops before the cut are those of the whole episode; one program."""
     params, task = tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake')
-    whole, _ = played('frozen_lake')
+    whole, _ = tiny.play('frozen_lake', params, KEY, temperature=1.0)
     program = tiny.compiled(slots=8, serve_rows=3, max_tokens=160, max_response=12, temperature=1.0)
     before = program._cache_size()
     for limit in (1, 2):
