@@ -56,7 +56,7 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
     }
     for name, text in texts.items():
         files.write_atomic(folder / name, text)
-    drawn = curves.write(table, folder, endings)
+    drawn = curves.write(table, folder, endings) if table.spec.curves else []
     before = [path for name in CURVES for path in folder.glob(name)]
     for path in set(before) - set(drawn):
         path.unlink()

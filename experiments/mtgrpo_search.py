@@ -70,7 +70,9 @@ def table(config, cells):
 def plan(config, cells):
     shown = table(config, cells)
     return common.Plan(
-        config, tuple(cells.values()), {'equal_tokens': shown, 'last': shown | {'at': 'last'}}
+        config,
+        tuple(cells.values()),
+        {'equal_tokens': shown, 'last': shown | {'at': 'last', 'curves': False}},
     )
 
 

@@ -63,7 +63,8 @@ def plan(config, rounds, stage_steps, world, more):
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
         'published': {name: {NAMES[world]: text} for name, text in PUBLISHED.items()},
     }
-    tables = {'last': table, 'best': table | {'at': 'best-validation', 'published': {}}}
+    best = {'at': 'best-validation', 'published': {}, 'curves': False}
+    tables = {'last': table, 'best': table | best}
     return common.Plan(config, common.cross(cells.values(), [everywhere | more]), tables)
 
 

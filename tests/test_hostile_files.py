@@ -205,6 +205,7 @@ SPEC = {
         'at': 'last',
         'seeds': 3,
         'overall': True,
+        'curves': True,
         'baseline': 'PPO',
     }
 }

@@ -495,6 +495,8 @@ def test_curves_that_are_drawn_no_more_are_removed(two):
     names = {path.name for path in (two / 'out').iterdir()}
     assert {'curves_step.png', 'curves_notes.txt', 'own.png'} <= names
     assert not {'curves_seconds.png', 'signals.svg'} & names
+    tables.write(table_of(two, curves=False), two / 'out')  # another table has them
+    assert not list((two / 'out').glob('curves_*.png'))
 
 
 def test_csv_holds_every_cell_and_every_run(sweep):

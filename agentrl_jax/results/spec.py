@@ -35,6 +35,7 @@ class Spec:
     seeds: int = 0  # runs a cell should have; 0 = all seeds that any cell has
     overall: bool = False  # one more column over all columns, which are its strata
     signals: tuple[str, ...] = ()  # further metrics to draw
+    curves: bool = True  # False: draw none, as where another table of the same runs has them
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names to show, in order
     published: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     # figures of others, as they printed them: {row: {column: figure}}
@@ -92,6 +93,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
         ),
         'seeds': (lambda x: type(x) is int, 'a whole number'),
         'overall': (lambda x: isinstance(x, bool), 'true or false'),
+        'curves': (lambda x: isinstance(x, bool), 'true or false'),
     }
     for name, value in given.items():
         fits, what = wanted[name]
