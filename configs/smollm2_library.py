@@ -10,9 +10,11 @@ which two turns of five were played at random. The cards and boxes are named in 
 copy; a row has about 90 tokens. Entropy is close to 0 after the eight steps: more of them are of no
 use.
 
-Hardware: 2 CPU cores, 8 GB.
-Time: not recorded.
-Score: not recorded; random play reaches 6.1 %, the oracle 100 %.
+Hardware: one of two busy CPU cores (71 GFLOP/s in float32), 7.5 GB.
+Time: 35 minutes, 11 of them cloning; a step takes 80 to 150 s there.
+Score: seed 0 41.4 % of 128 validation levels after cloning, 75.8 after four steps, 96.9 after all,
+95.3 % of the test split. Seed 1 32.0, 3.1 and 10.2 %: it learnt to pull cards and to name no
+box (experiments/LOG.md). Random play 6.1 %, the oracle 100 %.
 """
 
 from configs import base
