@@ -45,7 +45,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     cfg.frozen_lake = ml_collections.ConfigDict()
     cfg.frozen_lake.size = 4
-    cfg.frozen_lake.observation_format = 'grid'  # grid, coord, grid_coord
+    cfg.frozen_lake.observation_format = 'grid'  # grid, cells (' P _': for BPE), coord, grid_coord
     cfg.frozen_lake.frozen = 0.8  # probability that a cell is ice
     cfg.frozen_lake.success_rate = 1.0 / 3.0  # probability that a move goes where it should
 
@@ -53,7 +53,7 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.sokoban.dim = 6  # side of the room, walls included
     cfg.sokoban.num_boxes = 1
     cfg.sokoban.search_depth = 300
-    cfg.sokoban.observation_format = 'grid'  # grid, coord, grid_coord
+    cfg.sokoban.observation_format = 'grid'  # grid, cells (' # P': for BPE), coord, grid_coord
     cfg.sokoban.symbols = '#_O√XPS'  # wall, floor, target, box on target, box, player, on target
 
     cfg.bandit = ml_collections.ConfigDict()

@@ -110,6 +110,15 @@ def test_coordinates_by_hand():
     assert 'Player in hole: (0, 1)\n' in env.observation_text(state)
 
 
+def test_cells_by_hand():
+    _, params = lake('SHF', 'FFH', 'FFG')
+    env = FrozenLake(size=3, observation_format='cells')
+    state = env.reset_level(0, params)
+    assert env.observation_text(state) == ' P O _\n _ _ O\n _ _ G\n'
+    assert env.instruction == FrozenLake(size=3).instruction
+    assert len(env.lines()) == len(FrozenLake(size=3).lines())
+
+
 def test_the_instruction_keeps_the_reference_s_wording():
     text = FrozenLake().instruction
     assert 'Forbid the whole' in text

@@ -30,10 +30,12 @@ RULES = {  # other rules
 FORMATS = {  # they change what is shown, not what happens
     'bandit v0423': (Bandit(pairs='v0423'), {}),
     'lake 8x8': (FrozenLake(size=8), {}),
+    'lake 6x6 cells': (FrozenLake(size=6, observation_format='cells'), {}),
     'lake coord': (FrozenLake(observation_format='coord'), {}),
     'lake grid_coord': (FrozenLake(observation_format='grid_coord'), dict(frozen=0.6)),
     'lake 3x3 grid_coord': (FrozenLake(size=3, observation_format='grid_coord'), {}),
     'sokoban other symbols': (Sokoban(symbols=OTHER_SYMBOLS), dict(search_depth=30)),
+    'sokoban cells': (Sokoban(observation_format='cells'), {}),
     'sokoban coord': (Sokoban(observation_format='coord'), {}),
     'sokoban grid_coord': (Sokoban(observation_format='grid_coord'), {}),
     'sokoban 8x8 grid_coord': (

@@ -74,6 +74,8 @@ def test_other_symbols_and_coordinates_by_hand():
         'WA.W.W',
         'W.B.GW',
     ]
+    text = Sokoban(observation_format='cells').observation_text(state)
+    assert text.startswith(' # # # # # #\n # P _ # _ #\n # _ X _ O #\n')
     text = Sokoban(observation_format='coord').observation_text(state)
     assert text == (
         'Board size: 6 rows x 6 cols (zero-indexed).\nTargets: (2, 4)\nBoxes: (2, 2)\n'

@@ -127,12 +127,13 @@ def test_twenty_thousand_states_render_as_the_tokenizer_would(name, env, make):
     'env, make',
     [
         (FrozenLake(size=8), lakes),
+        (FrozenLake(observation_format='cells'), lakes),
         (FrozenLake(size=3, observation_format='grid_coord'), lakes),
         (Sokoban(dim=8, num_boxes=2), rooms),
         (Sokoban(observation_format='grid_coord'), rooms),
         (Sokoban(observation_format='coord'), rooms),
     ],
-    ids=['lake_8x8', 'lake_coordinates', 'room_8x8', 'room_grid_coord', 'room_coord'],
+    ids=['lake_8x8', 'lake_cells', 'lake_coordinates', 'room_8x8', 'room_grid_coord', 'room_coord'],
 )
 def test_larger_worlds_and_coordinates_render_as_the_tokenizer_would(name, env, make):
     assert_rendering_equals_the_tokenizer(name, env, make(env, 2000))

@@ -25,6 +25,8 @@ from agentrl_jax.tokens.tokenizer import load_tokenizer
 WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
     'lake_coordinates': FrozenLake(size=3, observation_format='grid_coord'),
     'lake_coord': FrozenLake(size=3, observation_format='coord'),
+    'lake_cells': FrozenLake(observation_format='cells'),
+    'room_cells': Sokoban(observation_format='cells'),
     'room_coordinates': Sokoban(observation_format='grid_coord'),
     'room_coord': Sokoban(observation_format='coord'),
 }

@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates, environment, spaces
+from agentrl_jax.envs.base import (
+    BOARD_FORMATS,
+    BOARDS,
+    Lines,
+    TextEnvironment,
+    board_row,
+    coordinates,
+    environment,
+    spaces,
+)
 from agentrl_jax.envs.frozen_lake.levels import (
     FROZEN,
     GOAL,
@@ -24,7 +33,6 @@ from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
 PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
 CELL_NAMES = ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
-FORMATS = ('grid', 'coord', 'grid_coord')
 
 # Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml), its misprint included.
 INSTRUCTION = (
@@ -77,17 +85,19 @@ class FrozenLake(TextEnvironment):
     name: ClassVar[str] = 'frozen_lake'
 
     def __post_init__(self):
-        if self.observation_format not in FORMATS:
-            raise ValueError(f'observation_format={self.observation_format!r} is not in {FORMATS}')
+        if self.observation_format not in BOARD_FORMATS:
+            raise ValueError(
+                f'observation_format={self.observation_format!r} is not in {BOARD_FORMATS}'
+            )
         if not 2 <= self.size <= 8:
             raise ValueError(f'size={self.size} must be from 2 to 8')
-        if self.observation_format != 'grid' and self.size > 4:
+        if self.observation_format not in BOARDS and self.size > 4:
             # One line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5.
             raise ValueError(f'observation_format={self.observation_format!r} needs size <= 4')
 
     @property
     def instruction(self) -> str:
-        if self.observation_format != 'grid':
+        if self.observation_format not in BOARDS:
             return COORD_INSTRUCTION.format(last=self.size - 1)
         legend = ', '.join(f'{s}: {name}' for s, name in zip(SYMBOLS, CELL_NAMES, strict=True))
         return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
@@ -165,7 +175,7 @@ class FrozenLake(TextEnvironment):
     def line_slots(self, params: Any = None) -> list[range]:
         slots = _line_families(self).slots
         rows = [slots['row']] * self.size
-        if self.observation_format == 'grid':
+        if self.observation_format in BOARDS:
             return rows
         entities = [slots[name] for name in ('head', 'start', 'goal', 'player', 'holes')]
         return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
@@ -173,7 +183,7 @@ class FrozenLake(TextEnvironment):
     def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
         families = _line_families(self)
         rows = self._row_ids(state)
-        if self.observation_format == 'grid':
+        if self.observation_format in BOARDS:
             return families.ids('row', rows)
         flat = state.board.reshape(-1)
         tile = self._tile(state)
@@ -201,8 +211,9 @@ class FrozenLake(TextEnvironment):
         return (holes * (n + 1) + goal) * (n + 1) + player
 
     def observation_text(self, state: EnvState) -> str:
-        grid = ''.join(''.join(row) + '\n' for row in np.array(list(SYMBOLS))[self._shown(state)])
-        if self.observation_format == 'grid':
+        rows = np.array(list(SYMBOLS))[self._shown(state)]
+        grid = ''.join(board_row(row, self.observation_format) for row in rows)
+        if self.observation_format in BOARDS:
             return grid
         board, where = np.asarray(state.board), divmod(int(state.position), self.size)
         player = {GOAL: 'Player on goal', HOLE: 'Player in hole'}
@@ -270,8 +281,8 @@ def _line_families(env: FrozenLake) -> Lines:
     for holes in range(2**n):
         for goal in range(n + 1):
             for player in range(n + 1):
-                rows.append(_row_text(n, holes, goal, player))
-    if env.observation_format == 'grid':
+                rows.append(board_row(_row(n, holes, goal, player), env.observation_format))
+    if env.observation_format in BOARDS:
         return Lines(row=rows)
     size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
     holes = [[cell for k, cell in enumerate(entity) if bits >> k & 1] for bits in range(2**n**2)]
@@ -287,10 +298,10 @@ def _line_families(env: FrozenLake) -> Lines:
     )
 
 
-def _row_text(n: int, holes: int, goal: int, player: int) -> str:
+def _row(n: int, holes: int, goal: int, player: int) -> list[str]:
     row = ['O' if holes >> k & 1 else '_' for k in range(n)]
     if goal < n:
         row[goal] = 'G'
     if player < n:
         row[player] = {'_': 'P', 'O': 'X', 'G': '√'}[row[player]]
-    return ''.join(row) + '\n'
+    return row

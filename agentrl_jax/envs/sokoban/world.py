@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, coordinates, environment, spaces
+from agentrl_jax.envs.base import (
+    BOARD_FORMATS,
+    BOARDS,
+    Lines,
+    TextEnvironment,
+    board_row,
+    coordinates,
+    environment,
+    spaces,
+)
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 
@@ -27,7 +36,6 @@ CELL_NAMES = (
 )
 SYMBOLS = '#_O√XPS'
 OTHER_SYMBOLS = 'W.GCBA@'  # RAGEN's SokobanDifferentGridVocab
-FORMATS = ('grid', 'coord', 'grid_coord')
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
 
 # Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml).
@@ -88,8 +96,10 @@ class Sokoban(TextEnvironment):
     name: ClassVar[str] = 'sokoban'
 
     def __post_init__(self):
-        if self.observation_format not in FORMATS:
-            raise ValueError(f'observation_format={self.observation_format!r} is not in {FORMATS}')
+        if self.observation_format not in BOARD_FORMATS:
+            raise ValueError(
+                f'observation_format={self.observation_format!r} is not in {BOARD_FORMATS}'
+            )
         if not 4 <= self.dim <= 8:
             raise ValueError(f'dim={self.dim} must be from 4 to 8 (walls included)')
         if not 1 <= self.num_boxes <= 3:
@@ -99,7 +109,7 @@ class Sokoban(TextEnvironment):
 
     @property
     def instruction(self) -> str:
-        if self.observation_format != 'grid':
+        if self.observation_format not in BOARDS:
             return COORD_INSTRUCTION.format(last=self.dim - 1)
         legend = ', '.join(f'{s}: {name}' for s, name in zip(self.symbols, CELL_NAMES, strict=True))
         return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
@@ -182,7 +192,7 @@ class Sokoban(TextEnvironment):
     def line_slots(self, params: Any = None) -> list[range]:
         slots = _line_families(self).slots
         rows = [slots['row']] * self.dim
-        if self.observation_format == 'grid':
+        if self.observation_format in BOARDS:
             return rows
         entities = [slots[name] for name in ('head', 'targets', 'boxes', 'on_target', 'player')]
         return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
@@ -192,7 +202,7 @@ class Sokoban(TextEnvironment):
         place = 7 ** np.arange(self.dim - 2)
         codes = self.observe(None, state, None, params)[:, 1:-1].astype(jnp.int32) @ place
         rows = families.ids('row', jnp.asarray(_feasible_rows(self)[1])[codes])
-        if self.observation_format == 'grid':
+        if self.observation_format in BOARDS:
             return rows
         target = (state.fixed == TARGET).reshape(-1)
         boxes, here = state.boxes.reshape(-1), jnp.arange(self.dim**2) == state.player
@@ -218,8 +228,9 @@ class Sokoban(TextEnvironment):
 
     def observation_text(self, state: EnvState) -> str:
         shown = self._shown(state)
-        grid = ''.join(''.join(row) + '\n' for row in np.array(list(self.symbols))[shown])
-        if self.observation_format == 'grid':
+        rows = np.array(list(self.symbols))[shown]
+        grid = ''.join(board_row(row, self.observation_format) for row in rows)
+        if self.observation_format in BOARDS:
             return grid
         text = f'Board size: {self.dim} rows x {self.dim} cols (zero-indexed).\n'
         text += f'Targets: {coordinates(np.argwhere(np.asarray(state.fixed) == TARGET))}\n'
@@ -265,10 +276,11 @@ class Sokoban(TextEnvironment):
 @functools.cache
 def _line_families(env: Sokoban) -> Lines:
     """All lines of an environment; the order of a family is the one its index counts in."""
-    wall = env.symbols[WALL]
-    rows = [''.join(env.symbols[code] for code in row) for row in _feasible_rows(env)[0]]
-    rows = [f'{wall}{row}{wall}\n' for row in rows]
-    if env.observation_format == 'grid':
+    rows = [
+        board_row([env.symbols[code] for code in (WALL, *row, WALL)], env.observation_format)
+        for row in _feasible_rows(env)[0]
+    ]
+    if env.observation_format in BOARDS:
         return Lines(row=rows)
     n = env.dim
     size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
