@@ -7,7 +7,9 @@ of a run, timed within steps as a run does them, with metrics fetched; the rest 
 Scores and update are one program; scoring is timed alone, the update is the difference.
 FLOPs and bytes are counted in the programs, loops as often as they ran (agentrl_jax.plan_cost); a
 limit is what these would take at the copy bandwidth and matmul rate measured here. The host's share
-is CPU time of the Python thread; wasted are slots that decoded without wanting a token.
+is CPU time of the Python thread. Wanted are slots that decoded a token for an episode; positions
+read that belong to a prompt of one; and positions trained (rows as wide as their micro-batch) up to
+the last token of a row that trains.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ from agentrl_jax.machine import processes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.planning import programs as plan_programs
-from agentrl_jax.rl import batches
+from agentrl_jax.rl import batches, widths
 from agentrl_jax.run import collecting, derived, parts, settings, streams
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run.build import Run, build
@@ -100,7 +102,7 @@ def open_session(cfg: Any) -> Session:
 
 
 def build_score(session: Session) -> Any:
-    """score() -> the Batch of the session's rollout."""
+    """score() -> what batches.prepare makes of the session's rollout, a Batch first."""
     run, cfg = session.run, session.run.cfg
     program = functools.partial(
         batches.prepare,
@@ -201,6 +203,36 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     return out
 
 
+def trained_share(session: Session, batch: Any) -> float:
+    """Wanted positions of a batch over those that one pass over it computes."""
+    run = session.run
+    size = settings.build_update(run.cfg, run.mesh, run.txs).keywords
+    parts, unit, mask = size['num_microbatches'], size['unit'], batch.mask | batch.value_mask
+    menu, computed = widths.menu(mask.shape[1], size['widths']), 0
+    for rows in np.split(np.asarray(widths.used(mask)), size['num_minibatches']):
+        order = widths.sorted_rows(rows, parts=parts, unit=unit) if len(menu) > 1 else slice(None)
+        longest = rows[order].reshape(-1, parts, unit).max((0, 2))  # units are dealt to the parts
+        columns = np.asarray(menu)[np.searchsorted(menu, longest)]
+        computed += columns.sum() * rows.size / parts
+    return float(widths.used(mask).sum() / computed)
+
+
+def wanted_shares(session: Session, batch: Any, counters: dict[str, Any]) -> dict[str, float]:
+    """Of slots that decoded, of positions read and of positions trained. counters: of its rollout.
+
+    Read is left out for worlds on hosts, and for windows, whose blocks are as wide as a window.
+    """
+    cfg, rows = session.run.cfg, session.rollout.tokens.shape[0]
+    slots, shards = min(cfg.rollout.slots or rows, rows), counters['decodes'].size
+    decoded = counters['decodes'].mean() * slots
+    shares = {'decoded': float(counters['generated'].sum() / decoded)}
+    if 'read' in counters and not cfg.context.window:
+        width = cfg.rollout.read_tokens or session.run.training.task.width
+        block = min(cfg.rollout.serve_rows, slots // shards) * width
+        shares['read'] = float(counters['read'].sum() / (counters['reads'].sum() * block))
+    return shares | {'trained': trained_share(session, batch)}
+
+
 def peak_bytes() -> int:
     """Most memory this process, or its first accelerator, had in use."""
     stats = jax.devices()[0].memory_stats()
@@ -231,11 +263,13 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         built['learn'] = compile_program(session, 'learn')
         session.step()
     times = time_steps(session, repeats)
-    times['score'] = common.timed(build_score(session), repeats)
+    score = build_score(session)
+    times['score'] = common.timed(score, repeats)
     shares = host_shares(session, repeats)
-    counters = jax.device_get(session.run.training.collect(*session.collect_arguments())[1])
+    session.rollout, counters = jax.device_get(
+        session.run.training.collect(*session.collect_arguments())
+    )
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
-    decodes = counters['decodes'].mean() * min(cfg.rollout.slots or rows, rows)
     tokens = int(session.rollout.attention_mask.sum())
     programs = analyse(session, built, found, counters)
     for name, program in programs.items():
@@ -255,7 +289,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         'turns_per_s': int(session.rollout.num_turns.sum()) / times['step'],
         'programs': programs,
         'host_share': {'rollout': shares['play'], 'step': shares['step']},
-        'wasted_slots': float(1.0 - counters['generated'].sum() / decodes),
+        'wanted': wanted_shares(session, score()[0], counters),
         'compile_s': counter.seconds,
         'peak_mib': peak_bytes() / MIB,
         'limits': vars(found),
@@ -296,7 +330,7 @@ def show(result: dict[str, Any]) -> str:
         ['turns/s', result['turns_per_s']],
         ['host share of the rollout', host['rollout']],
         ['host share of the step', host['step']],
-        ['wasted decode slots', result['wasted_slots']],
+        *([f'{name}: wanted', share] for name, share in result['wanted'].items()),
         ['all compiling, s', result['compile_s']],
         ['peak memory, MiB', result['peak_mib']],
     ]

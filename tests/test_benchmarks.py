@@ -141,7 +141,8 @@ def test_the_parts_of_a_step_add_up_to_it():
     result = step.run(cfg, repeats=1)
     np.testing.assert_allclose(sum(result['parts'].values()), result['seconds']['step'])
     assert result['turns'] == 16 * 2
-    assert 0 <= result['wasted_slots'] < 1
+    assert result['wanted'].keys() == {'decoded', 'read', 'trained'}
+    assert all(0 < share <= 1 for share in result['wanted'].values()), result['wanted']
     assert all(x['limit_s'] > 0 and x['compile_s'] > 0 for x in result['programs'].values())
     assert 'host share' in step.show(result)
 
