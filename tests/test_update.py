@@ -111,6 +111,18 @@ def test_an_update_of_cut_rows_is_the_same_step(shared):
         assert_close(measured, metrics, atol=1e-5)
 
 
+def test_leaving_out_what_does_not_train_is_the_same_step():
+    state, batch = own_critic_state(kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
+    trains = jnp.isin(jnp.arange(16), jnp.array([1, 6, 7, 12, 15]))[:, None]
+    batch = batch.replace(mask=batch.mask & trains, value_mask=batch.value_mask & trains)
+    run = functools.partial(toy_update, num_microbatches=4, **EVERYTHING)
+    whole, measured = run()(state, batch)
+    for cut in ({}, {'widths': 4}):
+        after, metrics = run(sparse=True, **cut)(state, batch)
+        assert_close(whole, after, atol=1e-7)
+        assert_close(measured, metrics, atol=1e-5)
+
+
 def test_rows_on_four_devices_give_the_step_of_one():
     mesh = jax.make_mesh((4,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     rows = NamedSharding(mesh, P('data'))

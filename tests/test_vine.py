@@ -280,6 +280,7 @@ def test_leaving_empty_micro_batches_out_changes_no_gradient():
         (rows, jnp.arange(8.0) / 8),
         parts=4,
         sharding=None,
+        mask=mask,
     )
     jax.tree.map(np.testing.assert_array_equal, run(sparse=True), run(sparse=False))
 

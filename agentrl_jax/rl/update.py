@@ -156,16 +156,16 @@ def accumulate(
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
 
-    Each `unit` rows that stand side by side stay together. sparse: slices in which no row trains
-    are not computed. With more than one of `widths` the columns of a slice behind its last token in
-    mask bool [B, T] are cut off (see rl.widths).
+    Each `unit` rows that stand side by side stay together. sparse: slices without a token in mask
+    bool [B, T] are not computed. With more than one of `widths` the columns of a slice behind its
+    last token in mask are cut off (see rl.widths).
     """
-    value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
-    if widths > 1:
-        lengths, every = row_widths.used(mask), row_widths.menu(mask.shape[1], widths)
-        order = row_widths.sorted_rows(lengths, parts=parts, unit=unit)
-        rows = *jax.tree.map(lambda x: x[order], rows), lengths[order]
-        of_rows = value_and_grad
+    value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
+    if sparse or widths > 1:
+        rows, every = (*rows, row_widths.used(mask)), row_widths.menu(mask.shape[1], widths)
+        if widths > 1:
+            order = row_widths.sorted_rows(rows[-1], parts=parts, unit=unit)
+            rows = jax.tree.map(lambda x: x[order], rows)
 
         def value_and_grad(params, *rows):
             return row_widths.at_width(of_rows, params, rows[:-1], rows[-1], every)
@@ -178,8 +178,8 @@ def accumulate(
     def body(carry, part):
         if not sparse:
             return add(carry, part), None
-        trains = part[0].mask.any()
-        return jax.lax.cond(trains, add, lambda carry, part: carry, carry, part), None
+        wanted = part[-1].any()  # lengths
+        return jax.lax.cond(wanted, add, lambda carry, part: carry, carry, part), None
 
     def add(carry, part):
         (loss, sums), grads = value_and_grad(params, *part)
@@ -229,7 +229,7 @@ class _Settings:
     row_sharding: NamedSharding | None
     critic_warmup: int
     lr_scale: jax.Array | float
-    sparse: bool = False  # many rows do not train
+    sparse: bool = False  # rows may not train
 
 
 def critic_step(
@@ -250,6 +250,7 @@ def critic_step(
         (batch, weights),
         parts=s.parts,
         sharding=s.row_sharding,
+        sparse=s.sparse,
         mask=batch.value_mask,
         widths=s.widths,
     )
@@ -379,6 +380,7 @@ def update_step(
     row_sharding: NamedSharding | None = None,
     unit: int = 1,
     together: int = 1,
+    sparse: bool = False,
     widths: int = 1,
     **policy: Any,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -391,7 +393,8 @@ def update_step(
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
     unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
     together: so many rows side by side are one episode with its continuations, and in one optimiser
-    step; micro-batches without a row that trains are then left out;
+    step;
+    sparse: rows that do not train are put together, and micro-batches of nothing else left out;
     widths: so many are compiled, and each micro-batch takes the narrowest that holds its rows (see
     rl.widths);
     microbatch_means counts the denominators of losses in each micro-batch, as references do;
@@ -420,7 +423,7 @@ def update_step(
         widths=widths,
         row_sharding=row_sharding,
         critic_warmup=critic_warmup,
-        sparse=together > 1,
+        sparse=sparse,
     )
     rows = minibatch_rows(
         key,

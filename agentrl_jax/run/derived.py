@@ -173,3 +173,20 @@ def kept_groups(cfg: Any) -> int:
     if choice.rule == 'percentile':
         return round(choice.high * groups) - round(choice.low * groups)
     return groups
+
+
+def row_order(cfg: Any) -> str:
+    """How the filter hands on the rows of a rollout: an `order` of filtering.select."""
+    if cfg.filter.refill or not drops_groups(cfg):
+        return 'all'
+    return 'compact' if kept_groups(cfg) < cfg.rollout.num_groups else 'kept_first'
+
+
+def rows_drop_out(cfg: Any) -> bool:
+    """Whether rows of an update may have nothing to train: groups not kept, turns not played.
+
+    Never said where it matters which rows share a micro-batch: means of its own, pairs.
+    """
+    if cfg.parity.microbatch_means or cfg.algorithm == 'dpo':
+        return False
+    return trains_continuations(cfg) or row_order(cfg) == 'kept_first' or cfg.context.window > 0

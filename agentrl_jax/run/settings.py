@@ -58,18 +58,15 @@ def build_keep(cfg: Any) -> Any:
 
 def build_select(cfg: Any) -> Any:
     """filtering.select of the config's filter: of a rollout."""
-    groups, members = cfg.rollout.num_groups, cfg.rollout.group_size
-    kept, keep_fn = derived.kept_groups(cfg), build_keep(cfg)
+    members, keep_fn = cfg.rollout.group_size, build_keep(cfg)
     if cfg.filter.refill:  # what was collected is kept already
         keep_fn = functools.partial(filtering.keep_rows, group_size=members, rule='all')
-    whole = cfg.filter.refill or not derived.drops_groups(cfg)
-    order = 'all' if whole else 'compact' if kept < groups else 'kept_first'
     return functools.partial(
         filtering.select,
         keep_fn=keep_fn,
         group_size=members,
-        order=order,
-        count=kept * members,
+        order=derived.row_order(cfg),
+        count=derived.kept_groups(cfg) * members,
         soft=cfg.filter.soft,
         scaling=cfg.filter.scaling,
     )
@@ -147,6 +144,7 @@ def build_update(cfg: Any, mesh: Any, txs: tuple) -> Any:
         kl_horizon=loss.kl_horizon,
         row_sharding=sharding.shard_rows(mesh),
         together=samples if derived.trains_continuations(cfg) else 1,
+        sparse=derived.rows_drop_out(cfg),
         widths=size.widths,
         **head_settings(cfg),
     )
