@@ -20,7 +20,6 @@ from configs import demo_search, smollm2_library
 def get_config():
     cfg = smollm2_library.get_config()
     small = demo_search.get_config()
-    cfg.turn_credit.mode = 'mt_v1'
     cfg.env.name = 'search'
     cfg.env.max_turns = small.env.max_turns
     cfg.env.train_levels = small.env.train_levels
