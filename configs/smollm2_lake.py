@@ -13,12 +13,13 @@ Time: not recorded.
 Score: none; no run of it is in experiments/.
 """
 
-from configs import smollm2_library
+from configs import base, smollm2_library
 
 
 def get_config():
     cfg = smollm2_library.get_config()
     cfg.algorithm = 'grpo'
+    cfg.turn_credit = base.get_config().turn_credit  # GRPO credits whole episodes
     cfg.env.name = 'frozen_lake'
     cfg.env.max_turns = 2
     cfg.env.max_actions_per_turn = 3

@@ -9,9 +9,11 @@ The questions of configs/demo_search.py, about regions that do not exist: each i
 of the question into a search, and the country out of the sentence that is found. Sizes are those of
 configs/smollm2_library.py, and so is cloning of mixed play.
 
-Hardware: 2 CPU cores, 8 GB.
-Time: not recorded.
-Score: none; no run of it is in experiments/. Random play reaches 1.7 %, the oracle 100 %.
+Hardware: one CPU core of 71 GFLOP/s in float32, 8 GB.
+Time: 32 to 34 minutes beside another run, 10 to 11 of them cloning.
+Score: seeds 0 and 1 23.4 and 32.8 % of 128 validation questions after cloning, 99.2 and 100 % after
+eight steps; 97.7 and 99.2 % of the test split (experiments/smollm2). Random play 1.6 %, the
+oracle 100 %.
 """
 
 from configs import demo_search, smollm2_library
