@@ -31,11 +31,6 @@ import numpy as np
 
 from agentrl_jax.envs import simulation
 
-# How a board is told: rows of signs, the same with a blank in front of each, coordinates, or both.
-# Byte-pair tokenizers merge signs that touch; in 'cells' (' P _ O G') each is a token.
-BOARDS = ('grid', 'cells')
-BOARD_FORMATS = (*BOARDS, 'coord', 'grid_coord')
-
 
 def gymnax_module(name: str) -> ModuleType:
     """Module `name` of gymnax.environments, without the package, which imports every world it has.
@@ -279,13 +274,3 @@ class Lines:
         start = self.slots[name].start
         ids = jnp.where(present, start + jnp.asarray(index, jnp.int32), -1)
         return jnp.atleast_1d(ids.astype(jnp.int32))
-
-
-def coordinates(cells: Any) -> str:
-    """'(r, c), (r, c)' of an [n, 2] array."""
-    return ', '.join(f'({int(r)}, {int(c)})' for r, c in np.asarray(cells))
-
-
-def board_row(signs: Sequence[str], observation_format: str) -> str:
-    """The line of one row of a board in one of BOARD_FORMATS."""
-    return ''.join(f' {sign}' if observation_format == 'cells' else sign for sign in signs) + '\n'

@@ -10,16 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import (
-    BOARD_FORMATS,
-    BOARDS,
-    Lines,
-    TextEnvironment,
-    board_row,
-    coordinates,
-    environment,
-    spaces,
-)
+from agentrl_jax.envs import boards
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
 from agentrl_jax.envs.frozen_lake.levels import (
     FROZEN,
     GOAL,
@@ -85,19 +77,16 @@ class FrozenLake(TextEnvironment):
     name: ClassVar[str] = 'frozen_lake'
 
     def __post_init__(self):
-        if self.observation_format not in BOARD_FORMATS:
-            raise ValueError(
-                f'observation_format={self.observation_format!r} is not in {BOARD_FORMATS}'
-            )
+        boards.check_format(self.observation_format)
         if not 2 <= self.size <= 8:
             raise ValueError(f'size={self.size} must be from 2 to 8')
-        if self.observation_format not in BOARDS and self.size > 4:
+        if self.observation_format not in boards.ROWS_ONLY and self.size > 4:
             # One line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5.
             raise ValueError(f'observation_format={self.observation_format!r} needs size <= 4')
 
     @property
     def instruction(self) -> str:
-        if self.observation_format not in BOARDS:
+        if self.observation_format not in boards.ROWS_ONLY:
             return COORD_INSTRUCTION.format(last=self.size - 1)
         legend = ', '.join(f'{s}: {name}' for s, name in zip(SYMBOLS, CELL_NAMES, strict=True))
         return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
@@ -175,7 +164,7 @@ class FrozenLake(TextEnvironment):
     def line_slots(self, params: Any = None) -> list[range]:
         slots = _line_families(self).slots
         rows = [slots['row']] * self.size
-        if self.observation_format in BOARDS:
+        if self.observation_format in boards.ROWS_ONLY:
             return rows
         entities = [slots[name] for name in ('head', 'start', 'goal', 'player', 'holes')]
         return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
@@ -183,7 +172,7 @@ class FrozenLake(TextEnvironment):
     def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
         families = _line_families(self)
         rows = self._row_ids(state)
-        if self.observation_format in BOARDS:
+        if self.observation_format in boards.ROWS_ONLY:
             return families.ids('row', rows)
         flat = state.board.reshape(-1)
         tile = self._tile(state)
@@ -212,17 +201,17 @@ class FrozenLake(TextEnvironment):
 
     def observation_text(self, state: EnvState) -> str:
         rows = np.array(list(SYMBOLS))[self._shown(state)]
-        grid = ''.join(board_row(row, self.observation_format) for row in rows)
-        if self.observation_format in BOARDS:
+        grid = ''.join(boards.row(row, self.observation_format) for row in rows)
+        if self.observation_format in boards.ROWS_ONLY:
             return grid
         board, where = np.asarray(state.board), divmod(int(state.position), self.size)
         player = {GOAL: 'Player on goal', HOLE: 'Player in hole'}
         text = f'Board size: {self.size} rows x {self.size} cols (zero-indexed).\n'
-        text += f'Start: {coordinates(np.argwhere(board == START))}\n'
-        text += f'Goal: {coordinates(np.argwhere(board == GOAL))}\n'
+        text += f'Start: {boards.coordinates(np.argwhere(board == START))}\n'
+        text += f'Goal: {boards.coordinates(np.argwhere(board == GOAL))}\n'
         text += f'{player[board[where]] if board[where] in player else "Player"}: {where}\n'
         if (board == HOLE).any():
-            text += f'Holes: {coordinates(np.argwhere(board == HOLE))}\n'
+            text += f'Holes: {boards.coordinates(np.argwhere(board == HOLE))}\n'
         return (
             text
             if self.observation_format == 'coord'
@@ -281,8 +270,8 @@ def _line_families(env: FrozenLake) -> Lines:
     for holes in range(2**n):
         for goal in range(n + 1):
             for player in range(n + 1):
-                rows.append(board_row(_row(n, holes, goal, player), env.observation_format))
-    if env.observation_format in BOARDS:
+                rows.append(boards.row(_row(n, holes, goal, player), env.observation_format))
+    if env.observation_format in boards.ROWS_ONLY:
         return Lines(row=rows)
     size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
     holes = [[cell for k, cell in enumerate(entity) if bits >> k & 1] for bits in range(2**n**2)]
@@ -292,7 +281,7 @@ def _line_families(env: FrozenLake) -> Lines:
         start=[f'Start: {cell}\n' for cell in entity],
         goal=[f'Goal: {cell}\n' for cell in entity],
         player=[f'{player}: {cell}\n' for player in players for cell in entity],
-        holes=[f'Holes: {coordinates(cells)}\n' for cells in holes[1:]],
+        holes=[f'Holes: {boards.coordinates(cells)}\n' for cells in holes[1:]],
         map=['Grid Map: \n'],
         row=rows,
     )

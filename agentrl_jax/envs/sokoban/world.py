@@ -11,16 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import (
-    BOARD_FORMATS,
-    BOARDS,
-    Lines,
-    TextEnvironment,
-    board_row,
-    coordinates,
-    environment,
-    spaces,
-)
+from agentrl_jax.envs import boards
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 
@@ -96,10 +88,7 @@ class Sokoban(TextEnvironment):
     name: ClassVar[str] = 'sokoban'
 
     def __post_init__(self):
-        if self.observation_format not in BOARD_FORMATS:
-            raise ValueError(
-                f'observation_format={self.observation_format!r} is not in {BOARD_FORMATS}'
-            )
+        boards.check_format(self.observation_format)
         if not 4 <= self.dim <= 8:
             raise ValueError(f'dim={self.dim} must be from 4 to 8 (walls included)')
         if not 1 <= self.num_boxes <= 3:
@@ -109,7 +98,7 @@ class Sokoban(TextEnvironment):
 
     @property
     def instruction(self) -> str:
-        if self.observation_format not in BOARDS:
+        if self.observation_format not in boards.ROWS_ONLY:
             return COORD_INSTRUCTION.format(last=self.dim - 1)
         legend = ', '.join(f'{s}: {name}' for s, name in zip(self.symbols, CELL_NAMES, strict=True))
         return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
@@ -192,7 +181,7 @@ class Sokoban(TextEnvironment):
     def line_slots(self, params: Any = None) -> list[range]:
         slots = _line_families(self).slots
         rows = [slots['row']] * self.dim
-        if self.observation_format in BOARDS:
+        if self.observation_format in boards.ROWS_ONLY:
             return rows
         entities = [slots[name] for name in ('head', 'targets', 'boxes', 'on_target', 'player')]
         return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
@@ -202,7 +191,7 @@ class Sokoban(TextEnvironment):
         place = 7 ** np.arange(self.dim - 2)
         codes = self.observe(None, state, None, params)[:, 1:-1].astype(jnp.int32) @ place
         rows = families.ids('row', jnp.asarray(_feasible_rows(self)[1])[codes])
-        if self.observation_format in BOARDS:
+        if self.observation_format in boards.ROWS_ONLY:
             return rows
         target = (state.fixed == TARGET).reshape(-1)
         boxes, here = state.boxes.reshape(-1), jnp.arange(self.dim**2) == state.player
@@ -229,11 +218,11 @@ class Sokoban(TextEnvironment):
     def observation_text(self, state: EnvState) -> str:
         shown = self._shown(state)
         rows = np.array(list(self.symbols))[shown]
-        grid = ''.join(board_row(row, self.observation_format) for row in rows)
-        if self.observation_format in BOARDS:
+        grid = ''.join(boards.row(row, self.observation_format) for row in rows)
+        if self.observation_format in boards.ROWS_ONLY:
             return grid
         text = f'Board size: {self.dim} rows x {self.dim} cols (zero-indexed).\n'
-        text += f'Targets: {coordinates(np.argwhere(np.asarray(state.fixed) == TARGET))}\n'
+        text += f'Targets: {boards.coordinates(np.argwhere(np.asarray(state.fixed) == TARGET))}\n'
         entities = {
             'Boxes': BOX,
             'Boxes on target': BOX_ON_TARGET,
@@ -242,7 +231,7 @@ class Sokoban(TextEnvironment):
         }
         for label, code in entities.items():
             if (shown == code).any():
-                text += f'{label}: {coordinates(np.argwhere(shown == code))}\n'
+                text += f'{label}: {boards.coordinates(np.argwhere(shown == code))}\n'
         if self.observation_format == 'coord':
             return text
         return f'Coordinates: \n{text}Grid Map: \n{grid}'
@@ -277,15 +266,16 @@ class Sokoban(TextEnvironment):
 def _line_families(env: Sokoban) -> Lines:
     """All lines of an environment; the order of a family is the one its index counts in."""
     rows = [
-        board_row([env.symbols[code] for code in (WALL, *row, WALL)], env.observation_format)
+        boards.row([env.symbols[code] for code in (WALL, *row, WALL)], env.observation_format)
         for row in _feasible_rows(env)[0]
     ]
-    if env.observation_format in BOARDS:
+    if env.observation_format in boards.ROWS_ONLY:
         return Lines(row=rows)
     n = env.dim
     size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
     sets = [
-        coordinates([(c // (n - 2) + 1, c % (n - 2) + 1) for c in s]) for s in _cell_sets(env)[0]
+        boards.coordinates([(c // (n - 2) + 1, c % (n - 2) + 1) for c in s])
+        for s in _cell_sets(env)[0]
     ]
     players = ('Player', 'Player on target')
     return Lines(
