@@ -5,11 +5,11 @@
 Any config of training; weights are random unless model.path names some. The parts are the programs
 of a run, timed within steps as a run does them, with metrics fetched; the rest is what they leave.
 Scores and update are one program; scoring is timed alone, the update is the difference.
-FLOPs and bytes are counted in the programs, loops as often as they ran (agentrl_jax.plan_cost); a
-limit is what these would take at the copy bandwidth and matmul rate measured here. The host's share
-is CPU time of the Python thread. Wanted are slots that decoded a token for an episode; positions
-read that belong to a prompt of one; and positions trained (rows as wide as their micro-batch) up to
-the last token of a row that trains.
+FLOPs and bytes are counted in the programs (agentrl_jax.planning.cost), loops as often as they ran,
+micro-batches of an update as wide as they were; a limit is what these would take at the copy
+bandwidth and matmul rate measured here. The host's share is CPU time of the Python thread. Wanted
+are slots that decoded a token for an episode; positions read that belong to a prompt of one; and
+positions trained (rows as wide as their micro-batch) up to the last token of a row that trains.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from agentrl_jax.machine import processes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.planning import programs as plan_programs
-from agentrl_jax.rl import batches, widths
+from agentrl_jax.rl import batches, update, widths
 from agentrl_jax.run import collecting, derived, parts, settings, streams
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run.build import Run, build
@@ -133,11 +133,15 @@ def compile_program(session: Session, name: str) -> Program:
 
 
 def analyse(
-    session: Session, programs: dict[str, Program], found: limits.Limits, counters: dict[str, Any]
+    session: Session,
+    programs: dict[str, Program],
+    found: limits.Limits,
+    counters: dict[str, Any],
+    branches: tuple,
 ) -> dict[str, Any]:
     """Of each program, on a device: compile time, memory, and what it computes and moves.
 
-    counters: of a rollout, one number for each shard; the slowest counts.
+    counters: of a rollout, one number for each shard; the slowest counts. branches: of an update.
     """
     mesh, out = session.run.mesh, {}
     serves, decodes = (float(counters[name].max()) for name in ('serves', 'decodes'))
@@ -152,7 +156,8 @@ def analyse(
         tensor=mesh.shape['tensor'],
     )
     for name, program in programs.items():
-        cost = plan_cost.count(program.traced.jaxpr, program.weights, machine)
+        taken = dataclasses.replace(machine, branches=branches if name == 'learn' else ())
+        cost = plan_cost.count(program.traced.jaxpr, program.weights, taken)
         memory = program.memory
         new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
         out[name] = {
@@ -203,21 +208,47 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     return out
 
 
-def trained_share(session: Session, batch: Any) -> float:
-    """Wanted positions of a batch over those that one pass over it computes."""
+def trained_columns(session: Session, batch: Any) -> np.ndarray:
+    """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts]."""
     run = session.run
     size = settings.build_update(run.cfg, run.mesh, run.txs).keywords
-    parts, unit, mask = size['num_microbatches'], size['unit'], batch.mask | batch.value_mask
-    menu, computed = widths.menu(mask.shape[1], size['widths']), 0
-    for rows in np.split(np.asarray(widths.used(mask)), size['num_minibatches']):
-        order = widths.sorted_rows(rows, parts=parts, unit=unit) if len(menu) > 1 else slice(None)
-        longest = rows[order].reshape(-1, parts, unit).max((0, 2))  # units are dealt to the parts
-        columns = np.asarray(menu)[np.searchsorted(menu, longest)]
-        computed += columns.sum() * rows.size / parts
-    return float(widths.used(mask).sum() / computed)
+    parts, unit = size['num_microbatches'], size['unit']
+    mask = batch.mask | batch.value_mask
+    menu, lengths = np.array(widths.menu(mask.shape[1], size['widths'])), widths.used(mask)
+    columns = []
+    for rows in np.split(np.arange(len(mask)), size['num_minibatches']):
+        if size['sparse']:
+            rows = update.trained_first(rows, batch.mask, parts)
+        if len(menu) > 1:
+            rows = rows[widths.sorted_rows(lengths[rows], parts=parts, unit=unit)]
+        # units are dealt to the parts
+        longest = np.asarray(lengths[rows]).reshape(-1, parts, unit).max((0, 2))
+        wide = menu[np.searchsorted(menu, longest)]
+        columns.append(np.where(longest > 0, wide, 0) if size['sparse'] else wide)
+    return np.concatenate(columns)
 
 
-def wanted_shares(session: Session, batch: Any, counters: dict[str, Any]) -> dict[str, float]:
+def branch_shares(session: Session, columns: np.ndarray, length: int) -> tuple:
+    """How often an update takes each of its nested branches: left out or not, then the widths."""
+    run = session.run
+    size = settings.build_update(run.cfg, run.mesh, run.txs).keywords
+    menu, computed, shares = widths.menu(length, size['widths']), columns[columns > 0], []
+    if size['sparse'] and size['num_microbatches'] > 1:
+        shares.append((1 - computed.size / columns.size, computed.size / columns.size))
+    if len(menu) > 1:
+        shares.append([float((computed == width).mean()) for width in menu])
+    return tuple(shares)
+
+
+def trained_share(columns: np.ndarray, batch: Any) -> float:
+    """Wanted positions of a batch over those that one pass over it computes."""
+    wanted = widths.used(batch.mask | batch.value_mask).sum()
+    return float(wanted / (columns.sum() * len(batch.mask) / columns.size))
+
+
+def wanted_shares(
+    session: Session, columns: np.ndarray, batch: Any, counters: dict[str, Any]
+) -> dict[str, float]:
     """Of slots that decoded, of positions read and of positions trained. counters: of its rollout.
 
     Read is left out for worlds on hosts, and for windows, whose blocks are as wide as a window.
@@ -230,7 +261,7 @@ def wanted_shares(session: Session, batch: Any, counters: dict[str, Any]) -> dic
         width = cfg.rollout.read_tokens or session.run.training.task.width
         block = min(cfg.rollout.serve_rows, slots // shards) * width
         shares['read'] = float(counters['read'].sum() / (counters['reads'].sum() * block))
-    return shares | {'trained': trained_share(session, batch)}
+    return shares | {'trained': trained_share(columns, batch)}
 
 
 def peak_bytes() -> int:
@@ -271,7 +302,10 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     )
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
     tokens = int(session.rollout.attention_mask.sum())
-    programs = analyse(session, built, found, counters)
+    batch = score()[0]
+    columns = trained_columns(session, batch)
+    branches = branch_shares(session, columns, batch.mask.shape[1])
+    programs = analyse(session, built, found, counters, branches)
     for name, program in programs.items():
         program['share_of_limit'] = program['limit_s'] / times[name]
         program['share_of_matmul'] = program['flops'] / found.flops / times[name]
@@ -289,7 +323,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         'turns_per_s': int(session.rollout.num_turns.sum()) / times['step'],
         'programs': programs,
         'host_share': {'rollout': shares['play'], 'step': shares['step']},
-        'wanted': wanted_shares(session, score()[0], counters),
+        'wanted': wanted_shares(session, columns, batch, counters),
         'compile_s': counter.seconds,
         'peak_mib': peak_bytes() / MIB,
         'limits': vars(found),

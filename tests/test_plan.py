@@ -115,6 +115,21 @@ def test_of_branches_the_one_of_the_platform_counts_else_the_most_expensive():
     assert either.flops == 2 * 2 * 4**3 / 4
 
 
+def test_nested_branches_count_as_often_as_they_are_taken():
+    def widths(x):
+        return jax.lax.switch(x[0, 0].astype(int), [lambda: x, lambda: x @ x, lambda: x @ x @ x @ x])
+
+    def run(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: widths(x @ x))  # true, false
+
+    taken = dataclasses.replace(MACHINE, branches=((0.75, 0.25), (0.5, 0.0, 0.5)))
+    once = 2 * 4**3 / 4
+    assert cost(run, (4, 4), machine=taken).flops == 0.75 * (1 + 0.5 * 3) * once
+    # With other numbers of branches it is not these that were meant
+    other = dataclasses.replace(MACHINE, branches=((0.5, 0.2, 0.2, 0.1),))
+    assert cost(run, (4, 4), machine=other).flops == 4 * once
+
+
 def test_remat_computes_the_forward_products_again():
     def loss(w, x):
         return jnp.sum(jnp.sin(jnp.sin(x @ w) @ w))

@@ -1,7 +1,8 @@
 """Arithmetic and memory traffic of a program on one device, counted in its jaxpr, and the roofline.
 
 The compiler's own counts take the body of a loop once. Here bodies count as often as they run:
-scans as long as they are, the two loops of a rollout as often as assumed.
+scans as long as they are, the two loops of a rollout as often as assumed. Of branches the most
+expensive one counts, unless it is said how often each is taken.
 - FLOPs are those of matrix products (2 m n k). Bytes are operands and results of these, what is
   gathered and scattered, and the carry of scans (parameters, moments, summed gradients) read and
   written once an iteration; everything elementwise is taken to be fused into its neighbours.
@@ -45,6 +46,7 @@ class Machine:
     data: int  # mesh axes
     fsdp: int
     tensor: int
+    branches: tuple[Sequence[float], ...] = ()  # how often each is taken; nesting as in trips
 
 
 @dataclasses.dataclass
@@ -79,6 +81,7 @@ class _Counter:
     machine: Machine
     local: bool  # inside shard_map: shapes are those of one shard
     depth: int  # while loops around
+    forks: int = 0  # branches around of which it is known how often each is taken
 
     @property
     def share(self) -> float:
@@ -162,14 +165,22 @@ class _Counter:
         return total
 
     def branch(self, eqn: Any, weights: list[bool]) -> Cost:
-        """The branch of this platform where platforms differ, else the most expensive one."""
+        """The branch of this platform where platforms differ, else those that are taken."""
         branches = eqn.params['branches']
         platforms = eqn.params.get('branches_platforms')
         if platforms is not None:
             matches = [names is None or self.machine.platform in names for names in platforms]
             branches = [branches[matches.index(True)]]
-        costs = [self.body(branch.jaxpr, weights[1:])[0] for branch in branches]
-        return max(costs, key=lambda cost: (cost.seconds, cost.bytes, cost.flops))
+        known = self.machine.branches[self.forks : self.forks + 1]
+        taken = known[0] if platforms is None and known and len(known[0]) == len(branches) else None
+        inside = self if taken is None else dataclasses.replace(self, forks=self.forks + 1)
+        costs = [inside.body(branch.jaxpr, weights[1:])[0] for branch in branches]
+        if taken is None:
+            return max(costs, key=lambda cost: (cost.seconds, cost.bytes, cost.flops))
+        total = Cost()
+        for cost, share in zip(costs, taken, strict=True):
+            total.add(cost, share)
+        return total
 
     def call(self, eqn: Any, weights: list[bool]) -> tuple[Cost, list[bool]]:
         """An equation around one jaxpr (jit, shard_map, remat, ...), or an elementwise one."""
