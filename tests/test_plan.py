@@ -117,7 +117,8 @@ def test_of_branches_the_one_of_the_platform_counts_else_the_most_expensive():
 
 def test_nested_branches_count_as_often_as_they_are_taken():
     def widths(x):
-        return jax.lax.switch(x[0, 0].astype(int), [lambda: x, lambda: x @ x, lambda: x @ x @ x @ x])
+        which = x[0, 0].astype(int)
+        return jax.lax.switch(which, [lambda: x, lambda: x @ x, lambda: x @ x @ x @ x])
 
     def run(x):
         return jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: widths(x @ x))  # true, false
