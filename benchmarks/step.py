@@ -236,14 +236,15 @@ def branch_shares(session: Session, columns: np.ndarray, length: int) -> tuple:
     if size['sparse'] and size['num_microbatches'] > 1:
         shares.append((1 - computed.size / columns.size, computed.size / columns.size))
     if len(menu) > 1:
-        shares.append([float((computed == width).mean()) for width in menu])
+        shares.append([(computed == width).sum() / max(computed.size, 1) for width in menu])
     return tuple(shares)
 
 
 def trained_share(columns: np.ndarray, batch: Any) -> float:
     """Wanted positions of a batch over those that one pass over it computes."""
     wanted = widths.used(batch.mask | batch.value_mask).sum()
-    return float(wanted / (columns.sum() * len(batch.mask) / columns.size))
+    computed = columns.sum() * len(batch.mask) / columns.size
+    return float(wanted / computed) if computed else 0.0  # nothing trains
 
 
 def wanted_shares(

@@ -164,6 +164,9 @@ def test_micro_batches_count_with_the_width_they_have(monkeypatch):
     shares = step.branch_shares(session, columns, 40)
     np.testing.assert_allclose(shares[0], [1 / 4, 3 / 4])
     np.testing.assert_allclose(shares[1], [1 / 3] * 3)
+    none = np.zeros(4, int)  # a filter kept nothing
+    assert step.trained_share(none, batch) == 0
+    assert step.branch_shares(session, none, 40) == ((1, 0), [0, 0, 0])
 
 
 def test_the_script_for_another_library_says_what_the_policy_was_shown():
