@@ -18,7 +18,7 @@ what the expert would do. Arms that write are taught more of it: they begin else
 policies they start from have rows of their own.
 
 Equal sampled tokens: as in turn_credit, each column is read at the tokens of its least run. Arms
-that write sample more in a step and have fewer of them, so that all end with about as many.
+that write sample more in a step and have fewer of them.
 
 tiny   The demo's policy; 16 x 8 episodes, four optimiser steps on them, one pass. A third to two
        thirds of the steps of act for the others; every arm of a seed clones for itself.
