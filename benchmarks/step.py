@@ -208,10 +208,11 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     return out
 
 
-def trained_columns(session: Session, batch: Any) -> np.ndarray:
-    """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts]."""
-    run = session.run
-    size = settings.build_update(run.cfg, run.mesh, run.txs).keywords
+def trained_columns(size: dict[str, Any], batch: Any) -> np.ndarray:
+    """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts].
+
+    size: the settings of rl.update.update_step.
+    """
     parts, unit = size['num_microbatches'], size['unit']
     mask = batch.mask | batch.value_mask
     menu, lengths = np.array(widths.menu(mask.shape[1], size['widths'])), widths.used(mask)
@@ -228,10 +229,8 @@ def trained_columns(session: Session, batch: Any) -> np.ndarray:
     return np.concatenate(columns)
 
 
-def branch_shares(session: Session, columns: np.ndarray, length: int) -> tuple:
+def branch_shares(size: dict[str, Any], columns: np.ndarray, length: int) -> tuple:
     """How often an update takes each of its nested branches: left out or not, then the widths."""
-    run = session.run
-    size = settings.build_update(run.cfg, run.mesh, run.txs).keywords
     menu, computed, shares = widths.menu(length, size['widths']), columns[columns > 0], []
     if size['sparse'] and size['num_microbatches'] > 1:
         shares.append((1 - computed.size / columns.size, computed.size / columns.size))
@@ -304,8 +303,9 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
     tokens = int(session.rollout.attention_mask.sum())
     batch = score()[0]
-    columns = trained_columns(session, batch)
-    branches = branch_shares(session, columns, batch.mask.shape[1])
+    size = settings.build_update(session.run.cfg, session.run.mesh, session.run.txs).keywords
+    columns = trained_columns(size, batch)
+    branches = branch_shares(size, columns, batch.mask.shape[1])
     programs = analyse(session, built, found, counters, branches)
     for name, program in programs.items():
         program['share_of_limit'] = program['limit_s'] / times[name]

@@ -149,24 +149,21 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert 'host share' in step.show(result)
 
 
-def test_micro_batches_count_with_the_width_they_have(monkeypatch):
+def test_micro_batches_count_with_the_width_they_have():
     """Four micro-batches of two rows, 40 columns in widths of 16, 32 and 40; one trains nothing."""
     size = {'num_microbatches': 4, 'num_minibatches': 1, 'unit': 1, 'sparse': True, 'widths': 3}
-    keywords = types.SimpleNamespace(keywords=size)
-    monkeypatch.setattr(step.settings, 'build_update', lambda *_: keywords)
-    session = types.SimpleNamespace(run=types.SimpleNamespace(cfg=None, mesh=None, txs=None))
     lengths = np.array([40, 0, 12, 33, 16, 20, 0, 11])
     mask = jnp.asarray(np.arange(40) < lengths[:, None])
     batch = types.SimpleNamespace(mask=mask, value_mask=jnp.zeros_like(mask))
-    columns = step.trained_columns(session, batch)
+    columns = step.trained_columns(size, batch)
     assert columns.tolist() == [0, 16, 32, 40]  # 0 and 0, 11 and 12, 16 and 20, 33 and 40
     assert step.trained_share(columns, batch) == lengths.sum() / (2 * (16 + 32 + 40))
-    shares = step.branch_shares(session, columns, 40)
+    shares = step.branch_shares(size, columns, 40)
     np.testing.assert_allclose(shares[0], [1 / 4, 3 / 4])
     np.testing.assert_allclose(shares[1], [1 / 3] * 3)
     none = np.zeros(4, int)  # a filter kept nothing
     assert step.trained_share(none, batch) == 0
-    assert step.branch_shares(session, none, 40) == ((1, 0), [0, 0, 0])
+    assert step.branch_shares(size, none, 40) == ((1, 0), [0, 0, 0])
 
 
 def test_the_script_for_another_library_says_what_the_policy_was_shown():
