@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from agentrl_jax.envs import ENVIRONMENTS, FrozenLake, reference, simulation
-from agentrl_jax.envs.frozen_lake.levels import START, distance_to_goal, make_maps
-from agentrl_jax.envs.frozen_lake.solver import lake_values
+from agentrl_jax.envs.frozen_lake.levels import FROZEN, START, distance_to_goal, make_maps
+from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
 from agentrl_jax.envs.frozen_lake.world import EnvParams
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import solve_sokoban
@@ -90,6 +90,37 @@ def test_without_slips_the_optimum_is_reached_exactly_at_the_distance():
     start = (boards == START).reshape(100, -1).argmax(1)
     first = (values[:, np.arange(100), start] == 1.0).argmax(0)
     np.testing.assert_array_equal(first, distance_to_goal(boards))
+
+
+@pytest.mark.parametrize('left', [2, 10, 40])  # with moves to spare nothing is won by waiting
+def test_without_slips_a_plan_is_a_shortest_way_as_far_as_it_goes(left):
+    boards = make_maps('train', 300, size=4, frozen=0.7, seed=1)
+    start = (boards == START).reshape(300, -1).argmax(1)
+    plans = lake_plans(boards, start, 1.0, np.full(300, left))
+    distance = distance_to_goal(boards)
+    np.testing.assert_array_equal([len(plan) for plan in plans], np.minimum(distance, left))
+    cells = [np.array(divmod(cell, 4)) for cell in start]
+    ends = np.array([cell + MOVES[plan].sum(0) for cell, plan in zip(cells, plans, strict=True)])
+    after = boards.copy()
+    after[boards == START] = FROZEN
+    after[np.arange(300), *ends.T] = START
+    away = distance > left
+    np.testing.assert_array_equal(distance_to_goal(after)[away], (distance - left)[away])
+
+
+@pytest.mark.parametrize('rate', [1 / 3, 0.8])
+def test_with_slips_the_first_move_of_a_plan_is_as_safe_as_any(rate):
+    boards = make_maps('train', 300, size=4, frozen=0.7, seed=1)
+    start = (boards == START).reshape(300, -1).argmax(1)
+    values, _ = lake_values(boards, rate, 10)
+    plans = lake_plans(boards, start, rate, np.full(300, 10))
+    for cell, plan, value in zip(start, plans, values.swapaxes(0, 1), strict=True):
+        quality = 0.0
+        for turn, share in ((0, rate), (-1, (1 - rate) / 2), (1, (1 - rate) / 2)):
+            moved = np.add(divmod(cell, 4), MOVES[(plan[0] + turn) % 4])
+            row, column = np.clip(moved, 0, 3)
+            quality += share * value[9, 4 * row + column]
+        assert quality == pytest.approx(value[10, cell], abs=1e-5)
 
 
 def published_maps(seeds, frozen, size=4):

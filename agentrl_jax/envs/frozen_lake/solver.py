@@ -6,17 +6,23 @@ from agentrl_jax.envs.frozen_lake.levels import GOAL, HOLE
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MOVES = np.array([(0, -1), (1, 0), (0, 1), (-1, 0)])
+HASTE = 1e-6  # what a move costs a plan: of equally safe ways the one that is over soonest
 
 
 def lake_values(
-    boards: np.ndarray, success_rate: float, horizon: int, *, play: str = 'best'
+    boards: np.ndarray,
+    success_rate: float,
+    horizon: int,
+    *,
+    play: str = 'best',
+    discount: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finite-horizon dynamic programming over many maps at once (int [maps, n, n]).
 
     Returns the probability float [horizon + 1, maps, cells] of being on the goal when h moves are
     left, and the best action int [horizon + 1, maps, cells] then (row 0 is empty: all 0).
-    V_h(s) = max_a [rate V_{h-1}(s a) + (1 - rate) / 2 (V_{h-1}(s a-1) + V_{h-1}(s a+1))], or the
-    mean over a with play='random'.
+    V_h(s) = discount max_a [rate V_{h-1}(s a) + (1 - rate) / 2 (V_{h-1}(s a-1) + V_{h-1}(s a+1))],
+    or the mean over a with play='random'.
     """
     tiles = np.asarray(boards).reshape(len(boards), -1)
     n = np.asarray(boards).shape[1]
@@ -31,7 +37,7 @@ def lake_values(
     for left in range(1, horizon + 1):
         reached = values[left - 1][:, after]  # [maps, cells, 4]
         turned = np.roll(reached, 1, axis=2) + np.roll(reached, -1, axis=2)
-        quality = success_rate * reached + (1.0 - success_rate) / 2.0 * turned
+        quality = discount * (success_rate * reached + (1.0 - success_rate) / 2.0 * turned)
         value = quality.max(2) if play == 'best' else quality.mean(2)
         values[left] = np.where(ends, values[left], value)
         actions[left] = quality.argmax(2)
@@ -43,16 +49,18 @@ def lake_plans(
 ) -> list[list[int]]:
     """Actions of the finite-horizon optimum, followed along the intended moves.
 
+    The shortest of equally safe ways; the beginning of the way to a goal that is out of reach.
     boards int [N, n, n]; position int [N]; left int [N]: how many actions are left.
     """
     n = boards.shape[1]
-    # A hair of slipping breaks ties: of equally safe ways the shortest one comes out first.
-    _, best = lake_values(boards, min(success_rate, 0.999), int(left.max(initial=0)))
+    enough = max(int(left.max(initial=0)), n * n)
+    values, best = lake_values(boards, success_rate, enough, discount=1.0 - HASTE)
     all_plans = []
     for i, cell in enumerate(map(int, position)):
         tiles, plan = boards[i].reshape(-1), []
         while len(plan) < left[i] and tiles[cell] not in (GOAL, HOLE):
-            plan.append(int(best[left[i] - len(plan), i, cell]))
+            moves = left[i] - len(plan)
+            plan.append(int(best[moves if values[moves, i, cell] else enough, i, cell]))
             row, column = np.clip(np.add(divmod(cell, n), MOVES[plan[-1]]), 0, n - 1)
             cell = int(row * n + column)
         all_plans.append(plan)

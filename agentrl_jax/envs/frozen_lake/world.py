@@ -224,7 +224,7 @@ class FrozenLake(TextEnvironment):
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
-        """The safest way for the actions that are left, as if no move slipped."""
+        """The shortest of the safest ways for the actions that are left, as if no move slipped."""
         return lake_plans(
             np.asarray(states.board),
             np.asarray(states.position),
