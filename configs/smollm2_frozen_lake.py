@@ -1,0 +1,42 @@
+"""GRPO on FrozenLake from SmolLM2-135M-Instruct: a pretrained model that learns to read a map.
+
+  hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir SmolLM2-135M-Instruct
+  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python -m agentrl_jax.train \\
+      --config=configs/smollm2_frozen_lake.py --workdir=runs/smollm2_lake \\
+      --config.model.path=SmolLM2-135M-Instruct
+"""
+
+from configs import base, smollm2_library
+
+
+def get_config():
+    cfg = smollm2_library.get_config()
+    cfg.steps = 12
+    cfg.algorithm = 'grpo'
+    cfg.turn_credit = base.get_config().turn_credit
+    cfg.env.name = 'frozen_lake'
+    cfg.env.max_turns = 2
+    cfg.env.max_actions_per_turn = 4
+    cfg.env.max_actions_per_episode = 8
+    cfg.env.format_penalty = -0.1
+    cfg.frozen_lake.observation_format = 'cells'
+    cfg.frozen_lake.size = 3
+    cfg.frozen_lake.frozen = 0.8
+    cfg.frozen_lake.success_rate = 1.0
+
+    cfg.model.remat = False
+    cfg.model.scan_layers = True
+
+    cfg.rollout.max_tokens = 104
+    cfg.rollout.max_response = 12
+    cfg.rollout.read_tokens = 24
+    cfg.batch.microbatch_rows = 8
+    cfg.batch.widths = 2
+
+    cfg.clone.episodes = 4096
+    cfg.clone.oracle = 1.0
+    cfg.clone.max_turns = 1
+    cfg.clone.steps = 400
+    cfg.clone.batch = 8
+    cfg.clone.microbatch_rows = 8
+    return cfg
