@@ -33,10 +33,10 @@ def get_config():
     cfg.batch.microbatch_rows = 8
     cfg.batch.widths = 2
 
-    cfg.clone.episodes = 4096
+    cfg.clone.episodes = 1024
     cfg.clone.oracle = 1.0
     cfg.clone.max_turns = 1
-    cfg.clone.steps = 400
+    cfg.clone.steps = 100
     cfg.clone.batch = 8
     cfg.clone.microbatch_rows = 8
     return cfg
