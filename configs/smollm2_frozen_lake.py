@@ -11,7 +11,7 @@ from configs import base, smollm2_library
 
 def get_config():
     cfg = smollm2_library.get_config()
-    cfg.steps = 12
+    cfg.steps = 8
     cfg.algorithm = 'grpo'
     cfg.turn_credit = base.get_config().turn_credit
     cfg.env.name = 'frozen_lake'
@@ -33,10 +33,10 @@ def get_config():
     cfg.batch.microbatch_rows = 8
     cfg.batch.widths = 2
 
-    cfg.clone.episodes = 1024
+    cfg.clone.episodes = 2048
     cfg.clone.oracle = 1.0
     cfg.clone.max_turns = 1
-    cfg.clone.steps = 100
+    cfg.clone.steps = 160
     cfg.clone.batch = 8
     cfg.clone.microbatch_rows = 8
     return cfg
