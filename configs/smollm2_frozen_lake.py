@@ -4,6 +4,11 @@
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python -m agentrl_jax.train \\
       --config=configs/smollm2_frozen_lake.py --workdir=runs/smollm2_lake \\
       --config.model.path=SmolLM2-135M-Instruct
+
+Hardware: one CPU core of 71 GFLOP/s in float32, 10 GB.
+Time: 32 minutes, 15 of them cloning.
+Score: seeds 0 and 1 68.8 and 74.2 % of 128 validation lakes after cloning, 69.5 and 75.0 % after
+all steps: GRPO adds nothing yet (experiments/smollm2_lake). Random play 31.5 %, the oracle 100 %.
 """
 
 from configs import base, smollm2_library
