@@ -1,8 +1,8 @@
 """GRPO on FrozenLake from SmolLM2-135M-Instruct: a pretrained model that learns to read a map.
 
   hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir SmolLM2-135M-Instruct
-  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python -m agentrl_jax.train \\
-      --config=configs/smollm2_frozen_lake.py --workdir=runs/smollm2_lake \\
+  export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+  python -m agentrl_jax.train --config=configs/smollm2_frozen_lake.py --workdir=runs/smollm2_lake \\
       --config.model.path=SmolLM2-135M-Instruct
 
 Hardware: one CPU core of 71 GFLOP/s in float32, 10 GB.

@@ -524,7 +524,7 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
     lines = replies.read_log(tmp_path / 'replies.jsonl')
     first = {(line['stream'], line['trial']): line for line in lines if line['action'] == 0}
     again = [stream for stream, trial in first if trial == 1]
-    assert len(again) > 2
+    assert again
     for stream in again:  # the same item from its start, behind the reflection
         same = [first[stream, trial] | dict(trial=0, turn=0, seconds=0) for trial in (0, 1)]
         assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT

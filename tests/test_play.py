@@ -12,13 +12,13 @@ from agentrl_jax import play, train
 from agentrl_jax.run import parts
 
 
-def played(name, lines, **changes):
+def played(name, lines, level=2, **changes):
     """(return, solved, what was said) of a game in which a person types the given lines."""
     cfg = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
     task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
     said, typed = [], itertools.chain(lines(task), itertools.repeat(''))
     found = play.play_by_hand(
-        task, level=2, seed=0, ask=lambda prompt: next(typed), say=said.append
+        task, level=level, seed=0, ask=lambda prompt: next(typed), say=said.append
     )
     return *found, '\n'.join(said)
 
@@ -27,15 +27,15 @@ def test_the_oracle_s_plan_typed_by_hand_solves_the_level():
     changes = {'frozen_lake.success_rate': 1.0, 'env.max_actions_per_episode': 20}
 
     def lines(task):
-        state = jax.device_get(task.env.reset_level(np.int32(2), task.env_params))
+        state = jax.device_get(task.env.reset_level(np.int32(4), task.env_params))
         states = jax.tree.map(lambda x: np.asarray(x)[None], state)
         (plan,) = task.env.plans(states, np.zeros(1, int), 20, task.env_params)
         names = [task.env.ACTION_NAMES[i] for i in plan]
         return [' || '.join(names[i : i + 2]) for i in range(0, len(names), 2)]
 
-    total, solved, said = played('frozen_lake', lines, **changes)
+    total, solved, said = played('frozen_lake', lines, level=4, **changes)
     assert solved and total == pytest.approx(1.0) and said.endswith('solved, return 1')
-    assert said.count('actions left') >= 2 and 'Turn 2 of 9' in said
+    assert said.count('actions left') >= 3 and 'Turn 3 of 9' in said
 
 
 def test_what_is_no_action_costs_the_format_penalty():
