@@ -4,8 +4,8 @@
 
 Hardware: 2 shared CPU cores.
 Time: 82 to 93 s for the 200 steps; 3 to 6 minutes with installing and cloning.
-Score: 66.2 % [61.7, 73.8] of 512 validation maps, seeds 0 to 2 (experiments/demo/README.md); 25.5 %
-after cloning, random play 23.3 %, oracle 100 %. Runs of seed 0 on another machine: 52.1, 60.0 %.
+Score: 72.4 % [72.1, 73.0] of 512 validation maps, seeds 0 to 2 (experiments/demo/README.md); 35.4 %
+after cloning, random play 23.3 %, oracle 100 %.
 """
 
 from configs import small
