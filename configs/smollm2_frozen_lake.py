@@ -7,8 +7,8 @@
 
 Hardware: one CPU core of 71 GFLOP/s in float32, 10 GB.
 Time: 80 minutes, 38 of them cloning.
-Score: seeds 2 and 3 48.4 and 49.2 % of 128 validation lakes after cloning, 76.6 and 76.6 % after all
-steps, as many of the test split (experiments/smollm2_lake/README.md). Random play 31.5 %, the oracle
+Score: seeds 2 and 3 48.4 and 49.2 % of 128 validation lakes after cloning, 76.6 and 76.6 % at the
+end, as many of the test split (experiments/smollm2_lake/README.md). Random play 31.5 %, the oracle
 100 %.
 """
 
