@@ -3,7 +3,7 @@
   python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
 Hardware: 2 shared CPU cores.
-Time: 82 to 93 s for the 200 steps; 3 to 6 minutes with installing and cloning.
+Time: 82 to 211 s for the 200 steps; 3 to 8 minutes with installing and cloning.
 Score: 72.4 % [72.1, 73.0] of 512 validation maps, seeds 0 to 2 (experiments/demo/README.md); 35.4 %
 after cloning, random play 23.3 %, oracle 100 %.
 """
