@@ -51,7 +51,8 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None
     if min(shape) < 1 or math.prod(shape) != count:
         raise ValueError(
             f'mesh data={data} x fsdp={fsdp} x tensor={tensor} does not use exactly the '
-            f'{count} devices there are'
+            f'{count} devices there are; with --config.mesh.data, --config.mesh.fsdp and '
+            f'--config.mesh.tensor any three whose product is {count} will do'
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
