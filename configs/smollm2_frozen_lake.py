@@ -32,11 +32,10 @@ def get_config():
     cfg.frozen_lake.frozen = 0.8
     cfg.frozen_lake.success_rate = 1.0
 
-    cfg.model.remat = False
-    cfg.model.scan_layers = True
-
     cfg.rollout.max_tokens = 104
     cfg.rollout.max_response = 12
+    cfg.rollout.slots = 64
+    cfg.rollout.serve_rows = 8
     cfg.rollout.read_tokens = 24
     cfg.batch.microbatch_rows = 8
     cfg.batch.widths = 2

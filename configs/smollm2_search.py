@@ -28,7 +28,11 @@ def get_config():
     cfg.env.format_penalty = 0.0
     cfg.search = small.search
     cfg.hosts.max_observation = 32
-    cfg.hosts.read_tokens, cfg.rollout.read_tokens = cfg.rollout.read_tokens, 0
+    cfg.hosts.read_tokens, cfg.rollout.read_tokens = 16, 0
+
+    # As it was run; smollm2_library.py has become faster since
+    cfg.model.remat, cfg.batch.widths = True, 5
+    cfg.rollout.slots, cfg.rollout.serve_rows = 64, 8
 
     cfg.rollout.max_tokens = 192
     cfg.rollout.max_response = 20
