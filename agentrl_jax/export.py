@@ -357,7 +357,7 @@ def export_checkpoint(
         out,
         dtype=dtype,
         tokenizer_source=parts.tokenizer_source(cfg),
-        model_source=files.local_path(cfg.model.path) if cfg.model.path else None,
+        model_source=parts.checkpoint_source(cfg),
         budget={'max_tokens': cfg.rollout.max_tokens, 'max_response': cfg.rollout.max_response},
         card=card,
     )

@@ -73,6 +73,11 @@ class Rollout:
         return self.episode_stop != EpisodeStop.ENV_ERROR
 
     @property
+    def acts(self) -> jax.Array:
+        """bool [B, K]: turns that step the world; the others are only written."""
+        return self.part == 0
+
+    @property
     def returns(self) -> jax.Array:
         """float32 [B]: undiscounted sum of rewards and format penalties."""
         return (self.rewards + self.penalties).sum(-1)

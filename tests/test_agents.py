@@ -16,18 +16,19 @@ from test_context import samples
 from test_host_runs import HOSTS
 
 from agentrl_jax import train
+from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import pages, run_log
-from agentrl_jax.rl import trials
+from agentrl_jax.rl import trials, turn_credit
 from agentrl_jax.rollout import replies, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import check
 from agentrl_jax.text import agents, answer
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
-from agentrl_jax.types import EpisodeStop
+from agentrl_jax.types import EpisodeStop, Scores
 
 NAME = 'frozen_lake'
 BOTH = Agent(plans=True, plan_every=2, reflects=True, trials=2)
@@ -365,6 +366,62 @@ def test_a_third_trial_takes_back_the_second_alone_whether_or_not_anything_was_w
     np.testing.assert_allclose(out.rewards, [[1, 2 - 1, 4 - 2]])
 
 
+def by_mode():
+    """Turns of two_trials() with the rewards of `gain`, outcome success, norm mean, gamma 1."""
+    whole = np.array([[-2], [1], [1]]) / 3
+    first = np.array([[-8], [-8], [16]]) / 3
+    # norm_k of -1 -1 7, 0 -2 8 and, where two are left, of 1 3, 2 4, -3 5
+    local = np.array([[-8 / 3, -2, -1, -1, -4], [-8 / 3, -4, 1, 1, 4], [16 / 3, 6, 0, 0, 0]])
+    suffix = np.array([[-32 / 3, -8, -6, -5, -4], [-2 / 3, 2, 6, 5, 4], [34 / 3, 6, 0, 0, 0]])
+    # to go with the outcome: -1 0 0 -1 -3; 10 11 13 10 6; 16 9
+    to_go = [[-28 / 3, -20 / 3, -6.5, -5.5, -4.5], [5 / 3, 13 / 3, 6.5, 5.5, 4.5]]
+    to_go = np.array([*to_go, [23 / 3, 7 / 3, 0, 0, 0]])
+    return {
+        'or': whole,
+        'mr': to_go[:, :1],
+        'mt_v1': whole + first * (np.arange(5) == 0),
+        'mt_cumulative': whole + suffix,
+        'mt_local': whole + local,
+        'gtpo': to_go,
+        'hybrid': to_go + whole,
+        'flattened': whole + suffix[:, :1],
+    }
+
+
+def credit(rollout, mode):
+    """Advantages of turns [B, K], read off the tokens that were sampled in them."""
+    zeros = jnp.zeros(rollout.tokens.shape, jnp.float32)
+    batch = ALGORITHMS['mt_grpo'].make_batch(
+        rollout,
+        Scores(zeros, zeros, zeros),
+        group_size=3,
+        mode=mode,
+        outcome='success',
+        norm='mean',
+        turn_gamma=1.0,
+    )
+    of_turns = np.zeros(rollout.rewards.shape)
+    for b, t in np.argwhere(np.asarray(batch.mask)):
+        of_turns[b, rollout.turn[b, t]] = batch.advantages[b, t]
+    return of_turns
+
+
+@pytest.mark.parametrize('mode', turn_credit.MODES)
+def test_every_mode_credits_the_turns_of_trials_by_hand(mode):
+    rollout = trials.gain_rewards(two_trials())
+    reached = np.arange(5)[None] < np.asarray(rollout.num_turns)[:, None]
+    np.testing.assert_allclose(
+        credit(rollout, mode), np.where(reached, by_mode()[mode], 0), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_plan_is_part_of_the_first_turn_that_mt_v1_credits():
+    rollout = toy.rollout_of([[(1, 1)] * 3] * 3, [[0, 3, 9], [0, 6, 9], [0, 0, 0]], length=8)
+    out = credit(rollout.replace(part=jnp.asarray([[PLAN, 0, 0]] * 3)), 'mt_v1')
+    np.testing.assert_allclose(out, [[0, 0, 0], [3, 3, 0], [-3, -3, 0]], atol=1e-6)
+    assert not credit(rollout, 'mt_v1').any()  # without plans it is the first turn alone
+
+
 def test_a_plan_is_followed_where_its_first_action_is_taken_first():
     rollout = toy.rollout_of([[(1, 1)] * 5, [(1, 1)] * 3, [(1, 1)] * 3], [[0] * 5] * 3, length=12)
     part = jnp.asarray([[PLAN, 0, PLAN, 0, PLAN], [PLAN, 0, PLAN, 0, 0], [PLAN, PLAN, 0, 0, 0]])
@@ -403,6 +460,13 @@ def test_figures_of_trials_by_hand():
         name.removeprefix('agent/'): float(x) for name, x in got.items()
     }
     assert metrics.agent_metrics(rollout, Agent()) == {}
+    three = metrics.agent_metrics(two_trials(), Agent(trials=3))
+    assert float(three['agent/success_third']) == pytest.approx(2 / 3)
+    assert 'agent/success_fourth' not in three
+    many = metrics.agent_metrics(two_trials(), Agent(trials=9))
+    assert set(three) < set(many) <= set(metrics.METRICS)
+    of_texts = metrics.agent_metrics(rollout, BOTH, names_actions=False)
+    assert set(metrics.agent_metrics(rollout, BOTH)) - set(of_texts) == {'agent/plan_followed'}
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -426,7 +490,7 @@ AGENT = {
         | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10},
         HOSTS
         | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
-        | {'env.max_turns': 6, 'hosts.max_observation': 80, 'rollout.max_tokens': 640},
+        | {'env.max_turns': 6, 'hosts.max_observation': 160, 'rollout.max_tokens': 1200},
         {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
         | {'clone.episodes': 32, 'clone.steps': 60},
     ],
@@ -458,6 +522,10 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes)
         ({'agent.name': 'act', 'agent.trials': 1}, 'agent.reward=gain has no effect'),
         ({'algorithm': 'vine'}, 'agent.reward=gain does not go with continuations'),
         ({'fork.value_every': 1, 'algorithm': 'ppo'}, 'agent.reward=gain does not go with contin'),
+        (
+            {'algorithm': 'mt_grpo', 'turn_credit.mode': 'mt_v1'},
+            "turn_credit.mode='mt_v1' credits no turn with what later ones earn",
+        ),
         ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'set it to False'),
         ({'clone.thoughts': True}, 'clone.thoughts has an effect only on own demonstrations'),
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
+from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import CUT, Conversation, action_hash, plain, prefix_of
+from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.tokens.chat import build_chat
 
 CHAT = build_chat(tiny.tokenizer())
@@ -122,3 +124,24 @@ def test_an_answer_is_told_to_the_world_with_its_prefix_and_trained_without_it()
     assert spoken.answer('Action: look') == conversation().answer('look')
     with pytest.raises(ValueError, match="answer_prefix='Action: ' is not how .*: 'look'"):
         spoken.answer('look')
+
+
+def test_what_an_agent_is_told_stays_whole_where_an_observation_is_cut():
+    agent = agents.Agent(plans=True, reflects=True, trials=2)
+    again = RAGEN.again.format(trial=2)
+    encode = tiny.tokenizer().encode
+    own = max(len(encode(f'\n{RAGEN.plan}{again}')), len(encode(f'\n{RAGEN.reflect}')))
+    most = own + len(encode(CUT)) + 8  # so many tokens of the observation, or a few more
+    spoken = Conversation(CHAT, '', most, agent=agent)
+    words = ' '.join(f'w{i}' for i in range(500))
+    for now, ask, before in (
+        (agents.Progress(agents.REFLECT, 1, 0, True), RAGEN.reflect, ''),
+        (agents.Progress(agents.PLAN, 1, 0, False), RAGEN.plan, again),
+        (agents.Progress(agents.ACT, 1, 0, False), '', again),
+    ):
+        prompt = spoken.prompt(words, now=now)
+        text = shown(prompt)
+        assert prompt.cut and CUT in text and len(prompt.tokens) + 1 <= spoken.width
+        assert f'user\n{before}' in text and f'{ask}<|im_end|>' in text
+    with pytest.raises(ValueError, match='has no room for what the agent is told'):
+        Conversation(CHAT, '', most - 16, agent=agent)

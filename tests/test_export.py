@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import stat
 
 import jax
@@ -240,6 +241,27 @@ def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
     metrics = evaluate.evaluate(cfg, '', str(workdir / 'again'), None)
     played = evaluate.evaluate(finished[0], str(workdir), str(workdir / 'first'), None)
     assert metrics == played
+
+
+def test_a_run_that_began_with_another_run_is_exported_with_the_fields_of_its_checkpoint(
+    exported, tmp_path
+):
+    source = tmp_path / 'checkpoint'
+    shutil.copytree(exported, source)
+    fields = json.loads((source / 'config.json').read_text())
+    (source / 'config.json').write_text(json.dumps(fields | {'max_position_embeddings': 777}))
+    start = source
+    for name in ('first', 'second'):
+        cfg = micro_runs.config('frozen_lake', **{'steps': 0, 'model.path': str(start)})
+        start = tmp_path / name
+        checkpoints = checkpoint.open_checkpoints(start, keep=1)
+        open_state(build(cfg), checkpoints, Streams(cfg.seed))
+        checkpoint.close(checkpoints)
+    out = tmp_path / 'out'
+    export.export_checkpoint(cfg, str(start), str(out), step=None, dtype='float32')
+    assert json.loads((out / 'config.json').read_text())['max_position_embeddings'] == 777
+    ours, theirs = (weights.load_model(folder)[1] for folder in (out, exported))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def test_the_card_names_step_config_commit_and_metrics(finished, exported):

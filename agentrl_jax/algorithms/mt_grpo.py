@@ -101,5 +101,6 @@ def make_batch(
         norm=norm,
         eps=eps,
         std_floor=std_floor,
+        acts=rollout.acts,
     )
     return common.build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

@@ -11,6 +11,7 @@ from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 NGRAM = 4
+TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')  # those whose success is told apart
 # Returns are sums of a few rewards: equal outcomes reached in another order differ by rounding.
 EQUAL_RETURNS = 1e-5
 
@@ -36,6 +37,9 @@ METRICS = {
     'agent/trials': 'Trials of an episode that were begun (agent.trials > 1).',
     'agent/success_first': 'Share of episodes solved in their first trial.',
     'agent/success_second': 'Share of episodes solved in their first two trials.',
+    'agent/success_third': 'Share of episodes solved in their first three (agent.trials > 2).',
+    'agent/success_fourth': 'Share of episodes solved in their first four (agent.trials > 3).',
+    'agent/success_fifth': 'Share of episodes solved in their first five (agent.trials > 4).',
     'agent/gain': 'What the second trial earned less what the first did; 0 without a second one.',
     'agent/plan_tokens': 'Tokens sampled in the plans of an episode.',
     'agent/reflection_tokens': 'Tokens sampled in the reflections of an episode.',
@@ -132,6 +136,9 @@ METRICS = {
     'eval/trials': 'As agent/trials, of validation episodes.',
     'eval/success_first': 'As agent/success_first, of validation episodes.',
     'eval/success_second': 'As agent/success_second, of validation episodes.',
+    'eval/success_third': 'As agent/success_third, of validation episodes.',
+    'eval/success_fourth': 'As agent/success_fourth, of validation episodes.',
+    'eval/success_fifth': 'As agent/success_fifth, of validation episodes.',
     'eval/gain': 'As agent/gain, of validation episodes.',
     'eval/tool_calls': 'As library/tool_calls, of validation episodes.',
     'eval/tool_success': 'As library/ or search/tool_success, of validation episodes.',
@@ -162,8 +169,13 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 
-def agent_metrics(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
-    """Figures of trials and of written turns, where there are any; means of healthy episodes."""
+def agent_metrics(
+    rollout: Rollout, agent: Any, *, names_actions: bool = True
+) -> dict[str, jax.Array]:
+    """Figures of trials and of written turns, where there are any; means of healthy episodes.
+
+    names_actions: the rollout says which actions a plan names (on hosts it does not).
+    """
     found = trial_figures(rollout, agent)
     played = jnp.arange(rollout.part.shape[1])[None] < rollout.num_turns[:, None]
     if agent.writes:
@@ -172,9 +184,9 @@ def agent_metrics(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
             found[f'{name}_tokens'] = jnp.sum(rollout.action_mask & (kind == part), axis=1)
     found = {name: masked_mean(x, rollout.healthy) for name, x in found.items()}
     if agent.writes:
-        written = played & (rollout.part != ACT) & rollout.healthy[:, None]
+        written = played & ~rollout.acts & rollout.healthy[:, None]
         found['written'] = masked_mean(rollout.valid.astype(jnp.float32), written)
-    if agent.plans:
+    if agent.plans and names_actions:
         found['plan_followed'] = plan_followed(rollout)
     return {f'agent/{name}': jnp.asarray(x, jnp.float32) for name, x in found.items()}
 
@@ -197,17 +209,16 @@ def trial_figures(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
     played = jnp.arange(rollout.part.shape[1])[None] < rollout.num_turns[:, None]
     last = jnp.max(jnp.where(played, rollout.trial, 0), axis=1)
     first, second = (trial_rewards(rollout, number) for number in (0, 1))
-    return {
-        'trials': last + 1,
-        'success_first': rollout.success & (last == 0),
-        'success_second': rollout.success & (last <= 1),
-        'gain': jnp.where(last >= 1, second - first, 0.0),
+    solved = {
+        f'success_{name}': rollout.success & (last <= number)
+        for number, name in enumerate(TRIALS[: agent.trials])
     }
+    return {'trials': last + 1, **solved, 'gain': jnp.where(last >= 1, second - first, 0.0)}
 
 
 def executed(rollout: Rollout) -> jax.Array:
     """The actions int32 [B, K, A] of turns that act, -1 = none."""
-    return jnp.where((rollout.part == ACT)[:, :, None], rollout.actions, -1)
+    return jnp.where(rollout.acts[:, :, None], rollout.actions, -1)
 
 
 def last_actions(rollout: Rollout) -> jax.Array:

@@ -109,11 +109,13 @@ def turn_advantages(
     norm: str = 'std',
     eps: float = 1e-4,
     std_floor: float = 0.0,
+    acts: jax.Array | None = None,
 ) -> jax.Array:
     """Advantage of each turn from turn rewards r [B, K] and outcomes o [B]; [B, K].
 
     norm compares whole episodes, norm_k turn k over the members that reached it (0 if fewer than
-    two); c = turn_coef, w = outcome_coef.
+    two); c = turn_coef, w = outcome_coef. acts bool [B, K]: turns that step the world; those that
+    only write in front of the first one count as part of it in mt_v1. None: all act.
       or             w norm(o)                                         GRPO-OR
       mr             norm(c sum_l r_l + w o)                           GRPO-MR: add, then normalise
       mt_v1          w norm(o), plus c norm_0(r_0) in the first turn   MT-GRPO (arXiv:2505.11821 v1)
@@ -150,14 +152,19 @@ def turn_advantages(
         return jnp.cumsum(turn_coef * compare(r, reached)[:, ::-1], axis=1)[:, ::-1]
 
     whole = outcome_coef * compare(o, healthy)[:, None]
-    local = turn_coef * compare(r, reached)
-    first = jnp.arange(r.shape[1])[None] == 0
+    acted = jnp.ones_like(reached) if acts is None else acts
+    first = jnp.cumsum(acted, axis=1) - acted == 0
+
+    def opening():
+        earned = jnp.where(first, r, 0.0).sum(1, keepdims=True)
+        return jnp.where(first, turn_coef * compare(earned, reached[:, :1]), 0.0)
+
     modes = {
         'or': lambda: whole,
         'mr': lambda: compare(turn_coef * r.sum(1) + outcome_coef * o, healthy)[:, None],
-        'mt_v1': lambda: whole + jnp.where(first, local, 0.0),
+        'mt_v1': lambda: whole + opening(),
         'mt_cumulative': lambda: whole + suffix(),
-        'mt_local': lambda: whole + local,
+        'mt_local': lambda: whole + turn_coef * compare(r, reached),
         'gtpo': lambda: to_go(turn_coef, outcome_coef),
         'hybrid': lambda: turn_coef * to_go(1.0, 1.0) + whole,
         'flattened': lambda: whole + suffix()[:, :1],

@@ -409,7 +409,9 @@ class Game:
         heard, now = seat.heard, seat.now
         if now.part == agents.ACT and not now.begins_again:
             return heard.prompt
-        return self.conversation.prompt(heard.reply.observation, heard.instruction, now)
+        made = self.conversation.prompt(heard.reply.observation, heard.instruction, now)
+        self.counted['cut'] += made.cut and not heard.prompt.cut
+        return made
 
     def has_end(self, seat: Seat) -> bool:
         """Whether the row ends in the end of a turn: the prefix does, and answers that have one."""

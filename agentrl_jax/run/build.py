@@ -104,15 +104,17 @@ def learn(
     return state, measured | selected, rows, advantages
 
 
-def measure_episodes(rollout: Rollout, agent: Any, *, group_size: int) -> dict[str, jax.Array]:
+def measure_episodes(
+    rollout: Rollout, agent: Any, *, group_size: int, names_actions: bool = False
+) -> dict[str, jax.Array]:
     """Metrics of a rollout in whatever worlds."""
     common = metrics.rollout_metrics(rollout, group_size)
-    return common | metrics.agent_metrics(rollout, agent)
+    return common | metrics.agent_metrics(rollout, agent, names_actions=names_actions)
 
 
 def measure_rollout(rollout: Rollout, task: TextTask, *, group_size: int) -> dict[str, jax.Array]:
     """Metrics of a rollout, the environment's own included."""
-    common = measure_episodes(rollout, task.agent, group_size=group_size)
+    common = measure_episodes(rollout, task.agent, group_size=group_size, names_actions=True)
     return common | metrics.environment_metrics(rollout, task)
 
 

@@ -272,6 +272,11 @@ def _impossible_agents(cfg: Any) -> list[str]:
             'which begin within a trial: set it to whole',
         ),
         (
+            agent.reward == 'gain' and cfg.turn_credit.mode in ('or', 'mt_v1', 'mt_local'),
+            f'turn_credit.mode={cfg.turn_credit.mode!r} credits no turn with what later ones earn, '
+            'as agent.reward=gain would have it: set that to whole, or another mode',
+        ),
+        (
             turns < needed,
             f'agent.name={agent.name!r} with agent.trials={agent.trials} takes {needed} turns at '
             f'least, and env.max_turns, curriculum.rounds or clone.max_turns allow {turns}',

@@ -143,6 +143,14 @@ def tokenizer_source(cfg: Any) -> Path:
     return files.local_path(given or bundled_tokenizer(*derived.worlds(cfg)))
 
 
+def checkpoint_source(cfg: Any) -> Path | None:
+    """The checkpoint that a policy began with, through any number of runs; None: with none."""
+    path = files.local_path(cfg.model.path) if cfg.model.path else None
+    if path is not None and holds_run(path):
+        return checkpoint_source(config_of_run(path))
+    return path
+
+
 def bundled_tokenizer(*worlds: str) -> Path:
     """The small tokenizer made of a world's own words, or that of the demo."""
     own = [TOKENIZERS / f'{world}.model' for world in worlds]

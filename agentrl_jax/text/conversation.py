@@ -63,6 +63,23 @@ class Conversation:
     told: str = ''  # the instruction that stands in front of all items
     agent: agents.Agent = agents.ONLY_ACTS
 
+    def __post_init__(self) -> None:
+        agent, encode = self.agent, self.chat.tokenizer.encode
+        plan, reflection = (len(encode(self.request(x))) for x in (agents.PLAN, agents.REFLECT))
+        again = len(encode(RAGEN.again.format(trial=agent.trials)))
+        own = max(plan * agent.plans + again * (agent.trials > 1), reflection * agent.reflects)
+        least = len(encode(CUT)) + own if own else 0
+        if self.max_observation < least:
+            raise ValueError(
+                f'hosts.max_observation={self.max_observation} has no room for what the agent is '
+                f'told beside an observation, {own} tokens: set it to {least} or more'
+            )
+
+    @staticmethod
+    def request(part: int) -> str:
+        """What stands behind an observation in front of an answer that is text."""
+        return f'\n{getattr(RAGEN, agents.WRITTEN[part].asks)}'
+
     @property
     def width(self) -> int:
         """Tokens of the longest prompt, the end of a turn that has none included."""
@@ -83,11 +100,12 @@ class Conversation:
         told = instruction in ('', self.told)
         text = observation if told else f'{plain(instruction)}\n{observation}'
         part, opening = agents.ACT if now is None else now.part, self.answer_prefix
+        before = behind = ''
         if part != agents.ACT:
-            written = agents.WRITTEN[part]
-            text, opening = f'{text}\n{getattr(RAGEN, written.asks)}', written.opening
+            behind, opening = self.request(part), agents.WRITTEN[part].opening
         if now is not None and now.begins_again:
-            text = RAGEN.again.format(trial=now.trial + 1) + text
+            before = RAGEN.again.format(trial=now.trial + 1)
+        text = before + text + behind
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
         most = CHARACTERS * self.max_observation
         long = len(text) > 2 * most
@@ -95,10 +113,10 @@ class Conversation:
         ids = opened(text[:most] + CUT + text[-most:] if long else text)
         over = len(ids) - role > self.max_observation
         if over:
-            mark = self.chat.tokenizer.encode(CUT)
+            mark, first, last = map(self.chat.tokenizer.encode, (CUT, before, behind))
             rest = max(self.max_observation - len(mark), 0)
-            tail = ids[len(ids) - rest // 2 :]
-            ids = [*ids[: role + rest - rest // 2], *mark[: self.max_observation], *tail]
+            end = min(max(rest // 2, len(last)), rest - len(first))  # what we say is kept whole
+            ids = [*ids[: role + rest - end], *mark[: self.max_observation], *ids[len(ids) - end :]]
         return Prompt(
             tokens=[*ids, *self.chat.answer_open(opening)],
             anchor=zlib.crc32(observation.encode()) ^ part,
