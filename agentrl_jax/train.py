@@ -70,6 +70,7 @@ class Played(NamedTuple):
     rollout: Rollout
     episodes: Episodes | tuple[Episodes, ...]  # of a mixture those of each world
     key: jax.Array  # that collect was given
+    horizon: int  # turns that an episode could have
     rows: jax.Array  # int32 [b]  rows of the update
     advantages: jax.Array  # float32 [b, T]
 
@@ -104,7 +105,7 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     measured = learned | measured | {'rollout/horizon': horizon}
     measured['time/collect_s'] = collected - began
     rollout = rollout.replace(continuations=None)  # a page shows episodes
-    played = Played(rollout, episodes, streams.key(COLLECT, step), rows, advantages)
+    played = Played(rollout, episodes, streams.key(COLLECT, step), horizon, rows, advantages)
     return state, measured, sampled, played
 
 
@@ -319,7 +320,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             workdir,
             name,
             rows,
-            task=task,
+            task=task.replace(turn_limit=np.int32(played.horizon)),
             tokenizer=run.tokenizer,
             streams=listed.world_stream,
             key=played.key,

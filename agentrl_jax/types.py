@@ -51,8 +51,8 @@ class Rollout:
     # before and the reward it was told; 0 past the end
     part: jax.Array  # int32 [B, K]   kind of a turn: one of text.agents; 0, the turn acts
     trial: jax.Array  # int32 [B, K]  of an episode that may try its level again, from 0 on
-    anchor: jax.Array  # uint32 [B, K]  hash of the observation that a turn shows, and of nothing
-    # else of its prompt: equal where the world looks the same; 0 past the end
+    anchor: jax.Array  # uint32 [B, K]  hash of the observation that a turn shows, of its kind and
+    # trial, and of nothing else: equal where the world looks the same; 0 past the end
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
     penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0), not in rewards
     turn_stop: jax.Array  # int32 [B, K]   TurnStop

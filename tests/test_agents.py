@@ -17,14 +17,16 @@ from test_host_runs import HOSTS
 
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.measure import metrics
-from agentrl_jax.records import pages, run_log
+from agentrl_jax.records import pages, report, run_log
 from agentrl_jax.rl import trials, turn_credit
 from agentrl_jax.rollout import replies, windows
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import check
+from agentrl_jax.run import build, check, collecting, derived, settings
 from agentrl_jax.text import agents, answer
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
@@ -43,12 +45,12 @@ def task(style='brief', agent=BOTH, **changes):
 # ---- which turn comes when -----------------------------------------------------------------------
 
 
-def kinds(agent, ends):
+def kinds(agent, ends, trial_turns=99):
     """(kind, trial, whether a level began) of turns; ends: turns that end a trial."""
     now, found = agents.begin(agent), []
     for turn in range(10):
         found.append((now.part, now.trial))
-        now, fresh = agents.follow(agent, now, turn in ends)
+        now, fresh = agents.follow(agent, now, turn in ends, trial_turns)
         found[-1] += (bool(fresh),)
     return found
 
@@ -58,6 +60,14 @@ def test_a_plan_comes_first_and_again_after_so_many_turns_that_act():
     again = kinds(Agent(plans=True, plan_every=2), ())
     assert [kind for kind, _, _ in again] == [PLAN, ACT, ACT] * 3 + [PLAN]
     assert all(kind == ACT for kind, _, _ in kinds(Agent(), ()))
+
+
+def test_the_last_turn_of_a_trial_acts():
+    """With five turns and a plan before each other one the last was a plan that nobody followed."""
+    got = kinds(Agent(plans=True, plan_every=1), (), trial_turns=5)
+    assert [kind for kind, _, _ in got[:5]] == [PLAN, ACT, PLAN, ACT, ACT]
+    got = kinds(Agent(plans=True, plan_every=1, trials=2), {2}, trial_turns=3)
+    assert [kind for kind, _, _ in got[:6]] == [PLAN, ACT, ACT] * 2
 
 
 def test_a_reflection_stands_between_trials_and_the_level_begins_behind_it():
@@ -88,7 +98,7 @@ def test_trials_share_the_turns_evenly():
 def test_turns_of_a_trial_that_act_are_those_that_it_is_made_of(agent, limit):
     """Random play in a report had the turns of plans and of all trials in a single one."""
     number = agent.trial_turns(limit)
-    first = kinds(agent, {number - 1})[:number]
+    first = kinds(agent, {number - 1}, number)[:number]
     assert {trial for _, trial, _ in first} == {0}
     assert agent.acting_turns(limit) == sum(kind == ACT for kind, _, _ in first)
 
@@ -226,6 +236,21 @@ def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
     assert found > 100 and not matched.all()
 
 
+@pytest.mark.parametrize('name', ['frozen_lake', 'sokoban', 'bandit'])
+@pytest.mark.parametrize('observation_format', ['grid', 'coord'])
+def test_no_world_asks_for_tags_in_react(name, observation_format):
+    """Sokoban's example and the bandit's question went on showing <answer>."""
+    world = ENVIRONMENTS[name]
+    if observation_format == 'coord' and name == 'bandit':
+        pytest.skip('it has no board')
+    env = world() if name == 'bandit' else world(observation_format=observation_format)
+    pool = env.make_params('train', num_levels=4)
+    made = text.build_task(env, pool, tiny.tokenizer(), style='ragen', generation_prefix='Thought:')
+    said = tiny.tokenizer().decode(np.asarray(made.prefix).tolist())
+    said += shown(made, text.begin(made, jnp.int32(0)))
+    assert 'Action: ' in said and '<answer>' not in said and '<think>' not in said
+
+
 def test_react_is_worded_as_its_form_asks():
     ragen = task('ragen', agent=Agent(), generation_prefix='Thought:')
     world = text.begin(ragen, jnp.int32(0))
@@ -298,7 +323,7 @@ def test_kinds_of_turns_follow_from_where_trials_ended(played):
     for b in range(16):
         number = int(out.num_turns[b])
         ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-        expected = kinds(BOTH, ends)[:number]
+        expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
         assert [(int(p), int(t)) for p, t in zip(out.part[b], out.trial[b], strict=True)][
             :number
         ] == [(kind, trial) for kind, trial, _ in expected]
@@ -337,6 +362,25 @@ def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
     assert kept > 3
 
 
+def test_a_plan_in_the_window_leaves_no_older_one_in_view():
+    part, begin = jnp.asarray([PLAN, ACT, PLAN, ACT, ACT]), jnp.arange(5) * 10
+    turn = jnp.arange(5)
+    for window, lengths in ((1, [0, 10, 10, 10, 10]), (2, [0, 0, 10, 0, 10])):
+        first = jnp.maximum(turn - window + 1, 0)
+        rows = (jnp.broadcast_to(x[None], (5, 5)) for x in (part, begin))
+        start, length = windows.kept(*rows, first, turn)
+        assert length.tolist() == lengths
+        assert start[4] == 20
+
+
+def test_trials_are_states_of_their_own():
+    """One anchor for both trials compared what is left to earn in two with that in one."""
+    first = moment(task(), ACT)
+    again = first.replace(agent=first.agent.replace(trial=jnp.int32(1)))
+    reflects = first.replace(agent=first.agent.replace(part=jnp.int32(REFLECT)))
+    assert len({int(text.anchor(task(), x)) for x in (first, again, reflects)}) == 3
+
+
 # ---- credit and figures --------------------------------------------------------------------------
 
 
@@ -364,6 +408,35 @@ def test_a_third_trial_takes_back_the_second_alone_whether_or_not_anything_was_w
     out = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
     out = trials.gain_rewards(out.replace(trial=jnp.asarray([[0, 1, 2]])))
     np.testing.assert_allclose(out.rewards, [[1, 2 - 1, 4 - 2]])
+
+
+def test_a_trial_in_which_nothing_was_tried_takes_nothing_back_and_is_not_counted():
+    """Tokens that ran out behind a reflection were worth what the failed trial had cost."""
+    layouts = [[(1, 1)] * 3, [(1, 1)] * 4]
+    cut = toy.rollout_of(layouts, [[-1, -1, 0, 0], [-1, -1, 0, -2]], length=9)
+    part = jnp.asarray([[0, 0, REFLECT, 0]] * 2)
+    cut = cut.replace(part=part, trial=jnp.asarray([[0, 0, 1, 0], [0, 0, 1, 1]]))
+    paid = trials.gain_rewards(cut)
+    np.testing.assert_allclose(paid.rewards, [[-1, -1, 0, 0], [-1, -1, 2, -2]])
+    got = metrics.agent_metrics(cut, Agent(reflects=True, trials=2))
+    assert float(got['agent/trials']) == 1.5 and float(got['agent/gain']) == 0
+    acted = jnp.zeros((2, 4, 1), jnp.int32).at[0, 3].set(-1)
+    last = metrics.last_actions(cut.replace(actions=acted))[:, :, 0]
+    np.testing.assert_array_equal(last, [[0, 0, -1, -1], [-1, -1, -1, 0]])
+
+
+def test_dynamic_sampling_keeps_groups_by_the_rewards_that_train():
+    """-1 -3 and -2 -3 differ as paid, and not once the second trial takes back the first."""
+    rollout = toy.rollout_of([[(1, 1)] * 2] * 2, [[-1, -3], [-2, -3]], length=6)
+    rollout = rollout.replace(trial=jnp.asarray([[0, 1]] * 2))
+    cfg = micro_runs.config(NAME, **{'filter.refill': 1, 'filter.rule': 'varied'})
+    cfg.rollout.num_groups, cfg.rollout.group_size = 1, 2
+    for reward, kept in (('whole', 1), ('gain', 0)):
+        cfg.agent.reward = reward
+        keep, credit = settings.build_keep(cfg), settings.build_credit(cfg)
+        pack = collecting.build_pack(cfg, keep, credit, None, None)
+        listed = Episodes(*[jnp.arange(2)] * 3)
+        assert int(pack((rollout, listed), np.int32(0), (rollout, listed))[2]) == kept
 
 
 def by_mode():
@@ -467,6 +540,22 @@ def test_figures_of_trials_by_hand():
     assert set(three) < set(many) <= set(metrics.METRICS)
     of_texts = metrics.agent_metrics(rollout, BOTH, names_actions=False)
     assert set(metrics.agent_metrics(rollout, BOTH)) - set(of_texts) == {'agent/plan_followed'}
+    chat, env = hosts.build_chat(tiny.tokenizer()), hosts.Tests()
+    conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
+    levels = env.make_params(num_levels=4)
+    on_hosts = hosts.build_host_task(env, levels, conversation, max_turns=5)
+    figures = rollout.replace(figures=jnp.zeros((3, len(env.FIGURES))))
+    measured = build.measure_rollout(figures, on_hosts, group_size=3)
+    assert 'agent/trials' in measured and 'agent/plan_followed' not in measured
+
+
+def test_players_that_a_run_is_compared_with_have_the_actions_of_its_agent():
+    """With an action a turn they had ten in each trial where the agent had two."""
+    one = task(agent=Agent(reflects=True, trials=2), max_turns=5, max_actions_per_turn=1)
+    params = jax.tree.map(jnp.asarray, one.env_params)
+    got = report.reference(one)
+    assert got == reference_success(one.env, params, 2, trials=2)
+    assert got['oracle'] < reference_success(one.env, params, 10, trials=2)['oracle']
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -487,7 +576,8 @@ AGENT = {
     'changes',
     [
         AGENT
-        | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10},
+        | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10}
+        | {'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2},
         HOSTS
         | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
         | {'env.max_turns': 6, 'hosts.max_observation': 160, 'rollout.max_tokens': 1200},
@@ -496,8 +586,17 @@ AGENT = {
     ],
     ids=['reflect in a window', 'plan on hosts', 'react'],
 )
-def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes):
-    assert train.train(micro_runs.config(NAME, **changes), str(tmp_path)) == 0
+def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes, monkeypatch):
+    cfg, write, limits = micro_runs.config(NAME, **changes), pages.write, []
+
+    def noted(*args, task, **rest):
+        limits.append(int(task.turn_limit))
+        return write(*args, task=task, **rest)
+
+    monkeypatch.setattr(pages, 'write', noted)
+    assert train.train(cfg, str(tmp_path)) == 0
+    # Boards of later trials were replayed as if all turns of the curriculum had been allowed
+    assert limits == [derived.turn_limit(cfg, step) for step in (0, 2)]
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
     assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
@@ -531,6 +630,10 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes)
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
         ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
+        (
+            {'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0},
+            'search.turns=5 is when the outcome is earned, .* has 2 turns that act in a trial',
+        ),
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
         (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),
         (
@@ -585,7 +688,8 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
     for b in range(8):
         number = int(out.num_turns[b])
         ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-        expected = [kind for kind, _, _ in kinds(BOTH, ends)[:number]]
+        expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
+        expected = [kind for kind, _, _ in expected]
         assert out.part[b, :number].tolist() == expected
     written = (out.part != ACT) & (out.turn_stop > 0)
     assert written.any() and not out.rewards[written].any() and (out.actions[written] == -1).all()

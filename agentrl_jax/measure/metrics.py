@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
+from agentrl_jax.rl import trials
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_min, masked_var
 from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
@@ -34,7 +35,7 @@ METRICS = {
     'group/all_pass_frac': 'Share of groups in which every episode is solved.',
     'echo/repeated_ngrams': 'Share of 4-grams of sampled tokens that repeat one of their episode.',
     'echo/distinct_actions': 'Different action sequences in a group / its episodes.',
-    'agent/trials': 'Trials of an episode that were begun (agent.trials > 1).',
+    'agent/trials': 'Trials of an episode in which a turn acted (agent.trials > 1).',
     'agent/success_first': 'Share of episodes solved in their first trial.',
     'agent/success_second': 'Share of episodes solved in their first two trials.',
     'agent/success_third': 'Share of episodes solved in their first three (agent.trials > 2).',
@@ -206,8 +207,7 @@ def trial_figures(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
     """Figures of each episode of an agent with several trials, [B]."""
     if agent.trials == 1:
         return {}
-    played = jnp.arange(rollout.part.shape[1])[None] < rollout.num_turns[:, None]
-    last = jnp.max(jnp.where(played, rollout.trial, 0), axis=1)
+    last = trials.last(rollout)
     first, second = (trial_rewards(rollout, number) for number in (0, 1))
     solved = {
         f'success_{name}': rollout.success & (last <= number)
@@ -223,7 +223,7 @@ def executed(rollout: Rollout) -> jax.Array:
 
 def last_actions(rollout: Rollout) -> jax.Array:
     """Those of the last trial, which is played on the level as it was."""
-    last = rollout.trial == jnp.max(rollout.trial, axis=1, keepdims=True)
+    last = rollout.trial == trials.last(rollout)[:, None]
     return jnp.where(last[:, :, None], executed(rollout), -1)
 
 

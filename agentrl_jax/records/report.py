@@ -23,15 +23,14 @@ def reference(task: Any) -> dict[str, float]:
 
     Nothing of worlds on hosts that nobody else plays, or not quickly.
     """
+    turns = task.agent.acting_turns(task.max_turns)
     if isinstance(task, HostTask):
         if not task.env.quick:
             return {}
-        turns = task.agent.acting_turns(task.max_turns)
         return reference_on_hosts(task.env, task.env_params, turns, trials=task.agent.trials)
     env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
-    return reference_success(
-        task.env, env_params, task.max_actions_per_episode, trials=task.agent.trials
-    )
+    actions = min(task.max_actions_per_episode, turns * task.max_actions_per_turn)
+    return reference_success(task.env, env_params, actions, trials=task.agent.trials)
 
 
 def write_reference(workdir: Path, pools: Mapping[str, Any], worlds: int = 1) -> None:

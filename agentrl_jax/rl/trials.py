@@ -5,6 +5,9 @@ gain: the first turn of each further trial, which is its reflection where there 
   back what the trial before earned. From that turn on an episode then earns the gain of this trial
   over the one before (and of those that follow), which is what to-go credit gives the reflection,
   and in all what its last trial earned.
+
+A trial without a turn that acts, since tokens ran out behind its reflection or plan, was not tried:
+it takes nothing back, and no figure counts it.
 """
 
 import jax
@@ -21,6 +24,16 @@ def first_turns(trial: jax.Array, num_turns: jax.Array) -> jax.Array:
     return (trial != before) & (jnp.arange(trial.shape[1])[None] < num_turns[:, None])
 
 
+def tried(rollout: Rollout) -> jax.Array:
+    """bool [B, K]: the turns that step the world and were played."""
+    return rollout.acts & (jnp.arange(rollout.acts.shape[1])[None] < rollout.num_turns[:, None])
+
+
+def last(rollout: Rollout) -> jax.Array:
+    """The last trial of each episode that was tried, int32 [B]."""
+    return jnp.max(jnp.where(tried(rollout), rollout.trial, 0), axis=1)
+
+
 def earned(rewards: jax.Array, trial: jax.Array, number: jax.Array) -> jax.Array:
     """Sum of the rewards [B, K] of the trials of a number int32 [B, ...]; [B, ...]."""
     shape = (trial.shape[0], *(1,) * (number.ndim - 1), trial.shape[1])
@@ -31,5 +44,6 @@ def earned(rewards: jax.Array, trial: jax.Array, number: jax.Array) -> jax.Array
 def gain_rewards(rollout: Rollout) -> Rollout:
     """The rollout with the rewards of `gain`."""
     first = first_turns(rollout.trial, rollout.num_turns)
+    first &= rollout.trial <= last(rollout)[:, None]
     before = earned(rollout.rewards, rollout.trial, rollout.trial - 1)
     return rollout.replace(rewards=rollout.rewards - jnp.where(first, before, 0.0))

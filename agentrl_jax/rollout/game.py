@@ -385,7 +385,7 @@ class Game:
         stop = EpisodeStop.TERMINATED if done else stop
         more = now.trial + 1 < agent.trials and seat.turn < self.turn_limit
         again = stop != EpisodeStop.NONE and more and not self.out['success'][b]
-        seat.now, fresh = agents.follow(agent, now, again)
+        seat.now, fresh = agents.follow(agent, now, again, agent.trial_turns(self.turn_limit))
         return EpisodeStop.NONE if again else stop, fresh
 
     def go_on(self, seat: Seat, stop: EpisodeStop, fresh: bool) -> None:
@@ -434,14 +434,15 @@ class Game:
         out['turn'][b, place] = k
         out['begin'][b, k] = begin
         out['part'][b, k], out['trial'][b, k] = seat.now.part, seat.now.trial
-        out['anchor'][b, k] = prompt.anchor
+        out['anchor'][b, k] = prompt.anchor ^ agents.kind(seat.now)
         first, at, kept = seat.length, seat.length, slice(0)
         seat.length += len(new)
         if self.window:
             oldest = max(k - self.window + 1, 0)
             first, at = out['begin'][b, oldest], len(self.prefix)
-            written = np.flatnonzero(out['part'][b, :oldest])  # as in windows.kept
-            kept = slice(*out['begin'][b, written[-1] :][:2]) if len(written) else kept
+            written = np.flatnonzero(out['part'][b, :k])  # as in windows.kept
+            if len(written) and written[-1] < oldest:
+                kept = slice(*out['begin'][b, written[-1] :][:2])
         row = out['tokens'][b]
         unread = np.concatenate([row[kept], row[first : seat.length]])
         width = self.programs.width

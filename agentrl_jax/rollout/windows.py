@@ -5,8 +5,8 @@ the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history).
 turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
 each with the tokens that the policy saw and with one trained answer; put_back is the way back.
 Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
-Of an agent that writes (text.agents) the last plan or reflection is kept in view: where its turn is
-older than the window, it stands between the prefix and the window's first turn.
+Of an agent that writes (text.agents) the last plan or reflection before a turn is kept in view:
+where it is older than the window, it stands between the prefix and the window's first turn.
 """
 
 from typing import Any
@@ -35,18 +35,22 @@ def block_width(*, window: int, width: int, max_response: int, keeps: bool) -> i
     return width + (window - 1 + keeps) * (width + max_response)
 
 
-def kept(part: jax.Array, begin: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(start, length) in its row of the last written turn before turn `first`; length 0: none.
+def kept(
+    part: jax.Array, begin: jax.Array, first: jax.Array, turn: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(start, length) in its row of the last written turn before `turn`; length 0: none.
 
-    part, begin int32 [..., K]; first int32 [...]. Up to where the turn behind it begins, so that
+    None either where the window, which begins with turn `first`, holds it. part, begin int32
+    [..., K]; first, turn int32 [...]. Up to where the turn behind it begins, so that
     what opens a message stands behind it as it does behind the prefix.
     """
     index = jnp.arange(part.shape[-1]).reshape((1,) * (part.ndim - 1) + (-1,))
-    written = (part != agents.ACT) & (index < first[..., None])
+    written = (part != agents.ACT) & (index < turn[..., None])
     last = jnp.max(jnp.where(written, index, -1), axis=-1, keepdims=True)
     start = jnp.take_along_axis(begin, jnp.maximum(last, 0), axis=-1)
     end = jnp.take_along_axis(begin, jnp.maximum(last + 1, 0), axis=-1)
-    return start[..., 0], jnp.where(last >= 0, end - start, 0)[..., 0]
+    older = (last >= 0) & (last < first[..., None])
+    return start[..., 0], jnp.where(older, end - start, 0)[..., 0]
 
 
 def turn_ends(turn: jax.Array, turns: int) -> jax.Array:
@@ -90,7 +94,7 @@ def read_again(
     column = jnp.arange(block)[None]
     position, more = begin + column, 0
     if keeps:
-        start, more = (x[:, None] for x in kept(out.part[row], out.begin[row], first))
+        start, more = (x[:, None] for x in kept(out.part[row], out.begin[row], first, turn))
         position = jnp.where(column < more, start + column, begin + column - more)
     tokens = jnp.take_along_axis(
         out.tokens[row], jnp.minimum(position, out.tokens.shape[1] - 1), axis=1
@@ -110,17 +114,18 @@ def windows(
     length, begin = rollout.tokens.shape[1], rollout.begin
     block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
     end = turn_ends(rollout.turn, begin.shape[1])
-    first = jnp.maximum(jnp.arange(begin.shape[1]) - window + 1, 0)
+    turns = jnp.arange(begin.shape[1])
+    first = jnp.maximum(turns - window + 1, 0)
     column = jnp.arange(min(prefix + block + max_response, length))
     place = (column - prefix)[None, None]
     behind = begin[:, first][:, :, None] + place
     if keeps:
         every = (*begin.shape, begin.shape[1])
         rows = (jnp.broadcast_to(x[:, None], every) for x in (rollout.part, begin))
-        start, more = (x[:, :, None] for x in kept(*rows, first[None]))
+        start, more = (x[:, :, None] for x in kept(*rows, first[None], turns[None]))
         behind = jnp.where(place < more, start + place, behind - more)
     index = jnp.where(column < prefix, column[None, None], behind)
-    turns = jnp.arange(begin.shape[1])[None]
+    turns = turns[None]
     played = (turns < rollout.num_turns[:, None])[:, :, None]
     index = jnp.where(played & (index < end[:, :, None]), index, length)
     own = take(rollout.turn, index, fill=-1) == turns[:, :, None]

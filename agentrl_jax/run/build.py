@@ -112,9 +112,12 @@ def measure_episodes(
     return common | metrics.agent_metrics(rollout, agent, names_actions=names_actions)
 
 
-def measure_rollout(rollout: Rollout, task: TextTask, *, group_size: int) -> dict[str, jax.Array]:
+def measure_rollout(
+    rollout: Rollout, task: TextTask | HostTask, *, group_size: int
+) -> dict[str, jax.Array]:
     """Metrics of a rollout, the environment's own included."""
-    common = measure_episodes(rollout, task.agent, group_size=group_size, names_actions=True)
+    names = isinstance(task, TextTask)  # on hosts actions are texts
+    common = measure_episodes(rollout, task.agent, group_size=group_size, names_actions=names)
     return common | metrics.environment_metrics(rollout, task)
 
 
@@ -315,7 +318,9 @@ def build_training(
         task=task,
         draw=draw,
         collect=collect,
-        pack=collecting.build_pack(cfg, settings.build_keep(cfg), rows, whole),
+        pack=collecting.build_pack(
+            cfg, settings.build_keep(cfg), settings.build_credit(cfg), rows, whole
+        ),
         metrics=measure,
         information=jax.jit(information, out_shardings=whole),
         learn=build_learn(cfg, mesh, config, task, tokenizer, txs),

@@ -282,6 +282,13 @@ def _impossible_agents(cfg: Any) -> list[str]:
             f'least, and env.max_turns, curriculum.rounds or clone.max_turns allow {turns}',
         ),
         (
+            cfg.env.name == 'search' and cfg.search.turns > built.acting_turns(max(turns, needed)),
+            f'search.turns={cfg.search.turns} is when the outcome is earned, and '
+            f'agent.name={agent.name!r} with agent.trials={agent.trials} has '
+            f'{built.acting_turns(max(turns, needed))} turns that act in a trial (env.max_turns, '
+            'curriculum.rounds): set it to so many at most',
+        ),
+        (
             cfg.context.summary > 0 and (built.writes or built.trials > 1),
             f'context.summary={cfg.context.summary} tells turns of a single trial that all act: '
             "set it to 0, or agent.name='act' and agent.trials=1",

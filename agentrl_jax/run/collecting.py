@@ -85,9 +85,18 @@ def pack(
     return (rollout.replace(episode_stop=stop), episodes), count_after, keep.sum()
 
 
-def build_pack(cfg: Any, keep_fn: Any, rows: Any, whole: Any) -> Any:
-    """Jitted pack over the mesh, None without dynamic sampling."""
+def _keep_credited(rollout: Rollout, *, keep_fn: Any, credit: Any) -> Any:
+    return keep_fn(credit(rollout))
+
+
+def build_pack(cfg: Any, keep_fn: Any, credit: Any, rows: Any, whole: Any) -> Any:
+    """Jitted pack over the mesh, None without dynamic sampling.
+
+    credit: of a rollout with the rewards that the worlds paid; groups are kept by those that train.
+    """
     if not cfg.filter.refill:
         return None
+    if credit is not None:
+        keep_fn = functools.partial(_keep_credited, keep_fn=keep_fn, credit=credit)
     program = functools.partial(pack, keep_fn=keep_fn, group_size=cfg.rollout.group_size)
     return jax.jit(program, out_shardings=(rows, whole, whole))

@@ -56,6 +56,11 @@ def build_keep(cfg: Any) -> Any:
     )
 
 
+def build_credit(cfg: Any) -> Any:
+    """The rewards that train, of a rollout with those that the worlds paid; None: the same."""
+    return trials.gain_rewards if cfg.agent.reward == 'gain' else None
+
+
 def build_select(cfg: Any) -> Any:
     """filtering.select of the config's filter: of a rollout."""
     members, keep_fn = cfg.rollout.group_size, build_keep(cfg)
@@ -156,7 +161,7 @@ def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -
     correct, train_on = build_correct(cfg), build_train_on(cfg, tokenizer)
     return batches.Learning(
         select=build_select(cfg),
-        credit=trials.gain_rewards if cfg.agent.reward == 'gain' else None,
+        credit=build_credit(cfg),
         train_on=train_on,
         order=functools.partial(dpo.order_rows, group_size=members) if pairs else None,
         windows=build_windows(cfg, task),

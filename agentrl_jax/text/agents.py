@@ -57,7 +57,7 @@ class Agent:
         turns = self.trial_turns(turn_limit)
         if not self.plans:
             return turns
-        return turns - (-(-turns // (self.plan_every + 1)) if self.plan_every else 1)
+        return turns - 1 - ((turns - 2) // (self.plan_every + 1) if self.plan_every else 0)
 
 
 ONLY_ACTS = Agent()
@@ -98,22 +98,30 @@ class Progress:
         return (self.trial > 0) & (self.turns == 0) & (self.part != REFLECT)
 
 
+def kind(now: Progress) -> jax.Array:
+    """A number for the kind of a turn and its trial; 0 for a turn of the first one that acts."""
+    return now.part + len(PARTS) * now.trial
+
+
 def begin(agent: Agent) -> Progress:
     """In front of the first turn."""
     return Progress(part=PLAN if agent.plans else ACT, trial=0, turns=0, told=False)
 
 
-def follow(agent: Agent, now: Progress, again: jax.Array) -> tuple[Progress, jax.Array]:
+def follow(
+    agent: Agent, now: Progress, again: jax.Array, trial_turns: jax.Array | int
+) -> tuple[Progress, jax.Array]:
     """(progress behind a turn, whether a trial begins there with the level as it was: bool []).
 
-    again: this turn ended a trial, and another one follows.
+    again: this turn ended a trial, and another one follows. trial_turns: as Agent.trial_turns; its
+    last turn acts, since no other would follow a plan.
     """
     # Arithmetic alone, so that it takes arrays and numbers of Python's
     reflected = now.part == REFLECT
     turns = (now.turns + 1) * (1 - (again | reflected))
     due = turns == 0
     if agent.plan_every:
-        due = turns % (agent.plan_every + 1) == 0  # a plan and the turns that act on it
+        due |= (turns % (agent.plan_every + 1) == 0) & (turns + 1 < trial_turns)
     part = PLAN * due * agent.plans
     if agent.reflects:
         part = REFLECT * again + part * (1 - again)

@@ -119,7 +119,7 @@ class Conversation:
             ids = [*ids[: role + rest - end], *mark[: self.max_observation], *ids[len(ids) - end :]]
         return Prompt(
             tokens=[*ids, *self.chat.answer_open(opening)],
-            anchor=zlib.crc32(observation.encode()) ^ part,
+            anchor=zlib.crc32(observation.encode()),
             cut=long or over,
         )
 

@@ -109,9 +109,9 @@ MENU = PromptStyle(
 
 
 def react_text(text: str) -> str:
-    """The text with 'Thought: a Action: b' for '<think>a</think><answer>b</answer>'."""
-    tags = r'<think>\s*(.*?)\s*</think>\s*<answer>\s*(.*?)\s*</answer>'
-    return re.sub(tags, r'Thought: \1 Action: \2', text)
+    """The text with 'Thought: a Action: b' for '<think>a</think><answer>b</answer>', or a part."""
+    text = re.sub(r'<think>\s*(.*?)\s*</think>\s*', r'Thought: \1 ', text)
+    return re.sub(r'<answer>\s*(.*?)\s*</answer>', r'Action: \1', text)
 
 
 def in_react(style: PromptStyle) -> PromptStyle:

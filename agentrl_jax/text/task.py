@@ -162,7 +162,8 @@ def play_turn(
         named = jnp.where(matched & (parts >= 0), action, -1)
         executed = jnp.where(acts, executed, named)
     stop, again = _stop(task, episode, used, done, success)
-    progress, fresh = agents.follow(task.agent, episode.agent, again)
+    trial_turns = task.agent.trial_turns(task.turn_limit)
+    progress, fresh = agents.follow(task.agent, episode.agent, again, trial_turns)
     outcome = TurnOutcome(
         reward=reward,
         penalty=jnp.where(valid, 0.0, task.format_penalty).astype(jnp.float32),
@@ -237,17 +238,18 @@ def observation_lines(task: TextTask, state: Any) -> jax.Array:
 def anchor(task: TextTask, episode: Episode) -> jax.Array:
     """uint32 []: a hash of the observation; equal for equal ones, at whatever turn they are met.
 
-    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation, and the kind of the turn, and
-    nothing else: the turn's number, the actions left, the last reward and a warning also stand in
-    a prompt and are no part of where the world is.
+    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation, and the kind of the turn and
+    its trial (fewer trials are left in a later one), and nothing else: the turn's number, the
+    actions left, the last reward and a warning also stand in a prompt and are no part of where the
+    world is.
     """
     rows = observation_lines(task, episode.state)
     mixed = (rows.astype(jnp.uint32) + 2) * jnp.uint32(0x85EBCA6B)  # -1, no line, becomes 1
     mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
     mixed = mixed ^ (mixed >> 16)
     powers = jnp.cumprod(jnp.full(rows.shape, 0x9E3779B1, jnp.uint32), dtype=jnp.uint32)
-    part = episode.agent.part.astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
-    return jnp.sum(mixed * powers, dtype=jnp.uint32) ^ part
+    kind = agents.kind(episode.agent).astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
+    return jnp.sum(mixed * powers, dtype=jnp.uint32) ^ kind
 
 
 def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
@@ -342,7 +344,7 @@ def system_text(env: Any, style: PromptStyle, max_actions: int, opening: str = '
 
 
 def _families(
-    env, env_params, style, agent, *, max_turns, max_actions, per_turn, max_words, past_turns
+    env, observations, style, agent, *, max_turns, max_actions, per_turn, max_words, past_turns
 ):
     """The line families, in table order: name -> list of texts."""
     asks = [getattr(style, part.asks) for part in agents.WRITTEN.values()] if agent.writes else []
@@ -357,7 +359,7 @@ def _families(
     return quanta, {
         'reward': [r.removeprefix('Reward:\n') for r in rewards],
         'header': [style.header.format(turn=k + 1) for k in range(max_turns)],
-        'observation': env.lines(env_params),
+        'observation': observations,
         'warning': [style.warning],
         'tail': [style.tail.format(left=n, max_words=max_words) for n in range(max_actions + 1)],
         'asks': asks,
@@ -400,10 +402,12 @@ def build_task(
         known = ', '.join(map(repr, answers.FORMS))
         raise ValueError(f'generation_prefix={generation_prefix!r} is not one of {known}')
     check_rewards(env, env_params, max_actions_per_episode)
-    words = STYLES[style] if generation_prefix != 'Thought:' else in_react(STYLES[style])
+    words, observations = STYLES[style], env.lines(env_params)
+    if generation_prefix == 'Thought:':
+        words, observations = in_react(words), [react_text(line) for line in observations]
     quanta, families = _families(
         env,
-        env_params,
+        observations,
         words,
         agent,
         max_turns=max_turns,
