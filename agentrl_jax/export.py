@@ -312,6 +312,11 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
+def base_is_folder(cfg: Any) -> bool:
+    """Whether model.path is the model under the adapters, and PEFT can read it."""
+    return base_is_given(cfg) and files.local_path(cfg['model']['path']).is_dir()
+
+
 def export_checkpoint(
     cfg: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
 ) -> Path:
@@ -346,7 +351,7 @@ def export_checkpoint(
             alpha=cfg.lora.alpha,
             dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
-            base=cfg.model.path if base_is_given(saved) else None,
+            base=cfg.model.path if base_is_folder(saved) else None,
             card=card,
         )
     if part == 'policy':

@@ -138,10 +138,13 @@ def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp
     qwen = qwen_vocabulary.qwen_tokenizer()
     (tmp_path / 'in').mkdir()
     (tmp_path / 'in' / 'tokenizer.json').write_text(qwen.to_json())
+    ends = '{"eos_token": "<|endoftext|>"}'  # of a base model; not what ends a turn of a run
+    (tmp_path / 'in' / 'special_tokens_map.json').write_text(ends)
     (tmp_path / 'out').mkdir()
     ours = hf_folder.write(tmp_path / 'out', tmp_path / 'in')
     (tmp_path / 'out' / 'config.json').write_text('{"model_type": "qwen2"}')
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    assert theirs.eos_token == '<|im_end|>'
     texts = [t for t in world_texts() + hostile_texts(500) if '<|' not in t]
     assert theirs(texts, add_special_tokens=False)['input_ids'] == ours.encode_batch(texts)
     text = '<|im_start|>user\n\nTurn 1<|im_end|>\n'

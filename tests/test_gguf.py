@@ -198,7 +198,7 @@ def test_gguf_files_of_other_kinds_are_refused_by_name(tmp_path):
         weights.load_model(tmp_path / 'b.gguf')
 
 
-def write_gguf_with_tokenizer(path, config):
+def write_gguf_with_tokenizer(path, config, named=True):
     """A GGUF file with a byte-level tokenizer of one merge and three specials, and a chat."""
     specials = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
     tokens = [*gpt2_byte_characters(), 'up', *specials]
@@ -206,7 +206,8 @@ def write_gguf_with_tokenizer(path, config):
     writer = gguf_writer(path, config)
     writer.add_context_length(512)
     writer.add_tokenizer_model('gpt2')
-    writer.add_tokenizer_pre('qwen2' if config.qkv_bias else 'smollm')
+    if named:
+        writer.add_tokenizer_pre('qwen2' if config.qkv_bias else 'smollm')
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 3) + [3] * 3)
     writer.add_token_merges(['u p'])
@@ -215,6 +216,18 @@ def write_gguf_with_tokenizer(path, config):
     writer.add_pad_token_id(len(tokens) - 3)
     writer.add_chat_template(CHATML)
     return add_tensors(writer, path, config, hf_tensors(config), gguf.GGMLQuantizationType.F32)
+
+
+def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_path):
+    """Such a file of Qwen's was read by GPT-2's rules: other tokens, and no error."""
+    told, untold = (
+        load_tokenizer(write_gguf_with_tokenizer(tmp_path / f'{named}.gguf', TINY, named))
+        for named in (True, False)
+    )
+    assert untold.to_json() == told.to_json()
+    unknown = write_gguf_with_tokenizer(tmp_path / 'llama.gguf', LLAMA, named=False)
+    with pytest.raises(ValueError, match='llama.gguf: tokenizer.ggml.pre is missing'):
+        load_tokenizer(unknown)
 
 
 @pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])

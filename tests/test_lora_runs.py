@@ -15,6 +15,7 @@ from agentrl_jax.models import weights
 from agentrl_jax.records import run_log
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
+from agentrl_jax.run.state import config_dict
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
@@ -185,6 +186,12 @@ def test_the_adapter_has_the_names_and_shapes_of_peft(exported):
     assert settings['base_model_name_or_path'] is None  # the base was cloned, see --part=base
 
 
+def test_what_the_run_measured_is_in_no_card_of_the_base(exported):
+    cards = {part: (exported[part] / 'README.md').read_text() for part in exported}
+    assert 'eval/success' in cards['policy'] and 'eval/success' in cards['adapter']
+    assert 'eval/success' not in cards['base'] and '## Metrics\n\nNone.' in cards['base']
+
+
 def test_peft_opens_the_adapter(exported):
     peft = pytest.importorskip('peft')
     import torch
@@ -244,3 +251,7 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     )
     settings = json.loads((out / 'adapter_config.json').read_text())
     assert settings['base_model_name_or_path'] == str(exported['policy'])
+    given = config_dict(cfg)
+    assert export.base_is_folder(given)
+    given['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
+    assert not export.base_is_folder(given)

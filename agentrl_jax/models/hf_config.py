@@ -73,4 +73,6 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
         return float(theta), None
     if kind != 'llama3':
         raise ValueError(f'config.json: rope type {kind!r} is not supported (default, llama3)')
+    if absent := [name for name in _LLAMA3 if rope.get(name) is None]:
+        raise ValueError(f'config.json: {", ".join(absent)} of its rope type llama3 missing')
     return float(theta), tuple(float(rope[name]) for name in _LLAMA3)

@@ -33,7 +33,8 @@ ADAPTER = """\
 ```python
 from peft import PeftModel
 
-model = PeftModel.from_pretrained(base, '{folder}')  # base: the model named in adapter_config.json
+# base: the model named in adapter_config.json, or if it names none what --part=base exports
+model = PeftModel.from_pretrained(base, '{folder}')
 ```
 """
 
@@ -64,7 +65,8 @@ def text(
         opening=opening,
         temperature=cfg.rollout.temperature,
     )
-    metrics = latest(record / run_log.METRICS_FILE, origin['step'])
+    # What adapters were trained on is not what the run measured
+    metrics = {} if part == 'base' else latest(record / run_log.METRICS_FILE, origin['step'])
     measured = ''.join(
         f'| {key} | {value:.4g} | {step} |\n' for key, (value, step) in sorted(metrics.items())
     )

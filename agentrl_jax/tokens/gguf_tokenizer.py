@@ -41,6 +41,22 @@ def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
     )
 
 
+def kind_of(pre: str | None, architecture: str | None, source: str) -> str:
+    """The rules of a file: tokenizer.ggml.pre, which conversions of early 2024 did not write.
+
+    All Qwen2 and Qwen3 split alike. Of others nothing is guessed: a wrong rule gives other tokens
+    than the model was trained on, and no error.
+    """
+    if pre is None and architecture in ('qwen2', 'qwen3'):
+        return 'qwen2'
+    if pre is None:
+        raise ValueError(
+            f'{source}: tokenizer.ggml.pre is missing, so how a {architecture} splits text is not '
+            'known: convert the checkpoint again with a newer llama.cpp'
+        )
+    return pre
+
+
 def set_rules(backend: tokenizers.Tokenizer, kind: str, source: str) -> None:
     """Makes a byte-level BPE normalise and split text as the models of a kind do."""
     steps, nfc, whole_words = _pre_tokenizer(kind, source)
@@ -93,7 +109,7 @@ def load(path: Path) -> BytePairTokenizer:
         [text if kind != UNUSED else '' for text, kind in rows],
         [tuple(merge.split(' ', 1)) for merge in merges],
         added,
-        read('tokenizer.ggml.pre', 'gpt-2'),
+        kind_of(read('tokenizer.ggml.pre'), read('general.architecture'), str(path)),
         str(path),
     )
     eos = read('tokenizer.ggml.eos_token_id')

@@ -19,7 +19,6 @@ from agentrl_jax.tokens.tokenizer import Tokenizer, load_tokenizer
 COPIED = (
     'tokenizer.json',
     'tokenizer_config.json',
-    'special_tokens_map.json',
     'added_tokens.json',
     'vocab.json',
     'merges.txt',
@@ -43,9 +42,10 @@ SIGNS = [
 def write(folder: Path, source: Path) -> Tokenizer:
     """Writes the tokenizer of a folder, a .gguf or a .model file; returns it as a run loads it.
 
-    Files of a folder are copied; tokenizer_config.json then says that tokenizer.json is to be taken
-    as it is, which tokens end a turn and pad in a run, and how a chat reads if the template of the
-    source does not say it as a run does.
+    Files of a folder are copied, but for special_tokens_map.json, which `transformers` would
+    believe rather than what follows. tokenizer_config.json then says that tokenizer.json is to be
+    taken as it is, which tokens end a turn and pad in a run, and how a chat reads if the template
+    of the source does not say it as a run does.
     """
     tokenizer = load_tokenizer(source)
     for name in COPIED if source.is_dir() else ():
