@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwen_vocabulary
+import real_tokenizers
+import smollm_vocabulary
 from every_world import BUDGET, World
 
 from agentrl_jax.envs import GAMES
@@ -25,6 +27,7 @@ from agentrl_jax.envs.borrowed import (
 from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
 from agentrl_jax.text import demo_tokenizer, lines
 from agentrl_jax.text import task as text
+from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 
 needs_pgx = pytest.mark.skipif(
@@ -54,8 +57,12 @@ def played(world, **settings):
 
 @functools.cache
 def tokenizer(name):
+    if name in real_tokenizers.FILES:
+        return real_tokenizers.real_tokenizer(name)
     if name == 'qwen':
         return qwen_vocabulary.qwen_tokenizer()
+    if name == 'smollm':
+        return smollm_vocabulary.smollm_tokenizer()
     return load_tokenizer(demo_tokenizer.DEMO_MODEL)
 
 
@@ -123,7 +130,15 @@ def test_a_game_passes_what_every_world_passes(world, check):
     check(played(world))
 
 
-@pytest.mark.parametrize('name, short', [('demo', False), ('qwen', False), ('demo', True)])
+REAL = [
+    pytest.param(name, False, marks=pytest.mark.slow('reads prompts of real checkpoints'))
+    for name in real_tokenizers.FILES
+]
+
+
+@pytest.mark.parametrize(
+    'name, short', [('demo', False), ('qwen', False), ('smollm', False), ('demo', True), *REAL]
+)
 @pytest.mark.parametrize('world', CASES)
 def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
     """Of every state that a little random play met."""
@@ -140,10 +155,13 @@ def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
 
     tokens, count = jax.device_get(prompt(states))
     assert count.max() <= task.width
+    prefix = np.asarray(task.prefix).tolist()
     for i in range(len(picked)):
         state = jax.tree.map(lambda x, i=i: x[i], states)
-        told = vocabulary.encode(game.env.observation_text(state))
-        assert tokens[i, : len(told)].tolist() == told
+        ids = prefix + tokens[i, : count[i]].tolist()
+        said = vocabulary.decode(ids, show_special=True)
+        assert game.env.observation_text(state) in said
+        assert chat.tokenize(vocabulary, said) == ids
 
 
 @pytest.mark.parametrize('world', CASES)

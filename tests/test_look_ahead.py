@@ -5,17 +5,16 @@ folder that AGENTRL_REAL_WEIGHTS names: smollm2*.gguf and qwen2.5*.gguf.
 """
 
 import functools
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwen_vocabulary
+import real_tokenizers
 import smollm_vocabulary
 
-from agentrl_jax.envs import ENVIRONMENTS, FrozenLake, Sokoban
+from agentrl_jax.envs import ENVIRONMENTS, BabyAI, FrozenLake, Sokoban
 from agentrl_jax.text import agents, demo_tokenizer, lines
 from agentrl_jax.text import task as text
 from agentrl_jax.text.prompts import STYLES
@@ -29,22 +28,15 @@ WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
     'room_cells': Sokoban(observation_format='cells'),
     'room_coordinates': Sokoban(observation_format='grid_coord'),
     'room_coord': Sokoban(observation_format='coord'),
+    'babyai_macro': BabyAI(actions='macro'),
+    'babyai_brief': BabyAI(actions='macro', brief=True),
+    'babyai_agentgym': BabyAI(actions='macro', agentgym_wording=True),
 }
 ROWS, TURNS, ACTIONS = 12, 4, 11
-REAL = {'smollm2': 'smollm2*.gguf', 'qwen2.5': 'qwen2.5*.gguf'}
 
 
 def demo():
     return load_tokenizer(demo_tokenizer.DEMO_MODEL)
-
-
-@functools.cache
-def real_tokenizer(name):
-    """The tokenizer of a real checkpoint, where AGENTRL_REAL_WEIGHTS names a folder with it."""
-    folder = os.environ.get('AGENTRL_REAL_WEIGHTS')
-    if folder is None:
-        pytest.skip('AGENTRL_REAL_WEIGHTS names no folder')
-    return load_tokenizer(next(pathlib.Path(folder).glob(REAL[name])))
 
 
 @functools.cache
@@ -112,11 +104,20 @@ def test_every_prompt_is_the_tokens_of_its_whole_text(name, style):
     assert_prompts_are_their_text(name, smollm_vocabulary.smollm_tokenizer(), style)
 
 
+BOTH = agents.Agent(plans=True, plan_every=1, reflects=True, trials=3)
+REACT = 'Thought:'
+
+
 @pytest.mark.parametrize('style', ['ragen', 'brief', 'tools'])
 def test_every_prompt_of_an_agent_that_writes_is_the_tokens_of_its_whole_text(style):
-    both = agents.Agent(plans=True, plan_every=1, reflects=True, trials=3)
     for tokenizer in (smollm_vocabulary.smollm_tokenizer(), qwen_vocabulary.qwen_tokenizer()):
-        assert_prompts_are_their_text('frozen_lake', tokenizer, style, agent=both)
+        assert_prompts_are_their_text('frozen_lake', tokenizer, style, agent=BOTH)
+
+
+@pytest.mark.parametrize('name', ['sokoban', 'babyai'])
+def test_every_prompt_that_asks_for_a_thought_is_the_tokens_of_its_whole_text(name):
+    tokenizer = smollm_vocabulary.smollm_tokenizer()
+    assert_prompts_are_their_text(name, tokenizer, 'ragen', generation_prefix=REACT)
 
 
 def assert_histories_are_their_text(name, tokenizer, style):
@@ -141,11 +142,14 @@ def test_a_history_in_words_is_the_tokens_of_its_text():
 @pytest.mark.slow('reads every prompt of real checkpoints')
 @pytest.mark.parametrize('style', STYLES)
 @pytest.mark.parametrize('name', WORLDS)
-@pytest.mark.parametrize('checkpoint', REAL)
+@pytest.mark.parametrize('checkpoint', real_tokenizers.FILES)
 def test_every_prompt_of_a_real_checkpoint_is_the_tokens_of_its_whole_text(checkpoint, name, style):
-    tokenizer = real_tokenizer(checkpoint)
+    tokenizer = real_tokenizers.real_tokenizer(checkpoint)
     assert_prompts_are_their_text(name, tokenizer, style)
+    assert_prompts_are_their_text(name, tokenizer, style, agent=BOTH)
+    assert_prompts_are_their_text(name, tokenizer, style, generation_prefix=REACT)
     assert_histories_are_their_text(name, tokenizer, style)
+    jax.clear_caches()  # hundreds of tasks are more programs than Linux has pieces of memory for
 
 
 def test_a_blank_line_is_split_by_what_follows_it():

@@ -169,6 +169,32 @@ def test_recomputing_layers_changes_no_gradient():
     assert 'remat' in text or 'checkpoint' in text
 
 
+@pytest.mark.parametrize(
+    'change', [{}, {'tie_embeddings': False}, {'qkv_bias': False, 'qk_norm': True}]
+)
+def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(change):
+    config = dataclasses.replace(TINY, **change)
+    params, (tokens, positions) = random_params(config), rows(config)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def read(params, config):
+        if config.transposed:
+            params = qwen2.transpose_kernels(params)
+        cache = qwen2.init_cache(config, *tokens.shape)
+        hidden = []
+        for block in (slice(0, 7), *(slice(t, t + 1) for t in range(7, tokens.shape[1]))):
+            out, cache = qwen2.forward_cached(
+                params, config, tokens[:, block], positions[:, block], cache, None
+            )
+            hidden.append(out)
+        hidden = jnp.concatenate(hidden, axis=1)
+        return hidden, qwen2.logits(params, config, hidden)
+
+    turned = read(params, dataclasses.replace(config, transposed=True))
+    for one, other in zip(read(params, config), turned, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
 def test_bfloat16_compute_keeps_float32_masters_and_logits():
     config = dataclasses.replace(TINY, dtype='bfloat16')
     params = random_params(config)
@@ -299,6 +325,7 @@ def test_config_json_of_both_kinds_and_both_spellings_of_rope():
         ({'use_sliding_window': True}, 'use_sliding_window'),
         ({'hidden_act': 'gelu'}, 'gelu'),
         ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, 'yarn'),
+        ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, 'low_freq_factor, .* missing'),
         ({'model_type': 'llama', 'mlp_bias': True}, 'mlp_bias'),
         ({'model_type': 'qwen3', 'head_dim': 32, 'attention_bias': True}, 'attention_bias'),
         ({'model_type': 'qwen3'}, 'head_dim missing'),

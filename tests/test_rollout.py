@@ -1,5 +1,6 @@
 """collect: what it samples is what the trainer sees, whatever the schedule and the mesh."""
 
+import dataclasses
 import functools
 import math
 
@@ -201,6 +202,17 @@ def test_prompts_read_in_chunks_change_nothing_that_is_sampled(chunk, slots, ser
     if slots == 16:  # blocks of 4 x 5 tokens, most of them wanted; whole prompts have 30 and more
         assert prompts / (counters['reads'] * serve_rows * chunk) > 0.75
         assert prompts / (before['reads'] * 3 * tiny.task('frozen_lake').width) < 0.75
+
+
+def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
+    config = dataclasses.replace(tiny.config(), transposed=True)
+    budgets = dict(max_tokens=tiny.MAX_TOKENS['frozen_lake'], max_response=tiny.MAX_RESPONSE)
+    collect = functools.partial(device.collect, config=config, slots=8, serve_rows=3, **budgets)
+
+    world = tiny.task('frozen_lake'), tiny.episodes('frozen_lake')
+    play = jax.jit(collect, compiler_options=tiny.QUICK)
+    out, _ = jax.device_get(play(tiny.cloned('frozen_lake')[0], *world, KEY))
+    assert_same_rollout(out, played('frozen_lake')[0])
 
 
 @pytest.mark.parametrize('data, tensor', [(8, 1), (4, 2)])

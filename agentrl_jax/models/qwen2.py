@@ -48,6 +48,7 @@ class ModelConfig:
     lora_scale: float = 1.0  # alpha / rank, factor of the low-rank corrections in params['lora']
     remat: bool = False  # recompute each layer in the backward pass of forward()
     scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
+    transposed: bool = False  # kernels are [out, in], as transpose_kernels makes them
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -122,10 +123,43 @@ class RMSNorm(nn.Module):
         return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
+def _times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+    """x [N, in] times a kernel [out, in]; [N, out].
+
+    XLA's CPU backend packs the right factor of a product anew each time: here the few rows, in
+    place of the kernel. Without the barrier it would swap them again.
+    """
+    contracted = (((1,), (1,)), ((), ()))
+    out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(out).T
+
+
+class _TransposedDense(nn.Module):
+    """nn.Dense with a kernel [out, in]: x [N, in] -> [N, out]."""
+
+    features: int
+    use_bias: bool
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        zeros, size = nn.initializers.zeros_init(), (self.features, x.shape[-1])
+        kernel = self.param('kernel', zeros, size, jnp.float32)
+        out = _times_rows(kernel.astype(self.dtype), x.astype(self.dtype), self.dtype)
+        if self.use_bias:
+            bias = self.param('bias', zeros, (self.features,), jnp.float32)
+            out += bias.astype(self.dtype)[None]
+        return out
+
+
 def _dense(x, features: int, name: str, config: ModelConfig, *, bias: bool = False, gain=1.0):
     """x [R, O, D] -> [R, O, features]."""
     init = nn.initializers.variance_scaling(gain, 'fan_in', 'truncated_normal')
-    dense = nn.Dense(features, use_bias=bias, dtype=config.dtype, kernel_init=init, name=name)
+    how = dict(use_bias=bias, dtype=config.dtype, name=name)
+    if config.transposed:
+        dense = _TransposedDense(features, **how)
+    else:
+        dense = nn.Dense(features, kernel_init=init, **how)
     # One token axis: with two, XLA's CPU backend transposes both factors of the kernel's gradient
     # and multiplies them slowly (48 ms against 11 for the MLP of 64 x 144 tokens, D = 64).
     flat = x.reshape(-1, x.shape[-1])
@@ -371,6 +405,20 @@ def forward_cached(
     return Backbone(config).apply(_variables(params), tokens, positions, mask, cache, where)
 
 
+def transpose_kernels(params: Params) -> Params:
+    """The parameters for a config with `transposed`: every kernel [out, in]; no adapters.
+
+    In a program, once for all products in its loops: few rows are then multiplied faster on a CPU,
+    where a model is larger than its caches (benchmarks/README.md).
+    """
+
+    def turn(path, x):
+        return x.T if path[-1].key == 'kernel' else x
+
+    # Without the barrier XLA makes the transpose a part of each product again.
+    return jax.lax.optimization_barrier(jax.tree_util.tree_map_with_path(turn, params))
+
+
 def head_kernel(params: Params, config: ModelConfig) -> jax.Array:
     """The output head [D, V]: lm_head, or the embedding transposed."""
     if config.tie_embeddings:
@@ -380,6 +428,12 @@ def head_kernel(params: Params, config: ModelConfig) -> jax.Array:
 
 def logits(params: Params, config: ModelConfig, hidden: jax.Array) -> jax.Array:
     """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype."""
+    if config.transposed:
+        tied = config.tie_embeddings
+        head = params['model']['embed_tokens']['embedding'] if tied else params['lm_head']['kernel']
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        out = _times_rows(head.astype(config.dtype), flat, jnp.float32)
+        return out.reshape(*hidden.shape[:-1], -1)
     head = head_kernel(params, config).astype(config.dtype)
     return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 

@@ -15,6 +15,7 @@ The tokens, their cache and their random streams are rows (rollout.rows), as the
 hosts; here each row has a world, an answer reader and a place in the output beside it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -405,7 +406,7 @@ def collect(
         params,
         task,
         episodes,
-        config=config,
+        config=dataclasses.replace(config, transposed=False),
         slots=slots,
         max_tokens=max_tokens,
         cache_tokens=windows.cache_tokens(
@@ -422,6 +423,8 @@ def collect(
         del state
         return sampling.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
 
+    if config.transposed:
+        params = qwen2.transpose_kernels(params)
     state = play(
         state,
         params,

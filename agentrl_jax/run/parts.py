@@ -33,6 +33,7 @@ from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
+TRANSPOSE_FROM = 2**24  # parameters: more are not in the caches of a core where rows are sampled
 
 
 def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
@@ -276,7 +277,13 @@ def build_collect(
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
     sample = cfg.rollout if training else cfg.eval
-    config = dataclasses.replace(config, dtype=cfg.rollout.sampler_dtype or config.dtype)
+    config = dataclasses.replace(
+        config,
+        dtype=cfg.rollout.sampler_dtype or config.dtype,
+        transposed=mesh.devices.flat[0].platform == 'cpu'
+        and mesh.shape['tensor'] == 1
+        and qwen2.param_count(config) >= TRANSPOSE_FROM,
+    )
     settings = dict(
         config=config,
         slots=min(cfg.rollout.slots or rows, rows),
@@ -296,8 +303,12 @@ def build_collect(
         layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
         return jax.lax.with_sharding_constraint(params, layout)
 
+    def prepare_for_hosts(params):  # once for many programs; device.collect does so itself
+        params = prepare(params)
+        return qwen2.transpose_kernels(params) if config.transposed else params
+
     if worlds is not None:
-        return build_host_collect(cfg, mesh, worlds, jax.jit(prepare), settings)
+        return build_host_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
     settings |= dict(stop_at_answer=cfg.rollout.stop_at_answer, chunk=cfg.rollout.read_tokens)
     play = device.collect_on_mesh(mesh, **settings)
 
