@@ -404,6 +404,24 @@ def test_a_trial_that_takes_back_what_the_one_before_earned_by_hand():
     np.testing.assert_allclose(out.returns, [-1, 9, 15])  # what the last trial earned
 
 
+def test_a_turn_credited_with_its_own_reward_alone_gets_the_gain_by_hand():
+    out = trials.gain_rewards(two_trials(), local=True)  # -1 - (-1) = 0 and 9 - (-3) = 12
+    np.testing.assert_allclose(
+        out.rewards, [[-1, 0, 0, 2, -3], [-1, -2, 12, 4, 5], [7, 8, 0, 0, 0]]
+    )
+
+
+@pytest.mark.parametrize('mode', turn_credit.MODES)
+def test_every_mode_takes_the_gain(mode):
+    of_outcome = {'turn_credit.outcome': 'return'} if mode in ('or', 'mt_v1') else {}
+    changes = AGENT | {'algorithm': 'mt_grpo', 'turn_credit.mode': mode} | of_outcome
+    cfg = micro_runs.config(NAME, **changes)
+    check.check(cfg)
+    paid = settings.build_credit(cfg)(two_trials()).rewards
+    local = mode == 'mt_local'
+    np.testing.assert_allclose(paid, trials.gain_rewards(two_trials(), local=local).rewards)
+
+
 def test_a_third_trial_takes_back_the_second_alone_whether_or_not_anything_was_written():
     out = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
     out = trials.gain_rewards(out.replace(trial=jnp.asarray([[0, 1, 2]])))
@@ -623,7 +641,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
         ({'fork.value_every': 1, 'algorithm': 'ppo'}, 'agent.reward=gain does not go with contin'),
         (
             {'algorithm': 'mt_grpo', 'turn_credit.mode': 'mt_v1'},
-            "turn_credit.mode='mt_v1' credits no turn with what later ones earn",
+            "turn_credit.mode='mt_v1' credits later turns with the outcome, ",
         ),
         ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'set it to False'),
         ({'clone.thoughts': True}, 'clone.thoughts has an effect only on own demonstrations'),

@@ -4,7 +4,8 @@ whole: what the trials earned is summed up, as the worlds pay it.
 gain: the first turn of each further trial, which is its reflection where there is one, also takes
   back what the trial before earned. From that turn on an episode then earns the gain of this trial
   over the one before (and of those that follow), which is what to-go credit gives the reflection,
-  and in all what its last trial earned.
+  and in all what its last trial earned. Where a turn is credited with its own reward alone
+  (turn_credit.mode=mt_local), that turn gets the gain itself: what its trial earns is added.
 
 A trial without a turn that acts, since tokens ran out behind its reflection or plan, was not tried:
 it takes nothing back, and no figure counts it.
@@ -41,9 +42,11 @@ def earned(rewards: jax.Array, trial: jax.Array, number: jax.Array) -> jax.Array
     return jnp.where(mine, rewards.reshape(shape), 0.0).sum(-1)
 
 
-def gain_rewards(rollout: Rollout) -> Rollout:
-    """The rollout with the rewards of `gain`."""
+def gain_rewards(rollout: Rollout, *, local: bool = False) -> Rollout:
+    """The rollout with the rewards of `gain`; local: for credit that does not look ahead."""
     first = first_turns(rollout.trial, rollout.num_turns)
     first &= rollout.trial <= last(rollout)[:, None]
-    before = earned(rollout.rewards, rollout.trial, rollout.trial - 1)
-    return rollout.replace(rewards=rollout.rewards - jnp.where(first, before, 0.0))
+    gain = -earned(rollout.rewards, rollout.trial, rollout.trial - 1)
+    if local:
+        gain += earned(rollout.rewards, rollout.trial, rollout.trial)
+    return rollout.replace(rewards=rollout.rewards + jnp.where(first, gain, 0.0))

@@ -272,9 +272,12 @@ def _impossible_agents(cfg: Any) -> list[str]:
             'which begin within a trial: set it to whole',
         ),
         (
-            agent.reward == 'gain' and cfg.turn_credit.mode in ('or', 'mt_v1', 'mt_local'),
-            f'turn_credit.mode={cfg.turn_credit.mode!r} credits no turn with what later ones earn, '
-            'as agent.reward=gain would have it: set that to whole, or another mode',
+            agent.reward == 'gain'
+            and cfg.turn_credit.mode in ('or', 'mt_v1')
+            and cfg.turn_credit.outcome != 'return',
+            f'turn_credit.mode={cfg.turn_credit.mode!r} credits later turns with the outcome, '
+            f'and agent.reward=gain changes no turn_credit.outcome={cfg.turn_credit.outcome!r}: '
+            'set that to return (what the last trial earned), or agent.reward to whole',
         ),
         (
             turns < needed,

@@ -58,7 +58,9 @@ def build_keep(cfg: Any) -> Any:
 
 def build_credit(cfg: Any) -> Any:
     """The rewards that train, of a rollout with those that the worlds paid; None: the same."""
-    return trials.gain_rewards if cfg.agent.reward == 'gain' else None
+    if cfg.agent.reward != 'gain':
+        return None
+    return functools.partial(trials.gain_rewards, local=cfg.turn_credit.mode == 'mt_local')
 
 
 def build_select(cfg: Any) -> Any:
