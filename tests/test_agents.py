@@ -17,7 +17,7 @@ from test_host_runs import HOSTS
 
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
@@ -236,14 +236,13 @@ def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
     assert found > 100 and not matched.all()
 
 
-@pytest.mark.parametrize('name', ['frozen_lake', 'sokoban', 'bandit'])
-@pytest.mark.parametrize('observation_format', ['grid', 'coord'])
-def test_no_world_asks_for_tags_in_react(name, observation_format):
+@pytest.mark.parametrize(
+    'env',
+    [FrozenLake(), FrozenLake(observation_format='coord'), Sokoban(), Bandit()],
+    ids='grid coord room bandit'.split(),
+)
+def test_no_world_asks_for_tags_in_react(env):
     """Sokoban's example and the bandit's question went on showing <answer>."""
-    world = ENVIRONMENTS[name]
-    if observation_format == 'coord' and name == 'bandit':
-        pytest.skip('it has no board')
-    env = world() if name == 'bandit' else world(observation_format=observation_format)
     pool = env.make_params('train', num_levels=4)
     made = text.build_task(env, pool, tiny.tokenizer(), style='ragen', generation_prefix='Thought:')
     said = tiny.tokenizer().decode(np.asarray(made.prefix).tolist())

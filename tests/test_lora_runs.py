@@ -15,7 +15,6 @@ from agentrl_jax.models import weights
 from agentrl_jax.records import run_log
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
-from agentrl_jax.run.state import config_dict
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
@@ -251,7 +250,7 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     )
     settings = json.loads((out / 'adapter_config.json').read_text())
     assert settings['base_model_name_or_path'] == str(exported['policy'])
-    given = config_dict(cfg)
+    given = start.config_dict(cfg)
     assert export.base_is_folder(given)
     given['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
     assert not export.base_is_folder(given)

@@ -243,6 +243,7 @@ def _impossible_agents(cfg: Any) -> list[str]:
     turns = min(turns, cfg.clone.max_turns or turns)
     least = 1 + built.plans
     needed = built.trials * least + (built.trials - 1) * built.reflects
+    acting = built.acting_turns(max(turns, needed))
     problems = [
         (
             agent.name == 'reflect' and agent.trials == 1,
@@ -285,11 +286,10 @@ def _impossible_agents(cfg: Any) -> list[str]:
             f'least, and env.max_turns, curriculum.rounds or clone.max_turns allow {turns}',
         ),
         (
-            cfg.env.name == 'search' and cfg.search.turns > built.acting_turns(max(turns, needed)),
+            cfg.env.name == 'search' and cfg.search.turns > acting,
             f'search.turns={cfg.search.turns} is when the outcome is earned, and '
-            f'agent.name={agent.name!r} with agent.trials={agent.trials} has '
-            f'{built.acting_turns(max(turns, needed))} turns that act in a trial (env.max_turns, '
-            'curriculum.rounds): set it to so many at most',
+            f'agent.name={agent.name!r} with agent.trials={agent.trials} has {acting} turns that '
+            'act in a trial (env.max_turns, curriculum.rounds): set it to so many at most',
         ),
         (
             cfg.context.summary > 0 and (built.writes or built.trials > 1),
