@@ -1,7 +1,9 @@
 # make demo    trains the default agent from nothing; the same command resumes it
 # make check   ruff and the quick tests, in two minutes: those that train nothing, play no rollout and
 #              start no process, as tests/reaching.py reads off their code, and are not marked slow
-# make test    every test; what it compiles is kept in .pytest_cache, and the next time is shorter
+# make test    every test but the long ones that rarely fail; what it compiles is kept in
+#              .pytest_cache, and the next time is shorter
+# make soak    those: killed processes, full disks, hostile files, a fake gcloud, whole benchmarks
 # make tables  every table and curve of experiments/ again, from the metrics committed there
 # make lint    ruff alone        make clean   removes the environments and caches, not runs/
 # make chaos   kills runs of every algorithm at random moments and compares what they end with
@@ -14,7 +16,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test chaos chaos-hosts test-reference test-openenv bench-tunix tables lint clean python-version
+.PHONY: help demo check test soak chaos chaos-hosts test-reference test-openenv bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -31,10 +33,13 @@ PYTEST = OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_F
 	--durations 10
 
 check: lint
-	$(PYTEST) -m 'not trains and not slow' $(ARGS)
+	$(PYTEST) -m 'not trains and not slow and not soak' $(ARGS)
 
 test: $(VENV)/test.stamp
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m 'not soak' $(ARGS)
+
+soak: $(VENV)/test.stamp
+	$(PYTEST) -m soak $(ARGS)
 
 chaos: $(VENV)/test.stamp
 	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)

@@ -21,6 +21,7 @@ import pytest
 QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of kept programs; one session makes about 150 MB
+BUILT = {}  # what this worker has built, by config and mesh: see shared_programs
 MOST_PIECES = 20_000  # of memory, when a file of tests begins; the longest asks for 20,000 more
 # Files that take longest, first, so that no worker is left alone with one of them at the end.
 LONGEST = (
@@ -75,21 +76,23 @@ def build_key(cfg):
 
 @pytest.fixture(scope='module')
 def shared_programs():
-    """train.train traces the programs of a config once in a file of tests, however long a run is.
+    """train.train traces the programs of a config once in a session of a worker.
 
-    The value is the build that a process of its own has.
+    However long a run is, and in whichever files it is asked for. The value is the build that a
+    process of its own has.
     """
     from agentrl_jax import train
+    from agentrl_jax.run import parts
     from agentrl_jax.run.effective import effective
 
-    build, built = train.build, {}
+    build = train.build
 
     def build_once(cfg):
         cfg = effective(cfg)
-        key = build_key(cfg)
-        if key not in built:
-            built[key] = build(cfg)
-        return dataclasses.replace(built[key], cfg=cfg)
+        key = build_key(cfg), parts.build_mesh(cfg)
+        if key not in BUILT:
+            BUILT[key] = build(cfg)
+        return dataclasses.replace(BUILT[key], cfg=cfg)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, 'build', build_once)
@@ -129,6 +132,7 @@ def pytest_runtest_teardown(item, nextitem):
     if before > MOST_PIECES:
         import jax
 
+        BUILT.clear()
         jax.clear_caches()
         gc.collect()
 

@@ -35,6 +35,7 @@ def quick_limits():
     patch.undo()
 
 
+@pytest.mark.soak
 @pytest.mark.slow('loads transformers')
 def test_decoding_and_transformers_generate_the_same_greedy_tokens():
     pytest.importorskip('torch')
@@ -55,6 +56,7 @@ def test_the_update_and_torch_have_the_same_gradient():
     assert 'hf' in update.show(result)
 
 
+@pytest.mark.soak
 def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
     pytest.importorskip('torch')
     result = rollout.compare(episodes=2, turns=2, new=3, repeats=1, **SHAPE)
@@ -64,11 +66,13 @@ def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
     assert result['tokens'] == result['hf_tokens']
 
 
+@pytest.mark.soak
 def test_a_lake_on_hosts_is_played_token_for_token_as_on_the_device():
     lake = hosts.zero_latency(episodes=4, slots=4, turns=2, new=4, repeats=1, **SHAPE)
     assert lake['same_tokens'] == 1.0 and lake['turns'] == 4 * 2 and lake['world_ms_a_turn'] > 0
 
 
+@pytest.mark.soak
 def test_the_host_s_loop_is_near_the_ideal_and_a_barrier_is_not():
     """Its clock is played, so these are no times of this machine."""
     costs = host_schedule.Costs(step_s=0.002, read_s=0.004, call_s=0.001)
@@ -89,6 +93,7 @@ def test_an_ideal_by_hand():
     np.testing.assert_allclose(result['seconds']['no latency'], result['bounds']['device'])
 
 
+@pytest.mark.soak
 @pytest.mark.slow('compiles a whole rollout')
 def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     result = rollout.schedule(episodes=4, turns=2, slots=2, serve_rows=(1,), repeats=1, **SHAPE)
@@ -97,6 +102,7 @@ def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     assert 0 < result['serve_rows']['1']['occupancy'] <= 1
 
 
+@pytest.mark.soak
 @pytest.mark.slow('compiles four rollouts')
 def test_forked_and_plain_rollouts_play_as_many_turns():
     sizes = dict(turns=2, serve_rows=2, repeats=1, **SHAPE)
@@ -138,6 +144,7 @@ def test_the_limit_of_reading_by_hand():
     assert least['moved'] == 4 * (18_720 + 4096) + 4 * 2 * 8 * 64
 
 
+@pytest.mark.soak
 def test_the_parts_of_a_step_add_up_to_it():
     cfg = micro_runs.plain('frozen_lake', algorithm='grpo')  # as a file of configs/ gives it
     result = step.run(cfg, repeats=1)

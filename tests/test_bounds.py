@@ -150,6 +150,7 @@ def drawn(seed):
     return cfg, changes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('seed', range(DRAWS))
 def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(seed, tmp_path):
     """CONFIG_DRAWS=200 draws more."""

@@ -109,6 +109,7 @@ STEPS, LONG = 240, corridor.TURNS
 SCALED = [horizon(step, rounds=(2, 4, 8, LONG), stage_steps=40) for step in range(STEPS)]
 
 
+@pytest.mark.soak
 def test_a_growing_horizon_beats_fixed_ones_in_a_long_dangerous_corridor():
     """The same number of episodes for all, and fewer sampled tokens than the long horizon takes.
 
@@ -133,6 +134,7 @@ def test_a_growing_horizon_beats_fixed_ones_in_a_long_dangerous_corridor():
     assert (scaled[2] < 0.8 * long[2]).all(), (scaled, long)
 
 
+@pytest.mark.soak
 def test_where_little_can_go_wrong_the_long_horizon_learns_as_well():
     """One pit in nine: what a curriculum buys is an answer to risk, not to length alone."""
     for turns in (SCALED, [LONG] * STEPS):

@@ -14,6 +14,8 @@ import pytest
 
 from agentrl_jax.machine import checkpoint, checksums, files
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture
 def small_disk(tmp_path):

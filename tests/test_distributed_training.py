@@ -190,6 +190,7 @@ def disturbed(cluster):
     return workdir, saved_steps, left, endings
 
 
+@pytest.mark.soak
 def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_signal_and_a_loss(
     cluster, disturbed
 ):

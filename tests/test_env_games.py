@@ -268,6 +268,7 @@ def test_catch_is_that_of_gymnax():
 # ---- experts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('world', CASES)
 def test_the_expert_wins_far_more_often_than_random_play(world):
     game = played(world)

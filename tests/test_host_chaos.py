@@ -13,6 +13,8 @@ import pytest
 
 from agentrl_jax.envs.hosts.web import chromium
 
+pytestmark = pytest.mark.soak
+
 
 def printed(*words):
     """Lines of the suite, in a process of its own: it counts what it holds, and has one device."""

@@ -6,6 +6,8 @@ import test_distributed_training as distributed
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies
 
+pytestmark = pytest.mark.soak
+
 HOSTS = [
     '--config.env.name=objects',
     '--config.objects.make_object=host_worlds:Echo',

@@ -4,6 +4,9 @@ tests/chaos.py does this to runs of every kind, as often as it is asked to.
 """
 
 import chaos
+import pytest
+
+pytestmark = pytest.mark.soak
 
 
 def test_kill_9_changes_no_bit_and_leaves_no_server(tmp_path):

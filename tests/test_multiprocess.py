@@ -15,6 +15,8 @@ import pytest
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.machine import processes as runtime
 
+pytestmark = pytest.mark.soak
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 START = """

@@ -121,6 +121,7 @@ def test_wrong_words_are_named(words, said, bench):
 # ---- stages ------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_what_failed_is_named_and_repeated_and_what_ended_well_is_not(bench):
     breaks(bench, 'test_update.py')
     said = reproduce(bench, '[mp]*', code=1)
@@ -140,6 +141,7 @@ def test_what_failed_is_named_and_repeated_and_what_ended_well_is_not(bench):
     assert re.search(r'^\| parity\.splits \| 0 \| 2 \|', page, re.M)
 
 
+@pytest.mark.soak
 def test_a_stage_whose_weights_or_training_failed_is_not_run_and_says_so(bench):
     reproduce(bench, 'machine', '--weights=nowhere')
     said = reproduce(bench, '*0', '--weights=nowhere', code=1)
@@ -164,6 +166,7 @@ def test_other_weights_do_not_go_into_the_same_folder(bench):
     assert 'was made with --scale=full --devices=1 --weights=one.gguf: take another --out' in said
 
 
+@pytest.mark.soak
 def test_a_signal_reaches_the_command_and_the_same_words_go_on(bench):
     reproduce(bench, 'machine')
     waits = bench.folder / 'waits'

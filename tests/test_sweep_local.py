@@ -190,6 +190,7 @@ def test_an_orphan_is_not_doubled_and_its_end_is_seen(tmp_path):
     assert_all_done(tmp_path, 1, 150)
 
 
+@pytest.mark.soak
 def test_an_orphan_keeps_its_slot(tmp_path):
     """With one job, nothing else is started while an orphan still has the machine's memory."""
     first = start(tmp_path, runs=2, steps=100)
@@ -203,6 +204,7 @@ def test_an_orphan_keeps_its_slot(tmp_path):
     assert attempt['started'] > (tmp_path / 'run-0' / 'finished.json').stat().st_mtime
 
 
+@pytest.mark.soak
 def test_a_killed_child_is_retried_from_its_checkpoint(tmp_path):
     folder = tmp_path / 'run-0'
     sweep = start(tmp_path, steps=60)
@@ -223,6 +225,7 @@ def test_attempts_last_as_long_as_they_do_whatever_the_clock_is_set_to(tmp_path,
     assert min(spent) > 0 and sum(spent) < time.monotonic() - began
 
 
+@pytest.mark.soak
 def test_an_orphan_that_is_killed_is_taken_over(tmp_path):
     folder = tmp_path / 'run-0'
     first = start(tmp_path, steps=100)
@@ -237,6 +240,7 @@ def test_an_orphan_that_is_killed_is_taken_over(tmp_path):
     assert_all_done(tmp_path, 1, 100)
 
 
+@pytest.mark.soak
 def test_two_sweeps_at_once_share_the_work(tmp_path):
     sweeps = [start(tmp_path, runs=6, jobs=1, steps=20) for _ in range(2)]
     assert [sweep.wait(240) for sweep in sweeps] == [0, 0]
@@ -248,6 +252,7 @@ def test_two_sweeps_at_once_share_the_work(tmp_path):
     assert any(a + length > b for (a, length), (b, _) in zip(spans, spans[1:], strict=False))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_is_passed_on_and_the_same_command_resumes(tmp_path, number):
     sweep = start(tmp_path, runs=3, jobs=2, steps=60)
@@ -262,6 +267,7 @@ def test_a_signal_is_passed_on_and_the_same_command_resumes(tmp_path, number):
     assert_all_done(tmp_path, 3, 60)
 
 
+@pytest.mark.soak
 def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path):
     """Sweeps and trainings are killed in random order, often with two sweeps at work."""
     rng, runs, steps, killed = random.Random(0), 5, 80, 0
@@ -301,6 +307,7 @@ def kill_one_training(workdir, rng):
 # ---- real training -----------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     """One micro run, started by the command line; its folder has an = and a comma in its name."""
     listed = tmp_path / 'listed.py'

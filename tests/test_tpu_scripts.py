@@ -232,6 +232,7 @@ def verbs_called(bench, *wanted):
     return [verb for verb in last if verb in wanted]
 
 
+@pytest.mark.soak
 def test_babysit_brings_a_run_through_two_preemptions(tmp_path):
     bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_MODE='queued', TPU_HOSTS='1')
     (bench.folder / 'script.json').write_text('[{"waits": 2, "dies": 2}, {"dies": 2}, {}]')
@@ -300,6 +301,7 @@ def wait_at(run, step):
     os.replace(path.with_suffix('.new'), path)
 
 
+@pytest.mark.soak
 def test_two_hosts_go_on_after_a_preemption_and_a_signal(local):
     """The VMs vanish once; then one process is asked to stop; the run ends all the same."""
     run = local.buckets / 'my-bucket' / 'run'
@@ -322,6 +324,7 @@ def test_two_hosts_go_on_after_a_preemption_and_a_signal(local):
     assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
 
 
+@pytest.mark.soak
 def test_a_preemption_while_it_is_set_up_is_no_failure(local):
     local.environment['TPU_FAILURES'] = '0'
     tar = local.folder / 'bin' / 'tar'  # the first that unpacks finds the TPU taken away
@@ -349,6 +352,7 @@ SECONDS=$((SECONDS - 200000)); patience || echo over
     assert said.stdout.splitlines() == ['begins', 'a day forward', 'over'], said
 
 
+@pytest.mark.soak
 def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):
     command = ['bash', '-c', 'echo "no such config"; exit 3']
     said = local.call('babysit', 'demo', '--', *command, code=3)
@@ -357,6 +361,7 @@ def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):
     assert 'tpu_scripts/delete demo' in said
 
 
+@pytest.mark.soak
 def test_babysit_takes_an_older_checkpoint_where_one_is_damaged_and_says_so(local):
     command = (
         'if [ -n "$AGENTRL_FALLBACK" ]; then echo "from step 8"; else '
@@ -368,6 +373,7 @@ def test_babysit_takes_an_older_checkpoint_where_one_is_damaged_and_says_so(loca
     assert 'failure' not in said and '[0] from step 8' in local.call('logs', 'demo', '--lines=1')
 
 
+@pytest.mark.soak
 def test_babysit_gives_up_when_no_checkpoint_is_whole(local):
     local.environment['TPU_FAILURES'] = '0'
     said = local.call('babysit', 'demo', '--', 'bash', '-c', 'exit 65', code=65)
@@ -390,6 +396,7 @@ def test_launch_logs_status_stop(local):
     assert local.call('status', 'demo').count('exited 75') == 2
 
 
+@pytest.mark.soak
 def test_run_passes_the_exit_code_and_a_signal_on(local):
     local.call('create', 'demo')
     local.call('setup', 'demo')
@@ -428,6 +435,7 @@ def test_unlock_removes_a_lock_that_nobody_holds(local):
     assert 'no lock file' in local.call('unlock', 'demo')
 
 
+@pytest.mark.soak
 def test_doctor_finds_hosts_that_differ(local):
     local.call('create', 'demo')
     local.call('setup', 'demo')
@@ -446,6 +454,7 @@ def test_doctor_finds_hosts_that_differ(local):
         assert f'WRONG: {wrong}' in said or f'WRONG: the bucket {wrong}' in said, said
 
 
+@pytest.mark.soak
 def test_a_share_of_a_sweep_is_trained_run_by_run(local):
     """Runs 1 and 3 of 3; the first fails, the other is trained all the same."""
     lines = [f'/usr/bin/python -c \'print("run {n}"); exit({n} == 1)\' $HOME' for n in (1, 2, 3)]

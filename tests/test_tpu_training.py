@@ -11,6 +11,8 @@ from tpu_bench import Bench, eventually, group, vanish
 
 from agentrl_jax.records import run_log
 
+pytestmark = pytest.mark.soak
+
 STEPS = 5
 
 

@@ -306,6 +306,7 @@ def bandit_probe(algorithm, seed, workdir):
     return np.array([row['rollout/success'] for row in rows])
 
 
+@pytest.mark.soak
 def test_the_arm_that_pays_more_on_average_is_found(tmp_path):
     """Phoenix always pays .1, Dragon 1 in one of four: .25. From one in six to nine in ten.
 
