@@ -34,6 +34,7 @@ if __name__ == '__main__':
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,15 @@ def evaluate(
         hosts.label(run, **label)
         rollout, counters = played.collect(params, task, played.episodes, key)
     collecting.check_counters([counters])
+    of = f'step {origin.step} of {workdir}' if workdir else cfg.model.path or 'random weights'
+    where = f'{of}, {cfg.eval.split} episodes'
+    counted = collecting.nonfinite([counters]), collecting.sampled([counters])
+    collecting.check_finite(*counted, where)
     metrics = validation.summarise(played.count(rollout, task))
+    if math.isnan(metrics['eval/success']):
+        raise ValueError(
+            f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
+        )
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
     record = metrics | {'checkpoint': origin.fields()}

@@ -50,7 +50,6 @@ from agentrl_jax.machine import checkpoint, files, profiling, sharding
 from agentrl_jax.measure import collapse, validation
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import Progress
-from agentrl_jax.rl import filtering
 from agentrl_jax.rollout import game
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import check, collecting, derived, effective, hosts, mixture, roll_back
@@ -121,9 +120,12 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
     found, counts = {}, []
     for programs in run.pools:
         key = streams.key(EVALUATE)
-        hosts.label(run, step=step, split=split_of(run.cfg, programs), number=0)
+        split = split_of(run.cfg, programs)
+        hosts.label(run, step=step, split=split, number=0)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
         collecting.check_counters([counters])
+        counted = collecting.nonfinite([counters]), collecting.sampled([counters])
+        collecting.check_finite(*counted, f'step {step}, {split} episodes')
         counts.append(jax.device_get(programs.count(rollout, programs.task)))
         found |= validation.summarise(counts[-1], programs.prefix)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
@@ -135,8 +137,8 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
 def train(cfg: Any, workdir: str, *, fallback: bool = False) -> int:
     """Runs or resumes a run; with `fallback` from an older checkpoint where newer ones are damaged.
 
-    Returns the exit code: 0; 1 when an alarm or an empty filter ended the run, or nothing trained;
-    75 when it was asked to stop and is to be resumed.
+    Returns the exit code: 0; 1 when an alarm or steps that kept nothing ended the run, or nothing
+    was trained; 75 when it was asked to stop and is to be resumed.
     """
     with processes.only_training(workdir) as alone_in:
         return resume(cfg, alone_in, fallback)
@@ -241,6 +243,9 @@ def play(
             log.write(step, history[-1])
             if not trains:
                 break
+            collecting.check_finite(
+                int(row['rollout/nonfinite']), sampled, f'step {step}, training episodes'
+            )
             progress.advance(1, **progress_figures(history))
             if page_due(cfg, step):
                 save_page(run, workdir, step, policy_of(state.params, model), played)
@@ -261,9 +266,11 @@ def play(
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
                 checkpoint.save(checkpoints, step + 1, state, saved_beside(cfg, streams))
-            if problem := filtering.starved(history, cfg.filter.max_empty):
+            if problem := collapse.starved(history, cfg.filter.max_empty):
                 progress.say(f'step {step}: {problem}')
                 return 1, state
+            if hint := collapse.unvaried(history):
+                progress.say(f'step {step}: {hint}')
         if problem := collapse.untrained(history):
             progress.say(problem)
             return 1, state

@@ -441,6 +441,8 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.alarm.entropy_rise = _signal('warn', 2.0, 10)  # policy/entropy above 2 x start
     cfg.alarm.information_drop = _signal('warn', 0.1, 3)  # collapse/mi_share below 0.1 x its best
     cfg.alarm.skipped = _signal('stop', 1e-6, 5)  # update/applied: no optimiser step was taken
+    cfg.alarm.critic_skipped = _signal('stop', 1e-6, 5)  # update/critic_applied: none of the critic
+    cfg.alarm.faults = _signal('warn', 0.2, 4)  # rollout/env_error above 0.2
     cfg.alarm.cut = _signal('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
     cfg.alarm.max_roll_backs = 2  # the next one is a stop
     cfg.alarm.roll_back_lr = 0.5  # factor of both learning rates for each roll back

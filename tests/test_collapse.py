@@ -75,9 +75,93 @@ def test_updates_that_train_nothing_end_the_run():
 
 def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
     dead = rows_of('update/applied', [math.nan, 0.0, 0.0]) + [{'step': 3, 'eval/success': 0.1}]
-    assert 'no optimiser step of 2 updates' in collapse.untrained(dead)
+    assert 'no optimiser step of 2 updates changed the policy' in collapse.untrained(dead)
     assert collapse.untrained([*dead, {'step': 4, 'update/applied': 0.5}]) == ''
-    assert collapse.untrained(rows_of('update/applied', [math.nan])) == ''
+    assert collapse.untrained([{'step': 0, 'eval/success': 0.1}]) == ''  # a run of no steps
+
+
+def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains():
+    """Parameters of one of the two had changed, so all was well."""
+    rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
+    assert 'no optimiser step of 5 updates changed the critic' in collapse.untrained(rows)
+    alarms = judge_all(rows, base.get_config().alarm)
+    assert roll_back.reaction(alarms, base.get_config().alarm, used=0) == ('stop', 'critic_skipped')
+    held = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
+    assert collapse.untrained(held) == ''  # its warm-up lasts for the whole run
+
+
+# ---- steps without a token to train on ----------------------------------------------------------
+
+
+def empty_row(lost=0.0, alike=1.0, **others):
+    applied = {'update/applied': math.nan, 'filter/empty': 1.0, 'group/all_pass_frac': 0.0}
+    return {'rollout/env_error': lost, 'group/zero_std_frac': alike} | applied | others
+
+
+WHY = {
+    'all episodes were lost to environment faults': empty_row(lost=1.0, alike=math.nan),
+    'no group had two left': empty_row(lost=0.8, alike=math.nan),
+    'all members of every group have the same return': empty_row(lost=0.2),
+    'groups vary, but none': empty_row(alike=0.5),
+}
+
+
+@pytest.mark.parametrize('reason', WHY)
+def test_a_run_without_a_trained_token_is_a_failure_that_says_why(reason):
+    """All worlds had failed, and the run was a success or said that returns were equal."""
+    others = WHY.keys() - {reason}
+    for said in (
+        collapse.untrained([WHY[reason]] * 2),
+        collapse.starved([WHY[reason]] * 5, 5),
+    ):
+        assert reason in said and not any(other in said for other in others)
+    assert 'nothing was trained in 2 steps' in collapse.untrained([WHY[reason]] * 2)
+    assert 'kept nothing in 5 steps in a row' in collapse.starved([WHY[reason]] * 5, 5)
+
+
+def test_steps_that_trained_nothing_for_several_reasons_name_each_with_its_share():
+    lost = WHY['all episodes were lost to environment faults']
+    rows = [WHY['groups vary, but none'], lost, lost]
+    said = collapse.untrained(rows)
+    assert said.index('in 2 of 3 steps all episodes were lost') < said.index('in 1 of 3 steps')
+
+
+def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
+    def said(*empty, patience=2):
+        return collapse.starved([empty_row(**{'filter/empty': x}) for x in empty], patience)
+
+    assert 'kept nothing in 2 steps in a row' in said(0, 1, 1)
+    assert said(1, 0, 1) == said(1) == said() == '' and said(1, 1, patience=0) == ''
+    assert collapse.starved([empty_row(), {'eval/success': 0.0}, empty_row()], 2)
+
+
+def test_lost_episodes_raise_an_alarm():
+    rows = rows_of('rollout/env_error', [0.1, 0.3, 0.3, 0.3, 0.3])
+    levels = [judge_all(rows[:n], base.get_config().alarm)['faults'].level for n in range(1, 6)]
+    assert levels == ['ok', 'ok', 'warn', 'warn', 'alarm']
+
+
+def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
+    """An untrained policy in a new world stayed at 0 without a word."""
+
+    def said(*alike, solved=0.0):
+        rows = [empty_row(alike=x, **{'group/all_pass_frac': solved}) for x in alike]
+        return [n for n in range(1, len(rows) + 1) if collapse.unvaried(rows[:n])]
+
+    assert said(*[1.0] * 12) == [5]
+    assert said(1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1) == [10]
+    assert said(1, 1, math.nan, 1, 1, 1) == []
+    assert said(*[1.0] * 12, solved=1.0) == []  # nothing is left to learn
+    hint = collapse.unvaried([empty_row()] * 5)
+    for word in ('clone.', 'easier levels', 'rollout.temperature', 'group_size', 'format_penalty'):
+        assert word in hint
+
+
+def test_a_start_is_made_of_what_was_measured():
+    """One step without a number had silenced a signal for the whole run."""
+    rows = rows_of('policy/grad_norm', [math.nan, 1, 3, 21, 25])
+    found = judge(rows, 'grad_spike', limit=10.0, baseline_steps=2, patience=2)
+    assert found.level == 'alarm' and found.since == 3
 
 
 def test_rows_without_the_metric_neither_count_nor_end_a_streak():

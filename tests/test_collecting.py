@@ -63,7 +63,8 @@ def stub_run(refill, varied):
         returns = np.zeros(ROWS)
         returns[: 2 * varied[len(drawn) - 1] : 2] = 1 + len(drawn)
         out = played_of(returns, int(episodes.token_stream[0]))[0]
-        return out, {'overflow': jnp.zeros(1, int), 'generated': jnp.array([10])}
+        counters = {'overflow': 0, 'generated': 10, 'nonfinite': 1}
+        return out, {name: jnp.array([count]) for name, count in counters.items()}
 
     cfg = micro_runs.config('frozen_lake', **{'rollout.group_size': GROUP_SIZE})
     cfg.filter.refill = refill
@@ -98,6 +99,7 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
     (out, _), sampled, measured = collecting.collect(run, None, None, STREAMS, 5)
     assert len(drawn) == measured['filter/collects'] == rollouts and int(sampled) == 10 * rollouts
     assert measured['filter/kept'] == pytest.approx(kept)
+    assert measured['rollout/nonfinite'] == rollouts  # one in each
     assert out.healthy.sum() == held * GROUP_SIZE
     # The first rollout is an unbiased sample of the policy: 2 for one of two in its varied groups.
     assert measured['rollout/return'] == pytest.approx(2 * varied[0] / ROWS)

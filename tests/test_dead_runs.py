@@ -2,10 +2,12 @@
 
 import math
 
+import jax
 import micro_runs
 import pytest
 
 from agentrl_jax import train
+from agentrl_jax.models import qwen2
 from agentrl_jax.records import run_log
 
 pytestmark = pytest.mark.usefixtures('quick_runs')
@@ -30,3 +32,20 @@ def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
         assert math.isnan(row['policy/grad_norm']) or math.isinf(row['policy/grad_norm'])
     said = capsys.readouterr()
     assert 'nothing was trained' in said.err + said.out or 'optimiser steps' in said.err + said.out
+
+
+def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, monkeypatch):
+    """Its rows would say a success of 0; what was counted is logged, and nothing is saved."""
+    init = qwen2.init
+    monkeypatch.setattr(
+        qwen2, 'init', lambda *given, **how: jax.tree.map(lambda x: x * 1e19, init(*given, **how))
+    )
+    changes = {'log.rollouts_every': 0, 'checkpoint.every': 1}
+    cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
+    with pytest.raises(ValueError, match='step 0, validation episodes: .* are not finite'):
+        train.train(cfg, str(tmp_path / 'validated'))
+    monkeypatch.setattr(train, 'validate', lambda *run: {'eval/success': math.nan})
+    with pytest.raises(ValueError, match='step 0, training episodes: .* are not finite'):
+        train.train(cfg, str(tmp_path / 'trained'))
+    (row,) = run_log.read_metrics(tmp_path / 'trained' / run_log.METRICS_FILE)
+    assert row['rollout/nonfinite'] > 0 and not list((tmp_path / 'trained/checkpoints').glob('?'))

@@ -46,6 +46,11 @@ BAD_REPLIES = {
     'KeyError': KeyError('observation'),  # any error of foreign code
     'reward of a reply is nan': Reply('a', reward=float('nan')),
     'reward of a reply is inf': Reply('a', reward=float('inf')),
+    'reward of a reply is 1e+39': Reply('a', reward=1e39),  # inf as float32
+    'reward of a reply is -1000000.5': Reply('a', reward=-1000000.5),
+    'which must be from -1e+06 to 1e+06': Reply('a', reward=10**300),
+    'World, item 1: figure of a reply is 1e+20': Reply('a', figures=(1, 1e20)),
+    'figure of a reply is nan': Reply('a', figures=(float('nan'), 1)),
     'observation of a reply is None': Reply(None),
     'done of a reply is 1': Reply('a', done=1),
     "reward of a reply is 'high'": Reply('a', reward='high'),

@@ -213,3 +213,10 @@ def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
     played = np.arange(3)[None] < out.num_turns[:, None]
     assert set(shift[played]) == {3} and (shift[~played] == 0).all()
     assert (out.episode_stop == EpisodeStop.TERMINATED).any()
+
+
+def test_sampled_tokens_without_a_finite_log_probability_are_counted_against_hosts_too():
+    params = jax.tree.map(lambda x: x * 1e19, tiny.cloned('frozen_lake')[0])
+    _, counters = hosts.play(params=params)
+    assert counters['nonfinite'].sum() == counters['generated'].sum() > 0
+    assert hosts.play()[1]['nonfinite'].sum() == 0

@@ -121,11 +121,19 @@ def test_a_faulty_episode_changes_only_its_own_count(metrics):
         np.testing.assert_array_equal(value, metrics[name], err_msg=name)
 
 
-def test_without_any_healthy_episode_everything_is_finite():
+def test_without_any_healthy_episode_nothing_was_measured():
+    """A rollout whose worlds had all failed was one of success 0, whose groups all varied."""
     rollout = make_rollout(episode_stop=np.full(4, EpisodeStop.ENV_ERROR))
     metrics = rollout_metrics(rollout, GROUP_SIZE)
     assert metrics.pop('rollout/env_error') == 1
-    assert all(value == 0 for value in metrics.values())
+    assert all(np.isnan(value) for value in metrics.values())
+
+
+def test_without_two_healthy_members_no_group_has_a_spread():
+    stop = np.array([EpisodeStop.TERMINATED, EpisodeStop.ENV_ERROR] * 2)
+    metrics = rollout_metrics(make_rollout(episode_stop=stop), GROUP_SIZE)
+    unknown = {name for name, value in metrics.items() if np.isnan(value)}
+    assert unknown == {'group/return_std', 'group/zero_std_frac', 'echo/distinct_actions'}
 
 
 def test_equal_returns_of_a_group_count_as_zero_std_despite_rounding():

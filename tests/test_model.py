@@ -195,6 +195,19 @@ def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(change):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    'scale, eps',
+    [(1e6, 1e-6), (1e19, 1e-6), (1e25, 1e-6), (1.0, np.nan), (1.0, np.inf), (1.0, -1.0)],
+)
+def test_a_model_that_leaves_float32_has_no_finite_logit(scale, eps):
+    """A norm of an infinite mean square was 0: weights x 1e25 sampled all tokens alike."""
+    config = dataclasses.replace(TINY, rms_norm_eps=eps)
+    params = jax.tree.map(lambda x: x * np.float32(scale), random_params(TINY))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+    hidden = forward(params, config, *rows(config, 2, 4))
+    assert not np.isfinite(qwen2.logits(params, config, hidden)).any()
+
+
 def test_bfloat16_compute_keeps_float32_masters_and_logits():
     config = dataclasses.replace(TINY, dtype='bfloat16')
     params = random_params(config)

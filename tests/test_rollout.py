@@ -113,9 +113,18 @@ def test_counters_count_every_token_once(name):
     out, counters = played(name)
     assert counters['overflow'] == 0
     assert counters['generated'] == out.action_mask.sum()
-    assert counters['decodes'] < counters['generated']
+    assert counters['nonfinite'] == 0 and counters['decodes'] < counters['generated']
     # 3 slots are served at a time: every episode takes a start and the end of each turn.
     assert counters['serves'] >= out.num_turns.sum() / 3
+
+
+def test_sampled_tokens_without_a_finite_log_probability_are_counted():
+    """Finite weights whose logits are not played on, to a success of 0 %."""
+    params = jax.tree.map(lambda x: x * 1e19, tiny.cloned('frozen_lake')[0])
+    _, counters = tiny.play(
+        'frozen_lake', params, KEY, temperature=tiny.TEMPERATURES['frozen_lake']
+    )
+    assert counters['nonfinite'] == counters['generated'] > 0
 
 
 @pytest.mark.parametrize('name', tiny.NAMES)

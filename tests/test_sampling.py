@@ -99,3 +99,14 @@ def test_sampling_writes_nothing_of_the_size_of_its_logits(temperature):
         e for e in jax.make_jaxpr(sample)(logits, uniform).eqns if e.primitive.name == 'argmax'
     ]
     assert all(e.invars[0].aval.shape[1] <= sampling.BLOCK for e in searches)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+@pytest.mark.parametrize('how', [{}, {'temperature': 0.0}, {'top_k': 5}, {'top_p': 0.9}], ids=str)
+def test_one_logit_that_is_not_finite_shows_in_the_log_probability(how, bad):
+    """The token is one of the vocabulary all the same."""
+    logits = jnp.asarray(np.random.default_rng(3).normal(size=(3, 300)), jnp.float32)
+    wrong = logits.at[1, 200].set(bad)
+    token, logprob = sampling.sample(wrong, jnp.array([0.1, 0.5, 0.9]), **how)
+    assert np.isfinite(logprob).tolist() == [True, False, True]
+    assert ((token >= 0) & (token < 300)).all()

@@ -252,6 +252,24 @@ def test_critic_warmup_holds_the_policy():
     assert (second.params['head'] != first.params['head']).any()
 
 
+def test_a_policy_that_a_warmup_holds_is_not_one_whose_steps_are_skipped():
+    run = toy_update(critic_warmup=1)
+    state, first = run(own_critic_state(), toy_batch())
+    assert np.isnan(first['update/applied']) and first['update/critic_applied'] == 1
+    _, second = run(state, toy_batch())
+    assert second['update/applied'] == second['update/critic_applied'] == 1
+
+
+def test_a_critic_whose_every_step_is_skipped_shows_beside_a_policy_that_trains():
+    """update/applied was 1: one of the two had moved."""
+    state, batch = own_critic_state(), toy_batch()
+    wrong = batch.replace(returns=jnp.where(batch.mask, 1e30, 0.0))  # its square is inf
+    new, metrics = toy_update(num_minibatches=2)(state, wrong)
+    assert_same(new.critic_params, state.critic_params)
+    assert metrics['update/critic_applied'] == 0 and metrics['update/applied'] == 1
+    assert metrics['update/skipped'] == 2
+
+
 # ---- what must not get in ----------------------------------------------------------------------
 
 
@@ -275,7 +293,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     new, metrics = toy_update(tx, num_minibatches=2)(state, wrong)
     # the policy's first mini-batch is lost; its second and both of the critic's are not
     assert new.skipped == 1 and metrics['update/skipped'] == 1 and new.step == 1
-    assert metrics['update/applied'] == 1  # the critic moved in both
+    assert metrics['update/applied'] == 0.5 and metrics['update/critic_applied'] == 1
     assert np.isfinite(metrics['policy/loss']) and np.isfinite(metrics['policy/grad_norm'])
     second = jax.tree.map(lambda x: x[4:], batch)
     want, _ = toy_update(tx, values_fn=None)(state_of(state.params, tx=tx), second)

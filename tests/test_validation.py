@@ -1,6 +1,7 @@
 """Validation: several samples a level, several splits and worlds; best policy; rate schedules."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +10,16 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import train
+from agentrl_jax import evaluate, train
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import check, parts
+from agentrl_jax.run import check, params, parts
 from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.state import comparable, config_dict
+from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
 
@@ -55,6 +57,49 @@ def test_a_faulty_sample_is_no_sample_of_its_level():
     found = counted([0, 1, 1, 0, 0, 1], faulty=(0, 3))  # level 0 has none left
     assert found['eval/success'] == pytest.approx(3 / 4)
     assert found['eval/pass_at_k'] == pytest.approx(2 / 2)
+
+
+def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
+    """It was a success of 0 %, or the best so far."""
+    found = counted([1, 1, 1], samples=1, faulty=(0, 1, 2))
+    assert found.keys() == counted([1, 1, 1], samples=1).keys()
+    assert np.isnan(list(found.values())).all()
+    params.keep_best(tmp_path, {}, {'step': 0} | found, [])
+    assert not list(tmp_path.iterdir())
+
+
+def broken_run(cfg):
+    """A run whose policy has no finite log-probability in validation; nothing is compiled."""
+
+    def collect(params, task, episodes, key):
+        counts = {'overflow': 0, 'generated': 50, 'nonfinite': 49}
+        return None, {name: jnp.array([count]) for name, count in counts.items()}
+
+    pool = types.SimpleNamespace(
+        collect=collect,
+        task=types.SimpleNamespace(env=types.SimpleNamespace(name=cfg.env.name)),
+        episodes=None,
+        prefix='eval',
+    )
+    return types.SimpleNamespace(cfg=cfg, params=None, worlds={}, pools=[pool], validation=pool)
+
+
+LOST = '49 of 50 sampled tokens have log-probabilities that are not finite.*rms_norm_eps'
+
+
+def test_a_validation_of_a_policy_that_is_not_finite_is_an_error_and_no_figure():
+    run = broken_run(micro_runs.config('frozen_lake'))
+    with pytest.raises(ValueError, match=f'step 7, validation episodes: {LOST}'):
+        train.validate(run, None, Streams(0), 7)
+
+
+def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path, monkeypatch):
+    """Finite weights x 1e19 were evaluated to 0.0 % with exit code 0."""
+    monkeypatch.setattr(evaluate, 'build', broken_run)
+    cfg = micro_runs.config('frozen_lake', **{'eval.split': 'test'})
+    with pytest.raises(ValueError, match=f'random weights, test episodes: {LOST}'):
+        evaluate.evaluate(cfg, '', str(tmp_path), None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_sample_a_level_has_no_pass_at_k():

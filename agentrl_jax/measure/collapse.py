@@ -7,6 +7,7 @@ values, or its highest value. What the references define, and the figures behind
 leave open, stand at SIGNALS.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,28 @@ from typing import Any, NamedTuple
 LEVELS = ('ok', 'warn', 'alarm')
 ACTIONS = ('off', 'warn', 'stop', 'roll_back')
 QUADRANTS = ('diverse', 'template collapse', 'compressed', 'low-entropy collapse')
+APPLIED = {'policy': 'update/applied', 'critic': 'update/critic_applied'}
+UNVARIED_STEPS = 5  # in a row without a group that varies, before the run says what to do
+# Why a step trained nothing
+LOST = (
+    'all episodes were lost to environment faults (rollout/env_error; replies.jsonl says which): '
+    'mend the worlds, and with hosts.min_healthy > 0 such a rollout ends the run at once'
+)
+TOO_FEW = (
+    'so many episodes were lost to environment faults (rollout/env_error; replies.jsonl says '
+    'which) that no group had two left to compare'
+)
+ALIKE = (
+    'all members of every group have the same return, so nothing says which of them did better: '
+    'imitate good episodes first (clone.file, clone.episodes), play easier levels, raise '
+    'rollout.temperature or rollout.group_size, or reward what comes before success '
+    '(env.format_penalty, or a reward of your own)'
+)
+DROPPED = (
+    'groups vary, but none of their episodes was kept: loosen what is kept (filter.rule; '
+    'evol.threshold, dpo.min_gap), or play more groups (rollout.num_groups)'
+)
+REASONS = (LOST, TOO_FEW, ALIKE, DROPPED)
 STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
 EMA_DECAY = 0.9
 
@@ -39,8 +62,10 @@ class Signal:
 #   entropy_rise  collapsing GRPO runs: 2.1 to 6.0 and 1.0 to 7.5; the demo stays below 1.2 x
 #   entropy_drop  collapsing PPO runs fall to 0.2 x, and so do healthy ones (demo: 0.10 to 0.29 x):
 #                 only a value far below both says anything
-#   skipped       no optimiser step of an update changed a parameter, though it had tokens to train
+#   skipped       no optimiser step of an update changed the policy, though it had tokens to train
 #                 on: losses or gradients are not finite, step after step
+#   critic_skipped  the same of a critic with parameters of its own
+#   faults        episodes are lost to their worlds: what is left may be the easy ones
 #   cut           episodes end because no further turn fits into the token budget: what they would
 #                 have earned is not seen
 #   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
@@ -54,6 +79,10 @@ SIGNALS = {
     'entropy_rise': Signal('policy/entropy', 'above', 'start', 'entropy of the policy'),
     'information_drop': Signal('collapse/mi_share', 'below', 'best', 'what is said of the prompts'),
     'skipped': Signal('update/applied', 'below', '', 'share of optimiser steps that trained'),
+    'critic_skipped': Signal(
+        'update/critic_applied', 'below', '', "share of the critic's optimiser steps that trained"
+    ),
+    'faults': Signal('rollout/env_error', 'above', '', 'episodes lost to environment faults'),
     'cut': Signal('rollout/token_budget_stop', 'above', '', 'episodes cut by rollout.max_tokens'),
 }
 
@@ -106,12 +135,15 @@ def judge(
 
 
 def _start_of(history: Sequence[Row], metric: str, count: int) -> tuple[float, int]:
-    """(mean of the first `count` values, index behind the last of them); nan if there are fewer."""
+    """(mean of the first `count` values, index behind the last of them); nan if there are fewer.
+
+    Steps that measured nothing (nan) are no part of it.
+    """
     values = []
     for index, row in enumerate(history):
         if len(values) == count:
             return sum(values) / count, index
-        if metric in row:
+        if metric in row and math.isfinite(row[metric]):
             values.append(row[metric])
     return math.nan, len(history)
 
@@ -132,15 +164,71 @@ def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, 
 
 
 def untrained(history: Sequence[Row]) -> str:
-    """What is wrong with a run that is at its end and never changed a parameter, else ''.
+    """What is wrong with a run that is at its end and trained nothing, or no critic, else ''.
 
-    Updates without a token to train on (nan) say nothing; a run may be too short for an alarm.
+    It may be too short for an alarm. A policy that a critic's warm-up holds is not meant to move.
     """
-    known = [row['update/applied'] for row in history if 'update/applied' in row]
-    known = [value for value in known if math.isfinite(value)]
-    if not known or any(known):
+    updates = [row for row in history if APPLIED['policy'] in row]
+    applied = {
+        model: [row[name] for row in updates if name in row and math.isfinite(row[name])]
+        for model, name in APPLIED.items()
+    }
+    if updates and not any(applied.values()):
+        return f'nothing was trained in {len(updates)} steps: {why_nothing(updates)}'
+    for model, known in applied.items():
+        if known and not any(known):
+            return (
+                f'no optimiser step of {len(known)} updates changed the {model}, for its loss or '
+                'gradient was never finite (update/skipped): nothing was trained'
+            )
+    return ''
+
+
+def starved(history: Sequence[Row], patience: int) -> str:
+    """What is wrong when the last `patience` steps kept nothing to train on, else ''; 0: never."""
+    steps = [row for row in history if 'filter/empty' in row]
+    newest = steps[-patience:]
+    if not patience or len(newest) < patience or not all(row['filter/empty'] for row in newest):
         return ''
-    return f'no optimiser step of {len(known)} updates changed a parameter: nothing was trained'
+    return (
+        f'the update kept nothing in {patience} steps in a row (filter.max_empty): '
+        f'{why_nothing(newest)}'
+    )
+
+
+def unvaried(history: Sequence[Row], patience: int = UNVARIED_STEPS) -> str:
+    """What to do when no group varied in the last `patience` steps, else ''; once a streak.
+
+    A policy that solves everything has nothing left to learn, and needs no advice.
+    """
+    steps = [row for row in history if 'group/zero_std_frac' in row]
+    alike = [row['group/zero_std_frac'] == 1 for row in steps]
+    begins = len(alike) == patience or not any(alike[-patience - 1 : -patience])
+    if len(alike) < patience or not all(alike[-patience:]) or not begins:
+        return ''
+    if steps[-1]['group/all_pass_frac'] == 1:
+        return ''
+    return f'no group varied in {patience} steps in a row (group/zero_std_frac): {ALIKE}'
+
+
+def why_nothing(rows: Sequence[Row]) -> str:
+    """Why steps had no token to train on: a sentence for each reason, with its share of them."""
+    found = collections.Counter(map(_why_nothing, rows))
+    if len(found) == 1:
+        return next(iter(found))
+    return '; '.join(
+        f'in {found[reason]} of {len(rows)} steps {reason}' for reason in REASONS if found[reason]
+    )
+
+
+def _why_nothing(row: Row) -> str:
+    """The reason of one step; faults of worlds first, for they leave no group that could vary."""
+    lost, alike = row['rollout/env_error'], row['group/zero_std_frac']
+    if lost == 1:
+        return LOST
+    if lost > 0 and math.isnan(alike):
+        return TOO_FEW
+    return ALIKE if alike == 1 else DROPPED
 
 
 def worst_level(alarms: Mapping[str, Alarm]) -> int:

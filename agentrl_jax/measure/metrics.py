@@ -27,6 +27,7 @@ METRICS = {
     'rollout/valid_format': 'Share of played turns whose answer parsed into legal actions.',
     'rollout/turn_length_stop': 'Share of played turns cut at the longest allowed answer.',
     'rollout/token_budget_stop': 'Share of episodes ended because no further turn would fit.',
+    'rollout/nonfinite': 'Sampled tokens whose log-probability is not finite (any ends the run).',
     'rollout/env_error': 'Share of all episodes lost to environment faults (in no other metric).',
     'rollout/pass_at_n': 'Share of groups with at least one solved episode.',
     'group/return_std': 'Unbiased standard deviation of the returns in a group, mean over groups.',
@@ -91,7 +92,8 @@ METRICS = {
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
     'update/skipped': 'Optimiser steps skipped for a loss or gradient that is not finite.',
-    'update/applied': 'Share of optimiser steps with trained tokens that changed parameters.',
+    'update/applied': 'Share of optimiser steps with trained tokens that changed the policy.',
+    'update/critic_applied': 'The same of a critic with parameters of its own.',
     'value/loss': 'Loss of the critic.',
     'value/clip_frac': 'Share of trained tokens whose value was clipped.',
     'value/explained_variance': '1 - Var(return - value) / Var(return) over trained tokens.',
@@ -160,14 +162,25 @@ def metrics_table() -> str:
 
 
 def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
-    """Metrics of the healthy episodes as float32 scalars; 0 where there is nothing to average.
+    """Metrics of the healthy episodes as float32 scalars; nan where there is none.
 
     Groups count with their healthy members: in-group spread needs two of them, the rest one.
     """
     metrics = _episode_metrics(rollout) | _group_metrics(rollout, group_size)
     if rollout.continuations is not None:
         metrics |= _fork_metrics(rollout)
-    return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+    return _measured(metrics, rollout.healthy) | {
+        'rollout/env_error': jnp.mean(~rollout.healthy, dtype=jnp.float32)
+    }
+
+
+def _measured(metrics: dict[str, jax.Array], of: jax.Array) -> dict[str, jax.Array]:
+    """Metrics as float32 scalars, nan where no element of the mask is set: none was measured."""
+    some = jnp.any(of)
+    return {
+        name: jnp.where(some, jnp.asarray(value, jnp.float32), jnp.nan)
+        for name, value in metrics.items()
+    }
 
 
 def agent_metrics(
@@ -189,7 +202,7 @@ def agent_metrics(
         found['written'] = masked_mean(rollout.valid.astype(jnp.float32), written)
     if agent.plans and names_actions:
         found['plan_followed'] = plan_followed(rollout)
-    return {f'agent/{name}': jnp.asarray(x, jnp.float32) for name, x in found.items()}
+    return _measured({f'agent/{name}': x for name, x in found.items()}, rollout.healthy)
 
 
 def plan_followed(rollout: Rollout) -> jax.Array:
@@ -235,7 +248,8 @@ def trial_rewards(rollout: Rollout, number: int) -> jax.Array:
 def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
     """Means over the healthy episodes of what the environment of a text task counts by itself."""
     own = own_figures(rollout, task)
-    return {f'{task.env.name}/{name}': masked_mean(x, rollout.healthy) for name, x in own.items()}
+    found = {f'{task.env.name}/{name}': masked_mean(x, rollout.healthy) for name, x in own.items()}
+    return _measured(found, rollout.healthy)
 
 
 def own_figures(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
@@ -264,7 +278,6 @@ def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
         'rollout/token_budget_stop': masked_mean(
             (rollout.episode_stop == EpisodeStop.TOKEN_BUDGET).astype(jnp.float32), healthy
         ),
-        'rollout/env_error': jnp.mean(~healthy),
         'echo/repeated_ngrams': masked_mean(repeated, healthy & (ngrams > 0)),
     }
 
@@ -292,11 +305,13 @@ def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     def share(x, mask):
         return masked_mean(x.astype(jnp.float32), mask)
 
-    return {
-        'rollout/pass_at_n': share(solved, some),
+    in_groups = {
         'group/return_std': masked_mean(spread, several),
         'group/zero_std_frac': share(span <= EQUAL_RETURNS, several),
+        'echo/distinct_actions': masked_mean(distinct, several),
+    }
+    return _measured(in_groups, several) | {
+        'rollout/pass_at_n': share(solved, some),
         'group/all_fail_frac': share(~solved, some),
         'group/all_pass_frac': share(all_solved, some),
-        'echo/distinct_actions': masked_mean(distinct, several),
     }

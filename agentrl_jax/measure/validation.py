@@ -1,5 +1,6 @@
 """Success on held-out levels: sums over episodes, and their intervals."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
 
     One sample a level: Wilson's interval of the success. Several: eval/success is mean@k, its
     interval that of a mean of levels, and eval/pass_at_k the share of levels solved at least once,
-    with Wilson's.
+    with Wilson's. Without a healthy episode nothing was measured: all are nan.
     """
     sums = jax.device_get(sums)
     episodes, successes = int(sums['episodes']), int(sums['successes'])
@@ -79,4 +80,4 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
         'valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
     }
     found |= {name: float(x) / max(episodes, 1) for name, x in sums['own'].items()}
-    return {f'{prefix}/{name}': x for name, x in found.items()}
+    return {f'{prefix}/{name}': x if episodes else math.nan for name, x in found.items()}

@@ -108,7 +108,11 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, computed in float32 (arXiv:1910.07467)."""
+    """x / sqrt(mean(x^2) + eps) * scale, computed in float32 (arXiv:1910.07467).
+
+    nan where the mean leaves float32: 1 / sqrt(inf) would make zeros, and a model that has come
+    apart would seem to be one that knows nothing.
+    """
 
     eps: float
     dtype: str
@@ -117,7 +121,8 @@ class RMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],), jnp.float32)
         x = x.astype(jnp.float32)
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        power = jnp.mean(x * x, axis=-1, keepdims=True) + self.eps
+        x = x * jnp.where(power < jnp.inf, jax.lax.rsqrt(power), jnp.nan)
         # transformers rounds here, before the scale; so do we, to agree in bfloat16 as well
         x, scale = x.astype(self.dtype), scale.astype(self.dtype)
         return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))

@@ -108,7 +108,8 @@ def _losses(rows: list[dict[str, float]]) -> list[str]:
     skipped = sum(row['update/skipped'] for row in trained)
     empty = sum(row['filter/empty'] for row in trained)
     steps = max(len(trained), 1)
-    cut = sum(row['rollout/token_budget_stop'] for row in trained) / steps
+    played = [row for row in trained if row['rollout/env_error'] < 1]
+    cut = sum(row['rollout/token_budget_stop'] for row in played) / max(len(played), 1)
     faults = sum(row['rollout/env_error'] for row in trained) / steps
     said = {
         f'{skipped:.0f} optimiser steps were skipped: loss or gradient was not finite': skipped,

@@ -227,14 +227,3 @@ def select(
     if soft:
         factors = factors * soft_weights(scores, group_size=group_size)[rows]
     return rollout, rows, keep[rows], factors, metrics
-
-
-def starved(history: list[dict], patience: int) -> str:
-    """What is wrong when the last `patience` steps kept nothing to train on, else ''; 0: never."""
-    empty = [row['filter/empty'] for row in history if 'filter/empty' in row]
-    if not patience or len(empty) < patience or not all(empty[-patience:]):
-        return ''
-    return (
-        f'the filter kept nothing in {patience} steps in a row (filter.max_empty): all members of '
-        'a group have the same return; play more or other levels, or loosen filter.rule'
-    )

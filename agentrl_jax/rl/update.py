@@ -316,13 +316,16 @@ def one_step(
     if s.row_sharding is not None:
         part = jax.lax.with_sharding_constraint(part, s.row_sharding)
     weights, value_weights = s.weights(part.mask), s.weights(part.value_mask)
-    metrics, skipped, moved = {}, jnp.zeros((), jnp.int32), jnp.bool_(False)
+    metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
-        state, metrics, finite, moved = critic_step(state, part, value_weights, s)
+        state, metrics, finite, taken = critic_step(state, part, value_weights, s)
         skipped += ~finite
+        metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), taken, jnp.nan)
     state, measured, finite, taken = policy_step(state, part, weights, value_weights, s)
     state = state.replace(skipped=state.skipped + skipped + ~finite)
-    metrics |= measured | {'update/applied': (moved | taken).astype(jnp.float32)}
+    metrics |= measured
+    # What the critic's warm-up holds is not meant to move
+    metrics['update/applied'] = jnp.where(state.step >= s.critic_warmup, taken, jnp.nan)
     # A step without a trained token is no part of any mean.
     trains = part.mask.any()
     return state, {name: jnp.where(trains, x, jnp.nan) for name, x in metrics.items()}

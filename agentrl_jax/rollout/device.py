@@ -398,7 +398,8 @@ def collect(
     chunk: tokens of a slot that are read at a time, for whole conversations; 0 = a turn's prompt.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
-    (tokens in them), overflow (must be 0).
+    (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
+    finite: of such logits the draw is no draw; must be 0).
     """
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
@@ -440,6 +441,7 @@ def collect(
         chunk=chunk,
     )
     out = state.out if episodes.forks is None else forks.split(state.out, episodes.forks)
+    nonfinite = state.out.action_mask & ~jnp.isfinite(state.out.logprobs)
     return out, {
         'decodes': state.decodes,
         'serves': state.serves,
@@ -447,6 +449,7 @@ def collect(
         'reads': state.reads,
         'read': state.read,
         'overflow': state.overflow,
+        'nonfinite': nonfinite.sum(dtype=jnp.int32),
     }
 
 

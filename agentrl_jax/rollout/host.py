@@ -164,8 +164,12 @@ class HostCollect:
             return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 
         rollout = Rollout(**{name: whole(x) for name, x in game.out.items()})
-        generated = whole(game.out['action_mask'].sum(1, dtype=np.int32))
-        return rollout, counters_of(game) | {'generated': generated}
+        sampled = game.out['action_mask']
+        nonfinite = sampled & ~np.isfinite(game.out['logprobs'])
+        found = {'generated': sampled, 'nonfinite': nonfinite}
+        return rollout, counters_of(game) | {
+            name: whole(x.sum(1, dtype=np.int32)) for name, x in found.items()
+        }
 
 
 def counters_of(game: Game) -> dict[str, np.ndarray]:

@@ -6,7 +6,6 @@ job. One that hangs is left behind with its thread, and another takes its seat.
 """
 
 import dataclasses
-import math
 import numbers
 import queue
 import threading
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import Reply, World, WorldDown, WorldError
+from agentrl_jax.envs.hosts.world import BOUNDS, Reply, World, WorldDown, WorldError, fits
 
 REASON = 400  # characters of a fault that are kept
 
@@ -91,7 +90,7 @@ class Keeper(threading.Thread):
         began, outcome = time.monotonic(), Outcome(job)
         with outcome:
             reply = self._ask(job)
-            check_reply(reply)
+            check_reply(reply, f'{type(self._world).__name__}, item {job.item}')
             outcome.instruction = '' if job.actions else self._world.instruction
             outcome.prompt = self._read(reply.observation, outcome.instruction)
             outcome.reply = reply
@@ -128,8 +127,8 @@ class Keeper(threading.Thread):
                 world.close()
 
 
-def check_reply(reply: Reply) -> None:
-    """WorldError where a world's reply is not what it must be."""
+def check_reply(reply: Reply, world: str) -> None:
+    """WorldError where a world's reply is not what it must be; world: whose it is, in words."""
     for name, kinds in (
         ('observation', str),
         ('reward', numbers.Real),
@@ -138,11 +137,13 @@ def check_reply(reply: Reply) -> None:
         ('figures', tuple),
     ):
         if not isinstance(getattr(reply, name, None), kinds):
-            raise WorldError(f'{name} of a reply is {getattr(reply, name, "missing")!r}'[:REASON])
-    if not math.isfinite(reply.reward):
-        raise WorldError(f'reward of a reply is {reply.reward}')
-    if not all(isinstance(x, numbers.Real) and math.isfinite(x) for x in reply.figures):
-        raise WorldError(f'figures of a reply are {reply.figures}'[:REASON])
+            given = getattr(reply, name, 'missing')
+            raise WorldError(f'{world}: {name} of a reply is {given!r}'[:REASON])
+    if not fits(reply.reward):
+        raise WorldError(f'{world}: reward of a reply is {reply.reward!s:.100}, which {BOUNDS}')
+    for figure in reply.figures:
+        if not fits(figure):
+            raise WorldError(f'{world}: figure of a reply is {figure!r:.100}, which {BOUNDS}')
 
 
 class Pool:

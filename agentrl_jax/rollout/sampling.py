@@ -76,7 +76,8 @@ def sample(
     """Next token of each row and its log-probability under the distribution it was drawn from.
 
     logits float32 [S, V], uniform float32 [S] in [0, 1). temperature 0 is greedy (the
-    log-probability is then the one at temperature 1). Returns int32 [S] and float32 [S].
+    log-probability is then the one at temperature 1). Returns int32 [S] and float32 [S]; where a
+    logit is nan or inf the log-probability is nan, and the token means nothing.
 
     Logits are read twice, for the largest and for the sum of each block, and nothing of their size
     is written (but with top-k or top-p): the block that holds the token is weighed once more.

@@ -29,6 +29,20 @@ def check_counters(counters: Sequence[dict[str, Any]]) -> None:
         raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
 
 
+def check_finite(nonfinite: int, tokens: int, where: str) -> None:
+    """ValueError where sampled tokens have log-probabilities that are not finite.
+
+    Such a policy plays one and the same token: what it reaches is no figure of a policy.
+    """
+    if nonfinite:
+        raise ValueError(
+            f'{where}: {nonfinite} of {tokens} sampled tokens have log-probabilities that are not '
+            'finite: the weights are damaged or have diverged, or the config.json beside them is '
+            'not theirs (rms_norm_eps, rope_theta). Load the model anew, or go on from an earlier '
+            'checkpoint with a smaller optim.lr'
+        )
+
+
 def play(
     run: Any, params: Params, task: Any, streams: Streams, step: int, number: int = 0
 ) -> tuple[Played, list[dict[str, Any]]]:
@@ -49,7 +63,7 @@ def collect(
     played, counted = play(run, params, task, streams, step)
     measured = run.training.metrics(played[0], run.training.task) | {'filter/collects': 1}
     if run.training.pack is None:
-        return played, sampled(counted), measured | hosts.figures(counted)
+        return played, sampled(counted), measured | counts(counted)
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.filter.refill):
         if number:
@@ -62,12 +76,22 @@ def collect(
             break
     measured['filter/collects'] = number + 1
     measured['filter/kept'] = kept / (groups * (number + 1))
-    return held, sampled(counted), measured | hosts.figures(counted)
+    return held, sampled(counted), measured | counts(counted)
+
+
+def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
+    """Metrics that are counted in all rollouts of a step."""
+    return {'rollout/nonfinite': nonfinite(counted)} | hosts.figures(counted)
 
 
 def sampled(counted: list[dict[str, Any]]) -> int:
     """Tokens that rollouts sampled."""
     return sum(int(counters['generated'].sum()) for counters in counted)
+
+
+def nonfinite(counted: list[dict[str, Any]]) -> int:
+    """... and those of them whose log-probability is not finite."""
+    return sum(int(counters['nonfinite'].sum()) for counters in counted)
 
 
 def pack(

@@ -8,6 +8,7 @@ They come from model.path again when a run resumes; weights that were drawn or c
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,13 @@ def best_of(workdir: str | Path) -> str:
 def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Sequence) -> None:
     """Keeps what is trained if `saved`, said beside it, has the best eval/success so far.
 
+    A validation that lost all of its episodes (nan) is no best one.
     What was kept of this step or of later ones goes: it is played again, after a kill or a roll
     back.
     """
     before = [row['eval/success'] for row in history if 'eval/success' in row]
-    if any(score >= saved['eval/success'] for score in before):
+    new = saved['eval/success']
+    if math.isnan(new) or any(score >= new for score in before):
         return
     kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1, async_=False)
     checkpoint.remove_from(kept, saved['step'])

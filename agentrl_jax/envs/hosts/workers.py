@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import importlib
 import json
-import math
 import os
 import pathlib
 import queue
@@ -21,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import World, WorldError
+from agentrl_jax.envs.hosts.world import BOUNDS, World, WorldError, fits
 
 WORLDS = {  # name -> module:class
     'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
@@ -103,8 +102,8 @@ class Keeper(threading.Thread):
             told = {'observation': observation, 'reward': 0, 'done': False, 'success': None}
         else:
             reply = self.world.step(order['action'])
-            if not math.isfinite(reply.reward):
-                raise WorldError(f'a reward of {reply.reward}')
+            if not fits(reply.reward):
+                raise WorldError(f'a reward of {reply.reward}, which {BOUNDS}')
             told = {
                 'observation': reply.observation,
                 'reward': float(reply.reward),

@@ -5,7 +5,8 @@ closes it; it may block for as long as it likes. It knows no token and no model.
 """
 
 import dataclasses
-from typing import Protocol
+import numbers
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,9 +27,18 @@ class WorldDown(WorldError):
     """
 
 
+LARGEST = 1e6  # reward or figure: they are kept as float32, whose squares and sums are finite then
+BOUNDS = f'must be from {-LARGEST:g} to {LARGEST:g}: scale what the world pays'
+
+
+def fits(value: Any) -> bool:
+    """Whether a reward or a figure is a number from -LARGEST to LARGEST; nan and inf are not."""
+    return isinstance(value, numbers.Real) and bool(-LARGEST <= value <= LARGEST)
+
+
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What a world says to an action."""
+    """What a world says to an action; numbers beyond +-LARGEST are a fault of the world."""
 
     observation: str
     reward: float = 0.0  # of this step alone, not a running score
