@@ -143,10 +143,13 @@ def evaluate(
 def describe(metrics: dict[str, float], split: str) -> str:
     """One line a figure."""
     low, high = 100 * metrics['eval/success_low'], 100 * metrics['eval/success_high']
+    lost = 100 * metrics['eval/env_error']
+    said = f'{lost:.1f} % of episodes were lost to environment faults and are in no figure\n'
     return (
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         f'valid format {100 * metrics["eval/valid_format"]:.1f} %, '
         f'return {metrics["eval/return"]:.3f}\n'
+        f'{said if lost else ""}'
         f'{report.players(metrics, "reference/")}'
     )
 

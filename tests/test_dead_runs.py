@@ -35,7 +35,7 @@ def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
 
 
 def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, monkeypatch):
-    """Its rows would say a success of 0; what was counted is logged, and nothing is saved."""
+    """Its rows would say a success of 0; what was counted is logged, and no step is saved."""
     init = qwen2.init
     monkeypatch.setattr(
         qwen2, 'init', lambda *given, **how: jax.tree.map(lambda x: x * 1e19, init(*given, **how))
@@ -48,4 +48,5 @@ def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, 
     with pytest.raises(ValueError, match='step 0, training episodes: .* are not finite'):
         train.train(cfg, str(tmp_path / 'trained'))
     (row,) = run_log.read_metrics(tmp_path / 'trained' / run_log.METRICS_FILE)
-    assert row['rollout/nonfinite'] > 0 and not list((tmp_path / 'trained/checkpoints').glob('?'))
+    assert row['rollout/nonfinite'] > 0
+    assert [path.name for path in (tmp_path / 'trained/checkpoints').glob('?')] == ['0']

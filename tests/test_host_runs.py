@@ -259,6 +259,26 @@ def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
     assert page.count('WorldError: broken') == rows[1]['hosts/faults']
 
 
+def test_a_run_whose_worlds_all_failed_is_a_failure_that_says_so(tmp_path, monkeypatch, capfd):
+    """It ended with exit code 0, and from five steps on it said that returns were equal."""
+
+    class Broken(hosts.Echo):
+        def reset(self, item):
+            raise WorldError('out of order')
+
+    monkeypatch.setattr(hosts, 'Echo', Broken)
+    changes = {'steps': 2, 'hosts.min_healthy': 0.0, 'hosts.tries': 1}
+    assert train.train(config(**changes), str(tmp_path)) == 1
+    assert 'nothing was trained in 2 steps: all episodes were lost' in capfd.readouterr().err
+    assert not (tmp_path / 'finished.json').exists()
+    for row in rows_of(tmp_path)[:2]:
+        assert row['rollout/env_error'] == 1 and math.isnan(row['rollout/success'])
+    assert math.isnan(rows_of(tmp_path)[0]['eval/success'])
+    with pytest.raises(ValueError, match='all were lost to their worlds, so nothing was measured'):
+        evaluate.evaluate(config(**changes), str(tmp_path), '', None)
+    assert not (tmp_path / 'evaluation_validation.json').exists()
+
+
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
     changes = {'env.name': 'gymnasium', 'env.max_turns': 3, 'rollout.max_tokens': 320}
     run = build(config(**changes, **{'hosts.max_observation': 64}))

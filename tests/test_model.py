@@ -204,7 +204,8 @@ def test_a_model_that_leaves_float32_has_no_finite_logit(scale, eps):
     config = dataclasses.replace(TINY, rms_norm_eps=eps)
     params = jax.tree.map(lambda x: x * np.float32(scale), random_params(TINY))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-    hidden = forward(params, config, *rows(config, 2, 4))
+    tokens, positions = rows(TINY, 2, 4)
+    hidden = forward(params, config, tokens, positions, jnp.ones_like(tokens, bool))
     assert not np.isfinite(qwen2.logits(params, config, hidden)).any()
 
 

@@ -57,13 +57,15 @@ def test_a_faulty_sample_is_no_sample_of_its_level():
     found = counted([0, 1, 1, 0, 0, 1], faulty=(0, 3))  # level 0 has none left
     assert found['eval/success'] == pytest.approx(3 / 4)
     assert found['eval/pass_at_k'] == pytest.approx(2 / 2)
+    assert found['eval/env_error'] == pytest.approx(2 / 6)
 
 
 def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
     """It was a success of 0 %, or the best so far."""
     found = counted([1, 1, 1], samples=1, faulty=(0, 1, 2))
     assert found.keys() == counted([1, 1, 1], samples=1).keys()
-    assert np.isnan(list(found.values())).all()
+    assert {name for name, x in found.items() if not np.isnan(x)} == {'eval/env_error'}
+    assert found['eval/env_error'] == 1
     params.keep_best(tmp_path, {}, {'step': 0} | found, [])
     assert not list(tmp_path.iterdir())
 

@@ -117,6 +117,7 @@ METRICS = {
     'eval/pass_at_k': 'Share of levels that one of eval.samples=k > 1 episodes solved.',
     'eval/pass_at_k_low': 'Lower end of the 95 % Wilson interval of eval/pass_at_k.',
     'eval/pass_at_k_high': 'Upper end of the 95 % Wilson interval of eval/pass_at_k.',
+    'eval/env_error': 'As rollout/env_error, of validation episodes.',
     'eval/return': 'Sum of rewards and format penalties of a validation episode.',
     'collapse/mi': 'Mutual information of answers and prompts in nats; 0 = prompts are ignored.',
     'collapse/mi_share': 'As a share of the most that collapse/mi can be, log(prompts).',

@@ -23,6 +23,7 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
     solved = rollout.success & healthy
     sums = {
         'episodes': healthy.sum(),
+        'lost': rows - healthy.sum(),
         'successes': jnp.sum(solved),
         'returns': masked_sum(rollout.returns, healthy),
         'turns': played.sum(),
@@ -60,7 +61,7 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
 
     One sample a level: Wilson's interval of the success. Several: eval/success is mean@k, its
     interval that of a mean of levels, and eval/pass_at_k the share of levels solved at least once,
-    with Wilson's. Without a healthy episode nothing was measured: all are nan.
+    with Wilson's. Without a healthy episode nothing was measured: all but env_error are nan.
     """
     sums = jax.device_get(sums)
     episodes, successes = int(sums['episodes']), int(sums['successes'])
@@ -80,4 +81,6 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
         'valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
     }
     found |= {name: float(x) / max(episodes, 1) for name, x in sums['own'].items()}
-    return {f'{prefix}/{name}': x if episodes else math.nan for name, x in found.items()}
+    found = {name: x if episodes else math.nan for name, x in found.items()}
+    found['env_error'] = int(sums['lost']) / max(int(sums['lost']) + episodes, 1)
+    return {f'{prefix}/{name}': x for name, x in found.items()}
