@@ -103,10 +103,11 @@ def _others(
 
 
 def _losses(rows: list[dict[str, float]]) -> list[str]:
-    """Sentences about what did not train: skipped steps, cut episodes, faults; none if all did."""
+    """Sentences about what did not train, such as skipped steps and faults; none if all did."""
     trained = [row for row in rows if 'update/skipped' in row]
     skipped = sum(row['update/skipped'] for row in trained)
     empty = sum(row['filter/empty'] for row in trained)
+    alike = sum(row['group/zero_std_frac'] == 1 > row['group/all_pass_frac'] for row in trained)
     steps = max(len(trained), 1)
     played = [row for row in trained if row['rollout/env_error'] < 1]
     cut = sum(row['rollout/token_budget_stop'] for row in played) / max(len(played), 1)
@@ -114,6 +115,7 @@ def _losses(rows: list[dict[str, float]]) -> list[str]:
     said = {
         f'{skipped:.0f} optimiser steps were skipped: loss or gradient was not finite': skipped,
         f'{empty:.0f} of {steps} steps kept nothing to train on (filter/empty)': empty,
+        f'{alike} of {steps} steps had no group that varied (group/zero_std_frac)': alike,
         f'{100 * cut:.1f} % of episodes were cut by rollout.max_tokens': cut,
         f'{100 * faults:.1f} % of episodes were lost to environment faults': faults,
     }
