@@ -4,7 +4,8 @@
       [--step=60 | --best] [--dtype=bfloat16] [--part=policy] [--config=configs/<x>.py]
 
 The config is that of the run; --config.field=value overrides it. In `transformers` the folder gives
-the token ids of the run, renders its chats, and generates (greedily by default) up to <|im_end|>.
+the token ids of the run, renders its chats, and generates (greedily by default) up to <|im_end|>:
+its models need torch (`pip install torch transformers`), which this command does without.
 
 A policy trained with LoRA comes merged; --part=adapter writes its adapters alone, as PEFT reads
 them, and --part=base the frozen model below them.

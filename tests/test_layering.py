@@ -22,11 +22,11 @@ COMMANDS = tuple('train evaluate export play serve retrieve view plan sweep tabl
 MAY_IMPORT = {
     'types': [],
     'machine': [],
-    'tokens': [],
+    'tokens': ['machine'],
     'envs': [],
     'text': ['envs', 'tokens'],
     'models': ['machine'],
-    'rollout': ['text', 'models', 'envs'],
+    'rollout': ['text', 'models', 'envs', 'machine'],
     'rl': ['rollout', 'models'],
     'algorithms': ['rl'],
     'imitation': ['rl', 'text', 'tokens', 'machine'],

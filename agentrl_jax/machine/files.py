@@ -22,6 +22,7 @@ WHAT_TO_DO = {  # of errors that the system raises in the middle of a run
     errno.ESTALE: 'see whether the server is there',
 }
 BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
+LONGEST_QUOTE = 200  # characters of somebody else's text in a message of ours
 HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # may be half, or one of a pair
 
 
@@ -154,3 +155,17 @@ def parse_json(text: str, source: str, line: int = 1) -> Any:
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
         raise ValueError(f'{source}: JSON that is too deep or too long to read') from error
     return value
+
+
+def read_object(path: str | os.PathLike) -> dict[str, Any]:
+    """read_json of a file that holds an object; other values are refused too."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f'{path}: not a JSON object')
+    return value
+
+
+def in_line(text: str) -> str:
+    """A text that somebody else wrote, for a message of one line: no control characters, cut."""
+    head = text if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]}...'
+    return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in head)

@@ -1,11 +1,14 @@
 """GGUF files as a source of weights: sizes from the metadata, tensors dequantised row by row."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
+from agentrl_jax.machine import gguf_file
+from agentrl_jax.models.fields import FIELDS, check_layers
 from agentrl_jax.models.qwen2 import ModelConfig
 
 ARCHITECTURES = ('qwen2', 'qwen3', 'llama')
@@ -47,83 +50,102 @@ class GGUFSource:
 
     def __init__(self, path: Path):
         self.path = path
-        self._reader = _open(path)
-        tensors = self._reader.tensors
-        self._tensors = {hf_name(t.name): t for t in tensors}
-        # GGUF writes the fastest dimension first
-        self.shapes = {hf_name(t.name): tuple(int(n) for n in reversed(t.shape)) for t in tensors}
+        self._fields, tensors = gguf_file.read(path)
+        self._tensors = {hf_name(name): tensor for name, tensor in tensors.items()}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.config_name = f'{path.name} metadata'
         self._architecture = self._field('general.architecture')
         if self._architecture not in ARCHITECTURES:
             raise ValueError(
-                f'{path}: architecture {self._architecture!r} is not supported '
+                f'{path}: architecture {reprlib.repr(self._architecture)} is not supported '
                 f'({", ".join(ARCHITECTURES)})'
             )
         self._refuse_unsupported()
 
-    def _field(self, name: str) -> Any:
-        field = self._reader.fields.get(name)
-        if field is None:
+    def _field(self, name: str, *default: Any) -> Any:
+        if name in self._fields:
+            return self._fields[name]
+        if not default:
             raise ValueError(f'{self.path}: metadata field {name} missing')
-        return field.contents()
+        return default[0]
 
     def _own(self, name: str, *default: Any) -> Any:
         """Metadata of this architecture, e.g. qwen2.block_count; `default` if it may be absent."""
-        name = f'{self._architecture}.{name}'
-        if default and name not in self._reader.fields:
-            return default[0]
-        return self._field(name)
+        return self._field(f'{self._architecture}.{name}', *default)
+
+    def _size(self, name: str, *default: Any) -> Any:
+        """A field of FIELDS, by its name there; checked."""
+        field = FIELDS[name]
+        value = self._own(field.gguf, *default)
+        return field.check(value, f'{self.path}: {self._architecture}.{field.gguf}')
 
     def _refuse_unsupported(self) -> None:
-        if 'split.count' in self._reader.fields and self._field('split.count') > 1:
+        if self._field('split.count', 1) != 1:
             raise ValueError(f'{self.path}: one of several split files; merge them into one first')
         if self._own('expert_count', 0):
             raise ValueError(f'{self.path}: mixtures of experts are not supported')
         scaling = self._own('rope.scaling.type', 'none')
         if scaling != 'none':
-            raise ValueError(f'{self.path}: rope scaling {scaling!r} is not supported')
+            raise ValueError(f'{self.path}: rope scaling {reprlib.repr(scaling)} is not supported')
         if 'rope_freqs.weight' in self.shapes:
             raise ValueError(
                 f'{self.path}: rope_freqs.weight (rescaled rotary frequencies, Llama 3.1 and later)'
                 ' is not supported; use the HuggingFace folder of the model'
             )
 
+    def _heads(self) -> tuple[int, int]:
+        """(query heads, key-value heads)."""
+        for name in ('num_heads', 'num_kv_heads'):
+            if isinstance(self._own(FIELDS[name].gguf, 0), list):
+                raise ValueError(f'{self.path}: head counts that differ by layer are not supported')
+        heads = self._size('num_heads')
+        return heads, self._size('num_kv_heads', heads)
+
     def config(self, **compute: Any) -> ModelConfig:
         """Sizes from the metadata; compute: dtype, remat."""
-        heads = self._own('attention.head_count')
-        kv_heads = self._own('attention.head_count_kv', heads)
-        if not isinstance(heads, int) or not isinstance(kv_heads, int):
-            raise ValueError(f'{self.path}: head counts that differ by layer are not supported')
-        hidden = self._own('embedding_length')
-        head_dim = self._own('attention.key_length', hidden // heads)
+        heads, kv_heads = self._heads()
+        hidden = self._size('hidden_size')
+        head_dim = self._size('head_dim', hidden // heads)
         if self._own('rope.dimension_count', head_dim) != head_dim:
             raise ValueError(f'{self.path}: rotary positions on part of a head are not supported')
         embedding = self.shapes.get('model.embed_tokens.weight')
         if embedding is None:
             raise ValueError(f'{self.path}: tensor token_embd.weight missing')
-        return ModelConfig(
-            vocab_size=embedding[0],
+        layers = self._size('num_layers')
+        check_layers(layers, self.shapes, str(self.path))
+        rows = f'{self.path}: rows of token_embd.weight'
+        sizes = dict(
+            vocab_size=FIELDS['vocab_size'].check(embedding[0], rows),
             hidden_size=hidden,
-            intermediate_size=self._own('feed_forward_length'),
-            num_layers=self._own('block_count'),
+            intermediate_size=self._size('intermediate_size'),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            tie_embeddings='lm_head.weight' not in self.shapes,
-            rope_theta=float(self._own('rope.freq_base', 10000.0)),
-            rms_norm_eps=float(self._own('attention.layer_norm_rms_epsilon')),
-            qkv_bias=self._architecture == 'qwen2',
-            qk_norm=self._architecture == 'qwen3',
-            **compute,
+            rope_theta=self._size('rope_theta', 10000.0),
+            rms_norm_eps=self._size('rms_norm_eps'),
         )
+        try:
+            return ModelConfig(
+                **sizes,
+                tie_embeddings='lm_head.weight' not in self.shapes,
+                qkv_bias=self._architecture == 'qwen2',
+                qk_norm=self._architecture == 'qwen3',
+                **compute,
+            )
+        except ValueError as error:
+            raise ValueError(f'{self.path}: {error}') from error
 
     def hf_fields(self) -> dict[str, Any]:
         """What config.json says of a model beside its sizes, as far as the metadata has it."""
         fields = {'model_type': self._architecture}
-        if (length := self._own('context_length', None)) is not None:
-            fields['max_position_embeddings'] = length
-        if 'tokenizer.ggml.bos_token_id' in self._reader.fields:
-            fields['bos_token_id'] = self._field('tokenizer.ggml.bos_token_id')
+        length = FIELDS['max_position_embeddings']
+        if self._own(length.gguf, None) is not None:
+            fields[length.hf] = self._size('max_position_embeddings')
+        begin = FIELDS['bos_token_id']
+        if begin.gguf in self._fields:
+            called = f'{self.path}: {begin.gguf}'
+            fields[begin.hf] = begin.check(self._fields[begin.gguf], called)
         return fields
 
     def check_dtype(self, name: str) -> None:
@@ -134,12 +156,12 @@ class GGUFSource:
         tensor, shape = self._tensors[name], self.shapes[name]
         rows = self._row_order(name, shape)[index[0]]
         if len(shape) == 1:
-            return _dequantize(tensor.data, tensor, self.path)[rows]
+            return self._dequantize(name, tensor.data)[rows]
         out = np.empty((len(rows), *_sizes(index[1:], shape[1:])), np.float32)
         step = max(BLOCK_ELEMENTS // shape[1], 1)
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            out[part] = _dequantize(tensor.data[rows[part]], tensor, self.path)[:, *index[1:]]
+            out[part] = self._dequantize(name, tensor.data[rows[part]])[:, *index[1:]]
         return out
 
     def _row_order(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -149,28 +171,19 @@ class GGUFSource:
         permuted = name.endswith(('q_proj.weight', 'k_proj.weight'))
         if self._architecture != 'llama' or not permuted:
             return rows
-        heads = self._own('attention.head_count')
-        if 'k_proj' in name:
-            heads = self._own('attention.head_count_kv', heads)
+        heads = self._heads()['k_proj' in name]
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def _dequantize(self, name: str, data: np.ndarray) -> np.ndarray:
+        """float32 of some bytes uint8 [..., bytes of a row] of a tensor."""
+        kind = self._tensors[name].kind
+        try:
+            return gguf.quants.dequantize(data, kind)
+        except NotImplementedError as error:
+            raise ValueError(
+                f'{self.path}: tensor {name} has unsupported type {kind.name}'
+            ) from error
 
 
 def _sizes(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(len(range(*i.indices(n))) for i, n in zip(index, shape, strict=True))
-
-
-def _dequantize(data: np.ndarray, tensor: Any, path: Path) -> np.ndarray:
-    try:
-        return gguf.quants.dequantize(data, tensor.tensor_type)
-    except NotImplementedError as error:
-        kind = tensor.tensor_type.name
-        raise ValueError(f'{path}: tensor {tensor.name} has unsupported type {kind}') from error
-
-
-def _open(path: Path) -> gguf.GGUFReader:
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: no such file')
-    try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        raise ValueError(f'{path}: damaged, half-written or not a GGUF file ({error})') from error

@@ -4,8 +4,8 @@ Each device gets only its own slice of each tensor; the host never holds more th
 Parameters come as float32 masters: bfloat16 and float16 tensors are widened, which loses nothing.
 """
 
-import json
 import re
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from agentrl_jax.machine import sharding
+from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import qwen2
+from agentrl_jax.models.fields import check_layers
 from agentrl_jax.models.gguf import GGUFSource
 from agentrl_jax.models.hf_config import config_from_hf
 from agentrl_jax.types import Params
@@ -25,6 +26,7 @@ DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}  # safetensors
 INDEX = 'model.safetensors.index.json'
 SINGLE = 'model.safetensors'
 IGNORED = re.compile(r'rotary_emb\.inv_freq$')  # a constant that old Llama folders carry
+FILE_NAME = re.compile(r'[\w.-]{1,200}\.safetensors')
 LISTED = 5  # names spelled out in an error
 
 
@@ -161,7 +163,7 @@ def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = sorted(names)
+    names = sorted(map(files.in_line, names))
     more = f' and {len(names) - LISTED} more' if len(names) > LISTED else ''
     return ', '.join(names[:LISTED]) + more
 
@@ -170,13 +172,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; anything else is an error that names the file."""
     if not path.is_file():
         raise FileNotFoundError(f'{path}: no such file')
-    try:
-        value = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise ValueError(f'{path}: not valid JSON ({error})') from error
-    if not isinstance(value, dict):
-        raise ValueError(f'{path}: not a JSON object')
-    return value
+    return files.read_object(path)
 
 
 class SafetensorsSource:
@@ -209,9 +205,11 @@ class SafetensorsSource:
         if self._hf.get('model_type') != 'llama' or not self._hf.get('attention_bias'):
             return
         for name in [name for name in self.shapes if name.endswith('self_attn.o_proj.bias')]:
-            if self.read(name, (slice(None),)).any():
+            self.check_dtype(name)
+            if len(self.shapes[name]) != 1 or self.read(name, (slice(None),)).any():
                 raise ValueError(
-                    f'{self.path}: attention_bias with a {name} other than zero is not supported'
+                    f'{self.path}: attention_bias with a {files.in_line(name)} other than zero is '
+                    'not supported'
                 )
             del self.shapes[name], self._files[name]
 
@@ -220,6 +218,12 @@ class SafetensorsSource:
             index = read_json(self.path / INDEX)
             if not isinstance(index.get('weight_map'), dict):
                 raise ValueError(f'{self.path / INDEX}: no weight_map')
+            for name in index['weight_map'].values():
+                if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+                    raise ValueError(
+                        f'{self.path / INDEX}: weight_map gives {reprlib.repr(name)}, which is no '
+                        'name of a .safetensors file beside it'
+                    )
             return [self.path / name for name in sorted(set(index['weight_map'].values()))]
         if (self.path / SINGLE).is_file():
             return [self.path / SINGLE]
@@ -230,9 +234,11 @@ class SafetensorsSource:
         if 'quantization_config' in self._hf:
             raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')
         try:
-            return config_from_hf(self._hf, **compute)
+            config = config_from_hf(self._hf, **compute)
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}') from error
+        check_layers(config.num_layers, self.shapes, f'{self.path}: config.json')
+        return config
 
     def hf_fields(self) -> dict[str, Any]:
         """What config.json says, known here or not."""
@@ -243,7 +249,8 @@ class SafetensorsSource:
         kind = self._files[name].get_slice(name).get_dtype()
         if kind not in DTYPES:
             raise ValueError(
-                f'{self.path}: tensor {name} has type {kind}, not one of {", ".join(DTYPES)}'
+                f'{self.path}: tensor {files.in_line(name)} has type {kind}, not one of '
+                f'{", ".join(DTYPES)}'
             )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -257,4 +264,5 @@ def _open(file: Path) -> Any:
     try:
         return safetensors.safe_open(file, framework='numpy')
     except safetensors.SafetensorError as error:
-        raise ValueError(f'{file}: damaged or half-written ({error})') from error
+        why = files.in_line(str(error))
+        raise ValueError(f'{file}: damaged or half-written ({why})') from error

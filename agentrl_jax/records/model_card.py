@@ -15,6 +15,8 @@ METRICS = (  # besides eval/...
     'policy/kl_ref',
 )
 LOAD = """\
+The model needs torch beside transformers: `pip install "torch>=2.6" transformers`.
+
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -30,6 +32,8 @@ Every answer of the run began with `{opening}`, which the program wrote; greedy 
 default, and `do_sample=True, temperature={temperature}, top_k=0` draws as training did.
 """
 ADAPTER = """\
+The adapters need torch beside PEFT: `pip install "torch>=2.6" transformers peft`.
+
 ```python
 from peft import PeftModel
 

@@ -6,14 +6,18 @@ lines of a rollout share what `about` says of it, such as its step and split.
 """
 
 import dataclasses
+import itertools
 import json
+import math
 import mmap
 import queue
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.machine import files
 from agentrl_jax.rollout.keepers import Job, Outcome
 from agentrl_jax.text.conversation import action_hash
 
@@ -34,6 +38,7 @@ FIELDS = {  # of a line, beside those of `about`
     'tries': int,  # times that it was asked
 }
 ADDED = {'tries': 1, 'figures': []}  # what lines of before these fields stand for
+LISTED = 20  # rollouts of a log that an error spells out
 About = dict[str, int | str]
 
 
@@ -88,26 +93,43 @@ def line_of(outcome: Outcome, fault: str, tries: int) -> dict[str, Any]:
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a log; a last one that was cut off is left out, any other fault is an error."""
-    lines = Path(path).read_text(encoding='utf-8').splitlines(keepends=True)
+    lines = files.read_bytes(path).splitlines(keepends=True)
     found = []
     for number, line in enumerate(lines, 1):
+        where = f'{path}, line {number}'
         try:
-            row = json.loads(line)
-            row = {'trial': 0} | row if isinstance(row, dict) else row  # older logs had one trial
-        except json.JSONDecodeError as error:
-            if number == len(lines) and not line.endswith('\n'):
-                break
-            raise ValueError(f'{path}, line {number}: broken JSON ({error})') from error
-        row = ADDED | row if isinstance(row, dict) else row
-        wrong = [
-            name
-            for name, kind in FIELDS.items()
-            if not isinstance(row, dict) or name not in row or not isinstance(row[name], kind)
-        ]
-        if wrong:
-            raise ValueError(f'{path}, line {number}: {", ".join(wrong)} is no part of a reply')
-        found.append(row)
+            found.append(_row_of(line, where))
+        except ValueError:
+            if number < len(lines) or line.endswith(b'\n'):
+                raise
     return found
+
+
+def _row_of(line: bytes, where: str) -> dict[str, Any]:
+    """A line of a log with all FIELDS and a step; where: its place, for errors."""
+    row = _object_of(line, where)
+    row = {'trial': 0} | ADDED | row  # older logs had one trial
+    wrong = [
+        name for name, kind in FIELDS.items() if name not in row or not isinstance(row[name], kind)
+    ]
+    if wrong:
+        raise ValueError(f'{where}: {", ".join(wrong)} is no part of a reply')
+    figures = [row['reward'], row['seconds'], *row['figures']]
+    if not all(isinstance(figure, float) and math.isfinite(figure) for figure in figures):
+        raise ValueError(f'{where}: a reward, a figure or a time that is no finite number')
+    return row
+
+
+def _object_of(line: bytes, where: str) -> dict[str, Any]:
+    """A line of a log as an object that says its step."""
+    try:
+        text = line.decode('utf-8')
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{where}: no UTF-8 text (byte {error.start})') from error
+    row = files.parse_json(text, where)
+    if not isinstance(row, dict) or 'step' not in row or type(row['step']) is not int:
+        raise ValueError(f'{where}: no object with a step')
+    return row
 
 
 def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
@@ -115,8 +137,9 @@ def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
     rows = read_log(path)
     chosen = [row for row in rows if about.items() <= row.items()]
     if not chosen:
-        other = {tuple((k, x) for k, x in row.items() if k not in FIELDS) for row in rows}
-        known = '; '.join(sorted(', '.join(f'{k}={x}' for k, x in one) for one in other))
+        other = {', '.join(f'{k}={x}' for k, x in row.items() if k not in FIELDS) for row in rows}
+        shown = [files.in_line(one) for one in sorted(other)[:LISTED]]
+        known = '; '.join(shown + [f'{len(other) - LISTED} more'] * (len(other) > LISTED))
         wanted = ', '.join(f'{name}={x}' for name, x in about.items())
         raise ValueError(f'{path} holds no rollout of {wanted}; there are: {known or "none"}')
     return chosen
@@ -134,7 +157,7 @@ def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
         end = text.rfind(b'\n') + 1  # what stands behind it is being written
         while end:
             start = text.rfind(b'\n', 0, end - 1) + 1
-            line = json.loads(text[start:end])
+            line = _object_of(text[start:end], f'{path}, byte {start}')
             if line['step'] < step:
                 break
             found.append(line)
@@ -142,12 +165,35 @@ def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def cut(path: str | Path, step: int, write: Callable[[Path, str], Any]) -> None:
-    """Leaves the lines of the steps before `step`, for a run that goes on from there."""
+def cut(path: str | Path, step: int) -> Path | None:
+    """Leaves the lines of the steps before `step`, for a run that goes on from there.
+
+    No run needs what its log says of steps that are over. A damaged log therefore gets another
+    name, which is returned, and a new one begins; None: nothing was wrong with it.
+    """
     path = Path(path)
-    if path.exists():
-        lines = (json.dumps(row) + '\n' for row in read_log(path) if row['step'] < step)
-        write(path, ''.join(lines))
+    if not path.exists():
+        return None
+    try:
+        rows = read_log(path)
+    except ValueError as error:
+        aside = _free_name(path)
+        path.rename(aside)
+        print(
+            f'WARNING: {error}: the log is kept as {aside.name}, and a new one begins',
+            file=sys.stderr,
+            flush=True,
+        )
+        return aside
+    kept = (json.dumps(row) + '\n' for row in rows if row['step'] < step)
+    files.write_atomic(path, ''.join(kept))
+    return None
+
+
+def _free_name(path: Path) -> Path:
+    """replies.damaged_1.jsonl, or the first number that no file has."""
+    names = (path.with_name(f'{path.stem}.damaged_{n}{path.suffix}') for n in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 class LoggedPool:

@@ -18,8 +18,8 @@ import shlex
 import sys
 import traceback
 import types
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from absl import flags
 
@@ -28,6 +28,18 @@ FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
+DRAWN = tuple(  # fields of the config that only a model with random weights has
+    f'model.{name}'
+    for name in (
+        'hidden_size',
+        'intermediate_size',
+        'num_layers',
+        'num_heads',
+        'num_kv_heads',
+        'tie_embeddings',
+        'rope_theta',
+    )
+)
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 
 
@@ -93,6 +105,8 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
             if flags.FLAGS[name].value in (None, ''):
                 refuse(f'--{name} is needed; --help says what it is')
         check_config_file()
+        if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
+            check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         refuse(sentence_of(error))
     if left:
@@ -106,6 +120,22 @@ def check_config_file() -> None:
     path = flags.FLAGS['config'].config_filename
     if not os.path.exists(path.partition(':')[0]):
         raise FileNotFoundError(f'no config file {path!r}; see configs/')
+
+
+def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
+    """Refuses sizes of a model that is drawn where another one is loaded, which has its own.
+
+    given: fields that were set beside those of the config file, which has sizes for the case that
+    nothing is loaded.
+    """
+    if 'model' not in cfg or not cfg.model.path:
+        return
+    for name in DRAWN:
+        if name in given:
+            raise ValueError(
+                f'{name}={given[name]!r} is a size of a model that is drawn, and '
+                f'model.path={cfg.model.path!r} brings its own: leave one of them out'
+            )
 
 
 def meant(word: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax.machine import files, processes
+from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
@@ -61,7 +61,7 @@ def playing(
 @contextlib.contextmanager
 def logged(worlds: host.Worlds, path: Path, step: int, asked: Callable[[], bool]) -> Iterator[None]:
     """`playing` for the worlds of one name."""
-    replies.cut(path, step, files.write_atomic)
+    replies.cut(path, step)
     worlds.log, worlds.asked = replies.ReplyLog(path), asked
     try:
         yield
@@ -106,7 +106,7 @@ def said(
         log = path.with_name(log_name(path.stem, process)) if process else path
         for line in replies.newest(log, int(about['step'])):
             if about.items() <= line.items():
-                before = found[line['stream']] if line['turn'] else []
+                before = found.get(line['stream'], []) if line['turn'] else []
                 found[line['stream']] = [*before, line]
     return [found[stream] if stream in found else [] for stream in map(int, streams)]
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.run import check
+from agentrl_jax.run.command import check_sizes
 from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps.status import Overrides, Run
 
@@ -118,6 +119,7 @@ def expand(
         if clash:
             raise ValueError(f'{where} sets {", ".join(clash)}, and so does the command line')
         try:
+            check_sizes(cfg, settings)
             check.check(cfg)
             cfg = effective(cfg)
             config = json.loads(cfg.to_json_best_effort())

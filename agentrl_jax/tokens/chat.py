@@ -5,12 +5,12 @@ Pieces are only ever appended, so an episode of n turns is a prefix of the same 
 """
 
 import dataclasses
+import json
 import re
 from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from agentrl_jax.machine import files
+from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, IM_END, IM_START
 
 # What `Chat` says, as a template: for exports of tokenizers that came without one.
@@ -19,6 +19,7 @@ CHATML = (
     "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 
 
@@ -42,13 +43,13 @@ class Chat:
         template = self.tokenizer.chat_template
         if template is None:
             return user
-        rendered = render(template, [message('user', 'U')])
+        rendered = render(template, [message('user', 'U')], self.tokenizer.source)
         ids = tokenize(self.tokenizer, rendered)
         tail = [self.start_id, *self.tokenizer.encode('user\nU'), *self.answer_open('')]
         if ids[-len(tail) :] != tail:
             raise ValueError(
-                'the chat template of this checkpoint does not open a conversation in ChatML; it '
-                f'renders {rendered!r}'
+                f'the chat template of {self.tokenizer.source} does not open a conversation in '
+                f'ChatML; it renders {_quoted(rendered)}'
             )
         return [*ids[: -len(tail)], *user]
 
@@ -85,23 +86,29 @@ def _check_template(chat: Chat, template: str) -> None:
     _compare(chat.tokenizer, template, messages, [*pieces, *chat.answer_open('')])
 
 
-def keeps_thoughts(template: str) -> bool:
-    """Whether the template repeats earlier answers whole, as episodes do.
+def keeps_thoughts(template: str, source: str) -> bool:
+    """Whether the template (of a source) repeats earlier answers whole, as episodes do.
 
     Qwen3's leaves out what stands before </think>.
     """
     answer = '<think>t</think><answer>A</answer>'
     messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]
-    return answer in render(template, messages)
+    return answer in render(template, messages, source)
 
 
 def _compare(tokenizer: Any, template: str, messages: Messages, pieces: list[int]) -> None:
-    rendered = render(template, messages)
+    rendered = render(template, messages, tokenizer.source)
     if tokenize(tokenizer, rendered) != pieces:
         raise ValueError(
-            'the chat template of this checkpoint is not ChatML as Qwen2.5 speaks it; it renders '
-            f'{rendered!r} instead of {tokenizer.decode(pieces, show_special=True)!r}'
+            f'the chat template of {tokenizer.source} is not ChatML as Qwen2.5 speaks it; it '
+            f'renders {_quoted(rendered)} instead of '
+            f'{_quoted(tokenizer.decode(pieces, show_special=True))}'
         )
+
+
+def _quoted(text: str) -> str:
+    """A text as Python spells it, its end left out where it is long."""
+    return repr(text) if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]!r}...'
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -109,21 +116,22 @@ def message(role: str, content: str) -> dict[str, str]:
     return {'role': role, 'content': content}
 
 
-def render(template: str, messages: Messages) -> str:
-    """The template's own text of a conversation, up to where the next answer begins."""
+def render(template: str, messages: Messages, source: str = 'this checkpoint') -> str:
+    """The template's own text of a conversation, up to where the next answer begins.
 
-    def raise_exception(reason: str):
-        raise jinja2.TemplateError(reason)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
-    )
-    environment.globals['raise_exception'] = raise_exception
+    source: where the template is from, for the ValueError of one that fails or has no end.
+    """
     try:
-        compiled = environment.from_string(template)
-        return compiled.render(messages=messages, add_generation_prompt=True)
-    except (jinja2.TemplateError, TypeError) as error:
-        raise ValueError(f'the chat template of this checkpoint fails: {error}') from error
+        text = rendering.render(template, json.dumps(messages))
+        text.encode('utf-8')
+        return text
+    except rendering.TemplateError as error:
+        why = files.in_line(str(error))
+        raise ValueError(f'the chat template of {source} fails: {why}') from error
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'the chat template of {source} fails: it renders half of a surrogate pair'
+        ) from error
 
 
 def tokenize(tokenizer: Any, rendered: str) -> list[int]:

@@ -1,12 +1,14 @@
 """The tokenizer inside a .gguf file: byte-level BPE rebuilt from its metadata, without torch."""
 
+import reprlib
 from pathlib import Path
+from typing import Any
 
-import gguf
 import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from agentrl_jax.tokens.tokenizer import BytePairTokenizer, mark_specials
+from agentrl_jax.machine import gguf_file
+from agentrl_jax.tokens.tokenizer import BytePairTokenizer, library_errors, mark_specials
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
 
@@ -37,7 +39,8 @@ def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
     if kind == 'llama-bpe':
         return _split_by(_WORDS % '{1,3}'), False, True
     raise ValueError(
-        f'{source}: pre-tokenizer {kind!r} is not supported (qwen2, smollm, gpt-2, llama-bpe)'
+        f'{source}: pre-tokenizer {reprlib.repr(kind)} is not supported (qwen2, smollm, gpt-2, '
+        'llama-bpe)'
     )
 
 
@@ -51,8 +54,8 @@ def kind_of(pre: str | None, architecture: str | None, source: str) -> str:
         return 'qwen2'
     if pre is None:
         raise ValueError(
-            f'{source}: tokenizer.ggml.pre is missing, so how a {architecture} splits text is not '
-            'known: convert the checkpoint again with a newer llama.cpp'
+            f'{source}: tokenizer.ggml.pre is missing, so how a {reprlib.repr(architecture)} '
+            'splits text is not known: convert the checkpoint again with a newer llama.cpp'
         )
     return pre
 
@@ -84,39 +87,48 @@ def build_byte_pair(
 
 def load(path: Path) -> BytePairTokenizer:
     """Tokenizer of a .gguf file (tokenizer.ggml.* and tokenizer.chat_template)."""
-    try:
-        fields = gguf.GGUFReader(path).fields
-    except (ValueError, IndexError) as error:
-        raise ValueError(f'{path}: not a readable GGUF file ({error})') from error
+    fields = gguf_file.read(path).fields
 
-    def read(name: str, default=None):
-        return fields[name].contents() if name in fields else default
+    def read(name: str, kind: type) -> Any:
+        value = fields[name] if name in fields else None
+        if value is not None and type(value) is not kind:
+            raise ValueError(f'{path}: {name} is {reprlib.repr(value)}, no {kind.__name__}')
+        return value
 
-    model = read('tokenizer.ggml.model')
+    def read_list(name: str, kind: type) -> list:
+        values = read(name, list) or []
+        if values and type(values[0]) is not kind:  # an array has values of one type
+            raise ValueError(f'{path}: {name} is {reprlib.repr(values)}, no {kind.__name__}s')
+        return values
+
+    model = read('tokenizer.ggml.model', str)
     if model != 'gpt2':
-        raise ValueError(f'{path}: only byte-level BPE (gpt2) is supported, this is {model!r}')
-    texts, merges = read('tokenizer.ggml.tokens'), read('tokenizer.ggml.merges')
-    kinds = read('tokenizer.ggml.token_type', [NORMAL] * len(texts or []))
+        raise ValueError(
+            f'{path}: only byte-level BPE (gpt2) is supported, this is {reprlib.repr(model)}'
+        )
+    texts = read_list('tokenizer.ggml.tokens', str)
+    merges = [tuple(merge.split(' ', 1)) for merge in read_list('tokenizer.ggml.merges', str)]
+    kinds = read_list('tokenizer.ggml.token_type', int) or [NORMAL] * len(texts)
     if not texts or not merges or len(kinds) != len(texts):
         raise ValueError(f'{path}: tokenizer.ggml tokens, merges or token_type are missing')
+    if any(len(pair) != 2 for pair in merges):
+        raise ValueError(f'{path}: tokenizer.ggml.merges holds one that is no pair')
     rows = list(zip(texts, kinds, strict=True))
     added = [
         {'content': text, 'special': kind == CONTROL}
         for text, kind in rows
         if kind in (CONTROL, USER_DEFINED)
     ]
-    backend = build_byte_pair(
-        [text if kind != UNUSED else '' for text, kind in rows],
-        [tuple(merge.split(' ', 1)) for merge in merges],
-        added,
-        kind_of(read('tokenizer.ggml.pre'), read('general.architecture'), str(path)),
-        str(path),
-    )
-    eos = read('tokenizer.ggml.eos_token_id')
+    rules = kind_of(read('tokenizer.ggml.pre', str), read('general.architecture', str), str(path))
+    with library_errors(str(path)):
+        backend = build_byte_pair(
+            [text if kind != UNUSED else '' for text, kind in rows], merges, added, rules, str(path)
+        )
+    eos = read('tokenizer.ggml.eos_token_id', int)
     return BytePairTokenizer(
         backend,
-        pad=read('tokenizer.ggml.padding_token_id'),
+        pad=read('tokenizer.ggml.padding_token_id', int),
         eos=[] if eos is None else [eos],
-        chat_template=read('tokenizer.chat_template'),
+        chat_template=read('tokenizer.chat_template', str),
         source=str(path),
     )

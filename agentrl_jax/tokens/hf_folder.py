@@ -63,7 +63,7 @@ def write(folder: Path, source: Path) -> Tokenizer:
         'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
     }
     template = tokenizer.chat_template
-    if template is None or not chats.keeps_thoughts(template):
+    if template is None or not chats.keeps_thoughts(template, tokenizer.source):
         settings['chat_template'] = chats.CHATML
         (folder / 'chat_template.jinja').unlink(missing_ok=True)
     elif not source.is_dir():

@@ -6,13 +6,24 @@ placed by id only (special('<|im_end|>')), so no observation can forge a chat tu
 
 import json
 import re
+import reprlib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from agentrl_jax.machine import files
+
 IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
+MOST_IDS = 2**22  # above those of any vocabulary; there is a list with a place for every id
+JSON_KINDS = {
+    str: 'a text',
+    int: 'a whole number',
+    bool: 'true or false',
+    dict: 'an object',
+    list: 'a list',
+}
 OWNERS = {'Qwen': 'Qwen', 'SmolLM': 'HuggingFaceTB'}  # of models on the hub, by their names
 
 
@@ -33,7 +44,7 @@ class Tokenizer:
         self._pieces = pieces
         self._specials = specials
         self._special_names = {i: name for name, i in specials.items()}
-        self._source = source
+        self.source = source
         self.vocab_size = len(pieces)
         self.chat_template = chat_template
         # In a chat a turn ends with <|im_end|>, also where a base model declares <|endoftext|>.
@@ -46,12 +57,18 @@ class Tokenizer:
         self.pad_id: int = self._id(pad)
 
     def _id(self, token: int | str) -> int:
-        return token if isinstance(token, int) else self.special(token)
+        if isinstance(token, str):
+            return self.special(token)
+        if type(token) is not int or not 0 <= token < MOST_IDS:
+            raise ValueError(f'{self.source}: {reprlib.repr(token)} is no id of a token')
+        return token
 
     def special(self, name: str) -> int:
         """Id of a special token such as '<|im_end|>'."""
         if name not in self._specials:
-            raise ValueError(f'{self._source}: the tokenizer has no special token {name}')
+            raise ValueError(
+                f'{self.source}: the tokenizer has no special token {files.in_line(name)}'
+            )
         return self._specials[name]
 
     def special_names(self) -> list[str]:
@@ -90,7 +107,7 @@ class Tokenizer:
 class BytePairTokenizer(Tokenizer):
     """Byte-level BPE (GPT-2 kind: Qwen, Llama 3, SmolLM) run by the `tokenizers` library."""
 
-    def __init__(self, backend: Any, **declared: Any):
+    def __init__(self, backend: Any, *, source: str, **declared: Any):
         """backend: a tokenizers.Tokenizer whose special added tokens are marked as special."""
         backend.no_truncation()
         backend.no_padding()
@@ -99,14 +116,17 @@ class BytePairTokenizer(Tokenizer):
         added = backend.get_added_tokens_decoder()
         specials = {token.content: i for i, token in added.items() if token.special}
         vocab = backend.get_vocab(with_added_tokens=True)
-        pieces = [b''] * (max(vocab.values()) + 1)
+        largest = max(vocab.values(), default=0)
+        if largest >= MOST_IDS:
+            raise ValueError(f'{source}: a token has id {largest:,}; the largest is {MOST_IDS:,}')
+        pieces = [b''] * (largest + 1)
         byte_of = {char: value for value, char in enumerate(gpt2_byte_characters())}
         for text, i in vocab.items():
             if i not in added:
                 pieces[i] = _piece_bytes(text, byte_of)
             elif not added[i].special:
                 pieces[i] = text.encode()
-        super().__init__(pieces, specials, **declared)
+        super().__init__(pieces, specials, source=source, **declared)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -171,11 +191,12 @@ def _load_sentencepiece(path: Path, source: str) -> Tokenizer:
 
 def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
     """The model must have a row for every token; it may have more (padding rows)."""
-    used = 1 + max(i for i, piece in enumerate(tokenizer.token_bytes()) if piece)
-    used = max(used, 1 + tokenizer.pad_id, 1 + max(tokenizer.eos_ids))
+    texts = (i for i, piece in enumerate(tokenizer.token_bytes()) if piece)
+    used = 1 + max(tokenizer.pad_id, *tokenizer.eos_ids, *texts)
     if used > vocab_size:
         raise ValueError(
-            f'the tokenizer has {used} tokens but the model only {vocab_size} embedding rows'
+            f'{tokenizer.source}: the tokenizer has {used} tokens but the model only {vocab_size} '
+            'embedding rows'
         )
 
 
@@ -188,58 +209,108 @@ def mark_specials(added_tokens: list[dict]) -> list[dict]:
     ]
 
 
+class library_errors:
+    """What the `tokenizers` library refuses becomes a ValueError that names the source.
+
+    It raises Exception itself, and PanicException, which is no Exception, where its Rust code
+    fails.
+    """
+
+    def __init__(self, source: str):
+        self.source = source
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        if kind is Exception or (kind is not None and kind.__name__ == 'PanicException'):
+            raise ValueError(
+                f'{self.source}: no tokenizer ({files.in_line(str(error))})'
+            ) from error
+
+
 def _read_json(path: Path) -> dict:
     """Content of a JSON file; {} where the folder has none."""
-    if not path.exists():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except json.JSONDecodeError as error:
-        raise ValueError(f'{path}: broken JSON ({error})') from error
+    return files.read_object(path) if path.exists() else {}
 
 
-def _entry(fields: dict, name: str):
-    """An optional field of a checkpoint's JSON; None where it is absent."""
-    return fields[name] if name in fields else None
+def _entry(fields: dict, name: str, kinds: tuple[type, ...], source: Path) -> Any:
+    """An optional field of a checkpoint's JSON, of one of the kinds; None where it is absent."""
+    value = fields[name] if name in fields else None
+    if value is not None and type(value) not in kinds:
+        raise ValueError(
+            f'{source}: {name} is {reprlib.repr(value)} and must be '
+            f'{" or ".join(JSON_KINDS[kind] for kind in kinds)}'
+        )
+    return value
 
 
 def _load_folder(folder: Path) -> Tokenizer:
     import tokenizers
 
-    spec = _read_json(folder / 'tokenizer.json')
+    file = folder / 'tokenizer.json'
+    spec = _read_json(file)
     if not {'model', 'added_tokens', 'decoder'} <= spec.keys():
-        raise ValueError(f'{folder / "tokenizer.json"}: not a tokenizer')
-    settings = _read_json(folder / 'tokenizer_config.json')
-    eos = _entry(_read_json(folder / 'generation_config.json'), 'eos_token_id')
-    eos = _token_name(_entry(settings, 'eos_token')) if eos is None else eos
-    eos = eos if isinstance(eos, list) else [eos]
-    declared = {
-        'pad': _token_name(_entry(settings, 'pad_token')),
-        'eos': [token for token in eos if token is not None],
-        'chat_template': _chat_template(folder, settings),
-    }
-    if _entry(spec['model'], 'type') == 'Unigram':
+        raise ValueError(f'{file}: not a tokenizer')
+    _check_spec(spec, file)
+    declared = _declared(folder)
+    if _entry(spec['model'], 'type', (str,), file) == 'Unigram':
         from agentrl_jax.tokens import unigram
 
         return unigram.from_spec(spec, str(folder), **declared)
-    if 'ByteLevel' not in json.dumps([spec['decoder'], _entry(spec, 'pre_tokenizer')]):
+    if 'ByteLevel' not in json.dumps([spec['decoder'], spec.get('pre_tokenizer')]):
         raise ValueError(f'{folder}: only tokenizers with byte-level BPE are supported')
     spec['added_tokens'] = mark_specials(spec['added_tokens'])
-    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    with library_errors(str(file)):
+        backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     return BytePairTokenizer(backend, source=str(folder), **declared)
 
 
-def _token_name(entry: str | dict | None) -> str | None:
+def _check_spec(spec: dict, file: Path) -> None:
+    """Refuses a tokenizer.json whose parts are not of the types that are read here."""
+    if _entry(spec, 'model', (dict,), file) is None:
+        raise ValueError(f'{file}: no model')
+    spec['added_tokens'] = _entry(spec, 'added_tokens', (list,), file) or []
+    for token in spec['added_tokens']:
+        if not isinstance(token, dict):
+            raise ValueError(f'{file}: added token {reprlib.repr(token)} is no object')
+        for name, kind in (('id', int), ('content', str), ('special', bool)):
+            if _entry(token, name, (kind,), file) is None:
+                raise ValueError(f'{file}: an added token has no {name}')
+
+
+def _declared(folder: Path) -> dict[str, Any]:
+    """Padding, ends and chat template, as the files beside tokenizer.json declare them."""
+    file, settings_file = folder / 'generation_config.json', folder / 'tokenizer_config.json'
+    settings = _read_json(settings_file)
+    eos = _entry(_read_json(file), 'eos_token_id', (int, list), file)
+    eos = _token_name(settings, 'eos_token', settings_file) if eos is None else eos
+    eos = eos if isinstance(eos, list) else [eos]
+    return {
+        'pad': _token_name(settings, 'pad_token', settings_file),
+        'eos': [token for token in eos if token is not None],
+        'chat_template': _chat_template(folder, settings),
+    }
+
+
+def _token_name(settings: dict, name: str, file: Path) -> str | None:
     """'<|im_end|>' of a plain string or of {'content': '<|im_end|>', ...}."""
-    return entry['content'] if isinstance(entry, dict) else entry
+    entry = _entry(settings, name, (str, dict), file)
+    return _entry(entry, 'content', (str,), file) if isinstance(entry, dict) else entry
 
 
 def _chat_template(folder: Path, settings: dict) -> str | None:
     """chat_template.jinja, else the (default) template of tokenizer_config.json."""
     if (folder / 'chat_template.jinja').exists():
-        return (folder / 'chat_template.jinja').read_text(encoding='utf-8')
-    template = _entry(settings, 'chat_template')
-    if isinstance(template, list):
-        named = {entry['name']: entry['template'] for entry in template}
-        template = _entry(named, 'default')
-    return template
+        return files.read_text(folder / 'chat_template.jinja')
+    file = folder / 'tokenizer_config.json'
+    template = _entry(settings, 'chat_template', (str, list), file)
+    if not isinstance(template, list):
+        return template
+    named = {}
+    for entry in template:
+        if not isinstance(entry, dict):
+            raise ValueError(f'{file}: chat template {reprlib.repr(entry)} is no object')
+        name = _entry(entry, 'name', (str,), file)
+        named[name] = _entry(entry, 'template', (str,), file)
+    return named['default'] if 'default' in named else None

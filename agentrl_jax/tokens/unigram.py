@@ -7,11 +7,12 @@ without a break).
 
 import json
 import re
+import reprlib
 from typing import Any
 
 import tokenizers
 
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer, library_errors
 
 SPACE = '\u2581'  # stands for a space in a piece
 BYTE = re.compile(r'<0x([0-9A-F]{2})>')
@@ -43,16 +44,20 @@ DECODER = {
 class UnigramTokenizer(Tokenizer):
     """A unigram model with byte fallback; its added tokens are the special ones."""
 
-    def __init__(self, spec: dict[str, Any], **declared: Any):
+    def __init__(self, spec: dict[str, Any], *, source: str, **declared: Any):
         """spec: the content of a tokenizer.json as `spec_of` writes it."""
         self._spec = spec
-        self._backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        with library_errors(source):
+            self._backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
         self._backend.encode_special_tokens = True  # split special tokens in text like other text
         specials = {token['content']: token['id'] for token in spec['added_tokens']}
         pieces = [text for text, _ in spec['model']['vocab']]
         silent = {*specials, pieces[spec['model']['unk_id']]}
         super().__init__(
-            [b'' if piece in silent else _bytes(piece) for piece in pieces], specials, **declared
+            [b'' if piece in silent else _bytes(piece) for piece in pieces],
+            specials,
+            source=source,
+            **declared,
         )
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -75,11 +80,12 @@ def load_model(model: bytes, source: str) -> UnigramTokenizer:
 
 def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramTokenizer:
     """Tokenizer of a tokenizer.json that `spec_of` wrote; anything else is refused."""
+    _check_vocabulary(spec, source)
     model = spec['model']
     texts, specials = _texts_and_specials(spec)
     form = _spec(model['vocab'], model['unk_id'], texts, specials, source)
     for part in ('normalizer', 'pre_tokenizer', 'decoder', 'model'):
-        if spec[part] != form[part]:
+        if part not in spec or spec[part] != form[part]:
             raise ValueError(
                 f'{source}: a unigram tokenizer whose {part} is not the one that this project '
                 'writes; only byte-level BPE and its own unigram tokenizers are supported'
@@ -89,6 +95,27 @@ def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramToke
         raise ValueError(f'{source}: control symbols {", ".join(missing)} are missing')
     declared = {'pad': END_OF_TEXT, 'eos': [], 'chat_template': None} | declared
     return UnigramTokenizer(spec, source=source, **declared)
+
+
+def _check_vocabulary(spec: dict[str, Any], source: str) -> None:
+    """Refuses a model without a vocabulary, and special tokens that are not in it."""
+    model = spec['model']
+    pieces = model['vocab'] if 'vocab' in model else None
+    unknown = model['unk_id'] if 'unk_id' in model else None
+    good = isinstance(pieces, list) and all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and type(pair[1]) in (int, float)
+        for pair in pieces
+    )
+    if not good or type(unknown) is not int or not 0 <= unknown < len(pieces):
+        raise ValueError(f'{source}: its model has no pairs of pieces and scores, or no unk_id')
+    for token in spec['added_tokens']:
+        i = token['id']
+        if not 0 <= i < len(pieces) or pieces[i][0] != token['content']:
+            name = reprlib.repr(token['content'])
+            raise ValueError(f'{source}: added token {name} is not piece {i} of the model')
 
 
 def _texts_and_specials(spec: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
@@ -191,9 +218,15 @@ def _check_names(texts: list[str], names: list[str], source: str) -> None:
     bytes_ = [f'<0x{i:02X}>' for i in range(256)]
     for name in names:
         if not name.startswith('<') or len(name) < 2:
-            raise ValueError(f"{source}: the name of {name!r} must begin with '<'")
-    inside = [(piece, piece[i + 1 :]) for piece in texts for i, c in enumerate(piece) if c == '<']
-    for piece, rest in inside:
-        for name in [*names, *bytes_]:
-            if rest and (rest.startswith(name[1:]) or name[1:].startswith(rest)):
-                raise ValueError(f'{source}: the piece {piece!r} begins like the name {name!r}')
+            raise ValueError(f"{source}: the name of {reprlib.repr(name)} must begin with '<'")
+    ends = tuple(name[1:] for name in [*names, *bytes_])
+    begun = {end[:length] for end in ends for length in range(1, len(end) + 1)}
+    longest = max(map(len, ends))
+    for piece in texts:
+        for found in re.finditer('<', piece):
+            rest = piece[found.end() : found.end() + longest + 1]
+            if rest in begun or rest.startswith(ends):
+                raise ValueError(
+                    f'{source}: the piece {reprlib.repr(piece)} begins like the name of a byte or '
+                    'special token'
+                )

@@ -1,0 +1,72 @@
+"""What files say of a model's sizes and constants: one table of their names, types and bounds.
+
+A number of a config.json or of a GGUF file's metadata becomes a shape, a loop or a divisor. Bounds
+lie far from those of any model that exists, and so near that nothing overflows between them.
+"""
+
+import re
+import reprlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+LAYER = re.compile(r'model\.layers\.(\d+)\.')
+
+
+class Field(NamedTuple):
+    """A number (int or float) or a flag (bool) of a file."""
+
+    hf: str  # its name in config.json, '' = not there
+    gguf: str  # in the metadata of a GGUF file, of its architecture's own
+    kind: type
+    low: float = 0
+    high: float = 1
+
+    def check(self, value: Any, called: str) -> Any:
+        """The value as its kind; a ValueError where it is another or out of bounds.
+
+        called: the file and the name there.
+        """
+        if self.kind is bool:
+            fits, wanted = isinstance(value, bool), 'true or false'
+        else:
+            kinds = (int,) if self.kind is int else (int, float)
+            number = isinstance(value, kinds) and not isinstance(value, bool)
+            fits = number and self.low <= value <= self.high  # nan is in no bounds
+            what = 'a whole number' if self.kind is int else 'a number'
+            wanted = f'{what} from {self.low:,} to {self.high:,}'
+        if not fits:
+            raise ValueError(f'{called} is {reprlib.repr(value)} and must be {wanted}')
+        return self.kind(value)
+
+
+FIELDS = {  # by the names of ModelConfig, then others
+    'vocab_size': Field('vocab_size', '', int, 1, 2**22),
+    'hidden_size': Field('hidden_size', 'embedding_length', int, 1, 2**18),
+    'intermediate_size': Field('intermediate_size', 'feed_forward_length', int, 1, 2**20),
+    'num_layers': Field('num_hidden_layers', 'block_count', int, 1, 2**12),
+    'num_heads': Field('num_attention_heads', 'attention.head_count', int, 1, 2**12),
+    'num_kv_heads': Field('num_key_value_heads', 'attention.head_count_kv', int, 1, 2**12),
+    'head_dim': Field('head_dim', 'attention.key_length', int, 2, 2**12),
+    'tie_embeddings': Field('tie_word_embeddings', '', bool),
+    'rope_theta': Field('rope_theta', 'rope.freq_base', float, 1.0, 1e12),
+    'rms_norm_eps': Field('rms_norm_eps', 'attention.layer_norm_rms_epsilon', float, 1e-20, 1.0),
+    'attention_bias': Field('attention_bias', '', bool),
+    'mlp_bias': Field('mlp_bias', '', bool),
+    'use_sliding_window': Field('use_sliding_window', '', bool),
+    'factor': Field('factor', '', float, 1.0, 1e6),  # these four of Llama 3's rope type
+    'low_freq_factor': Field('low_freq_factor', '', float, 1e-6, 1e6),
+    'high_freq_factor': Field('high_freq_factor', '', float, 1e-6, 1e6),
+    'original_length': Field('original_max_position_embeddings', '', float, 1, 2**31),
+    'max_position_embeddings': Field('max_position_embeddings', 'context_length', int, 1, 2**31),
+    'bos_token_id': Field('bos_token_id', 'tokenizer.ggml.bos_token_id', int, 0, 2**22),
+}
+
+
+def check_layers(layers: int, tensors: Iterable[str], called: str) -> None:
+    """Refuses many more layers than there are tensors of, before anything is made for each.
+
+    called: the file. Which tensors of a layer are missing is said later, by name.
+    """
+    present = len({found[1] for found in map(LAYER.match, tensors) if found})
+    if layers > 2 * present + 2:
+        raise ValueError(f'{called} announces {layers} layers, and there are tensors of {present}')
