@@ -4,6 +4,7 @@ import pytest
 import qwen_vocabulary
 
 from agentrl_jax.text import demo_tokenizer
+from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 
@@ -100,3 +101,39 @@ def test_other_chat_formats_are_refused():
     forgetful = '{% if messages | length > 2 %}x{% endif %}' + CHATML
     with pytest.raises(ValueError, match='is not ChatML'):
         build_chat(with_template(forgetful))
+
+
+@pytest.mark.parametrize(
+    ('template', 'reason'),
+    [
+        ("{{ 'x' * 10**10 }}", 'bytes of memory'),
+        ("{{ 'x' | center(10**10) }}", 'bytes of memory'),
+        ("{{ '%9999999999d' % 1 }}", 'bytes of memory|fails: '),
+        (
+            "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}"
+            '{% endfor %}',
+            'bytes of memory',
+        ),
+        ("{{ 'x' * 10**5 }}", 'renders 100,000 characters'),
+        (
+            '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}',
+            'takes more than 2 s',
+        ),
+        ('{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}', 'recursion'),
+        ("{{ raise_exception('a\n\x1b[31mb') }}", r'fails: a\\n\\x1b\[31mb'),
+        ("{{ '\\ud800' }}", 'half of a surrogate pair'),
+    ],
+)
+def test_a_template_that_would_take_all_time_or_memory_is_refused_in_a_line(template, reason):
+    """The sandbox bounds neither: a tokenizer could hold up a run for ever, or end the machine."""
+    tokenizer = with_template(template)
+    with pytest.raises(ValueError, match=reason) as error:
+        build_chat(tokenizer)
+    assert tokenizer.source in str(error.value) and str(error.value).isprintable()
+
+
+def test_a_template_is_rendered_once_for_each_conversation(monkeypatch):
+    messages = [message('user', 'once')]
+    first = render(CHATML, messages)
+    monkeypatch.setattr(rendering.subprocess, 'run', None)
+    assert render(CHATML, list(messages)) == first

@@ -54,6 +54,10 @@ def test_help_succeeds_without_jax(module):
         ((CONFIG, '--config.optim.zzz=3'), "the config has no field 'zzz' there"),
         ((CONFIG, '--config.steps=many'), '--config.steps=many: invalid literal for int()'),
         ((CONFIG, '--config.optim=3'), 'is not a dict'),
+        (
+            (CONFIG, '--config.model.path=m', '--config.model.hidden_size=64'),
+            "model.hidden_size=64 is a size of a model that is drawn, and model.path='m' brings",
+        ),
         (('--config=configs/nope.py',), "no config file 'configs/nope.py'"),
         (('--confg=configs/demo.py',), "Unknown command line flag 'confg'"),
         ((), '--config is needed'),

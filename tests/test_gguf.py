@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import struct
+import types
 from pathlib import Path
 
 import gguf
@@ -165,6 +167,97 @@ def test_a_half_written_gguf_file_is_named(tmp_path, share):
     os.truncate(path, int(path.stat().st_size * share))
     with pytest.raises(ValueError, match='m.gguf: damaged, half-written or not a GGUF file'):
         weights.load_model(path)
+
+
+def text_of(text):
+    return struct.pack('<Q', len(text)) + text.encode()
+
+
+def raw_gguf(*, fields=(), tensors=(), counts=None, data=b''):
+    """A GGUF file from parts: fields and tensors as bytes, counts = those that it announces."""
+    counts = counts or (len(tensors), len(fields))
+    head = b'GGUF' + struct.pack('<IQQ', 3, *counts) + b''.join((*fields, *tensors))
+    return head + b'\0' * (-len(head) % 32) + data
+
+
+def array_of(kind, count):
+    return text_of('a') + struct.pack('<IIQ', 9, kind, count)
+
+
+def tensor_of(name, shape, kind=0, offset=0):
+    sizes = struct.pack(f'<I{len(shape)}Q', len(shape), *shape)
+    return text_of(name) + sizes + struct.pack('<IQ', kind, offset)
+
+
+ANNOUNCED = {  # what is announced, and what is said of it
+    'an array of 2^40 numbers': (raw_gguf(fields=[array_of(4, 2**40)]), '4398046511104 bytes'),
+    'an array of 2^64 texts': (raw_gguf(fields=[array_of(8, 2**64 - 1)]), '8 bytes are announced'),
+    'arrays of arrays': (raw_gguf(fields=[array_of(9, 2**40)]), 'unknown type 9'),
+    'a text of 2^60 bytes': (
+        raw_gguf(fields=[text_of('a') + struct.pack('<IQ', 8, 2**60)]),
+        f'{2**60} bytes',
+    ),
+    'fields without end': (raw_gguf(counts=(0, 2**60)), 'bytes are announced'),
+    'tensors without end': (raw_gguf(counts=(2**60, 0)), 'bytes are announced'),
+    'a field twice': (
+        raw_gguf(fields=[text_of('a') + struct.pack('<II', 4, 1)] * 2),
+        'field a is there twice',
+    ),
+    'a large tensor': (raw_gguf(tensors=[tensor_of('t', (2**40,))], data=b'0' * 64), 'tensor t of'),
+    'a tensor far away': (
+        raw_gguf(tensors=[tensor_of('t', (4,), offset=2**63)], data=b'0' * 64),
+        'does not fit into the file',
+    ),
+    'tensors over one another': (
+        raw_gguf(tensors=[tensor_of(f't{i}', (16,)) for i in range(3)], data=b'0' * 64),
+        'tensor t1 of 64 bytes does not fit',
+    ),
+    'many dimensions': (raw_gguf(tensors=[tensor_of('t', (1,) * 9)]), 'has 9 dimensions'),
+    'half a block': (raw_gguf(tensors=[tensor_of('t', (33,), 8)], data=b'0' * 64), 'rows of 33'),
+    'an unknown type': (raw_gguf(tensors=[tensor_of('t', (1,), 99)], data=b'0' * 64), '99'),
+    'an alignment of 3': (
+        raw_gguf(fields=[text_of('general.alignment') + struct.pack('<II', 4, 3)]),
+        'general.alignment is 3',
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ANNOUNCED)
+def test_a_gguf_file_that_announces_what_it_does_not_hold_is_refused_at_once(tmp_path, name):
+    """GGUFReader made the values of an array one by one, whether the file had them or not."""
+    content, said = ANNOUNCED[name]
+    path = tmp_path / 'm.gguf'
+    path.write_bytes(content)
+    for load in (weights.load_model, load_tokenizer):
+        with pytest.raises(ValueError, match=said) as error:
+            load(path)
+        assert str(error.value).startswith(f'{path}: ') and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'num_layers': 1000}, 'announces 1000 layers, and there are tensors of 2'),
+        (
+            {'num_layers': 2**31},
+            'qwen2.block_count is 2147483648 and must be a whole number',
+        ),
+        ({'num_heads': 0}, 'qwen2.attention.head_count is 0'),
+        ({'hidden_size': 2**32 - 1}, 'qwen2.embedding_length is 4294967295'),
+        ({'rope_theta': 0.0}, 'qwen2.rope.freq_base is 0.0'),
+        ({'rope_theta': float('nan')}, 'qwen2.rope.freq_base is nan'),
+        ({'rms_norm_eps': -1.0}, 'qwen2.attention.layer_norm_rms_epsilon is -1.0'),
+        ({'rms_norm_eps': float('nan')}, 'qwen2.attention.layer_norm_rms_epsilon is nan'),
+    ],
+)
+def test_sizes_of_a_gguf_file_out_of_bounds_are_refused_by_name(tmp_path, change, message):
+    """A million layers were made one by one before anything was compared."""
+    config = types.SimpleNamespace(**dataclasses.asdict(TINY) | change)
+    quant = gguf.GGMLQuantizationType.F32
+    path = write_gguf(tmp_path / 'm.gguf', config, hf_tensors(TINY), quant)
+    with pytest.raises(ValueError, match=message) as error:
+        weights.load_model(path)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(

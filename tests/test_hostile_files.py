@@ -11,6 +11,7 @@ import os
 import pathlib
 import tempfile
 
+import fuzz_files
 import pytest
 import tiny_agents as tiny
 from hypothesis import HealthCheck, example, given, settings
@@ -26,6 +27,7 @@ from agentrl_jax.records.page_html import render_page
 from agentrl_jax.results import render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import compact, load
+from agentrl_jax.rollout import replies
 
 SURROGATES = st.sampled_from(['\ud800', 'x\udfff', '\ud83d\ude00'])
 SCALARS = (
@@ -249,6 +251,94 @@ def test_trajectories(folder, value, name):
         trajectories.demonstrations_of(
             found, tiny.tokenizer(), openings=('<think>',), max_tokens=10_000
         )
+
+
+# ---- models, tokenizers, templates and replies ------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def files_to_spoil(tmp_path_factory):
+    return fuzz_files.Fuzz(tmp_path_factory.mktemp('spoiled'))
+
+
+@pytest.mark.parametrize('turn', range(4))
+def test_files_of_models_and_replies_are_loaded_or_refused_in_a_line(files_to_spoil, turn):
+    """Some of those that `python tests/fuzz_files.py` tries, but for templates without end."""
+    count = len(fuzz_files.KINDS)
+    found = [files_to_spoil.try_one(number) for number in range(turn * count, (turn + 1) * count)]
+    assert not fuzz_files.failures(found), fuzz_files.failures(found)
+    assert {one['kind'] for one in found} == set(fuzz_files.SHARES)
+    assert {one['outcome'] for one in found} == {'loaded', 'refused'}
+
+
+@pytest.mark.soak
+def test_two_thousand_files_are_loaded_or_refused_in_a_line():
+    found = fuzz_files.run(2000)
+    assert not fuzz_files.failures(found), fuzz_files.table(found)
+
+
+LINE = {
+    'step': 0,
+    'split': 'train',
+    'stream': 0,
+    'trial': 0,
+    'turn': 0,
+    'item': 0,
+    'action': 0,
+    'observation': 'O',
+    'instruction': '',
+    'reward': 0.0,
+    'done': False,
+    'success': None,
+    'figures': [],
+    'fault': '',
+    'seconds': 0.5,
+    'tries': 1,
+}
+DAMAGED_LINES = {
+    'a byte that is no text': (b'{"step": "\xff"}', 'no UTF-8 text'),
+    'a line without a step': (
+        json.dumps({k: v for k, v in LINE.items() if k != 'step'}).encode(),
+        'no object with a step',
+    ),
+    'a line that is no object': (b'[0]', 'no object with a step'),
+    'broken JSON': (b'{"step": 0', 'broken JSON'),
+    'another type': (json.dumps(LINE | {'turn': 'x'}).encode(), 'turn is no part of a reply'),
+    'nan': (json.dumps(LINE | {'reward': float('nan')}).encode(), 'no finite number'),
+    'half a character': (json.dumps(LINE | {'observation': '\ud800'}).encode(), 'half of a surro'),
+}
+
+
+@pytest.mark.parametrize('name', DAMAGED_LINES)
+def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_refused_by_a_replay(
+    tmp_path, capsys, name
+):
+    """No run needs it, and every run stopped at it, some without the file's name."""
+    damage, said = DAMAGED_LINES[name]
+    good = json.dumps(LINE).encode()
+    path = tmp_path / 'replies.jsonl'
+    for number in (1, 2):
+        path.write_bytes(b'\n'.join([good, damage, good, b'']))
+        with pytest.raises(ValueError, match=f'replies.jsonl, line 2: .*{said}'):
+            replies.choose(path, {'step': 0, 'split': 'train'})
+        aside = replies.cut(path, 1)
+        assert aside == tmp_path / f'replies.damaged_{number}.jsonl' and not path.exists()
+        assert aside.read_bytes() == b'\n'.join([good, damage, good, b''])
+        told = capsys.readouterr().err
+        assert told.startswith(f'WARNING: {path}, line 2: ') and aside.name in told
+        assert told.count('\n') == 1
+    log = replies.ReplyLog(path)  # where the run goes on
+    log.close()
+    assert replies.newest(path, 0) == []
+
+
+def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
+    path = tmp_path / 'replies.jsonl'
+    assert replies.cut(path, 0) is None
+    rows = [LINE | {'step': step} for step in (0, 1, 2)]
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows) + '{"step": 2, "str')
+    assert replies.cut(path, 2) is None
+    assert replies.read_log(path) == rows[:2] and not capsys.readouterr().err
 
 
 # ---- what is no regular file -------------------------------------------------------------------

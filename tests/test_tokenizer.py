@@ -199,9 +199,91 @@ def test_unreadable_tokenizers_give_one_clear_error(tmp_path, demo):
         load_tokenizer(tmp_path / 'empty')
 
 
+def spoiled(folder, **changes):
+    """A byte-level tokenizer whose tokenizer.json has other values at some dotted places."""
+    write_folder(folder, eos_token='<|im_end|>')
+    spec = json.loads((folder / 'tokenizer.json').read_text())
+    for where, value in changes.items():
+        *above, last = where.split('__')
+        part = spec
+        for name in above:
+            part = part[int(name) if name.isdigit() else name]
+        part[last] = value
+    (folder / 'tokenizer.json').write_text(json.dumps(spec))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'model__vocab__u': 2**32 - 1}, 'a token has id 4,294,967,295; the largest is'),
+        ({'model__vocab__u': 2**32}, 'no tokenizer .invalid value'),
+        ({'model__vocab__u': -1}, 'no tokenizer .invalid value'),
+        ({'model__merges': 'x'}, 'no tokenizer .invalid type'),
+        ({'model': 'x'}, "model is 'x' and must be an object"),
+        ({'model': None}, 'no model'),
+        ({'model__type': 5}, 'type is 5 and must be a text'),
+        ({'added_tokens': {'a': 1}}, 'added_tokens is .* and must be a list'),
+        ({'added_tokens': ['x']}, "added token 'x' is no object"),
+        ({'added_tokens__0__special': 'yes'}, "special is 'yes' and must be true or false"),
+        ({'added_tokens__0__id': None}, 'an added token has no id'),
+        ({'added_tokens__0__content': ['a']}, 'content is .* and must be a text'),
+    ],
+)
+def test_a_tokenizer_json_of_other_types_is_refused_in_a_line(tmp_path, changes, message):
+    """Most were tracebacks: the library raises Exception. A large id made a list of 34 GB."""
+    folder = spoiled(tmp_path / 't', **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        load_tokenizer(folder)
+    assert str(folder) in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        (
+            {'eos_token': ['a']},
+            'tokenizer_config.json: eos_token is .* a text or an object',
+        ),
+        ({'eos_token': '<|no\n|>'}, r'no special token <\|no\\n\|>'),
+        ({'pad_token': {'content': 5}}, 'content is 5'),
+        ({'chat_template': 5}, 'chat_template is 5 and must be a text or a list'),
+        ({'chat_template': ['x']}, "chat template 'x' is no object"),
+        ({'eos_ids': 'x'}, "generation_config.json: eos_token_id is 'x'"),
+        ({'eos_ids': [-1]}, '-1 is no id of a token'),
+        ({'eos_ids': [10**30]}, '10000.* is no id of a token'),
+        ({'eos_ids': [True]}, 'True is no id of a token'),
+        ({'eos_ids': [[1]]}, r'\[1\] is no id of a token'),
+    ],
+)
+def test_declarations_of_other_types_are_refused_in_a_line(tmp_path, settings, message):
+    folder = tmp_path / 't'
+    write_folder(folder, **{k: v for k, v in settings.items() if k != 'eos_ids'})
+    if 'eos_ids' in settings:
+        generation = {'eos_token_id': settings['eos_ids']}
+        (folder / 'generation_config.json').write_text(json.dumps(generation))
+    with pytest.raises(ValueError, match=message) as error:
+        load_tokenizer(folder)
+    assert str(folder) in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('part', ['vocab', 'unk_id', 'pairs', 'special'])
+def test_a_unigram_tokenizer_json_of_other_types_is_refused_in_a_line(tmp_path, demo, part):
+    spec = json.loads(demo.to_json())
+    if part == 'pairs':
+        spec['model']['vocab'][7] = ['a']
+    elif part == 'special':
+        spec['added_tokens'][0]['id'] += 1
+    else:
+        spec['model'][part] = 'x'
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match='no pairs of pieces and scores|is not piece'):
+        load_tokenizer(tmp_path)
+
+
 def test_other_kinds_of_gguf_tokenizers_are_refused(tmp_path):
     (tmp_path / 'x.gguf').write_bytes(b'GGUF')
-    with pytest.raises(ValueError, match='not a readable GGUF'):
+    with pytest.raises(ValueError, match='x.gguf: damaged, half-written or not a GGUF file'):
         load_tokenizer(tmp_path / 'x.gguf')
     write_gguf(tmp_path / 'llama.gguf', toy_backend(), model='llama')
     with pytest.raises(ValueError, match="only byte-level BPE .* this is 'llama'"):

@@ -218,6 +218,47 @@ def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path, settings, messa
     assert str(folder) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'hidden_size': '64'}, "hidden_size is '64' and must be a whole number from 1 to"),
+        ({'hidden_size': 64.0}, 'hidden_size is 64.0 and'),
+        ({'hidden_size': True}, 'hidden_size is True and'),
+        ({'hidden_size': [64]}, r'hidden_size is \[64\] and'),
+        ({'hidden_size': 10**300}, 'hidden_size is 1000'),
+        ({'hidden_size': None}, 'hidden_size missing'),
+        ({'num_attention_heads': 0}, 'num_attention_heads is 0 and'),
+        ({'num_hidden_layers': 10**6}, 'num_hidden_layers is 1000000 and'),
+        ({'num_hidden_layers': 4000}, 'announces 4000 layers, and there are tensors of 2'),
+        ({'vocab_size': -96}, 'vocab_size is -96 and'),
+        ({'head_dim': 15}, 'head_dim=15 must be even'),
+        ({'tie_word_embeddings': 'false'}, "tie_word_embeddings is 'false' and must be true or f"),
+        ({'rope_theta': 0}, 'rope_theta is 0 and must be a number from 1.0 to'),
+        ({'rope_theta': float('nan')}, 'rope_theta is nan and'),
+        ({'rope_theta': float('inf')}, 'rope_theta is inf and'),
+        ({'rope_scaling': 5}, 'rope_scaling is 5 and must be an object or null'),
+        ({'rms_norm_eps': float('nan')}, 'rms_norm_eps is nan and'),
+        ({'rms_norm_eps': -1}, 'rms_norm_eps is -1 and'),
+        ({'rms_norm_eps': 0}, 'rms_norm_eps is 0 and'),
+        ({'model_type': {'a': '\n'}}, r"model_type \{'a': '\\n'\} is not supported"),
+    ],
+)
+def test_config_json_of_other_types_or_out_of_bounds_is_refused_by_name(tmp_path, changes, message):
+    """Some were tracebacks, nan and 0 gave a model that says nan, a million layers never ended."""
+    folder = broken_folder(tmp_path / 'm', changes=changes)
+    with pytest.raises(ValueError, match=f'm: config.json: {message}|m: {message}|: c.* {message}'):
+        weights.load_model(folder)
+
+
+@pytest.mark.parametrize('name', [5, None, ['part0.safetensors'], '../m/part0.safetensors', 'x\n'])
+def test_a_weight_map_that_names_no_file_is_refused_by_name(tmp_path, name):
+    folder = broken_folder(tmp_path / 'm', files=2)
+    (folder / weights.INDEX).write_text(json.dumps({'weight_map': {'a': name}}))
+    with pytest.raises(ValueError, match='index.json: weight_map gives .* no name of a') as error:
+        weights.load_model(folder)
+    assert '\n' not in str(error.value)
+
+
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize('shape', [None, (2, 2, 2)], ids=['one-device', 'mesh'])
 def test_a_folder_with_a_number_that_is_not_finite_is_refused_by_name(tmp_path, value, shape):
@@ -254,7 +295,7 @@ def test_missing_files_are_named(tmp_path):
 def test_broken_json_is_named(tmp_path):
     folder = broken_folder(tmp_path / 'm')
     (folder / 'config.json').write_text('{"model_type": ')
-    with pytest.raises(ValueError, match='config.json: not valid JSON'):
+    with pytest.raises(ValueError, match='config.json: broken JSON in line 1'):
         weights.load_model(folder)
     (folder / 'config.json').write_text('[]')
     with pytest.raises(ValueError, match='config.json: not a JSON object'):

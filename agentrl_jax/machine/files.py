@@ -138,8 +138,9 @@ def read_json(path: str | os.PathLike) -> Any:
     return parse_json(read_text(path), str(path))
 
 
-def parse_json(text: str, source: str, line: int = 1) -> Any:
-    """A JSON value; a ValueError says what is wrong. The text begins in this line of the source.
+def parse_json(text: str, source: str, line: int | None = 1) -> Any:
+    """A JSON value; a ValueError says what is wrong. The text begins in this line of the
+    source; None: the source names the line.
 
     Half of a surrogate pair ("\\ud800") is JSON, but no text: no file and no terminal takes it.
     """
@@ -148,8 +149,8 @@ def parse_json(text: str, source: str, line: int = 1) -> Any:
         if HALF_CHARACTER.search(text):
             json.dumps(value, ensure_ascii=False).encode('utf-8')
     except json.JSONDecodeError as error:
-        at = line + error.lineno - 1
-        raise ValueError(f'{source}: broken JSON in line {at} ({error.msg})') from error
+        at = '' if line is None else f' in line {line + error.lineno - 1}'
+        raise ValueError(f'{source}: broken JSON{at} ({error.msg})') from error
     except UnicodeEncodeError as error:
         raise ValueError(f'{source}: half of a surrogate pair, which is no character') from error
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting

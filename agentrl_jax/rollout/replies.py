@@ -126,7 +126,7 @@ def _object_of(line: bytes, where: str) -> dict[str, Any]:
         text = line.decode('utf-8')
     except UnicodeDecodeError as error:
         raise ValueError(f'{where}: no UTF-8 text (byte {error.start})') from error
-    row = files.parse_json(text, where)
+    row = files.parse_json(text, where, None)
     if not isinstance(row, dict) or 'step' not in row or type(row['step']) is not int:
         raise ValueError(f'{where}: no object with a step')
     return row
