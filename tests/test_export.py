@@ -272,7 +272,7 @@ def test_the_card_names_step_config_commit_and_metrics(finished, exported):
     card = (exported / 'README.md').read_text()
     assert f'`{workdir}`, step 0 of 0' in card and 'frozen_lake, prompt brief' in card
     assert '"group_size": 4' in card and '| eval/success | 0.25 | 0 |' in card
-    assert 'step_s' not in card
+    assert 'step_s' not in card and 'pip install "torch>=2.6" transformers' in card
     assert "AutoTokenizer.from_pretrained('policy')" in card and "text + '<answer>'" in card
     found = saved_config.origin(str(workdir), None)
     assert f'`{found.config_hash}`' in card

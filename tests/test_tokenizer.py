@@ -219,7 +219,7 @@ def spoiled(folder, **changes):
         ({'model__vocab__u': 2**32 - 1}, 'a token has id 4,294,967,295; the largest is'),
         ({'model__vocab__u': 2**32}, 'no tokenizer .invalid value'),
         ({'model__vocab__u': -1}, 'no tokenizer .invalid value'),
-        ({'model__merges': 'x'}, 'no tokenizer .invalid type'),
+        ({'model__merges': 'x'}, 'no tokenizer .data did not match'),
         ({'model': 'x'}, "model is 'x' and must be an object"),
         ({'model': None}, 'no model'),
         ({'model__type': 5}, 'type is 5 and must be a text'),
