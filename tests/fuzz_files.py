@@ -24,6 +24,9 @@ import sys
 import tempfile
 import time
 
+if __name__ == '__main__':
+    os.environ['JAX_PLATFORMS'] = 'cpu'  # read when jax is imported
+
 from test_gguf import write_gguf_with_tokenizer
 from test_tokenizer import write_folder as write_byte_pair
 from tiny_models import TINY, hf_tensors
@@ -524,7 +527,6 @@ def run(count: int, seed: int = 0) -> list[dict]:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
         )
         told = list(lines_of(process))
         if not told:

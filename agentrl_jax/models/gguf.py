@@ -80,7 +80,7 @@ class GGUFSource:
         return field.check(value, f'{self.path}: {self._architecture}.{field.gguf}')
 
     def _refuse_unsupported(self) -> None:
-        if self._field('split.count', 1) != 1:
+        if self._field('split.count', 1) not in (0, 1):
             raise ValueError(f'{self.path}: one of several split files; merge them into one first')
         if self._own('expert_count', 0):
             raise ValueError(f'{self.path}: mixtures of experts are not supported')
