@@ -28,6 +28,7 @@ import jax
 import uvicorn
 
 from agentrl_jax.envs.hosts.search import service
+from agentrl_jax.machine import files
 
 
 def main() -> None:
@@ -35,7 +36,8 @@ def main() -> None:
     if not args.corpus and not args.index:
         raise ValueError('name the documents with --corpus, or the folder of an index with --index')
     jax.config.update('jax_platforms', 'cpu')  # bm25s computes with JAX when it is imported
-    app = service.build_app(service.open_index(args.corpus, args.index), topk=args.topk)
+    places = files.in_mounts([args.corpus, args.index])
+    app = service.build_app(service.open_index(*places), topk=args.topk)
     listener = socket.create_server((args.address, args.port), backlog=1024)
     print(json.dumps({'url': 'http://{}:{}'.format(*listener.getsockname()[:2])}), flush=True)
     settings = uvicorn.Config(app, access_log=False, log_level='warning')

@@ -1,4 +1,4 @@
-"""Training without a model, one process a host: python fake_host_training.py DIR STEPS
+"""Training without a model, one process a host: python fake_host_training.py --workdir=DIR STEPS
 
 Each process counts its steps in a file of DIR, goes on from there when started again, and leaves
 with 75 when asked to stop. At the step that the file `limit` in DIR names, if any, it waits.
@@ -19,6 +19,7 @@ def limit(folder):
 
 
 def main(folder, steps):
+    folder = folder.removeprefix('--workdir=')
     name = f'process{os.environ["JAX_PROCESS_ID"]}'
     if folder.startswith('gs://'):
         folder = pathlib.Path(os.environ['AGENTRL_GCS']) / folder.removeprefix('gs://')

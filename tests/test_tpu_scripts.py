@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 
 import fake_gcloud
@@ -162,6 +163,24 @@ def test_a_dry_run_prints_the_commands_that_are_expected(provider, tmp_path):
     assert dry_runs(provider, tmp_path / 'x') == (DRY_RUNS / f'{provider}.txt').read_text()
 
 
+@pytest.mark.parametrize('verb', VERBS)
+def test_a_dry_run_says_what_would_be_done_and_not_that_it_was(verb, tmp_path):
+    """It said "synced demo", "launched" and "2 runs, 0 failed"."""
+    said = Bench(tmp_path / 'x', 'tpu_vm').call(verb, *words_of(verb))
+    for done in ('synced', 'launched', 'is set up', 'failed', 'deleted', 'costs money until'):
+        assert done not in said
+    would = {
+        'sync': ['sync demo'],
+        'setup': ['sync demo', 'set up demo'],
+        'launch': ['launch the command on demo'],
+        'babysit': ['sync demo', 'set up demo', 'launch the command on demo'],
+        'sweep': ['set up demo', 'train 2 runs, one after another'],
+        'profile': ['leave a trace in gs://b/a run/profile'],
+    }
+    for done in would.get(verb, []):
+        assert f'dry run: this would {done}' in said
+
+
 @pytest.mark.parametrize('provider', [name for name in PROVIDERS if name != 'local'])
 def test_every_expected_command_is_one_that_gcloud_knows(provider):
     text = (DRY_RUNS / f'{provider}.txt').read_text()
@@ -263,6 +282,20 @@ def test_setup_again_installs_nothing_and_new_requirements_do(tmp_path):
     assert installed.read_text() == once * 2
 
 
+def test_packages_that_are_asked_for_are_installed_on_every_tpu(tmp_path):
+    """There was no way to have wandb or bm25s that a preemption left in place."""
+    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_HOSTS='1')
+    bench.call('create', 'demo')
+    bench.call('setup', 'demo')
+    installed = bench.folder / 'installed'
+    installed.unlink()
+    bench.environment['TPU_PACKAGES'] = 'wandb bm25s==0.3.16'
+    bench.call('setup', 'demo')  # what is there lacks them
+    assert '-r requirements-tpu.txt wandb bm25s==0.3.16\n' in installed.read_text()
+    installed.unlink()
+    assert 'Python: as it should be' in bench.call('setup', 'demo') and not installed.exists()
+
+
 def test_a_login_that_has_expired_creates_nothing(tmp_path):
     bench = Bench(tmp_path / 'x', 'tpu_vm')
     (bench.folder / 'broken').touch()
@@ -318,10 +351,98 @@ def test_two_hosts_go_on_after_a_preemption_and_a_signal(local):
     said = local.end(babysit)
     assert step(run, 0) == step(run, 1) == 30
     for process in range(2):
-        starts = [int(line) for line in (run / f'process{process}.starts').read_text().split()]
+        steps = starts(run, process)
         # On a busy machine one host may end long before the other: that is one start more.
-        assert len(starts) >= 3 and starts[1] == 10 and starts == sorted(starts)
+        assert len(steps) >= 3 and steps[1] == 10 and steps == sorted(steps)
     assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
+
+
+def starts(run, process):
+    return [int(line) for line in (run / f'process{process}.starts').read_text().split()]
+
+
+def test_a_run_in_a_relative_workdir_goes_on_after_a_signal_and_a_preemption(local):
+    """Every start deleted runs/ on the hosts: a run that counted its starts was always at 1."""
+    run = local.buckets / 'my-bucket' / 'runs' / 'x'
+    run.mkdir(parents=True)
+    wait_at(run, 10)
+    command = ['python', FAKE_TRAINING, '--workdir=runs/x', '30']
+    babysit = local.start('babysit', 'demo', '--', *command)
+    eventually(lambda: step(run, 0) == step(run, 1) == 10, while_runs=babysit)
+    wait_at(run, 20)
+    for host in range(2):
+        os.killpg(group(local, host), signal.SIGTERM)
+    eventually(lambda: step(run, 0) == step(run, 1) == 20, while_runs=babysit)
+    vanish(local)
+    wait_at(run, 30)
+    local.end(babysit)
+    assert step(run, 0) == step(run, 1) == 30
+    for process in range(2):
+        steps = starts(run, process)
+        assert len(steps) >= 3 and steps[0] == 0 < steps[1] and steps[-1] == 20
+        assert steps == sorted(steps)
+
+
+def test_runs_on_the_disks_of_hosts_outlive_sync_and_setup(local):
+    local.environment |= {'TPU_BUCKET': '', 'TPU_HOSTS': '1'}
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
+    run = local.folder / 'hosts/demo/0/agentrl_jax/runs/x'
+    for count in (1, 2):
+        said = local.call(
+            'launch',
+            'demo',
+            '--',
+            'bash',
+            '-c',
+            'mkdir -p runs/x; echo start >> runs/x/starts',
+            '--workdir=runs/x',
+        )
+        assert 'warning: --workdir=runs/x is on the disks of the hosts' in said
+        eventually(lambda: 'exited 0' in local.call('status', 'demo'))
+        local.call('setup', 'demo')
+        assert (run / 'starts').read_text() == 'start\n' * count
+
+
+@pytest.mark.parametrize(
+    'words, bucket',
+    [
+        (['--workdir=runs/x'], ''),
+        (['--workdir', './runs/x'], ''),
+        (['--workdir=out/x'], 'my-bucket'),
+        (['--workdir=~/x'], 'my-bucket'),
+    ],
+)
+def test_babysit_and_sweep_refuse_a_workdir_that_goes_with_the_tpu(words, bucket, tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_BUCKET=bucket)
+    for verb in ('babysit', 'sweep'):
+        said = bench.call(verb, 'demo', '--', 'python', '-m', 'x', *words, code=2)
+        assert f'error: --workdir={words[-1].removeprefix("--workdir=")} is on the disks' in said
+        assert 'take gs://BUCKET/..., or set TPU_BUCKET' in said
+    assert bench.calls() == []
+
+
+def test_setup_says_where_runs_must_go_that_are_not_in_the_bucket(local):
+    local.environment['TPU_HOSTS'] = '1'
+    local.call('create', 'demo')
+    local.call('sync', 'demo')
+    runs = local.folder / 'hosts/demo/0/agentrl_jax/runs'
+    (runs / 'x').mkdir(parents=True)
+    said = local.call('setup', 'demo', code=1)
+    assert f'{runs} is on the disk of this host: move what it holds to' in said
+    assert (runs / 'x').is_dir() and not runs.is_symlink()
+
+
+def test_programs_are_kept_where_the_next_tpu_finds_them(local):
+    local.environment['TPU_HOSTS'] = '1'
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
+    write = 'mkdir -p "$JAX_COMPILATION_CACHE_DIR"; echo x > "$JAX_COMPILATION_CACHE_DIR/program"'
+    local.call('run', 'demo', '--', 'bash', '-c', write)
+    assert (local.buckets / 'my-bucket/runs/programs/program').exists()
+    show = ['bash', '-c', 'echo $JAX_COMPILATION_CACHE_DIR']
+    named = ['JAX_COMPILATION_CACHE_DIR=gs://b/mine', *show]
+    assert '[0] gs://b/mine' in local.call('run', 'demo', '--', *named)
 
 
 @pytest.mark.soak
@@ -410,16 +531,46 @@ def test_run_passes_the_exit_code_and_a_signal_on(local):
     assert 'asking the run to save and leave' in local.end(running, code=75)
 
 
-def test_sync_replaces_the_code_of_the_hosts(local):
+def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
+    """It deleted the whole tree, and with it the workdirs below runs/."""
     local.call('create', 'demo')
-    local.call('sync', 'demo')
+    local.call('sync', 'demo', f'--archive={tmp_path / "code.tar.gz"}')
     tree = local.folder / 'hosts/demo/1/agentrl_jax'
-    assert (tree / 'agentrl_jax/train.py').read_bytes() == (
-        ROOT / 'agentrl_jax/train.py'
-    ).read_bytes()
-    (tree / 'old.py').touch()
-    local.call('sync', 'demo')
-    assert not (tree / 'old.py').exists() and (tree / '.synced').read_text().strip()
+    train = (ROOT / 'agentrl_jax/train.py').read_bytes()
+    assert (tree / 'agentrl_jax/train.py').read_bytes() == train
+    assert (tree / '.synced').read_text().strip()
+
+    code = tmp_path / 'code'  # of another commit
+    with tarfile.open(tmp_path / 'code.tar.gz') as archive:
+        archive.extractall(code, filter='data')
+    names = (code / '.code').read_text().split('\0')
+    shutil.rmtree(code / 'experiments')
+    (code / 'agentrl_jax/play.py').unlink()
+    (code / 'agentrl_jax/train.py').write_text('changed')
+    (code / 'agentrl_jax/new folder').mkdir()
+    (code / 'agentrl_jax/new folder/a.py').touch()
+    (code / '.synced').write_text('another')
+    gone = [name for name in names if name and not (code / name).exists()]
+    kept = sorted({*names, 'agentrl_jax/new folder/a.py'} - {'', *gone})
+    (code / '.code').write_text(''.join(f'{name}\0' for name in kept))
+    with tarfile.open(tmp_path / 'other.tar.gz', 'w:gz') as archive:
+        archive.add(code, '.')
+
+    ours = ['runs/x/checkpoints/3/state', 'experiments/smollm2/mine.txt', 'own.py', '.venv/x']
+    for name in ours:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text('mine')
+    compiled = tree / 'experiments/algorithms/__pycache__/x.pyc'
+    compiled.parent.mkdir()
+    compiled.touch()
+    local.call('sync', 'demo', f'--archive={tmp_path / "other.tar.gz"}')
+    files = {str(path.relative_to(tree)) for path in tree.rglob('*') if not path.is_dir()}
+    assert files == {*kept, *ours, '.code', '.synced'}
+    assert not (tree / 'experiments/algorithms').exists()  # no empty folders
+    assert all((tree / name).read_text() == 'mine' for name in ours)
+    assert (tree / 'agentrl_jax/train.py').read_text() == 'changed'
+    assert (tree / '.synced').read_text() == 'another'
+    assert not list(tree.parent.glob('agentrl_jax.*'))
 
 
 def test_unlock_removes_a_lock_that_nobody_holds(local):

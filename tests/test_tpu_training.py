@@ -34,7 +34,7 @@ def local(tmp_path):
 
 def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(local):
     """The hosts vanish once; then one process is asked to stop; the run ends all the same."""
-    run = local.buckets / 'my-bucket' / 'run'
+    run = local.buckets / 'my-bucket' / 'runs' / 'run'  # where setup puts runs/
     babysit = local.start(
         'babysit',
         'demo',
@@ -43,7 +43,7 @@ def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(
         '-m',
         'agentrl_jax.train',
         '--config=tests/micro_runs.py',
-        '--workdir=gs://my-bucket/run',
+        '--workdir=runs/run',
         '--config.mesh.data=2',
         f'--config.steps={STEPS}',
         '--config.eval.every=0',

@@ -53,7 +53,7 @@ settings() {
   [ ! -f "${TPU_ENV_FILE:=$HERE/env}" ] || . "$TPU_ENV_FILE"
   : "${TPU_PROVIDER:=tpu_vm}" "${TPU_MODE:=spot}" "${TPU_HOSTS:=1}" "${TPU_PROJECT:=}"
   : "${TPU_ZONE:=}" "${TPU_TYPE:=}" "${TPU_RUNTIME:=}" "${TPU_BUCKET:=}" "${TPU_POLL:=30}"
-  : "${TPU_FAILURES:=3}" "${TPU_GRACE:=180}" "${TPU_CREATE_FLAGS:=}"
+  : "${TPU_PACKAGES:=}" "${TPU_FAILURES:=3}" "${TPU_GRACE:=180}" "${TPU_CREATE_FLAGS:=}"
   [[ $TPU_HOSTS =~ ^[1-9][0-9]*$ ]] || die "TPU_HOSTS=$TPU_HOSTS must be a number of hosts"
   TPU_BUCKET=${TPU_BUCKET#gs://}
   [[ $TPU_PROVIDER =~ ^[a-z_]+$ && -f $HERE/providers/$TPU_PROVIDER.sh ]] ||
@@ -67,6 +67,27 @@ need() { # need TPU_ZONE ...: settings that must not be empty
   local name
   for name in "$@"; do [ -n "${!name}" ] || die "$name is not set; see tpu_scripts/env.example"; done
 }
+
+find_workdir() { # sets WORKDIR to that of the command, '' without one
+  local word before=''
+  WORKDIR=''
+  for word in "${COMMAND[@]}"; do
+    case $word in --workdir=* | -workdir=*) WORKDIR=${word#*=} ;; esac
+    case $before in --workdir | -workdir) WORKDIR=$word ;; esac
+    before=$word
+  done
+}
+# lost_workdir: why the workdir of the command goes with the TPU; nothing where it stays.
+lost_workdir() {
+  find_workdir
+  case ${WORKDIR#./} in
+    '' | gs://* | /*) return ;; # the last: a disk that stays, or not
+    runs | runs/*) [ -z "$TPU_BUCKET" ] || return 0 ;;
+  esac
+  echo "--workdir=$WORKDIR is on the disks of the hosts, and they go with the TPU: take" \
+    'gs://BUCKET/..., or set TPU_BUCKET and take runs/..., which is then in the bucket'
+}
+need_workdir_that_stays() { local lost; lost=$(lost_workdir); [ -z "$lost" ] || refuse "$lost"; }
 
 # quoted WORDS: one line that any POSIX shell reads back as the same words.
 quoted() {
@@ -83,6 +104,8 @@ now() {
   local up
   if { read -r up _ < /proc/uptime; } 2> /dev/null; then echo "${up%.*}"; else echo "$SECONDS"; fi
 }
+# did WAS WOULD: what was done; in a dry run, what would have been.
+did() { if [ -n "$DRY_RUN" ]; then say "dry run: this would $2"; else say "$1"; fi; }
 act() { if [ -n "$DRY_RUN" ]; then quoted "$@"; echo; else "$@"; fi; }
 hosts() { seq 0 $((TPU_HOSTS - 1)); }
 on_host() { local host=$1; shift; provider_ssh "$host" "$(quoted "$@")"; }
@@ -132,6 +155,7 @@ damaged() {
   export AGENTRL_FALLBACK=1
 }
 cost() {
-  say "$NAME costs money until it is deleted ($(provider_resource))."
+  if [ -n "$DRY_RUN" ]; then say "while $NAME exists it costs money ($(provider_resource))."
+  else say "$NAME costs money until it is deleted ($(provider_resource))."; fi
   say "  delete it: tpu_scripts/delete $NAME"
 }

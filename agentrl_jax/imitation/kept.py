@@ -71,7 +71,7 @@ def key(config: dict[str, Any]) -> str:
         read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]
-    read['file'] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ''
+    read['file'] = hashlib.sha256(files.local_path(file).read_bytes()).hexdigest() if file else ''
     return files.config_hash(read)[:16]
 
 
@@ -80,13 +80,14 @@ def kept(
 ) -> Params:
     """The clone of a config: read from clone.keep_in below the workdir, or made and put there.
 
-    Without keep_in it is made. Of two runs that make the same clone at once one keeps it.
+    keep_in may also be an absolute path or gs://bucket/folder. Without it the clone is made. Of two
+    runs that make the same clone at once one keeps it.
     """
     if not config['clone']['keep_in']:
         return make()
     if jax.process_count() > 1:
         raise ValueError('clone.keep_in is for runs of one process: unset it')
-    folder = Path(workdir) / config['clone']['keep_in'] / key(config)
+    folder = Path(workdir) / files.local_path(config['clone']['keep_in']) / key(config)
     if folder.exists():
         return frozen.load(folder, abstract)
     params = make()

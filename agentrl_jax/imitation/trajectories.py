@@ -39,8 +39,8 @@ ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """The records of a .json or .jsonl file, all well-formed."""
-    path = Path(path)
+    """The records of a .json or .jsonl file, all well-formed; it may be gs://bucket/file."""
+    path = files.local_path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file of trajectories')
     text = files.read_text(path)

@@ -49,6 +49,20 @@ def local_path(path: str | os.PathLike) -> pathlib.Path:
     return mount / folder
 
 
+def in_mounts(value: Any) -> Any:
+    """The value with each gs:// path in it as one of its mount; what is no such path stays.
+
+    value: a text, or dicts, lists and tuples of values.
+    """
+    if isinstance(value, str):
+        return str(local_path(value)) if value.startswith('gs://') else value
+    if isinstance(value, Mapping):
+        return {name: in_mounts(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(in_mounts(one) for one in value)
+    return value
+
+
 def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathlib.Path:
     """Create the directory, write a file in it, look at the free space; returns it absolute."""
     workdir = local_path(path).expanduser().absolute()

@@ -1,11 +1,11 @@
 """The record of a run: metrics.jsonl, optional TensorBoard and W&B, config.json."""
 
-import hashlib
 import importlib
 import json
 import math
 import os
 import re
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.machine.files import read_bytes, read_json, write_atomic
+from agentrl_jax.machine.files import read_bytes, read_json, read_text, write_atomic
 
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
 REDACTED = '***'
+WANDB_FILE = 'wandb_id'  # the run's name at W&B, drawn when it began
 CHECKPOINTS = 'checkpoints'  # folder of a run; a folder below it is named for its step
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 LARGEST = 2**63  # of an integer: a larger one is no count, and not every float can hold it
@@ -73,7 +74,7 @@ class RunLog:
             self._wandb = wandb.init(
                 project=wandb_project,
                 name=workdir.name,
-                id=hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:16],
+                id=wandb_id(workdir),
                 resume='allow',
                 dir=str(workdir),
                 config=redact(config),
@@ -111,6 +112,20 @@ class RunLog:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
+
+
+def wandb_id(workdir: str | os.PathLike) -> str:
+    """The id of a run at W&B: drawn once and kept in the workdir, so that it ends with it.
+
+    Where a run lies says nothing: two containers may use the same path, and a folder that was
+    removed may be made again.
+    """
+    path = Path(workdir) / WANDB_FILE
+    known = read_text(path).strip() if path.exists() else ''
+    if not known:
+        known = secrets.token_hex(8)
+        write_atomic(path, known + '\n')
+    return known
 
 
 def _import(package: str, purpose: str) -> Any:

@@ -23,8 +23,11 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from agentrl_jax.machine import files
+
 EXIT_USAGE = 2
 FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
+PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where programs are kept
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
@@ -53,7 +56,7 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
         print(help_text(doc))
         sys.exit(0)
     parse(sys.argv, needs)
-    spare_tpu_search()
+    prepare_jax()
     sys.excepthook = say_interrupted
     if says:
         print(says, file=sys.stderr, flush=True)
@@ -74,7 +77,7 @@ def config_of_run() -> str | None:
     """
     if any(word in HELP for word in sys.argv[1:]):
         return None
-    spare_tpu_search()
+    prepare_jax()
     from agentrl_jax.run import saved_config
 
     return saved_config.default(sys.argv)
@@ -194,6 +197,17 @@ def help_text(doc: str) -> str:
 def resume_line(argv: Sequence[str], module: str) -> str:
     """The command that goes on with this run, to be pasted into any shell."""
     return shlex.join(['python', '-m', module, *argv[1:]])
+
+
+def prepare_jax() -> None:
+    """What must be so before jax is imported: it reads the environment once."""
+    spare_tpu_search()
+    if PROGRAMS not in os.environ:
+        return
+    try:
+        os.environ[PROGRAMS] = files.in_mounts(os.environ[PROGRAMS])
+    except ValueError as error:
+        refuse(f'{PROGRAMS}={error}')
 
 
 def spare_tpu_search() -> None:

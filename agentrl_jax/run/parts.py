@@ -50,7 +50,7 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
         raise ValueError(f'env.name={name!r} needs a section cfg.{name}, which may be empty')
     return build_world(
         known[name],
-        cfg[name].to_dict(),
+        files.in_mounts(cfg[name].to_dict()),
         split,
         num_levels=cfg.env.train_levels if split == 'train' else cfg.env.eval_levels,
         seed=cfg.env.pool_seed,
