@@ -1,6 +1,8 @@
 import io
 import json
 import os
+import re
+import shutil
 import struct
 import sys
 import types
@@ -224,8 +226,23 @@ def test_wandb_continues_the_same_run_and_never_sees_a_secret(tmp_path, monkeypa
         with RunLog(tmp_path, wandb_project='p', config=config) as log:
             log.write(1, {'a/x': 2})
     assert calls[0]['id'] == calls[2]['id'] and calls[0]['resume'] == 'allow'
+    assert (tmp_path / 'wandb_id').read_text() == f'{calls[0]["id"]}\n'
     assert calls[1][0]['a/x'] == 2 and calls[1][1] == 1
     assert calls[0]['config'] == {'lr': 0.1, 'api_key': '***'}
+
+
+def test_a_run_that_begins_anew_in_the_same_folder_is_another_at_wandb(tmp_path, monkeypatch):
+    """The id was a hash of the path: containers shared a run, and `rm -rf` went on with the old."""
+    calls = []
+    run = types.SimpleNamespace(finish=lambda: None)
+    wandb = types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs['id']) or run)
+    monkeypatch.setitem(sys.modules, 'wandb', wandb)
+    for _ in range(2):
+        RunLog(tmp_path / 'run', wandb_project='p').close()
+        shutil.rmtree(tmp_path / 'run')
+    assert calls[0] != calls[1] and all(re.fullmatch('[0-9a-f]{16}', name) for name in calls)
+    RunLog(tmp_path / 'run', wandb_project='p', process_index=1).close()
+    assert len(calls) == 2 and not (tmp_path / 'run').exists()  # process 0 alone
 
 
 def test_names_that_sound_secret():

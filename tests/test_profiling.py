@@ -2,13 +2,17 @@
 
 import gzip
 import json
+import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from agentrl_jax import train
-from agentrl_jax.machine import files, profiling
+from agentrl_jax.imitation import kept, trajectories
+from agentrl_jax.machine import files, profiling, sharding
+from agentrl_jax.run import command, parts
+from agentrl_jax.run.state import config_dict
 from configs import base
 
 
@@ -57,15 +61,78 @@ def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
     assert train.last_traced(cfg, 0) == 1  # before step 2: none
 
 
-def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, monkeypatch):
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """What gs://bucket holds."""
     monkeypatch.setenv(files.BUCKETS, str(tmp_path / 'gcs'))
     (tmp_path / 'shared').mkdir()
     (tmp_path / 'gcs').mkdir()
     (tmp_path / 'gcs' / 'bucket').symlink_to(tmp_path / 'shared')
+    return tmp_path / 'shared'
+
+
+def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert files.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
     assert files.local_path('runs/a').parts == ('runs', 'a')
     workdir = files.check_workdir('gs://bucket/run')
-    assert workdir.is_dir() and (tmp_path / 'shared' / 'run').is_dir()
+    assert workdir.is_dir() and (bucket / 'run').is_dir()
+
+
+def test_settings_of_a_world_may_be_in_a_bucket(bucket):
+    """search.corpus and search.questions took paths of this machine alone."""
+    rows = [{'id': '0', 'contents': '"Oslo"\nOslo is a capital.'}]
+    (bucket / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    names = [f'{split}.jsonl' for split in ('train', 'validation', 'test')]
+    for name in names:
+        (bucket / name).write_text(json.dumps({'question': f'{name}?', 'answer': 'Oslo'}))
+    cfg = base.get_config()
+    cfg.env.name = 'search'
+    cfg.search.corpus = 'gs://bucket/corpus.jsonl'
+    cfg.search.questions = tuple(f'gs://bucket/{name}' for name in names)
+    env, _ = parts.build_environment(cfg, 'test')
+    assert list(env.item_range('test')) == [2]
+    world = env.near()
+    assert 'test.jsonl?' in world.reset(2)
+    assert world.corpus.search(['capital'], 1)[0][0][0]['id'] == '0'
+    assert cfg.search.corpus == 'gs://bucket/corpus.jsonl'  # a run's config holds what was said
+
+
+def test_words_and_addresses_of_settings_are_no_paths():
+    kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}
+    assert files.in_mounts(kept_as_they_are) == kept_as_they_are
+    assert isinstance(files.in_mounts(('x',)), tuple)
+
+
+def test_trajectories_and_clones_may_be_in_a_bucket(tmp_path, bucket):
+    """clone.file and clone.keep_in took paths of this machine alone."""
+    said = [{'from': 'human', 'value': 'Go.'}, {'from': 'gpt', 'loss': True, 'value': 'Up'}]
+    record = {'item_id': 'lake_3', 'conversations': said}
+    (bucket / 'all.json').write_text(json.dumps([record]))
+    assert trajectories.read_records('gs://bucket/all.json') == [record]
+    config = config_dict(base.get_config())
+    config['clone'] |= {'keep_in': 'gs://bucket/clones', 'file': 'gs://bucket/all.json'}
+    params = jax.device_put({'x': jnp.arange(3.0)})
+    abstract = sharding.abstract_of(params)
+    kept.kept(config, tmp_path / 'run', abstract, lambda: params)
+    assert [path.name for path in (bucket / 'clones').iterdir()] == [kept.key(config)]
+    again = kept.kept(config, tmp_path / 'other', abstract, None)  # of the bucket: None makes none
+    assert list(again['x']) == [0, 1, 2]
+
+
+def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch, capsys):
+    """jax itself needs further packages for gs://, and then compiles without a word."""
+    monkeypatch.setenv(command.PROGRAMS, 'gs://bucket/programs')
+    command.prepare_jax()
+    assert os.environ[command.PROGRAMS] == str(tmp_path / 'gcs/bucket/programs')
+    monkeypatch.setenv(command.PROGRAMS, 'gs://other/programs')
+    with pytest.raises(SystemExit):
+        command.prepare_jax()
+    assert f'error: {command.PROGRAMS}=gs://other/programs: nothing is mounted' in (
+        capsys.readouterr().err
+    )
+    monkeypatch.delenv(command.PROGRAMS)
+    command.prepare_jax()
+    assert command.PROGRAMS not in os.environ
 
 
 @pytest.mark.parametrize('path', ['gs://other/run', 'gs://plain/run', 'gs:///run'])

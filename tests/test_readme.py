@@ -157,6 +157,39 @@ def assert_exists(words):
             assert f"'{flag}'" in source or f"'--{flag}'" in source, flag
 
 
+def test_the_mesh_of_a_pasted_tpu_command_is_one_that_was_planned():
+    """Without mesh.fsdp, as it was, the update takes 17.4 of the 15.75 GiB of a chip."""
+    example = (ROOT / 'tpu_scripts' / 'env.example').read_text()
+    kind, chips = re.search(r'TPU_TYPE:=v(\d)litepod-(\d+)\}', example).groups()
+    topology = {('5', '8'): 'v5e:2x4'}[kind, chips]
+    trains = [
+        words[words.index('--') + 1 :]
+        for words in commands()
+        if words[1:2] == ['my-tpu'] and 'agentrl_jax.train' in words
+    ]
+    # A workdir belongs to one config: the command that traces a run is the run's own.
+    assert len(trains) >= 2 and all(words == trains[0] for words in trains)
+    flags = dict(word.partition('=')[::2] for word in trains[0][3:])
+    model = flags['--config.model.path'].rpartition('/')[2].removesuffix('-Instruct')
+    meshes = {name: value for name, value in flags.items() if name.startswith('--config.mesh.')}
+    settings = ', '.join(f'`{name[9:]}={value}`' for name, value in meshes.items())
+    plans = (ROOT / 'benchmarks' / 'plans.md').read_text()
+    row = f'| {model} | {topology} | {settings} |'
+    assert re.search(rf'^{re.escape(row)}.*\| yes, of ', plans, flags=re.MULTILINE), row
+    asked = {'--config': flags['--config'], '--topology': topology, '--model': model} | meshes
+    plan = [words for words in commands() if words[1:3] == ['-m', 'agentrl_jax.plan']]
+    assert asked in [dict(word.partition('=')[::2] for word in words[3:]) for words in plan]
+
+
+def test_commands_that_compile_for_long_keep_their_programs():
+    lines = '\n'.join(blocks('sh', README)).replace('\\\n', ' ').splitlines()
+    long = [line for line in lines if '--config.model.path' in line]
+    assert len(long) == 2
+    assert all(line.startswith('JAX_COMPILATION_CACHE_DIR=') for line in long)
+    for document in ('run', 'machine', 'tpu_scripts'):
+        assert 'JAX_COMPILATION_CACHE_DIR' in DOCUMENTS[document]
+
+
 def test_every_field_that_is_named_exists():
     cfg = base.get_config()
     groups = '|'.join(name for name in cfg if hasattr(cfg[name], 'items'))
