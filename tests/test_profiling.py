@@ -105,7 +105,10 @@ def test_words_and_addresses_of_settings_are_no_paths():
 
 def test_trajectories_and_clones_may_be_in_a_bucket(tmp_path, bucket):
     """clone.file and clone.keep_in took paths of this machine alone."""
-    said = [{'from': 'human', 'value': 'Go.'}, {'from': 'gpt', 'loss': True, 'value': 'Up'}]
+    said = [
+        {'from': 'human', 'loss': None, 'value': 'Go.'},
+        {'from': 'gpt', 'loss': True, 'value': 'Up'},
+    ]
     record = {'item_id': 'lake_3', 'conversations': said}
     (bucket / 'all.json').write_text(json.dumps([record]))
     assert trajectories.read_records('gs://bucket/all.json') == [record]
