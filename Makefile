@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 WORKERS ?= 2
 RUN := $(VENV)/bin/python
+DEMO = $(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test soak chaos chaos-hosts test-reference test-openenv bench-tunix tables lint clean python-version
@@ -21,8 +22,10 @@ RUN := $(VENV)/bin/python
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
 
+# Ctrl-C is for the training, which saves and ends with 75; the shell waits for it.
 demo: $(VENV)/run.stamp
-	$(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
+	@trap : INT; echo '$(DEMO)'; $(DEMO); code=$$?; test $$code -ne 75 || \
+	  echo 'make demo was stopped; make demo resumes it (make calls that an error)' >&2; exit $$code
 
 # Workers of one thread each: on 2 cores this is faster than one worker whose XLA uses both, since
 # compiling and tracing, which are most of the time, are serial. A file stays in one worker, for its

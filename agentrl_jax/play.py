@@ -23,6 +23,8 @@ if __name__ == '__main__':
     flags.DEFINE_float('delay', 0.1, 'Seconds for which a token is shown.')
     command.begin(__doc__, says='agentrl_jax.play: loading')
 
+import functools
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,9 +32,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.cells import cell_len
 
 from agentrl_jax.imitation.demonstrations import answer_text
 from agentrl_jax.machine import files
+from agentrl_jax.records import pages
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import derived, parts
@@ -47,12 +51,52 @@ DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
 def view_of(task: text.TextTask, world: text.Episode) -> str:
     """What a policy is shown at the start of a turn, without the chat around it."""
     left = task.max_actions_per_episode - int(world.used)
-    board = task.env.observation_text(jax.device_get(world.state))
+    board = board_of(task, world.state)
     part = int(world.agent.part)
     asks = f'{left} actions left'
     if part != agents.ACT:
         asks = getattr(task.style, agents.WRITTEN[part].asks).rstrip()
     return f'Turn {int(world.turn) + 1} of {task.max_turns}\n{board}{asks}'
+
+
+def board_of(task: text.TextTask, state: Any) -> str:
+    """The world as text."""
+    return task.env.observation_text(jax.device_get(state))
+
+
+def ending(task: text.TextTask, stop: EpisodeStop, solved: bool) -> str:
+    """Why an episode is over."""
+    if solved:
+        return 'solved'
+    reasons = {
+        EpisodeStop.TERMINATED: 'the world ended it',
+        EpisodeStop.ACTION_BUDGET: f'all {task.max_actions_per_episode} actions are used',
+        EpisodeStop.TURN_BUDGET: f'all {task.max_turns} turns are played',
+        EpisodeStop.TOKEN_BUDGET: 'no further turn fits into rollout.max_tokens',
+        EpisodeStop.ENV_ERROR: 'the world failed',
+        EpisodeStop.NONE: 'it was left',
+    }
+    return f'not solved: {reasons[stop]}'
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with line breaks in the place of spaces, so that no word is cut at the margin.
+
+    It is as long as before. width: columns; 0 = leave it as it is.
+    """
+    lines = text.split('\n') if width else []
+    return '\n'.join(map(functools.partial(_wrapped_line, width=width), lines)) or text
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    first, *words = line.split(' ')
+    made, column = [first], cell_len(first)
+    for word in words:
+        column += 1 + cell_len(word)
+        fits = column <= width
+        made += [' ' if fits else '\n', word]
+        column = column if fits else cell_len(word)
+    return ''.join(made)
 
 
 def play_by_hand(
@@ -66,13 +110,14 @@ def play_by_hand(
     """A person plays one episode: (return, solved)."""
     key, world, total = jax.random.key(seed), text.begin(task, jnp.int32(level)), 0.0
     names, turn = task.env.ACTION_NAMES, jax.jit(text.play_turn)
-    say(task.env.instruction)
+    say(task.env.rules(task.env_params))
     say(f'Actions: {", ".join(names)}; up to {task.max_actions_per_turn} a turn, || between them')
     solved = False
     while True:
         say('\n' + view_of(task, world))
         line = ask('> ').strip()
         if not line:
+            say(f'{ending(task, EpisodeStop.NONE, solved)}, return {total:g}')
             return total, solved
         said = answer_text([line], '', task.opening).encode() + END
         matched, row = parse_answer(
@@ -87,8 +132,8 @@ def play_by_hand(
             say(f'(not all of that are actions: {float(outcome.penalty):g})')
         stop = EpisodeStop(int(outcome.stop))
         if stop != EpisodeStop.NONE:
-            end = 'solved' if solved else stop.name.lower().replace('_', ' ')
-            say(f'\n{end}, return {total:g}')
+            say(f'\nThe end\n{board_of(task, world.state)}')
+            say(f'{ending(task, stop, solved)}, return {total:g}')
             return total, solved
 
 
@@ -115,8 +160,12 @@ def watch(
     seed: int,
     say: Callable[[str], None],
     delay: float,
+    width: int = 0,
 ) -> tuple[float, bool]:
-    """The policy of a run plays one episode, which is then shown token by token."""
+    """The policy of a run plays one episode, which is then shown token by token.
+
+    width: as of `wrapped`.
+    """
     tokenizer = parts.build_tokenizer(cfg)
     mesh = parts.build_mesh(cfg, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, split, None)
@@ -142,11 +191,19 @@ def watch(
     )
     listed = Episodes(level=jnp.full(2, level), token_stream=stream, world_stream=stream)
     rollout = collect(params, task, listed, jax.random.key(seed))
-    for piece, sampled in pieces(rollout, tokenizer):
-        say(f'{BOLD if sampled else DIM}{piece}{PLAIN}')
+    shown = list(pieces(rollout, tokenizer))
+    left = wrapped(''.join(piece for piece, _ in shown), width)
+    for piece, sampled in shown:
+        now, left = left[: len(piece)], left[len(piece) :]
+        say(f'{BOLD if sampled else DIM}{now}{PLAIN}')
         time.sleep(delay if sampled else 5 * delay)
     total, solved = float(rollout.returns[0]), bool(rollout.success[0])
-    say(f'\n\n{"solved" if solved else "not solved"}, return {total:g}\n')
+    played = jax.device_get(rollout)
+    worlds = pages.worlds_of(played, np.arange(2), task, tokenizer, jax.random.key(seed))
+    last = next(states for k, states in enumerate(worlds) if k == played.num_turns[0])
+    stop = EpisodeStop(int(played.episode_stop[0]))
+    say(f'\n\nThe end\n{board_of(task, jax.tree.map(lambda x: x[0], last))}')
+    say(f'{ending(task, stop, solved)}, return {total:g}\n')
     return total, solved
 
 
@@ -165,6 +222,7 @@ def main() -> None:
                 'and on the pages of a run'
             )
         tokenizer = parts.build_tokenizer(cfg)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         levels = cfg.env.train_levels if given.split == 'train' else cfg.env.eval_levels
         if not 0 <= given.level < levels:
             raise ValueError(f'--level={given.level} must be in 0..{levels - 1}')
@@ -173,11 +231,15 @@ def main() -> None:
             def write(piece):
                 print(piece, end='', flush=True)
 
-            where = dict(level=given.level, seed=given.seed)
-            watch(cfg, given.workdir, given.split, **where, say=write, delay=given.delay)
+            how = dict(level=given.level, seed=given.seed, delay=given.delay, width=width)
+            watch(cfg, given.workdir, given.split, **how, say=write)
         else:
             task = parts.build_text_task(cfg, tokenizer, given.split, None)
-            play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=print)
+
+            def say(said):
+                print(wrapped(said, width))
+
+            play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=say)
     except (ValueError, OSError) as error:
         sys.exit(f'error: {files.in_words(error)}')
     except (EOFError, KeyboardInterrupt):

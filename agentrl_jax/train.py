@@ -46,8 +46,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from agentrl_jax.machine import checkpoint, files, profiling, sharding
-from agentrl_jax.measure import collapse, validation
+from agentrl_jax.machine import checkpoint, files, memory, profiling, sharding
+from agentrl_jax.measure import collapse, totals, validation
+from agentrl_jax.planning import work
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout import game
@@ -155,7 +156,7 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
         report.write_reference(workdir, pools, len(derived.worlds(cfg)))
     if fallback:
         checkpoint.set_aside_damaged(workdir)
-    code, preemption = None, processes.Preemption()
+    code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, cfg)
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
@@ -164,14 +165,18 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         with preemption:  # until all is saved, for launchers repeat their signals
             with hosts.playing(run, workdir, int(opened.state.step), preemption.may_leave):
-                code, state = play(run, opened, checkpoints, workdir, preemption)
+                code, state = play(run, opened, checkpoints, workdir, preemption, curves)
             if code is not None and state is not None:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
             checkpoint.close(checkpoints)
-    if jax.process_index() == 0 and code == 0:
-        report.write_curves(workdir, about.title(cfg))
-        print(report.summary(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
-        run_log.write_finished(workdir, cfg.steps)
+    if jax.process_index() == 0:
+        curves.draw()
+        again = command.resume_line(sys.argv, 'agentrl_jax.train')
+        if code == 0:
+            print(report.summary(workdir, again))
+            run_log.write_finished(workdir, cfg.steps)
+        elif code == processes.EXIT_PREEMPTED:
+            print(report.stopped(workdir, again), file=sys.stderr, flush=True)
     return code
 
 
@@ -181,6 +186,7 @@ def play(
     checkpoints: checkpoint.Checkpoints,
     workdir: Path,
     preemption: processes.Preemption,
+    curves: report.Curves,
 ) -> tuple[int | None, TrainState | None]:
     """The steps from the state on: (exit code, None after a roll back; state to be saved)."""
     cfg, state, streams = run.cfg, opened.state, opened.streams
@@ -238,6 +244,15 @@ def play(
             if trains:
                 row['time/update_s'] = row['time/step_s'] - row['time/collect_s']
                 row['perf/tokens_per_s'] = sampled / row['time/step_s']
+                row |= work.rates(cfg, run.config, run.mesh.devices.flat, row)
+            row |= totals.so_far(
+                history,
+                row,
+                step,
+                sampled=sampled if trains else 0,
+                episodes=derived.episodes(cfg),
+            )
+            row |= memory.peaks()
             history.append(run_log.plain_row(step, row))
             alarms = roll_back.watch(history, cfg.alarm, used=streams.roll_backs)
             log.write(step, history[-1])
@@ -247,6 +262,7 @@ def play(
                 int(row['rollout/nonfinite']), sampled, f'step {step}, training episodes'
             )
             progress.advance(1, **progress_figures(history))
+            curves.draw_if_due()
             if page_due(cfg, step):
                 save_page(run, workdir, step, policy_of(state.params, model), played)
             # Before anything is saved: a run that is killed here and resumed comes here again.

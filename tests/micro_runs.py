@@ -72,9 +72,12 @@ def one_device():
 
 
 def without_times(rows):
-    """Rows of metrics.jsonl without what a clock says."""
-    timed = ('time', 'perf/tokens_per_s', 'hosts/')  # worlds are waited for by the clock
-    return [{n: x for n, x in row.items() if not n.startswith(timed)} for row in rows]
+    """Rows of metrics.jsonl without what a clock or the machine's memory says."""
+    timed = ('time', 'perf/', 'hosts/')  # worlds are waited for by the clock
+    return [
+        {n: x for n, x in row.items() if n == 'perf/recompiles' or not n.startswith(timed)}
+        for row in rows
+    ]
 
 
 def saved_state(cfg, workdir, step=None):

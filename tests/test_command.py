@@ -202,7 +202,7 @@ def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
     code, out, err = ran(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
     assert err.split('\n')[1::2] == [
-        'stopping behind this step; Ctrl-C again stops at once',
+        'stopping after this step is saved; Ctrl-C again stops at once',
         'stopped at once: what was not saved is lost',
     ]
 

@@ -34,13 +34,55 @@ def test_the_oracle_s_plan_typed_by_hand_solves_the_level():
         return [' || '.join(names[i : i + 2]) for i in range(0, len(names), 2)]
 
     total, solved, said = played('frozen_lake', lines, level=4, **changes)
-    assert solved and total == pytest.approx(1.0) and said.endswith('solved, return 1')
+    assert solved and total == pytest.approx(1.0) and said.endswith('\nsolved, return 1')
+    board = said[said.index('The end') :]  # it never showed where the last turn led
+    assert '√' in board and 'P' not in board
+    assert 'slippery' not in said and 'player on goal' in said
     assert said.count('actions left') >= 3 and 'Turn 3 of 9' in said
 
 
 def test_what_is_no_action_costs_the_format_penalty():
     total, solved, said = played('frozen_lake', lambda task: ['jump'])
     assert not solved and total == pytest.approx(-0.1) and 'not all of that are actions' in said
+
+
+def test_the_end_of_a_game_shows_the_board_and_says_why():
+    """It said 'turn budget' or 'terminated', and showed no board."""
+    firm = {'frozen_lake.success_rate': 1.0}
+    lines = ['Left', 'Left']
+    total, solved, said = played('frozen_lake', lambda task: lines, **firm, **{'env.max_turns': 2})
+    assert not solved and said.endswith(f'\nnot solved: all 2 turns are played, return {total:g}')
+    assert said[said.index('The end') :].count('P') == 1
+    changes = firm | {'env.max_actions_per_episode': 1}
+    *_, said = played('frozen_lake', lambda task: ['Left'], **changes)
+    assert 'not solved: all 1 actions are used' in said
+    *_, said = played('frozen_lake', lambda task: [], **firm)
+    assert said.endswith('\nnot solved: it was left, return 0')
+
+
+def test_a_lake_is_called_slippery_where_it_is():
+    """The demo's lake is not, and `play` said so of it."""
+    for rate, form in itertools.product((1.0, 0.5), ('grid', 'coord')):
+        changes = {'frozen_lake.success_rate': rate, 'frozen_lake.observation_format': form}
+        *_, said = played('frozen_lake', lambda task: [], **changes)
+        assert ('slippery' in said) == (rate < 1) and 'FrozenLake puzzle' in said
+
+
+def test_words_are_not_cut_at_the_margin():
+    text = 'Forbid the whole and go\nto  the target.\n P _ \nsomethingverylong it is'
+    shown = play.wrapped(text, 10)
+    assert shown.split('\n') == [
+        'Forbid the',
+        'whole and',
+        'go',
+        'to  the',
+        'target.',
+        ' P _ ',
+        'somethingverylong',
+        'it is',
+    ]
+    assert len(shown) == len(text) and play.wrapped(text, 0) == text
+    assert play.wrapped('a b c', 80) == 'a b c' and play.wrapped('', 9) == ''
 
 
 def test_a_policy_is_watched_token_by_token(tmp_path):
@@ -53,5 +95,8 @@ def test_a_policy_is_watched_token_by_token(tmp_path):
     sampled = [piece for piece in said if piece.startswith(play.BOLD)]
     # At most two turns of six tokens; the first piece is the system message and the first prompt
     assert 2 <= len(sampled) <= 12 and play.DIM in said[0] and 'system' in said[0]
-    assert re.search(r'solved, return -?[\d.]+', said[-1]) and isinstance(solved, bool)
+    assert re.match(r'(not )?solved\b.*, return -?[\d.]+\n$', said[-1]) and isinstance(solved, bool)
     assert said[-1].endswith(f'return {total:g}\n')
+    board = said[-2].split('\n')
+    assert board[2] == 'The end' and ('√' in said[-2]) == solved
+    assert [len(row) for row in board[3:-1]] == [4] * 4

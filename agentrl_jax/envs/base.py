@@ -66,6 +66,10 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """What the task is and what the symbols mean."""
         raise NotImplementedError
 
+    def rules(self, params: Any) -> str:
+        """What a person who plays is told: the instruction, as far as it is true of the params."""
+        return self.instruction
+
     def make_params(self, split: str = 'train', *, num_levels: int = 1024, seed: int = 0) -> Any:
         """EnvParams holding a pool of `num_levels` levels of `split`, the same for the same seed.
 

@@ -3,11 +3,13 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import sys
+import time
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -165,7 +167,7 @@ class Preemption:
         if self._interrupts > 1:
             os.write(2, b'\nstopped at once: what was not saved is lost\n')
             os._exit(128 + number)
-        os.write(2, b'\nstopping behind this step; Ctrl-C again stops at once\n')
+        os.write(2, b'\nstopping after this step is saved; Ctrl-C again stops at once\n')
 
     def agreed(self) -> bool:
         """Whether any process was asked to stop: the same answer in all, once per step in all.
@@ -208,6 +210,42 @@ class CompileCounter:
         if event == COMPILE_EVENT:
             self.count += 1
             self.seconds += duration
+
+
+class CompileWatch:
+    """Calls begun(name) and done(name, seconds) around each program that XLA compiles.
+
+    name: that of the function that was jitted. The calls come from the thread that compiles.
+    """
+
+    def __init__(self, begun: Callable[[str], None], done: Callable[[str, float], None]):
+        self._begun, self._done = begun, done
+        self._running: tuple[str, float] | None = None
+
+    def __enter__(self) -> 'CompileWatch':
+        jax.monitoring.register_scalar_listener(self._listen_begin)
+        jax.monitoring.register_event_duration_secs_listener(self._listen_end)
+        return self
+
+    def __exit__(self, *_) -> None:
+        jax.monitoring.unregister_scalar_listener(self._listen_begin)
+        jax.monitoring.unregister_event_duration_listener(self._listen_end)
+
+    def running(self) -> tuple[str, float]:
+        """(program, seconds so far) of the one that is being compiled; ('', 0) of none."""
+        found = self._running
+        return ('', 0.0) if found is None else (found[0], time.monotonic() - found[1])
+
+    def _listen_begin(self, event: str, value: float, *, fun_name: str = '', **_) -> None:
+        if event == COMPILE_EVENT:
+            name = re.sub(r'^jit[(_]|\)$', '', fun_name)
+            self._running = (name, time.monotonic())
+            self._begun(name)
+
+    def _listen_end(self, event: str, duration: float, **_) -> None:
+        if event == COMPILE_EVENT and self._running is not None:
+            (name, _), self._running = self._running, None
+            self._done(name, duration)
 
 
 def gather(x: np.ndarray) -> np.ndarray:

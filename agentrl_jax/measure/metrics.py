@@ -75,6 +75,7 @@ METRICS = {
     'batch/trained_rows': 'Episodes the update trains on: healthy, and kept by the filter.',
     'batch/trained_tokens': 'Tokens the update trains on: those sampled in these episodes, and in '
     'what trains of their continuations.',
+    'batch/tokens': 'Tokens of the rows that train, prompts included.',
     'batch/advantage_std': 'Standard deviation of the advantages over trained tokens.',
     'fork/played': 'Continuations of an episode that were played (algorithm=vine).',
     'fork/tokens': 'Tokens the policy sampled in the continuations of an episode.',
@@ -91,6 +92,8 @@ METRICS = {
     'policy/kl_ref': 'KL(policy, reference) per trained token, k3 where the loss has no KL.',
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
+    'optim/lr': 'Learning rate of the policy as the update begins, with schedule and roll backs.',
+    'optim/critic_lr': 'The same of a critic with parameters of its own.',
     'update/skipped': 'Optimiser steps skipped for a loss or gradient that is not finite.',
     'update/applied': 'Share of optimiser steps with trained tokens that changed the policy.',
     'update/critic_applied': 'The same of a critic with parameters of its own.',
@@ -110,6 +113,15 @@ METRICS = {
     'time/step_s': 'Seconds of a whole step.',
     'perf/tokens_per_s': 'Tokens sampled per second of a whole step.',
     'perf/recompiles': 'Programs compiled after warm-up (must stay 0).',
+    'perf/flops_per_s': 'Floating-point operations that the tokens of a step need at least (no '
+    'padding, no validation), per second of the whole step; estimated from mean lengths.',
+    'perf/flops_share': 'As a share of the published bfloat16 peak of all devices, where known.',
+    'perf/host_peak_bytes': 'Largest resident memory of process 0 so far, since its start.',
+    'perf/device_peak_bytes': 'Most memory in use on a device of process 0 so far, where the '
+    'backend says so (not on CPUs).',
+    'progress/tokens': 'Tokens sampled for training so far, of steps that a roll back kept.',
+    'progress/trained_tokens': 'Sum of batch/trained_tokens so far.',
+    'progress/episodes': 'Episodes played for training so far, dynamic sampling included.',
     'eval/success': 'Share of validation episodes that ended solved (mean@k with eval.samples=k).',
     'eval/success_low': 'Lower end of its 95 % interval: Wilson, with several samples of a level '
     'that of a mean of levels.',

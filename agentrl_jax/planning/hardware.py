@@ -41,6 +41,23 @@ GPU = {  # by a part of the device's name: peak FLOP/s, bytes/s
     'A100': (312e12, 2.04e12),
 }
 
+KINDS = {  # of TPUs, as JAX names them
+    'TPU v5 lite': 'v5e',
+    'TPU v5e': 'v5e',
+    'TPU v5': 'v5p',
+    'TPU v5p': 'v5p',
+    'TPU v6 lite': 'v6e',
+    'TPU v6e': 'v6e',
+}
+
+
+def peak_flops(device: Any) -> float | None:
+    """bfloat16 FLOP/s that the vendor publishes of a device; None where that is not known."""
+    if device.device_kind in KINDS:
+        return TPU[KINDS[device.device_kind]].flops
+    known = (peaks[0] for part, peaks in GPU.items() if part in device.device_kind)
+    return next(known, None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:

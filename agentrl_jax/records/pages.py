@@ -1,6 +1,6 @@
 """The rollout page of a run: replays the worlds of a rollout, and writes document and page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +42,36 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
     return np.asarray(parts, np.int32), np.asarray(matched)
 
 
-def replay(
+def worlds_of(
     rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Any, key: jax.Array
-) -> list[list]:
-    """The worlds before each turn and after the last: grids[b][k] = rows of cell names.
+) -> Iterator[Any]:
+    """The states of all worlds [B, ...] before each turn and after the last, as they are played.
 
     rollout: host arrays of B rows; streams int32 [B] their world streams; key: that of collect.
+    What follows the last turn of an episode that ended earlier means nothing.
     """
     task = jax.tree.map(jnp.asarray, jax.device_get(task))
     k_world = jax.random.split(key)[1]
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(k_world, jnp.asarray(streams))
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(rollout.level))
-    grids: list[list] = [[] for _ in range(rollout.tokens.shape[0])]
     for k in range(int(rollout.num_turns.max(initial=0)) + 1):
-        states = jax.device_get(worlds.state)
-        for b in np.flatnonzero(rollout.num_turns >= k):
-            grids[b].append(task.env.cells(jax.tree.map(lambda x, b=b: x[b], states)))
+        yield jax.device_get(worlds.state)
         if k < task.max_turns:
             parts, matched = turn_parts(rollout, k, task, tokenizer)
             worlds, _ = play_turns(task, keys, worlds, jnp.asarray(parts), jnp.asarray(matched))
+
+
+def replay(
+    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Any, key: jax.Array
+) -> list[list]:
+    """The worlds before each turn and after the last: grids[b][k] = rows of cell names.
+
+    Arguments as of worlds_of.
+    """
+    grids: list[list] = [[] for _ in range(rollout.tokens.shape[0])]
+    for k, states in enumerate(worlds_of(rollout, streams, task, tokenizer, key)):
+        for b in np.flatnonzero(rollout.num_turns >= k):
+            grids[b].append(task.env.cells(jax.tree.map(lambda x, b=b: x[b], states)))
     return grids
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
@@ -14,7 +15,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from agentrl_jax.machine import processes
+
 PLAIN_LINES = 20  # lines of a whole job where no bar can be drawn
+LONG_S = 2.0  # that a program takes to compile, from which on it is worth a word
+PROGRAMS = {  # what the functions that take long to compile are for
+    'collect': 'the rollout',
+    'learn': 'the update',
+    'rescore': 'the log-probabilities of a page',
+    'measure_critic': 'the error of the critic',
+    'step': 'the step of cloning',
+}
 Watch = Callable[[], Mapping[str, Any] | None]  # figures of this moment, None = nothing to say
 
 
@@ -24,10 +35,64 @@ class LiveLine:
     def __init__(self, label: str, watch: Watch):
         self._label, self._watch = label, watch
 
-    def __rich__(self) -> RenderableType:
+    def shown(self) -> str:
         shown = self._watch()
-        text = '' if shown is None else f'{self._label}  {_pairs(shown)}'
-        return Text(text, no_wrap=True, overflow='ellipsis')
+        return '' if shown is None else f'{self._label}  {_pairs(shown)}'
+
+    def __rich__(self) -> RenderableType:
+        return Text(self.shown(), no_wrap=True, overflow='ellipsis')
+
+
+class Compiling:
+    """with Compiling(say): says which program XLA compiles, once that takes LONG_S, and how long.
+
+    A thread of its own looks, since the one that compiles is not heard of until it is done.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):
+        self._say, self._long_s = say, long_s
+        self._said = False  # of the program that is being compiled
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._compiles = processes.CompileWatch(self._begun, self._done)
+
+    def __enter__(self) -> 'Compiling':
+        self._thread = threading.Thread(target=self._look, name='compiling', daemon=True)
+        self._thread.start()
+        self._compiles.__enter__()
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self._compiles.__exit__(*exc_info)
+        self._ended.set()
+        self._thread.join()
+
+    def now(self) -> dict[str, str] | None:
+        """For a live line: the program and its seconds so far; None: nothing takes long."""
+        name, seconds = self._compiles.running()
+        return {_program(name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
+
+    def _begun(self, name: str) -> None:
+        with self._lock:
+            self._said = False
+
+    def _done(self, name: str, seconds: float) -> None:
+        with self._lock:
+            said, self._said = self._said, False
+        if said or seconds >= self._long_s:
+            self._say(f'compiled {_program(name)}: {seconds:.0f} s')
+
+    def _look(self) -> None:
+        while not self._ended.wait(self._long_s / 4):
+            with self._lock:
+                name, seconds = self._compiles.running()
+                news = seconds >= self._long_s and not self._said
+                self._said |= news
+            if news:
+                self._say(f'compiling {_program(name)}')
+
+
+def _program(name: str) -> str:
+    return PROGRAMS[name] if name in PROGRAMS else name
 
 
 @contextlib.contextmanager
@@ -42,14 +107,13 @@ def live_line(label: str, watch: Watch, *, stream: TextIO | None = None) -> Iter
 
 
 class Bar(RichProgress):
-    """A bar with a live line below it."""
+    """A bar with live lines below it."""
 
-    line: LiveLine | None = None
+    lines: tuple[LiveLine, ...] = ()
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
-        if self.line is not None:
-            yield self.line
+        yield from (line for line in self.lines if line.shown())
 
 
 class Progress:
@@ -75,8 +139,12 @@ class Progress:
             )
             self._bar = Bar(*columns, console=console)
             self._task = self._bar.add_task(label, total=total, completed=done, shown='')
+        # A bar's line says that it begins and ticks; above it stays what has been compiled.
+        self._compiling = Compiling(self._say_compiled if self._bar else self.say)
+        self.watch('compiling', self._compiling.now)
 
     def __enter__(self) -> 'Progress':
+        self._compiling.__enter__()
         if self._bar:
             self._bar.start()
         return self
@@ -84,6 +152,11 @@ class Progress:
     def __exit__(self, *exc_info) -> None:
         if self._bar:
             self._bar.stop()
+        self._compiling.__exit__(*exc_info)
+
+    def _say_compiled(self, text: str) -> None:
+        if text.startswith('compiled '):
+            self.say(text)
 
     def advance(self, steps: int = 1, **shown: Any) -> None:
         """Counts steps as done and shows the given values behind the bar."""
@@ -100,9 +173,9 @@ class Progress:
             print(line.rstrip(), file=self._stream, flush=True)
 
     def watch(self, label: str, watch: Watch) -> None:
-        """A live line below the bar, where there is a bar."""
+        """One more live line below the bar, where there is a bar."""
         if self._bar:
-            self._bar.line = LiveLine(label, watch)
+            self._bar.lines += (LiveLine(label, watch),)
 
     def say(self, text: str) -> None:
         """A line above the bar."""

@@ -1,7 +1,8 @@
-"""What a finished run says of itself: success before and after, and where to look."""
+"""What a run says of itself: its curves while it lives, and at its end where to look."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import jax.numpy as jnp
 from agentrl_jax.envs.hosts.players import reference_success as reference_on_hosts
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
-from agentrl_jax.records import plots, run_log
+from agentrl_jax.records import about, plots, run_log
+from agentrl_jax.records.series import points
 from agentrl_jax.text.conversation import HostTask
 
 REFERENCE_FILE = run_log.REFERENCE_FILE
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
+FIRST_S = 20.0  # of a start, after which curves are drawn for the first time
+SHARE = 0.02  # of the time of a run that drawing may take
 
 
 def reference(task: Any) -> dict[str, float]:
@@ -50,19 +54,54 @@ def write_reference(workdir: Path, pools: Mapping[str, Any], worlds: int = 1) ->
     files.write_atomic(Path(workdir) / REFERENCE_FILE, text)
 
 
-def write_curves(workdir: Path, title: str) -> Path:
-    """Learning curves of a run as PNG and SVG; the path of the PNG."""
+def write_curves(workdir: Path, title: str) -> Path | None:
+    """Learning curves of a run as PNG and SVG; the path of the PNG, None before any measurement."""
     workdir = Path(workdir)
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    if not any(points(rows, name, 'step')[0].size for name in PANELS):
+        return None
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
     lines = {name: success[name] for name in ('random', 'oracle') if name in success}
     png, _ = plots.learning_curves(
-        {'': [workdir / run_log.METRICS_FILE]},
+        {'': [rows]},
         workdir / 'curves',
         metrics=PANELS,
         references={'eval/success': lines},
         title=title,
     )
     return png
+
+
+class Curves:
+    """The curves of a run that lives, drawn anew now and then; on process 0 alone.
+
+    They take at most SHARE of the run's time: what a drawing took says when the next one is due.
+    """
+
+    def __init__(self, workdir: Path, config: Any, *, clock: Callable[[], float] = time.monotonic):
+        self._workdir, self._config, self._clock = workdir, config, clock
+        self._due = clock() + FIRST_S
+
+    def draw_if_due(self) -> None:
+        """Between two steps."""
+        if self._clock() >= self._due:
+            self.draw()
+
+    def draw(self) -> None:
+        if jax.process_index() or not (self._workdir / run_log.METRICS_FILE).exists():
+            return
+        began = self._clock()
+        write_curves(self._workdir, about.title(self._config))
+        now = self._clock()
+        self._due = now + (now - began) / SHARE
+
+
+def stopped(workdir: Path, command: str) -> str:
+    """The closing words of a run that was asked to stop."""
+    step = run_log.newest_checkpoint(workdir)
+    if step is None:
+        return f'stopped before anything was saved; the same command begins anew: {command}'
+    return f'stopped; step {step} is saved, and the same command resumes: {command}'
 
 
 def summary(workdir: Path, command: str) -> str:

@@ -26,6 +26,7 @@ class Learning:
     make_batch: Callable  # the algorithm's
     correct: Callable | None  # correct, where the sampler is not the trainer
     update: Callable  # update.update_step
+    rates: Callable  # update.learning_rates
     with_continuations: bool = False  # the continuations of a rollout have rows in the batch
 
 

@@ -30,20 +30,17 @@ NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all other
 SCHEDULES = ('constant', 'linear', 'cosine')
 
 
-def make_optimizer(
+def rate_of(
     lr: float,
     *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    weight_decay: float = 0.01,
-    max_grad_norm: float = 1.0,
     warmup_steps: int = 0,
     schedule: str = 'constant',
     schedule_steps: int = 0,
     final_lr: float = 0.0,
-) -> optax.GradientTransformation:
-    """Global-norm clip, then AdamW; the rate rises linearly to lr in warmup_steps.
+) -> optax.ScalarOrSchedule:
+    """The learning rate of each optimiser step: it rises linearly to lr in warmup_steps.
 
-    The first of n warm-up steps uses lr / n, so no step is lost. Behind the warm-up the rate stays,
+    The first of n warm-up steps uses lr / n, so no step is lost. After the warm-up the rate stays,
     or falls in schedule_steps to final_lr * lr: linearly, or along half a cosine.
     """
     rate = lr
@@ -56,10 +53,46 @@ def make_optimizer(
     if warmup_steps:
         rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
         rate = rise if rate is lr else optax.join_schedules([rise, rate], [warmup_steps])
+    return rate
+
+
+def make_optimizer(
+    lr: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.01,
+    max_grad_norm: float = 1.0,
+    **schedule: Any,
+) -> optax.GradientTransformation:
+    """Global-norm clip, then AdamW with the rate of rate_of(lr, **schedule)."""
+    rate = rate_of(lr, **schedule)
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
         optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay),
     )
+
+
+def learning_rates(
+    state: TrainState,
+    lr_scale: jax.Array | float = 1.0,
+    *,
+    rate: optax.ScalarOrSchedule,
+    critic_rate: optax.ScalarOrSchedule,
+) -> dict[str, jax.Array]:
+    """Rates of the next optimiser step, of make_optimizer's AdamW; float32 [].
+
+    A critic in the policy's backbone has none of its own.
+    """
+
+    def at(rate, opt_state):
+        if callable(rate):
+            rate = rate(opt_state[1][0].count)  # of Adam, behind the clip: skipped steps are none
+        return jnp.float32(rate) * lr_scale
+
+    found = {'optim/lr': at(rate, state.opt_state)}
+    if state.critic_params is not None:
+        found['optim/critic_lr'] = at(critic_rate, state.critic_opt_state)
+    return found
 
 
 def adapt_kl_coef(
@@ -469,6 +502,9 @@ def batch_metrics(batch: Batch, has_critic: bool) -> dict[str, jax.Array]:
     metrics = {
         'batch/trained_tokens': batch.mask.sum().astype(jnp.float32),
         'batch/trained_rows': batch.mask.any(1).sum().astype(jnp.float32),
+        'batch/tokens': (batch.attention_mask & batch.mask.any(1, keepdims=True))
+        .sum()
+        .astype(jnp.float32),
         'batch/advantage_std': jnp.sqrt(masked_var(batch.advantages, batch.mask)),
     }
     if has_critic:

@@ -88,6 +88,7 @@ def learn(
     rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
     fns = on_base(fns, frozen.model)
+    rates = learning.rates(state, lr_scale)
     samples, rows, advantages, selected = batches.prepare(
         state, frozen.reference, rollout, base, fns=fns, learning=learning
     )
@@ -101,7 +102,7 @@ def learn(
         key=key,
         lr_scale=lr_scale,
     )
-    return state, measured | selected, rows, advantages
+    return state, measured | selected | rates, rows, advantages
 
 
 def measure_episodes(

@@ -111,6 +111,16 @@ def turn_limit(cfg: Any, step: int) -> int:
     )
 
 
+def lr_schedule(cfg: Any) -> dict[str, Any]:
+    """Keywords of update.rate_of, the same for both rates."""
+    return dict(
+        warmup_steps=cfg.optim.warmup_steps,
+        schedule=cfg.optim.schedule,
+        schedule_steps=cfg.optim.schedule_steps,
+        final_lr=cfg.optim.final_lr,
+    )
+
+
 def lora_scale(cfg: Any) -> float:
     """What the adapters' corrections are multiplied by."""
     return cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else 1.0

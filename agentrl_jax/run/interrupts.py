@@ -8,9 +8,12 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Sequence
 from typing import NoReturn
 
 EXIT_STOPPED, EXIT_KILLED = 75, 130  # as processes.EXIT_PREEMPTED; as a shell says of Ctrl-C
+RESUMES = 'the same command resumes'
+BEGINS = 'the same command begins anew'
 
 
 def stop_when_asked() -> None:
@@ -38,9 +41,23 @@ def _listen(heard: int) -> None:
         interrupts += number[0] == signal.SIGINT
         if signal.getsignal(number[0]) is _noted:
             word = signal.Signals(number[0]).name
-            _leave(f'{word}: stopped; the same command goes on from what was saved', EXIT_STOPPED)
+            _leave(f'{word}: stopped; {what_is_left(sys.argv)}', EXIT_STOPPED)
         if interrupts > 1:
             _leave('interrupted twice: what was not saved is lost', EXIT_KILLED)
+
+
+def what_is_left(argv: Sequence[str]) -> str:
+    """What the same command will do, by the names of the checkpoints of a training's workdir."""
+    words = [word.removeprefix('-').removeprefix('-') for word in argv]
+    given = [word.partition('=')[2] for word in words if word.startswith('workdir=')]
+    given += [after for word, after in zip(words, argv[1:], strict=False) if word == 'workdir']
+    if os.path.basename(argv[0]) != 'train.py' or not given or '://' in given[-1]:
+        return 'the same command goes on from what was saved'
+    folder = os.path.join(os.path.expanduser(given[-1]), 'checkpoints')
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if any(name.isdigit() for name in names):
+        return f'step {max(int(name) for name in names if name.isdigit())} is saved, and {RESUMES}'
+    return f'nothing is saved yet, and {BEGINS}'
 
 
 def _leave(sentence: str, code: int) -> NoReturn:

@@ -350,10 +350,7 @@ def build_optimisers(cfg: Any) -> tuple:
         betas=(cfg.optim.beta1, cfg.optim.beta2),
         weight_decay=cfg.optim.weight_decay,
         max_grad_norm=cfg.optim.max_grad_norm,
-        warmup_steps=cfg.optim.warmup_steps,
-        schedule=cfg.optim.schedule,
-        schedule_steps=cfg.optim.schedule_steps,
-        final_lr=cfg.optim.final_lr,
+        **derived.lr_schedule(cfg),
     )
     return make(cfg.optim.lr), make(cfg.optim.critic_lr) if derived.needs_critic(cfg) else None
 

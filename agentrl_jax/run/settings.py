@@ -157,6 +157,11 @@ def build_update(cfg: Any, mesh: Any, txs: tuple) -> Any:
     )
 
 
+def recomputes(cfg: Any) -> bool:
+    """Whether the trainer's own forward pass says what the old log-probabilities were."""
+    return cfg.loss.sampler_correction != 'off' or cfg.parity.loss_on != 'sampled'
+
+
 def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -> batches.Learning:
     """The functions of an update; task: for the width of its prompts, where windows are cut."""
     members, pairs = cfg.rollout.group_size, cfg.algorithm == 'dpo'
@@ -170,7 +175,7 @@ def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -
         score=functools.partial(
             score.score,
             microbatch_rows=cfg.batch.microbatch_rows,
-            recompute=correct is not None or train_on is not None,
+            recompute=recomputes(cfg),
             with_next=bool(cfg.loss.bootstrap_truncated),
             **head_settings(cfg),
         ),
@@ -179,6 +184,11 @@ def build_learning(cfg: Any, mesh: Any, task: Any, tokenizer: Any, txs: tuple) -
         ),
         correct=correct,
         update=build_update(cfg, mesh, txs),
+        rates=functools.partial(
+            update.learning_rates,
+            rate=update.rate_of(cfg.optim.lr, **derived.lr_schedule(cfg)),
+            critic_rate=update.rate_of(cfg.optim.critic_lr, **derived.lr_schedule(cfg)),
+        ),
         with_continuations=derived.trains_continuations(cfg),
     )
 

@@ -27,18 +27,22 @@ PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
 CELL_NAMES = ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
 
 # Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml), its misprint included.
+SLIPPERY = 'You may move to the unintended direction due to the slippery ice. '
 INSTRUCTION = (
-    'You are solving the FrozenLake puzzle. Forbid the whole and go to the target. You may move to '
-    'the unintended direction due to the slippery ice. Example answer format: <think>To forbid the '
+    'You are solving the FrozenLake puzzle. Forbid the whole and go to the target. '
+    f'{SLIPPERY}Example answer format: <think>To forbid the '
     'hole and go to the target, I should go left then go up.</think><answer>Left || Up</answer>'
 )
 # RAGEN names (5, 5) as the last corner on its 4x4 maps; here the corner is the true one.
+COORD_SLIPPERY = (
+    'Beware that the ice is slippery, so the agent might slide and end up in an unintended tile.\n'
+)
 COORD_INSTRUCTION = (
     'You are solving the FrozenLake puzzle. The observation includes both a symbol grid and '
     'zero-indexed coordinates for the start, goal, player, and any holes.\n'
     'Coordinates range from the top-left corner (0, 0) to the bottom-right corner ({last}, {last})'
-    '.\nBeware that the ice is slippery, so the agent might slide and end up in an unintended '
-    'tile.\nRespond with a sequence of actions such as <answer>Left || Up || Up</answer>.\n'
+    f'.\n{COORD_SLIPPERY}'
+    'Respond with a sequence of actions such as <answer>Left || Up || Up</answer>.\n'
 )
 
 
@@ -90,6 +94,12 @@ class FrozenLake(TextEnvironment):
             return COORD_INSTRUCTION.format(last=self.size - 1)
         legend = ', '.join(f'{s}: {name}' for s, name in zip(SYMBOLS, CELL_NAMES, strict=True))
         return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
+
+    def rules(self, params: EnvParams) -> str:
+        """RAGEN's wording says that the ice is slippery, whether it is or not."""
+        if float(params.success_rate) < 1:
+            return self.instruction
+        return self.instruction.replace(SLIPPERY, '').replace(COORD_SLIPPERY, '')
 
     def make_params(
         self,

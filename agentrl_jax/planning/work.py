@@ -1,0 +1,65 @@
+"""Arithmetic that the tokens of a step need, and the share of its machine that a run makes of it.
+
+Counted are matrix products (2 m n k) of tokens that are there: no padding, nothing computed twice
+to save memory, no validation. So a rate says how much of the machine does useful work, as 'model
+FLOPs utilisation' does (PaLM, arXiv:2204.02311, appendix B).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl_jax.models.qwen2 import ModelConfig
+from agentrl_jax.planning import hardware
+from agentrl_jax.run import derived, settings
+
+
+def body(config: ModelConfig, tokens: float, length: float) -> float:
+    """FLOPs of the layers in a forward pass over tokens in rows of `length`, attending backwards.
+
+    A token attends (length + 1) / 2 tokens on average, itself included.
+    """
+    heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projections = config.hidden_size * (2 * heads + 2 * keys + 3 * config.intermediate_size)
+    attention = 2 * heads * (length + 1) / 2  # scores and weighted values
+    return 2.0 * tokens * config.num_layers * (projections + attention)
+
+
+def head(config: ModelConfig, tokens: float) -> float:
+    """FLOPs of the logits of as many tokens."""
+    return 2.0 * tokens * config.hidden_size * config.vocab_size
+
+
+def step_flops(cfg: Any, config: ModelConfig, row: Mapping[str, Any]) -> float | None:
+    """FLOPs of the rollouts, scores and updates of a step, by its metrics.
+
+    None where rows are no whole episodes (context.window, continuations), or none trained.
+    """
+    rows = float(row['batch/trained_rows'])
+    if cfg.context.window or derived.continuations(cfg) or not rows > 0:
+        return None
+    episodes = derived.episodes(cfg) * float(row['filter/collects'])
+    length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])
+    played = body(config, episodes * length, length) + head(config, episodes * sampled)
+    tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
+    backward = 1 if cfg.lora.rank else 2  # of frozen weights there is no gradient
+    passes = cfg.batch.epochs * (1 + backward) + derived.needs_reference(cfg)
+    passes += settings.recomputes(cfg)
+    critic = 0
+    if derived.needs_critic(cfg):  # values before the update; one of its own moves too
+        critic = 1 if derived.shares_backbone(cfg) else 1 + 3 * cfg.batch.epochs
+    learnt = (passes + critic) * body(config, tokens, tokens / rows)
+    return played + learnt + passes * head(config, trained)
+
+
+def rates(
+    cfg: Any, config: ModelConfig, devices: Sequence[Any], row: Mapping[str, Any]
+) -> dict[str, float]:
+    """perf/flops_ metrics of a step that took row['time/step_s'] seconds on these devices."""
+    flops = step_flops(cfg, config, row)
+    if flops is None:
+        return {}
+    found = {'perf/flops_per_s': flops / row['time/step_s']}
+    peak = hardware.peak_flops(devices[0])
+    if peak is not None:
+        found['perf/flops_share'] = found['perf/flops_per_s'] / (peak * len(devices))
+    return found
