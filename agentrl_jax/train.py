@@ -50,6 +50,7 @@ from agentrl_jax.machine import checkpoint, files, memory, profiling, sharding
 from agentrl_jax.measure import collapse, totals, validation
 from agentrl_jax.planning import work
 from agentrl_jax.records import about, pages, report, run_log
+from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout import game
 from agentrl_jax.rollout.episodes import Episodes
@@ -203,6 +204,7 @@ def play(
             process_index=jax.process_index(),
         ) as log,
         Progress(cfg.steps, 'training', done=first) as progress,
+        Beacon(workdir, progress.now),
         profiling.Trace(
             workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
         ) as trace,

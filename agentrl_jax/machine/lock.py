@@ -24,6 +24,7 @@ from typing import Any
 from agentrl_jax.machine import files
 
 LOCK_FILE, LEASE_FILE = 'training.lock', 'lease.json'  # in the workdir
+HERE = 'here'  # of owners: a process that this one can see
 BEAT_S = 10.0  # between two signs of life
 STALE_S = 60.0  # without one, after which another host's training is taken for dead
 PATIENCE_S = 1.0  # for a lock that is held for a moment by who looks whether it is free
@@ -88,6 +89,23 @@ def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
         return {**unknown, 'token': text, **json.loads(text)}
     except (ValueError, TypeError):  # damaged: whoever wrote it is told by a change
         return {**unknown, 'token': text}
+
+
+def owner(workdir: pathlib.Path) -> str:
+    """Who trains in a workdir at this moment: HERE, the name of another host, or '' for nobody.
+
+    Only reads, and does not wait: of another host the age of the lease decides.
+    """
+    lease = read_lease(workdir)
+    if lease is None:
+        return ''
+    if (lease['kernel'], lease['host']) == (kernel(), socket.gethostname()):
+        lives = isinstance(lease['pid'], int) and started(lease['pid']) == lease['started']
+        return HERE if lives else ''
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - (workdir / LEASE_FILE).stat().st_mtime < STALE_S:
+            return str(lease['host'])
+    return ''
 
 
 def _in_use(workdir: pathlib.Path, lease: dict[str, Any] | None) -> ValueError:

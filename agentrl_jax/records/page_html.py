@@ -378,13 +378,13 @@ def beside(page: Path) -> tuple[Path | None, Path | None, list[Path]]:
 def links(page: Path) -> dict[str, str]:
     """Label -> file name of the pages beside a page, as far as they are there."""
     before, after, others = beside(page)
-    found = {f'← {_label(before)}': before.name} if before else {}
-    found |= {f'{_label(after)} →': after.name} if after else {}
-    return found | {_label(other): other.name for other in others}
+    found = {f'← {page_label(before.name)}': before.name} if before else {}
+    found |= {f'{page_label(after.name)} →': after.name} if after else {}
+    return found | {page_label(other.name): other.name for other in others}
 
 
-def _label(page: Path) -> str:
+def page_label(name: str) -> str:
     """'step 50' of step_000050.html."""
-    prefix, number = PAGE_NAME.fullmatch(page.name).groups()
+    prefix, number = PAGE_NAME.fullmatch(name).groups()
     words = prefix.replace('_', ' ').split()
     return ' '.join([*words, *([str(int(number))] if number else [])])

@@ -126,6 +126,7 @@ class Progress:
         self._total, self._label, self._done = total, label, done
         self._stream = _stream(stream)
         self._begun_with = done
+        self._watches: dict[str, Watch] = {}
         self._start = time.monotonic()
         console = Console(file=self._stream)
         self._bar = None
@@ -173,9 +174,15 @@ class Progress:
             print(line.rstrip(), file=self._stream, flush=True)
 
     def watch(self, label: str, watch: Watch) -> None:
-        """One more live line below the bar, where there is a bar."""
+        """One more live line below the bar, where there is a bar; and part of now()."""
+        self._watches[label] = watch
         if self._bar:
             self._bar.lines += (LiveLine(label, watch),)
+
+    def now(self) -> dict[str, Any]:
+        """What goes on: the job, its steps, and what the watches say."""
+        watched = {name: shown for name, watch in self._watches.items() if (shown := watch())}
+        return {'job': self._label, 'done': self._done, 'total': self._total, **watched}
 
     def say(self, text: str) -> None:
         """A line above the bar."""
