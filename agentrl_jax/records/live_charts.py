@@ -7,12 +7,22 @@ from typing import NamedTuple
 import numpy as np
 
 from agentrl_jax.records.page_episode import escape, escape_attribute
-from agentrl_jax.records.series import Panel, Rows, joined, points, spiky, y_range
+from agentrl_jax.records.series import (
+    FLAT,
+    PAD,
+    SHARES,
+    Panel,
+    Rows,
+    joined,
+    points,
+    spiky,
+    y_range,
+)
 
 WIDTH, HEIGHT = 340, 180  # of the drawing, in the units of its own coordinates
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22  # of the axes
 MOST = 160  # points of a line
-TICKS = 4  # about so many on an axis
+TICKS = 6  # on an axis, at most
 LABEL_APART = 12  # of the names of reference lines, in units of the drawing
 SPARK = (110, 20)  # size of a line without axes
 PREFIXES = {9: 'G', 6: 'M', 3: 'k'}
@@ -37,9 +47,9 @@ class Axis(NamedTuple):
     def ticks(self) -> list[float]:
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            step = max(1, -(-(last - first) // TICKS))
+            step = max(1, -(-(last - first) // (TICKS - 1)))
             return [10.0**k for k in range(first, last + 1, step)] or [self.low, self.high]
-        raw = (self.high - self.low) / TICKS
+        raw = (self.high - self.low) / (TICKS - 1)
         size = 10.0 ** math.floor(math.log10(raw))
         step = next(size * k for k in (1, 2, 5, 10) if size * k >= raw * 0.999)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
@@ -90,9 +100,11 @@ def chart(
         return ''
     width = 2 * WIDTH if wide else WIDTH
     log = spiky(own, x, join) and not others and not lines
-    low, high = y_range([every], x, join)
-    if log:
-        low, high = values.min() / 1.2, values.max() * 1.2
+    if metric.endswith(SHARES):
+        low, high = y_range([every], x, join)
+    else:
+        heights = np.concatenate([values, *(y for _, _, y in drawn), [*lines.values()]])
+        low, high = limits(heights, log)
     first, last = float(xs.min()), float(xs.max())
     last = last if last > first else first + 1
     across = Axis(first, last, LEFT, width - RIGHT)
@@ -119,6 +131,15 @@ def chart(
         f'aria-label="{escape_attribute(label)}" data-points="{escape_attribute(marks)}" '
         f'data-box="{TOP},{HEIGHT - BOTTOM},{LEFT},{width - RIGHT}">{"".join(parts)}</svg>'
     )
+
+
+def limits(values: np.ndarray, log: bool) -> tuple[float, float]:
+    """An axis that holds the values, however small they are: y_range takes 1e-6 for constant."""
+    low, high = float(values.min()), float(values.max())
+    if log:
+        return low / 1.2, high * 1.2
+    pad = PAD * (high - low) if high - low > FLAT * abs(high) else 0.1 * abs(high) or 0.1
+    return low - pad, high + pad
 
 
 def spark(rows: Rows, metric: str) -> str:

@@ -85,7 +85,8 @@ def serve(workdir: Path, port: int = 0) -> http.server.HTTPServer:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = 'HTTP/1.1'
+    """Answers one request of a connection, so that none is left when the server ends."""
+
     server_version, sys_version = 'agentrl', ''
     timeout = IDLE_S
 
