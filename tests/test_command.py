@@ -15,7 +15,8 @@ import pytest
 
 from agentrl_jax import train
 from agentrl_jax.machine import processes
-from agentrl_jax.run import command
+from agentrl_jax.records import report
+from agentrl_jax.run import command, interrupts
 
 CONFIG = '--config=configs/demo.py'
 COMMANDS = ('train', 'play', 'plan', 'sweep')
@@ -138,6 +139,45 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number
     assert code == 75 and 'goes on from what was saved' in err and len(err.split('\n')) == 3
 
 
+@pytest.mark.parametrize('form', ['--workdir={}', '-workdir={}', '--workdir {}'])
+def test_a_run_that_is_stopped_while_it_starts_says_whether_anything_is_saved(tmp_path, form):
+    """It said 'goes on from what was saved' where nothing was."""
+    argv = ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
+    assert interrupts.what_is_left(argv) == 'nothing is saved yet, and the same command begins anew'
+    for name in ('8', '12', '14.orbax-checkpoint-tmp'):
+        (tmp_path / 'checkpoints' / name).mkdir(parents=True)
+    assert interrupts.what_is_left(argv) == 'step 12 is saved, and the same command resumes'
+    for unknown in (['sweep.py', *argv[1:]], argv[:2], ['train.py', '--workdir=gs://b/r']):
+        assert interrupts.what_is_left(unknown) == 'the same command goes on from what was saved'
+
+
+def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
+    """After Ctrl-C nothing said that the run was saved, or what resumes it."""
+    assert report.stopped(tmp_path, 'python x') == (
+        'stopped before anything was saved; the same command begins anew: python x'
+    )
+    (tmp_path / 'checkpoints' / '4').mkdir(parents=True)
+    assert report.stopped(tmp_path, 'python x') == (
+        'stopped; step 4 is saved, and the same command resumes: python x'
+    )
+
+
+def test_make_demo_says_that_it_resumes_what_was_stopped():
+    """It ended with `make: *** Error 75` and no other word."""
+    make = ['make', '-o', '.venv/run.stamp', 'demo']  # nothing is installed
+    found = {}
+    for code in (75, 1, 0):
+        done = subprocess.run(
+            [*make, f'DEMO=sh -c "exit {code}"'],
+            cwd=micro_runs.ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        found[code] = done.returncode, 'make demo resumes it' in done.stderr
+    assert found == {75: (2, True), 1: (2, False), 0: (0, False)}
+
+
 WITH_A_SIGNAL = """
 import os, runpy, sys, time
 class Finder:
@@ -183,7 +223,8 @@ with processes.Preemption() as preemption:
 """
 INTERRUPTED = """
 import sys
-from agentrl_jax.run import command
+from agentrl_jax.records import report
+from agentrl_jax.run import command, interrupts
 sys.argv = ['program']
 command.begin('what it does')
 raise KeyboardInterrupt

@@ -244,12 +244,12 @@ def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(tmp_pa
     folder.mkdir()
     documents.write(folder / 'step_000002.json', small_document(title='old'))
     documents.write(folder / 'step_000010.json', small_document(title='new'))
-    view.main([str(tmp_path)])
-    page = folder / 'step_000010.html'
+    page = tmp_path / 'p.html'
+    view.main([str(tmp_path), '--out', str(page)])
     assert capsys.readouterr().out.strip() == str(page)
     assert '<h1>new</h1>' in page.read_text(encoding='utf-8')
-    view.main([str(folder / 'step_000002.json'), '--out', str(tmp_path / 'p.html')])
-    assert '<h1>old</h1>' in (tmp_path / 'p.html').read_text(encoding='utf-8')
+    view.main([str(folder / 'step_000002.json')])
+    assert '<h1>old</h1>' in (folder / 'step_000002.html').read_text(encoding='utf-8')
     assert len(list(folder.iterdir())) == 3
     json.loads((folder / 'step_000002.json').read_text(), parse_constant=pytest.fail)
 

@@ -5,16 +5,18 @@ import re
 import shutil
 import struct
 import sys
+import time
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, processes
 from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records import run_log
-from agentrl_jax.records.progress import Progress, live_line
+from agentrl_jax.records.progress import Compiling, Progress, live_line
 from agentrl_jax.records.run_log import (
     RunLog,
     is_secret_name,
@@ -346,7 +348,59 @@ def test_a_live_line_stands_on_a_terminal_and_nowhere_else(monkeypatch):
             progress.watch('worlds', lambda: shown)
             progress.advance(1)
         assert (line in alone.getvalue()) == (line in below.getvalue()) == seen
+    with Progress(2, 'train', stream=io.StringIO()) as progress:
+        progress.watch('worlds', lambda: shown)
+        progress.watch('quiet', lambda: None)
+        progress.advance(1)
+        assert progress.now() == {'job': 'train', 'done': 1, 'total': 2, 'worlds': shown}
     quiet = Terminal()
     with live_line('worlds', lambda: None, stream=quiet):
         pass
     assert 'worlds' not in quiet.getvalue()
+
+
+def compile_events(name, seconds):
+    """What JAX tells of a compilation, around `seconds` of it."""
+    jax.monitoring.record_scalar(processes.COMPILE_EVENT, 0.0, fun_name=f'jit({name})')
+    time.sleep(seconds)
+    jax.monitoring.record_event_duration_secs(processes.COMPILE_EVENT, seconds, fun_name=name)
+
+
+def test_what_takes_long_to_compile_is_said_while_it_does():
+    """Step 0 said nothing for minutes."""
+    said = []
+    with Compiling(said.append, long_s=0.1) as compiling:
+        compile_events('add', 0.0)
+        assert said == [] and compiling.now() is None
+        jax.monitoring.record_scalar(processes.COMPILE_EVENT, 0.0, fun_name='jit(learn)')
+        deadline = time.monotonic() + 10
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert said == ['compiling the update'] and compiling.now() == {'the update': '0 s'}
+        jax.monitoring.record_event_duration_secs(processes.COMPILE_EVENT, 65.4, fun_name='x')
+        assert said[1:] == ['compiled the update: 65 s'] and compiling.now() is None
+    compile_events('learn', 0.0)
+    assert len(said) == 2
+
+
+def test_the_name_of_a_program_is_that_of_its_function():
+    names = []
+    with processes.CompileWatch(names.append, lambda name, seconds: names.append((name, seconds))):
+
+        def no_other_function(x):
+            return jnp.cos(x) * 3.25
+
+        jax.jit(no_other_function)(np.ones(5, np.float32))
+    assert 'no_other_function' in names
+    (seconds,) = [found[1] for found in names if found[0] == 'no_other_function']
+    assert seconds > 0
+
+
+def test_on_a_terminal_what_compiles_has_a_live_line(monkeypatch):
+    monkeypatch.setenv('TERM', 'xterm')
+    stream = Terminal()
+    monkeypatch.setattr(Compiling.__init__, '__kwdefaults__', {'long_s': 0.05})
+    with Progress(2, 'train', stream=stream):
+        compile_events('collect', 0.6)
+    text = re.sub(r'\x1b\[[\d;?]*[A-Za-z]', '', stream.getvalue())
+    assert 'compiling  the rollout ' in text and 'compiled the rollout: 1 s' in text

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from agentrl_jax.records import report
 from agentrl_jax.records.plots import COLOURS, PNG_COLOURS, _fold, learning_curves
 from agentrl_jax.records.run_log import RunLog
 from agentrl_jax.records.series import Panel, joined, points, spiky, summarise, y_range
@@ -259,3 +260,50 @@ def test_small_multiples_of_a_column_have_one_range_of_x(tmp_path):
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(ValueError, match='at least one metric and one run'):
         learning_curves({}, tmp_path / 'c')
+
+
+# ---- curves of a run that lives ----------------------------------------------------------------
+
+
+def living(folder, steps):
+    rows = [{'step': step, 'time_s': 1.0, 'eval/success': 0.5} for step in range(steps)]
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    (folder / 'reference.json').write_text('{"random": 0.25}')
+    return report.Curves(folder, None, clock=lambda: living.now)
+
+
+def test_curves_are_drawn_while_a_run_lives_and_take_a_small_share_of_its_time(
+    tmp_path, monkeypatch
+):
+    """There was none before the end, and none after Ctrl-C."""
+    living.now, drawn = 0.0, []
+
+    def draw(workdir, title):
+        drawn.append(living.now)
+        living.now += 1.5
+
+    monkeypatch.setattr(report, 'write_curves', draw)
+    monkeypatch.setattr(report.about, 'title', lambda config: 'T')
+    curves = living(tmp_path, 2)
+    while living.now < 1000:
+        curves.draw_if_due()
+        living.now += 0.5
+    assert drawn[0] == report.FIRST_S and 10 <= len(drawn) <= 14
+    assert 1.5 * len(drawn) / living.now <= report.SHARE
+    curves.draw()  # at the end, whatever is due
+    assert drawn[-1] >= 1000
+    monkeypatch.setattr(report.jax, 'process_index', lambda: 1)
+    curves.draw()
+    assert len(drawn) <= 15
+
+
+def test_curves_of_a_run_that_measured_nothing_are_not_drawn(tmp_path, monkeypatch):
+    living(tmp_path, 0)
+    assert report.write_curves(tmp_path, 'T') is None
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "time_s": 1, "eval/success": "nan"}\n')
+    assert report.write_curves(tmp_path, 'T') is None and not list(tmp_path.glob('curves*'))
+    (tmp_path / 'metrics.jsonl').unlink()
+    monkeypatch.setattr(report.about, 'title', lambda config: pytest.fail('nothing to draw'))
+    report.Curves(tmp_path, None).draw()
+    living(tmp_path, 3)
+    assert report.write_curves(tmp_path, 'T') == tmp_path / 'curves.png'

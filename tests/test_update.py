@@ -387,6 +387,38 @@ def test_the_optimizer_clips_the_global_norm_and_warms_up():
     np.testing.assert_allclose(updates['w'], [-0.1 * 0.5 * 3.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])
+def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
+    """Adam without memory steps by the rate; a roll back halves it; a skipped step is none."""
+    settings = dict(warmup_steps=2, schedule=schedule, schedule_steps=4, final_lr=0.1)
+    tx = update.make_optimizer(0.1, weight_decay=0.0, betas=(0.0, 0.0), **settings)
+    params, logged, taken = {'w': jnp.array([3.0])}, [], []
+    state = state_of(params, critic_params=params, tx=tx)
+    state = state.replace(critic_opt_state=tx.init(params))
+    rates = dict(rate=update.rate_of(0.1, **settings), critic_rate=0.3)
+    for finite in (True, False, True, True, True, True, True, True):
+        found = update.learning_rates(state, 0.5, **rates)
+        assert found['optim/critic_lr'] == pytest.approx(0.15)
+        moved, opt_state, _, _, took = update.apply_if_finite(
+            tx,
+            {'w': jnp.array([50.0 if finite else jnp.nan])},
+            state.opt_state,
+            state.params,
+            jnp.float32(0.0),
+            True,
+            0.5,
+        )
+        logged += [float(found['optim/lr'])] if took else []
+        taken += [float((state.params['w'] - moved['w'])[0])] if took else []
+        state = state.replace(params=moved, opt_state=opt_state)
+    np.testing.assert_allclose(logged, taken, rtol=1e-4)
+    assert logged[:2] == pytest.approx([0.025, 0.05])
+    ends = {'constant': 0.05, 'linear': 0.05 * 0.1, 'cosine': 0.05 * 0.1}
+    assert logged[-1] == pytest.approx(ends[schedule])
+    alone = update.learning_rates(state.replace(critic_params=None), 1.0, **rates)
+    assert list(alone) == ['optim/lr']
+
+
 def test_explained_variance_by_hand():
     # returns 1 3 (var 1), values 1 2: residuals 0 1 (var .25) -> .75
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
@@ -394,6 +426,9 @@ def test_explained_variance_by_hand():
     batch = batch.replace(returns=jnp.array([[0.0, 1, 3]]), old_values=jnp.array([[0.0, 1, 2]]))
     metrics = update.batch_metrics(batch, True)
     assert metrics['value/explained_variance'] == pytest.approx(0.75)
+    assert metrics['batch/tokens'] == batch.attention_mask.sum() > metrics['batch/trained_tokens']
+    dropped = batch.replace(mask=jnp.zeros_like(batch.mask))  # its rows do not train
+    assert update.batch_metrics(dropped, True)['batch/tokens'] == 0
     assert 'value/explained_variance' not in update.batch_metrics(batch, False)
     equal = batch.replace(returns=jnp.array([[0.0, -0.1, -0.1 - 1e-8]]))  # but for rounding
     assert update.batch_metrics(equal, True)['value/explained_variance'] == 0
