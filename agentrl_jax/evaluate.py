@@ -167,6 +167,7 @@ MAY_DIFFER = (
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
     'filter',
     'loss',
+    'reward',
     'turn_credit',
     'evol',
     'dpo',

@@ -82,6 +82,10 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.babyai.agentgym_rewards = False  # macro: its score; late success does not end an episode
     cfg.babyai.most_seen = 12  # objects that an observation names, the nearest ones
 
+    cfg.reward = ml_collections.ConfigDict()
+    cfg.reward.function = ''  # module:name of a function of one's own, whose rewards take the place
+    # of the world's (agentrl_jax/rollout/README.md); '' = those that the world pays
+
     # Worlds on hosts: their names are those of agentrl_jax.envs.hosts.HOSTS
     cfg.hosts = ml_collections.ConfigDict()
     cfg.hosts.answer_prefix = ''  # forced in front of each answer, such as '<think>'

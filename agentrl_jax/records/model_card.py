@@ -62,6 +62,8 @@ def text(
         'environment': f'{cfg.env.name}, prompt {cfg.env.prompt}',
         'started from': f'`{cfg.model.path}`' if cfg.model.path else 'random weights',
     }
+    if cfg.reward.function:
+        facts['reward'] = f"`{cfg.reward.function}`, a function of the run's own"
     rows = ''.join(f'| {key} | {value} |\n' for key, value in facts.items())
     load = ADAPTER if part == 'adapter' else LOAD
     load = load.format(

@@ -141,8 +141,12 @@ class Game:
         log: Any,
         say: Callable[[str], None],
         asked: Callable[[], bool] = lambda: False,
+        remember: bool = False,
     ):
-        """asked: whether the run should stop, which ends a rollout that waits for its worlds."""
+        """asked: whether the run should stop, which ends a rollout that waits for its worlds.
+
+        remember: what happened in each episode is kept in `events`, for rewards.episode_of.
+        """
         self.programs, self.pool, self.conversation = programs, pool, conversation
         self.params, self.key = params, key
         self.task, self.ends, self.stream = task, ends, stream
@@ -155,6 +159,7 @@ class Game:
         self.state = programs.start(params, self.prefix)
         self.seats = [Seat(number) for number in range(programs.shards * programs.slots)]
         self.episodes: collections.deque = collections.deque()
+        self.remember, self.events = remember, {}  # of rows of the rollout
         self.under_way: set[int] = set()  # seats whose world is asked
         self.down: dict[int, str] = {}  # ... of those whose world was not there, and why
         self.down_since = math.inf
@@ -219,7 +224,12 @@ class Game:
         seat.turn, seat.length, seat.actions, seat.replies = 0, len(self.prefix), (), ()
         seat.now = agents.begin(self.task.agent)
         if seat.episode >= 0:
+            self.events[seat.episode] = []
             self.ask(seat)
+
+    def note(self, seat: Seat, event: Any) -> None:
+        if self.remember:
+            self.events[seat.episode].append(event)
 
     def ask(self, seat: Seat, delay: float = 0.0, again: bool = False) -> None:
         """Asks the world of a seat for the reply to the last of its actions."""
@@ -308,6 +318,7 @@ class Game:
             self.say(f'worlds answer again, after {time.monotonic() - self.down_since:.0f} s')
             self.down_since = math.inf
         self.log.write(outcome, '', seat.tries + 1)
+        self.note(seat, outcome)
         self.counted['replies'] += 1
         self.counted['reply_s'] += outcome.seconds
         self.counted['slowest_s'] = max(self.counted['slowest_s'], outcome.seconds)
@@ -516,6 +527,7 @@ class Game:
         seat.length += count
         self.counted['generated'] += count
         action = self.conversation.said(ids[: count - (stop == TurnStop.EOS)].tolist())
+        self.note(seat, (seat.now.part, action))
         if seat.now.part == agents.ACT:
             out['actions'][b, k, 0] = action_hash(action)
             seat.actions += (action,)

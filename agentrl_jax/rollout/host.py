@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import qwen2
-from agentrl_jax.rollout import windows
+from agentrl_jax.rollout import rewards, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.game import Game, Patience
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
@@ -91,6 +91,7 @@ class HostCollect:
         window: int = 0,
         poll: int = 8,
         prepare: Callable[[Params], Params] = lambda params: params,
+        reward: tuple[str, Callable] | None = None,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -98,7 +99,8 @@ class HostCollect:
         """local: the part of the mesh that this process has; slots: rows of the whole mesh;
         read_tokens: of a chunk of an observation.
 
-        prepare: from parameters as they are trained to those that play.
+        prepare: from parameters as they are trained to those that play. reward: the name of a
+        function of an episode, and itself, whose rewards take the place of the worlds'.
         """
         shards = mesh.shape['data'] * mesh.shape['fsdp']
         if slots % shards:
@@ -107,7 +109,7 @@ class HostCollect:
         self.worlds, self.prepare = worlds, prepare
         self.strings = jax.device_put(strings, NamedSharding(self.local, P()))
         self.max_tokens, self.window, self.poll = max_tokens, window, poll
-        self.patience = patience
+        self.patience, self.reward = patience, reward
         self.settings = dict(
             config=config,
             slots=slots // shards,
@@ -152,12 +154,16 @@ class HostCollect:
             log=self.worlds.log,
             say=say,
             asked=self.worlds.asked,
+            remember=self.reward is not None,
         )
         self.worlds.game = game
         try:
             game.play_until_healthy(rows)
         finally:
             self.worlds.game = None
+        if self.reward is not None:
+            name, function = self.reward
+            rewards.replace(game.out, game.events, game.items, function, name=name)
         layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
 
         def whole(x):

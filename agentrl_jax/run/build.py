@@ -209,6 +209,8 @@ def build(cfg: Any) -> Run:
     tokenizer = parts.build_tokenizer(cfg)
     task = build_task(cfg, tokenizer, mesh)
     held_out = build_held_out(cfg, tokenizer, mesh)
+    for one in (*tasks_of(task), *held_out.values()):
+        parts.check_reward(cfg, one)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
     worlds = {
@@ -237,6 +239,11 @@ def build_task(cfg: Any, tokenizer: Any, mesh: Mesh) -> TextTask | HostTask | Mi
         parts.build_text_task(member, tokenizer, 'train', mesh) for member in mixture.members(cfg)
     ]
     return mixture.mixture(cfg, tasks) if cfg.env.mix else tasks[0]
+
+
+def tasks_of(task: TextTask | HostTask | Mixture) -> tuple[TextTask | HostTask, ...]:
+    """The worlds that train, each as text."""
+    return task.tasks if isinstance(task, Mixture) else (task,)
 
 
 def build_held_out(cfg: Any, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:

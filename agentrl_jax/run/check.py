@@ -79,6 +79,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
         *_impossible_options(cfg),
         *_impossible_labels(cfg),
         *_impossible_filter(cfg),
+        *_impossible_reward(cfg),
         *_impossible_agents(cfg),
     ]
     found += _impossible_sampler(cfg) + _impossible_hosts(cfg)
@@ -235,6 +236,25 @@ def _impossible_options(cfg: Any) -> list[str]:
         ),
     ]
     return [sentence for wrong, sentence in problems if wrong]
+
+
+def _impossible_reward(cfg: Any) -> list[str]:
+    """What does not go with rewards of one's own."""
+    asked = f'reward.function={cfg.reward.function!r}'
+    known = [name for name in derived.worlds(cfg) if name in {*ENVIRONMENTS, *GAMES, *HOSTS}]
+    problems = [
+        (
+            derived.continuations(cfg) > 0 or cfg.fork.value_every > 0,
+            f'{asked} is a function of whole episodes, and continuations (algorithm=vine, '
+            'fork.value_every) hold the turns from a later one on',
+        ),
+        (
+            len({name in HOSTS for name in known}) > 1,
+            f'{asked} is a function of rollouts on the device and of texts on hosts, and env.mix='
+            f'{cfg.env.mix!r} has both kinds of worlds',
+        ),
+    ]
+    return [sentence for wrong, sentence in problems if wrong and cfg.reward.function]
 
 
 def _impossible_agents(cfg: Any) -> list[str]:

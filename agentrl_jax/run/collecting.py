@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.rl import filtering
+from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import derived, hosts
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
@@ -27,6 +28,14 @@ def check_counters(counters: Sequence[dict[str, Any]]) -> None:
     lost = max(int(jnp.max(one['overflow'])) for one in counters)
     if lost:
         raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
+    for one in counters:
+        faults = int(jnp.max(one['reward_faults'])) if 'reward_faults' in one else 0
+        if faults:
+            raise ValueError(
+                f'reward.function gave {faults} rewards that are not finite or beyond '
+                f'{rewards.LARGEST:g}, the first of them {float(jnp.max(one["reward_fault"]))}: '
+                'nothing was trained on them'
+            )
 
 
 def check_finite(nonfinite: int, tokens: int, where: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,13 @@ import optax
 from agentrl_jax.envs import ENVIRONMENTS, GAMES
 from agentrl_jax.envs.base import build_world
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
+from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import lora, qwen2, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rl import update
-from agentrl_jax.rollout import device, host
-from agentrl_jax.rollout.episodes import draw_forks
+from agentrl_jax.rollout import device, host, rewards
+from agentrl_jax.rollout.episodes import draw_forks, empty_rollout
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run import derived
 from agentrl_jax.run.params import holds_run, saved_policy
@@ -261,6 +263,48 @@ def build_label_forks(cfg: Any) -> Callable:
     )
 
 
+REWARD = 'reward.function'
+
+
+def build_reward(cfg: Any) -> Callable | None:
+    """The function of reward.function; None where the world's own rewards count."""
+    if not cfg.reward.function:
+        return None
+    try:
+        return import_callable(cfg.reward.function, REWARD)
+    except ValueError as error:
+        raise ValueError(
+            f'{error}; put its module where Python finds it (PYTHONPATH), or give '
+            "--config.reward.function='' for the rewards of the world"
+        ) from error
+
+
+def check_reward(cfg: Any, task: TextTask | HostTask) -> None:
+    """ValueError where reward.function gives no rewards of this world; nothing is compiled."""
+    function, name = build_reward(cfg), f'{REWARD}={cfg.reward.function!r}'
+    if function is None:
+        return
+    if isinstance(task, HostTask):
+        try:
+            inspect.signature(function).bind(None)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f'{name} must be, for worlds on hosts, {rewards.OF_EPISODE}: {error}'
+            ) from error
+        return
+    shapes = jax.eval_shape(
+        functools.partial(
+            empty_rollout,
+            max_tokens=cfg.rollout.max_tokens,
+            max_turns=task.max_turns,
+            max_actions=task.max_actions_per_turn,
+        ),
+        task.wording,
+        jax.ShapeDtypeStruct((derived.episodes(cfg),), np.int32),
+    )
+    rewards.check_traced(function, shapes, task, name=name)
+
+
 def build_collect(
     cfg: Any,
     config: qwen2.ModelConfig,
@@ -310,10 +354,16 @@ def build_collect(
     if worlds is not None:
         return build_host_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
     settings |= dict(stop_at_answer=cfg.rollout.stop_at_answer, chunk=cfg.rollout.read_tokens)
-    play = device.collect_on_mesh(mesh, **settings)
+    play, reward = device.collect_on_mesh(mesh, **settings), build_reward(cfg)
 
     def collect(params, task, episodes, key):
-        return play(prepare(params), task, episodes, key)
+        rollout, counters = play(prepare(params), task, episodes, key)
+        if reward is None:
+            return rollout, counters
+        rollout, faults = rewards.of_rollout(rollout, task, reward)
+        layout = sharding.shard_rows(mesh)
+        paid = jax.lax.with_sharding_constraint(rollout.rewards, layout)
+        return rollout.replace(rewards=paid), counters | faults
 
     return jax.jit(collect)
 
@@ -322,7 +372,7 @@ def build_host_collect(
     cfg: Any, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: dict[str, Any]
 ) -> host.HostCollect:
     """collect against worlds on hosts."""
-    hosts = cfg.hosts
+    hosts, reward = cfg.hosts, build_reward(cfg)
     tokenizer = worlds.conversation.chat.tokenizer
     stop = (*hosts.stop, *agents.closings(worlds.conversation.agent))
     return host.HostCollect(
@@ -339,6 +389,7 @@ def build_host_collect(
             min_healthy=hosts.min_healthy,
         ),
         prepare=prepare,
+        reward=None if reward is None else (f'{REWARD}={cfg.reward.function!r}', reward),
         **settings,
     )
 

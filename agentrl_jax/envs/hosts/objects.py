@@ -42,15 +42,15 @@ class ObjectWorld:
             close()
 
 
-def import_callable(name: str) -> Callable:
-    """What 'package.module:name' stands for."""
+def import_callable(name: str, field: str = 'objects.make_object') -> Callable:
+    """What 'package.module:name' stands for; a ValueError of a line names the field of a config."""
     module, _, attribute = name.partition(':')
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f'objects.make_object={name!r} is not package.module:callable: {error}'
-        ) from error
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ValueError(f'{field}={name!r} is not package.module:callable: {error}') from error
+    if not callable(found):
+        raise ValueError(f'{field}={name!r} is {type(found).__name__}, which cannot be called')
     return found
 
 

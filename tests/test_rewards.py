@@ -1,0 +1,244 @@
+"""Rewards of one's own: a function of rollouts on the device, of texts on hosts."""
+
+import importlib
+import json
+import pathlib
+import re
+
+import host_worlds as hosts
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax import train
+from agentrl_jax.records import run_log
+from agentrl_jax.rollout import rewards
+from agentrl_jax.run import build as build_module
+from agentrl_jax.run import check, collecting, parts
+from agentrl_jax.run.build import build
+from agentrl_jax.types import EpisodeStop
+
+README = pathlib.Path(parts.__file__).parents[1] / 'rollout' / 'README.md'
+(SOURCE,) = re.findall(r'```python\n(.*?)```', README.read_text(encoding='utf-8'), re.DOTALL)
+ROWS = [[(2, 2), (1, 1), (1, 2)], [(2, 2)], [(2, 2), (1, 1)]]
+HOSTS = {
+    'env.name': 'objects',
+    'objects.make_object': 'host_worlds:Echo',
+    'objects.instruction': 'Say something.\n',
+    'hosts.max_observation': 40,
+    'hosts.read_tokens': 16,
+    'rollout.max_tokens': 160,
+    'algorithm': 'grpo',
+}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The module of the README, where Python finds it."""
+    (tmp_path / 'own_rewards.py').write_text(SOURCE, encoding='utf-8')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(importlib.sys.modules, 'own_rewards', raising=False)
+    return importlib.import_module('own_rewards')
+
+
+def rollout(faulty=()):
+    world = [[1.0, 0.5, 0.25], [2.0, 0.0, 0.0], [0.0, 4.0, 0.0]]
+    made = toy.rollout_of(ROWS, world, length=12, faulty=faulty)
+    return made.replace(success=jnp.array([True, False, True]))
+
+
+# ---- on the device -------------------------------------------------------------------------------
+
+
+def test_rewards_of_turns_that_were_not_played_and_of_faulty_episodes_are_zero():
+    found, counted = rewards.of_rollout(
+        rollout(faulty=[2]), None, lambda played, task: played.rewards + 1
+    )
+    np.testing.assert_allclose(found.rewards, [[2, 1.5, 1.25], [3, 0, 0], [0, 0, 0]])
+    assert int(counted['reward_faults'][0]) == 0 and found.success.tolist() == [True, False, True]
+
+
+def test_the_readme_s_outcome_is_paid_at_the_last_turn_by_hand(own):
+    found, _ = rewards.of_rollout(rollout(), None, own.outcome)
+    assert found.rewards.dtype == jnp.float32
+    np.testing.assert_allclose(found.rewards, [[0, 0, 1], [0, 0, 0], [0, 1, 0]])
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -2e6])
+def test_a_reward_that_is_no_reward_is_counted_and_ends_the_run(bad):
+    found, counted = rewards.of_rollout(
+        rollout(), None, lambda played, task: played.rewards.at[0, 1].set(bad).at[1, 2].set(bad)
+    )
+    assert int(counted['reward_faults'][0]) == 1  # the other one is past the end
+    assert np.isfinite(found.rewards).all()
+    with pytest.raises(ValueError, match='gave 1 rewards that are not finite or beyond 1e') as said:
+        collecting.check_counters([counted | {'overflow': np.zeros(1)}])
+    assert str(float(np.float32(bad))) in str(said.value)
+
+
+@pytest.mark.parametrize(
+    'function, words',
+    [
+        (lambda played, task: played.rewards.sum(1), r'float32 \[3\] and must return .*3, 3'),
+        (lambda played, task: [played.rewards], r'returns list \[\]'),
+        (lambda played, task: played.rewards + 1j, r'returns complex64 \[3, 3\]'),
+        (lambda played: played.rewards, r'TypeError: .* \(.*line \d+\)'),
+        (lambda played, task: played.reward, "AttributeError: 'Rollout' .*test_rewards.py, line"),
+        (lambda played, task: float(played.rewards[0, 0]), 'ConcretizationTypeError'),
+    ],
+)
+def test_a_function_that_is_none_of_rollouts_is_refused_from_shapes_in_one_line(function, words):
+    shapes = jax.eval_shape(rollout)
+    with pytest.raises(ValueError, match=f"^reward.function='x:y'.*{words}") as said:
+        rewards.check_traced(function, shapes, None, name="reward.function='x:y'")
+    assert '\n' not in str(said.value)
+
+
+# ---- on hosts ------------------------------------------------------------------------------------
+
+
+def test_an_episode_is_shown_as_what_was_said(monkeypatch):
+    """Item, texts, the world's rewards and success are those that a world of its own repeats."""
+    seen = []
+
+    def count(episode):
+        seen.append(episode)
+        return [float(number) for number in range(len(episode.turns))]
+
+    plain, _ = hosts.play()
+    played, _ = hosts.play(reward=('mine', count))
+    for name, before in hosts.arrays(plain).items():
+        if name != 'rewards':
+            np.testing.assert_array_equal(hosts.arrays(played)[name], before, err_msg=name)
+    turns = np.arange(plain.rewards.shape[1])[None]
+    inside = turns < plain.num_turns[:, None]
+    np.testing.assert_array_equal(played.rewards, np.where(inside, turns, 0))
+    assert len(seen) == 16 and len({episode.item for episode in seen}) > 1
+    for b, episode in enumerate(sorted(seen, key=lambda one: one.item)[:3]):
+        world = hosts.Echo()
+        assert episode.turns[0].shown == world.reset(episode.item), b
+        for turn in episode.turns:
+            reply = world.step(turn.said)
+            assert (turn.reply, turn.reward, turn.acts) == (reply.observation, reply.reward, True)
+        assert episode.success == reply.success and episode.figures[0] == len(episode.turns)
+
+
+@pytest.mark.parametrize(
+    'function, words',
+    [
+        (lambda episode: [1.0], 'gave 1 rewards for an episode of 2 turns'),
+        (lambda episode: [0.0, np.nan], 'gave nan for an episode'),
+        (lambda episode: [0.0, 1e7], 'gave 10000000.0 for'),
+        (lambda episode: [0.0, 'much'], "gave 'much' for"),
+        (lambda episode: episode.steps, "AttributeError: .*'steps' .*test_rewards.py, line"),
+        (lambda episode: None, 'TypeError'),
+    ],
+)
+def test_what_a_function_of_episodes_gives_is_checked(function, words):
+    turn = rewards.Turn('shown', 'said', 'reply', 0.5, True, 0)
+    episode = rewards.Episode(7, '', (turn, turn), True, ())
+    with pytest.raises(ValueError, match=f'^mine.*item 7.*{words}|^mine {words}.*item 7') as said:
+        rewards.of_episode(episode, function, name='mine')
+    assert '\n' not in str(said.value)
+
+
+def test_a_faulty_episode_is_not_shown_and_earns_nothing():
+    out = {
+        'rewards': np.ones((2, 3), np.float32),
+        'episode_stop': np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET]),
+        'level': np.array([0, 1]),
+        'success': np.zeros(2, bool),
+        'trial': np.zeros((2, 3), np.int32),
+        'num_turns': np.array([2, 0]),
+    }
+    rewards.replace(out, {0: [], 1: []}, np.array([5, 6]), lambda episode: 1 / 0, name='mine')
+    assert not out['rewards'].any()
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('nowhere:f', "'nowhere:f' is not package.module:callable: No module named 'nowhere'"),
+        ('own_rewards:long', "has no attribute 'long'"),
+        ('own_rewards', 'is not package.module:callable'),
+        ('own_rewards:__doc__', 'is str, which cannot be called'),
+    ],
+)
+def test_a_name_that_is_not_there_ends_a_run_before_a_model_is_made(own, name, words, monkeypatch):
+    monkeypatch.setattr(parts, 'build_model', None)
+    cfg = micro_runs.config('bandit', **{'reward.function': name})
+    with pytest.raises(ValueError, match=words) as said:
+        build(cfg)
+    assert "--config.reward.function=''" in str(said.value)
+
+
+@pytest.mark.parametrize(
+    'name, changes, words',
+    [
+        ('brief', {}, r"own_rewards:brief' \(on the device a function of \(rollout, task\)"),
+        ('short', HOSTS, "own_rewards:short' must be, for worlds on hosts, a function of an epis"),
+    ],
+)
+def test_a_function_of_the_other_kind_of_world_is_refused(own, name, changes, words, monkeypatch):
+    monkeypatch.setattr(parts, 'build_model', None)
+    cfg = micro_runs.config('bandit', **changes | {'reward.function': f'own_rewards:{name}'})
+    with pytest.raises(ValueError, match=words):
+        build(cfg)
+
+
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({'algorithm': 'vine'}, 'is a function of whole episodes'),
+        ({'algorithm': 'ppo', 'fork.value_every': 2}, 'is a function of whole episodes'),
+        ({'env.mix': (('bandit', 0.5), ('textcraft', 0.5))}, 'has both kinds of worlds'),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(changes, words):
+    cfg = micro_runs.config('bandit', **changes | {'reward.function': 'a:b'})
+    with pytest.raises(ValueError, match=words):
+        check.check(cfg)
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(own, tmp_path):
+    """Metrics, validation and pages see the function's rewards."""
+    # A random policy solves nothing: each turn is paid, and those past the end are not
+    own.steady = lambda rollout, task: jnp.full(rollout.rewards.shape, 0.25)
+    changes = {'steps': 1, 'algorithm': 'grpo', 'env.format_penalty': 0.0, 'env.max_turns': 3}
+    changes |= {'reward.function': 'own_rewards:steady', 'eval.samples': 2}
+    cfg = micro_runs.config('frozen_lake', **changes)
+    assert train.train(cfg, str(tmp_path)) == 0
+    row = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)[0]
+    assert row['rollout/return'] == pytest.approx(0.25 * row['rollout/turns'], abs=1e-6)
+    assert 0.25 <= row['eval/return'] <= 0.75 and row['eval/success'] == 0 == row['rollout/success']
+    saved = json.loads((tmp_path / run_log.CONFIG_FILE).read_text())
+    assert 'own_rewards:steady' in json.dumps(saved)
+    page = next((tmp_path / 'rollouts').glob('*.html')).read_text()
+    assert 'own_rewards:steady' in page
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_run_on_hosts_trains_on_the_rewards_of_its_own(own, tmp_path):
+    changes = HOSTS | {'steps': 1, 'reward.function': 'own_rewards:brief'}
+    assert train.train(micro_runs.config('frozen_lake', **changes), str(tmp_path)) == 0
+    row = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)[0]
+    wanted = 0.1 * row['rollout/turns'] + row['rollout/success']  # answers have six tokens
+    assert row['rollout/return'] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_checks_come_before_the_model(own, monkeypatch):
+    """What a run of several worlds asks of each is asked of all pools that are validated on."""
+    seen = []
+    monkeypatch.setattr(parts, 'check_reward', lambda cfg, task: seen.append(task.env.name))
+    monkeypatch.setattr(parts, 'build_model', lambda *_: 1 / 0)
+    cfg = micro_runs.config('frozen_lake', **{'eval.worlds': ('library',)})
+    with pytest.raises(ZeroDivisionError):
+        build_module.build(cfg)
+    assert seen == ['frozen_lake', 'frozen_lake', 'library']
