@@ -4,9 +4,11 @@
       --config.eval.split=test [--step=60 | --best] [--config.eval.temperature=0]
 
 The policy is the checkpoint of the workdir (the newest, --step, or --best) and the config that of
-its run; without --workdir it is the model of --config, untrained. Writes a rollout page and
-evaluation_<split>.json, which names the checkpoint, and with --trajectories=FILE the episodes in
-AgentTraj's format (.json, .jsonl), which clone.file reads.
+its run; without --workdir it is the model of --config, untrained. With --config.eval.samples=k it
+plays each level k times and prints pass@1 to pass@k (powers of two, and k). Writes a rollout page
+and evaluation_<split>.json, which holds all of them, names checkpoint and settings, and keeps the
+evaluations of other settings that it held; with --trajectories=FILE the episodes in AgentTraj's
+format (.json, .jsonl), which clone.file reads.
 
 What worlds on hosts said is kept in replies_<split>.jsonl; --replay=FILE plays such a log, or the
 replies.jsonl of a run, again bit for bit, without any world.
@@ -35,6 +37,7 @@ if __name__ == '__main__':
 import functools
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +106,26 @@ def evaluate(
     where = f'{of}, {cfg.eval.split} episodes'
     counted = collecting.nonfinite([counters]), collecting.sampled([counters])
     collecting.check_finite(*counted, where)
-    metrics = validation.summarise(played.count(rollout, task))
+    sums = jax.device_get(played.count(rollout, task))
+    metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):
         raise ValueError(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
-    record = metrics | {'checkpoint': origin.fields()}
-    files.write_atomic(folder / f'{name}.json', json.dumps(record, indent=2) + '\n')
+    passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
+    keep(
+        folder / f'{name}.json',
+        metrics
+        | {
+            'pass_at': {
+                str(k): {'mean': mean, 'low': low, 'high': high}
+                for k, (mean, (low, high)) in passed.items()
+            }
+        }
+        | {'settings': settings_of(run.cfg), 'checkpoint': origin.fields()},
+    )
     # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
@@ -135,19 +149,64 @@ def evaluate(
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)
         trajectories.write_records(trajectories_file, records)
-    print(describe(metrics, cfg.eval.split))
+    print(describe(metrics, cfg.eval.split, passed))
     print(f'rollouts    {page}')
     return metrics
 
 
-def describe(metrics: dict[str, float], split: str) -> str:
-    """One line a figure."""
+def settings_of(cfg: Any) -> dict[str, Any]:
+    """What an evaluation was made with, that another one of the same checkpoint may differ in."""
+    return {
+        'env': cfg.env.name,
+        'levels': cfg.env.eval_levels,
+        'pool_seed': cfg.env.pool_seed,
+        'k': cfg.eval.samples,
+        'temperature': cfg.eval.temperature,
+        'top_k': cfg.eval.top_k,
+        'top_p': cfg.eval.top_p,
+        'seed': cfg.seed,
+        'max_tokens': cfg.rollout.max_tokens,
+        'max_response': cfg.rollout.max_response,
+        'reward': cfg.reward.function,
+    }
+
+
+def keep(path: Path, record: dict[str, Any]) -> None:
+    """Writes an evaluation; those of other settings or checkpoints that the file held stay in it.
+
+    They stand, the newest first, under `earlier`.
+    """
+    earlier = []
+    if path.exists():
+        before = files.read_json(path)
+        rest = before.pop('earlier') if 'earlier' in before else []
+        earlier = [one for one in (before, *rest) if key_of(one) != key_of(record)]
+    files.write_atomic(path, json.dumps(record | {'earlier': earlier}, indent=2) + '\n')
+
+
+def key_of(record: dict[str, Any]) -> tuple:
+    """What tells evaluations apart; None in those of before settings were kept."""
+    checkpoint_ = record['checkpoint'] if 'checkpoint' in record else {'workdir': '', 'step': None}
+    settings = record['settings'] if 'settings' in record else None
+    return settings, checkpoint_['workdir'], checkpoint_['step']
+
+
+def describe(
+    metrics: dict[str, float], split: str, passed: Mapping[int, tuple[float, tuple[float, float]]]
+) -> str:
+    """One line a figure; passed: pass@k and its interval by k."""
     low, high = 100 * metrics['eval/success_low'], 100 * metrics['eval/success_high']
     lost = 100 * metrics['eval/env_error']
     said = f'{lost:.1f} % of episodes were lost to environment faults and are in no figure\n'
+    shown = [k for k in passed if k in (1, len(passed)) or k & (k - 1) == 0]  # powers of two
+    several = '\n'.join(
+        f'pass@{k:<6}{100 * mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]'
+        for k, (mean, (low, high)) in ((k, passed[k]) for k in shown)
+    )
     return (
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
-        f'valid format {100 * metrics["eval/valid_format"]:.1f} %, '
+        + (f'{several}\n' if len(passed) > 1 else '')
+        + f'valid format {100 * metrics["eval/valid_format"]:.1f} %, '
         f'return {metrics["eval/return"]:.3f}\n'
         f'{said if lost else ""}'
         f'{report.players(metrics, "reference/")}'

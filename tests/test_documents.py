@@ -102,6 +102,10 @@ def test_a_rollout_becomes_a_document_by_hand():
     assert first['tokens'][0]['lp'] is None and first['tokens'][0]['adv'] is None
     # -0.1 + 1.0 and -0.1; one turn each, the second cut at its length and out of tokens.
     assert made['totals'].pop('return') == pytest.approx(0.4)
+    ends = [made['totals'].pop(f'success_{end}') for end in ('low', 'high')]
+    # Both are of one level: Wilson's for one episode. z^2 = 3.841459, margin
+    # z sqrt(.25 + z^2 / 4) / (1 + z^2) = 0.445379
+    np.testing.assert_allclose(ends, (0.054621, 0.945379), atol=1e-6)
     assert made['totals'] == {
         'episodes': 2,
         'faulty': 0,
@@ -113,6 +117,19 @@ def test_a_rollout_becomes_a_document_by_hand():
     (both,) = made['groups']
     assert (both['return'], both['return_std']) == pytest.approx((0.4, 0.5**0.5))
     assert (both['sampled'], both['advantages']) == (2.0, None)  # 3 and 1 tokens; none is finite
+
+
+def test_the_interval_on_a_page_takes_levels_as_independent_and_not_their_episodes():
+    """It was Wilson's of all episodes, narrower than that on the screen."""
+    made = small_document()
+    assert '95 % interval 5.5 to 94.5' in render_page(made)
+    for end in ('success_low', 'success_high'):  # a document of before they were kept
+        del made['totals'][end]
+    documents.check(made)
+    assert '95 % interval 9.5 to 90.5' in render_page(made)
+    made['totals']['success_low'] = 'much'
+    with pytest.raises(ValueError, match='success_high'):
+        documents.check(made)
 
 
 def test_a_document_of_some_episodes_has_the_figures_of_all():

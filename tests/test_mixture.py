@@ -164,10 +164,14 @@ def test_demonstrations_are_joined_as_wide_as_the_widest():
 
 def test_sums_of_worlds_keep_the_figures_that_all_have():
     def counted(successes, **own):
-        return {'episodes': 4, 'successes': successes, 'own': own}
+        levels = {'tries': np.array([2, 2]), 'solved': np.array([successes, 0])}
+        known = {'episodes': 4, 'successes': successes, 'of_levels': levels, 'samples': 2}
+        return known | {'own': own}
 
     total = validation.total([counted(1, trials=5.0, answered=2.0), counted(2, trials=6.0)])
-    assert total == {'episodes': 8, 'successes': 3, 'own': {'trials': 11.0}}
+    levels = total.pop('of_levels')
+    assert total == {'episodes': 8, 'successes': 3, 'own': {'trials': 11.0}, 'samples': 2}
+    assert levels['tries'].tolist() == [2] * 4 and levels['solved'].tolist() == [1, 0, 2, 0]
 
 
 def test_own_demonstrations_are_of_each_world_by_its_share():

@@ -35,7 +35,7 @@ class _NoMetrics:
 def counted(success, faulty=(), levels=3, samples=2):
     rows = len(success)
     out = toy.rollout_of([[(1, 1)]] * rows, np.zeros((rows, 1)), length=3, faulty=faulty)
-    out = out.replace(success=jnp.asarray(success, bool))
+    out = out.replace(success=jnp.asarray(success, bool), level=jnp.arange(rows) % levels)
     return validation.summarise(validation.count(out, _NoMetrics, levels=levels, samples=samples))
 
 
@@ -44,10 +44,10 @@ def test_pass_at_k_and_mean_at_k_by_hand():
     found = counted([0, 1, 1, 0, 0, 1, 1])
     assert found['eval/success'] == pytest.approx(3 / 6)
     assert found['eval/pass_at_k'] == pytest.approx(2 / 3)
-    # Shares 0, .5, 1: mean .5, unbiased variance .25
-    margin = 1.959964 * np.sqrt(0.25 / 3)
-    assert found['eval/success_low'] == pytest.approx(max(0.5 - margin, 0), abs=1e-6)
-    assert found['eval/success_high'] == pytest.approx(min(0.5 + margin, 1), abs=1e-6)
+    # Shares 0, .5, 1: mean .5, variance 1/6; as 3 (.5 . .5) / (1/6) = 4.5 independent episodes.
+    # Wilson's, z^2 = 3.841459: margin z sqrt(.25 / 4.5 + z^2 / 81) / (1 + z^2 / 4.5) = 0.339310
+    assert found['eval/success_low'] == pytest.approx(0.5 - 0.339310, abs=1e-6)
+    assert found['eval/success_high'] == pytest.approx(0.5 + 0.339310, abs=1e-6)
     assert (found['eval/pass_at_k_low'], found['eval/pass_at_k_high']) == stats.wilson_interval(
         2, 3
     )
@@ -104,8 +104,76 @@ def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_one_sample_a_level_has_no_pass_at_k():
-    assert 'eval/pass_at_k' not in counted([0, 1, 1], samples=1)
+def test_one_sample_a_level_has_no_pass_at_k_and_wilson_s_interval():
+    found = counted([0, 1, 1], samples=1)
+    assert 'eval/pass_at_k' not in found
+    assert (found['eval/success_low'], found['eval/success_high']) == stats.wilson_interval(2, 3)
+
+
+def test_samples_of_a_level_that_agree_count_as_one():
+    """Four samples of eight levels, all alike, had the interval of 32 episodes on the page."""
+    alike = [1, 0, 1, 1, 0, 1, 0, 0] * 4
+    found = counted(alike, levels=8, samples=4)
+    ends = found['eval/success_low'], found['eval/success_high']
+    np.testing.assert_allclose(ends, stats.wilson_interval(4, 8))
+    none = counted([0] * 32, levels=8, samples=4)
+    assert none['eval/success_high'] == pytest.approx(stats.wilson_interval(0, 8)[1])
+
+
+def test_a_small_pool_s_levels_are_no_more_than_they_are():
+    """A pool of two levels played six times holds two independent units, not six."""
+    out = toy.rollout_of([[(1, 1)]] * 6, np.zeros((6, 1)), length=3)
+    out = out.replace(success=jnp.arange(6) % 2 == 0, level=jnp.arange(6) % 2)
+    found = validation.summarise(validation.count(out, _NoMetrics, levels=6))
+    ends = found['eval/success_low'], found['eval/success_high']
+    np.testing.assert_allclose(ends, stats.wilson_interval(1, 2))
+
+
+def test_pass_at_each_k_is_unbiased_by_hand():
+    out = toy.rollout_of([[(1, 1)]] * 8, np.zeros((8, 1)), length=3, faulty=(7,))
+    # Level 0: 1 of 4 solved; level 1: 2 of 3 healthy ones (row 7 failed)
+    out = out.replace(success=jnp.array([1, 1, 0, 1, 0, 0, 0, 0], bool), level=jnp.arange(8) % 2)
+    sums = validation.count(out, _NoMetrics, levels=2, samples=4)
+    wanted = {
+        1: (1 / 4 + 2 / 3) / 2,
+        2: (1 / 2 + 1) / 2,  # 1 - C(3, 2) / C(4, 2), 1 - C(1, 2) / C(3, 2)
+        3: (3 / 4 + 1) / 2,
+        4: 1.0,  # level 1 has three healthy samples and is left out
+    }
+    for k, share in wanted.items():
+        mean, (low, high) = validation.passes(sums, k)
+        assert mean == pytest.approx(share) and 0 <= low <= mean <= high <= 1, k
+    assert np.isnan(validation.passes(sums, 5)[0])
+
+
+def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_other(tmp_path):
+    """An evaluation with eight samples overwrote the greedy one."""
+    path = tmp_path / 'evaluation_test.json'
+
+    def record(success, step=3, **settings):
+        return {
+            'eval/success': success,
+            'settings': {'k': 1, 'temperature': 0.5} | settings,
+            'checkpoint': {'workdir': 'runs/x', 'step': step},
+        }
+
+    path.write_text('{"eval/success": 0.1}')  # of before settings were kept
+    for made in (record(0.2), record(0.3, k=8), record(0.4, step=6), record(0.5)):
+        evaluate.keep(path, made)
+    kept = json.loads(path.read_text())
+    assert kept['eval/success'] == 0.5 and kept['settings']['k'] == 1
+    assert [one['eval/success'] for one in kept['earlier']] == [0.4, 0.3, 0.1]
+    assert not any('earlier' in one for one in kept['earlier'])
+
+
+def test_the_screen_shows_pass_at_powers_of_two_and_all_samples():
+    metrics = {f'eval/{name}': 0.5 for name in ('success', 'success_low', 'success_high', 'return')}
+    metrics['eval/valid_format'] = 1.0
+    passed = {k: (k / 10, (0.0, 1.0)) for k in range(1, 7)}
+    shown = evaluate.describe(metrics, 'test', passed).splitlines()
+    assert [line.split()[0] for line in shown[1:5]] == ['pass@1', 'pass@2', 'pass@4', 'pass@6']
+    assert shown[4] == 'pass@6     60.0 % [0.0, 100.0]'
+    assert 'pass@' not in evaluate.describe(metrics, 'test', {1: (0.5, (0.4, 0.6))})
 
 
 def test_samples_repeat_the_levels_with_streams_of_their_own():

@@ -124,9 +124,10 @@ METRICS = {
     'progress/episodes': 'Episodes played for training so far, dynamic sampling included.',
     'eval/success': 'Share of validation episodes that ended solved (mean@k with eval.samples=k).',
     'eval/success_low': 'Lower end of its 95 % interval: Wilson, with several samples of a level '
-    'that of a mean of levels.',
+    'for as many episodes as would vary like the levels do.',
     'eval/success_high': 'Upper end of that interval.',
-    'eval/pass_at_k': 'Share of levels that one of eval.samples=k > 1 episodes solved.',
+    'eval/pass_at_k': 'Share of levels that one of eval.samples=k > 1 episodes solved; levels with '
+    'fewer healthy ones are left out.',
     'eval/pass_at_k_low': 'Lower end of the 95 % Wilson interval of eval/pass_at_k.',
     'eval/pass_at_k_high': 'Upper end of the 95 % Wilson interval of eval/pass_at_k.',
     'eval/env_error': 'As rollout/env_error, of validation episodes.',

@@ -15,33 +15,50 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     """
     if not 0 <= successes <= n:
         raise ValueError(f'successes={successes} must lie between 0 and n={n}')
-    if n == 0:
-        return 0.0, 1.0
+    return _wilson(successes / n, n, confidence) if n else (0.0, 1.0)
+
+
+def _wilson(p: float, n: float, confidence: float) -> tuple[float, float]:
+    """The same of a share p and a number n > 0 that need not be whole."""
     z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
-    p = successes / n
     centre = p + z * z / (2 * n)
     margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     # Exactly 0 and 1 where no episode or every episode succeeded, whatever rounding says.
-    low = 0.0 if successes == 0 else (centre - margin) / scale
-    high = 1.0 if successes == n else (centre + margin) / scale
+    low = 0.0 if p == 0 else (centre - margin) / scale
+    high = 1.0 if p == 1 else (centre + margin) / scale
     return low, high
 
 
-def normal_interval(
-    total: float, squares: float, n: int, confidence: float = 0.95
+def level_interval(
+    shares: np.ndarray, most: float, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval in [0, 1] of a mean of n shares from their sum and the sum of their squares.
+    """Interval of the mean of the shares [L] of levels: levels are independent, their samples not.
 
-    mean +- z sqrt(s^2 / n), s^2 unbiased; (0, 1) below two.
+    Wilson's with the number of episodes that would vary as much if they were independent (Kish's
+    effective sample size): n = p (1 - p) / (s^2 / L), s^2 = mean (p_l - p)^2. It is L where all
+    samples of a level agree, so that for shares of 0 and 1 it is wilson_interval; at most `most`,
+    the number of samples. (0, 1) without levels.
     """
-    if n < 2:
+    shares = np.asarray(shares, np.float64)
+    levels = shares.size
+    if not levels:
         return 0.0, 1.0
-    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
-    centre = total / n
-    variance = max(squares - n * centre**2, 0.0) / (n - 1)
-    margin = z * math.sqrt(variance / n)
-    return max(centre - margin, 0.0), min(centre + margin, 1.0)
+    p, variance = float(shares.mean()), float(shares.var())
+    binary = np.isin(shares, (0.0, 1.0)).all()
+    if levels < 2 or binary:
+        return _wilson(p, levels, confidence)
+    n = levels * p * (1 - p) / variance if variance > 0 else math.inf
+    return _wilson(p, min(n, most), confidence)
+
+
+def pass_at(solved: np.ndarray, tries: np.ndarray, k: int) -> np.ndarray:
+    """1 - C(n - c, k) / C(n, k) of each level of n >= k tries, c of them solved (arXiv:2107.03374).
+
+    The unbiased estimate of the chance that one of k episodes of the level is solved; ints [L].
+    """
+    pairs = zip(np.asarray(solved).tolist(), np.asarray(tries).tolist(), strict=True)
+    return np.array([1 - math.comb(n - c, k) / math.comb(n, k) for c, n in pairs if n >= k])
 
 
 def mean_se(x: np.ndarray) -> tuple[float, float]:

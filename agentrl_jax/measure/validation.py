@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentrl_jax.measure.metrics import own_figures, trial_figures
-from agentrl_jax.measure.stats import normal_interval, wilson_interval
+from agentrl_jax.measure.stats import level_interval, pass_at
 from agentrl_jax.rl.masked import masked_sum
 from agentrl_jax.types import Rollout
 
@@ -21,7 +22,7 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
     played = (index < rollout.num_turns[:, None]) & healthy[:, None]
     own = own_figures(rollout, task) | trial_figures(rollout, task.agent)
     solved = rollout.success & healthy
-    sums = {
+    return {
         'episodes': healthy.sum(),
         'lost': rows - healthy.sum(),
         'successes': jnp.sum(solved),
@@ -29,23 +30,22 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
         'turns': played.sum(),
         'valid': jnp.sum(rollout.valid & played),
         'own': {name: masked_sum(x, healthy) for name, x in own.items()},
+        'of_levels': count_levels(rollout.level, solved, healthy, levels),
+        'samples': jnp.int32(samples),
     }
-    if samples > 1:
-        sums['of_levels'] = count_levels(
-            solved[:rows].reshape(samples, levels), healthy[:rows].reshape(samples, levels)
-        )
-    return sums
 
 
-def count_levels(solved: jax.Array, healthy: jax.Array) -> dict[str, jax.Array]:
-    """Sums over levels of what k samples of each say; solved, healthy bool [k, L]."""
-    tries = healthy.sum(0)
-    share = solved.sum(0) / jnp.maximum(tries, 1)
+def count_levels(
+    level: jax.Array, solved: jax.Array, healthy: jax.Array, levels: int
+) -> dict[str, jax.Array]:
+    """Episodes of each level, int32 [L]; level int32 [B], solved, healthy bool [B].
+
+    A pool that has fewer levels than are asked for plays some of them several times over.
+    """
+    none = jnp.zeros(levels, jnp.int32)
     return {
-        'levels': jnp.sum(tries > 0),
-        'passed': jnp.sum(solved.any(0)),
-        'shares': share.sum(),
-        'squares': jnp.sum(share**2),
+        'tries': none.at[level].add(healthy.astype(jnp.int32)),
+        'solved': none.at[level].add(solved.astype(jnp.int32)),
     }
 
 
@@ -53,26 +53,27 @@ def total(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sums over the pools of several worlds; of their own figures those that all have."""
     names = set.intersection(*(set(sums['own']) for sums in counts))
     shared = [{**sums, 'own': {name: sums['own'][name] for name in names}} for sums in counts]
-    return jax.tree.map(lambda *x: sum(x), *shared)
+    found = jax.tree.map(lambda *x: sum(x), *[{**x, 'of_levels': 0} for x in shared])
+    levels = jax.tree.map(lambda *x: np.concatenate(x), *[x['of_levels'] for x in shared])
+    return found | {'of_levels': levels, 'samples': counts[0]['samples']}
 
 
 def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
     """eval/ metrics of the sums of `count`.
 
-    One sample a level: Wilson's interval of the success. Several: eval/success is mean@k, its
-    interval that of a mean of levels, and eval/pass_at_k the share of levels solved at least once,
-    with Wilson's. Without a healthy episode nothing was measured: all but env_error are nan.
+    Intervals take levels as independent and their samples as not (stats.level_interval): Wilson's
+    with one sample a level. With several eval/success is mean@k, and eval/pass_at_k is of all of
+    them. Without a healthy episode nothing was measured: all but env_error are nan.
     """
     sums = jax.device_get(sums)
-    episodes, successes = int(sums['episodes']), int(sums['successes'])
-    low, high = wilson_interval(successes, episodes)
+    episodes, successes, samples = (
+        int(sums[name]) for name in ('episodes', 'successes', 'samples')
+    )
+    low, high = success_interval(sums['of_levels'])
     found = {}
-    if 'of_levels' in sums:
-        of = sums['of_levels']
-        levels, passed = int(of['levels']), int(of['passed'])
-        low, high = normal_interval(float(of['shares']), float(of['squares']), levels)
-        found['pass_at_k'] = passed / max(levels, 1)
-        found['pass_at_k_low'], found['pass_at_k_high'] = wilson_interval(passed, levels)
+    if samples > 1:
+        mean, ends = passes(sums, samples)
+        found = {'pass_at_k': mean, 'pass_at_k_low': ends[0], 'pass_at_k_high': ends[1]}
     found |= {
         'success': successes / max(episodes, 1),
         'success_low': low,
@@ -84,3 +85,18 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
     found = {name: x if episodes else math.nan for name, x in found.items()}
     found['env_error'] = int(sums['lost']) / max(int(sums['lost']) + episodes, 1)
     return {f'{prefix}/{name}': x for name, x in found.items()}
+
+
+def success_interval(of_levels: dict[str, np.ndarray]) -> tuple[float, float]:
+    """95 % interval of the success, of what count_levels counted."""
+    tries, solved = (np.asarray(of_levels[name]) for name in ('tries', 'solved'))
+    played = tries > 0
+    return level_interval(solved[played] / tries[played], int(tries.sum()))
+
+
+def passes(sums: dict[str, Any], k: int) -> tuple[float, tuple[float, float]]:
+    """(pass@k, its 95 % interval) of the sums of `count`; nan if no level has k healthy tries."""
+    tries, solved = (np.asarray(sums['of_levels'][name]) for name in ('tries', 'solved'))
+    shares = pass_at(solved, tries, k)
+    mean = float(shares.mean()) if shares.size else float('nan')
+    return mean, level_interval(shares, int((tries // k).sum()))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_jax.machine import files
+from agentrl_jax.measure import validation
 from agentrl_jax.records import run_log
 from agentrl_jax.text import agents
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
@@ -102,6 +103,10 @@ TOTALS_FIELDS: Fields = {
     'invalid': _count,  # turns
     'truncated': _count,  # episodes with an answer cut, or ended by the token budget
 }
+INTERVAL_FIELDS: Fields = {  # of totals; documents of before these were kept lack them
+    'success_low': _number,  # 95 % interval of the success, levels taken as independent
+    'success_high': _number,
+}
 WORLDS_FIELDS: Fields = {
     'replies': _count,
     'seconds': _number,  # that they took, mean
@@ -170,6 +175,8 @@ def check(document: Any) -> None:
         )
     _check(document, DOCUMENT_FIELDS, 'the document')
     _check(document['totals'], TOTALS_FIELDS, 'totals')
+    if INTERVAL_FIELDS.keys() & document['totals'].keys():
+        _check(document['totals'], INTERVAL_FIELDS, 'totals')
     if document['worlds'] is not None:
         _check(document['worlds'], WORLDS_FIELDS, 'worlds')
     wrong = [label for label, value in document['about'].items() if not _text(value)]
@@ -274,10 +281,16 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
     cut = ((fields['turn_stop'] == TurnStop.LENGTH) & played).any(1)
     out = fields['episode_stop'] == EpisodeStop.TOKEN_BUDGET
     returns = (fields['rewards'] + fields['penalties']).sum(1)
+    solved, levels = fields['success'] & healthy, fields['level']
+    counted = {'tries': healthy, 'solved': solved}
+    counted = {name: np.bincount(levels, rows).astype(int) for name, rows in counted.items()}
+    low, high = validation.success_interval(counted)
     return {
         'episodes': len(healthy),
         'faulty': int((~healthy).sum()),
-        'solved': int((fields['success'] & healthy).sum()),
+        'solved': int(solved.sum()),
+        'success_low': low,
+        'success_high': high,
         'return': number(returns[healthy].mean()) if healthy.any() else 'nan',
         'turns': int(played.sum()),
         'invalid': int((played & ~fields['valid']).sum()),

@@ -125,7 +125,10 @@ def _tiles(totals: Mapping[str, Any], worlds: Mapping[str, Any] | None) -> str:
     healthy = totals['episodes'] - totals['faulty']
     share = f'{100 * totals["solved"] / max(healthy, 1):.1f} %'
     if 0 <= totals['solved'] <= healthy:
-        low, high = (100 * end for end in wilson_interval(totals['solved'], healthy))
+        ends = wilson_interval(totals['solved'], healthy)
+        if 'success_low' in totals:  # of levels, whose episodes are not independent
+            ends = to_float(totals['success_low']), to_float(totals['success_high'])
+        low, high = (100 * end for end in ends)
         share += f' <small>95 % interval {low:.1f} to {high:.1f}</small>'
     tiles = {
         'success': share,
