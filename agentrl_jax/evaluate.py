@@ -53,7 +53,7 @@ from agentrl_jax.records.progress import live_line
 from agentrl_jax.run import collecting, derived, hosts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import comparable, config_dict
+from agentrl_jax.run.state import comparable, config_dict, unplayed
 from agentrl_jax.run.streams import EVALUATE, Streams
 
 
@@ -77,14 +77,14 @@ def evaluate(
         )
     origin = saved_config.origin(workdir, config_dict(cfg), step=step)
     saved_config.say(origin)
-    run = build(cfg)
+    run = build(cfg, probe=not replay)
     params = run.params
     if workdir:
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step)['config'])
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
         now = comparable(config_dict(run.cfg))
-        checkpoint.check_config(saved, now, may_differ=(*MAY_DIFFER, *chosen))
+        checkpoint.check_config(saved, now, may_differ=(*MAY_DIFFER, *chosen, *unplayed(run.cfg)))
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
@@ -246,6 +246,7 @@ MAY_DIFFER = (
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
+    command.check_backend()
     given = flags.FLAGS
     try:
         step = given.step
@@ -261,7 +262,7 @@ def main() -> None:
             given.replay,
         )
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {files.in_words(error, given.out or given.workdir or None)}')
+        command.end(files.in_words(error, given.out or given.workdir or None), error)
 
 
 if __name__ == '__main__':

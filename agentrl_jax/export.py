@@ -14,8 +14,6 @@ The folder appears by one rename when it is complete. Loading a folder and expor
 dtype gives the same bytes in every tensor.
 """
 
-import sys
-
 from absl import flags, logging
 from ml_collections import config_flags
 
@@ -371,6 +369,7 @@ def export_checkpoint(
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
+    command.check_backend()
     args = flags.FLAGS
     try:
         step = args.step
@@ -381,7 +380,7 @@ def main() -> None:
             args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
         )
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {files.in_words(error, Path(args.out).parent)}')
+        command.end(files.in_words(error, Path(args.out).parent), error)
     print(folder)
 
 

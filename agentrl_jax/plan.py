@@ -233,7 +233,7 @@ def main() -> None:
             answer_tokens=given.answer_tokens,
         )
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {error}')
+        command.end(str(error), error)
     print(json.dumps(made, indent=2) if given.json else text(made))
     sys.exit(0 if made['fits'] else 1)
 

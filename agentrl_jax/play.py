@@ -7,8 +7,6 @@ A person sees what a policy is shown and types names of actions, such as `Right 
 line ends the game. Levels are those of --split.
 """
 
-import sys
-
 from absl import flags, logging
 from ml_collections import config_flags
 
@@ -25,6 +23,7 @@ if __name__ == '__main__':
 
 import functools
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -209,6 +208,7 @@ def watch(
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
+    command.check_backend()
     given = flags.FLAGS
     try:
         if not given.workdir and given.config is None:
@@ -241,7 +241,7 @@ def main() -> None:
 
             play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=say)
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {files.in_words(error)}')
+        command.end(files.in_words(error), error)
     except (EOFError, KeyboardInterrupt):
         print()
 

@@ -219,7 +219,7 @@ def main() -> None:
     try:
         code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {files.in_words(error, flags.FLAGS.workdir)}')
+        command.end(files.in_words(error, flags.FLAGS.workdir), error)
     sys.exit(code)
 
 

@@ -368,6 +368,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
 def main() -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
     given = flags.FLAGS
+    command.check_backend()
     try:
         if given.show_config:
             print(effective.show(given.config))
@@ -377,7 +378,7 @@ def main() -> None:
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error, workdir=given.workdir)
+        processes.fail(error, command.code_of(error), workdir=given.workdir)
     sys.exit(code)
 
 

@@ -99,10 +99,10 @@ def get_config() -> ml_collections.ConfigDict:
     cfg.hosts.min_healthy = 0.5  # share of a rollout's episodes that must not be faulty
 
     cfg.gymnasium = ml_collections.ConfigDict()  # any environment of Gymnasium's that can be read
-    cfg.gymnasium.id = 'FrozenLake-v1'
-    cfg.gymnasium.keywords = '{"is_slippery": false, "render_mode": "ansi"}'  # of gymnasium.make
-    cfg.gymnasium.actions = ('Left', 'Down', 'Right', 'Up')  # names of numbered actions
-    cfg.gymnasium.instruction = 'Walk from S to G over the ice. Holes are H.\n'
+    cfg.gymnasium.id = ''  # such as FrozenLake-v1
+    cfg.gymnasium.keywords = '{}'  # of gymnasium.make, JSON, such as {"render_mode": "ansi"}
+    cfg.gymnasium.actions = ()  # names of numbered actions; () = their numbers
+    cfg.gymnasium.instruction = ''  # what the task is
 
     cfg.objects = ml_collections.ConfigDict()  # any Python object with reset(item) and step(action)
     cfg.objects.make_object = ''  # package.module:callable, called once for each world

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tomllib
 import types
 
+import jax
 import jax.numpy as jnp
 import micro_runs
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.records import report
-from agentrl_jax.run import command, interrupts
+from agentrl_jax.run import build, check, command, effective, interrupts
 
 CONFIG = '--config=configs/demo.py'
 COMMANDS = ('train', 'play', 'plan', 'sweep')
@@ -51,8 +53,11 @@ def test_help_succeeds_without_jax(module):
     [
         ((CONFIG, 'config.steps=3'), "'config.steps=3' is no flag: did you mean --config.steps=3?"),
         ((CONFIG, 'workdr=x'), "'workdr=x' is no flag: did you mean --workdir=x?"),
-        ((CONFIG, '--config.step=3'), "has no field 'step' there; did you mean 'steps'?"),
-        ((CONFIG, '--config.optim.zzz=3'), "the config has no field 'zzz' there"),
+        ((CONFIG, '--config.step=3'), 'has no field step; did you mean steps?'),
+        ((CONFIG, '--config.optim.zzz=3'), 'no field optim.zzz; optim has beta1, beta2, critic_lr'),
+        ((CONFIG, '--config.optim.learning_rate=3'), 'optim.learning_rate; did you mean optim.lr?'),
+        ((CONFIG, '--config.temperature=1'), 'did you mean eval.temperature or rollout.temperat'),
+        ((CONFIG, '--config.xyz=1'), 'no field xyz; --show_config prints those there are'),
         ((CONFIG, '--config.steps=many'), '--config.steps=many: invalid literal for int()'),
         ((CONFIG, '--config.optim=3'), 'is not a dict'),
         (
@@ -225,6 +230,7 @@ INTERRUPTED = """
 import sys
 from agentrl_jax.records import report
 from agentrl_jax.run import command, interrupts
+from agentrl_jax.run import build, check, command, effective
 sys.argv = ['program']
 command.begin('what it does')
 raise KeyboardInterrupt
@@ -297,3 +303,62 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     assert saved == [3] and heard == []
+
+
+def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_line():
+    """--config.algorithm=foo ended with 1, as a run that failed does."""
+    with pytest.raises(command.WrongUsage, match="algorithm='foo' is not one of"):
+        effective.effective(micro_runs.plain('frozen_lake', algorithm='foo'))
+    with pytest.raises(command.WrongUsage, match='impossible configuration'):
+        check.check(micro_runs.config('frozen_lake', **{'optim.lr': -1.0}))
+    with pytest.raises(command.WrongUsage, match='rollout.max_tokens=20 is too small') as wrong:
+        build.build(micro_runs.config('frozen_lake', **{'rollout.max_tokens': 20}))
+    assert command.code_of(wrong.value) == 2 and command.code_of(ValueError('a file')) == 1
+
+
+def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
+    """JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
+
+    def fails(error):
+        def devices():
+            raise error
+
+        return devices
+
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    said = (
+        "Unable to initialize backend 'cuda': no GPU\n (you may need to uninstall the failing one)"
+    )
+    for error, words in (
+        (AssertionError(), 'cannot start: pip'),
+        (RuntimeError(said), 'no GPU): '),
+    ):
+        monkeypatch.setattr(jax, 'devices', fails(error))
+        with pytest.raises(SystemExit) as ended:
+            command.check_backend()
+        err = capsys.readouterr().err
+        assert ended.value.code == 2 and len(err.splitlines()) == 1
+        assert err.startswith("error: JAX_PLATFORMS='cuda' names a backend") and words in err
+        assert 'pip install "jax[cuda13]"' in err and 'uninstall' not in err
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
+    error = ModuleNotFoundError("No module named 'fastapi'", name='fastapi.responses')
+    command.say_interrupted(type(error), error, None)
+    wanted = "error: fastapi is not installed: pip install fastapi, or in a checkout '.[hosts]'\n"
+    assert capsys.readouterr().err == wanted
+    extras = tomllib.loads((micro_runs.ROOT / 'pyproject.toml').read_text())['project']
+    extras = extras['optional-dependencies']
+    for module, extra in command.EXTRAS.items():
+        assert extra in extras, module
+    listed = ' '.join(package for extra in extras.values() for package in extra)
+    comes_along = {'pydantic', 'starlette', 'py4j'}  # with fastapi, scienceworld
+    assert all(module in listed for module in command.EXTRAS.keys() - comes_along)
+    with pytest.raises(command.WrongUsage, match='pip install bm25s==0.3.16'), command.usage():
+        raise ModuleNotFoundError('an index of documents needs bm25s: pip install bm25s==0.3.16')
+
+
+def test_an_error_of_another_module_keeps_its_traceback(capsys):
+    error = ModuleNotFoundError("No module named 'mine'", name='mine')
+    command.say_interrupted(type(error), error, None)
+    assert "ModuleNotFoundError: No module named 'mine'" in capsys.readouterr().err

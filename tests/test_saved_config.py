@@ -97,11 +97,20 @@ def test_a_config_that_is_given_is_taken(saved, monkeypatch):
     assert parsed(monkeypatch) is None
 
 
-def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved):
-    with pytest.raises(SystemExit, match='error: .*no finished checkpoint in'):
-        parsed(monkeypatch, f'--workdir={tmp_path}')
-    with pytest.raises(SystemExit, match='no checkpoint of step 3; there are 2, 4'):
+def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved, capsys):
+    """A folder that is not there was one without a checkpoint, and both had exit code 1."""
+    for folder, words in (
+        (tmp_path, 'no finished checkpoint in'),
+        (tmp_path / 'x', 'no such folder'),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            parsed(monkeypatch, f'--workdir={folder}')
+        err = capsys.readouterr().err
+        assert ended.value.code == 2 and words in err and str(folder) in err
+        assert len(err.splitlines()) == 1
+    with pytest.raises(SystemExit):
         parsed(monkeypatch, f'--workdir={saved[1]}', '--step', '3')
+    assert 'no checkpoint of step 3; there are 2, 4' in capsys.readouterr().err
 
 
 def test_settings_of_a_game_are_those_of_its_run(saved, monkeypatch):

@@ -293,6 +293,8 @@ def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Pa
         return path
     directory = path / FOLDER if (path / FOLDER).is_dir() else path
     finished = steps(directory)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, 'there is no such folder', str(path))
     if not finished:
         raise FileNotFoundError(errno.ENOENT, 'no finished checkpoint in', str(directory))
     if step is not None and step not in finished:

@@ -95,7 +95,7 @@ def success_interval(of_levels: dict[str, np.ndarray]) -> tuple[float, float]:
 
 
 def passes(sums: dict[str, Any], k: int) -> tuple[float, tuple[float, float]]:
-    """(pass@k, its 95 % interval) of the sums of `count`; nan if no level has k healthy tries."""
+    """(pass@k, its 95 % interval) of the sums of `count`; nan where no level has k tries."""
     tries, solved = (np.asarray(sums['of_levels'][name]) for name in ('tries', 'solved'))
     shares = pass_at(solved, tries, k)
     mean = float(shares.mean()) if shares.size else float('nan')

@@ -15,7 +15,7 @@ from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.rl import batches, score
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import check, collecting, derived, mixture, parts, settings
+from agentrl_jax.run import check, collecting, command, derived, hosts, mixture, parts, settings
 from agentrl_jax.run.effective import effective
 from agentrl_jax.run.mixture import Mixture
 from agentrl_jax.run.params import Frozen, player_of
@@ -201,16 +201,25 @@ def build_learn(
     return jax.jit(learner, donate_argnums=0)
 
 
-def build(cfg: Any) -> Run:
-    """Checks the config and assembles its parts; cfg of the run is the effective config."""
-    cfg = effective(cfg)
-    mesh = parts.build_mesh(cfg)
-    check.check(cfg, sharding.row_shards(mesh))
+def build(cfg: Any, *, probe: bool = True) -> Run:
+    """Checks the config and assembles its parts; cfg of the run is the effective config.
+
+    probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
+    ends the command now. A command.WrongUsage is about the config.
+    """
+    with command.usage():
+        cfg = effective(cfg)
+        mesh = parts.build_mesh(cfg)
+        check.check(cfg, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
-    task = build_task(cfg, tokenizer, mesh)
-    held_out = build_held_out(cfg, tokenizer, mesh)
-    for one in (*tasks_of(task), *held_out.values()):
-        parts.check_reward(cfg, one)
+    with command.usage():
+        task = build_task(cfg, tokenizer, mesh)
+        held_out = build_held_out(cfg, tokenizer, mesh)
+        for one in (*tasks_of(task), *held_out.values()):
+            parts.check_reward(cfg, one)
+        for one in tasks_of(task) if probe else ():
+            if isinstance(one, HostTask):
+                hosts.probe(one.env, cfg.hosts.tries)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
     worlds = {

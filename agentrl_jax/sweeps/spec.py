@@ -85,9 +85,11 @@ def _merge(parts: Iterable[Overrides]) -> Overrides:
 def load(path: str | Path) -> list[Overrides]:
     """The overrides that a sweep file lists, in its order."""
     path = Path(path)
+    if not path.is_file():
+        raise ValueError(f'--sweep={path}: there is no such file; see configs/sweeps/')
     spec = importlib.util.spec_from_file_location('sweep_file', path)
-    if spec is None or not path.is_file():
-        raise ValueError(f'--sweep={path} is no Python file')
+    if spec is None:
+        raise ValueError(f'--sweep={path} is no Python file: its name must end in .py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     habits = [name for name in ('sweep', 'get_hyper') if hasattr(module, name)]

