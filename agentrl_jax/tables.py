@@ -1,6 +1,6 @@
 """Tables and learning curves of many runs, with intervals, beside random play and the oracle.
 
-  python -m agentrl_jax.tables runs/sweep --rows=algorithm --cols=env.name --out=runs/sweep/table
+  python -m agentrl_jax.tables runs/sweep --rows=method --cols=env.name --out=runs/sweep/table
   python -m agentrl_jax.tables --compact runs/sweep experiments/demo/metrics
   python -m agentrl_jax.tables --rebuild experiments
 
@@ -119,7 +119,11 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     )
     add = parser.add_argument
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
-    add('--rows', default='', help='config fields that name a row: algorithm,filter.keep or method')
+    add(
+        '--rows',
+        default='',
+        help='fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
+    )
     add('--cols', default='', help='config fields that name a column')
     add('--metric', default=Spec.metric, help=f'what the table shows; default: {Spec.metric}')
     add('--at', default=LAST, help=f'{", ".join(PLACES)} or a step; default: {LAST}')

@@ -48,7 +48,7 @@ import numpy as np
 
 from agentrl_jax.machine import checkpoint, files, memory, profiling, sharding
 from agentrl_jax.measure import collapse, totals, validation
-from agentrl_jax.planning import work
+from agentrl_jax.planning import fit, work
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.progress import Progress
@@ -374,6 +374,8 @@ def main() -> None:
             print(effective.show(given.config))
             check.check(given.config)
             sys.exit(0)
+        check.check(given.config)
+        fit.check(given.config)
         code = train(given.config, given.workdir, fallback=given.fallback)
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)

@@ -122,10 +122,16 @@ def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
 
 
 def test_rows_that_are_no_documents_are_named(tmp_path):
-    for line, reason in (('{"id": 1}', 'a document is'), ('{', 'broken JSON')):
+    for line, reason in (('{"id": 1}', '{"id": 1} is no document'), ('{', 'broken JSON')):
         (tmp_path / 'bad.jsonl').write_text(json.dumps({'contents': 'x'}) + '\n' + line)
-        with pytest.raises(ValueError, match=f'line 2: {reason}'):
+        with pytest.raises(ValueError, match=f'bad.jsonl:2: {reason}') as said:
             list(retrieval.read_documents(tmp_path / 'bad.jsonl'))
+        assert str(said.value).endswith(f'such as {retrieval.EXAMPLE}')
+    title, text = retrieval.title_and_text(json.loads(retrieval.EXAMPLE))
+    assert (title, text) == ('Oslo', 'Oslo is the capital of Norway.')
+    shown = pathlib.Path(retrieval.__file__).with_name('README.md').read_text(encoding='utf-8')
+    assert f'```json\n{retrieval.EXAMPLE}\n```' in shown
+    assert f'```json\n{questions.EXAMPLE}\n```' in shown
 
 
 def test_an_index_is_built_without_jax_where_there_is_none():
@@ -313,8 +319,11 @@ def test_published_files_of_every_form_are_read(tmp_path):
         'flashrag.jsonl': ('what?', ('x',)),
     }
     (tmp_path / 'bad.jsonl').write_text('{"question": "a", "answer": "b"}\n{"question": "a"}\n')
-    with pytest.raises(ValueError, match='question 2: there is no answer'):
+    # The line, what is in it, and what is wanted
+    wanted = r'bad.jsonl:2: there is no answer .* in {"question": "a"}; a question is such as {"que'
+    with pytest.raises(ValueError, match=wanted):
         questions.read(str(tmp_path / 'bad.jsonl'))
+    assert questions.parse(json.loads(questions.EXAMPLE)).answers == ('Oslo',)
     (tmp_path / 'none.json').write_text('[]')
     with pytest.raises(ValueError, match='holds no questions'):
         questions.read(str(tmp_path / 'none.json'))

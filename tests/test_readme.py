@@ -8,6 +8,7 @@ import json
 import pathlib
 import re
 import shlex
+import tomllib
 
 import jax.numpy as jnp
 import numpy as np
@@ -427,3 +428,11 @@ def test_the_example_algorithm_by_hand(imitation):
 def test_the_example_algorithm_learns(imitation):
     returns, _ = probes.train(imitation, probes.delayed, turns=2, steps=60)
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
+
+
+def test_the_readme_lists_every_extra_of_the_package():
+    """`pip install .` and the extras stood nowhere."""
+    known = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
+    table = README.split('| extra | for |')[1].split('\n\n')[0]
+    listed = re.findall(r'^\| `(\w+)` \|', table, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(known['optional-dependencies'])

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import pathlib
+import re
 
 import jax
 import numpy as np
@@ -144,10 +146,22 @@ def test_files_are_lists_or_lines(tmp_path):
         assert trajectories.read_records(tmp_path / name) == records
     assert len((tmp_path / 'a.jsonl').read_text(encoding='utf-8').strip().split('\n')) == 2
     (tmp_path / 'b.jsonl').write_text('{"item_id": "a_1"}\n{"item_id"\n')
-    with pytest.raises(ValueError, match='b.jsonl: broken JSON in line 2'):
+    wanted = r'b.jsonl:1: record 0 .*conversations is missing; a record is such as {"item_id"'
+    with pytest.raises(ValueError, match=wanted):
         trajectories.read_records(tmp_path / 'b.jsonl')
+    (tmp_path / 'd.jsonl').write_text(json.dumps(records[0]) + '\n{"item_id"\n')
+    with pytest.raises(ValueError, match='d.jsonl: broken JSON in line 2'):
+        trajectories.read_records(tmp_path / 'd.jsonl')
     with pytest.raises(ValueError, match='c.json: no such file'):
         trajectories.read_records(tmp_path / 'c.json')
+
+
+def test_the_examples_of_records_are_records():
+    trajectories.check_record(json.loads(trajectories.EXAMPLE), 0)
+    text = (pathlib.Path(trajectories.__file__).parent / 'README.md').read_text(encoding='utf-8')
+    (shown,) = re.findall(r'```json\n(.*?)```', text, re.DOTALL)
+    found, _ = read([json.loads(shown)])
+    assert found.mask.any()
 
 
 # ---- there and back ----------------------------------------------------------------------------

@@ -31,6 +31,10 @@ from agentrl_jax.tokens.chat import Chat, build_chat
 from agentrl_jax.types import Demonstrations, Rollout
 
 Record = dict[str, Any]
+EXAMPLE = (
+    '{"item_id": "lake_3", "conversations": [{"from": "human", "loss": null, "value": "P _ O"}, '
+    '{"from": "gpt", "loss": true, "value": "<think></think><answer>Right</answer>"}]}'
+)
 LONGEST_SHOWN = 60  # characters of a value that an error repeats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 
@@ -48,12 +52,13 @@ def read_records(path: str | Path) -> list[Record]:
     records = []
     for number, line in lines:
         found = files.parse_json(line, str(path), number) if line.strip() else []
-        records += found if isinstance(found, list) else [found]
-    for number, record in enumerate(records):
-        try:
-            check_record(record, number)
-        except ValueError as error:
-            raise ValueError(f'{path}: {error}') from error
+        for record in found if isinstance(found, list) else [found]:
+            try:
+                check_record(record, len(records))
+            except ValueError as error:
+                place = f'{path}:{number}' if path.suffix == '.jsonl' else path
+                raise ValueError(f'{place}: {error}; a record is such as {EXAMPLE}') from error
+            records.append(record)
     return records
 
 

@@ -5,13 +5,18 @@ the order of the knobs is meant, not the last digit. Compile again after a chang
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from agentrl_jax.machine import sharding
+from agentrl_jax.models.attention import SCORE_BYTES
+from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.planning import programs
 from agentrl_jax.planning.programs import Shapes
+from agentrl_jax.run import derived
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +32,41 @@ def knobs(shapes: Shapes, tightest: str) -> list[Knob]:
     options = _of_state(shapes)
     options += _of_collect(shapes) if tightest == 'collect' else _of_learn(shapes)
     return sorted((k for k in options if k.saves > 0), key=lambda k: -k.saves)
+
+
+def cache_bytes(cfg: Any, config: ModelConfig, mesh: Mesh, rows: int) -> int:
+    """Keys and values of whole conversations of `rows` slots, a device."""
+    width = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype).itemsize
+    entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
+    shards = sharding.row_shards(mesh)
+    return max(rows // shards, 1) * cfg.rollout.max_tokens * entry // mesh.shape['tensor']
+
+
+def layer_bytes(cfg: Any, config: ModelConfig, mesh: Mesh) -> int:
+    """What the backward pass keeps of a layer for a micro-batch, a device."""
+    width = jnp.dtype(config.dtype).itemsize
+    rows = cfg.batch.microbatch_rows // sharding.row_shards(mesh)
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    inside = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * width
+    scores = config.num_heads * cfg.rollout.max_tokens * (4 + width)
+    at_once = SCORE_BYTES // (4 * config.num_heads * cfg.rollout.max_tokens**2)
+    if mesh.devices.flat[0].platform == 'cpu' and rows > max(at_once, 1):
+        scores = 0  # they are computed again (attention.attend_rows)
+    return rows * cfg.rollout.max_tokens * (inside + scores) // mesh.shape['tensor']
+
+
+def activation_bytes(cfg: Any, config: ModelConfig, mesh: Mesh) -> int:
+    """What the backward pass keeps of a micro-batch, a device."""
+    width = jnp.dtype(config.dtype).itemsize
+    tokens = cfg.batch.microbatch_rows // sharding.row_shards(mesh) * cfg.rollout.max_tokens
+    border = tokens * config.hidden_size * width * config.num_layers
+    return border + layer_bytes(cfg, config, mesh) * (1 if config.remat else config.num_layers)
+
+
+def logit_bytes(cfg: Any, config: ModelConfig, mesh: Mesh) -> int:
+    """Float32 logits of a chunk of tokens, a device."""
+    tokens = cfg.batch.head_chunk // sharding.row_shards(mesh)
+    return tokens * config.vocab_size * 4 // mesh.shape['tensor']
 
 
 def _of_state(shapes: Shapes) -> list[Knob]:
@@ -54,10 +94,8 @@ def _of_collect(shapes: Shapes) -> list[Knob]:
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     shards, tensor = sharding.row_shards(mesh), mesh.shape['tensor']
     width = jnp.dtype(config.dtype).itemsize
-    episodes = cfg.rollout.num_groups * cfg.rollout.group_size
-    slots = cfg.rollout.slots or episodes
-    entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
-    cache = slots // shards * cfg.rollout.max_tokens * entry // tensor
+    slots = cfg.rollout.slots or derived.episodes(cfg)
+    cache = cache_bytes(cfg, config, mesh, slots)
     policy = sum(x.size for x in jax.tree.leaves(shapes.state.params)) * width // tensor
     options = []
     half = slots // 2 // shards * shards
@@ -76,14 +114,8 @@ def _of_learn(shapes: Shapes) -> list[Knob]:
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     shards, tensor = sharding.row_shards(mesh), mesh.shape['tensor']
     width = jnp.dtype(config.dtype).itemsize
-    rows = cfg.batch.microbatch_rows
-    tokens = rows // shards * cfg.rollout.max_tokens
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    inside = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * width
-    scores = config.num_heads * cfg.rollout.max_tokens * (4 + width)
-    layer = tokens * (inside + scores) // tensor
-    border = tokens * config.hidden_size * width * config.num_layers
-    activations = border + layer * (1 if config.remat else config.num_layers)
+    rows, layer = cfg.batch.microbatch_rows, layer_bytes(cfg, config, mesh)
+    activations = activation_bytes(cfg, config, mesh)
     options = []
     half = rows // 2 // shards * shards
     if half:
@@ -93,7 +125,7 @@ def _of_learn(shapes: Shapes) -> list[Knob]:
         options.append(Knob('model.remat=True', layer * (config.num_layers - 1)))
     if width == 4:
         options.append(Knob('model.dtype=bfloat16', activations // 2))
-    logits = cfg.batch.head_chunk // shards * config.vocab_size * 4 // tensor
+    logits = logit_bytes(cfg, config, mesh)
     if cfg.batch.head_chunk >= 2 * shards:
         setting = f'batch.head_chunk={cfg.batch.head_chunk // 2}'
         options.append(Knob(setting, logits))  # logits and their gradient, half of each

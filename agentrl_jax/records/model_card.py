@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.records import run_log
+from agentrl_jax.records.about import of_run
 
 METRICS = (  # besides eval/...
     'rollout/success',
@@ -58,7 +59,7 @@ def text(
         'run': f'`{origin["workdir"]}`, step {origin["step"]} of {cfg.steps}',
         'part': part,
         'config hash': f'`{origin["config_hash"]}`',
-        'algorithm': cfg.algorithm,
+        'method': f'{of_run(cfg)["method"]} (`algorithm={cfg.algorithm}`)',
         'environment': f'{cfg.env.name}, prompt {cfg.env.prompt}',
         'started from': f'`{cfg.model.path}`' if cfg.model.path else 'random weights',
     }

@@ -48,7 +48,7 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
     if unknown:
         raise ValueError(f'a table has no {", ".join(unknown)}; it has {", ".join(sorted(fields))}')
     if 'rows' not in given or not given['rows']:
-        raise ValueError('a table needs rows, such as --rows=algorithm')
+        raise ValueError('a table needs rows, such as --rows=method or --rows=algorithm')
     _check_types(given)
     values = dict(given)
     for name in LISTS:

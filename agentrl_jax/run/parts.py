@@ -263,6 +263,12 @@ def build_label_forks(cfg: Any) -> Callable:
     )
 
 
+def transposes(config: qwen2.ModelConfig, mesh: Any) -> bool:
+    """Whether rollouts have copies of the kernels, transposed."""
+    on_cpu = mesh.devices.flat[0].platform == 'cpu' and mesh.shape['tensor'] == 1
+    return on_cpu and qwen2.param_count(config) >= TRANSPOSE_FROM
+
+
 REWARD = 'reward.function'
 
 
@@ -324,9 +330,7 @@ def build_collect(
     config = dataclasses.replace(
         config,
         dtype=cfg.rollout.sampler_dtype or config.dtype,
-        transposed=mesh.devices.flat[0].platform == 'cpu'
-        and mesh.shape['tensor'] == 1
-        and qwen2.param_count(config) >= TRANSPOSE_FROM,
+        transposed=transposes(config, mesh),
     )
     settings = dict(
         config=config,

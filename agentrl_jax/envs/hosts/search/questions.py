@@ -16,6 +16,8 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.search.retrieval import Document
 
+EXAMPLE = '{"question": "What is the capital of Norway?", "golden_answers": ["Oslo"]}'
+
 
 @dataclasses.dataclass(frozen=True)
 class Question:
@@ -56,19 +58,23 @@ def parse(row: Any) -> Question:
 @functools.cache
 def read(path: str) -> tuple[Question, ...]:
     """All questions of a file, in its order."""
-    content = pathlib.Path(path).read_text(encoding='utf-8')
+    content, place = pathlib.Path(path).read_text(encoding='utf-8'), ', question '
     try:
         whole = json.loads(content)
         rows = whole['Data'] if isinstance(whole, dict) and 'Data' in whole else whole
         rows = rows if isinstance(rows, list) else [rows]
     except json.JSONDecodeError:
         rows = content.splitlines()
+        place = ':'
     found = []
     for number, row in enumerate(rows, 1):
         try:
             found.append(parse(json.loads(row) if isinstance(row, str) else row))
         except ValueError as error:
-            raise ValueError(f'{path}, question {number}: {error}') from error
+            shown = row if isinstance(row, str) else json.dumps(row)
+            raise ValueError(
+                f'{path}{place}{number}: {error} in {shown:.80}; a question is such as {EXAMPLE}'
+            ) from error
     if not found:
         raise ValueError(f'{path} holds no questions')
     return tuple(found)

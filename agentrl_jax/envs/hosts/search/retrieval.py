@@ -35,6 +35,8 @@ STOP_WORDS = frozenset(  # Lucene's
     'there these they this to was will with'.split()
 )
 IMPORTING = threading.Lock()  # the worlds of a process are made in threads
+# A row of a corpus: a title in quotes, a line break, the text
+EXAMPLE = r'{"id": "0", "contents": "\"Oslo\"\nOslo is the capital of Norway."}'
 ROWS, OFFSETS = 'documents.jsonl', 'offsets.npy'
 
 
@@ -159,11 +161,12 @@ def read_documents(path: str | pathlib.Path) -> Iterator[Document]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f'{path}, line {number}: broken JSON ({error})') from error
+                raise ValueError(
+                    f'{path}:{number}: broken JSON ({error}); a document is such as {EXAMPLE}'
+                ) from error
             if not isinstance(row, dict) or not isinstance(row.get('contents'), str):
                 raise ValueError(
-                    f'{path}, line {number}: a document is {{"id": ..., "contents": "title, a '
-                    'line break, text"}'
+                    f'{path}:{number}: {line.strip():.80} is no document; one is such as {EXAMPLE}'
                 )
             yield row
 
