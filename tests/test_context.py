@@ -205,16 +205,18 @@ def micro(window, **changes):
 
 
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
-    """Other shapes, the same samples: losses and gradients agree."""
+    """Other shapes, the same samples and weights: losses and gradients agree."""
     rows = {}
+    more = {'loss.aggregation': 'seq_mean_token_mean', 'batch.shuffle': True, 'clone.steps': 30}
     for window in (0, 3):
         folder = tmp_path / str(window)
-        cfg = micro(window, **{'algorithm': 'mt_grpo', 'clone.steps': 30})
+        cfg = micro(window, algorithm='mt_grpo', **more)
         with micro_runs.one_device():
             assert train.train(cfg, str(folder)) == 0
         rows[window] = run_log.read_metrics(folder / run_log.METRICS_FILE)
     assert rows[0][0]['policy/grad_norm'] > 0
-    for name in ('policy/loss', 'policy/grad_norm', 'policy/entropy', 'batch/trained_tokens'):
+    names = ('policy/loss', 'policy/grad_norm', 'policy/entropy')
+    for name in (*names, 'batch/trained_tokens', 'batch/trained_rows'):
         for step in (0, 1):
             assert rows[3][step][name] == pytest.approx(rows[0][step][name], rel=1e-3, abs=1e-6)
 

@@ -254,6 +254,40 @@ def test_token_weights_by_hand():
         losses.token_weights(mask, 'micro_mean')
 
 
+def test_an_episode_of_three_rows_weighs_as_one_of_one_row():
+    """Rows were sequences: an episode of three turns had three quarters of the loss."""
+    # an episode of one turn and one of three; two trained tokens in each turn; a row between them
+    # of an episode that does not train
+    trains = jnp.array([1, 0, 1, 1, 1], bool)
+    mask = trains[:, None] & jnp.array([[0, 1, 1]], bool)
+    episode = jnp.array([0, 1, 2, 2, 2])
+
+    def shares(aggregation, **kwargs):
+        weights = losses.token_weights(mask, aggregation, episode=episode, episodes=3, **kwargs)
+        rows = weights.sum(1)
+        return [float(rows[0]), float(rows[2:].sum())]
+
+    assert shares('seq_mean_token_mean') == pytest.approx([1 / 2, 1 / 2])
+    # sums over the tokens of an episode, of which the second has three times as many
+    assert shares('seq_mean_token_sum') == pytest.approx([2 / 2, 6 / 2])
+    assert shares('token_sum_norm', norm_length=8) == pytest.approx([2 / 2 / 8, 6 / 2 / 8])
+    assert shares('token_mean') == pytest.approx([2 / 8, 6 / 8])
+
+
+@pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
+@pytest.mark.parametrize('seed', range(5))
+def test_splitting_an_episode_into_rows_in_any_order_changes_no_weight(aggregation, seed):
+    rng = np.random.default_rng(seed)
+    whole = rng.random((6, 5 * 4)) < rng.random((6, 1))
+    whole[2] = False
+    order = rng.permutation(6 * 5)
+    rows = whole.reshape(6 * 5, 4)[order]
+    of_episode = functools.partial(losses.token_weights, aggregation=aggregation, norm_length=9)
+    split = of_episode(jnp.asarray(rows), episode=jnp.asarray(order // 5), episodes=6)
+    want = np.asarray(of_episode(jnp.asarray(whole))).reshape(6 * 5, 4)[order]
+    np.testing.assert_array_equal(split, want)
+
+
 @pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
 def test_weights_of_an_all_masked_batch_are_zero(aggregation):
     weights = losses.token_weights(jnp.zeros((2, 3), bool), aggregation)

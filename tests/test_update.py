@@ -70,6 +70,7 @@ def assert_same(a, b):
 EVERYTHING = dict(
     entropy_coef=0.01, kl_estimator='k3', dual_clip=3.0, clip_high=0.28, temperature=0.9
 )
+SEQUENCES = 'seq_mean_token_mean'
 
 
 # ---- splits, devices, order ----------------------------------------------------------------------
@@ -95,6 +96,45 @@ def test_other_aggregations_are_the_same_in_four_microbatches(aggregation):
     state, batch = state_of(toy.toy_params(0)), toy_batch()
     run = functools.partial(toy_update, values_fn=None, aggregation=aggregation, norm_length=5)
     assert_close(run()(state, batch)[0], run(num_microbatches=4)(state, batch)[0], atol=1e-7)
+
+
+def turn_by_turn(batch, turns):
+    """The batch with a row for each turn, in which only the tokens of that turn train."""
+    rows = jax.tree.map(lambda x: jnp.repeat(x, turns, axis=0), batch)
+    own = rows.turn == jnp.tile(jnp.arange(turns), len(batch.turn))[:, None]
+    return rows.replace(mask=rows.mask & own, value_mask=rows.value_mask & own)
+
+
+@pytest.mark.parametrize(
+    ('aggregation', 'devices'), [*((name, 1) for name in losses.AGGREGATIONS), (SEQUENCES, 4)]
+)
+def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devices):
+    """Surrogate, entropy, KL, its coefficient and the critic counted turns as episodes."""
+    settings = EVERYTHING | dict(aggregation=aggregation, norm_length=5, num_minibatches=2)
+    settings |= dict(kl_target=0.01, kl_horizon=40.0)
+    state, batch = own_critic_state(kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
+    batch, key = without_rows(batch, trains=[0, 1, 3, 6, 7, 8, 11, 12, 15]), jax.random.key(3)
+    assert len(set(batch.turn.max(1).tolist())) > 2
+    whole, measured = toy_update(**settings)(state, batch, key=key)
+    rows, layout = turn_by_turn(batch, 4), None
+    if devices > 1:
+        kinds = (AxisType.Auto,)
+        mesh = jax.make_mesh((4,), ('data',), axis_types=kinds, devices=jax.devices()[:devices])
+        layout = NamedSharding(mesh, P('data'))
+        state, rows = jax.device_put((state, rows), (NamedSharding(mesh, P()), layout))
+    split = dict(together=4, sparse=True, num_microbatches=4, row_sharding=layout)
+    after, metrics = toy_update(**split, **settings)(state, rows, key=key)
+    assert_close(whole, after, atol=3e-7)
+    assert_close(measured, metrics, atol=1e-5)
+
+
+def test_means_of_microbatches_count_episodes_too():
+    """Of each part the episodes that have rows in it: a mean over them, then over the parts."""
+    mask = jnp.ones((8, 2), bool).at[7].set(False)  # two episodes of four rows, two parts
+    weights = update.weigher('seq_mean_token_mean', None, parts=2, episodes=2)
+    got = weights(mask, jnp.arange(8) // 4).sum(1)
+    # each part has two rows of either episode but the second, which has one of the last
+    np.testing.assert_allclose(got, [1 / 8] * 4 + [1 / 8, 1 / 4, 1 / 8, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize('shared', [False, True])

@@ -4,6 +4,12 @@
   loss_t = clipped surrogate of the ratio sg(s) pi / sg(pi), which has the value of s
 Clip ranges are far smaller than PPO's, 3e-4 and 4e-4; rows weigh the same (seq_mean_token_mean).
 `turn_loss` takes the mean over the turn of a token instead ('gspo_turn').
+
+A sequence is what one prompt conditions: the episode, where the policy sees the whole conversation.
+Where it sees only the last turns (context.window > 0) that is the turn, each with a prompt of its
+own, and its ratio is that of gspo_turn; gspo, whose ratio would be of rows with other prompts, is
+refused there. The ratio is the row's own, but what a row weighs is not: the rows of an episode are
+one sequence in every aggregation (losses.token_weights).
 """
 
 import jax

@@ -16,8 +16,8 @@ It has no stopping bias and the least variance of an update in worlds of more th
 (benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for
 each sampled turn turn_grpo has less variance there.
 
-scale: as in turn_grpo. token_mean divides by one number too; a division by a row's own length
-(seq_mean_token_mean) would undo the weights.
+scale: as in turn_grpo. token_mean divides by one number too; a division by a sequence's own length
+(seq_mean_token_mean) would undo the weights. An episode and its continuations are one sequence.
 """
 
 import jax

@@ -3,6 +3,8 @@
 Every per-token function selects before it computes, so values off the mask may be inf or nan. A
 loss is sum(weights * per_token) with weights from token_weights: their denominators are counted on
 the whole optimiser batch, so any split into micro-batches or devices adds up to the same number.
+Entropy, KL and the critic's loss have the same weights as the surrogate. The rows of an episode
+(its windows, its continuations) are one sequence: split or not, an episode weighs the same.
 """
 
 import functools
@@ -241,19 +243,32 @@ def kl_penalty(
 
 
 def token_weights(
-    mask: jax.Array, aggregation: str, *, norm_length: int | None = None
+    mask: jax.Array,
+    aggregation: str,
+    *,
+    norm_length: int | None = None,
+    episode: jax.Array | None = None,
+    episodes: int | None = None,
 ) -> jax.Array:
     """float32 [B, T] such that a loss is sum(weights * per_token); 0 off the mask.
 
-    With n = trained tokens, S = rows that have any, L_b = trained tokens of row b:
-      token_mean 1 / n | seq_mean_token_mean 1 / (S L_b) | seq_mean_token_sum 1 / S
-      token_sum_norm 1 / (S norm_length), a constant per row (Dr.GRPO, arXiv:2503.20783); T if None.
+    With n = trained tokens, S = sequences that have any, L_s = trained tokens of sequence s:
+      token_mean 1 / n | seq_mean_token_mean 1 / (S L_s) | seq_mean_token_sum 1 / S
+      token_sum_norm 1 / (S norm_length), a constant (Dr.GRPO, arXiv:2503.20783); T if None.
+    episode int32 [B] in [0, episodes): rows of the same number are one sequence; None: each row is
+    one. So a token weighs what it would if all of its episode were in one row, and an episode of
+    many windows no more than one of few. (1 / rows of the episode on each row's own mean would be
+    equal only where its rows are equally long.) In token_mean a token is a token: windows overlap
+    in what is read, but each sampled token is trained in one of them, so no row needs a weight.
     Call it on the whole optimiser batch, then split: the denominators are global.
     """
-    lengths = mask.sum(1, keepdims=True)
-    sequences = jnp.maximum((lengths > 0).sum(), 1)
+    lengths = each = mask.sum(1, keepdims=True)
+    if episode is not None and aggregation != 'token_mean':
+        each = jnp.zeros((episodes, 1), lengths.dtype).at[episode].add(lengths)
+        lengths = each[episode]
+    sequences = jnp.maximum((each > 0).sum(), 1)
     if aggregation == 'token_mean':
-        denominator = jnp.maximum(lengths.sum(), 1)
+        denominator = jnp.maximum(each.sum(), 1)
     elif aggregation == 'seq_mean_token_mean':
         denominator = sequences * jnp.maximum(lengths, 1)
     elif aggregation == 'seq_mean_token_sum':

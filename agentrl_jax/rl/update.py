@@ -103,12 +103,18 @@ def adapt_kl_coef(
     return kl_coef * (1.0 + error * episodes / horizon)
 
 
+def trained_episodes(mask: jax.Array, together: int) -> jax.Array:
+    """Episodes with a trained token in mask bool [B, T]; each has `together` rows side by side."""
+    trains = mask.any(1)
+    return trains.sum() if together == 1 else trains.reshape(-1, together).any(1).sum()
+
+
 def steered_kl_coef(
     state: TrainState, batch: Batch, target: float, horizon: float, together: int
 ) -> jax.Array:
     """adapt_kl_coef by the batch's mean of log pi_old - log pi_ref; unchanged if not finite."""
     kl = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
-    episodes = batch.mask.any(1)[::together].sum()
+    episodes = trained_episodes(batch.mask, together)
     new = adapt_kl_coef(state.kl_coef, kl, target=target, horizon=horizon, episodes=episodes)
     return jnp.where(jnp.isfinite(new), new, state.kl_coef)
 
@@ -148,18 +154,23 @@ def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1
     return jax.tree.map(one, batch)
 
 
-def weigher(aggregation: str, norm_length: int | None, parts: int) -> Callable:
+def weigher(
+    aggregation: str, norm_length: int | None, parts: int, episodes: int | None = None
+) -> Callable:
     """Token weights of a mask bool [B, T], whose denominators are counted in each of `parts` parts.
 
     Parts are those of _split, and the loss is the mean over them: with more than one, what the
-    references do, a token weighs more the fewer tokens its micro-batch has.
+    references do, a token weighs more the fewer tokens its micro-batch has. Of rows that share an
+    episode its number, below `episodes`, is a second argument int32 [B] (losses.token_weights).
     """
-    whole = functools.partial(
-        losses.token_weights, aggregation=aggregation, norm_length=norm_length
-    )
 
-    def weights(mask):
-        split = jax.vmap(whole)(_split(mask, parts, None)) / parts
+    def whole(mask, episode=None):
+        return losses.token_weights(
+            mask, aggregation, norm_length=norm_length, episode=episode, episodes=episodes
+        )
+
+    def weights(mask, episode=None):
+        split = jax.vmap(whole)(*_split((mask, episode), parts, None)) / parts
         return split.swapaxes(0, 1).reshape(mask.shape)
 
     return whole if parts == 1 else weights
@@ -253,7 +264,7 @@ class _Settings:
     objective: Callable  # joint_loss of (params, batch, weights, value_weights, kl_coef)
     values_fn: Callable | None
     value_clip: float | None
-    weights: Callable  # token weights of a mask
+    weights: Callable  # token weights of a mask and the episodes of its rows
     tx: optax.GradientTransformation
     critic_tx: optax.GradientTransformation | None
     parts: int
@@ -262,6 +273,7 @@ class _Settings:
     row_sharding: NamedSharding | None
     critic_warmup: int
     lr_scale: jax.Array | float
+    together: int = 1  # rows of an episode
     sparse: bool = False  # rows may not train
 
 
@@ -348,7 +360,8 @@ def one_step(
     part = jax.tree.map(lambda x: x[rows], batch)
     if s.row_sharding is not None:
         part = jax.lax.with_sharding_constraint(part, s.row_sharding)
-    weights, value_weights = s.weights(part.mask), s.weights(part.value_mask)
+    episode = None if s.together == 1 else rows // s.together
+    weights, value_weights = (s.weights(mask, episode) for mask in (part.mask, part.value_mask))
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
         state, metrics, finite, taken = critic_step(state, part, value_weights, s)
@@ -428,8 +441,8 @@ def update_step(
     policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
     key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
     unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
-    together: so many rows side by side are one episode with its continuations, and in one optimiser
-    step;
+    together: so many rows side by side are one episode, its windows or it and its continuations:
+    they are in one optimiser step and weigh as one sequence;
     sparse: rows that do not train are put together, and micro-batches of nothing else left out;
     widths: so many are compiled, and each micro-batch takes the narrowest that holds its rows (see
     rl.widths);
@@ -453,9 +466,15 @@ def update_step(
         tx=tx,
         critic_tx=critic_tx,
         lr_scale=lr_scale,
-        weights=weigher(aggregation, norm_length, num_microbatches if microbatch_means else 1),
+        weights=weigher(
+            aggregation,
+            norm_length,
+            parts=num_microbatches if microbatch_means else 1,
+            episodes=len(batch.tokens) // together,
+        ),
         parts=num_microbatches,
         unit=unit,
+        together=together,
         widths=widths,
         row_sharding=row_sharding,
         critic_warmup=critic_warmup,
@@ -470,7 +489,7 @@ def update_step(
     )
     before = state.skipped
     state, steps = jax.lax.scan(lambda s, r: one_step(s, r, batch, settings), state, rows)
-    metrics = reduce_steps(steps) | batch_metrics(batch, values_fn is not None)
+    metrics = reduce_steps(steps) | batch_metrics(batch, values_fn is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
     if kl_target is not None:
@@ -497,11 +516,14 @@ def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return out
 
 
-def batch_metrics(batch: Batch, has_critic: bool) -> dict[str, jax.Array]:
-    """Of the batch before the update: advantages, trained tokens, how well the critic explains."""
+def batch_metrics(batch: Batch, has_critic: bool, together: int = 1) -> dict[str, jax.Array]:
+    """Of the batch before the update: advantages, trained tokens, how well the critic explains.
+
+    together: rows of an episode.
+    """
     metrics = {
         'batch/trained_tokens': batch.mask.sum().astype(jnp.float32),
-        'batch/trained_rows': batch.mask.any(1).sum().astype(jnp.float32),
+        'batch/trained_rows': trained_episodes(batch.mask, together).astype(jnp.float32),
         'batch/tokens': (batch.attention_mask & batch.mask.any(1, keepdims=True))
         .sum()
         .astype(jnp.float32),

@@ -150,7 +150,7 @@ def build_update(cfg: Any, mesh: Any, txs: tuple) -> Any:
         kl_target=loss.kl_target or None,
         kl_horizon=loss.kl_horizon,
         row_sharding=sharding.shard_rows(mesh),
-        together=samples if derived.trains_continuations(cfg) else 1,
+        together=samples,
         sparse=derived.rows_drop_out(cfg),
         widths=size.widths,
         **head_settings(cfg),
