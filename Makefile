@@ -6,7 +6,7 @@
 # make soak    those: killed processes, full disks, hostile files, a fake gcloud, whole benchmarks
 # make tables  every table and curve of experiments/ again, from the metrics committed there
 # make lint    ruff alone        make clean   removes the environments and caches, not runs/
-# make chaos   kills runs of every algorithm at random moments and compares what they end with
+# make chaos   kills runs of every kind at random moments and compares what they end with
 # make chaos-hosts  plays against servers of worlds, and networks, that fail in every way
 # Needs Python 3.11+ and make. Choose another interpreter with `make demo PYTHON=/path/to/python`.
 

@@ -1,24 +1,26 @@
-"""Kills training runs of all algorithms, and sweeps, at random moments: not a bit may be lost.
+"""Kills training runs of every kind at random moments: not a bit may be lost.
 
   make chaos [ARGS="--kills=50 --seed=0"]
 
-Each round takes an algorithm, a sweep of two runs, a run of two processes, one whose worlds are on
-servers that it starts, whose clock jumps, whose disk is slow, or whose disk is full; trains its
-undisturbed twin once; then starts the same again and again and disturbs it at a random moment: some
-seconds after its start, behind some step, or while a checkpoint is being saved. At last it may
-finish; rows of metrics (times aside) and every array of the newest checkpoint must be the twin's. A
-round is over after --a_run kills, and all are taken in turn, in random order (a full disk only
-where this user may mount one).
+Each round takes a kind of run: an algorithm, a mixture of worlds, an agent that plans or tries its
+levels twice, adapters, the best policy kept beside the newest, worlds on servers that the run
+starts, two processes (KINDS); a sweep of two runs; a disk that fills (where this user may mount
+one). It trains the undisturbed twin once, then starts the same again and again and disturbs it at a
+random moment: some seconds after its start, after some step, or while a checkpoint is being saved.
+At last it may finish; rows of metrics (times aside), every array of the newest checkpoint and of
+the best policy, the pages and what worlds on hosts said must be the twin's. A round is over after
+--a_run kills, and all kinds are taken in turn, in random order.
 
 Disturbances are SIGKILL; SIGTERM or SIGINT, to be obeyed; SIGTERM and soon SIGKILL, a preemption;
 SIGSTOP for a while and then SIGKILL. Of two processes one is killed, asked to stop, or stopped for
 good, as by a host that hangs: the other one must then end by itself, and say so. So must a run
-whose disk has filled. A run with servers is always killed in the end, and they must end with it.
+whose disk has filled. Servers of worlds must end with the run that started them, however it ended.
 """
 
 import argparse
 import collections
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -31,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import jax
 import micro_runs
@@ -38,14 +41,15 @@ import numpy as np
 import psutil
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.machine import processes
+from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies
+from agentrl_jax.run.effective import effective
+from agentrl_jax.run.params import best_of
 
 KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP
 BLOWS = ((KILL,), (KILL,), (KILL,), (TERM,), (INT,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
 PAIR_BLOWS = ((KILL,), (KILL,), (TERM,), (STOP,))
-HOST_BLOWS = ((KILL,), (KILL,), (KILL,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
 OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that was asked to stop
 ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # so that some succeed
 OWN = {  # what an algorithm needs or refuses of the micro run
@@ -53,7 +57,6 @@ OWN = {  # what an algorithm needs or refuses of the micro run
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
     'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
 }
-SWEEP, PAIR, HOSTS, CLOCK, SLOW, FULL = 'sweep', 'pair', 'hosts', 'clock', 'slow', 'full'  # others
 SERVED = {  # training against worlds of a server that the run starts
     'steps': 12,
     'algorithm': 'grpo',
@@ -66,7 +69,8 @@ SERVED = {  # training against worlds of a server that the run starts
     'clone.episodes': 0,
     'clone.steps': 0,
 }
-MARK = 'CHAOS_RUN'  # variable that all processes of a run with servers have
+TWICE = {'agent.trials': 2, 'env.max_turns': 5, 'curriculum.rounds': (5,)}  # a level is tried twice
+MARK = 'CHAOS_RUN'  # variable that all processes of a run have, its servers too
 DISK = 'size=24m'  # of which a run takes half
 SERVERS_S = 30  # within which the servers of a run that was killed have ended
 HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
@@ -93,14 +97,102 @@ runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
 """
 
 
-def overrides(algorithm: str) -> dict:
-    return ALL | {'algorithm': algorithm} | OWN.get(algorithm, {})
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of run."""
+
+    changes: dict[str, Any]  # of the micro run's config
+    processes: int = 1
+    program: str = ''  # through which it is disturbed; its twin is a plain run
+    twin: str = ''  # kind whose undisturbed run is the same
 
 
-def config_of(algorithm: str):
+def of_algorithm(name: str) -> Kind:
+    return Kind(ALL | {'algorithm': name} | OWN.get(name, {}))
+
+
+GRPO = of_algorithm('grpo')
+KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS)} | {
+    'pair': Kind({}, processes=2),
+    'mix': Kind(
+        GRPO.changes | {'env.mix': (('frozen_lake', 0.5), ('library', 0.5)), 'filter.keep': 1.0}
+    ),
+    'plan': Kind(GRPO.changes | TWICE | {'agent.name': 'plan', 'agent.plan_every': 1}),
+    'reflect': Kind(GRPO.changes | TWICE | {'agent.name': 'reflect', 'agent.reward': 'gain'}),
+    'lora': Kind(
+        GRPO.changes | {'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,down_proj'}
+    ),
+    'best': Kind(ALL | {'checkpoint.best': True, 'eval.every': 2}),
+    'hosts': Kind(SERVED),
+    'hosts_curriculum': Kind(
+        SERVED
+        | {
+            'env.max_turns': 3,
+            'curriculum.rounds': (1, 3),
+            'curriculum.stage_steps': 5,
+            'curriculum.interpolate': True,
+        }
+    ),
+    'hosts_reflect': Kind(
+        SERVED
+        | TWICE
+        | {'agent.name': 'reflect', 'hosts.max_observation': 160, 'rollout.max_tokens': 640}
+    ),
+    'hosts_mix': Kind(
+        SERVED
+        | {
+            'env.mix': (('frozen_lake', 0.5), ('textcraft', 0.5)),
+            'model.tokenizer': 'agentrl_jax/tokens/textcraft.model',
+            'rollout.max_tokens': 400,
+        }
+    ),
+    'hosts_pair': Kind(SERVED, processes=2),
+    'clock': Kind(GRPO.changes, program=JUMPING, twin='grpo'),
+    'slow': Kind(GRPO.changes, program=WAITING, twin='grpo'),
+}
+SWEEP, FULL = 'sweep', 'full'  # of which there is more to say than a config
+
+
+def config_of(changes: dict[str, Any]):
     cfg = micro_runs.get_config()
-    cfg.update_from_flattened_dict(overrides(algorithm))
-    return cfg
+    cfg.update_from_flattened_dict(changes)
+    return effective(cfg)
+
+
+def without_waiting(x: Any) -> Any:
+    """A page's document without how long worlds were waited for and how often they were asked."""
+    waited = ('seconds', 'slowest', 'tries', 'retries')
+    if isinstance(x, dict):
+        return {name: without_waiting(part) for name, part in x.items() if name not in waited}
+    return [without_waiting(part) for part in x] if isinstance(x, list) else x
+
+
+def pages_of(workdir: pathlib.Path) -> dict[str, Any]:
+    """The pages of a run by name; their HTML too, unless worlds were waited for."""
+    found = sorted((workdir / 'rollouts').iterdir())
+    pages = {path.name: json.loads(path.read_text()) for path in found if path.suffix == '.json'}
+    if not replies_of(workdir):
+        pages |= {path.name: path.read_text() for path in found if path.suffix == '.html'}
+    return without_waiting(pages)
+
+
+def replies_of(workdir: pathlib.Path) -> dict[str, list[str]]:
+    """What worlds on hosts said, by the file that says it; sorted, for it comes as it comes."""
+    return {
+        path.name: sorted(json.dumps(without_waiting(row)) for row in replies.read_log(path))
+        for path in workdir.glob('replies*.jsonl')
+    }
+
+
+def kept_best(workdir: pathlib.Path) -> dict[str, Any]:
+    """Steps of the best policy (one, or none) and the checksums of its arrays."""
+    folder = pathlib.Path(best_of(workdir), checkpoint.FOLDER)
+    steps = checkpoint.steps(folder)
+    lines = ((folder / f'{step}' / checkpoint.CONTENTS).read_text() for step in steps)
+    return {
+        step: json.loads(text.splitlines()[1])['arrays']
+        for step, text in zip(steps, lines, strict=True)
+    }
 
 
 def rows_below(folder: pathlib.Path) -> int:
@@ -122,6 +214,7 @@ class Chaos:
         self.folder, self.rng = folder, random.Random(seed)
         self.tally: collections.Counter[tuple[str, str, str]] = collections.Counter()
         self.codes: collections.Counter[tuple[str, int]] = collections.Counter()
+        self.compared: collections.Counter[str] = collections.Counter()
         self.late, self.rounds, self.leaves, self.quickest = 0, 0, 0, float('inf')  # s of a run
         self.started: list[subprocess.Popen] = []
         (folder / 'two_seeds.py').write_text(TWO_SEEDS)
@@ -149,29 +242,31 @@ class Chaos:
         workdir = place or self.folder / f'round_{self.rounds}'
         if not twin.exists():
             began = time.monotonic()
-            self.finish(name, start(twin))
+            self.finish(name, twin, start(twin))
             self.quickest = min(self.quickest, time.monotonic() - began)
         for _ in range(kills):
             process = start(workdir)
             moment = self.wait_for_moment(process, workdir, rows_below(twin))
             struck = process.strike(self.rng)
+            assert_alone(workdir)
             blow, codes = struck or ('', [0])
             if codes[0] == 0:
                 self.late += 1
                 break
             self.tally[name, moment, blow] += 1
             self.codes.update((blow, code) for code in codes)
-            if blow in ('SIGTERM', 'SIGINT') and moment != 'time' and not isinstance(process, Pair):
+            if blow in ('SIGTERM', 'SIGINT') and moment != 'time':
                 assert codes[0] in OBEYED, f'{name}: {blow} at a {moment} led to {codes}'
-        self.finish(name, start(workdir))
+        self.finish(name, workdir, start(workdir))
         compare(workdir, twin)
         self.rounds += 1
         if place is None:
             shutil.rmtree(workdir)
 
-    def finish(self, name: str, process: 'One | Pair') -> None:
+    def finish(self, name: str, workdir: pathlib.Path, process: 'One | Pair') -> None:
         code = process.wait()
         assert code == 0, f'{name}: exit code {code} at its end, see {self.folder / "log"}'
+        assert_alone(workdir)
 
     def wait_for_moment(self, process: 'One | Pair', workdir: pathlib.Path, rows: int) -> str:
         """Returns at a random moment of the run, or when it has ended; what kind of moment."""
@@ -195,37 +290,49 @@ class Chaos:
         time.sleep(more)
         return kind
 
-    def same_run(self, cfg):
-        def compare(workdir, twin):
-            rows, expected = (
-                micro_runs.without_times(run_log.read_metrics(w / run_log.METRICS_FILE))
-                for w in (workdir, twin)
-            )
-            assert rows == expected, f'{workdir}: rows differ from {twin}'
-            one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, twin))
-            jax.tree.map(np.testing.assert_array_equal, one, other)
-            self.leaves += len(jax.tree.leaves(one))
+    def compare(self, changes: dict[str, Any], workdir: pathlib.Path, twin: pathlib.Path) -> None:
+        """Fails unless both runs have the same rows, arrays, pages and replies."""
+        rows, expected = (
+            micro_runs.without_times(run_log.read_metrics(w / run_log.METRICS_FILE))
+            for w in (workdir, twin)
+        )
+        assert rows == expected, f'{workdir}: rows differ from {twin}'
+        for read in (replies_of, pages_of, kept_best):
+            found, expected = read(workdir), read(twin)
+            differ = {name for name in found | expected if found.get(name) != expected.get(name)}
+            assert not differ, f'{workdir}: {sorted(differ)} of {read.__name__} differ from {twin}'
+            self.compared[read.__name__] += len(found)
+        cfg = config_of(changes)
+        one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, twin))
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+        self.leaves += len(jax.tree.leaves(one))
 
-        return compare
+    def train(self, kind: Kind, workdir: pathlib.Path) -> 'One | Pair':
+        """Starts a run; its workdir says whether it is to be disturbed."""
+        disturbed = kind.program and not workdir.name.startswith('twin')
+        words = ['-c', kind.program] if disturbed else ['-m']
+        words += ['agentrl_jax.train', '--config=tests/micro_runs.py', f'--workdir={workdir}']
+        words += [f'--config.{name}={value}' for name, value in kind.changes.items()]
+        mark = {MARK: f'{workdir}'}
+        if kind.processes == 1:
+            return One(self.start(*words, **mark))
+        with socket.socket() as probe:
+            probe.bind(('localhost', 0))
+            port = probe.getsockname()[1]
+        joined = {
+            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
+            'JAX_NUM_PROCESSES': f'{kind.processes}',
+            'JAX_NUM_CPU_DEVICES': '1',
+            'AGENTRL_HEARTBEAT_S': f'{HEARTBEAT_S}',
+        }
+        words.append(f'--config.mesh.data={kind.processes}')
+        each = range(kind.processes)
+        return Pair([self.start(*words, **mark, **joined, JAX_PROCESS_ID=f'{i}') for i in each])
 
-    def train(self, algorithm: str, workdir: pathlib.Path, *through: str) -> 'One':
-        words = [f'--config.{name}={value}' for name, value in overrides(algorithm).items()]
-        config = ['--config=tests/micro_runs.py', f'--workdir={workdir}']
-        how = through or ('-m',)
-        return One(self.start(*how, 'agentrl_jax.train', *config, *words))
-
-    def of_algorithm(self, name: str, kills: int) -> None:
-        start = functools.partial(self.train, name)
-        self.round(name, start, self.same_run(config_of(name)), kills)
-
-    def of_strange(self, kills: int, *, name: str, program: str) -> None:
-        """A machine on which something is odd; the twin's is in order."""
-
-        def start(workdir):
-            through = () if workdir.name.startswith('twin') else ('-c', program)
-            return self.train('grpo', workdir, *through)
-
-        self.round(name, start, self.same_run(config_of('grpo')), kills, twin='grpo')
+    def of_kind(self, name: str, kills: int) -> None:
+        kind = KINDS[name]
+        compare = functools.partial(self.compare, kind.changes)
+        self.round(name, functools.partial(self.train, kind), compare, kills, twin=kind.twin)
 
     def of_full(self, kills: int) -> None:
         """Its disk fills, it ends by itself, there is room again, the same command goes on."""
@@ -235,44 +342,15 @@ class Chaos:
 
         def start(workdir):
             here = workdir if workdir.name.startswith('twin') else place
-            return Filled(self, self.train('grpo', here).process, place)
+            return Filled(self, self.train(GRPO, here).process, place)
 
         def compare(_, twin):
-            self.same_run(config_of('grpo'))(place, twin)
+            self.compare(GRPO.changes, place, twin)
 
         try:
             self.round(FULL, start, compare, kills, twin='grpo', place=place)
         finally:
             subprocess.run(['umount', '-l', str(place)], check=True)
-
-    def of_hosts(self, kills: int) -> None:
-        """Worlds on a server that the run starts; what they say is the same too."""
-        words = [f'--config.{name}={value}' for name, value in SERVED.items()]
-        cfg = micro_runs.get_config()
-        cfg.update_from_flattened_dict(SERVED)
-        same_run = self.same_run(cfg)
-
-        def start(workdir):
-            config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', *words]
-            mark = {MARK: f'{workdir}'}
-            process = self.start('-m', 'agentrl_jax.train', *config, **mark)
-            return Serving(process, mark)
-
-        def compare(workdir, twin):
-            same_run(workdir, twin)
-            said, expected = (
-                sorted(json.dumps(row | {'seconds': 0}) for row in replies.read_log(path))
-                for path in (workdir / 'replies.jsonl', twin / 'replies.jsonl')
-            )
-            assert said == expected, f'{workdir}: replies differ from {twin}'
-
-        self.round(HOSTS, start, compare, kills)
-
-    def of_pair(self, kills: int) -> None:
-        def start(workdir):
-            return Pair(self, workdir)
-
-        self.round(PAIR, start, self.same_run(micro_runs.get_config()), kills)
 
     def of_sweep(self, kills: int) -> None:
         def start(workdir):
@@ -284,26 +362,17 @@ class Chaos:
             runs = sorted(path.parent.name for path in twin.glob('*/finished.json'))
             assert len(runs) == 2
             for name in runs:
-                cfg = micro_runs.get_config()
-                cfg.seed = int(name.split('seed=')[1][0])
-                self.same_run(cfg)(workdir / name, twin / name)
+                seed = {'seed': int(name.split('seed=')[1][0])}
+                self.compare(seed, workdir / name, twin / name)
 
         self.round(SWEEP, start, compare, kills)
 
     def of(self, name: str, kills: int) -> None:
-        strange = functools.partial(self.of_strange, name=name)
-        others = {
-            SWEEP: self.of_sweep,
-            PAIR: self.of_pair,
-            HOSTS: self.of_hosts,
-            CLOCK: functools.partial(strange, program=JUMPING),
-            SLOW: functools.partial(strange, program=WAITING),
-            FULL: self.of_full,
-        }
+        others = {SWEEP: self.of_sweep, FULL: self.of_full}
         if name in others:
             others[name](kills)
         else:
-            self.of_algorithm(name, kills)
+            self.of_kind(name, kills)
 
     def end(self) -> None:
         """Of what is still running."""
@@ -324,6 +393,17 @@ class Chaos:
             f'{blow} -> {code}: {n}' for (blow, code), n in sorted(self.codes.items())
         )
         return '\n'.join([*lines, f'exit codes: {codes}'])
+
+
+def assert_alone(workdir: pathlib.Path) -> None:
+    """Nothing that a run has started outlives it."""
+    marked, left = {MARK: f'{workdir}'}, []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if marked.items() <= process.environ().items():
+                left.append(process)
+    _, left = psutil.wait_procs(left, SERVERS_S)
+    assert not left, f'{left} were left over'
 
 
 def strike(process: subprocess.Popen, blow: tuple[int, ...], rng: random.Random) -> str:
@@ -357,39 +437,6 @@ class One:
         return name, [self.process.wait()]
 
 
-class Serving(One):
-    """A process with servers of worlds, which end with it."""
-
-    def __init__(self, process: subprocess.Popen, mark: dict[str, str]):
-        super().__init__(process)
-        self.mark = mark
-
-    def wait(self) -> int:
-        code = super().wait()
-        self.assert_alone()
-        return code
-
-    def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        if self.has_ended():
-            self.wait()
-            return None
-        name = strike(self.process, rng.choice(HOST_BLOWS), rng)
-        return f'{name} ({len(self.marked())} processes)', [self.wait()]
-
-    def marked(self) -> list[psutil.Process]:
-        """Processes that the run has started, and they."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if self.mark.items() <= process.environ().items():
-                    found.append(process)
-        return found
-
-    def assert_alone(self) -> None:
-        _, left = psutil.wait_procs(self.marked(), SERVERS_S)
-        assert not left, f'{left} were left over'
-
-
 class Filled(One):
     """A process whose disk fills."""
 
@@ -416,19 +463,8 @@ class Filled(One):
 class Pair:
     """Two processes of one run, of which one is struck."""
 
-    def __init__(self, chaos: Chaos, workdir: pathlib.Path):
-        with socket.socket() as probe:
-            probe.bind(('localhost', 0))
-            port = probe.getsockname()[1]
-        joined = {
-            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-            'JAX_NUM_PROCESSES': '2',
-            'JAX_NUM_CPU_DEVICES': '1',
-            'AGENTRL_HEARTBEAT_S': str(HEARTBEAT_S),
-        }
-        config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', '--config.mesh.data=2']
-        words = ['-m', 'agentrl_jax.train', *config]
-        self.both = [chaos.start(*words, **joined, JAX_PROCESS_ID=str(i)) for i in range(2)]
+    def __init__(self, both: list[subprocess.Popen]):
+        self.both = both
 
     def has_ended(self) -> bool:
         return any(process.poll() is not None for process in self.both)
@@ -462,7 +498,7 @@ def main() -> None:
     parser.add_argument(
         '--only',
         default='',
-        help="algorithms, sweep, pair, hosts, clock, slow, full, with commas; '' = all",
+        help=f"with commas, of {', '.join(KINDS)}, {SWEEP}, {FULL}; '' = all",
     )
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
@@ -476,8 +512,7 @@ def main() -> None:
     # Children inherit signals that are ignored, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chaos = Chaos(folder, given.seed)
-    others = [SWEEP, PAIR, HOSTS, CLOCK, SLOW, *[FULL] * (os.geteuid() == 0)]
-    all_names = [*sorted(ALGORITHMS), *others]
+    all_names = [*KINDS, SWEEP, *[FULL] * (os.geteuid() == 0)]
     names = given.only.split(',') if given.only else all_names
     waiting: list[str] = []
     try:
@@ -494,7 +529,13 @@ def main() -> None:
         chaos.end()
         print(chaos.table())
     kills = chaos.tally.total()
-    print(f'{kills} kills, {chaos.rounds} runs, {chaos.leaves} arrays equal, 0 bits lost')
+    pages, logs, best = (
+        chaos.compared[read.__name__] for read in (pages_of, replies_of, kept_best)
+    )
+    print(
+        f'{kills} kills, {chaos.rounds} runs, {chaos.leaves} arrays, {pages} pages, {logs} logs of '
+        f'replies and {best} best policies equal, 0 bits lost'
+    )
     shutil.rmtree(folder)
 
 
