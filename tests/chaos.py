@@ -68,6 +68,7 @@ SERVED = {  # training against worlds of a server that the run starts
     'rollout.max_tokens': 256,
     'clone.episodes': 0,
     'clone.steps': 0,
+    'loss.entropy_coef': 0.01,  # nothing is learnt of the reward so soon
 }
 TWICE = {'agent.trials': 2, 'env.max_turns': 5, 'curriculum.rounds': (5,)}  # a level is tried twice
 MARK = 'CHAOS_RUN'  # variable that all processes of a run have, its servers too
@@ -117,12 +118,20 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS)} | {
     'mix': Kind(
         GRPO.changes | {'env.mix': (('frozen_lake', 0.5), ('library', 0.5)), 'filter.keep': 1.0}
     ),
-    'plan': Kind(GRPO.changes | TWICE | {'agent.name': 'plan', 'agent.plan_every': 1}),
-    'reflect': Kind(GRPO.changes | TWICE | {'agent.name': 'reflect', 'agent.reward': 'gain'}),
+    'plan': Kind(
+        GRPO.changes
+        | TWICE
+        | {'agent.name': 'plan', 'agent.plan_every': 1, 'rollout.max_tokens': 320}
+    ),
+    'reflect': Kind(
+        GRPO.changes
+        | TWICE
+        | {'agent.name': 'reflect', 'agent.reward': 'gain', 'rollout.max_tokens': 320}
+    ),
     'lora': Kind(
         GRPO.changes | {'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,down_proj'}
     ),
-    'best': Kind(ALL | {'checkpoint.best': True, 'eval.every': 2}),
+    'best': Kind(ALL | {'checkpoint.best': True, 'eval.every': 2, 'eval.samples': 3}),
     'hosts': Kind(SERVED),
     'hosts_curriculum': Kind(
         SERVED
@@ -297,6 +306,7 @@ class Chaos:
             for w in (workdir, twin)
         )
         assert rows == expected, f'{workdir}: rows differ from {twin}'
+        assert any(row.get('policy/grad_norm', 0) > 0 for row in rows), f'{twin}: nothing trained'
         for read in (replies_of, pages_of, kept_best):
             found, expected = read(workdir), read(twin)
             differ = {name for name in found | expected if found.get(name) != expected.get(name)}

@@ -50,7 +50,8 @@ def test_a_page_or_a_reply_that_differs_is_a_difference(tmp_path, named):
     for seconds, name in enumerate(('one', 'other')):
         folder = tmp_path / name / 'rollouts'
         folder.mkdir(parents=True)
-        (tmp_path / name / run_log.METRICS_FILE).write_text('')
+        row = json.dumps({'step': 0, 'time_s': 0.0, 'policy/grad_norm': 1.0})
+        (tmp_path / name / run_log.METRICS_FILE).write_text(row + '\n')
         text = name if named == 'step_000000.json' else ''
         page = {'text': text, 'worlds': [{'seconds': seconds}]}
         (folder / 'step_000000.json').write_text(json.dumps(page))
