@@ -4,7 +4,8 @@
 
 The first line of the output is {"url": ...}; --port=0 takes a free port. The index is built from
 the corpus where its folder does not exist, and memory-mapped where it does; without --index it is
-kept in memory. The protocol knows no token: whoever reaches --address may ask.
+kept in memory. Search-R1's own client knows no token, so one is asked for only where --token names
+a file; without it whoever reaches --address may ask.
 """
 
 import sys
@@ -19,14 +20,15 @@ if __name__ == '__main__':
     flags.DEFINE_integer('topk', 3, 'Documents for a query that does not say how many.', 1, 100)
     flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)
     flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    flags.DEFINE_string('token', '', 'File whose first line clients must show.')
     command.begin(__doc__)
 
 import json
-import socket
 
 import jax
 import uvicorn
 
+from agentrl_jax.envs.hosts import gate
 from agentrl_jax.envs.hosts.search import service
 from agentrl_jax.machine import files
 
@@ -36,10 +38,12 @@ def main() -> None:
     if not args.corpus and not args.index:
         raise ValueError('name the documents with --corpus, or the folder of an index with --index')
     jax.config.update('jax_platforms', 'cpu')  # bm25s computes with JAX when it is imported
-    places = files.in_mounts([args.corpus, args.index])
-    app = service.build_app(service.open_index(*places), topk=args.topk)
-    listener = socket.create_server((args.address, args.port), backlog=1024)
-    print(json.dumps({'url': 'http://{}:{}'.format(*listener.getsockname()[:2])}), flush=True)
+    token = gate.read_token(args.token)
+    gate.resolved(args.address)  # before the index, which may take hours
+    index = service.open_index(*files.in_mounts([args.corpus, args.index]))
+    app = service.build_app(index, topk=args.topk, token=token)
+    listener = gate.listening(args.address, args.port)
+    print(json.dumps({'url': gate.url_of(listener)}), flush=True)
     settings = uvicorn.Config(app, access_log=False, log_level='warning')
     uvicorn.Server(settings).run(sockets=[listener])
 

@@ -33,39 +33,24 @@ if __name__ == '__main__':
     command.begin(__doc__, needs=('env',))
 
 import asyncio
-import ipaddress
 import json
 import os
-import pathlib
 import socket
 import threading
 
 import uvicorn
 
-from agentrl_jax.envs.hosts import server
+from agentrl_jax.envs.hosts import gate, server, workers
 
 END_S = 10.0  # for requests and worlds to end when the starter has gone
 
 
 def token_of(path: str, address: str) -> str:
     """The token in a file; an address that others reach needs one."""
-    token = ''
-    if path:
-        token = pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip()
-        if len(token) < 16:
-            raise ValueError(f'{path}: the first line must be a token of 16 characters or more')
-    if not token and not ipaddress.ip_address(address).is_loopback:
+    token = gate.read_token(path)
+    if not token and not gate.is_loopback(address):
         raise ValueError(f'--address={address} lets other machines in: name a file with --token')
     return token
-
-
-def listening(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ':' in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=1024)
-    # Else an answer's body waits for the client to acknowledge its headers, 40 ms on Linux; asyncio
-    # sets it only on sockets that name their protocol.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
 
 
 def end_with_input(running: uvicorn.Server) -> None:
@@ -89,25 +74,27 @@ async def serve(app, listener: socket.socket, *, until_stdin_closes: bool) -> in
     if until_stdin_closes:
         threading.Thread(target=end_with_input, args=(running,), daemon=True).start()
     task = asyncio.create_task(running.serve(sockets=[listener]))
-    workers = app.state.worlds.workers
-    while not task.done() and not any(worker.ready for worker in workers):
+    started = app.state.worlds.workers
+    while not task.done() and not any(worker.ready for worker in started):
         await asyncio.sleep(0.02)
-        if all(worker.stillborn for worker in workers):
+        if all(worker.stillborn for worker in started):
             running.should_exit = True
             await task
             return 1
-    address, port = listener.getsockname()[:2]
-    host = f'[{address}]' if ':' in address else address
-    print(json.dumps({'url': f'http://{host}:{port}'}), flush=True)
+    print(json.dumps({'url': gate.url_of(listener)}), flush=True)
     await task
     return 0
 
 
 def main() -> int:
     args = flags.FLAGS
-    settings = json.loads(args.settings)
+    workers.place_of(args.env)
+    try:
+        settings = json.loads(args.settings)
+    except ValueError as error:
+        raise ValueError(f'--settings is no JSON: {error}') from error
     if not isinstance(settings, dict):
-        raise ValueError(f'--settings={args.settings} must be a JSON object of keywords')
+        raise ValueError('--settings must be a JSON object of keywords')
     token = token_of(args.token, args.address)
     limits = server.Limits(
         workers=args.workers,
@@ -117,12 +104,14 @@ def main() -> int:
         worker_mb=args.worker_mb,
     )
     app = server.build_app(args.env, settings, limits=limits, token=token)
-    listener = listening(args.address, args.port)
+    listener = gate.listening(args.address, args.port)
     return asyncio.run(serve(app, listener, until_stdin_closes=args.until_stdin_closes))
 
 
 if __name__ == '__main__':
     try:
         sys.exit(main())
-    except (ValueError, OSError) as error:
+    except ValueError as error:  # of the command line
+        command.refuse(str(error))
+    except OSError as error:
         sys.exit(f'error: {error}')

@@ -3,6 +3,8 @@
 import os
 import time
 
+import numpy as np
+
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 
 
@@ -10,6 +12,10 @@ class Hostile:
     """Counts its steps; each action names what happens in it."""
 
     deterministic, instruction = True, 'Count.'
+
+    def __init__(self, broken: str = ''):
+        if broken:
+            raise ValueError(f'{broken}\ntraining 200/200 success 1.0')
 
     def reset(self, item):
         if item < 0:
@@ -39,6 +45,12 @@ class Hostile:
             said = 'x' * 2**21
         if action == 'platform':
             said = os.environ['JAX_PLATFORMS']
+        if action == 'half':
+            said = 'half of a pair: \ud800'
+        if action == 'true':
+            reward = True
+        if action == 'numpy':
+            return Reply(said, success=np.bool_(True))  # which JSON does not have
         if action == 'print':
             print('{"seq": 1}', flush=True)
         return Reply(said, reward=reward, done=action == 'end', success=action == 'end' or None)

@@ -1,13 +1,22 @@
 """Texts of worlds as token ids: data, whatever they spell, and never longer than allowed."""
 
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.text import agents
-from agentrl_jax.text.conversation import CUT, Conversation, action_hash, plain, prefix_of
+from agentrl_jax.text.conversation import (
+    BYTES,
+    CUT,
+    Conversation,
+    action_hash,
+    ends_of,
+    plain,
+    prefix_of,
+)
 from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.tokens.chat import build_chat
 
@@ -124,6 +133,27 @@ def test_an_answer_is_told_to_the_world_with_its_prefix_and_trained_without_it()
     assert spoken.answer('Action: look') == conversation().answer('look')
     with pytest.raises(ValueError, match="answer_prefix='Action: ' is not how .*: 'look'"):
         spoken.answer('look')
+
+
+@pytest.mark.parametrize('letter', ['\U0001f600', 'é', 'a'])
+def test_of_a_hostile_text_a_bounded_number_of_bytes_is_tokenised(letter):
+    """The bound was of characters: those of four bytes took four times as long."""
+    most, seen = 64, []
+    tokenizer = tiny.tokenizer()
+    with mock.patch.object(type(tokenizer), 'encode_batch', autospec=True) as encode:
+        encode.side_effect = lambda self, texts: seen.extend(texts) or [[0] * len(texts[0])]
+        prompt = conversation(most).prompt(letter * 2**20)
+    assert prompt.cut and len(prompt.tokens) < 2 * most
+    assert max(len(text.encode()) for text in seen) <= 2 * BYTES * most + 50
+
+
+def test_a_text_of_few_bytes_for_each_token_is_not_cut_before_it_is_tokenised():
+    limit = 2 * 320
+    for text in ('é' * (limit // 2), 'a' * limit, 'a'):
+        assert ends_of(text, limit // 2) == (text, False)
+    assert ends_of('a' * (limit + 1), limit // 2) == (f'{"a" * 320}{CUT}{"a" * 320}', True)
+    whole = 'é' * 159  # 319 bytes are no whole number of characters
+    assert ends_of('é' * limit, 319) == (f'{whole}{CUT}{whole}', True)
 
 
 def test_what_an_agent_is_told_stays_whole_where_an_observation_is_cut():

@@ -4,6 +4,9 @@ import functools
 import itertools
 import threading
 import time
+import types
+import unicodedata
+from unittest import mock
 
 import host_worlds as hosts
 import jax
@@ -11,8 +14,9 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
-from agentrl_jax.rollout import host, keepers
+from agentrl_jax.envs.hosts import objects
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
+from agentrl_jax.rollout import game, host, keepers, replies
 from agentrl_jax.types import EpisodeStop
 
 WHATEVER = host.Patience(tries=1, min_healthy=0)
@@ -51,6 +55,7 @@ BAD_REPLIES = {
     'which must be from -1e+06 to 1e+06': Reply('a', reward=10**300),
     'World, item 1: figure of a reply is 1e+20': Reply('a', figures=(1, 1e20)),
     'figure of a reply is nan': Reply('a', figures=(float('nan'), 1)),
+    'reward of a reply is True': Reply('a', reward=True),
     'observation of a reply is None': Reply(None),
     'done of a reply is 1': Reply('a', done=1),
     "reward of a reply is 'high'": Reply('a', reward='high'),
@@ -74,6 +79,14 @@ def test_a_faulty_episode_leaves_and_the_others_are_the_same(reason, tmp_path):
     assert np.isfinite(out.rewards).all() and not out.success[faulty].any()
     assert (out.num_turns[faulty] == 1).all()
     assert reason in (tmp_path / 'replies').read_text()
+
+
+def test_a_tuple_in_the_wrong_order_is_a_fault():
+    """The end of an episode was its reward."""
+    for done in (True, np.True_):
+        thing = types.SimpleNamespace(step=lambda action, done=done: ('text', done, 1.0))
+        with pytest.raises(WorldError, match='reward of a step is True'):
+            objects.ObjectWorld(thing).step('go')
 
 
 def test_a_world_that_does_not_repeat_itself_is_not_asked_twice():
@@ -148,8 +161,55 @@ def test_too_few_healthy_episodes_are_played_again(capfd):
         np.testing.assert_array_equal(hosts.arrays(out)[name], before, err_msg=name)
 
 
+EVIL = 'a\r\ntraining 200/200 success 1.0\x1b[2J\x9b2J\u2028\u202e\ud800 http://me:pass@host/'
+HARMLESS = r'a\r\ntraining 200/200 success 1.0\x1b[2J\x9b2J\u2028\u202e\ud800 http://host/'
+
+
+def test_foreign_text_is_shown_on_one_line():
+    assert shown(EVIL) == shown(HARMLESS) == HARMLESS
+    assert shown('naïve 日本 😀 "a" \\n') == 'naïve 日本 😀 "a" \\n'
+    assert shown('ws://a:b@c:d@host:1?x=@') == 'ws://host:1?x=@'
+    assert str(WorldDown(EVIL)) == HARMLESS
+    unseen = ('Cc', 'Cs', 'Zl', 'Zp')
+    turned = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
+    for letter in map(chr, range(0x110000)):
+        if unicodedata.category(letter) in unseen or unicodedata.bidirectional(letter) in turned:
+            assert shown(letter).isascii() and shown(letter).isprintable(), letter
+
+
+def test_what_servers_say_is_spelled_in_the_terminal_the_log_and_the_error(capfd, tmp_path):
+    """A line of its own could say that the run had succeeded; escape codes moved the cursor."""
+
+    class World(Broken):
+        reply = KeyError(Raw())
+
+    with pytest.raises(game.WorldsFailed) as raised:
+        hosts.play(
+            make=World, patience=host.Patience(tries=1, min_healthy=0.75), log=tmp_path / 'replies'
+        )
+    assert str(raised.value).endswith(f'KeyError: {HARMLESS}')
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and all(line.endswith(f'KeyError: {HARMLESS}') for line in said)
+    faults = {line['fault'] for line in replies.read_log(tmp_path / 'replies')}
+    assert faults == {'', f'KeyError: {HARMLESS}'}
+
+
+def test_what_an_older_log_holds_is_spelled_when_it_is_played_again():
+    job = keepers.Job(seat=0, stream=0, item=0)
+    playing = mock.Mock(patience=WHATEVER, down={}, counted={'faults': 0}, out=mock.MagicMock())
+    game.Game.failed(playing, game.Seat(0), keepers.Outcome(job, fault=EVIL))
+    assert playing.last_fault == HARMLESS
+
+
+class Raw:
+    """KeyError('a\\n') would spell its text itself."""
+
+    def __repr__(self):
+        return EVIL
+
+
 def test_a_run_ends_when_its_worlds_do_not_get_better():
-    with pytest.raises(RuntimeError, match='8 of 16 episodes were lost .*WorldError: broken'):
+    with pytest.raises(game.WorldsFailed, match='8 of 16 episodes were lost .*WorldError: broken'):
         hosts.play(make=Broken, patience=host.Patience(tries=1, min_healthy=0.75))
 
 
@@ -192,8 +252,9 @@ def test_an_outage_that_lasts_ends_the_run_with_its_reason():
     def make():
         raise WorldDown('connection refused')
 
-    with pytest.raises(RuntimeError, match='all worlds have been down for .*connection refused'):
+    with pytest.raises(game.WorldsFailed, match='all worlds have been .*connection refused'):
         hosts.play(make=make, patience=host.Patience(outage_s=0.2))
+    assert issubclass(game.WorldsFailed, ValueError)  # commands say it in a line, without a stack
 
 
 def test_no_thread_is_left_over():

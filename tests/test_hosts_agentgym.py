@@ -19,6 +19,7 @@ from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 
 SECONDS = 0.3  # of a call, in tests of calls that get no answer
 ROUNDS = 6  # of an episode in tests of troubles
+LIMITS = dict(timeout_s=1, most_bytes=2**20)
 
 
 @pytest.fixture(scope='module')
@@ -103,6 +104,33 @@ def test_a_full_server_is_down_and_not_at_fault():
     with Table([('create', 503, {'error': 'full', 'code': 'no_room'})]) as table:
         with pytest.raises(WorldDown, match='503'):
             AgentGym('textcraft', Servers([table.url])).reset(0)
+
+
+def test_the_password_of_an_address_is_in_no_error():
+    down = 'http://me:secret@127.0.0.1:9'
+    with pytest.raises(WorldDown, match='^http://127.0.0.1:9 cannot be reached') as raised:
+        AgentGym('textcraft', Servers([down])).reset(0)
+    assert 'secret' not in str(raised.value)
+    with Table([('create', 500, f'no {down}')]) as table:
+        address = table.url.replace('://', '://me:secret@')
+        with pytest.raises(WorldError, match='answered 500') as raised:
+            AgentGym('textcraft', Servers([address])).reset(0)
+    assert 'secret' not in str(raised.value)
+    for make in (lambda url: Servers([url, url]), lambda url: Connection(url, **LIMITS)):
+        with pytest.raises(ValueError) as raised:
+            make('ftp://me:secret@host')
+        assert 'secret' not in str(raised.value) and 'host' in str(raised.value)
+    with pytest.raises(ValueError) as raised:
+        Connection('me:secret@host', **LIMITS)
+    assert 'secret' not in str(raised.value)
+
+
+def test_an_error_of_null_is_none():
+    craft = {'observation': 'o', 'reward': 0, 'done': False, 'error': None}
+    rows = [('create', 200, {'id': 0}), ('reset', 200, craft), ('step', 200, craft)]
+    with Table(rows) as table:
+        world = AgentGym('textcraft', Servers([table.url]))
+        assert world.reset(0) == 'o' and world.step(says('get')) == Reply('o', 0.0, False, False)
 
 
 def test_fewest_worlds_first():
@@ -377,6 +405,7 @@ WRONG = [
     {'observation': 'p', 'reward': 0},
     {'observation': None, 'reward': 0, 'done': False},
     {'observation': 'p', 'reward': '1', 'done': False},
+    {'observation': 'p', 'reward': True, 'done': False},
     {'observation': 'p', 'reward': 2.0, 'done': False},  # above TextCraft's bounds
     {'observation': 'p', 'reward': 10**400, 'done': False},
     {'observation': 'p', 'reward': 0, 'done': 'no'},

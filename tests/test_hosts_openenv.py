@@ -182,6 +182,13 @@ def test_an_address_that_is_none_is_refused():
         OpenEnv('localhost', action_field='text')
 
 
+def test_the_password_of_an_address_is_in_no_error():
+    for address in ('http://me:secret@127.0.0.1:9', 'http://me:secret@127.0.0.1:x'):
+        with pytest.raises((WorldDown, ValueError), match='127.0.0.1') as raised:
+            OpenEnv(address, action_field='text').reset(0)
+        assert 'secret' not in str(raised.value)
+
+
 def test_the_packages_own_server_is_understood():
     """Runs where openenv is installed with what it needs (make test-openenv)."""
     http_server = pytest.importorskip(

@@ -1,6 +1,8 @@
 """Search: documents are found, questions read, and episodes played in each dialect."""
 
+import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -15,13 +17,15 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import fastapi
 import numpy as np
 import pytest
 import uvicorn
 
-from agentrl_jax.envs.hosts import server
+from agentrl_jax.envs.hosts import gate, server
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.search import (
     countries,
@@ -207,6 +211,122 @@ def test_the_server_speaks_search_r1_s_protocol(served):
         for wrong in ({}, {'queries': ['a'], 'query': 'b'}, {'queries': ['a'], 'topk': 101}):
             with pytest.raises(WorldError, match='answered 422'):
                 post('retrieve', wrong)
+
+
+@pytest.mark.parametrize(
+    'raw, status, code',
+    [
+        (b'{"query": "' + b'x' * 2**22 + b'"}', 413, 'too_large'),
+        (b'{"queries": ["' + b'x' * 100_000 + b'"]}', 422, 'invalid'),
+        (b'{"queries": ["\\ud800"]}', 422, 'invalid'),
+        (b'{"queries": ', 422, 'invalid'),
+        (b'{}', 422, 'invalid'),
+    ],
+)
+def test_a_request_that_is_refused_is_not_sent_back(served, raw, status, code):
+    """One of 200 MB was read whole and came back in the error; half a character was a 500."""
+    headers = {'Content-Type': 'application/json'}
+    request = urllib.request.Request(f'{served}/retrieve', raw, headers)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=20)
+    with raised.value as error:
+        told = error.read()
+    assert (error.code, json.loads(told)['code']) == (status, code) and len(told) < 500
+
+
+def test_documents_are_found_only_with_the_token_where_there_is_one(corpus, asked, tmp_path):
+    token = 'a-token-that-is-long-enough'
+    (tmp_path / 'token').write_text(f'{token}\n')
+    with running(service.build_app(service.open_index(corpus), token=token)) as url:
+        with contextlib.closing(retrieval.Client(url)) as client:
+            with pytest.raises(WorldError, match='answered 401'):
+                client.search(['Oslo'], 1)
+            assert client.connection.get('health') == {'documents': 4}
+        with contextlib.closing(retrieval.Client(url, token=token)) as client:
+            assert client.search(['Oslo'], 1)[0][0][0]['id'] == '3'
+        settings = dict(corpus=url, questions=[asked])
+        with contextlib.closing(Search(token=str(tmp_path / 'token'), **settings)) as far:
+            far.reset(0)
+            assert 'Oslo' in far.step(far.dialect.searching('Oslo')).observation
+
+
+class Slow:
+    """An index of whose searches each waits until it is let go."""
+
+    documents = ()
+
+    def __init__(self):
+        self.begun, self.go = [], threading.Semaphore(0)
+
+    def search(self, queries, k):
+        self.begun += queries
+        assert self.go.acquire(timeout=20)
+        return [[] for _ in queries]
+
+
+def until(true):
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_searches_of_a_client_that_has_left_are_not_begun():
+    slow = Slow()
+    with running(service.build_app(slow, searches=1)) as url:
+        client = retrieval.Client(url, timeout_s=0.3)
+        with pytest.raises(WorldError, match='no answer within'):
+            client.search([f'{number}' for number in range(50)], 1)
+        slow.go.release()
+        with contextlib.closing(retrieval.Client(url)) as other:
+            slow.go.release()
+            assert other.search(['other'], 1) == [[]]
+    assert slow.begun == ['0', 'other']
+
+
+def test_more_requests_than_may_wait_find_no_room():
+    slow = Slow()
+    with running(service.build_app(slow, searches=1, requests=1)) as url:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            first = pool.submit(retrieval.Client(url).search, ['first'], 1)
+            until(lambda: slow.begun)
+            with contextlib.closing(retrieval.Client(url)) as other:
+                with pytest.raises(WorldDown, match='answered 503'):
+                    other.search(['other'], 1)
+                slow.go.release()
+                assert first.result() == [[]]
+                slow.go.release()
+                assert other.search(['other'], 1) == [[]]
+
+
+def test_the_bytes_of_all_requests_at_once_are_bounded():
+    """Those of one are; many could still fill the memory."""
+    scope, counts = {'type': 'http', 'path': '/', 'headers': []}, collections.Counter()
+
+    async def play():
+        go = asyncio.Event()
+
+        async def app(scope, receive, send):
+            await receive()
+            await go.wait()
+            await gate.Answer('ok')(scope, receive, send)
+
+        async def receive():
+            return {'type': 'http.request', 'body': b'"12345678"', 'more_body': False}
+
+        async def send(message):
+            pass
+
+        door = gate.Gate(app, most_bytes=10, token='', counts=counts)
+        under_way = [asyncio.create_task(door(scope, receive, send)) for _ in range(gate.HELD)]
+        await asyncio.sleep(0)
+        await door(scope, receive, send)
+        go.set()
+        await asyncio.gather(*under_way)
+        return door.held
+
+    assert asyncio.run(play()) == 0
+    assert counts == {'responses_200': gate.HELD, 'responses_503': 1}
 
 
 class Kept:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from agentrl_jax import serve
-from agentrl_jax.envs.hosts import server
+from agentrl_jax.envs.hosts import gate, server, workers
 from agentrl_jax.envs.hosts.connection import content_digest
 from agentrl_jax.envs.hosts.launch import Launched
 
@@ -141,6 +141,10 @@ def test_a_world_is_played_as_in_agentgyms_protocol(url):
         ('step', {'id': 'x', 'action': 'go'}, 422, 'invalid'),
         ('step', {'id': 0}, 422, 'invalid'),
         ('create', {'lease_s': -1}, 422, 'invalid'),
+        ('create', {'lease_s': 1e300}, 422, 'invalid'),
+        ('create', {'lease_s': 601}, 422, 'invalid'),
+        ('create', {'lease_s': float('inf')}, 422, 'invalid'),
+        ('create', {'lease_s': float('nan')}, 422, 'invalid'),
         ('create', {'commands': 'craft', 'goal': 'x'}, 422, 'invalid'),
         ('nowhere', {}, 404, 'not_found'),
         ('step_batch', {'steps': [{'id': 0, 'action': ''}] * 2000}, 422, 'invalid'),
@@ -157,6 +161,31 @@ def test_requests_that_are_no_json_or_too_large_are_refused(url):
     assert (status, told['code']) == (413, 'too_large')
 
 
+def test_an_action_that_is_no_text_is_refused_before_its_step(url):
+    """Half of a surrogate pair was a 500 after the step, and the world stayed open."""
+    world = made(url)
+    half = json.dumps({'id': world, 'action': '\ud800'})
+    spelled = json.dumps({'id': world, 'action': '\ud800'}, ensure_ascii=False)
+    for raw in (half.encode(), spelled.encode('utf-8', 'surrogatepass'), half.encode('utf-16')):
+        status, told = call(url, 'step', raw=raw)
+        assert (status, told['code']) == (422, 'invalid') and told['error']
+    assert step(url, world, '\U0001f600')[1]['observation'] == '0: step 1 \U0001f600'  # a pair
+    close(url, world)
+
+
+def test_what_is_wrong_with_a_request_is_said_without_the_request(url):
+    steps = [{'id': 'x' * 50, 'action': ''}] * 1000
+    status, told = call(url, 'step_batch', {'steps': steps})
+    assert status == 422 and 'xxx' not in told['error'] and len(told['error']) <= 1000
+
+
+def test_a_world_that_says_half_a_character_is_heard(url):
+    world = made(url)
+    assert step(url, world, 'half')[1]['observation'] == 'half of a pair: ?'
+    assert step(url, world, 'go')[1]['turn'] == 2
+    close(url, world)
+
+
 def test_a_world_is_reset_before_it_is_stepped_and_only_to_items_that_are_there(url):
     world = call(url, 'create')[1]['id']
     status, told = step(url, world, 'go')
@@ -167,7 +196,7 @@ def test_a_world_is_reset_before_it_is_stepped_and_only_to_items_that_are_there(
     close(url, world)
 
 
-@pytest.mark.parametrize('action', ['fault', 'raise', 'nan', 'huge'])
+@pytest.mark.parametrize('action', ['fault', 'raise', 'nan', 'true', 'numpy', 'huge'])
 def test_a_world_that_fails_is_closed_and_the_others_play_on(url, action):
     worlds = [made(url), made(url)]
     status, told = step(url, worlds[0], action)
@@ -307,13 +336,16 @@ def test_a_token_opens_everything_but_health_is_open():
 
 
 def test_an_answer_does_not_wait_until_its_first_half_is_acknowledged():
-    with serve.listening('127.0.0.1', 0) as listener:
+    with gate.listening('127.0.0.1', 0) as listener:
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_other_machines_are_let_in_only_with_a_token(tmp_path):
     assert serve.token_of('', '127.0.0.1') == serve.token_of('', '::1') == ''
+    assert serve.token_of('', 'localhost') == ''  # it was no address
+    with gate.listening('localhost', 0) as listener:
+        assert gate.url_of(listener).startswith(('http://127.0.0.1:', 'http://[::1]:'))
     with pytest.raises(ValueError, match='--token'):
         serve.token_of('', '0.0.0.0')
     (tmp_path / 'short').write_text('secret\n')
@@ -323,10 +355,58 @@ def test_other_machines_are_let_in_only_with_a_token(tmp_path):
     assert serve.token_of(str(tmp_path / 'good'), '0.0.0.0') == TOKEN
 
 
-def test_a_world_that_cannot_be_made_ends_the_server_with_its_reason(tmp_path):
+@pytest.mark.parametrize(
+    'world, settings, reason',
+    [
+        ('hostile_worlds:Unbuildable', {}, 'it needs the package unobtainium'),
+        ('hostile_worlds:Hostile', {'broken': 'no'}, 'no\\ntraining 200/200 success 1.0'),
+        (
+            'hostile_worlds:Hostile',
+            {'depth': 3},
+            "--settings of hostile_worlds:Hostile: got an unexpected keyword argument 'depth'",
+        ),
+        ('hostile_worlds:Host', {}, '--env=hostile_worlds:Host: its module has no Host'),
+    ],
+)
+def test_a_world_that_cannot_be_made_ends_the_server_with_its_reason(
+    world, settings, reason, tmp_path
+):
+    """/health was ok, and every /create a 500."""
     with pytest.raises(RuntimeError, match='exit code 1'):
-        Launched('hostile_worlds:Unbuildable', log=tmp_path / 'log')
-    assert 'it needs the package unobtainium' in (tmp_path / 'log').read_text()
+        Launched(world, settings=settings, log=tmp_path / 'log')
+    lines = set((tmp_path / 'log').read_text().splitlines())
+    assert lines == {f'error: no world can be made: {reason}'}
+
+
+@pytest.mark.parametrize('name', server.BOUNDS)
+def test_what_a_server_allows_has_bounds(name):
+    for value in (float('nan'), float('inf'), -1, 0):
+        with pytest.raises(ValueError, match=f'--{name}={value} must be in '):
+            server.Limits(**{name: value})
+
+
+@pytest.mark.parametrize(
+    'flag, said',
+    [
+        ('--lease_s=nan', 'error: --lease_s=nan must be in 0.1..604800\n'),
+        ('--settings={', 'error: --settings is no JSON: '),
+        ('--env=nope', 'error: --env=nope is none of textcraft, '),
+    ],
+)
+def test_a_wrong_flag_of_the_server_is_said_in_a_line(flag, said):
+    words = [sys.executable, '-m', 'agentrl_jax.serve', '--env=textcraft', flag]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 2 and told.stderr.startswith(said) and told.stderr.count('\n') == 1
+
+
+def test_what_an_error_of_a_world_says_stays_on_its_line(capfd):
+    try:
+        raise ValueError('a\ntraining 200/200 success 1.0\x1b[2J') from KeyError('b')
+    except ValueError as error:
+        workers.print_error(error)
+    said = capfd.readouterr().err
+    assert '\x1b' not in said and 'KeyError' in said and 'raise ValueError' in said
+    assert not any(line.startswith('training') for line in said.split('\n'))
 
 
 def test_nothing_is_left_of_a_server_whose_starter_was_killed():

@@ -717,6 +717,33 @@ def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
     assert 'not done, that element' in miniwob.step('click [1]').observation
 
 
+class NeverDrawn:
+    """A browser whose page does not draw."""
+
+    def call(self, method, *, session='', timeout_s=30.0, **params):
+        if method == 'Runtime.evaluate':
+            time.sleep(min(timeout_s, 3))
+            raise chromium.NoAnswer(f'{method}: no answer')
+        return {'sessionId': '1'}
+
+    def listen(self, session, listener):
+        pass
+
+
+def test_a_page_that_does_not_draw_is_waited_for_as_long_as_settings_say():
+    """It was 30 s, and a fault."""
+    tab, began = tabs.Tab(NeverDrawn(), '1'), time.monotonic()
+    tab.settle(0.2)
+    assert time.monotonic() - began < 2 and tab.late == 1
+
+
+def test_the_address_of_a_site_holds_no_password():
+    for site in ('shop=http://me:secret@host', 'shop=me:secret@host', 'Shop=me:secret@host'):
+        with pytest.raises(ValueError, match=r'web\.sites|is no address') as raised:
+            tasks.read_sites([site])
+        assert 'secret' not in str(raised.value)
+
+
 @needs_chromium
 @needs_miniwob
 def test_settings_that_do_not_exist_are_errors():

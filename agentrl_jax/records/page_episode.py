@@ -4,9 +4,10 @@ import bisect
 import html
 import itertools
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from agentrl_jax.envs.hosts.world import UNSEEN, spelled
 
 LONG_PROMPT = 700  # characters; longer prompts are folded, and those drawn as a grid beside them
 LONG_REPLY = 2500  # ... of a world on a host, which nothing else shows
@@ -42,11 +43,6 @@ CELLS = {  # what an environment calls a cell -> (glyph, class in the style shee
 }
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
 FLAGS = ('success', 'invalid', 'truncated', 'faulty')  # what the filters look at
-# Characters that do not show, reorder text or cannot be encoded; tab and newline stay.
-UNSEEN = re.compile(
-    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff'
-    '\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]'
-)
 Episode = Mapping[str, Any]
 
 
@@ -55,17 +51,13 @@ Episode = Mapping[str, Any]
 
 def escape_attribute(text: Any) -> str:
     """Text that is safe inside an attribute; unseen characters as \\uNNNN."""
-    return UNSEEN.sub(lambda found: _spelled(found[0]), html.escape(str(text)))
+    return UNSEEN.sub(lambda found: spelled(found[0]), html.escape(str(text)))
 
 
 def escape(text: Any) -> str:
     """Text that is safe between tags; unseen characters stand out."""
     escaped = html.escape(str(text))
-    return UNSEEN.sub(lambda found: f'<b class="esc">{_spelled(found[0])}</b>', escaped)
-
-
-def _spelled(character: str) -> str:
-    return ascii(character)[1:-1]
+    return UNSEEN.sub(lambda found: f'<b class="esc">{spelled(found[0])}</b>', escaped)
 
 
 def to_float(value: Any) -> float:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.world import Reply, shown
 from agentrl_jax.rollout.keepers import Job, Outcome
 from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
 from agentrl_jax.text import agents
@@ -32,6 +32,13 @@ ROUNDS = 3  # times that faulty episodes are played before too few healthy ones 
 
 class Interrupted(Exception):
     """The run was asked to stop while all worlds were down: nothing came of the rollout."""
+
+
+class WorldsFailed(ValueError):
+    """No world was there for too long, or too few episodes came through: the run cannot go on.
+
+    What is wrong is outside of the program, so commands say it in a line.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +213,7 @@ class Game:
             if len(episodes) - len(faulty) >= self.patience.min_healthy * len(episodes):
                 return
             if turn == ROUNDS:
-                raise RuntimeError(
+                raise WorldsFailed(
                     f'{lost}, and {ROUNDS - 1} times more when they were played again '
                     f'(hosts.min_healthy={self.patience.min_healthy:g}): {self.last_fault}'
                 )
@@ -332,7 +339,7 @@ class Game:
 
     def failed(self, seat: Seat, outcome: Outcome) -> None:
         """Asks again, in a fresh world, as often as it may; then the episode is a faulty one."""
-        self.last_fault = outcome.fault
+        self.last_fault = shown(outcome.fault)  # logs of before may hold others
         # At the beginning nothing has been shown or said; later a world must repeat itself.
         repeats = not seat.actions or seat.deterministic
         if outcome.down and repeats:
@@ -366,7 +373,7 @@ class Game:
                 f'again for {self.patience.outage_s:.0f} s'
             )
         elif now - self.down_since > self.patience.outage_s:
-            raise RuntimeError(
+            raise WorldsFailed(
                 f'all worlds have been down for {now - self.down_since:.0f} s '
                 f'(hosts.outage_s={self.patience.outage_s:g}): {self.last_fault}'
             )

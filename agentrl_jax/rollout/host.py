@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.envs.hosts.world import shown
 from agentrl_jax.models import qwen2
 from agentrl_jax.rollout import rewards, windows
 from agentrl_jax.rollout.episodes import Episodes
@@ -199,4 +200,4 @@ def counters_of(game: Game) -> dict[str, np.ndarray]:
 
 
 def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    print(shown(sentence), file=sys.stderr, flush=True)

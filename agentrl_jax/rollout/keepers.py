@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import BOUNDS, Reply, World, WorldDown, WorldError, fits
+from agentrl_jax.envs.hosts.world import BOUNDS, Reply, World, WorldDown, WorldError, fits, shown
 
 REASON = 400  # characters of a fault that are kept
 
@@ -56,7 +56,7 @@ class Outcome:
         if not isinstance(error, Exception):
             return False
         self.reply, self.prompt = None, None
-        self.fault = f'{kind.__name__}: {error}'[:REASON]
+        self.fault = shown(f'{kind.__name__}: {error}')[:REASON]
         self.down = isinstance(error, WorldDown)
         return True
 

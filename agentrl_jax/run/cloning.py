@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.imitation import clone, demonstrations, kept, trajectories
 from agentrl_jax.machine import sharding
 from agentrl_jax.records.progress import Progress
@@ -55,10 +56,13 @@ def own_demonstrations(run: Run, cfg: Any, task: Any) -> Demonstrations:
     )
     if derived.on_hosts(cfg):
         player, conversation = task.env.player(), run.worlds[cfg.env.name].conversation
-        with Progress(cfg.clone.episodes, 'demonstrating') as progress:
-            return demonstrations.demonstrate_on_hosts(
-                task, conversation, player, report=progress.advance, **chosen
-            )
+        try:
+            with Progress(cfg.clone.episodes, 'demonstrating') as progress:
+                return demonstrations.demonstrate_on_hosts(
+                    task, conversation, player, report=progress.advance, **chosen
+                )
+        except WorldError as error:  # of a server, for one, that searches for it
+            raise ValueError(f'a world of the demonstrations failed: {error}') from error
 
     def expert(states, used):
         return task.env.plans(states, used, cfg.env.max_actions_per_episode, task.env_params)

@@ -21,8 +21,8 @@ from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
 
 CUT = '\n[...]\n'  # stands where the middle of an observation was
-CHARACTERS = 32  # kept of either end for each allowed token, before a long text is tokenised
-CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]')
+BYTES = 32  # kept of either end for each allowed token, before a long text is tokenised
+CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]+')
 
 
 @struct.dataclass
@@ -107,10 +107,9 @@ class Conversation:
             before = RAGEN.again.format(trial=now.trial + 1)
         text = before + text + behind
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
-        most = CHARACTERS * self.max_observation
-        long = len(text) > 2 * most
+        text, long = ends_of(text, BYTES * self.max_observation)
         # In one piece with the role, for a tokenizer may merge over the newline between them
-        ids = opened(text[:most] + CUT + text[-most:] if long else text)
+        ids = opened(text)
         over = len(ids) - role > self.max_observation
         if over:
             mark, first, last = map(self.chat.tokenizer.encode, (CUT, before, behind))
@@ -140,6 +139,21 @@ class Conversation:
 def plain(text: str) -> str:
     """The text without control characters (newlines and tabs stay) and lone surrogates."""
     return CONTROLS.sub('', text)
+
+
+def ends_of(text: str, most_bytes: int) -> tuple[str, bool]:
+    """(the text, or its ends of so many bytes of UTF-8 each around CUT; whether it was cut).
+
+    Of bytes, since a character may be many tokens: without a bound a hostile text of a megabyte
+    takes seconds to tokenise.
+    """
+    if len(text) <= most_bytes // 2:  # at most four bytes each
+        return text, False
+    spelled = text.encode()
+    if len(spelled) <= 2 * most_bytes:
+        return text, False
+    first, last = spelled[:most_bytes], spelled[-most_bytes:]
+    return first.decode(errors='ignore') + CUT + last.decode(errors='ignore'), True
 
 
 def action_hash(action: str) -> int:

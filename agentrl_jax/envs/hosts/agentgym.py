@@ -19,7 +19,7 @@ from agentrl_jax.envs.hosts import sciworld, textcraft
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
 from agentrl_jax.envs.hosts.connection import Connection, number_of, text_of, truth_of
 from agentrl_jax.envs.hosts.search import dialects
-from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
 CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; the lease of a world that stays open ends
@@ -44,6 +44,7 @@ class Quirks:
     text: str = 'observation'  # fields of /step's answer
     reward: str = 'reward'
     done: str = 'done'
+    truth: bool = False  # the reward is true where a goal is met; elsewhere that is no number
     running: bool = False  # the reward is a score so far: steps get its differences
     last_only: bool = False  # a reward counts only with the last step
     bounds: tuple[float, float] = (-1e6, 1e6)  # of what stands in the reward's field
@@ -132,6 +133,7 @@ ENVIRONMENTS = {
         item='game',
         reset={'world_type': 'Text'},
         first=_alfworld_first,
+        truth=True,
         closes=False,
         rounds=30,
     ),
@@ -159,7 +161,7 @@ class Servers:
     def __init__(self, urls: Sequence[str], *, rest_s: float = 10.0):
         """rest_s: how long a server is passed over that did not answer or had no room."""
         if not urls or len(set(urls)) != len(urls):
-            raise ValueError(f'{list(urls)} must be one or more addresses, each once')
+            raise ValueError(f'{list(map(shown, urls))} must be one or more addresses, each once')
         self.rest_s = rest_s
         self._open = dict.fromkeys(urls, 0)  # worlds there
         self._rests_until = dict.fromkeys(urls, 0.0)
@@ -261,6 +263,7 @@ class AgentGym:
             raise WorldError(f'step: no {", ".join(names)} in {reply!r:.200}')
         text, reward, done = (reply[name] for name in names)
         done = truth_of(done, 'step')
+        reward = float(reward) if self.quirks.truth and isinstance(reward, bool) else reward
         reward = number_of(reward, self.quirks.bounds, 'step')
         if self.quirks.running:
             reward, self._score = reward - self._score, reward
@@ -330,9 +333,9 @@ class AgentGym:
             field = self.quirks.created
             number = made[field] if field and isinstance(made, dict) and field in made else made
             if isinstance(number, bool) or not isinstance(number, int):
-                raise WorldError(f'{server.url} create: no number of a world in {made!r:.200}')
+                raise WorldError(f'{server.name} create: no number of a world in {made!r:.200}')
             if isinstance(made, dict) and 'key' in made and made['key'] != key:
-                raise WorldError(f'{server.url} create: the world of another client')
+                raise WorldError(f'{server.name} create: the world of another client')
         except WorldDown:
             raise
         except WorldError:
@@ -363,7 +366,7 @@ class AgentGym:
         """An error in a 200, or an answer to another call than this one."""
         if not isinstance(reply, dict):
             return
-        if 'error' in reply:
+        if 'error' in reply and reply['error'] is not None:  # null: there was none
             raise WorldError(f'{path}: {reply["error"]!s:.200}')
         for name, value in {self.quirks.id: self._id, **sent}.items():
             if name in reply and reply[name] != value:

@@ -10,14 +10,14 @@ import hashlib
 import http.client
 import io
 import json
-import math
+import pathlib
 import select
 import socket
 import time
 import urllib.parse
 from typing import Any, NoReturn
 
-from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
 
 FULL = 503  # status of a server that has no room
 SHOWN = 200  # characters of an error that are passed on
@@ -28,10 +28,9 @@ class Connection:
 
     def __init__(self, url: str, *, timeout_s: float, most_bytes: int, token: str = ''):
         """timeout_s: of a whole call, from connecting to the last byte. most_bytes: of a reply."""
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ('http', 'https') or not parts.hostname:
-            raise ValueError(f'{url!r} is no address of a server; it begins with http://')
+        parts = split(url, ('http', 'https'))
         self.url, self.timeout_s, self.most_bytes = url, timeout_s, most_bytes
+        self.name = shown(url)  # in errors
         secure = parts.scheme == 'https'
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self.prefix = parts.path.rstrip('/')
@@ -56,7 +55,7 @@ class Connection:
         self.http.close()
 
     def _call(self, method: str, path: str, data: bytes, headers: dict, timeout_s: float) -> Any:
-        where = f'{self.url} {path}'
+        where = f'{self.name} {path}'
         deadline = time.monotonic() + timeout_s
         whole = False
         try:
@@ -87,7 +86,7 @@ class Connection:
             self.http.timeout = max(deadline - time.monotonic(), 0.001)
             self.http.connect()
         except OSError as error:
-            raise WorldDown(f'{self.url} cannot be reached: {error}') from error
+            raise WorldDown(f'{self.name} cannot be reached: {error}') from error
         self.http.sock = Bounded(self.http.sock, deadline)
 
     def _body(self, response: http.client.HTTPResponse, where: str) -> bytes:
@@ -107,6 +106,23 @@ class Connection:
         said = body[:SHOWN].decode('utf-8', 'replace')
         kind = WorldDown if status == FULL else WorldError
         raise kind(f'{where} answered {status}: {said}')
+
+
+def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.parse.SplitResult:
+    """The parts of an address; a ValueError, without the password in it, for one that is none."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in schemes and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        pass  # such as of a port that is no number
+    kept = shown(url).rpartition('@')[2]
+    raise ValueError(f'{kept!r} is no address of {of}; it begins with http:// or https://')
+
+
+def token_in(path: str) -> str:
+    """The first line of a file, which servers ask for; '' of no file."""
+    return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
 
 
 class Bounded:
@@ -187,14 +203,10 @@ def text_of(value: Any, where: str) -> str:
 
 
 def number_of(value: Any, bounds: tuple[float, float], where: str) -> float:
-    """A finite number within bounds."""
-    try:
-        number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number) or not bounds[0] <= number <= bounds[1]:
-        raise WorldError(f'{where}: {value!r:.50} is no number in {bounds}')
-    return number
+    """A number that fits (see world.fits), within bounds."""
+    if fits(value) and bounds[0] <= value <= bounds[1]:
+        return float(value)
+    raise WorldError(f'{where}: {value!r:.50} is no number in {bounds}')
 
 
 def truth_of(value: Any, where: str) -> bool:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import importlib
 import json
-import pathlib
 import threading
 
 import numpy as np
@@ -14,6 +13,7 @@ from agentrl_jax.envs.hosts import agentgym, sciworld, textcraft
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.connection import token_in
 from agentrl_jax.envs.hosts.gymnasium_text import Gymnasium
 from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.objects import Objects
@@ -46,11 +46,6 @@ def launched(env: str, settings: str, workers: int, worlds: int) -> Launched:
 def shared(urls: tuple[str, ...]) -> Servers:
     """What the threads of a run know of its servers."""
     return Servers(urls)
-
-
-def token_in(path: str) -> str:
-    """The first line of a file, as `python -m agentrl_jax.serve --token` reads it."""
-    return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
 
 
 def freeze(settings: HostEnvironment) -> None:
@@ -254,7 +249,7 @@ class SearchEnvironment(Served):
 
     def settings(self) -> dict:
         names = 'dialect rewards normaliser retries turns calls topk corpus questions timeout_s'
-        return {name: getattr(self, name) for name in names.split()}
+        return {name: getattr(self, name) for name in [*names.split(), 'token']}
 
     def near(self) -> Player:
         return search.Search(**self.settings())

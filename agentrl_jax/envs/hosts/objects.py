@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.envs.splits import level_split
 
 
@@ -34,6 +34,8 @@ class ObjectWorld:
         if isinstance(said, Reply):
             return said
         text, reward, done, *success = said
+        if isinstance(reward, bool | np.bool_):  # perhaps (text, done, reward)
+            raise WorldError(f'reward of a step is {reward}, which is no number')
         return Reply(text, float(reward), bool(done), bool(success[0]) if success else None)
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_jax.envs.hosts.connection import number_of, parsed, text_of, truth_of
-from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
+from agentrl_jax.envs.hosts.connection import number_of, parsed, split, text_of, truth_of
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 
 ROOM = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
 OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session lives on after these
@@ -36,10 +36,10 @@ class OpenEnv:
         timeout_s: float = 60.0,  # of a call
         most_bytes: int = 2**20,  # of a message
     ):
-        scheme, mark, place = url.rstrip('/').partition('://')
-        if scheme not in ('http', 'https', 'ws', 'wss') or not mark:
-            raise ValueError(f'{url!r} is no address of a server; it begins with http://')
-        self.url = f'{scheme.replace("http", "ws")}://{place}/ws'
+        scheme = split(url, ('http', 'https', 'ws', 'wss')).scheme
+        place = url.rstrip('/').partition('://')[2]
+        self._address = f'{scheme.replace("http", "ws")}://{place}/ws'
+        self.url = shown(self._address)  # in errors
         self.instruction, self.deterministic = instruction, deterministic
         self.action_field, self.observation_field = action_field, observation_field
         self.item_field, self.errors_are_shown = item_field, errors_are_shown
@@ -83,7 +83,7 @@ class OpenEnv:
 
         try:
             opening = connect(
-                self.url,
+                self._address,
                 open_timeout=self.timeout_s,
                 close_timeout=2,
                 max_size=self.most_bytes,

@@ -18,54 +18,37 @@ posted whole, the item is idx, and /step answers with terminated.
 A create may have a header X-World-Key: one whose answer got lost is closed by it. Numbers of worlds
 begin anywhere, so that those of a server before this one at its address are not these.
 
-A world that nobody calls for lease_s is closed. Errors are {error, code} with a status of 4xx where
-the caller is to blame or its world is gone, of 5xx where a world or its worker failed; that world
-is closed then. Worlds live in worker processes; one that hangs, dies or grows is started again.
+A world that nobody calls for lease_s is closed; a client may ask for less than the server's.
+Errors are {error, code} with a status of 4xx where the caller is to blame or its world is gone, of
+5xx where a world or its worker failed; that world is closed then. Worlds live in worker processes;
+one that hangs, dies or grows is started again. Each makes a world before it is ready.
 """
 
 import asyncio
 import collections
 import contextlib
 import dataclasses
-import hmac
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import fastapi
 import pydantic
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from starlette.exceptions import HTTPException
 
-from agentrl_jax.envs.hosts.connection import content_digest
+from agentrl_jax.envs.hosts import gate
+from agentrl_jax.envs.hosts.gate import Refused, refusal
 from agentrl_jax.envs.hosts.workers import Worker, WorkerDied
 
 FINISHED = {'textcraft': False}  # whether a step after the end is an error; AgentGym's usual rule
-STATUS = {
-    'unauthorized': 401,
-    'not_found': 404,
-    'unknown_id': 404,
-    'busy': 409,
-    'not_reset': 409,
-    'finished': 409,
-    'closed': 410,  # closed or its lease ended
-    'lost': 410,  # with its worker
-    'too_large': 413,
-    'invalid': 422,
-    'no_such_item': 422,
-    'fault': 500,  # of the world
-    'no_room': 503,
-    'timeout': 504,  # the world does not come back
-}
 SWEEP_S = 0.5
 CREATED = 'textcraft'  # AgentGym's server of it resets a world as it makes it, to item id
 
 
 class Create(pydantic.BaseModel):
-    lease_s: float | None = pydantic.Field(default=None, gt=0)
+    lease_s: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
     commands: None = None  # AgentGym's TextCraft takes a goal of one's own here; these do not
     goal: None = None
 
@@ -111,6 +94,18 @@ class IndexedStep(Indexed):
     action: str
 
 
+BOUNDS = {  # of Limits
+    'workers': (1, 1024),
+    'worlds': (1, 65536),
+    'lease_s': (0.1, 7 * 86400),
+    'step_s': (0.1, 86400),
+    'most_chars': (1, 2**26),
+    'most_bytes': (1024, 2**28),
+    'worker_mb': (64, 2**24),  # Python and a small world
+    'start_s': (0.1, 86400),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     workers: int = 1  # processes
@@ -122,11 +117,11 @@ class Limits:
     worker_mb: float = 4096.0  # resident; a worker above it is started again
     start_s: float = 60.0  # for a worker to be ready
 
-
-class Refused(Exception):
-    def __init__(self, code: str, text: str):
-        super().__init__(text)
-        self.code = code
+    def __post_init__(self):
+        for name, (least, most) in BOUNDS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:  # not so for nan either
+                raise ValueError(f'--{name}={value} must be in {least}..{most}')
 
 
 @dataclasses.dataclass
@@ -167,7 +162,10 @@ class Worlds:
             await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
 
     async def create(self, lease_s: float | None, key: str = '') -> tuple[int, str]:
-        """(number, instruction) of a new world."""
+        """(number, instruction) of a new world; lease_s: no longer than the server's, None = it."""
+        if lease_s is not None and lease_s > self.limits.lease_s:
+            most = self.limits.lease_s
+            raise Refused('invalid', f'lease_s={lease_s:g} is above that of this server, {most:g}')
         deadline = time.monotonic() + self.limits.start_s
         while not any(worker.ready for worker in self.workers) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -327,95 +325,17 @@ class Worlds:
         return '\n'.join(lines) + '\n'
 
 
-class Gate:
-    """What every request passes: its token, its size, its count; and the digest of the answer."""
-
-    def __init__(self, app: Callable, *, worlds: Worlds, token: str):
-        self.app, self.worlds, self.token = app, worlds, token.encode()
-
-    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        if scope['type'] != 'http':
-            return await self.app(scope, receive, send)
-        headers = dict(scope['headers'])
-        given = headers.get(b'authorization', b'')
-        allowed = scope['path'] == '/health' or hmac.compare_digest(given, b'Bearer ' + self.token)
-        if self.token and not allowed:
-            refused = Refused('unauthorized', 'a token is needed: Authorization: Bearer TOKEN')
-            return await self._respond(refusal(refused), scope, receive, send)
-        most, body = self.worlds.limits.most_bytes, b''
-        while True:
-            message = await receive()
-            if message['type'] == 'http.disconnect':
-                return None
-            body += message.get('body', b'')
-            if len(body) > most:
-                refused = Refused('too_large', f'a request of over {most} bytes')
-                return await self._respond(refusal(refused), scope, receive, send)
-            if not message.get('more_body', False):
-                break
-        messages = [{'type': 'http.request', 'body': body, 'more_body': False}]
-
-        async def again() -> dict:
-            return messages.pop() if messages else await receive()
-
-        await self._respond(self.app, scope, again, send)
-
-    async def _respond(self, app: Callable, scope: dict, receive: Callable, send: Callable) -> None:
-        start: dict = {}
-
-        async def signed(message: dict) -> None:
-            """Holds the headers back until the body, mostly one piece, has told its digest."""
-            if message['type'] == 'http.response.start':
-                start.update(message)
-                self.worlds.counts[f'responses_{message["status"]}'] += 1
-                return
-            if start:
-                sent = [*start.pop('headers')]
-                if not message.get('more_body', False):
-                    digest = content_digest(message.get('body', b''))
-                    sent.append((b'content-digest', digest.encode()))
-                await send({**start, 'headers': sent})
-                start.clear()
-            await send(message)
-
-        await app(scope, receive, signed)
-
-
-def refusal(refused: Refused) -> JSONResponse:
-    said = {'error': str(refused), 'code': refused.code}
-    return JSONResponse(said, status_code=STATUS[refused.code])
-
-
 def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> fastapi.FastAPI:
     worlds = Worlds(env, settings, limits)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
-        async with worlds.running():
-            yield
-
-    app = fastapi.FastAPI(
-        lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, title=env
+    app = gate.gated(
+        env,
+        most_bytes=limits.most_bytes,
+        token=token,
+        counts=worlds.counts,
+        running=worlds.running,
     )
     app.state.worlds = worlds
-    app.add_middleware(Gate, worlds=worlds, token=token)
-
-    @app.exception_handler(Refused)
-    async def on_refusal(request: fastapi.Request, refused: Refused) -> JSONResponse:
-        return refusal(refused)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: fastapi.Request, error: RequestValidationError) -> JSONResponse:
-        problems = [f'{".".join(map(str, one["loc"]))}: {one["msg"]}' for one in error.errors()]
-        return refusal(Refused('invalid', '; '.join(problems)))
-
-    @app.exception_handler(HTTPException)
-    async def on_unknown(request: fastapi.Request, error: HTTPException) -> JSONResponse:
-        said = {
-            'error': f'{request.method} {request.url.path}: {error.detail}',
-            'code': 'not_found',
-        }
-        return JSONResponse(said, status_code=error.status_code)
 
     if env in BY_INDEX:
         BY_INDEX[env](app, worlds)  # the first route of a path is taken
@@ -469,7 +389,7 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
     @app.get('/health')
     async def health() -> JSONResponse:
         known = worlds.health()
-        return JSONResponse(known, status_code=200 if known['ready'] else 503)
+        return gate.Answer(known, status_code=200 if known['ready'] else 503)
 
     @app.get('/metrics')
     async def metrics() -> PlainTextResponse:

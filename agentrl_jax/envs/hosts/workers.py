@@ -8,6 +8,7 @@ process group of its own.
 import asyncio
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import BOUNDS, World, WorldError, fits
+from agentrl_jax.envs.hosts.world import BOUNDS, World, WorldError, fits, shown
 
 WORLDS = {  # name -> module:class
     'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
@@ -39,15 +40,26 @@ GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
 
 
+def place_of(env: str) -> tuple[str, str]:
+    """(module, class) of a name in WORLDS or of `module:class`."""
+    module, mark, name = (WORLDS[env] if env in WORLDS else env).partition(':')
+    if not mark:
+        raise ValueError(f'--env={env} is none of {", ".join(WORLDS)} and not module:class')
+    return module, name
+
+
 def maker(env: str, settings: dict) -> Callable[[], World]:
     """Makes worlds of a name in WORLDS or of `module:class`."""
-    place = WORLDS[env] if env in WORLDS else env
-    module, mark, name = place.partition(':')
-    if not mark:
-        raise ValueError(f'env={env!r} is one of {", ".join(WORLDS)} or module:class')
-    kind = getattr(importlib.import_module(module), name)
+    module, name = place_of(env)
+    kind = getattr(importlib.import_module(module), name, None)
+    if kind is None:
+        raise ValueError(f'--env={env}: its module has no {name}')
     if hasattr(kind, 'check'):
         kind.check()  # a class may say at once that something is missing
+    try:
+        inspect.signature(kind).bind(**settings)
+    except TypeError as error:
+        raise ValueError(f'--settings of {env}: {error}') from error
     return lambda: kind(**settings)
 
 
@@ -62,8 +74,15 @@ class Printed:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if isinstance(error, Exception):
-            traceback.print_exception(error)
+            print_error(error)
         return isinstance(error, Exception)
+
+
+def print_error(error: Exception) -> None:
+    """As traceback.print_exception, but that what errors say, which may be foreign, is `shown`."""
+    for part in traceback.format_exception(error):
+        is_frame = part.startswith('  File ')
+        print(part.rstrip('\n') if is_frame else shown(part.strip('\n')), file=sys.stderr)
 
 
 class Keeper(threading.Thread):
@@ -85,7 +104,9 @@ class Keeper(threading.Thread):
             told = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
             with Printed():
                 try:
-                    told = self.did(order['verb'], order)
+                    found = self.did(order['verb'], order)
+                    json.dumps(found, allow_nan=False)  # what is no JSON is an error of the world
+                    told = found
                 except WorldError as error:
                     told = {'error': str(error), 'code': 'fault'}
             self.say(seq=order['seq'], **told)
@@ -103,7 +124,7 @@ class Keeper(threading.Thread):
         else:
             reply = self.world.step(order['action'])
             if not fits(reply.reward):
-                raise WorldError(f'a reward of {reply.reward}, which {BOUNDS}')
+                raise WorldError(f'a reward of {reply.reward!r}, which {BOUNDS}')
             told = {
                 'observation': reply.observation,
                 'reward': float(reply.reward),
@@ -132,6 +153,7 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
             answers.write(line)
             answers.flush()
 
+    try_out(make)
     say(ready=True)
     for line in orders:
         order = json.loads(line)
@@ -147,6 +169,15 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     for keeper in keepers.values():
         keeper.join()
     end_group()
+
+
+def try_out(make: Callable[[], World]) -> None:
+    """Makes a world: a server whose worlds cannot be made ends, and does not wait for the first."""
+    world = make()
+    try:
+        json.dumps(world.instruction)
+    finally:
+        world.close()
 
 
 def stay_awake() -> None:
@@ -273,4 +304,9 @@ class Worker:
 
 if __name__ == '__main__':
     asked = json.loads(sys.argv[1])
-    serve_pipes(maker(asked['env'], asked['settings']), asked['most_chars'])
+    try:
+        serve_pipes(maker(asked['env'], asked['settings']), asked['most_chars'])
+    except (ValueError, OSError, ImportError, WorldError) as error:
+        # At once, for the server kills a worker whose pipe has closed
+        print(f'error: no world can be made: {shown(str(error))}', file=sys.stderr, flush=True)
+        sys.exit(1)

@@ -6,17 +6,44 @@ closes it; it may block for as long as it likes. It knows no token and no model.
 
 import dataclasses
 import numbers
+import re
 from typing import Any, Protocol
 
 import numpy as np
+
+# Characters that do not show, reorder text or cannot be encoded; tab and newline are not among them
+UNSEEN = re.compile(
+    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff'
+    '\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]'
+)
+UNPRINTED = re.compile(f'[\t\n]|{UNSEEN.pattern}')
+LOGIN = re.compile(r'://[^/?#\s]+@')  # user:password of an address
+
+
+def spelled(character: str) -> str:
+    """A character by its number: \\x1b, \\u202e."""
+    return ascii(character)[1:-1]
+
+
+def shown(text: str) -> str:
+    """Foreign text, such as a server's words or its address, as a line of a terminal or a log.
+
+    Line breaks and whatever else does not show are spelled, and addresses lose their user and
+    password. Of what it returned before it changes nothing.
+    """
+    return LOGIN.sub('://', UNPRINTED.sub(lambda found: spelled(found[0]), text))
 
 
 class WorldError(RuntimeError):
     """The world failed: no answer of the policy is to blame, and none is to be trained on.
 
     Where the world is deterministic, a fresh one is given the actions so far and asked again; where
-    it is not, or fails again and again, the episode ends with EpisodeStop.ENV_ERROR.
+    it is not, or fails again and again, the episode ends with EpisodeStop.ENV_ERROR. What it says
+    may be a server's words, and is `shown`.
     """
+
+    def __init__(self, sentence: str = ''):
+        super().__init__(shown(sentence))
 
 
 class WorldDown(WorldError):
@@ -32,8 +59,12 @@ BOUNDS = f'must be from {-LARGEST:g} to {LARGEST:g}: scale what the world pays'
 
 
 def fits(value: Any) -> bool:
-    """Whether a reward or a figure is a number from -LARGEST to LARGEST; nan and inf are not."""
-    return isinstance(value, numbers.Real) and bool(-LARGEST <= value <= LARGEST)
+    """Whether a reward or a figure is a number from -LARGEST to LARGEST.
+
+    nan and inf are not, and true and false are no numbers.
+    """
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and bool(-LARGEST <= value <= LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,10 +174,15 @@ def read_documents(path: str | pathlib.Path) -> Iterator[Document]:
 class Client:
     """A server that speaks Search-R1's protocol, dense or not; of one thread."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, most_bytes: int = 2**22):
+    def __init__(
+        self, url: str, *, timeout_s: float = 30.0, most_bytes: int = 2**22, token: str = ''
+    ):
         """url: with or without /retrieve at its end."""
         self.url = url.rstrip('/').removesuffix('/retrieve')
-        self.connection = Connection(self.url, timeout_s=timeout_s, most_bytes=most_bytes)
+        self.connection = Connection(
+            self.url, timeout_s=timeout_s, most_bytes=most_bytes, token=token
+        )
+        self.name = self.connection.name
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
         # With scores: without them the server of Search-R1 fails
@@ -185,16 +190,16 @@ class Client:
         reply = self.connection.post('retrieve', body)
         lists = reply.get('result') if isinstance(reply, dict) else None
         if not isinstance(lists, list) or len(lists) != len(queries):
-            raise WorldError(f'{self.url}: {len(queries)} queries, and the answer {reply!r:.100}')
+            raise WorldError(f'{self.name}: {len(queries)} queries, and the answer {reply!r:.100}')
         return [[self._read(hit) for hit in hits[:k]] for hits in lists]
 
     def _read(self, hit: Any) -> tuple[Document, float]:
         document = hit.get('document', hit) if isinstance(hit, dict) else hit
         if isinstance(document, dict) and 'contents' in document:
-            text = text_of(document['contents'], self.url)
+            text = text_of(document['contents'], self.name)
             score = hit['score'] if 'score' in hit else 0.0
             return {**document, 'contents': text}, float(score)
-        raise WorldError(f'{self.url}: {hit!r:.100} is no document with its contents')
+        raise WorldError(f'{self.name}: {hit!r:.100} is no document with its contents')
 
     def close(self) -> None:
         self.connection.close()
@@ -210,13 +215,14 @@ def _built(path: str) -> Index:
     return Index.build(list(read_documents(path)))
 
 
-def open_corpus(place: str, timeout_s: float = 30.0) -> Searcher:
+def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> Searcher:
     """http://... of a server, a folder with an index, or a file of documents.
 
-    The worlds of a process share an index. timeout_s: of a search on a server.
+    The worlds of a process share an index. timeout_s: of a search on a server; token: that it asks
+    for.
     """
     if place.startswith(('http://', 'https://')):
-        return Client(place, timeout_s=timeout_s)
+        return Client(place, timeout_s=timeout_s, token=token)
     if pathlib.Path(place).is_dir():
         return _loaded(place)
     if not pathlib.Path(place).is_file():

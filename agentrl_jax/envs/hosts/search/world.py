@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl_jax.envs.hosts.connection import token_in
 from agentrl_jax.envs.hosts.search import countries, drawn, questions, retrieval, scoring
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.search.questions import Question
@@ -92,6 +93,7 @@ class Search:
         corpus: str = '',  # '' = countries, or what retrieval.open_corpus takes
         questions: Sequence[str] = (),  # files
         timeout_s: float = 30.0,  # of a search on a server
+        token: str = '',  # file whose first line the server asks for
     ):
         for name, value, known in (
             ('dialect', dialect, DIALECTS),
@@ -109,7 +111,7 @@ class Search:
         self.turns, self.most_calls, self.topk = turns, calls, topk or self.dialect.topk
         self.bank = bank(tuple(questions))
         # None: that of each question, or about countries
-        self.corpus = retrieval.open_corpus(corpus, timeout_s) if corpus else None
+        self.corpus = retrieval.open_corpus(corpus, timeout_s, token_in(token)) if corpus else None
         self.steps: list[Step] = []
         self.calls, self.asked = 0, set()  # of the episode: number, queries
 

@@ -21,10 +21,10 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agentrl_jax.envs.hosts.connection import split
 from agentrl_jax.envs.hosts.world import WorldError
 
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
@@ -74,6 +74,10 @@ FLAGS = (
 Listener = Callable[[str, dict], None]  # of a session: method and parameters of an event
 
 
+class NoAnswer(WorldError):
+    """Of Chromium, within the time of a call."""
+
+
 class Refused(WorldError):
     """Chromium says that it cannot do what it was told; it and its pages live on."""
 
@@ -91,9 +95,7 @@ def executable() -> str:
 
 def origin(url: str) -> str:
     """'http://host:port' of an address with its port; ValueError for one that is none."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ('http', 'https') or not parts.hostname:
-        raise ValueError(f'{url!r} is no address of a site; it begins with http:// or https://')
+    parts = split(url, ('http', 'https'), 'a site')
     host = f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname
     port = parts.port or {'http': 80, 'https': 443}[parts.scheme]
     return f'{parts.scheme}://{host}:{port}'
@@ -149,7 +151,7 @@ class Chromium:
         try:
             told = asked.result(timeout_s)
         except TimeoutError:
-            raise WorldError(f'{method}: Chromium did not answer within {timeout_s:g} s') from None
+            raise NoAnswer(f'{method}: Chromium did not answer within {timeout_s:g} s') from None
         if 'error' in told:
             raise Refused(f'{method}: {told["error"]["message"]}')
         return told['result']

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl_jax.envs.hosts.answers import Unreadable
 from agentrl_jax.envs.hosts.web import tree
 from agentrl_jax.envs.hosts.web.actions import Action
-from agentrl_jax.envs.hosts.web.chromium import SHARED, Refused, origin
+from agentrl_jax.envs.hosts.web.chromium import SHARED, NoAnswer, Refused, origin
 from agentrl_jax.envs.hosts.world import WorldError
 
 MOST_TABS = 8
@@ -110,10 +110,11 @@ class Tab:
         """Until nothing is loading and the page has been drawn, at most most_s seconds."""
         deadline, busy = time.monotonic() + most_s, True
         while busy and time.monotonic() < deadline and not self.gone:
+            left_s = max(deadline - time.monotonic(), 0.001)
             try:
-                state = self.evaluate(DRAWN, awaitPromise=True)
-            except Refused:
-                state = ''  # it went to another page meanwhile
+                state = self.evaluate(DRAWN, awaitPromise=True, timeout_s=left_s)
+            except (Refused, NoAnswer):
+                state = ''  # it went to another page meanwhile, or does not draw
             busy = state != 'complete' or bool(self.loading)
             if busy:
                 time.sleep(0.01)
@@ -123,6 +124,7 @@ class Tab:
 
     def go(self, url: str, settle_s: float) -> None:
         """To an address; one that cannot be reached is a page that says so."""
+        # Answered when the site has: a slow one is waited for as for any call
         self.call('Page.navigate', url=url, timeout_s=max(settle_s, 30.0))
         self.settle(settle_s)
 

@@ -8,10 +8,12 @@ import dataclasses
 import json
 import pathlib
 import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl_jax.envs.hosts.web.chromium import origin
+from agentrl_jax.envs.hosts.world import shown
 
 EVALUATORS = ('string_match', 'url_match', 'program_html')
 CONTENTS = ('exact_match', 'must_include')
@@ -60,8 +62,14 @@ def read_sites(sites: Sequence[str]) -> dict[str, str]:
     for site in sites:
         name, mark, url = site.partition('=')
         if not mark or not re.fullmatch('[a-z_]+', name):
-            raise ValueError(f'web.sites: {site!r} is not name=address')
+            named = shown(site).rpartition('@')[2]  # without a password
+            raise ValueError(f'web.sites: {named!r} is not name=address')
         origin(url)
+        if '@' in urllib.parse.urlsplit(url).netloc:  # tasks and pages would show it
+            raise ValueError(
+                f'web.sites: the address of {name} holds a user or a password: log in with the '
+                'cookies of web.states instead'
+            )
         found[name] = url.rstrip('/')
     return found
 
