@@ -265,6 +265,16 @@ def test_answers_are_scored_as_webarena_does():
     assert scored({'fuzzy_match': 'N/A'}, 'n/a') == 1 and scored({'fuzzy_match': 'N/A'}, 'no') == 0
 
 
+def test_a_part_of_one_character_is_looked_for_among_the_words_that_nltk_finds():
+    """Punctuation was stripped instead: the 0 of "0's" and of "#0" was not found."""
+    lines = (ROOT / 'tests/data/webarena_words.tsv').read_text(encoding='utf-8').splitlines()
+    rows = [line.split('\t') for line in lines if not line.startswith('#')]
+    assert len(rows) > 600
+    for found, character, text in rows:
+        score = scored({'must_include': [character]}, json.loads(text))
+        assert score == int(found), (character, text)
+
+
 def test_a_judge_hears_answer_reference_and_intent():
     asked = []
 

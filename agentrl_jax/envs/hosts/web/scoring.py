@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl_jax.envs.hosts.web import words
 from agentrl_jax.envs.hosts.web.chromium import Refused
 from agentrl_jax.envs.hosts.web.tabs import Visitor
 from agentrl_jax.envs.hosts.web.tasks import EITHER, NOT_POSSIBLE, Target, Task
@@ -58,11 +59,9 @@ def plain(text: str) -> str:
 
 
 def includes(text: str, part: str, *, as_word: bool = False) -> bool:
-    """as_word: a part of one character must stand for itself; the 0 of 10 does not count."""
+    """as_word: a part of one character must be a word of the text; the 0 of 10 is none."""
     text, part = plain(text), plain(part)
-    if as_word and len(part) == 1:
-        return part in (word.strip('.,;:!?()[]{}"\'$%') for word in text.split())
-    return part in text
+    return words.has_word(text, part) if as_word and len(part) == 1 else part in text
 
 
 def string_score(task: Task, answer: str, judge: Judge | None) -> float:

@@ -1,15 +1,20 @@
 """What a purchase earns (arXiv:2207.01206, section 3 and appendix).
 
   r = r_type (|matched attributes| + |matched options| + [price <= limit])
-      / (|attributes| + |options| + 1)
+      / (|attributes| + |options| + 1)  <= 1
 
-The rest is that of its code (web_agent_site/engine/goal.py at 6ba9969). r_type is 0 where the
-titles share none of the wanted one's nouns and .1 where they share less than a tenth, whatever else
-is the same; else 1 where the kind searched for is the same, two parts of the category are, or over
-a fifth of the nouns; else .5. Matched options are counted over those that were chosen: a size must
-be one of the goal's, others must be like one, or be found in a text of the product. So r may pass 1
-where more was chosen than asked for. WebShop asks a model of language which words are nouns; here
-they are the title's words but for STOP. Texts are alike if their token set ratio is over 85.
+The rest is that of WebShop's code (web_agent_site/engine/goal.py at its master, 64fa2a5; AgentGym's
+copy at 3ef9235 has the same rules; tests/data/webshop_scores.json was recorded with them). r_type
+is 0 where the titles share none of the wanted one's nouns and .1 where they share less than a
+tenth, whatever else is the same; else 1 where the kind searched for is the same, two parts of the
+category are, or over a fifth of the nouns; else .5. An option of the goal is matched if one that
+was chosen, of any kind, is like it; what nobody asked for neither pays nor costs. Options are
+compared by the colour in them where there is one. WebShop asks a model of language which words of
+a title are nouns; here they are all but those of STOP.
+
+Texts are alike if their token set ratio is over 85, as thefuzz 0.19.0, which both pin, has it with
+python-Levenshtein: letters of Latin-1 beyond ASCII are dropped, underscores are letters. (To later
+versions and to rapidfuzz an underscore is a blank, and rapidfuzz drops no letter.)
 """
 
 import dataclasses
@@ -23,13 +28,20 @@ SAME_CATEGORY = 2  # parts
 SAME_TITLE, LITTLE_TITLE = 0.2, 0.1
 OTHER_TYPE, FAR_TYPE = 0.5, 0.1
 NO_NOUNS = 0.2  # shared with a title that has none
-EXACT = ('size',)  # kinds of options
 WORD = re.compile(r'\w+')
+NO_WORD = re.compile(r'\W')
 STOP = frozenset('a an and by for from in of on or the to with'.split())
-# The first of these in an option stands for it: 'dark blue' is blue
+LATIN = dict.fromkeys(range(128, 256))
+# The first of these that a value has in it stands for it: 'dark blue' is blue, 'dark wood' dark
 COLORS = (
-    'black white red blue green yellow purple pink grey gray brown orange beige gold silver navy '
-    'khaki ivory teal turquoise maroon olive cream tan violet'
+    'alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown '
+    'burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee '
+    'cognac copper coral cranberry cream crystal dark denim eggplant elephant espresso fuchsia '
+    'gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki lavender '
+    'lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor '
+    'mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red '
+    'rose royal rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan '
+    'taupe teal tiger turquoise violet walnut wheat white wine yellow'
 ).split()
 
 
@@ -54,9 +66,14 @@ def ratio(one: str, other: str) -> int:
     return round(200 * row[-1] / (len(one) + len(other)))
 
 
+def words(text: str) -> set[str]:
+    """What texts are compared by."""
+    return {*NO_WORD.sub(' ', text.translate(LATIN)).lower().split()}
+
+
 def token_set_ratio(one: str, other: str) -> int:
     """The best ratio of: the common words, and these with the other words of either text."""
-    first, second = ({*WORD.findall(text.lower())} for text in (one, other))
+    first, second = words(one), words(other)
     if not first or not second:
         return 0
     common = ' '.join(sorted(first & second))
@@ -73,13 +90,18 @@ def plain_color(value: str) -> str:
     return next((color for color in COLORS if color in value), value)
 
 
-def nouns(title: str) -> set[str]:
-    return {word for word in WORD.findall(title.lower()) if word not in STOP}
+def plain_option(option: tuple[str, str]) -> str:
+    """Of a goal: kind and value, or the colour that one of them is as a whole."""
+    return next((color for color in COLORS if color in option), str(option))
+
+
+def nouns(title: str) -> list[str]:
+    return [word for word in WORD.findall(title.lower()) if word not in STOP]
 
 
 def type_factor(bought: Product, wanted: Product) -> float:
     asked = nouns(wanted.title)
-    shared = len(asked & nouns(bought.title)) / len(asked) if asked else NO_NOUNS
+    shared = len({*asked} & {*nouns(bought.title)}) / len(asked) if asked else NO_NOUNS
     if shared == 0:
         return 0.0
     if shared < LITTLE_TITLE:
@@ -89,33 +111,23 @@ def type_factor(bought: Product, wanted: Product) -> float:
     return 1.0 if same else OTHER_TYPE
 
 
-def is_told(product: Product, words: str) -> bool:
-    """Whether a text of a product holds them."""
-    texts = (product.title, ' '.join(product.features), product.description)
-    return any(words in text.lower() for text in texts)
-
-
 def has_attribute(product: Product, attribute: str) -> bool:
     """Whether one of its own is alike, or a text of it holds it."""
-    return alike(attribute, product.attributes) or is_told(product, attribute)
-
-
-def fits(bought: Product, kind: str, value: str, asked: Iterable[str]) -> bool:
-    """Whether a chosen option is one that was asked for; values with plain colours."""
-    found = value in asked if kind in EXACT else alike(value, asked)
-    return found or is_told(bought, value)
+    texts = (product.title, ' '.join(product.features), product.description)
+    held = any(attribute in text.lower() for text in texts)
+    return held or alike(attribute, product.attributes)
 
 
 def score(bought: Product, chosen: Mapping[str, str], goal: Goal) -> Score:
     """chosen: the values of the options that were clicked, by kind."""
     attributes = sum(has_attribute(bought, name) for name in goal.product.wanted)
-    values = [plain_color(value) for _, value in goal.options]
-    options = sum(fits(bought, kind, plain_color(value), values) for kind, value in chosen.items())
+    values = [plain_color(value) for value in chosen.values()]
+    options = sum(alike(plain_option(option), values) for option in goal.options)
     price = float(bought.price <= goal.most)
     kind = type_factor(bought, goal.product)
     asked = len(goal.product.wanted), len(goal.options)
     return Score(
-        total=kind * (attributes + options + price) / (sum(asked) + 1),
+        total=kind * ((attributes + options + price) / (sum(asked) + 1)),
         type=kind,
         attributes=attributes / max(asked[0], 1),
         options=options / asked[1] if asked[1] else 1.0,
