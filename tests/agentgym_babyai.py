@@ -32,8 +32,11 @@ class Wrapper:
         return '\nAvailable actions: [' + ', '.join(f'"{name}"' for name in self.actions) + ']'
 
     def step(self, text):
+        text = text.lower().strip()
         if 'check' in text:
             reply = 'You can take the following actions: ' + ', '.join(self.actions)
+        elif text == '':
+            reply = 'No change in state.'
         elif text not in self.actions:
             reply = self.errors[text] if text in self.errors else UNKNOWN
         elif not self.actions[text]:

@@ -211,6 +211,27 @@ def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_wor
     assert listed.startswith('You can take the following actions: turn left, turn right, ')
 
 
+@needs_minigrid
+def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does():
+    """They were compared as they were: 'Turn left' was not recognized, nor was ''."""
+    params = wrapper_play()[0]
+    world, said = served.BabyAI(), []
+    item = int(params.data_idx[0])
+    theirs = Wrapper(
+        gymnasium.make(f'minigrid:{gym_id(pool.LEVELS[item % 40])}').unwrapped, item // 40
+    )
+    assert world.reset(item) == theirs.observation
+    for action in ('', 'Turn LEFT', ' ', ' turn right\n', 'MOVE FORWARD', 'Check', 'Sing', ''):
+        theirs.step(action)
+        reply = world.step(action)
+        assert reply.observation == theirs.observation, action
+        assert reply.reward == pytest.approx(theirs.reward, abs=1e-6)
+        said.append(reply.observation.partition('\n')[0])
+    assert said[0] == said[2] == said[-1] == 'No change in state.'
+    assert said[1].startswith(('In front of you', 'You cannot see'))
+    assert said[5].startswith('You can take') and said[6] == served.UNKNOWN
+
+
 @pytest.mark.parametrize('item', [-1, 2**31])
 def test_a_served_item_that_no_level_can_have_is_refused(item):
     with pytest.raises(ValueError, match=f'item {item} must be at least 0'):

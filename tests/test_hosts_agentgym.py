@@ -400,6 +400,21 @@ def test_running_scores_become_differences_and_late_babyai_success_shows_in_them
         assert [world.step('Action: toggle').reward for _ in steps] == [0.25, 0.25, 0.0]
 
 
+def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
+    """The difference from 0 went to it, and 100 was reached all the same."""
+    opening = {'task_description': 'Light it.', 'observation': 'A room.', 'score': 7}
+    steps = [
+        ('step', 200, {'observation': 'p', 'score': score, 'done': score == 100})
+        for score in (7, 20, 100)
+    ]
+    with Table([('create', 200, {'id': 0}), ('reset', 200, opening), *steps]) as table:
+        world = AgentGym('sciworld', Servers([table.url]))
+        world.reset(0)
+        replies = [world.step('Action: look') for _ in steps]
+    assert [reply.reward for reply in replies] == [0.0, 13.0, 80.0]
+    assert [reply.success for reply in replies] == [False, False, True]
+
+
 WRONG = [
     {'error': 'The id 0 is not valid.'},  # AgentGym's errors are 200s
     {'observation': 'p', 'reward': 0},

@@ -94,6 +94,21 @@ def test_replies_are_those_of_the_package(monkeypatch):
 
 
 @WITH_JAVA
+def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
+    """reset left the score at 0, and the first action was paid the 7 of the opening state."""
+    item = sciworld.games().index(('power-component', 15))
+    with made() as world:
+        world.reset(item)
+        assert world.details()['score'] == 7
+        assert world.step('look around').reward == 0
+        assert world.score == 7
+        path = world.gold(item)
+        world.reset(item)
+        gained = [world.step(action).reward for action in path]
+        assert 7 + sum(gained) == world.score > 7
+
+
+@WITH_JAVA
 def test_simulators_of_one_jvm_do_not_hear_each_other():
     with contextlib.ExitStack() as stack:
         worlds = [stack.enter_context(made()) for _ in range(3)]

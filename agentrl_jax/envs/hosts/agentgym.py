@@ -48,7 +48,7 @@ class Quirks:
     running: bool = False  # the reward is a score so far: steps get its differences
     last_only: bool = False  # a reward counts only with the last step
     bounds: tuple[float, float] = (-1e6, 1e6)  # of what stands in the reward's field
-    solved_above: float = 0.99  # sum of rewards; AgentEvol's thresholds where it has one
+    solved_above: float = 0.99  # score; AgentEvol's thresholds where it has one
     faults: tuple[str, ...] = ()  # texts of 200s that are none
     closes: bool = True  # /close exists
     deterministic: bool = True
@@ -225,17 +225,20 @@ class AgentGym:
         self._server: Connection | None = None
         self._id: int | None = None
         self._failed = False
-        self._turn, self._score, self._total = 0, 0.0, 0.0
+        self._turn, self._score = 0, 0.0
 
     def reset(self, item: int) -> str:
         if self._failed:
             self.close()
         if self._server is None:
             self._open()
-        self._turn, self._score, self._total = 0, 0.0, 0.0
+        self._turn, self._score = 0, 0.0
         with self._tried():
             reply = self._call('reset', {self.quirks.item: item, **self.quirks.reset})
             self._check('reset', reply, {self.quirks.item: item})
+            if self.quirks.running and isinstance(reply, dict) and self.quirks.reward in reply:
+                # That of the opening state, which no action has earned
+                self._score = number_of(reply[self.quirks.reward], self.quirks.bounds, 'reset')
             if self.quirks.look:
                 reply = self._call(f'{self.quirks.look}?{self.quirks.id}={self._id}')
             try:
@@ -266,11 +269,11 @@ class AgentGym:
         reward = float(reward) if self.quirks.truth and isinstance(reward, bool) else reward
         reward = number_of(reward, self.quirks.bounds, 'step')
         if self.quirks.running:
-            reward, self._score = reward - self._score, reward
+            reward -= self._score
         if self.quirks.last_only and not done:
             reward = 0.0
-        self._total += reward
-        success = self._total > self.quirks.solved_above
+        self._score += reward
+        success = self._score > self.quirks.solved_above
         if 'success' in reply and reply['success'] is not None:
             success = truth_of(reply['success'], 'step')
         figures = reply['figures'] if 'figures' in reply else ()  # of our servers

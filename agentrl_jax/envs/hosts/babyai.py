@@ -19,6 +19,7 @@ WORLD = World(actions='macro', agentgym_wording=True, agentgym_rewards=True, mos
 ACTIONS = {name: index for index, name in enumerate(WORLD.ACTION_NAMES)}
 CHECK = 'check'  # an action that has it in it asks for the list
 UNKNOWN = 'The action is not recognized. Please check valid actions.'
+UNCHANGED = 'No change in state.'
 MENU = '\nAvailable actions:'
 COMPLETED = 'The task is completed.'
 HEADERS = (
@@ -73,12 +74,15 @@ class BabyAI:
         return self.text
 
     def step(self, action: str) -> Reply:
+        """In upper or lower case, and with blanks around; nothing changes nothing."""
+        action = action.lower().strip()
         known = 'check available actions' if CHECK in action else action
         if known in ACTIONS:
             self.state, ids = act(self.params, self.state, ACTIONS[known])
             self.text = spaced(ids)
         else:
-            self.text = UNKNOWN + MENU + self.text.partition(MENU)[2]
+            said = UNKNOWN if action else UNCHANGED
+            self.text = said + MENU + self.text.partition(MENU)[2]
         reward = float(self.state.reward)  # that of the last action that was executed
         self.score += reward
         self._details = {'score': self.score}

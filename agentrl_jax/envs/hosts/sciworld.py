@@ -204,8 +204,9 @@ def machine(heap_mb: int) -> Machine:
 class SciWorld:
     """One simulator; actions are its commands (`answers.py` reads replies).
 
-    Rewards are differences of a score of 0 to 100; a wrong focus takes it to -100. It ends with the
-    task, below 0, and after more moves than max_moves; looking costs none.
+    Rewards are differences of a score of 0 to 100, of which the opening state may have some that
+    nobody earns; a wrong focus takes it to -100. It ends with the task, below 0, and after more
+    moves than max_moves; looking costs none.
     """
 
     deterministic = True
@@ -236,17 +237,16 @@ class SciWorld:
         if not 0 <= item < len(self.games):
             raise ValueError(f'item {item} is not in 0..{len(self.games) - 1}')
         task, variation = self.games[item]
-        self.score = 0
         with faults():
             self.simulator.load(task, variation, '', gold)
             described = self.simulator.getTaskDescription()
-        seen, score, _ = self._said('look around')
+        seen, self.score, _ = self._said('look around')
         self._details = {
             'observation': seen,  # on the wire the two are apart
             'task_description': described,
             'task_name': task,
             'var_num': variation,
-            'score': score,
+            'score': self.score,
             'deleted': False,
         }
         return f'{described}\n{seen}'
