@@ -268,11 +268,12 @@ class AgentGym:
         done = truth_of(done, 'step')
         reward = float(reward) if self.quirks.truth and isinstance(reward, bool) else reward
         reward = number_of(reward, self.quirks.bounds, 'step')
-        if self.quirks.running:
-            reward -= self._score
         if self.quirks.last_only and not done:
             reward = 0.0
-        self._score += reward
+        if self.quirks.running:
+            reward, self._score = reward - self._score, reward
+        else:
+            self._score += reward
         success = self._score > self.quirks.solved_above
         if 'success' in reply and reply['success'] is not None:
             success = truth_of(reply['success'], 'step')
