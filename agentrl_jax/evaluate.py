@@ -203,11 +203,12 @@ def describe(
         f'pass@{k:<6}{100 * mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]'
         for k, (mean, (low, high)) in ((k, passed[k]) for k in shown)
     )
+    valid = 100 * metrics['eval/valid_format']
+    valid = '' if math.isnan(valid) else f'valid format {valid:.1f} %, '  # a world need not say it
     return (
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         + (f'{several}\n' if len(passed) > 1 else '')
-        + f'valid format {100 * metrics["eval/valid_format"]:.1f} %, '
-        f'return {metrics["eval/return"]:.3f}\n'
+        + f'{valid}return {metrics["eval/return"]:.3f}\n'
         f'{said if lost else ""}'
         f'{report.players(metrics, "reference/")}'
     )

@@ -65,6 +65,8 @@ class Rollout:
     success: jax.Array  # bool [B]
     level: jax.Array  # int32 [B]      index into the environment's level pool
     figures: jax.Array | None = None  # float32 [B, F]  what a world on a host measured by itself
+    judged: jax.Array | None = None  # bool [B, K]  whether valid is known, which not every world on
+    # a host says; None: of all turns
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
 
     @property

@@ -132,6 +132,19 @@ def test_the_interval_on_a_page_takes_levels_as_independent_and_not_their_episod
         documents.check(made)
 
 
+def test_a_turn_whose_world_does_not_say_if_it_is_valid_has_no_badge():
+    """It was called valid, beside "No such action", and counted among 0 invalid answers."""
+    doubtful = small_rollout().replace(judged=np.array([[False, False], [True, False]]))
+    made = documents.of_rollout(doubtful, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
+    documents.check(made)
+    assert [episode['turns'][0]['valid'] for episode in made['episodes']] == [None, False]
+    assert made['totals']['invalid'] is None
+    text = Page(render_page(made)).text
+    assert 'invalid answers' not in text and text.count('invalid answer') == 2  # filter, badge
+    known = Page(render_page(small_document(group_size=2))).text
+    assert 'invalid answers' in known
+
+
 def test_a_document_of_some_episodes_has_the_figures_of_all():
     made = documents.of_rollout(
         small_rollout(), ByteTokenizer(), 'lake', ['Left', 'Down'], every=2, group_size=2

@@ -222,9 +222,11 @@ def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does
     )
     assert world.reset(item) == theirs.observation
     for action in ('', 'Turn LEFT', ' ', ' turn right\n', 'MOVE FORWARD', 'Check', 'Sing', ''):
+        offered = action.lower().strip() in theirs.actions
         theirs.step(action)
         reply = world.step(action)
         assert reply.observation == theirs.observation, action
+        assert reply.valid is (offered or action == 'Check')
         assert reply.reward == pytest.approx(theirs.reward, abs=1e-6)
         said.append(reply.observation.partition('\n')[0])
     assert said[0] == said[2] == said[-1] == 'No change in state.'

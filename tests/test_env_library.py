@@ -370,7 +370,7 @@ def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_nam
         'library/answer_f1': 0.5,
     }
     assert {*got, *(f'eval/{name.split("/")[1]}' for name in got)} <= set(metrics.METRICS)
-    sums = {name: 0 for name in ('lost', 'successes', 'returns', 'turns', 'valid')}
+    sums = dict.fromkeys('lost successes returns turns valid unjudged'.split(), 0)
     sums |= {'episodes': 4, 'own': {'tool_calls': jnp.float32(6.0)}}
     sums |= {'samples': 1, 'of_levels': {'tries': np.ones(4, int), 'solved': np.zeros(4, int)}}
     assert validation.summarise(sums)['eval/tool_calls'] == 1.5

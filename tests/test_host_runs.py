@@ -73,6 +73,10 @@ def test_a_page_shows_what_was_said_and_answered(finished):
     made = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
     turn = made['episodes'][0]['turns'][0]
     assert made['env'] == 'objects' and turn['grid'] is None and len(turn['actions']) == 1
+    # Whether an answer is valid, this world does not say: no figure, and no badge
+    assert turn['valid'] is None and made['totals']['invalid'] is None
+    for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
+        assert all(np.isnan(row[name]) for name in row if name.endswith('valid_format'))
     page = (workdir / 'rollouts' / 'step_000002.html').read_text()
     assert 'a wall' in page and 'Say something.' in page
     lines = replies.read_log(workdir / 'replies.jsonl')

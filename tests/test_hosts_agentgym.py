@@ -58,9 +58,8 @@ def test_worlds_behind_the_client_say_what_they_say_in_process(launched):
                 assert far.step(says(command)) == said
             assert said.success and said.done
         two = 'Action: inventory\nAction: inventory'
-        assert (
-            far.step(two) == near.step(two) == Reply(str(near.step(two).observation), success=False)
-        )
+        shown = near.step(two).observation
+        assert far.step(two) == near.step(two) == Reply(shown, success=False, valid=False)
 
 
 def test_agentgyms_own_client_can_play_on_our_server(launched):
@@ -398,6 +397,22 @@ def test_running_scores_become_differences_and_late_babyai_success_shows_in_them
         world = AgentGym('babyai', Servers([table.url]))
         world.reset(0)
         assert [world.step('Action: toggle').reward for _ in steps] == [0.25, 0.25, 0.0]
+
+
+def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
+    """AgentGym's servers do not say it, ours do; an answer that cannot be read never is."""
+    steps = [
+        ('step', 200, {'observation': 'p', 'reward': 0, 'done': False} | more)
+        for more in ({}, {'valid': True}, {'valid': False}, {'valid': None}, {'valid': 'no'})
+    ]
+    reset = 'reset', 200, {'observation': 'o', 'reward': 0, 'done': False}
+    with Table([('create', 200, {'id': 0}), reset, *steps]) as table:
+        world = AgentGym('textcraft', Servers([table.url]))
+        world.reset(0)
+        assert world.step('Action: a\nAction: b').valid is False
+        assert [world.step('Action: a').valid for _ in range(4)] == [None, True, False, None]
+        with pytest.raises(WorldError, match='neither true nor false'):
+            world.step('Action: a')
 
 
 def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():

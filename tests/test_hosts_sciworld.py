@@ -109,6 +109,23 @@ def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
 
 
 @WITH_JAVA
+def test_what_the_simulator_does_not_know_is_invalid():
+    """Every turn was valid, beside "No known action matches that input."."""
+    with made() as world:
+        world.reset(BOIL)
+        for action, valid in (
+            ('nonsense', False),
+            ('', False),
+            ('pick up', False),
+            ('look around', True),
+            ('open door', True),  # which one? it asks
+            ('0', True),
+            ('eat stove', False),  # it is not in this room
+        ):
+            assert world.step(action).valid is valid, action
+
+
+@WITH_JAVA
 def test_simulators_of_one_jvm_do_not_hear_each_other():
     with contextlib.ExitStack() as stack:
         worlds = [stack.enter_context(made()) for _ in range(3)]

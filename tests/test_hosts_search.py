@@ -536,7 +536,7 @@ def played(corpus, asked, *actions, **settings):
 
 
 def told(reply):
-    return dataclasses.replace(reply, figures=())
+    return dataclasses.replace(reply, figures=(), valid=None)
 
 
 def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
@@ -566,6 +566,13 @@ def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
 def test_with_one_answer_a_wrong_one_ends_the_episode(corpus, asked):
     _, replies = played(corpus, asked, '<answer>Lyon</answer>', retries=False)
     assert told(replies[1]) == Reply(dialects.PLAIN.wrong, done=True, success=False)
+
+
+def test_what_neither_searches_nor_answers_is_invalid(corpus, asked):
+    """Every turn was valid."""
+    said = 'Paris', '<search>Oslo</search>', '<answer>Lyon</answer>'
+    _, replies = played(corpus, asked, *said)
+    assert [reply.valid for reply in replies[1:]] == [False, True, True]
 
 
 def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, asked):

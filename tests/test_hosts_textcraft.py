@@ -242,8 +242,22 @@ def test_plain_wording_shows_names_as_they_are_typed():
     wrong = world.step('craft 2 stick using 1 birch logs').observation
     assert wrong == 'Could not find a valid recipe for 2 stick with these ingredients'
     assert world.step('craft 4 birch planks using 1 birch logs') == textcraft.Reply(
-        'Crafted 4 birch planks', reward=1.0, done=True, success=True
+        'Crafted 4 birch planks', reward=1.0, done=True, success=True, valid=True
     )
+
+
+def test_a_command_that_is_not_carried_out_is_invalid():
+    """Every turn was valid, beside replies such as "Could not execute"."""
+    world = TextCraft()
+    world.reset(3)
+    for command, valid in (
+        ('inventory', True),
+        ('get 1 birch logs', True),
+        ('sing', False),
+        ('get 1 moon', False),
+        ('craft 4 stick using 9 moon', False),
+    ):
+        assert world.step(command).valid is valid, command
 
 
 def test_numbers_that_no_integer_should_be_made_of_are_not_carried_out():

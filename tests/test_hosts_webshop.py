@@ -281,6 +281,24 @@ def test_pages_of_products_of_files_are_walked_through(files):
     assert play.step('click[back to search]').observation == text
 
 
+def test_what_cannot_be_done_on_a_page_is_invalid(files):
+    """Every turn was valid."""
+    play = WebShop(files=files)
+    play.reset(next(i for i, goal in enumerate(play.shop.goals) if goal.options))
+    for action, valid in (
+        ('click[buy now]', False),
+        ('buy it', False),
+        ('search[shirt]', True),
+        ('search[lamp]', False),
+        ('click[b000000009]', False),
+        ('click[b000000001]', True),
+        ('click[small]', True),
+        ('click[tiny]', False),
+        ('click[buy now]', True),
+    ):
+        assert play.step(action).valid is valid, action
+
+
 def test_results_come_ten_a_page_and_at_most_fifty(shop):
     shop.reset(0)
     shop.step("search[men's women's cable charger]")

@@ -265,6 +265,10 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     assert_same(found[1].figures, one.figures)
     assert_same(found[2].figures, two.figures)
     assert mixture.joined((plain, plain)).figures is None
+    # Whether answers are valid is known of worlds on the device, and of some on hosts
+    assert whole.judged is None
+    doubtful = one.replace(judged=jnp.zeros_like(one.valid))
+    assert mixture.joined((plain, doubtful)).judged.tolist() == [[True]] * 2 + [[False]] * 2
 
 
 # ---- runs --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import toy_rollouts as toy
 
 from agentrl_jax import evaluate, train
 from agentrl_jax.machine import checkpoint
-from agentrl_jax.measure import stats, validation
+from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
@@ -168,12 +168,24 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
 
 def test_the_screen_shows_pass_at_powers_of_two_and_all_samples():
     metrics = {f'eval/{name}': 0.5 for name in ('success', 'success_low', 'success_high', 'return')}
-    metrics['eval/valid_format'] = 1.0
+    metrics |= {'eval/valid_format': 1.0, 'eval/env_error': 0.0}
     passed = {k: (k / 10, (0.0, 1.0)) for k in range(1, 7)}
     shown = evaluate.describe(metrics, 'test', passed).splitlines()
     assert [line.split()[0] for line in shown[1:5]] == ['pass@1', 'pass@2', 'pass@4', 'pass@6']
     assert shown[4] == 'pass@6     60.0 % [0.0, 100.0]'
     assert 'pass@' not in evaluate.describe(metrics, 'test', {1: (0.5, (0.4, 0.6))})
+
+
+def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
+    """Worlds on hosts that say nothing about it were 100 % valid."""
+    out = toy.rollout_of([[(1, 1)]] * 2, np.zeros((2, 1)), length=3)
+    for judged, share in ((None, 1.0), ([[1], [1]], 1.0), ([[1], [0]], np.nan)):
+        known = None if judged is None else jnp.asarray(judged, bool)
+        sums = validation.count(out.replace(judged=known), _NoMetrics, levels=2)
+        np.testing.assert_equal(validation.summarise(sums)['eval/valid_format'], share)
+        played = jnp.ones((2, 1), bool)
+        found = metrics.valid_format(out.replace(judged=known), played)
+        np.testing.assert_equal(float(found), share)
 
 
 def test_samples_repeat_the_levels_with_streams_of_their_own():

@@ -24,7 +24,8 @@ METRICS = {
     'rollout/actions': 'Environment actions executed in an episode.',
     'rollout/tokens': 'Tokens of an episode: prompts, observations and answers.',
     'rollout/response_length': 'Tokens the policy sampled in an episode.',
-    'rollout/valid_format': 'Share of played turns whose answer parsed into legal actions.',
+    'rollout/valid_format': 'Share of played turns whose answer parsed into legal actions; nan '
+    'where worlds on hosts do not say it.',
     'rollout/turn_length_stop': 'Share of played turns cut at the longest allowed answer.',
     'rollout/token_budget_stop': 'Share of episodes ended because no further turn would fit.',
     'rollout/nonfinite': 'Sampled tokens whose log-probability is not finite (any ends the run).',
@@ -149,7 +150,8 @@ METRICS = {
     'collapse/retrieval_above_chance': 'What collapse/retrieval_accuracy is above chance.',
     'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
     'alarm/roll_backs': 'Roll backs to an earlier checkpoint so far.',
-    'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions.',
+    'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions; nan '
+    'where worlds on hosts do not say it.',
     'eval/trials': 'As agent/trials, of validation episodes.',
     'eval/success_first': 'As agent/success_first, of validation episodes.',
     'eval/success_second': 'As agent/success_second, of validation episodes.',
@@ -285,7 +287,7 @@ def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
         'rollout/actions': masked_mean(rollout.num_actions.sum(1), healthy),
         'rollout/tokens': masked_mean(rollout.attention_mask.sum(1), healthy),
         'rollout/response_length': masked_mean(rollout.action_mask.sum(1), healthy),
-        'rollout/valid_format': masked_mean(rollout.valid.astype(jnp.float32), played),
+        'rollout/valid_format': valid_format(rollout, played),
         'rollout/turn_length_stop': masked_mean(
             (rollout.turn_stop == TurnStop.LENGTH).astype(jnp.float32), played
         ),
@@ -294,6 +296,21 @@ def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
         ),
         'echo/repeated_ngrams': masked_mean(repeated, healthy & (ngrams > 0)),
     }
+
+
+def valid_format(rollout: Rollout, played: jax.Array) -> jax.Array:
+    """Share of the turns played bool [B, K] that are valid; nan where a world does not say it."""
+    share = masked_mean(rollout.valid.astype(jnp.float32), played)
+    return jnp.where(unjudged(rollout, played) > 0, jnp.nan, share)
+
+
+def unjudged(rollout: Rollout, played: jax.Array) -> jax.Array:
+    """Of how many turns played nobody said whether they are valid.
+
+    One is enough: that an answer could not be read is known without the world, so those that are
+    known are no fair sample.
+    """
+    return jnp.sum(played & ~rollout.judged) if rollout.judged is not None else jnp.int32(0)
 
 
 def _fork_metrics(rollout: Rollout) -> dict[str, jax.Array]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.measure.metrics import own_figures, trial_figures
+from agentrl_jax.measure.metrics import own_figures, trial_figures, unjudged
 from agentrl_jax.measure.stats import level_interval, pass_at
 from agentrl_jax.rl.masked import masked_sum
 from agentrl_jax.types import Rollout
@@ -29,6 +29,7 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
         'returns': masked_sum(rollout.returns, healthy),
         'turns': played.sum(),
         'valid': jnp.sum(rollout.valid & played),
+        'unjudged': unjudged(rollout, played),
         'own': {name: masked_sum(x, healthy) for name, x in own.items()},
         'of_levels': count_levels(rollout.level, solved, healthy, levels),
         'samples': jnp.int32(samples),
@@ -70,6 +71,7 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
         int(sums[name]) for name in ('episodes', 'successes', 'samples')
     )
     low, high = success_interval(sums['of_levels'])
+    valid_format = int(sums['valid']) / max(int(sums['turns']), 1)
     found = {}
     if samples > 1:
         mean, ends = passes(sums, samples)
@@ -79,7 +81,7 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
         'success_low': low,
         'success_high': high,
         'return': float(sums['returns']) / max(episodes, 1),
-        'valid_format': int(sums['valid']) / max(int(sums['turns']), 1),
+        'valid_format': valid_format if not int(sums['unjudged']) else math.nan,
     }
     found |= {name: float(x) / max(episodes, 1) for name, x in sums['own'].items()}
     found = {name: x if episodes else math.nan for name, x in found.items()}

@@ -46,6 +46,10 @@ def _truth(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _doubt(value: Any) -> bool:
+    return value is None or _truth(value)
+
+
 def _list(value: Any) -> bool:
     return isinstance(value, list)
 
@@ -75,6 +79,7 @@ WANTED = {  # what the sentence of a refusal says
     _count: 'a whole number',
     _text: 'a text',
     _truth: 'true or false',
+    _doubt: 'true, false or null',
     _list: 'a list',
     _object: 'an object',
     _texts: 'a list of texts',
@@ -100,7 +105,7 @@ TOTALS_FIELDS: Fields = {
     'solved': _count,
     'return': _number,  # mean
     'turns': _count,
-    'invalid': _count,  # turns
+    'invalid': _maybe,  # turns; null where worlds do not say it of all turns
     'truncated': _count,  # episodes with an answer cut, or ended by the token budget
 }
 INTERVAL_FIELDS: Fields = {  # of totals; documents of before these were kept lack them
@@ -141,7 +146,7 @@ EPISODE_FIELDS: Fields = {
 TURN_FIELDS: Fields = {
     'index': _count,
     'stop': _text,
-    'valid': _truth,
+    'valid': _doubt,  # null: the world does not say
     'reward': _number,
     'penalty': _number,
     'actions': _texts,
@@ -232,7 +237,9 @@ def of_rollout(
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
     names = {field.name for field in dataclasses.fields(rollout)} - {'continuations', 'figures'}
-    fields = {name: np.asarray(getattr(rollout, name)) for name in names}
+    fields = {name: np.asarray(getattr(rollout, name)) for name in names - {'judged'}}
+    judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
+    fields['judged'] = np.asarray(judged)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
     spread = extras['advantages'] if 'advantages' in extras else None
@@ -280,6 +287,7 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
     played &= healthy[:, None]
     cut = ((fields['turn_stop'] == TurnStop.LENGTH) & played).any(1)
     out = fields['episode_stop'] == EpisodeStop.TOKEN_BUDGET
+    unknown = bool((played & ~fields['judged']).any())
     returns = (fields['rewards'] + fields['penalties']).sum(1)
     solved, levels = fields['success'] & healthy, fields['level']
     counted = {'tries': healthy, 'solved': solved}
@@ -293,7 +301,7 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
         'success_high': high,
         'return': number(returns[healthy].mean()) if healthy.any() else 'nan',
         'turns': int(played.sum()),
-        'invalid': int((played & ~fields['valid']).sum()),
+        'invalid': None if unknown else int((played & ~fields['valid']).sum()),
         'truncated': int((cut | (out & healthy)).sum()),
     }
 
@@ -355,7 +363,7 @@ def _turn(
         **({'part': agents.PARTS[part]} if part else {}),
         'index': k,
         'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
-        'valid': bool(row['valid'][k]),
+        'valid': bool(row['valid'][k]) if row['judged'][k] else None,
         'reward': number(row['rewards'][k]),
         'penalty': number(row['penalties'][k]),
         'actions': actions,

@@ -1,6 +1,7 @@
 """README.md of an exported folder: what it is, how it is loaded, what it scored, its config."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,6 @@ def latest(path: Path, step: int) -> dict[str, tuple[float, int]]:
         if row['step'] > step:
             continue
         for name, value in row.items():
-            if name.startswith('eval/') or name in METRICS:
+            if (name.startswith('eval/') or name in METRICS) and not math.isnan(value):
                 found[name] = (value, row['step'])
     return found

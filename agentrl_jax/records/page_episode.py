@@ -42,6 +42,11 @@ CELLS = {  # what an environment calls a cell -> (glyph, class in the style shee
     **{f'{c} {kind}': (f'{s}{c[0]}{c[-1]}', 'floor') for c in COLOURS for kind, s in SIGNS.items()},
 }
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
+CHIPS = {  # of a turn, by whether it is valid; None: its world does not say
+    True: '<span class="chip good">valid</span>',
+    False: '<span class="chip bad">invalid answer</span>',
+    None: '',
+}
 FLAGS = ('success', 'invalid', 'truncated', 'faulty')  # what the filters look at
 Episode = Mapping[str, Any]
 
@@ -76,7 +81,9 @@ def flags_of(episode: Episode) -> dict[str, bool]:
     lost = {reply['turn'] - 1 for reply in episode['replies'] if reply['fault']}  # to their worlds
     return {
         'success': bool(episode['success']),
-        'invalid': any(not turn['valid'] for turn in episode['turns'] if turn['index'] not in lost),
+        'invalid': any(
+            turn['valid'] is False for turn in episode['turns'] if turn['index'] not in lost
+        ),
         'truncated': cut or episode['episode_stop'] == 'token_budget',
         'faulty': episode['episode_stop'] == 'env_error',
     }
@@ -194,13 +201,13 @@ def _turn_section(
     if turn is None:
         header, board = '<span class="chip">never answered</span>', ''
     else:
-        valid = ('good', 'valid') if turn['valid'] else ('bad', 'invalid answer')
+        valid = CHIPS[turn['valid']]
         if any(one['fault'] for one in unseen):
-            valid = ('bad', 'faulty world')
+            valid = '<span class="chip bad">faulty world</span>'
         actions = ', '.join(escape(action) for action in turn['actions']) or 'none'
         penalty = to_float(turn['penalty'])
         header = (
-            f'<span class="chip {valid[0]}">{valid[1]}</span>'
+            valid
             + (f'<span class="chip">{escape(part)}</span>' if part else '')
             + ('' if reply or part else f'<span class="chip">actions: {actions}</span>')
             + f'<span class="chip">reward {to_float(turn["reward"]):.4g}</span>'

@@ -130,12 +130,13 @@ def _tiles(totals: Mapping[str, Any], worlds: Mapping[str, Any] | None) -> str:
             ends = to_float(totals['success_low']), to_float(totals['success_high'])
         low, high = (100 * end for end in ends)
         share += f' <small>95 % interval {low:.1f} to {high:.1f}</small>'
+    invalid = f'{totals["invalid"]} of {many(totals["turns"], "turn")}'
     tiles = {
         'success': share,
         'solved': f'{totals["solved"]} of {healthy}',
         'mean return': f'{to_float(totals["return"]):.3g}',
         'mean turns': f'{totals["turns"] / max(healthy, 1):.3g}',
-        'invalid answers': f'{totals["invalid"]} of {many(totals["turns"], "turn")}',
+        **({} if totals['invalid'] is None else {'invalid answers': invalid}),
         'truncated episodes': f'{totals["truncated"]}',
         'faulty worlds': f'{totals["faulty"]}',
     }

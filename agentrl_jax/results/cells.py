@@ -87,7 +87,11 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     runs = choose(runs, spec)
     groups = group_runs(runs, spec)
     rows, columns = (ordered({key[i] for key in groups}, spec.labels) for i in (0, 1))
-    also = tuple(name for name in spec.also if any(name in row for r in runs for row in r.rows))
+    also = tuple(
+        name
+        for name in spec.also
+        if any(name in row and not math.isnan(row[name]) for r in runs for row in r.rows)
+    )
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     planned = max(len(seeds), spec.seeds)
     tokens = _equal_tokens(groups, spec) if spec.at == EQUAL_TOKENS else {}

@@ -90,6 +90,7 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> dict[str
         'penalties': np.zeros(turns, np.float32),
         'turn_stop': np.zeros(turns, np.int32),
         'valid': np.zeros(turns, bool),
+        'judged': np.zeros(turns, bool),
         'num_actions': np.zeros(turns, np.int32),
         'actions': np.full((*turns, 1), -1, np.int32),
         'num_turns': np.zeros(len(level), np.int32),
@@ -382,7 +383,7 @@ class Game:
         """Records what the world said to the last answer; as turn_over."""
         reply, b, k, out = outcome.reply, seat.episode, seat.turn, self.out
         out['rewards'][b, k] = reply.reward
-        out['valid'][b, k] = True
+        out['valid'][b, k], out['judged'][b, k] = bool(reply.valid), reply.valid is not None
         out['num_actions'][b, k] = 1
         of_trial = out['trial'][b, : k + 1] == seat.now.trial
         returned = self.task.env.solved(out['rewards'][b, : k + 1][of_trial].sum())
@@ -541,4 +542,5 @@ class Game:
             self.ask(seat)
         else:
             out['valid'][b, k] = agents.WRITTEN[seat.now.part].closing in action
+            out['judged'][b, k] = True
             self.go_on(seat, *self.turn_over(seat, done=False))

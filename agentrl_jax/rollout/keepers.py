@@ -135,6 +135,7 @@ def check_reply(reply: Reply, world: str) -> None:
         ('done', bool),
         ('success', (bool, type(None))),
         ('figures', tuple),
+        ('valid', (bool, type(None))),
     ):
         if not isinstance(getattr(reply, name, None), kinds):
             given = getattr(reply, name, 'missing')

@@ -33,11 +33,12 @@ FIELDS = {  # of a line, beside those of `about`
     'done': bool,
     'success': (bool, type(None)),
     'figures': list,
+    'valid': (bool, type(None)),
     'fault': str,  # why the episode ended here; '' = it did not
     'seconds': float,  # the world took, the last time that it was asked
     'tries': int,  # times that it was asked
 }
-ADDED = {'tries': 1, 'figures': []}  # what lines of before these fields stand for
+ADDED = {'tries': 1, 'figures': [], 'valid': None}  # what lines of before these fields stand for
 LISTED = 20  # rollouts of a log that an error spells out
 About = dict[str, int | str]
 
@@ -85,6 +86,7 @@ def line_of(outcome: Outcome, fault: str, tries: int) -> dict[str, Any]:
         'done': reply.done,
         'success': reply.success,
         'figures': [float(figure) for figure in reply.figures],
+        'valid': reply.valid,
         'fault': fault,
         'seconds': round(outcome.seconds, 6),
         'tries': tries,

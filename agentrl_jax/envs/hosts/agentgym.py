@@ -251,7 +251,7 @@ class AgentGym:
         try:
             action = self._read(action)
         except Unreadable as shown:
-            return Reply(str(shown), success=False)
+            return Reply(str(shown), success=False, valid=False)
         if self._server is None or self._failed:
             raise WorldError('step: the world has failed or was never reset')
         with self._tried():
@@ -277,7 +277,8 @@ class AgentGym:
         success = self._score > self.quirks.solved_above
         if 'success' in reply and reply['success'] is not None:
             success = truth_of(reply['success'], 'step')
-        figures = reply['figures'] if 'figures' in reply else ()  # of our servers
+        valid = reply['valid'] if 'valid' in reply else None  # of our servers, as figures
+        figures = reply['figures'] if 'figures' in reply else ()
         if not isinstance(figures, list | tuple):
             raise WorldError(f'step: {figures!r:.50} are no figures')
         return Reply(
@@ -286,6 +287,7 @@ class AgentGym:
             done=done,
             success=success,
             figures=tuple(number_of(figure, (-1e6, 1e6), 'step') for figure in figures),
+            valid=None if valid is None else truth_of(valid, 'step'),
         )
 
     def close(self) -> None:

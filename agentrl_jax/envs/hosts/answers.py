@@ -96,7 +96,7 @@ class Read:
         try:
             action = self.reader(action)
         except Unreadable as shown:
-            return Reply(str(shown), success=False)
+            return Reply(str(shown), success=False, valid=False)
         return self.world.step(action)
 
     def close(self) -> None:

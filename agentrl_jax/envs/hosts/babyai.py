@@ -77,6 +77,7 @@ class BabyAI:
         """In upper or lower case, and with blanks around; nothing changes nothing."""
         action = action.lower().strip()
         known = 'check available actions' if CHECK in action else action
+        valid = f'"{known}"' in self.text.partition(MENU)[2]
         if known in ACTIONS:
             self.state, ids = act(self.params, self.state, ACTIONS[known])
             self.text = spaced(ids)
@@ -86,7 +87,7 @@ class BabyAI:
         reward = float(self.state.reward)  # that of the last action that was executed
         self.score += reward
         self._details = {'score': self.score}
-        return Reply(self.text, reward=reward, done=bool(self.state.ended))
+        return Reply(self.text, reward=reward, done=bool(self.state.ended), valid=valid)
 
     def details(self) -> dict[str, Any]:
         """What AgentGym's server says of the last reply besides."""

@@ -67,7 +67,7 @@ class Device:
         """An action by its name; any other changes nothing, not even luck."""
         name = action.strip()
         if name not in self.actions:
-            return Reply(f'{UNKNOWN}{", ".join(self.actions)}.')
+            return Reply(f'{UNKNOWN}{", ".join(self.actions)}.', valid=False)
         key = jax.random.fold_in(jax.random.key(self.item), self.played)
         chosen = self.env.env_action(self.state, self.actions[name])
         _, state, reward, done, info = jax.device_get(
@@ -75,7 +75,8 @@ class Device:
         )
         self.state, self.played = state, self.played + 1
         text = self.env.observation_text(state)
-        return Reply(text, float(reward), bool(done), bool(info['success']) if done else None)
+        success = bool(info['success']) if done else None
+        return Reply(text, float(reward), bool(done), success, valid=True)
 
     def close(self) -> None:
         self.state = None

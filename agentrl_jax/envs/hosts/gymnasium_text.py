@@ -44,7 +44,7 @@ class GymnasiumWorld:
     def step(self, action: str) -> Reply:
         chosen = self._action(action)
         if chosen is None:
-            return Reply(UNKNOWN.format(names=', '.join(self._names)))
+            return Reply(UNKNOWN.format(names=', '.join(self._names)), valid=False)
         observation, reward, terminated, truncated, info = self.env.step(chosen)
         solved = [info[name] for name in ('success', 'is_success') if name in info]
         return Reply(
@@ -52,6 +52,7 @@ class GymnasiumWorld:
             float(reward),
             bool(terminated or truncated),
             bool(solved[0]) if solved else None,
+            valid=True if self._names else None,  # of a text nobody says what it means
         )
 
     def close(self) -> None:

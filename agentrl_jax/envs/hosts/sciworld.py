@@ -95,6 +95,7 @@ TASKS = (
 )
 LEFT_OUT = 'measure-melting-point-unknown-substance'  # where one of AgentGym's item files was made
 SOLVED = 100
+UNKNOWN = ('No known action matches', 'Unknown action')  # how it answers what it does not know
 INTERFACE = 'scienceworld.runtime.pythonapi.PythonInterface'
 
 
@@ -255,7 +256,13 @@ class SciWorld:
         text, score, done = self._said(action)
         gained, self.score = score - self.score, score
         self._details = {'score': score}
-        return Reply(text, reward=self.scale * gained, done=done, success=score >= SOLVED)
+        return Reply(
+            text,
+            reward=self.scale * gained,
+            done=done,
+            success=score >= SOLVED,
+            valid=not text.startswith(UNKNOWN),
+        )
 
     def details(self) -> dict[str, Any]:
         """What AgentGym's server says of the last reply besides."""

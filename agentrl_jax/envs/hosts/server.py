@@ -2,7 +2,8 @@
 
   POST /create {lease_s?}           {id, key, ...}; an id is used once. 503 where there is no room
   POST /reset {id, data_idx}        {id, observation, reward, done, success, turn, data_idx, ...}
-  POST /step {id, action}           the same, of this step; turn counts them
+  POST /step {id, action}           the same, of this step; turn counts them; valid: whether the
+                                    world knows the action, where it says so
   POST /step_batch {steps: [{id, action}, ...]}    {results: [...]}, errors in place
   POST /close {id} or {key}         true; false if it was closed before. Both are right
   GET /observation /detail ?id      the last reply again

@@ -446,9 +446,9 @@ class TextCraft:
         try:
             observation, item = self._act(action)
         except _Refused as refused:
-            return Reply(str(refused), success=False)
+            return Reply(str(refused), success=False, valid=False)
         reached = item == self.goal
-        return Reply(observation, reward=float(reached), done=reached, success=reached)
+        return Reply(observation, reward=float(reached), done=reached, success=reached, valid=True)
 
     def close(self) -> None:
         self.inventory = {}

@@ -132,6 +132,7 @@ class Keeper(threading.Thread):
                 'success': reply.success,
             }
             told |= {'figures': reply.figures} if reply.figures else {}
+            told |= {} if reply.valid is None else {'valid': bool(reply.valid)}
         if len(told['observation']) > self.most_chars:
             raise WorldError(f'an observation of over {self.most_chars} characters')
         details = getattr(self.world, 'details', dict)  # what AgentGym's server of it says besides

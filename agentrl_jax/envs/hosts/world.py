@@ -76,6 +76,7 @@ class Reply:
     done: bool = False
     success: bool | None = None  # None: the world does not say; the episode's rewards decide
     figures: tuple[float, ...] = ()  # of the episode so far: its environment's FIGURES
+    valid: bool | None = None  # the action was one that the world knows; None: it does not say
 
 
 class World(Protocol):

@@ -143,7 +143,14 @@ class Search:
         reward = self.rewards(self.steps, self.dialect.tags, self.golds, done)
         measured = scoring.measured(self.steps, self.dialect.tags, self.golds)
         figures = tuple(measured[name] for name in FIGURES)
-        return Reply(observation, reward=reward, done=done, success=right, figures=figures)
+        return Reply(
+            observation,
+            reward=reward,
+            done=done,
+            success=right,
+            figures=figures,
+            valid=act.kind not in ('', 'failed'),
+        )
 
     def _own(self) -> retrieval.Index:
         """Where a question is looked up that no corpus was named for."""

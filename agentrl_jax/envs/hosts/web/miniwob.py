@@ -110,21 +110,23 @@ class MiniWoB:
 
     def step(self, action: str) -> Reply:
         if self.done:
-            return Reply('The task is over.', done=True, success=False)
+            return Reply('The task is over.', done=True, success=False, valid=False)
+        valid = True
         try:
             self.visitor.do(actions.read_action(action, actions.ON_A_PAGE))
             self.before = ' '.join(action.split())
         except Unreadable as wrong:
-            self.before = f'not done, {wrong}'
+            self.before, valid = f'not done, {wrong}', False
         state = self.visitor.tab.evaluate(STATE)
         if not isinstance(state, dict):
             raise WorldError(f'{self.task}: the page has lost its task')
         if not state['done']:
-            return Reply(self.shown(), success=False)
+            return Reply(self.shown(), success=False, valid=valid)
         self.done = True
         score, success = float(state['score']), state['score'] >= 1
         reward = score if self.rewards == 'score' else float(success)
-        return Reply(f'The task is over, its score {score:g}.', reward, done=True, success=success)
+        text = f'The task is over, its score {score:g}.'
+        return Reply(text, reward, done=True, success=success, valid=valid)
 
     def shown(self) -> str:
         """The page, the task, and what was done last."""

@@ -116,8 +116,8 @@ class WebArena:
 
     def step(self, action: str) -> Reply:
         if self.done:
-            return Reply('The task is over.', done=True, success=False)
-        self.before = ' '.join(action.split())
+            return Reply('The task is over.', done=True, success=False, valid=False)
+        self.before, valid = ' '.join(action.split()), True
         try:
             asked = actions.read_action(action)
             if asked.verb == 'stop':
@@ -125,7 +125,8 @@ class WebArena:
             self.visitor.do(asked)
         except Unreadable as wrong:
             self.before += f' (not done: {wrong})'
-        return Reply(self.shown(), success=False)
+            valid = False
+        return Reply(self.shown(), success=False, valid=valid)
 
     def _stop(self, answer: str) -> Reply:
         self.done = True
@@ -138,7 +139,7 @@ class WebArena:
             login=self.login,
             judge=self.judge,
         )
-        return Reply(last, total, done=True, success=total >= 1)
+        return Reply(last, total, done=True, success=total >= 1, valid=True)
 
     def shown(self) -> str:
         """Tabs, page, address, objective, and what was done last."""

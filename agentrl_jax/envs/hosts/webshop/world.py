@@ -160,15 +160,15 @@ class WebShop:
 
     def step(self, action: str) -> Reply:
         if self.done:
-            return Reply('The shop has closed.', done=True, success=False)
+            return Reply('The shop has closed.', done=True, success=False, valid=False)
         verb, words = read_action(action)
         if verb == 'click' and words == BUY.lower() and BUY in self.buttons():
             return self._buy()
-        if verb == 'search' and self.page.found is None:
+        searches = verb == 'search' and self.page.found is None
+        if searches:
             self.page = Page(found=self.shop.find(words))
-        elif verb == 'click':
-            self._click(words)
-        return Reply(self.shown(), success=False, figures=(0.0,))
+        valid = searches or verb == 'click' and self._click(words)
+        return Reply(self.shown(), success=False, figures=(0.0,), valid=valid)
 
     def close(self) -> None:
         pass
@@ -238,10 +238,11 @@ class WebShop:
         }
         return [text for text in texts[self.page.part] if text]
 
-    def _click(self, words: str) -> None:
+    def _click(self, words: str) -> bool:
+        """Whether there is such a button."""
         known = {button.lower(): button for button in self.buttons()}
         if words not in known:
-            return
+            return False
         page, button = self.page, known[words]
         if button == BACK:
             self.page = Page()
@@ -259,6 +260,7 @@ class WebShop:
             self._choose(button)
         else:
             self.page = dataclasses.replace(page, asin=button)
+        return True
 
     def _choose(self, value: str) -> None:
         """A value that several kinds of options have is chosen for the last of them."""
@@ -276,7 +278,7 @@ class WebShop:
             ('Thank you for shopping with us!', 'Your score (min 0.0, max 1.0)', f'{total:g}')
         )
         reward = total if self.rewards == 'score' else float(success)
-        return Reply(text, reward=reward, done=True, success=success, figures=(total,))
+        return Reply(text, reward, done=True, success=success, figures=(total,), valid=True)
 
     # -- players
 
