@@ -570,7 +570,8 @@ def main() -> None:
     began = time.monotonic()
     found = run(args.files, args.seed)
     for one in found if args.show else failures(found):
-        print(f'{one["number"]:5} {one["kind"]:12} {one["outcome"]:18} {"; ".join(one["said"])}')
+        said = files.in_line('; '.join(one['said']))
+        print(f'{one["number"]:5} {one["kind"]:12} {one["outcome"]:18} {said}')
     print(table(found))
     print(f'{len(found)} files in {time.monotonic() - began:.0f} s')
     sys.exit(1 if failures(found) else 0)
