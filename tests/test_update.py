@@ -353,6 +353,7 @@ def test_a_batch_without_trained_tokens_changes_nothing():
     measured = {name for name, x in metrics.items() if np.isfinite(x)}
     assert measured == {
         'batch/trained_tokens',
+        'batch/tokens',
         'batch/trained_rows',
         'batch/advantage_std',
         'value/explained_variance',

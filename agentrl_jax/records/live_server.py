@@ -13,6 +13,7 @@ import importlib.resources
 import threading
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import live_page, run_log
@@ -149,5 +150,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.command != 'HEAD':
             self.wfile.write(contents)
 
-    def log_message(self, *_) -> None:
+    def log_message(self, format: str, *values: Any) -> None:
         """A page that renews itself would fill the terminal."""
