@@ -121,6 +121,8 @@ def test_a_signal_saves_the_step_and_says_so_by_its_exit_code(runs):
     rows = runs.rows(workdir)
     assert 3 < step < 20 and rows[-1]['step'] == step - 1
     assert runs.said(workdir).count('asked to stop') == 1
+    assert f'stopped; step {step} is saved, and the same command resumes: ' in runs.said(workdir)
+    assert (workdir / 'curves.png').exists() and not (workdir / 'now.json').exists()
     assert run_log.finished_step(workdir) is None
     ahead = json.dumps({**rows[-1], 'step': step}) + '\n'
     with (workdir / run_log.METRICS_FILE).open('a') as file:

@@ -122,6 +122,14 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
         if kept == 16:
             assert row['batch/trained_tokens'] == pytest.approx(16 * per_episode)
+        assert row['progress/episodes'] == 16 * (row['step'] + 1)
+        assert row['optim/lr'] == cfg.optim.lr and row['perf/flops_per_s'] > 0
+        own = derived.needs_critic(cfg) and not cfg.critic.share_backbone
+        assert ('optim/critic_lr' in row) == own
+    tokens = [16 * row['rollout/response_length'] for row in rows[:-1]]
+    assert [row['progress/tokens'] for row in rows] == pytest.approx(
+        np.append(np.cumsum(tokens), sum(tokens)), abs=0.1
+    )
 
 
 def test_every_documented_metric_is_written_by_some_run(finished):
