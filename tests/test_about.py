@@ -6,7 +6,7 @@ import micro_runs
 import pytest
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.records import about, run_log
+from agentrl_jax.records import about, model_card, run_log
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import flatten
 from agentrl_jax.run.effective import effective
@@ -84,3 +84,15 @@ def test_config_json_names_commit_and_every_machine_of_a_run(tmp_path, monkeypat
 def test_a_machine_is_told_by_its_devices():
     assert about.machine().startswith('8 x cpu (')  # the fake devices of the tests
     assert about.machine() == about.machine()
+
+
+def test_a_model_card_calls_the_method_as_pages_do_and_names_a_reward_of_one_s_own(tmp_path):
+    """It said ppo of a run that its pages call StarPO-S."""
+    cfg = effective(demo.get_config())
+    cfg.reward.function = 'mine:short'
+    origin = {'workdir': 'runs/x', 'step': 3, 'config_hash': 'abc', 'commit': None}
+    known = dict(origin=origin, record=tmp_path, part='policy', opening='<think>')
+    (tmp_path / run_log.METRICS_FILE).write_text('')
+    card = model_card.text('x', cfg, **known)
+    assert '| method | StarPO-S (`algorithm=ppo`) |' in card
+    assert "| reward | `mine:short`, a function of the run's own |" in card

@@ -340,7 +340,7 @@ def test_making_the_first_world_is_tried_as_often_as_a_step_and_servers_are_not_
         build(config(**changes | {'hosts.tries': 1}), probe=False)
     served = {'env.name': 'textcraft', 'textcraft.urls': ('http://127.0.0.1:9',)}
     with pytest.raises(ZeroDivisionError):
-        build(config(**served | {'rollout.max_tokens': 900, 'hosts.max_observation': 64}))
+        build(config(**served | {'rollout.max_tokens': 1024, 'hosts.max_observation': 64}))
 
 
 @pytest.mark.parametrize(

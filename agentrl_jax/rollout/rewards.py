@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.envs.hosts.world import LARGEST
 from agentrl_jax.text import agents
 from agentrl_jax.types import EpisodeStop, Rollout
 
-LARGEST = 1e6  # of a reward; squares of more, summed over a batch, leave float32
 OF_ROLLOUT = 'a function of (rollout, task) that returns rewards [B, K]'
 OF_EPISODE = 'a function of an episode that returns a list with a number for each of its turns'
 

@@ -7,7 +7,7 @@ import micro_runs
 import pytest
 
 from agentrl_jax.models import sizes
-from agentrl_jax.planning import advice, memory, programs
+from agentrl_jax.planning import advice, fit, programs
 from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.effective import effective
@@ -18,10 +18,10 @@ GIB = 2**30
 
 def estimate(cfg, config=None):
     mesh = parts.build_mesh(cfg, jax.devices()[:1])
-    config = memory.sizes_of(cfg) if config is None else config
+    config = fit.sizes_of(cfg) if config is None else config
     state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
-    return memory.estimate(shapes), shapes
+    return fit.estimate(shapes), shapes
 
 
 def qwen(**changes):
@@ -55,12 +55,12 @@ def test_an_estimate_is_near_what_the_compiler_says(remat, compiled):
 
 def test_the_run_that_was_killed_without_a_word_is_warned_with_what_to_set():
     found, shapes = qwen()
-    said = memory.verdict(shapes.cfg, found, 24e9, advice.knobs(shapes, found.tightest))
+    said = fit.verdict(shapes.cfg, found, 24e9, advice.knobs(shapes, found.tightest))
     assert said.startswith('this run may need about 22.1 GB on a device that has 24.0 GB: 11.9 GB ')
     for setting in ('lora.rank=64', 'model.remat=True', 'fewer rollout.max_tokens'):
         assert setting in said
-    assert memory.verdict(shapes.cfg, found, 32 * GIB, []) == ''
-    said = memory.verdict(shapes.cfg, found, 16 * GIB, [])
+    assert fit.verdict(shapes.cfg, found, 32 * GIB, []) == ''
+    said = fit.verdict(shapes.cfg, found, 16 * GIB, [])
     assert 'needs 18.3 GB' in said and 'cache of 256 rows of rollout.max_tokens=1024' in said
 
 
@@ -68,9 +68,9 @@ def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch,
     """rollout.max_tokens=100000000 passed all checks."""
     cfg = micro_runs.config('frozen_lake', **{'rollout.max_tokens': 100_000_000})
     with pytest.raises(WrongUsage, match='GB cache of 16 rows of rollout.max_tokens=100000000'):
-        memory.check(cfg)
+        fit.check(cfg)
     cfg = micro_runs.config('frozen_lake')
-    memory.check(cfg)
+    fit.check(cfg)
     assert not capsys.readouterr().err
     with micro_runs.one_device():
         found, _ = estimate(cfg)
@@ -78,22 +78,22 @@ def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch,
             (1.2 * found.likely, ''),
             (1.05 * found.likely, 'WARNING: this run may'),
         ):
-            monkeypatch.setattr(memory, 'of_device', lambda device, room=room: room)
-            memory.check(cfg)
+            monkeypatch.setattr(fit, 'of_device', lambda device, room=room: room)
+            fit.check(cfg)
             said = capsys.readouterr().err
             assert said.startswith(words) and bool(said) == bool(words)
-        monkeypatch.setattr(memory, 'of_device', lambda device: 0.9 * found.certain)
+        monkeypatch.setattr(fit, 'of_device', lambda device: 0.9 * found.certain)
         with pytest.raises(WrongUsage, match='this run needs'):
-            memory.check(cfg)
-        monkeypatch.setattr(memory, 'of_device', lambda device: None)  # nobody says
-        memory.check(cfg)
+            fit.check(cfg)
+        monkeypatch.setattr(fit, 'of_device', lambda device: None)  # nobody says
+        fit.check(cfg)
 
 
 def test_a_container_s_limit_is_the_machine_s_memory(tmp_path, monkeypatch):
-    whole = memory.of_device(jax.devices()[0]) * jax.local_device_count()
+    whole = fit.of_device(jax.devices()[0]) * jax.local_device_count()
     (tmp_path / 'max').write_text('max\n')
     (tmp_path / 'limit').write_text('800000000\n')
-    monkeypatch.setattr(memory, 'CGROUPS', (str(tmp_path / 'max'),))
-    assert memory.of_device(jax.devices()[0]) * jax.local_device_count() >= whole - 8
-    monkeypatch.setattr(memory, 'CGROUPS', (str(tmp_path / 'max'), str(tmp_path / 'limit')))
-    assert memory.of_device(jax.devices()[0]) == 800_000_000 // jax.local_device_count()
+    monkeypatch.setattr(fit, 'CGROUPS', (str(tmp_path / 'max'),))
+    assert fit.of_device(jax.devices()[0]) * jax.local_device_count() >= whole - 8
+    monkeypatch.setattr(fit, 'CGROUPS', (str(tmp_path / 'max'), str(tmp_path / 'limit')))
+    assert fit.of_device(jax.devices()[0]) == 800_000_000 // jax.local_device_count()
