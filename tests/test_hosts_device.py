@@ -55,5 +55,7 @@ def test_what_is_not_there_is_said():
     before = world.reset(0)
     said = world.step('Jump')
     assert said.observation == f'{device.UNKNOWN}Up, Down, Left, Right.' and said.reward == 0
+    assert said.valid is False and world.step('Up').valid is True
+    world.reset(0)
     assert world.env.observation_text(world.state) == before and world.played == 0
     assert isinstance(world.env, Sokoban) and not isinstance(world.env, FrozenLake)

@@ -489,6 +489,7 @@ def test_tabs_addresses_and_history_are_moved_through(arena, site):
     for wrong in ('tab_focus [9]', 'click [99]', 'press [Hyper+a]', 'fly [1]'):
         reply = arena.step(wrong)
         assert f'PREVIOUS ACTION: {wrong} (not done: ' in reply.observation and not reply.done
+        assert reply.valid is False
     assert arena.step('stop').success
     arena.reset(1)
     assert arena.step('stop').success is False
@@ -724,7 +725,8 @@ def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
     assert 'value' not in miniwob.step('press [Backspace]').observation
     assert "value: 'é+'" in miniwob.step('type [1] [é+] [0]').observation
     miniwob.visitor.tab.evaluate('document.querySelector("input").remove()')
-    assert 'not done, that element' in miniwob.step('click [1]').observation
+    gone = miniwob.step('click [1]')
+    assert 'not done, that element' in gone.observation and gone.valid is False
 
 
 class NeverDrawn:
