@@ -194,6 +194,7 @@ def play(
     first, model = int(state.step), opened.frozen.model
     if jax.process_index() == 0:
         run_log.write_config(workdir, cfg, sys.argv)
+        pages.cut(workdir, first)
     with (
         run_log.RunLog(
             workdir,

@@ -26,6 +26,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -170,7 +171,7 @@ def config_of(changes: dict[str, Any]):
 
 def without_waiting(x: Any) -> Any:
     """A page's document without how long worlds were waited for and how often they were asked."""
-    waited = ('seconds', 'slowest', 'tries', 'retries')
+    waited = ('seconds', 'slowest', 'tries', 'retries', 'commit')  # one may be made meanwhile
     if isinstance(x, dict):
         return {name: without_waiting(part) for name, part in x.items() if name not in waited}
     return [without_waiting(part) for part in x] if isinstance(x, list) else x
@@ -181,7 +182,9 @@ def pages_of(workdir: pathlib.Path) -> dict[str, Any]:
     found = sorted((workdir / 'rollouts').iterdir())
     pages = {path.name: json.loads(path.read_text()) for path in found if path.suffix == '.json'}
     if not replies_of(workdir):
-        pages |= {path.name: path.read_text() for path in found if path.suffix == '.html'}
+        commit = re.compile('<dt>commit</dt><dd>[^<]*</dd>')
+        drawn = {path.name: path.read_text() for path in found if path.suffix == '.html'}
+        pages |= {name: commit.sub('', text) for name, text in drawn.items()}
     return without_waiting(pages)
 
 

@@ -183,6 +183,31 @@ def test_how_many_episodes_are_skipped():
         assert len(range(0, count, n)) <= limit and (group_size % n == 0 or n % group_size == 0)
 
 
+def test_a_run_that_goes_on_has_the_pages_of_one_that_never_stopped(tmp_path):
+    """Those of later steps stayed, and pages of a mixture linked to what was not yet played."""
+
+    def write_steps(run, *steps):
+        for step in steps:
+            for world in ('lake', 'library'):
+                write_some(run, f'{world}_step_{step:06d}', limit=16)
+
+    def texts(run):
+        return {path.name: path.read_text() for path in (run / 'rollouts').iterdir()}
+
+    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+    write_steps(whole, 0, 5, 7)
+    write_steps(killed, 0, 5, 7)
+    (killed / 'rollouts' / 'evaluation_test.json').write_text('')  # of no step
+    pages.cut(killed, 8)
+    assert len(texts(killed)) == 2 * 2 * 3 + 1
+    pages.cut(killed, 5)
+    (killed / 'rollouts' / 'evaluation_test.json').unlink()
+    left = texts(killed)
+    assert len(left) == 2 * 2 * 1 and not any('step_000005' in text for text in left.values())
+    write_steps(killed, 5, 7)
+    assert texts(killed) == texts(whole)
+
+
 def test_the_page_of_the_step_before_learns_of_the_next_one(tmp_path):
     first, _ = write_some(tmp_path, 'step_000000', limit=16)
     assert 'step 5 →' not in first.read_text(encoding='utf-8')

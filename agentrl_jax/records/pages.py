@@ -1,5 +1,6 @@
 """The rollout page of a run: replays the worlds of a rollout, and writes document and page."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from agentrl_jax.text.answer import ABSENT, END, parse_answer, parse_written
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.types import Rollout, TurnStop
 
+FOLDER = 'rollouts'  # below the workdir
 PAGE_EPISODES = 64  # episodes on a rollout page
+OF_STEP = re.compile(r'(?:.*_)?step_(\d+)')  # name of a training page: of a mixture each world's
 
 # One program for all pages of a run: their tasks and numbers of episodes are the same.
 play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
@@ -113,7 +116,7 @@ def write(
     every = every_nth(len(rollout.tokens), limit, group_size)
     host = jax.tree.map(np.asarray, rollout)
     head = jax.tree.map(lambda x: x[::every], host)
-    folder = Path(workdir) / 'rollouts'
+    folder = Path(workdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(task, HostTask):  # its world is what it says, which stands in the conversation
         shown = dict(action_names=None)
@@ -137,3 +140,22 @@ def write(
     page_html.write(page, made, max_episodes=limit)
     page_html.draw_before(page, max_episodes=limit)
     return page
+
+
+def cut(workdir: Path, step: int) -> None:
+    """Removes the training pages of `step` and later steps, for a run that goes on from there.
+
+    A page links to those that are there: what a killed run wrote of steps that are played again
+    would otherwise change the links of those before.
+    """
+    later = [
+        path
+        for path in sorted((Path(workdir) / FOLDER).glob('*'))
+        if path.suffix in ('.html', '.json')
+        and (name := OF_STEP.fullmatch(path.stem))
+        and int(name[1]) >= step
+    ]
+    for path in later:
+        path.unlink()
+    for path in later:
+        page_html.draw_before(path.with_suffix('.html'), max_episodes=PAGE_EPISODES)
