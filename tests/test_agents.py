@@ -686,6 +686,7 @@ def host_play(policy, tmp_path, window=0, lines=None):
         max_response=RESPONSE,
     )
     log = replies.ReplyLog(tmp_path / 'replies.jsonl') if lines is None else replies.NoLog()
+    log.about = {'step': 0}
     collect.worlds.log = log
     try:
         stream = jnp.arange(8, dtype=jnp.int32)
