@@ -595,11 +595,17 @@ AGENT = {
         AGENT
         | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10}
         | {'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2},
-        HOSTS
-        | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
-        | {'env.max_turns': 6, 'hosts.max_observation': 160, 'rollout.max_tokens': 1200},
-        {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
-        | {'clone.episodes': 32, 'clone.steps': 60},
+        pytest.param(
+            HOSTS
+            | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
+            | {'env.max_turns': 6, 'hosts.max_observation': 160, 'rollout.max_tokens': 1200},
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
+            | {'clone.episodes': 32, 'clone.steps': 60},
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=['reflect in a window', 'plan on hosts', 'react'],
 )

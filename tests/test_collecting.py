@@ -155,6 +155,7 @@ def collect_without_compiling(run, params):
     assert measured['filter/collects'] == 4 and counter.count == 0
 
 
+@pytest.mark.soak
 def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
     """Four rollouts fill a batch of four groups: the best of each, in their order."""
     run, played, state, measured = one_step(monkeypatch, 8)

@@ -121,6 +121,7 @@ RUN = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
     rows, states = {}, {}

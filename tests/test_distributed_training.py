@@ -149,6 +149,7 @@ def assert_same_training(workdir, other):
             assert name not in row or row[name] == pytest.approx(wanted[name], rel=1e-5)
 
 
+@pytest.mark.soak
 def test_two_processes_train_on_several_worlds(cluster):
     mix = (
         "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))",

@@ -136,6 +136,7 @@ def test_it_is_walked_to_its_door_as_text(world):
     assert (int(second.num_actions), float(second.reward)) == (1, 1.0)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_it_is_cloned_and_trained_by_the_command_s_fields(corridor, tmp_path):
     assert COMMAND[:3] == ['python', '-m', 'agentrl_jax.train']

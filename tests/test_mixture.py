@@ -221,6 +221,7 @@ def test_rows_of_a_rollout_stand_world_by_world(uneven):
         np.testing.assert_array_equal(rows.level, listed.level)
 
 
+@pytest.mark.soak
 def test_continuations_plans_and_further_trials_are_played_in_every_world():
     changes = {
         'algorithm': 'vine',
@@ -344,6 +345,7 @@ ON_HOSTS = {
 }
 
 
+@pytest.mark.soak
 def test_worlds_on_hosts_train_beside_those_on_the_device(tmp_path):
     cfg = config((('frozen_lake', 0.5), ('objects', 0.5)), **ON_HOSTS)
     whole, again = tmp_path / 'whole', tmp_path / 'again'

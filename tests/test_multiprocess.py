@@ -15,8 +15,6 @@ import pytest
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.machine import processes as runtime
 
-pytestmark = pytest.mark.soak
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 START = """
@@ -160,6 +158,7 @@ def test_two_processes_write_one_checkpoint_that_one_process_reads(tmp_path):
     np.testing.assert_allclose(state['w'], expected, rtol=1e-6)
 
 
+@pytest.mark.soak
 def test_sigterm_to_one_of_four_processes_stops_all_at_the_same_step(tmp_path):
     processes = start(STOP, tmp_path, processes=4)
     said_line(processes[1], '5')
@@ -171,6 +170,7 @@ def test_sigterm_to_one_of_four_processes_stops_all_at_the_same_step(tmp_path):
         assert text.endswith(f'stopped {steps[0]} {index == 1}\n')
 
 
+@pytest.mark.soak
 def test_a_process_says_whom_it_waits_for_and_ends_when_they_do_not_come():
     """It was silent for five minutes, and jax then wrote of a task that died."""
     done = subprocess.run(
@@ -215,18 +215,21 @@ def pair(tmp_path_factory):
     return first[0].pid, refused, text
 
 
+@pytest.mark.soak
 def test_two_processes_are_refused_where_two_others_train(pair):
     trains, refused, _ = pair
     assert f'is in use by a training (process {trains} on ' in refused[0]
     assert 'is in use by another training, says process 0' in refused[1]
 
 
+@pytest.mark.soak
 def test_the_others_end_at_once_when_one_is_killed(pair):
     """Their connection to it breaks, so they need not wait for a heartbeat."""
     text = pair[-1]
     assert 'process 0 of 2 ends' in text and 'goes on from the newest checkpoint' in text
 
 
+@pytest.mark.soak
 def test_the_others_end_within_the_heartbeat_when_one_is_silent(tmp_path):
     """A stopped process keeps its connections: only the missing heartbeat tells of it."""
     processes = start(TRAIN_ALONE, tmp_path, AGENTRL_HEARTBEAT_S='5')

@@ -16,6 +16,8 @@ import pytest
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 
+pytestmark = pytest.mark.soak
+
 KILLED = -signal.SIGKILL
 
 
@@ -96,7 +98,6 @@ def test_the_undisturbed_run_trained(runs):
     assert all(np.isfinite(x).all() for x in moments) and any(x.any() for x in moments)
 
 
-@pytest.mark.soak
 def test_kill_9_at_three_random_moments_changes_nothing(runs):
     """One while the program starts, two a few steps later; tests/chaos.py kills more often."""
     rng, workdir, kills, killed = random.Random(1), runs.folder / 'killed', 3, 0

@@ -668,8 +668,18 @@ def test_there_are_committed_tables():
     assert ROOT / 'experiments' / 'demo' / 'table.json' in EXPERIMENTS
 
 
+LARGE = ('turn_credit_tiny', 'ragen_starpo_vs_s_tiny', 'agents_tiny', 'mtgrpo_credit_tiny')
+
+
 @pytest.mark.slow('draws every committed curve')
-@pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    'path',
+    [
+        pytest.param(path, marks=pytest.mark.soak if path.parent.name in LARGE else [])
+        for path in EXPERIMENTS
+    ],
+    ids=lambda path: path.parent.name,
+)
 def test_committed_tables_are_what_their_metrics_give(path, tmp_path):
     """Texts byte for byte. PNGs by pixels: how they are compressed varies by machine."""
     folder = path.parent

@@ -340,7 +340,10 @@ def finished(tmp_path_factory, quick_runs):
     return run
 
 
-@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(n, marks=[] if n == 'every turn' else pytest.mark.soak) for n in RUNS],
+)
 def test_a_run_trains_on_what_it_sampled_and_compiles_once(finished, name):
     cfg, workdir, rows = finished(name)
     for row in rows[:-1]:
