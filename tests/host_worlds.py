@@ -182,7 +182,9 @@ def play(
     """(Rollout of host arrays, counters) of 16 episodes; the worlds are closed behind it."""
     built, conversation = conversation_of(env)
     collect = collector(conversation, make, **settings)
-    collect.worlds.log = ReplyLog(log) if log else collect.worlds.log
+    if log:
+        collect.worlds.log = ReplyLog(log)
+        collect.worlds.log.about = {'step': 0}
     try:
         params = tiny.cloned('frozen_lake')[0] if params is None else params
         listed = tiny.episodes('frozen_lake') if listed is None else listed

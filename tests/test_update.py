@@ -125,6 +125,7 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
     split = dict(together=4, sparse=True, num_microbatches=4, row_sharding=layout)
     after, metrics = toy_update(**split, **settings)(state, rows, key=key)
     assert_close(whole, after, atol=3e-7)
+    del measured['batch/tokens'], metrics['batch/tokens']  # rows of their own have other positions
     assert_close(measured, metrics, atol=1e-5)
 
 
