@@ -221,6 +221,7 @@ def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path)
             assert rows[3][step][name] == pytest.approx(rows[0][step][name], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.soak
 def test_a_critic_trains_on_windows(tmp_path):
     assert train.train(micro(1), str(tmp_path)) == 0
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)

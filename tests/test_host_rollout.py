@@ -84,6 +84,7 @@ def test_latencies_change_nothing(seed):
     assert_same(out, calm()[0])
 
 
+@pytest.mark.soak
 def test_crashed_worlds_are_replayed_and_change_nothing():
     out, counters = hosts.play(
         make=troubled(4, crash=0.3), patience=host.Patience(tries=50, min_healthy=0)
