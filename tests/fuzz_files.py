@@ -39,6 +39,8 @@ from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.tokens.chat import CHATML, build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 
+TESTS = pathlib.Path(__file__).resolve().parent
+
 CPU_S, MEMORY = 5.0, 2**30  # what a file may take
 HANG_S = 60  # by the clock
 SMALL = dataclasses.replace(TINY, hidden_size=32, intermediate_size=32, head_dim=8)
@@ -519,6 +521,7 @@ def lines_of(process: subprocess.Popen):
 def run(count: int, seed: int = 0) -> list[dict]:
     """Tries so many files in child processes."""
     found: list[dict] = []
+    places = (str(TESTS.parent), str(TESTS))  # also where pytest has set the path of this process
     while len(found) < count:
         words = [f'--first={len(found)}', f'--files={count}', f'--seed={seed}', '--child']
         process = subprocess.Popen(
@@ -527,6 +530,7 @@ def run(count: int, seed: int = 0) -> list[dict]:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
+            env=dict(os.environ, PYTHONPATH=os.pathsep.join(places)),
         )
         told = list(lines_of(process))
         if not told:

@@ -45,7 +45,9 @@ def test_mixtures_agents_adapters_and_worlds_on_hosts_are_killed_too():
 @pytest.mark.parametrize('named', ['step_000000.json', 'step_000000.html', 'replies.jsonl'])
 def test_a_page_or_a_reply_that_differs_is_a_difference(tmp_path, named):
     """Only metrics and arrays were compared. What a clock says is none."""
-    reply = dict(stream=0, trial=0, turn=0, item=0, action=0, observation='', instruction='')
+    reply = dict(
+        step=0, stream=0, trial=0, turn=0, item=0, action=0, observation='', instruction=''
+    )
     reply |= dict(reward=0.0, done=False, success=False, figures=[], fault='', tries=1)
     for seconds, name in enumerate(('one', 'other')):
         folder = tmp_path / name / 'rollouts'
