@@ -167,6 +167,8 @@ def settings_of(cfg: Any) -> dict[str, Any]:
         'seed': cfg.seed,
         'max_tokens': cfg.rollout.max_tokens,
         'max_response': cfg.rollout.max_response,
+        'stop_at_answer': cfg.rollout.stop_at_answer,
+        'sampler_dtype': cfg.rollout.sampler_dtype,
         'reward': cfg.reward.function,
     }
 
@@ -174,7 +176,7 @@ def settings_of(cfg: Any) -> dict[str, Any]:
 def keep(path: Path, record: dict[str, Any]) -> None:
     """Writes an evaluation; those of other settings or checkpoints that the file held stay in it.
 
-    They stand, the newest first, under `earlier`.
+    They are under `earlier`, the newest first.
     """
     earlier = []
     if path.exists():
@@ -185,10 +187,14 @@ def keep(path: Path, record: dict[str, Any]) -> None:
 
 
 def key_of(record: dict[str, Any]) -> tuple:
-    """What tells evaluations apart; None in those of before settings were kept."""
-    checkpoint_ = record['checkpoint'] if 'checkpoint' in record else {'workdir': '', 'step': None}
+    """What tells evaluations apart; None for what was not kept when one was made.
+
+    Of a model without a run the hash is that of the evaluation's own config.
+    """
+    origin = record['checkpoint'] if 'checkpoint' in record else {}
+    names = ('workdir', 'step', 'config_hash')
     settings = record['settings'] if 'settings' in record else None
-    return settings, checkpoint_['workdir'], checkpoint_['step']
+    return settings, *(origin[name] if name in origin else None for name in names)
 
 
 def describe(

@@ -157,6 +157,12 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
             'checkpoint': {'workdir': 'runs/x', 'step': step},
         }
 
+    untrained = record(0.6, step=None)  # its config is its own, such as the prompt
+    untrained['checkpoint'] |= {'workdir': '', 'config_hash': 'a'}
+    other = untrained | {'checkpoint': untrained['checkpoint'] | {'config_hash': 'b'}}
+    for made in (untrained, other):
+        evaluate.keep(tmp_path / 'untrained.json', made)
+    assert len(json.loads((tmp_path / 'untrained.json').read_text())['earlier']) == 1
     path.write_text('{"eval/success": 0.1}')  # of before settings were kept
     for made in (record(0.2), record(0.3, k=8), record(0.4, step=6), record(0.5)):
         evaluate.keep(path, made)
