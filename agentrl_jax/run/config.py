@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import ml_collections
 
 from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.algorithms.base import Algorithm
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.envs import ENVIRONMENTS, GAMES
 from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.imitation import trajectories
+from agentrl_jax.machine import files
 from agentrl_jax.rl import curriculum
-from agentrl_jax.rl.learn import Batching, Critic, Optim, Parity, Sampler
+from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.run import sections
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.settings import pages, tree
@@ -201,8 +202,8 @@ def get_config() -> Any:
 
 def section_of(cfg: Any, name: str) -> Any:
     """The settings of a world; games have a section only in a config that sets something."""
-    known = sections.known_worlds()
-    return tree.read(known[name], {name: cfg[name]} if name in cfg else {}, f'{name}.')
+    given = files.in_mounts(cfg[name].to_dict()) if name in cfg else {}
+    return tree.read(sections.known_worlds()[name], {name: given}, f'{name}.')
 
 
 def read(cfg: Any, shards: int | None = 1) -> Config:
@@ -240,7 +241,7 @@ def as_json(cfg: Any) -> dict[str, Any]:
 
 
 def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
-    """The ConfigDict of a saved config, whatever the version that wrote it.
+    """The ConfigDict of a saved config of any version.
 
     Fields that came later have their defaults; ValueError names those that are gone.
     """
@@ -260,9 +261,19 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
     return cfg
 
 
-def comparable(saved: Mapping[str, Any], version: int = 0) -> dict[str, Any]:
-    """A config as JSON by what it does: unset fields have their values, idle ones none."""
-    cfg = effective(migrate(saved, version))
+def saved_with(cfg: Any) -> dict[str, Any]:
+    """What a checkpoint holds of a ConfigDict."""
+    return {'config': as_json(cfg), 'version': VERSION}
+
+
+def read_saved(extra: Mapping[str, Any]) -> Config:
+    """The settings of the run that wrote a checkpoint; extra: what lies beside its arrays."""
+    return read(migrate(extra['config'], extra['version'] if 'version' in extra else 0), None)
+
+
+def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The config beside a checkpoint as JSON by what it does: idle fields have no value."""
+    cfg = effective(migrate(extra['config'], extra['version'] if 'version' in extra else 0))
     idle = {name for _, _, every in tree.variants(Config) for name in every}
     idle -= tree.values(tree.read(Config, cfg)).keys()
     cfg.update_from_flattened_dict(dict.fromkeys(idle))
