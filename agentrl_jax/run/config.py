@@ -7,7 +7,7 @@ it, in which every field has a value, or says everything that is wrong with it.
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import ml_collections
@@ -130,7 +130,7 @@ class Config:
     @property
     def needs_reference(self) -> bool:
         """Whether some KL term or DPO compares with the policy of step 0."""
-        return self.algorithm.kl.coef > 0 or self.algorithm.NEEDS_REFERENCE
+        return self.algorithm.uses_reference
 
     @property
     def explores(self) -> bool:
@@ -166,29 +166,17 @@ class Config:
     @property
     def continuations(self) -> int:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
-        return self.algorithm.continuations_of(self.env.max_turns)
+        return self.algorithm.continuations(self.env.max_turns)
 
     def problems(self, shards: int = 1) -> list[str]:
         """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
         parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
         parts += [*self.worlds, *self.others]
-        found = [line for part in parts for group in groups(part) for line in own_problems(group)]
+        found = [line for part in parts if hasattr(part, 'problems') for line in part.problems()]
         if found:  # what follows divides by numbers that are right
             return found
         parts = [part for part in parts if hasattr(part, 'conflicts')]
         return [line for part in parts for line in part.conflicts(self, shards)]
-
-
-def groups(part: Any) -> Iterator[Any]:
-    """A section and the groups in it."""
-    if dataclasses.is_dataclass(part):
-        yield part
-        for field in dataclasses.fields(part):
-            yield from groups(getattr(part, field.name))
-
-
-def own_problems(group: Any) -> Iterator[str]:
-    return group.problems() if hasattr(group, 'problems') else iter(())
 
 
 def get_config() -> Any:

@@ -170,8 +170,6 @@ class Agent:
                 'agent.reward=gain does not go with continuations (algorithm=vine, '
                 'fork.value_every), which begin within a trial: set it to whole'
             )
-        if self.reward == 'gain':
-            yield from run.algorithm.problems_of_gain()
         if turns < needed:
             yield (
                 f'{trial} takes {needed} turns at least, and env.max_turns, curriculum.rounds or '
@@ -276,7 +274,7 @@ class Hosts:
             )
         if run.continuations:
             yield (
-                f'fork.continuations={run.algorithm.continuations} rewinds worlds on the device, '
+                f'fork.continuations={run.algorithm.forks} rewinds worlds on the device, '
                 f'and {name} is on hosts: set it to 0'
             )
         if run.forks.value_every:
@@ -451,19 +449,6 @@ class Context:
             yield (
                 f'context.summary={self.summary} lists turns that the policy does not see: set '
                 'context.window=1'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.window and run.algorithm.WHOLE_EPISODES:
-            yield (
-                f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
-                f'{self.window} makes each turn a sample of its own: set it to 0, or use gspo_turn'
-            )
-        if self.window and run.algorithm.bootstraps:
-            yield (
-                f'loss.bootstrap_truncated needs the whole conversation: context.window='
-                f'{self.window} has no row that holds a turn and what comes after it'
             )
 
 
