@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from agentrl_jax.envs import ENVIRONMENTS, GAMES
-from agentrl_jax.envs.base import build_world
+from agentrl_jax.envs.base import build, read_world
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
@@ -50,9 +50,8 @@ def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
         raise ValueError(f'env.name={name!r} is not one of {", ".join(known)}')
     if name not in cfg:
         raise ValueError(f'env.name={name!r} needs a section cfg.{name}, which may be empty')
-    return build_world(
-        known[name],
-        files.in_mounts(cfg[name].to_dict()),
+    return build(
+        read_world(known[name], files.in_mounts(cfg[name].to_dict())),
         split,
         num_levels=cfg.env.train_levels if split == 'train' else cfg.env.eval_levels,
         seed=cfg.env.pool_seed,
