@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, forward, random_params, rows
+from tiny_models import TINY, forward, padded, random_params, rows
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention, base, critic, decoder, weights
@@ -65,14 +65,6 @@ def torch_logits(model, tokens, positions, attention_mask):
             attention_mask=torch.tensor(np.asarray(attention_mask), dtype=torch.long),
         )
     return out.logits.numpy()
-
-
-def padded(lengths, width, left):
-    """(attention mask bool [B, T], positions int32 [B, T]) of rows padded left or right."""
-    column = np.arange(width)[None]
-    lengths = np.asarray(lengths)[:, None]
-    mask = column >= width - lengths if left else column < lengths
-    return jnp.asarray(mask), jnp.asarray(np.maximum(np.cumsum(mask, 1) - 1, 0), jnp.int32)
 
 
 @pytest.mark.slow('loads transformers')

@@ -45,6 +45,14 @@ def rows(config, batch=3, length=12, seed=1):
     return jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32)
 
 
+def padded(lengths, width, left):
+    """(attention mask bool [B, T], positions int32 [B, T]) of rows padded left or right."""
+    column = np.arange(width)[None]
+    lengths = np.asarray(lengths)[:, None]
+    mask = column >= width - lengths if left else column < lengths
+    return jnp.asarray(mask), jnp.asarray(np.maximum(np.cumsum(mask, 1) - 1, 0), jnp.int32)
+
+
 def hf_tensors(config, dtype=np.float32, seed=0):
     """Random tensors of a model under HuggingFace's names."""
     rng = np.random.default_rng(seed)
