@@ -27,11 +27,33 @@ OLMO2 = Olmo2(**SIZES | {'num_kv_heads': 1})
 FULL = pytest.mark.parametrize('config', [QWEN3, OLMO2], ids=['qwen3', 'olmo2'])
 
 
+LLAMA3 = dict(rope_type='llama3', rope_theta=5e5, factor=8.0, low_freq_factor=1.0)
+LLAMA3 |= dict(high_freq_factor=4.0, original_max_position_embeddings=32)
+ROPE = {'rope_type': 'default', 'rope_theta': 1e4}
+WIDE = dict(head_dim=32, rope_parameters=ROPE, num_hidden_layers=3)
+UNTIED = dict(tie_word_embeddings=False, num_key_value_heads=4)
+VARIANTS = [
+    ('qwen2', {}),
+    ('qwen2', {'num_key_value_heads': 1}),
+    ('qwen2', UNTIED),
+    ('qwen2', WIDE),
+    ('llama', {}),
+    ('llama', UNTIED | {'rope_parameters': LLAMA3}),
+    ('qwen3', WIDE),
+    ('qwen3', UNTIED),
+    ('olmo2', {}),
+    ('olmo2', UNTIED),
+]
+
+
+def test_every_family_is_compared_with_transformers():
+    assert {kind for kind, _ in VARIANTS} == set(FAMILIES)
+
+
 @pytest.mark.slow('loads transformers')
-@pytest.mark.parametrize('tied', [True, False], ids=['tied', 'untied'])
-@pytest.mark.parametrize('kind', FAMILIES)
+@pytest.mark.parametrize(('kind', 'change'), VARIANTS)
 def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_as_it_was(
-    tmp_path, kind, tied
+    tmp_path, kind, change
 ):
     torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
     sizes = dict(
@@ -44,33 +66,37 @@ def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_as_it_was(
         head_dim=16,
         rms_norm_eps=1e-5,
         pad_token_id=None,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=True,
     )
+    config = transformers.AutoConfig.for_model(kind, **sizes | change)
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for name, weight in model.named_parameters():
         torch.nn.init.normal_(weight, 1.0 if 'norm' in name else 0.0, 0.14)
     model.save_pretrained(tmp_path / 'theirs')
     ours, params = weights.load_model(tmp_path / 'theirs')
-    tokens, _ = rows(ours, 3, 9)
-    mask, positions = padded((1, 4, 9), 9, left=True)
-    hidden = forward(params, ours, tokens, positions, mask)
 
-    def of_torch(model):
-        given = (torch.tensor(np.asarray(x)).long() for x in (tokens, mask, positions))
+    def of_torch(model, *given):
         names = ('input_ids', 'attention_mask', 'position_ids')
+        given = (torch.tensor(np.asarray(x)).long() for x in given)
         with torch.no_grad():
-            return model(**dict(zip(names, given, strict=True))).logits.numpy()[np.asarray(mask)]
+            return model(**dict(zip(names, given, strict=True))).logits.numpy()
 
-    expected = of_torch(model)
-    assert np.abs(expected).max() > 1  # the comparison is about something
-    found = np.asarray(ours.logits(params, hidden))[np.asarray(mask)]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     out = export.export_hf(params, ours, tmp_path / 'ours', dtype='float32')
     again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     assert type(again) is type(model)
-    np.testing.assert_array_equal(of_torch(again.eval()), expected)
+    cases = ((1, 4, 9), 9, True), ((40, 64, 17), 64, True), ((2, 5), 9, False)
+    for lengths, width, left in cases:
+        tokens, _ = rows(ours, len(lengths), width)
+        mask, positions = padded(lengths, width, left)
+        keep = np.asarray(mask)
+        expected = of_torch(model, tokens, mask, positions)
+        np.testing.assert_array_equal(of_torch(again, tokens, mask, positions), expected)
+        assert np.abs(expected[keep]).max() > 1  # the comparison is about something
+        hidden = forward(params, ours, tokens, positions, mask)
+        found = np.asarray(ours.logits(params, hidden))
+        np.testing.assert_allclose(found[keep], expected[keep], rtol=0, atol=1e-5)
+        assert np.isfinite(found).all()
 
 
 @pytest.mark.slow('loads transformers')
