@@ -10,20 +10,16 @@ import micro_runs
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import forward, padded, random_params, rows
+from tiny_models import forward, padded, random_params, rows, with_adapters
 
 from agentrl_jax import export, train
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import FAMILIES, critic, decoder, lora, weights
-from agentrl_jax.models.olmo2 import Olmo2
 from agentrl_jax.records import run_log
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
-QWEN3 = dataclasses.replace(
-    tiny_models.TINY, qkv_bias=False, qk_norm=True, head_dim=32, lora_scale=1.5
-)
-SIZES = {field.name: getattr(QWEN3, field.name) for field in dataclasses.fields(Olmo2)}
-OLMO2 = Olmo2(**SIZES | {'num_kv_heads': 1})
+QWEN3 = dataclasses.replace(tiny_models.QWEN3, lora_scale=1.5)
+OLMO2 = dataclasses.replace(tiny_models.OLMO2, num_kv_heads=1, lora_scale=1.5)
 FULL = pytest.mark.parametrize('config', [QWEN3, OLMO2], ids=['qwen3', 'olmo2'])
 
 
@@ -114,22 +110,12 @@ def test_norms_round_where_transformers_does(kind, scaled_in):
     assert (np.asarray(found, np.float32) == expected).mean() > 0.999
 
 
-def with_adapters(config):
-    params = random_params(config)
-    init = functools.partial(lora.init, jax.random.key(0), rank=3, targets=lora.TARGETS)
-    shapes, rng = jax.eval_shape(init, params['model']), np.random.default_rng(2)
-    return {
-        **params,
-        'lora': jax.tree.map(lambda x: jnp.float32(rng.normal(0, 0.1, x.shape)), shapes),
-    }
-
-
 @FULL
 def test_norms_of_queries_and_keys_have_their_width_and_no_biases_are_beside_them(config):
     names = {name for name in tiny_models.hf_tensors(config) if 'layers.0.self_attn' in name}
     parts = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'q_norm', 'k_norm')
     assert names == {f'model.layers.0.self_attn.{part}.weight' for part in parts}
-    width = {QWEN3: 32, OLMO2: 1 * 32}[config]  # of a head, and of all heads of keys
+    width = {QWEN3: 32, OLMO2: 1 * 16}[config]  # of a head, and of all heads of keys
     shape = tiny_models.hf_tensors(config)['model.layers.0.self_attn.k_norm.weight'].shape
     assert shape == (width,)
 

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 import qwen_vocabulary
 from safetensors.numpy import load_file
-from tiny_models import TINY, by_hf_name, hf_tensors, write_folder
+from tiny_models import FAMILIES, LLAMA, TINY, UNTIED, by_hf_name, hf_tensors, write_folder
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import weights
 from agentrl_jax.models.hf_config import config_from_hf, config_to_hf
 from agentrl_jax.tokens.chat import CHATML
-
-UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
-LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
-QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=32)
 
 
 def test_names_by_hand():
@@ -33,9 +29,7 @@ def test_names_by_hand():
     assert weights.hf_name('lm_head/kernel') == 'lm_head.weight'
 
 
-@pytest.mark.parametrize(
-    'config', [TINY, UNTIED, LLAMA, QWEN3], ids=['tied', 'untied', 'llama', 'qwen3']
-)
+@pytest.mark.parametrize('config', [UNTIED, *FAMILIES.values()], ids=['untied', *FAMILIES])
 @pytest.mark.parametrize('files', [1, 3])
 def test_a_folder_loads_exactly(tmp_path, config, files):
     tensors = hf_tensors(config)
