@@ -52,7 +52,7 @@ from agentrl_jax.planning import fit, work
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.progress import Progress
-from agentrl_jax.rollout import game
+from agentrl_jax.rollout import world_calls
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import check, collecting, derived, effective, hosts, mixture, roll_back
 from agentrl_jax.run.build import Run, Validation, build
@@ -209,7 +209,7 @@ def play(
         profiling.Trace(
             workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
         ) as trace,
-        contextlib.suppress(game.Interrupted),
+        contextlib.suppress(world_calls.Interrupted),
     ):
         compiled, warm, validated = processes.CompileCounter(), None, False
         history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
