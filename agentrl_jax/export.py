@@ -55,7 +55,8 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import lora, qwen2, weights
+from agentrl_jax.models import Model, lora, weights
+from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
 from agentrl_jax.run import derived, parts, saved_config
 from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
@@ -68,53 +69,11 @@ DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
-ARCHITECTURES = {
-    'qwen2': 'Qwen2ForCausalLM',
-    'qwen3': 'Qwen3ForCausalLM',
-    'llama': 'LlamaForCausalLM',
-}
-
-
-def config_to_hf(config: qwen2.ModelConfig, *, dtype: str, generic: bool = False) -> dict[str, Any]:
-    """config.json of the model: qwen2 with QKV bias, qwen3 with norms in their place, else llama.
-
-    generic: with QKV bias it is a llama too, whose attention_bias then is one behind attention as
-    well: zeros (see hf_folder.is_qwen2).
-    """
-    biased_llama = config.qkv_bias and generic
-    kind = 'qwen2' if config.qkv_bias and not generic else 'llama'
-    kind = 'qwen3' if config.qk_norm else kind
-    hf = {
-        'architectures': [ARCHITECTURES[kind]],
-        'model_type': kind,
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'intermediate_size': config.intermediate_size,
-        'num_hidden_layers': config.num_layers,
-        'num_attention_heads': config.num_heads,
-        'num_key_value_heads': config.num_kv_heads,
-        'head_dim': config.head_dim,
-        'hidden_act': 'silu',
-        'rms_norm_eps': config.rms_norm_eps,
-        'rope_theta': config.rope_theta,
-        'tie_word_embeddings': config.tie_embeddings,
-        'torch_dtype': dtype,
-    }
-    if biased_llama:
-        hf['attention_bias'] = True
-    if config.rope_scaling is not None:
-        names = ('factor', 'low_freq_factor', 'high_freq_factor')
-        hf['rope_scaling'] = {
-            'rope_type': 'llama3',
-            **dict(zip(names, config.rope_scaling[:3], strict=True)),
-            'original_max_position_embeddings': int(config.rope_scaling[3]),
-        }
-    return hf
 
 
 def export_hf(
     params: Params,
-    config: qwen2.ModelConfig,
+    config: Model,
     out_dir: str | Path,
     *,
     dtype: str = 'bfloat16',
@@ -146,9 +105,10 @@ def export_hf(
         tokenizer, generic = None, False
         if tokenizer_source is not None:
             tokenizer = hf_folder.write(folder, Path(tokenizer_source))
-            generic = config.qkv_bias and not hf_folder.is_qwen2(folder)
-        _write_weights(folder, params, shards, dtype, zero_biases=generic)
+            of_qwen2 = config.to_hf()['model_type'] == 'qwen2'
+            generic = of_qwen2 and not hf_folder.is_qwen2(folder)
         hf = config_to_hf(config, dtype=dtype, generic=generic)
+        _write_weights(folder, params, shards, dtype, zero_biases='attention_bias' in hf)
         _write_configs(folder, hf, model_source, tokenizer, budget or {})
         if tokenizer is not None:
             hf_folder.compare(tokenizer, folder)
@@ -229,10 +189,10 @@ def _appear(out_dir: Path, write: Callable[[Path], None]) -> Path:
     return out_dir
 
 
-def _plan(config: qwen2.ModelConfig, itemsize: int, max_bytes: int) -> list[list[str]]:
+def _plan(config: Model, itemsize: int, max_bytes: int) -> list[list[str]]:
     """Parameter paths of each file, in order, at most max_bytes (or one tensor) in each."""
     files, size = [[]], 0
-    leaves = jax.tree_util.tree_flatten_with_path(weights.abstract_params(config))[0]
+    leaves = jax.tree_util.tree_flatten_with_path(config.abstract_params())[0]
     for where, leaf in leaves:
         need = math.prod(leaf.shape) * itemsize
         if files[-1] and size + need > max_bytes:

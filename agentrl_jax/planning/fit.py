@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.machine import files
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import Model, weights
 from agentrl_jax.planning import advice, programs
 from agentrl_jax.run import derived, parts
 from agentrl_jax.run.command import WrongUsage
@@ -66,7 +66,7 @@ class Estimate:
         return 'collect' if 'cache' in self.pieces else 'learn'
 
 
-def sizes_of(cfg: Any) -> qwen2.ModelConfig:
+def sizes_of(cfg: Any) -> Model:
     """Sizes of the model of a config; of a file only its head is read."""
     path = files.local_path(cfg.model.path) if cfg.model.path else None
     if path is not None and holds_run(path):

@@ -123,7 +123,7 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
 
 def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
     """(TrainState, params.Frozen) as state.open_state makes them."""
-    params = weights.abstract_params(config)
+    params = config.abstract_params()
     params = sharding.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)

@@ -8,12 +8,12 @@ FLOPs utilisation' does (PaLM, arXiv:2204.02311, appendix B).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl_jax.models.qwen2 import ModelConfig
+from agentrl_jax.models import Model
 from agentrl_jax.planning import hardware
 from agentrl_jax.run import derived, settings
 
 
-def body(config: ModelConfig, tokens: float, length: float) -> float:
+def body(config: Model, tokens: float, length: float) -> float:
     """FLOPs of the layers in a forward pass over tokens in rows of `length`, attending backwards.
 
     A token attends (length + 1) / 2 tokens on average, itself included.
@@ -24,12 +24,12 @@ def body(config: ModelConfig, tokens: float, length: float) -> float:
     return 2.0 * tokens * config.num_layers * (projections + attention)
 
 
-def head(config: ModelConfig, tokens: float) -> float:
+def head(config: Model, tokens: float) -> float:
     """FLOPs of the logits of as many tokens."""
     return 2.0 * tokens * config.hidden_size * config.vocab_size
 
 
-def step_flops(cfg: Any, config: ModelConfig, row: Mapping[str, Any]) -> float | None:
+def step_flops(cfg: Any, config: Model, row: Mapping[str, Any]) -> float | None:
     """FLOPs of the rollouts, scores and updates of a step, by its metrics.
 
     None where rows are no whole episodes (context.window, continuations), or none trained.
@@ -52,7 +52,7 @@ def step_flops(cfg: Any, config: ModelConfig, row: Mapping[str, Any]) -> float |
 
 
 def rates(
-    cfg: Any, config: ModelConfig, devices: Sequence[Any], row: Mapping[str, Any]
+    cfg: Any, config: Model, devices: Sequence[Any], row: Mapping[str, Any]
 ) -> dict[str, float]:
     """perf/flops_ metrics of a step that took row['time/step_s'] seconds on these devices."""
     flops = step_flops(cfg, config, row)

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
+from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.models.qwen2 import ModelConfig
 from agentrl_jax.rl import batches, score
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
@@ -57,7 +57,7 @@ class Run:
     cfg: Any
     mesh: Mesh
     tokenizer: Any
-    config: ModelConfig
+    config: Model
     params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
     txs: tuple  # optimisers of policy and critic
     training: Training
@@ -190,7 +190,7 @@ def measure_critic(
 
 
 def build_learn(
-    cfg: Any, mesh: Mesh, config: ModelConfig, task: TextTask, tokenizer: Any, txs: tuple
+    cfg: Any, mesh: Mesh, config: Model, task: TextTask, tokenizer: Any, txs: tuple
 ) -> Callable:
     """Jitted learn(state, frozen, rollout, key, lr_scale, base); the state is donated."""
     learner = functools.partial(
@@ -288,7 +288,7 @@ def build_draw(cfg: Any, task: TextTask | HostTask) -> Callable:
 
 
 def build_play(
-    cfg: Any, mesh: Mesh, config: ModelConfig, task: Any, worlds: dict[str, Worlds]
+    cfg: Any, mesh: Mesh, config: Model, task: Any, worlds: dict[str, Worlds]
 ) -> tuple[Callable, Callable, Callable]:
     """(draw, collect, metrics of a rollout), jitted."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
@@ -314,7 +314,7 @@ def build_play(
 def build_training(
     cfg: Any,
     mesh: Mesh,
-    config: ModelConfig,
+    config: Model,
     task: TextTask | HostTask | Mixture,
     tokenizer: Any,
     txs: tuple,
@@ -362,7 +362,7 @@ def build_critic_error(
 def build_validations(
     cfg: Any,
     mesh: Mesh,
-    config: ModelConfig,
+    config: Model,
     held_out: dict[str, TextTask | HostTask],
     worlds: dict[str, Worlds],
 ) -> tuple[Validation, ...]:

@@ -17,7 +17,7 @@ import jax
 from flax import struct
 
 from agentrl_jax.machine import checkpoint, files, frozen, sharding
-from agentrl_jax.models import critic, lora, qwen2
+from agentrl_jax.models import Model, critic, lora
 from agentrl_jax.run import derived
 from agentrl_jax.run.streams import ADAPTERS, Streams
 from agentrl_jax.types import Params, TrainState
@@ -52,7 +52,7 @@ def trained_part(params: Params, cfg: Any, index: int) -> Params:
     return {'lora': lora.init(key, params['model'], rank=cfg.lora.rank, targets=targets)}
 
 
-def trained_policy(params: Params, cfg: Any, config: qwen2.ModelConfig) -> Params:
+def trained_policy(params: Params, cfg: Any, config: Model) -> Params:
     """TrainState.params of step 0: the policy's part, with the head of a critic that shares it."""
     trained = trained_part(params, cfg, 0)
     if derived.shares_backbone(cfg):
@@ -121,7 +121,7 @@ def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Seq
 
 def saved_policy(
     cfg: Any,
-    config: qwen2.ModelConfig,
+    config: Model,
     mesh: jax.sharding.Mesh,
     params: Params,
     workdir: str,

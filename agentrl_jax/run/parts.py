@@ -18,7 +18,8 @@ from agentrl_jax.envs.base import build_world
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import lora, qwen2, weights
+from agentrl_jax.models import DRAWN, Model, lora, weights
+from agentrl_jax.models.base import transpose_kernels
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rl import update
 from agentrl_jax.rollout import device, host, rewards
@@ -173,7 +174,7 @@ def build_tokenizer(cfg: Any) -> Any:
 
 
 def execution(cfg: Any) -> dict[str, Any]:
-    """Fields of ModelConfig that say how a model computes, whatever its sizes."""
+    """Fields of Model that say how a model computes, whatever its sizes."""
     how = cfg.model
     return dict(
         dtype=how.dtype,
@@ -183,10 +184,10 @@ def execution(cfg: Any) -> dict[str, Any]:
     )
 
 
-def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
+def random_model_config(cfg: Any, tokenizer: Any) -> Model:
     """Sizes of a model that is not loaded."""
     size = cfg.model
-    return qwen2.ModelConfig(
+    return DRAWN(
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,
         hidden_size=size.hidden_size,
         intermediate_size=size.intermediate_size,
@@ -200,7 +201,7 @@ def random_model_config(cfg: Any, tokenizer: Any) -> qwen2.ModelConfig:
     )
 
 
-def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
+def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[Model, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
         path = files.local_path(cfg.model.path)
@@ -209,9 +210,8 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[qwen2.ModelConfig,
         check_fits(tokenizer, config.vocab_size)
         return dataclasses.replace(config, **execution(cfg)), params
     config = random_model_config(cfg, tokenizer)
-    init = functools.partial(qwen2.init, config=config)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
-    return config, sharding.init_sharded(init, key, sharding.TRAIN_RULES, mesh)
+    return config, sharding.init_sharded(config.init, key, sharding.TRAIN_RULES, mesh)
 
 
 def config_of_run(path: Path) -> Any:
@@ -219,7 +219,7 @@ def config_of_run(path: Path) -> Any:
     return ml_collections.ConfigDict(checkpoint.read_extra(path)['config'])
 
 
-def load_run(path: Path, *, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
+def load_run(path: Path, *, mesh: Any) -> tuple[Model, Any]:
     """(sizes, float32 parameters) of the policy of a run, adapters merged."""
     cfg = config_of_run(path)
     tokenizer = build_tokenizer(cfg)
@@ -227,14 +227,14 @@ def load_run(path: Path, *, mesh: Any) -> tuple[qwen2.ModelConfig, Any]:
         config, start = build_model(cfg, tokenizer, mesh)
     else:
         config = random_model_config(cfg, tokenizer)
-        start = weights.abstract_params(config)
+        start = config.abstract_params()
         start = sharding.with_layout(start, sharding.specs(start, sharding.TRAIN_RULES, mesh))
     policy = saved_policy(cfg, config, mesh, start, path)
     merged = jax.jit(functools.partial(lora.merge, scale=derived.lora_scale(cfg)))(policy)
     return config, merged if cfg.lora.rank else policy
 
 
-def build_functions(cfg: Any, config: qwen2.ModelConfig, mesh: Any) -> ModelFns:
+def build_functions(cfg: Any, config: Model, mesh: Any) -> ModelFns:
     """The model of a run as pure functions."""
     return model_functions(
         config,
@@ -264,10 +264,10 @@ def build_label_forks(cfg: Any) -> Callable:
     )
 
 
-def transposes(config: qwen2.ModelConfig, mesh: Any) -> bool:
+def transposes(config: Model, mesh: Any) -> bool:
     """Whether rollouts have copies of the kernels, transposed."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu' and mesh.shape['tensor'] == 1
-    return on_cpu and qwen2.param_count(config) >= TRANSPOSE_FROM
+    return on_cpu and config.param_count() >= TRANSPOSE_FROM
 
 
 REWARD = 'reward.function'
@@ -315,7 +315,7 @@ def check_reward(cfg: Any, task: TextTask | HostTask) -> None:
 
 def build_collect(
     cfg: Any,
-    config: qwen2.ModelConfig,
+    config: Model,
     mesh: Any,
     *,
     training: bool,
@@ -355,7 +355,7 @@ def build_collect(
 
     def prepare_for_hosts(params):  # once for many programs; device.collect does so itself
         params = prepare(params)
-        return qwen2.transpose_kernels(params) if config.transposed else params
+        return transpose_kernels(params) if config.transposed else params
 
     if worlds is not None:
         return build_host_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
