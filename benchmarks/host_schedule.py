@@ -4,10 +4,10 @@
 
 The loop is the real one (rollout/host_rollout.py); a clock plays the device and the worlds, so the
 figures depend on no machine, and repeat. Worlds answer after a lognormal time (mean 200 ms), and
-after 5 s once in a hundred; answers have a geometric length (mean 39 tokens), observations 60 to 180 tokens,
-episodes 1 to 10 turns. Beside it a barrier after every turn, as most trainers play, and an ideal:
-the longest of three times that no schedule can undercut, which are all tokens in full batches, the
-longest episode alone, and the mean row.
+after 5 s once in a hundred; answers have a geometric length (mean 39 tokens), observations 60 to
+180 tokens, episodes 1 to 10 turns. Beside it a barrier after every turn, as most trainers play, and
+an ideal: the longest of three times that no schedule can undercut, which are all tokens in full
+batches, the longest episode alone, and the mean row.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout import host_rollout, world_calls
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import TALE
 from agentrl_jax.rollout.replies import NoLog
 from agentrl_jax.text import agents
@@ -68,21 +68,23 @@ class Worlds:
 
     def __init__(self, clock: Clock, *, slow: bool):
         self.clock, self.slow, self.done = clock, slow, self
-        self.coming: list[tuple[float, int, Outcome]] = []
+        self.coming: list[tuple[float, int, Response]] = []
 
-    def submit(self, job: Job) -> None:
-        turn = len(job.actions)
-        tokens = [1] * int(luck(2, job.item, turn).integers(*OBSERVATION))
-        last = int(luck(3, job.item).integers(1, TURNS + 1))
+    def submit(self, request: Request) -> None:
+        turn = len(request.actions)
+        tokens = [1] * int(luck(2, request.item, turn).integers(*OBSERVATION))
+        last = int(luck(3, request.item).integers(1, TURNS + 1))
         prompt = types.SimpleNamespace(tokens=tokens, anchor=0, cut=False)
-        outcome = Outcome(job, Reply('', done=turn >= last), prompt=prompt, deterministic=True)
-        outcome.seconds = latency_of(job.item, turn) if self.slow else 0.0
-        heapq.heappush(self.coming, (self.clock.now + outcome.seconds, job.stream, outcome))
+        response = Response(
+            request, Reply('', done=turn >= last), prompt=prompt, deterministic=True
+        )
+        response.seconds = latency_of(request.item, turn) if self.slow else 0.0
+        heapq.heappush(self.coming, (self.clock.now + response.seconds, request.stream, response))
 
-    def get_nowait(self) -> Outcome:
+    def get_nowait(self) -> Response:
         return self.get(0.0)
 
-    def get(self, timeout: float) -> Outcome:
+    def get(self, timeout: float) -> Response:
         if not self.coming or self.coming[0][0] > self.clock.now + timeout:
             self.clock.now += timeout
             raise queue.Empty

@@ -197,13 +197,13 @@ def test_what_servers_say_is_spelled_in_the_terminal_the_log_and_the_error(capfd
 
 
 def test_what_an_older_log_holds_is_spelled_when_it_is_played_again():
-    job = keepers.Job(seat=0, stream=0, item=0)
+    request = keepers.Request(slot=0, stream=0, item=0)
     pool = mock.Mock(done=queue.SimpleQueue())
     quiet = dict(log=replies.NoLog(), say=print, asked=lambda: False)
     calls = world_calls.WorldCalls(pool, WHATEVER, **quiet)
-    calls.ask(job)
-    pool.done.put(keepers.Outcome(job, fault=EVIL))
-    assert calls.next(0.0, sampling=False).job is job and calls.last_fault == HARMLESS
+    calls.ask(request)
+    pool.done.put(keepers.Response(request, fault=EVIL))
+    assert calls.next(0.0, sampling=False).request is request and calls.last_fault == HARMLESS
 
 
 class Raw:
@@ -277,10 +277,10 @@ def test_no_thread_is_left_over():
 def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():
     before = threading.active_count()
     pool = keepers.Pool(hosts.Echo, lambda *_: None)
-    pool.submit(keepers.Job(seat=0, stream=0, item=1, delay=3600))
+    pool.submit(keepers.Request(slot=0, stream=0, item=1, delay=3600))
     pool.close()
     assert threading.active_count() == before and pool.done.empty()
-    pool.submit(keepers.Job(seat=0, stream=0, item=1))  # of the next rollout
+    pool.submit(keepers.Request(slot=0, stream=0, item=1))  # of the next rollout
     assert pool.done.get(timeout=60).reply is not None
     pool.close()
 

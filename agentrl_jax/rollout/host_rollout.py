@@ -17,7 +17,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls, WorldsFailed
 from agentrl_jax.text import agents
@@ -40,7 +40,7 @@ class Slot:
     now: agents.Progress | None = None  # where the episode is
     actions: tuple[str, ...] = ()  # of the trial
     replies: tuple = ()
-    heard: Outcome | None = None  # the last one with a reply
+    heard: Response | None = None  # the last one with a reply
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
 
 
@@ -190,8 +190,8 @@ class HostRollout:
 
     def ask(self, slot: Slot) -> None:
         """Asks the world of a slot for the reply to the last of its actions."""
-        job = Job(
-            seat=slot.number,
+        request = Request(
+            slot=slot.number,
             stream=int(self.stream[slot.episode]),
             item=int(self.items[self.out.level[slot.episode]]),
             actions=slot.actions,
@@ -199,7 +199,7 @@ class HostRollout:
             trial=int(slot.now.trial),
             turn=slot.turn + bool(slot.actions),
         )
-        self.calls.ask(job)
+        self.calls.ask(request)
 
     def poll_replies(self) -> None:
         """Takes the replies that are there.
@@ -209,12 +209,12 @@ class HostRollout:
         began = time.monotonic()
         until = began + self.grace()
         busy = self.is_sampling() or self.is_due()
-        while outcome := self.calls.next(until if busy else math.inf, bool(self.live.any())):
-            slot = self.slots[outcome.job.seat]
-            if outcome.fault:
+        while response := self.calls.next(until if busy else math.inf, bool(self.live.any())):
+            slot = self.slots[response.request.slot]
+            if response.fault:
                 self.on_fault(slot)
             else:
-                self.on_reply(slot, outcome)
+                self.on_reply(slot, response)
             busy = busy or self.is_due()
             until = time.monotonic() + self.grace()
         if not self.is_sampling():
@@ -236,12 +236,12 @@ class HostRollout:
         self.out.num_turns[b] = slot.turn + bool(slot.actions)
         self.begin_episode(slot)
 
-    def on_reply(self, slot: Slot, outcome: Outcome) -> None:
+    def on_reply(self, slot: Slot, response: Response) -> None:
         """Records what the world said, to the last answer if there was one."""
-        reply, b, k, out = outcome.reply, slot.episode, slot.turn, self.out
-        self.note(slot, outcome)
-        self.counted['cut'] += outcome.prompt.cut
-        slot.heard, stop, fresh = outcome, EpisodeStop.NONE, False
+        reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
+        self.note(slot, response)
+        self.counted['cut'] += response.prompt.cut
+        slot.heard, stop, fresh = response, EpisodeStop.NONE, False
         if slot.actions:
             out.rewards[b, k] = reply.reward
             out.valid[b, k], out.judged[b, k] = bool(reply.valid), reply.valid is not None

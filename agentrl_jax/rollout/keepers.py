@@ -1,8 +1,8 @@
-"""The worlds of a run, each in a thread (envs.hosts.world.Keeper), with jobs and their outcomes.
+"""The worlds of a run, each in a thread (envs.hosts.world.Keeper): requests and responses.
 
-A keeper is given jobs and puts outcomes into the pool's queue. It never decides what a rollout does
-about a fault: it reports what happened, and a world that failed is closed and made anew for the
-next job. One that hangs is abandoned with its thread, and another takes its place.
+A keeper is given requests and puts responses into the pool's queue. It never decides what a rollout
+does about a fault: it reports what happened, and a world that failed is closed and made anew for
+the next request. One that hangs is abandoned with its thread, and another takes its place.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ REASON = 400  # characters of a fault that are kept
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class Request:
     """Asks for the reply to the last of an episode's actions; without any, for its first one."""
 
-    seat: int
+    slot: int
     stream: int  # of the episode's tokens, which tells episodes of a rollout apart
     item: int
     actions: tuple[str, ...] = ()
@@ -43,14 +43,14 @@ class Job:
 
 
 @dataclasses.dataclass(eq=False)
-class Outcome:
-    """What came of a job: a reply, or the reason why there is none.
+class Response:
+    """What came of a request: a reply, or the reason why there is none.
 
     The world is foreign code: whatever error it raises is its fault and costs its episode, not the
     run. The reason is logged, and a run in which too many episodes are faulty ends.
     """
 
-    job: Job
+    request: Request
     reply: Reply | None = None
     instruction: str = ''  # of the item
     prompt: Any = None  # what read() made of the reply
@@ -82,43 +82,45 @@ class PoolKeeper(Keeper):
         super().__init__(make)
         self._read, self._done, self._closing = read, done, closing
 
-    def play(self, job: Job) -> None:
-        if not self._closing.wait(job.delay):
-            self._done.put(self._outcome(job))
+    def play(self, request: Request) -> None:
+        if not self._closing.wait(request.delay):
+            self._done.put(self._respond(request))
 
-    def _outcome(self, job: Job) -> Outcome:
-        began, outcome = time.monotonic(), Outcome(job)
-        with Foreign(outcome.fail):
-            reply = self._ask(job)
-            check_reply(reply, f'{type(self.world).__name__}, item {job.item}')
-            outcome.instruction = '' if job.actions else self.world.instruction
-            outcome.prompt = self._read(reply.observation, outcome.instruction)
-            outcome.reply = reply
+    def _respond(self, request: Request) -> Response:
+        began, response = time.monotonic(), Response(request)
+        with Foreign(response.fail):
+            reply = self._ask(request)
+            check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
+            response.instruction = '' if request.actions else self.world.instruction
+            response.prompt = self._read(reply.observation, response.instruction)
+            response.reply = reply
         if self.world is not None:
-            outcome.deterministic = bool(self.world.deterministic)
-        if outcome.fault:
+            response.deterministic = bool(self.world.deterministic)
+        if response.fault:
             self.close()
-        outcome.seconds = time.monotonic() - began
-        return outcome
+        response.seconds = time.monotonic() - began
+        return response
 
-    def _ask(self, job: Job) -> Reply:
+    def _ask(self, request: Request) -> Reply:
         fresh = self.world is None
         if fresh:
             self.world = self.make()
-        if not job.actions:
-            return Reply(self.world.reset(job.item))
+        if not request.actions:
+            return Reply(self.world.reset(request.item))
         if fresh:
-            self._repeat(job)
-        return self.world.step(job.actions[-1])
+            self._repeat(request)
+        return self.world.step(request.actions[-1])
 
-    def _repeat(self, job: Job) -> None:
+    def _repeat(self, request: Request) -> None:
         """Replays the episode so far in a fresh world."""
         if not self.world.deterministic:
             raise WorldError('the world failed, and is not one that repeats itself')
-        said = [Reply(self.world.reset(job.item)), *map(self.world.step, job.actions[:-1])]
-        for turn, (now, before) in enumerate(zip(said, job.replies, strict=True)):
+        said = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
+        for turn, (now, before) in enumerate(zip(said, request.replies, strict=True)):
             if now != before:
-                raise WorldError(f'a fresh world did not repeat reply {turn} of item {job.item}')
+                raise WorldError(
+                    f'a fresh world did not repeat reply {turn} of item {request.item}'
+                )
 
 
 def check_reply(reply: Reply, world: str) -> None:
@@ -142,26 +144,26 @@ def check_reply(reply: Reply, world: str) -> None:
 
 
 class Pool:
-    """The worlds of a run; its rollouts take the seats in turn."""
+    """The worlds of a run; its rollouts take the slots in turn."""
 
     keeper = PoolKeeper
 
     def __init__(self, make: Callable[[], World], read: Callable):
-        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Outcomes, late ones of others too
+        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Responses, late ones of others too
         self._make, self._read = make, read
         self._keepers: dict[int, PoolKeeper] = {}
         self._closing = threading.Event()  # of these keepers
 
-    def submit(self, job: Job) -> None:
-        if job.seat not in self._keepers:
+    def submit(self, request: Request) -> None:
+        if request.slot not in self._keepers:
             keeper = self.keeper(self._make, self._read, self.done, self._closing)
-            self._keepers[job.seat] = keeper
+            self._keepers[request.slot] = keeper
             keeper.start()
-        self._keepers[job.seat].orders.put(job)
+        self._keepers[request.slot].orders.put(request)
 
-    def abandon(self, seat: int) -> None:
+    def abandon(self, slot: int) -> None:
         """Leaves a world that hangs to its thread, which closes it should it ever come back."""
-        self._keepers.pop(seat).orders.put(None)
+        self._keepers.pop(slot).orders.put(None)
 
     def close(self, patience_s: float = 10.0) -> None:
         """Closes the worlds, each in its thread; those that take longer are abandoned."""

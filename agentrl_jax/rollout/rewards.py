@@ -104,7 +104,7 @@ def check_traced(function: Callable, rollout: Rollout, task: Any, *, name: str) 
 def episode_of(
     events: Iterable[Any], *, item: int, success: bool, figures: Sequence[float], trials: np.ndarray
 ) -> Episode:
-    """An episode from what happened in it: keepers.Outcome of replies, and (part, answer) of turns.
+    """An episode from its events: keepers.Response of replies, and (part, answer) of turns.
 
     trials int32 [K]: of its turns.
     """
@@ -117,7 +117,7 @@ def episode_of(
             turns.append(Turn(shown, said, '', 0.0, part == agents.ACT, trial))
             continue
         reply, shown = event.reply, event.reply.observation
-        if event.job.actions:
+        if event.request.actions:
             turns[-1] = dataclasses.replace(turns[-1], reply=shown, reward=float(reply.reward))
         else:
             instruction = event.instruction

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl_jax.envs.hosts.world import shown
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.keepers import Request, Response
 
 RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # between questions whether a world is there again
 LOOK_S = 0.5  # between looks, in an outage, at whether the run was asked to stop
@@ -42,9 +42,9 @@ class RetryPolicy:
 
 @dataclasses.dataclass
 class Call:
-    """A job under way."""
+    """A request under way."""
 
-    job: Job
+    request: Request
     asked: float  # when it begins
     deadline: float
     tries: int = 0  # that failed
@@ -52,7 +52,7 @@ class Call:
 
 
 class WorldCalls:
-    """The jobs of one rollout, at most one for each slot."""
+    """The requests of one rollout, at most one for each slot."""
 
     def __init__(
         self,
@@ -73,42 +73,42 @@ class WorldCalls:
         self.last_fault = ''
         self.counted: collections.Counter = collections.Counter()
 
-    def ask(self, job: Job) -> None:
-        """Asks the world of a slot for the reply to the last of the job's actions."""
+    def ask(self, request: Request) -> None:
+        """Asks the world of a slot for the reply to the last of the request's actions."""
         now = time.monotonic()
-        self._submit(Call(job, now, now + self.policy.timeout_s))
+        self._submit(Call(request, now, now + self.policy.timeout_s))
 
     def _submit(self, call: Call) -> None:
-        self.under_way[call.job.seat] = call
-        self.pool.submit(call.job)
+        self.under_way[call.request.slot] = call
+        self.pool.submit(call.request)
 
     def _ask_again(self, call: Call, delay: float) -> None:
         """Asks after a delay, in a fresh world, which takes the steps so far once more."""
-        job = dataclasses.replace(call.job, delay=delay)
+        request = dataclasses.replace(call.request, delay=delay)
         asked = time.monotonic() + delay
-        deadline = asked + (1 + len(job.actions)) * self.policy.timeout_s
-        self._submit(dataclasses.replace(call, job=job, asked=asked, deadline=deadline))
+        deadline = asked + (1 + len(request.actions)) * self.policy.timeout_s
+        self._submit(dataclasses.replace(call, request=request, asked=asked, deadline=deadline))
 
-    def next(self, until: float, sampling: bool) -> Outcome | None:
+    def next(self, until: float, sampling: bool) -> Response | None:
         """The next reply, or the fault of an episode that is lost; None if none comes by `until`.
 
         sampling: whether the device has rows that sample.
         """
         while self.under_way:
             first = min(self.under_way.values(), key=lambda call: call.deadline)
-            outcome = self._take(min(until, first.deadline))
-            if outcome is None and first.deadline <= time.monotonic():
-                outcome = self._time_out(first)
-            if outcome is None:
+            response = self._take(min(until, first.deadline))
+            if response is None and first.deadline <= time.monotonic():
+                response = self._time_out(first)
+            if response is None:
                 return None
-            call = self.under_way.get(outcome.job.seat)
-            if call is None or call.job is not outcome.job:
+            call = self.under_way.get(response.request.slot)
+            if call is None or call.request is not response.request:
                 continue  # of a world that was abandoned, or of another rollout
-            if self._settle(call, outcome, sampling):
-                return outcome
+            if self._settle(call, response, sampling):
+                return response
         return None
 
-    def _take(self, until: float) -> Outcome | None:
+    def _take(self, until: float) -> Response | None:
         wait = until - time.monotonic()
         if self.down_since < math.inf:
             wait = min(wait, LOOK_S)
@@ -120,48 +120,48 @@ class WorldCalls:
         except queue.Empty:
             return None
 
-    def _time_out(self, call: Call) -> Outcome:
-        self.pool.abandon(call.job.seat)
+    def _time_out(self, call: Call) -> Response:
+        self.pool.abandon(call.request.slot)
         self.counted['timeouts'] += 1
         reason = f'TimeoutError: no reply within {self.policy.timeout_s:g} s'
-        return Outcome(call.job, fault=reason, seconds=time.monotonic() - call.asked)
+        return Response(call.request, fault=reason, seconds=time.monotonic() - call.asked)
 
-    def _settle(self, call: Call, outcome: Outcome, sampling: bool) -> bool:
-        """Whether the outcome is final; otherwise the world is asked again."""
-        slot = call.job.seat
+    def _settle(self, call: Call, response: Response, sampling: bool) -> bool:
+        """Whether the response is final; otherwise the world is asked again."""
+        slot = call.request.slot
         del self.under_way[slot]
-        if outcome.deterministic is not None:
-            (self.deterministic.add if outcome.deterministic else self.deterministic.discard)(slot)
-        if outcome.fault:
-            return self._settle_fault(call, outcome, sampling)
+        if response.deterministic is not None:
+            (self.deterministic.add if response.deterministic else self.deterministic.discard)(slot)
+        if response.fault:
+            return self._settle_fault(call, response, sampling)
         if self.down.pop(slot, None) and self.down_since < math.inf:
             self.say(f'worlds answer again, after {time.monotonic() - self.down_since:.0f} s')
             self.down_since = math.inf
-        self.log.write(outcome, '', call.tries + 1)
+        self.log.write(response, '', call.tries + 1)
         self.counted['replies'] += 1
-        self.counted['reply_s'] += outcome.seconds
-        self.counted['slowest_s'] = max(self.counted['slowest_s'], outcome.seconds)
-        self.reply_s += 0.1 * (outcome.seconds - self.reply_s)
+        self.counted['reply_s'] += response.seconds
+        self.counted['slowest_s'] = max(self.counted['slowest_s'], response.seconds)
+        self.reply_s += 0.1 * (response.seconds - self.reply_s)
         return True
 
-    def _settle_fault(self, call: Call, outcome: Outcome, sampling: bool) -> bool:
+    def _settle_fault(self, call: Call, response: Response, sampling: bool) -> bool:
         """Asks again as often as the policy allows; then the episode is lost."""
-        self.last_fault = shown(outcome.fault)  # older logs may hold other text
+        self.last_fault = shown(response.fault)  # older logs may hold other text
         # At the beginning nothing has been shown or said; later a world must repeat itself.
-        repeats = not call.job.actions or call.job.seat in self.deterministic
-        if outcome.down and repeats:
+        repeats = not call.request.actions or call.request.slot in self.deterministic
+        if response.down and repeats:
             call.downs += 1
-            self.down[call.job.seat] = outcome.fault
+            self.down[call.request.slot] = response.fault
             self._ask_again(call, min(RETRY_S * 2 ** min(call.downs, 10), LONGEST_RETRY_S))
             self._look_for_outage(sampling)
             return False
-        self.down.pop(call.job.seat, None)
+        self.down.pop(call.request.slot, None)
         call.tries += 1
         if repeats and call.tries < self.policy.tries:
             self.counted['retries'] += 1
             self._ask_again(call, RETRY_S * (call.tries - 1))
             return False
-        self.log.write(outcome, outcome.fault, call.tries)
+        self.log.write(response, response.fault, call.tries)
         self.counted['faults'] += 1
         return True
 

@@ -15,7 +15,7 @@ from agentrl_jax.envs.hosts import HostEnvironment
 from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.keepers import Request, Response
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
 COUNTED = {
@@ -51,12 +51,12 @@ def probe(env: HostEnvironment, tries: int) -> None:
     if not env.here:
         return
     for _ in range(tries):
-        outcome = Outcome(Job(seat=-1, stream=-1, item=-1))
-        with Foreign(outcome.fail):
+        response = Response(Request(slot=-1, stream=-1, item=-1))
+        with Foreign(response.fail):
             env.make().close()
-        if not outcome.fault or outcome.down:
+        if not response.fault or response.down:
             return
-    said = ' '.join(outcome.fault.split())
+    said = ' '.join(response.fault.split())
     raise ValueError(f'env.name={env.name!r}: no world can be made: {said}')
 
 
