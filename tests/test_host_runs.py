@@ -22,7 +22,7 @@ from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
-from agentrl_jax.rollout import game, replies
+from agentrl_jax.rollout import replies, world_calls
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import check, command, derived, parts, state
 from agentrl_jax.run.build import build
@@ -138,17 +138,17 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
                 raise WorldDown('the server is gone')
             return super().reset(item)
 
-    def ask(played):
-        look(played)
-        if played.down_since < math.inf:
+    def ask(calls, sampling):
+        look(calls, sampling)
+        if calls.down_since < math.inf:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    look = game.Game.look_for_outage
+    look = world_calls.WorldCalls._look_for_outage
     # Only the end of the run saves: what is there afterwards was saved because it was asked.
     cfg = config(**{'checkpoint.every': 9, 'checkpoint.keep': 9, 'hosts.outage_s': 10.0})
     with monkeypatch.context() as patch:
         patch.setattr(hosts, 'Echo', Gone)
-        patch.setattr(game.Game, 'look_for_outage', ask)
+        patch.setattr(world_calls.WorldCalls, '_look_for_outage', ask)
         assert train.train(cfg, str(tmp_path)) == processes.EXIT_PREEMPTED
     assert checkpoint.steps(tmp_path / 'checkpoints') == [0, 1]
     assert 'asked to stop while all worlds are down' in capfd.readouterr().err
