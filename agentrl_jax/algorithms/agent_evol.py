@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms.base import Exploring, build_batch, trained
+from agentrl_jax.rl.algorithm import Exploring, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.settings.marks import FINITE, At
 from agentrl_jax.types import Batch
@@ -46,6 +46,7 @@ class AgentEvol(Exploring):
 
     HAS_RATIO = False
     COMPARES_GROUPS = False
+    EXPLORES = True
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages are the weights of episodes; those that are not kept leave the mask."""
@@ -72,7 +73,6 @@ class AgentEvol(Exploring):
         return jnp.where(kept, returns, 0.0) / jnp.where(mean > 0, mean, 1.0)
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         if self.threshold < 0 and self.weigh_by != 'equal':
             yield (
                 f'evol.threshold={self.threshold} is negative: set evol.weights=equal, or episodes '

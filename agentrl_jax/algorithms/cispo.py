@@ -10,9 +10,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms.base import Comparison, Exploring, Range
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import losses
+from agentrl_jax.rl.algorithm import Comparison, Exploring, Range
 from agentrl_jax.types import Batch
 
 

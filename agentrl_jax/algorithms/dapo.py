@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
-from agentrl_jax.algorithms.base import KL, Clip, Filter, Weights, most_sampled
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import KL, Clip, Filter, Weights, most_sampled
 from agentrl_jax.settings.marks import ZERO, From, Off, When
 
 PENALISES = When(lambda dapo: bool(dapo.max_length), 'loss.max_length')
@@ -50,7 +50,6 @@ class DAPO(GRPO):
         )
 
     def problems(self) -> Iterator[str]:
-        yield from super().problems()
         if self.max_length and (self.overlong_buffer or 0) >= self.max_length:
             yield (
                 f'loss.overlong_buffer={self.overlong_buffer} must be smaller than '

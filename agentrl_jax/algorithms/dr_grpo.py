@@ -7,8 +7,8 @@ with norm_length, the most tokens that an episode can sample.
 
 import dataclasses
 
-from agentrl_jax.algorithms.base import Clipped, Weights, build_batch, trained
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)

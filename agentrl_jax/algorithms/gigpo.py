@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms.base import KL, Clipped, build_batch, trained
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, trained
 from agentrl_jax.settings.marks import FINITE, SHARE, At
 
 

@@ -9,8 +9,8 @@ with its turn rewards.
 
 import dataclasses
 
-from agentrl_jax.algorithms.base import KL, Clipped, Comparison, Weights, build_batch, trained
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import KL, Clipped, Comparison, Weights, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)

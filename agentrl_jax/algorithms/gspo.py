@@ -17,10 +17,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms.base import KL, Clip
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
+from agentrl_jax.rl.algorithm import KL, Clip
 from agentrl_jax.types import Batch
 
 

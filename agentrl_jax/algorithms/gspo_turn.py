@@ -7,9 +7,9 @@ import dataclasses
 
 import jax
 
-from agentrl_jax.algorithms.base import Clip, Weights
 from agentrl_jax.algorithms.gspo import GSPO
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
+from agentrl_jax.rl.algorithm import Clip, Weights
 from agentrl_jax.types import Batch
 
 

@@ -19,14 +19,15 @@ That turn k >= 1 of independent episodes starts from different states costs vari
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms.base import Clipped, Comparison, build_batch, trained
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import Clipped, Comparison, build_batch, trained
 from agentrl_jax.settings.marks import FINITE, SHARE, At, OneOf, When
 from agentrl_jax.types import EpisodeStop, Rollout
 
@@ -67,6 +68,18 @@ class MTGRPO(Clipped):
             **dataclasses.asdict(self.comparison),
         )
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
+
+    @property
+    def credits_locally(self) -> bool:
+        return self.mode == 'mt_local'
+
+    def problems_of_gain(self) -> Iterator[str]:
+        if self.mode in ('or', 'mt_v1') and self.outcome != 'return':
+            yield (
+                f'turn_credit.mode={self.mode!r} credits later turns with the outcome, and '
+                f'agent.reward=gain changes no turn_credit.outcome={self.outcome!r}: set that to '
+                'return (what the last trial earned), or agent.reward to whole'
+            )
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:

@@ -10,8 +10,8 @@ is taken off the reward of each token.
 import dataclasses
 from typing import Annotated, Literal
 
-from agentrl_jax.algorithms.base import KL, Clipped, build_batch, token_rewards, trained
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, token_rewards, trained
 from agentrl_jax.settings.marks import SHARE, Off
 
 

@@ -6,8 +6,8 @@
 
 import dataclasses
 
-from agentrl_jax.algorithms.base import KL, Clipped, build_batch, trained
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ there is none here either, later ones clip those of tokens.
 
 import dataclasses
 
-from agentrl_jax.algorithms.base import KL, Clipped, Weights, build_batch, trained
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import KL, Clipped, Weights, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)

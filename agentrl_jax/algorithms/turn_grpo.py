@@ -25,9 +25,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms.base import Clipped, build_batch, trained
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import Clipped, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.settings.marks import At
 

@@ -10,6 +10,59 @@ from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
 
 
+def clipped_loss(
+    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> jax.Array:
+    """losses.clipped_policy_loss of a batch; [B, T]."""
+    return losses.clipped_policy_loss(
+        logprobs,
+        batch.old_logprobs,
+        batch.advantages,
+        batch.mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+
+
+def clipped_sides(
+    log_ratios: jax.Array,
+    advantages: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> dict[str, jax.Array]:
+    """Where losses.clipped_surrogate is flat, by the name of the metric; bool [B, T] each."""
+    ratio, up, down = jnp.exp(log_ratios), advantages > 0, advantages < 0
+    sides = {
+        'policy/clip_frac_high': up & (ratio > 1.0 + clip_high),
+        'policy/clip_frac_low': down & (ratio < 1.0 - clip_low),
+    }
+    if dual_clip is not None:
+        sides['policy/clip_frac_dual'] = down & (ratio > dual_clip)
+    return sides
+
+
+def clipped_tokens(
+    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> dict[str, jax.Array]:
+    """What clipped_loss clips; bool [B, T] by metric."""
+    return clipped_sides(
+        losses.log_ratio(logprobs, batch.old_logprobs, batch.mask),
+        batch.advantages,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+
+
+def nothing_clipped(logprobs: jax.Array, batch: Batch, **clip: float | None) -> dict:
+    """Of a loss without a ratio: no metric of clipping."""
+    del logprobs, batch, clip
+    return {}
+
+
 def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
     """Sums over trained tokens of what the ratio does; maxima where update.MAXIMA says so."""
     log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
@@ -30,8 +83,8 @@ def policy_loss(
     *,
     hidden_fn: Callable,
     head_fn: Callable,
-    loss: Callable,
-    clipped: Callable,
+    loss: Callable = clipped_loss,
+    clipped: Callable = clipped_tokens,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
