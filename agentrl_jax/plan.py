@@ -43,7 +43,6 @@ import json
 from typing import Any
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2
 from agentrl_jax.planning import advice, cost
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
@@ -84,7 +83,7 @@ def plan(
         'devices': mesh.devices.size,
         'mesh': dict(mesh.shape),
         'model': model or cfg.model.path or 'sizes of the config',
-        'parameters': qwen2.param_count(whole.config),
+        'parameters': whole.config.param_count(),
         'layers_compiled': list(layers) or [whole.config.num_layers],
         'memory': where.chip.memory,
         'usable_bytes': int(where.chip.usable),

@@ -54,11 +54,12 @@ from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout import game
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import check, collecting, derived, effective, hosts, mixture, roll_back
+from agentrl_jax.run import collecting, config, hosts, mixture, roll_back
 from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
+from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import keep_best, player_of, policy_of
-from agentrl_jax.run.state import Opened, next_iteration, open_state, saved_beside, space_needed
+from agentrl_jax.run.state import RunState, next_iteration, open_state, saved_beside, space_needed
 from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, PAIRS, SHUFFLE, Streams
 from agentrl_jax.types import Params, Rollout, TrainState
 
@@ -76,7 +77,7 @@ class Played(NamedTuple):
     advantages: jax.Array  # float32 [b, T]
 
 
-def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bool) -> tuple:
+def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: bool) -> tuple:
     """One cycle: (state, metrics on the device, tokens sampled, what a page shows).
 
     first: the first step of this process, which compiles all that later steps need.
@@ -84,14 +85,14 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     cfg, programs, streams, frozen = run.cfg, run.training, opened.streams, opened.frozen
     policy, every = player_of(state, frozen.model), cfg.alarm.mi_every
     began = time.monotonic()
-    horizon = derived.turn_limit(cfg, step)
+    horizon = cfg.turn_limit(step)
     task = programs.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
     (rollout, episodes), sampled, measured = collecting.collect(run, policy, task, streams, step)
     collected = time.monotonic()
     if every and (first or step % every == 0):
         information = programs.information(policy, programs.task, rollout, streams.key(PAIRS, step))
         measured |= {} if step % every else information
-    every = cfg.fork.value_every
+    every = cfg.forks.value_every
     if every and (first or step % every == 0):
         keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
         error, counters = programs.critic_error(state, frozen, task, *keys)
@@ -110,7 +111,7 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     return state, measured, sampled, played
 
 
-def split_of(cfg: Any, pool: Validation) -> str:
+def split_of(cfg: Config, pool: Validation) -> str:
     """The split that a pool is of, or the world of eval.worlds."""
     world = f'_{pool.task.env.name}' if cfg.env.mix else ''
     other = pool.prefix.removeprefix('eval').removesuffix(world)
@@ -131,33 +132,33 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         counts.append(jax.device_get(programs.count(rollout, programs.task)))
         found |= validation.summarise(counts[-1], programs.prefix)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
-        together = validation.total(counts[: len(derived.worlds(run.cfg))])
+        together = validation.total(counts[: len(run.cfg.env.worlds)])
         found |= validation.summarise(together)
     return found
 
 
-def train(cfg: Any, workdir: str, *, fallback: bool = False) -> int:
+def train(given: Any, workdir: str, *, fallback: bool = False) -> int:
     """Runs or resumes a run; with `fallback` from an older checkpoint where newer ones are damaged.
 
     Returns the exit code: 0; 1 when an alarm or steps that kept nothing ended the run, or nothing
     was trained; 75 when it was asked to stop and is to be resumed.
     """
     with processes.only_training(workdir) as alone_in:
-        return resume(cfg, alone_in, fallback)
+        return resume(given, alone_in, fallback)
 
 
-def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
-    """train() in a workdir that is its own."""
-    run = build(cfg)
-    cfg = run.cfg  # the effective one
+def resume(given: Any, workdir: Path, fallback: bool) -> int:
+    """train() in a workdir that is its own; given: the ConfigDict."""
+    run = build(given)
+    cfg = run.cfg
     there = files.size_of(workdir / checkpoint.FOLDER)
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
-        report.write_reference(workdir, pools, len(derived.worlds(cfg)))
+        report.write_reference(workdir, pools, len(cfg.env.worlds))
     if fallback:
         checkpoint.set_aside_damaged(workdir)
-    code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, cfg)
+    code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, run.face)
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
@@ -168,7 +169,7 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
             with hosts.playing(run, workdir, int(opened.state.step), preemption.may_leave):
                 code, state = play(run, opened, checkpoints, workdir, preemption, curves)
             if code is not None and state is not None:
-                checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
+                checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
             checkpoint.close(checkpoints)
     if jax.process_index() == 0:
         curves.draw()
@@ -183,7 +184,7 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
 
 def play(
     run: Run,
-    opened: Opened,
+    opened: RunState,
     checkpoints: checkpoint.Checkpoints,
     workdir: Path,
     preemption: processes.Preemption,
@@ -193,7 +194,7 @@ def play(
     cfg, state, streams = run.cfg, opened.state, opened.streams
     first, model = int(state.step), opened.frozen.model
     if jax.process_index() == 0:
-        run_log.write_config(workdir, cfg, sys.argv)
+        run_log.write_config(workdir, run.face, sys.argv)
         pages.cut(workdir, first)
     with (
         run_log.RunLog(
@@ -201,7 +202,7 @@ def play(
             resume_step=first,
             tensorboard=cfg.log.tensorboard,
             wandb_project=cfg.log.wandb_project,
-            config=cfg,
+            config=run.face,
             process_index=jax.process_index(),
         ) as log,
         Progress(cfg.steps, 'training', done=first) as progress,
@@ -225,7 +226,7 @@ def play(
                     row |= validate(run, policy_of(state.params, model), streams, step)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
-                    saved = saved_beside(cfg, streams) | success
+                    saved = saved_beside(run, streams) | success
                     keep_best(workdir, state.params, saved, history)
                 if warm is not None and not validated:  # a resumed run validates late at first
                     warm += compiled.count - before
@@ -253,7 +254,7 @@ def play(
                 row,
                 step,
                 sampled=sampled if trains else 0,
-                episodes=derived.episodes(cfg),
+                episodes=cfg.rollout.episodes,
             )
             row |= memory.peaks()
             history.append(run_log.plain_row(step, row))
@@ -284,8 +285,8 @@ def play(
                 progress.say(f'asked to stop: step {step + 1} is being saved')
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
-                checkpoint.save(checkpoints, step + 1, state, saved_beside(cfg, streams))
-            if problem := collapse.starved(history, cfg.filter.max_empty):
+                checkpoint.save(checkpoints, step + 1, state, saved_beside(run, streams))
+            if problem := collapse.starved(history, cfg.algorithm.filter.max_empty):
                 progress.say(f'step {step}: {problem}')
                 return 1, state
             if hint := collapse.unvaried(history):
@@ -295,21 +296,21 @@ def play(
             return 1, state
         return 0, state
     # Asked to stop while worlds were down. An iteration that has begun cannot be begun once more.
-    begun = derived.begins_iteration(cfg, int(state.step))
+    begun = cfg.begins_iteration(int(state.step))
     return processes.EXIT_PREEMPTED, None if begun else state
 
 
-def validation_due(cfg: Any, step: int) -> bool:
+def validation_due(cfg: Config, step: int) -> bool:
     every = cfg.eval.every
     return step in (0, cfg.steps) or bool(every and step % every == 0)
 
 
-def page_due(cfg: Any, step: int) -> bool:
+def page_due(cfg: Config, step: int) -> bool:
     every = cfg.log.rollouts_every
     return step == cfg.steps - 1 or bool(every and step % every == 0)
 
 
-def last_traced(cfg: Any, first: int) -> int:
+def last_traced(cfg: Config, first: int) -> int:
     """The last step of the trace of a run that starts at `first`; its own last step at the most."""
     return min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
 
@@ -362,7 +363,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             title=f'training rollout of step {step}',
             extras=beside,
             limit=pages.PAGE_EPISODES,
-            about=about.of_run(run.cfg, sys.argv),
+            about=about.of_run(run.face, sys.argv),
         )
 
 
@@ -372,10 +373,10 @@ def main() -> None:
     command.check_backend()
     try:
         if given.show_config:
-            print(effective.show(given.config))
-            check.check(given.config)
+            print(config.show(given.config))
+            config.read(given.config)
             sys.exit(0)
-        check.check(given.config)
+        config.read(given.config)
         fit.check(given.config)
         code = train(given.config, given.workdir, fallback=given.fallback)
     except checkpoint.Damaged as error:

@@ -129,7 +129,7 @@ def lowered(run):
     state = start_state(run, run.params)
     model = run.params if run.cfg.lora.rank else {}
     frozen = Frozen(
-        model=model, reference=state.params if derived.needs_reference(run.cfg) else None
+        model=model, reference=state.params if run.cfg.needs_reference else None
     )
     task = run.training.task
     episodes = run.training.draw(key, 0)
@@ -137,7 +137,7 @@ def lowered(run):
     collect = run.training.collect.lower(policy, task, episodes, key).as_text()
     rollout = jax.eval_shape(run.training.collect, policy, task, episodes, key)[0]
     base = None
-    if derived.base_rows(run.cfg):
+    if run.cfg.base_rows:
         return [digest(collect.encode()), 'demonstrations join']
     learn = run.training.learn.lower(state, frozen, rollout, key, 1.0, base).as_text()
     return [digest(collect.encode()), digest(learn.encode())]

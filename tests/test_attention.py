@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, random_params, rows
+from tiny_models import TINY, forward, random_params, rows
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import attention, qwen2
+from agentrl_jax.models import attention
 
-forward = jax.jit(qwen2.forward, static_argnums=1)
-cached = jax.jit(qwen2.forward_cached, static_argnums=1, static_argnames='kv_length')
+
+@functools.partial(jax.jit, static_argnums=1, static_argnames='kv_length')
+def cached(params, config, *block, **how):
+    return config.forward_cached(params, *block, **how)
 
 
 def test_attention_by_hand():
@@ -43,7 +45,7 @@ def ragged_decode(params, config, tokens, lengths, cache_rows, kv_length):
     """
     batch, width = tokens.shape
     slots = 5
-    cache = qwen2.init_cache(config, slots, width)
+    cache = config.init_cache(slots, width)
     collected = np.zeros((batch, width, config.hidden_size), np.float32)
 
     @jax.jit
@@ -81,14 +83,14 @@ def test_cached_blocks_and_ragged_decoding_equal_the_whole_forward(kv_length):
     lengths, cache_rows = np.array([2, 5, 7]), np.array([4, 0, 2])
     whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
     steps = ragged_decode(params, TINY, np.asarray(tokens), lengths, cache_rows, kv_length)
-    ours, expected = (qwen2.logits(params, TINY, jnp.asarray(h)) for h in (steps, whole))
+    ours, expected = (TINY.logits(params, jnp.asarray(h)) for h in (steps, whole))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_padding_positions_and_rows_write_nothing():
     params = random_params(TINY)
     tokens, positions = rows(TINY, batch=2, length=4)
-    cache = jax.tree.map(lambda x: x + 7.0, qwen2.init_cache(TINY, 3, 6))
+    cache = jax.tree.map(lambda x: x + 7.0, TINY.init_cache(3, 6))
     outside = jnp.full_like(positions, 6)
     _, after = cached(params, TINY, tokens, outside, cache, jnp.array([0, 2]))
     jax.tree.map(np.testing.assert_array_equal, cache, after)
@@ -175,7 +177,7 @@ def test_observations_in_a_wide_cache_equal_the_whole_forward():
     params, width = random_params(TINY), 300
     tokens, positions = rows(TINY, batch=2, length=10)
     whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
-    cache = qwen2.init_cache(TINY, 2, width)
+    cache = TINY.init_cache(2, width)
     first, cache = cached(params, TINY, tokens[:, :5], positions[:, :5], cache, None)
     second, _ = cached(params, TINY, tokens[:, 5:], positions[:, 5:], cache, None)
     np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, rtol=0, atol=1e-5)
@@ -186,10 +188,8 @@ def decode_loop(params, config, cache, steps):
 
     def step(t, carry):
         token, cache = carry
-        hidden, cache = qwen2.forward_cached(
-            params, config, token, jnp.full_like(token, t), cache, None
-        )
-        return jnp.argmax(qwen2.logits(params, config, hidden), -1).astype(jnp.int32), cache
+        hidden, cache = config.forward_cached(params, token, jnp.full_like(token, t), cache, None)
+        return jnp.argmax(config.logits(params, hidden), -1).astype(jnp.int32), cache
 
     token = jnp.zeros((cache.k[0].shape[0], 1), jnp.int32)
     return jax.lax.fori_loop(0, steps, step, (token, cache))
@@ -197,7 +197,7 @@ def decode_loop(params, config, cache, steps):
 
 def test_a_decode_loop_never_copies_its_cache():
     params, slots, length = random_params(TINY), 4, 500
-    cache = qwen2.init_cache(TINY, slots, length)
+    cache = TINY.init_cache(slots, length)
 
     def copies(**donation):
         loop = jax.jit(lambda cache: decode_loop(params, TINY, cache, 8), **donation)
@@ -214,7 +214,7 @@ def test_decoding_inside_shard_map_equals_one_device():
     tokens, _ = rows(TINY, batch=8, length=6)
 
     def play(params, tokens):
-        cache = qwen2.init_cache(TINY, tokens.shape[0], 6)
+        cache = TINY.init_cache(tokens.shape[0], 6)
 
         def step(t, carry):
             cache, out = carry

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, by_hf_name, hf_tensors
+from tiny_models import TINY, by_hf_name, forward, hf_tensors
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import weights
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
@@ -156,8 +156,8 @@ def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, conf
         theirs = model(torch.tensor(tokens)).logits.numpy()
     config, params = weights.load_model(path)
     positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
-    hidden = qwen2.forward(params, config, tokens, positions, jnp.ones((2, 9), bool))
-    np.testing.assert_allclose(qwen2.logits(params, config, hidden), theirs, rtol=0, atol=2e-5)
+    hidden = config.forward(params, tokens, positions, jnp.ones((2, 9), bool))
+    np.testing.assert_allclose(config.logits(params, hidden), theirs, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize('share', [0.0, 0.0001, 0.005, 0.5, 0.999])
@@ -387,10 +387,8 @@ def test_real_weights_give_the_log_probabilities_of_transformers():
     del model
     config, params = weights.load_model(path)
     positions = jnp.arange(tokens.shape[1])[None]
-    hidden = jax.jit(qwen2.forward, static_argnums=1)(
-        params, config, tokens, positions, jnp.ones(tokens.shape, bool)
-    )
-    ours = jax.nn.log_softmax(qwen2.logits(params, config, hidden))[0, :-1]
+    hidden = forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
+    ours = jax.nn.log_softmax(config.logits(params, hidden))[0, :-1]
     taken = tokens[0, 1:, None]
     gap = np.abs(np.take_along_axis(np.asarray(ours) - theirs, taken, axis=1)).max()
     everywhere = np.abs(np.asarray(ours) - theirs).max()

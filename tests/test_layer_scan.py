@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import layer_scan, lora, qwen2
+from agentrl_jax.models import layer_scan, lora
 from agentrl_jax.run import parts
 
 LAYERS = 3
@@ -35,9 +35,9 @@ def parameters(config, *, adapters):
 
 
 def loss(params, tokens, positions, mask, *, config, row_sharding=None):
-    hidden = qwen2.forward(params, config, tokens, positions, mask, row_sharding=row_sharding)
+    hidden = config.forward(params, tokens, positions, mask, row_sharding=row_sharding)
     mean = jnp.where(mask[..., None], jnp.sin(hidden.astype(jnp.float32)), 0.0).mean()
-    return mean, qwen2.logits(params, config, hidden)
+    return mean, config.logits(params, hidden)
 
 
 def program(config, params, mesh_shape=None):
@@ -83,7 +83,7 @@ def test_in_bfloat16_the_loop_rounds_where_layers_one_after_another_do():
 
     def hidden(config, dtype):
         config = dataclasses.replace(config, dtype=dtype)
-        program = jax.jit(lambda *x: qwen2.forward(x[0], config, *x[1:]), compiler_options=QUICK)
+        program = jax.jit(lambda *x: config.forward(x[0], *x[1:]), compiler_options=QUICK)
         return np.asarray(program(params, *data), np.float32)
 
     exact, loop, unrolled = (
@@ -110,7 +110,7 @@ def test_with_fsdp_no_device_ever_holds_all_of_a_stack():
 def test_a_deeper_model_is_no_larger_a_program():
     def products(layers):
         config = dataclasses.replace(LOOP, num_layers=layers)
-        shapes = jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
+        shapes = jax.eval_shape(config.init, jax.random.key(0))
         ids = jax.ShapeDtypeStruct((2, 4), jnp.int32)
         mask = jax.ShapeDtypeStruct((2, 4), jnp.bool_)
         of = jax.grad(functools.partial(loss, config=config), has_aux=True)

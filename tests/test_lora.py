@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import lora, qwen2
+from agentrl_jax.models import Model, decoder, lora
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import check, derived, parts
 from agentrl_jax.run import params as run_params
@@ -50,11 +50,11 @@ class OneLayer(nn.Module):
     """The dense layer of the model, alone."""
 
     features: int
-    config: qwen2.ModelConfig = TINY
+    config: Model = TINY
 
     @nn.compact
     def __call__(self, x):
-        return qwen2._dense(x, self.features, 'up_proj', self.config)
+        return decoder.dense(x, self.features, 'up_proj', self.config)
 
 
 def apply_layer(kernel, a, b, x):
@@ -115,7 +115,7 @@ def test_a_model_with_adapters_is_the_model_with_merged_kernels():
     weight = jax.random.normal(jax.random.key(5), (*tokens.shape, config.hidden_size))
 
     def loss(params):
-        hidden = qwen2.forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
+        hidden = config.forward(params, tokens, positions, jnp.ones(tokens.shape, bool))
         return (hidden * weight).sum(), hidden
 
     def of_adapters(adapters):
@@ -145,12 +145,12 @@ def test_what_samples_is_what_is_trained():
     params, (tokens, positions) = with_adapters(), tiny_models.rows(TINY)
 
     def decode(params):
-        cache = qwen2.init_cache(TINY, *tokens.shape)
+        cache = TINY.init_cache(*tokens.shape)
         merged = lora.merge(params, SCALE)
-        return qwen2.forward_cached(merged, TINY, tokens, positions, cache, None)[0]
+        return TINY.forward_cached(merged, tokens, positions, cache, None)[0]
 
     def forward(params):
-        return qwen2.forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+        return TINY.forward(params, tokens, positions, jnp.ones(tokens.shape, bool))
 
     sampled, trained, base = (
         jax.jit(run, compiler_options=QUICK)(of)
@@ -166,7 +166,7 @@ def test_fresh_adapters_change_no_bit():
     fresh = {**params, 'lora': adapters}
     jax.tree.map(np.testing.assert_array_equal, lora.merge(fresh, SCALE), params)
     every = jnp.ones(tokens.shape, bool)
-    run = jax.jit(lambda p: qwen2.forward(p, TINY, tokens, positions, every))
+    run = jax.jit(lambda p: TINY.forward(p, tokens, positions, every))
     np.testing.assert_array_equal(run(fresh), run(params))
 
 
@@ -196,7 +196,7 @@ def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
     row = jax.ShapeDtypeStruct((1, 16), jnp.int32)
 
     def loss(params, tokens):
-        hidden = qwen2.forward(params, config, tokens, tokens, tokens >= 0)
+        hidden = config.forward(params, tokens, tokens, tokens >= 0)
         return jnp.square(hidden).sum()
 
     def bytes_of(use):

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, random_params, rows
+from tiny_models import TINY, forward, random_params, rows
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import attention, critic, qwen2, weights
+from agentrl_jax.models import attention, base, critic, decoder, weights
 from agentrl_jax.models.hf_config import config_from_hf
+from agentrl_jax.models.qwen2 import Qwen2
 
-forward = jax.jit(qwen2.forward, static_argnums=1)
 values = jax.jit(critic.values, static_argnums=1)
 LLAMA3 = (8.0, 1.0, 4.0, 32.0)  # factor, low, high, original length
 
@@ -99,7 +99,7 @@ def test_logits_equal_transformers_to_2e_5(change, left):
         tokens, _ = rows(config, len(lengths), width)
         mask, positions = padded(lengths, width, left)
         hidden = forward(params, config, tokens, positions, mask)
-        ours = np.asarray(qwen2.logits(params, config, hidden))
+        ours = np.asarray(config.logits(params, hidden))
         theirs = torch_logits(model, tokens, positions, mask)
         keep = np.asarray(mask)
         assert np.abs(theirs[keep]).max() > 1  # the comparison is about something
@@ -110,10 +110,10 @@ def test_logits_equal_transformers_to_2e_5(change, left):
 def test_rotation_by_hand():
     # Dh = 4, theta = 100: frequencies 100^0 = 1 and 100^(-2/4) = 0.1; pairs are (0, 2) and (1, 3).
     config = dataclasses.replace(TINY, head_dim=4, rope_theta=100.0)
-    frequencies = qwen2.rope_frequencies(config)
+    frequencies = decoder.rope_frequencies(config)
     np.testing.assert_allclose(frequencies, [1.0, 0.1], rtol=1e-6)
     x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
-    turned = qwen2.rotate(x, (3.0 * frequencies).reshape(1, 1, 2))
+    turned = decoder.rotate(x, (3.0 * frequencies).reshape(1, 1, 2))
     # pair (1, 0) by 3 -> (cos 3, sin 3); pair (0, 2) by 0.3 -> (-2 sin 0.3, 2 cos 0.3)
     expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
     np.testing.assert_allclose(turned.reshape(-1), expected, rtol=1e-5)
@@ -179,16 +179,16 @@ def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(change):
     @functools.partial(jax.jit, static_argnums=1)
     def read(params, config):
         if config.transposed:
-            params = qwen2.transpose_kernels(params)
-        cache = qwen2.init_cache(config, *tokens.shape)
+            params = base.transpose_kernels(params)
+        cache = config.init_cache(*tokens.shape)
         hidden = []
         for block in (slice(0, 7), *(slice(t, t + 1) for t in range(7, tokens.shape[1]))):
-            out, cache = qwen2.forward_cached(
-                params, config, tokens[:, block], positions[:, block], cache, None
+            out, cache = config.forward_cached(
+                params, tokens[:, block], positions[:, block], cache, None
             )
             hidden.append(out)
         hidden = jnp.concatenate(hidden, axis=1)
-        return hidden, qwen2.logits(params, config, hidden)
+        return hidden, config.logits(params, hidden)
 
     turned = read(params, dataclasses.replace(config, transposed=True))
     for one, other in zip(read(params, config), turned, strict=True):
@@ -206,7 +206,7 @@ def test_a_model_that_leaves_float32_has_no_finite_logit(scale, eps):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
     tokens, positions = rows(TINY, 2, 4)
     hidden = forward(params, config, tokens, positions, jnp.ones_like(tokens, bool))
-    assert not np.isfinite(qwen2.logits(params, config, hidden)).any()
+    assert not np.isfinite(config.logits(params, hidden)).any()
 
 
 def test_bfloat16_compute_keeps_float32_masters_and_logits():
@@ -216,10 +216,10 @@ def test_bfloat16_compute_keeps_float32_masters_and_logits():
     mask = jnp.ones(tokens.shape, bool)
     hidden = forward(params, config, tokens, positions, mask)
     assert hidden.dtype == jnp.bfloat16
-    assert qwen2.init_cache(config, 2, 4).k[0].dtype == jnp.bfloat16
-    ours = qwen2.logits(params, config, hidden)
+    assert config.init_cache(2, 4).k[0].dtype == jnp.bfloat16
+    ours = config.logits(params, hidden)
     assert ours.dtype == jnp.float32
-    exact = qwen2.logits(params, TINY, forward(params, TINY, tokens, positions, mask))
+    exact = TINY.logits(params, forward(params, TINY, tokens, positions, mask))
     # bfloat16 keeps 8 bits: a few hundredths of the logits' spread
     assert np.abs(ours - exact).mean() < 0.03 * np.asarray(exact).std()
     grads = jax.jit(jax.grad(lambda p: forward(p, config, tokens, positions, mask).sum()))(params)
@@ -227,8 +227,8 @@ def test_bfloat16_compute_keeps_float32_masters_and_logits():
 
 
 def mean_nll(params, tokens, positions, mask, row_sharding=None):
-    hidden = qwen2.forward(params, TINY, tokens, positions, mask, row_sharding=row_sharding)
-    logits = qwen2.logits(params, TINY, hidden)
+    hidden = TINY.forward(params, tokens, positions, mask, row_sharding=row_sharding)
+    logits = TINY.logits(params, hidden)
     chosen = jnp.arange(TINY.vocab_size)[None, None] == tokens[..., None]
     taken = jnp.where(chosen, jax.nn.log_softmax(logits), 0.0).sum(-1)
     return -jnp.sum(jnp.where(mask, taken, 0.0)) / mask.sum()
@@ -278,7 +278,7 @@ def test_parameter_counts_are_those_of_the_published_models():
     # Qwen2.5-0.5B: V D = 151936 x 896 = 136134656. A layer: q 896 x 896 + 896, k and v 896 x 128
     # + 128 each, o 896 x 896, SwiGLU 3 x 896 x 4864, two norms 896; 24 layers; the last norm.
     layer = 896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896 + 3 * 896 * 4864 + 2 * 896
-    config = qwen2.ModelConfig(
+    config = Qwen2(
         vocab_size=151936,
         hidden_size=896,
         intermediate_size=4864,
@@ -287,14 +287,14 @@ def test_parameter_counts_are_those_of_the_published_models():
         num_kv_heads=2,
         head_dim=64,
     )
-    assert qwen2.param_count(config) == 136134656 + 24 * layer + 896 == 494032768
+    assert config.param_count() == 136134656 + 24 * layer + 896 == 494032768
 
 
 def test_a_fresh_model_predicts_nearly_nothing():
-    params = jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), TINY)
+    params = jax.jit(TINY.init)(jax.random.key(0))
     tokens, positions = rows(TINY)
     hidden = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
-    logprobs = jax.nn.log_softmax(qwen2.logits(params, TINY, hidden))
+    logprobs = jax.nn.log_softmax(TINY.logits(params, hidden))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(-1)
     assert float(entropy.min()) > 0.97 * math.log(TINY.vocab_size)
 

@@ -13,7 +13,7 @@ import pytest
 from tiny_models import TINY
 
 from agentrl_jax import plan
-from agentrl_jax.models import qwen2, sizes
+from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, hardware, programs
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.run import params as run_params
@@ -62,7 +62,7 @@ def test_devices_that_are_missing_are_named():
     [('0.5B', 0.49), ('1.5B', 1.54), ('3B', 3.09), ('7B', 7.61)],
 )
 def test_named_sizes_have_the_published_number_of_parameters(name, published):
-    count = qwen2.param_count(sizes.named(f'Qwen2.5-{name}'))
+    count = sizes.named(f'Qwen2.5-{name}').param_count()
     assert count / 1e9 == pytest.approx(published, abs=0.006)
 
 
@@ -144,10 +144,10 @@ def test_remat_computes_the_forward_products_again():
 def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_attention():
     config = sizes.named('Qwen2.5-0.5B')
     rows, length = 4, 256
-    params = jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
+    params = jax.eval_shape(config.init, jax.random.key(0))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     mask = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
-    traced = jax.jit(lambda *a: qwen2.forward(a[0], config, *a[1:])).trace(params, ids, ids, mask)
+    traced = jax.jit(lambda *a: config.forward(a[0], *a[1:])).trace(params, ids, ids, mask)
     marks = [True] * len(jax.tree.leaves(params)) + [False] * 3
     machine = plan_cost.Machine('tpu', 1.0, 1.0, (), 1, 1, 1)
     found = plan_cost.count(traced.jaxpr, marks, machine).flops
@@ -159,15 +159,13 @@ def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_
 
 def test_a_loop_over_layers_costs_its_layers_and_the_states_it_carries():
     rows, length = 4, 16
-    shapes = jax.eval_shape(lambda key: qwen2.init(key, TINY), jax.random.key(0))
+    shapes = jax.eval_shape(TINY.init, jax.random.key(0))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     mask = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
 
     def of(scan):
         config = dataclasses.replace(TINY, scan_layers=scan)
-        traced = jax.jit(lambda *a: qwen2.forward(a[0], config, *a[1:])).trace(
-            shapes, ids, ids, mask
-        )
+        traced = jax.jit(lambda *a: config.forward(a[0], *a[1:])).trace(shapes, ids, ids, mask)
         marks = [True] * len(jax.tree.leaves(shapes)) + [False] * 3
         return plan_cost.count(traced.jaxpr, marks, MACHINE)
 

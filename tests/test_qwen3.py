@@ -9,11 +9,11 @@ import micro_runs
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import random_params, rows
+from tiny_models import forward, random_params, rows
 
 from agentrl_jax import export, train
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import critic, lora, qwen2, weights
+from agentrl_jax.models import critic, lora, weights
 from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 
 QWEN3 = dataclasses.replace(
@@ -22,7 +22,6 @@ QWEN3 = dataclasses.replace(
 SMALL = dataclasses.replace(
     QWEN3, vocab_size=1408, num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1
 )
-forward = jax.jit(qwen2.forward, static_argnums=1)
 
 
 def with_adapters():
@@ -48,11 +47,11 @@ def test_blocks_against_a_cache_and_merged_adapters_equal_the_whole_forward():
     params = with_adapters()
     tokens, positions = rows(QWEN3, batch=2, length=10)
     whole = forward(params, QWEN3, tokens, positions, jnp.ones(tokens.shape, bool))
-    merged, cache = lora.merge(params, QWEN3.lora_scale), qwen2.init_cache(QWEN3, 2, 12)
+    merged, cache = lora.merge(params, QWEN3.lora_scale), QWEN3.init_cache(2, 12)
     found = []
     for start, end in ((0, 6), (6, 9), (9, 10)):
         block = tokens[:, start:end], positions[:, start:end]
-        hidden, cache = qwen2.forward_cached(merged, QWEN3, *block, cache, None)
+        hidden, cache = QWEN3.forward_cached(merged, *block, cache, None)
         found.append(hidden)
     np.testing.assert_allclose(jnp.concatenate(found, 1), whole, rtol=0, atol=2e-5)
     adapters = {
@@ -62,8 +61,8 @@ def test_blocks_against_a_cache_and_merged_adapters_equal_the_whole_forward():
 
 
 def mean(params, tokens, positions, *, config, row_sharding=None):
-    hidden = qwen2.forward(
-        params, config, tokens, positions, jnp.ones(tokens.shape, bool), row_sharding=row_sharding
+    hidden = config.forward(
+        params, tokens, positions, jnp.ones(tokens.shape, bool), row_sharding=row_sharding
     )
     return jnp.sin(hidden).mean()
 
@@ -121,7 +120,7 @@ def test_a_run_from_a_folder_trains_the_norms_and_exports_what_transformers_read
     with torch.no_grad():
         theirs = model(torch.tensor(np.asarray(tokens), dtype=torch.long)).logits.numpy()
     hidden = forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
-    ours = np.asarray(qwen2.logits(params, config, hidden))
+    ours = np.asarray(config.logits(params, hidden))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer('Up || Left\n')['input_ids'] == (

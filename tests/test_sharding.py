@@ -12,10 +12,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax.models import critic
+from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.types import TrainState
 
-TINY = qwen2.ModelConfig(
+TINY = Qwen2(
     vocab_size=96,
     hidden_size=64,
     intermediate_size=96,
@@ -62,9 +63,7 @@ def test_only_one_place_makes_meshes():
 
 
 def test_training_rules_by_hand():
-    layout = sharding.specs(
-        weights.abstract_params(TINY), sharding.TRAIN_RULES, sharding.make_mesh(*CUBE)
-    )
+    layout = sharding.specs(TINY.abstract_params(), sharding.TRAIN_RULES, sharding.make_mesh(*CUBE))
     layer = 'model/layers_1'
     assert spec_of(layout, 'model/embed_tokens/embedding') == P('tensor', 'fsdp')
     assert spec_of(layout, 'lm_head/kernel') == P('fsdp', 'tensor')
@@ -78,7 +77,7 @@ def test_training_rules_by_hand():
 
 def test_rollout_rules_keep_tensor_and_drop_fsdp():
     layout = sharding.specs(
-        weights.abstract_params(TINY), sharding.ROLLOUT_RULES, sharding.make_mesh(*CUBE)
+        TINY.abstract_params(), sharding.ROLLOUT_RULES, sharding.make_mesh(*CUBE)
     )
     axes = {axis for at in jax.tree.leaves(layout) for axis in at.spec if axis is not None}
     assert axes == {'tensor'}
@@ -110,7 +109,7 @@ def test_every_parameter_of_policy_and_critic_has_a_rule(rules):
     mesh = sharding.make_mesh(*CUBE)
     llama = dataclasses.replace(TINY, qkv_bias=False)
     for config in (TINY, llama, dataclasses.replace(llama, qk_norm=True)):
-        policy = weights.abstract_params(config)
+        policy = config.abstract_params()
         tree = {'policy': policy, 'critic': abstract_critic(policy, config)}
         assert len(jax.tree.leaves(sharding.specs(tree, rules, mesh))) == len(jax.tree.leaves(tree))
 
@@ -125,7 +124,7 @@ def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
     mesh = sharding.make_mesh(*CUBE)
 
     def init(key):
-        return qwen2.init(key, TINY)
+        return TINY.init(key)
 
     split = sharding.init_sharded(init, jax.random.key(0), sharding.TRAIN_RULES, mesh)
     whole = jax.jit(init)(jax.random.key(0))
@@ -137,7 +136,7 @@ def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
 
 def test_optimiser_moments_lie_as_their_parameters():
     mesh, tx = sharding.make_mesh(*CUBE), optax.adamw(1e-3)
-    params = weights.abstract_params(TINY)
+    params = TINY.abstract_params()
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     critic_params = abstract_critic(params, TINY)
     state = TrainState(
@@ -165,7 +164,7 @@ def test_rows_are_split_over_data_and_fsdp():
 
 
 def test_resharding_between_rules_and_meshes_keeps_every_bit():
-    params = jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), TINY)
+    params = jax.jit(TINY.init)(jax.random.key(0))
     train = sharding.make_mesh(1, 4, 2)
     there = jax.device_put(params, sharding.specs(params, sharding.TRAIN_RULES, train))
     layout = sharding.specs(params, sharding.ROLLOUT_RULES, train)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.algorithms import grpo, ppo
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses, objective, update, widths
 from agentrl_jax.types import TrainState
 
@@ -509,7 +509,7 @@ def test_repeated_updates_raise_the_likelihood_of_rewarded_tokens():
 
 # ---- with the real model -------------------------------------------------------------------------
 
-TINY = qwen2.ModelConfig(
+TINY = Qwen2(
     vocab_size=toy.VOCAB,
     hidden_size=16,
     intermediate_size=16,
@@ -523,13 +523,13 @@ TINY = qwen2.ModelConfig(
 
 def test_a_bf16_qwen_keeps_float32_masters_and_donates_its_state():
     config = dataclasses.replace(TINY, dtype='bfloat16', remat=True)
-    params = jax.jit(functools.partial(qwen2.init, config=config))(jax.random.key(0))
+    params = jax.jit(config.init)(jax.random.key(0))
     tx = update.make_optimizer(1e-6)
     run = jax.jit(
         functools.partial(
             update.update_step,
-            hidden_fn=lambda p, *x: qwen2.forward(p, config, *x),
-            head_fn=lambda p: qwen2.head_kernel(p, config),
+            hidden_fn=lambda p, *x: config.forward(p, *x),
+            head_fn=lambda p: config.head_kernel(p),
             tx=tx,
             num_microbatches=2,
             chunk_size=32,

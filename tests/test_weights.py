@@ -14,7 +14,7 @@ from tiny_models import TINY, by_hf_name, hf_tensors, write_folder
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import weights
 from agentrl_jax.tokens.chat import CHATML
 
 UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
@@ -125,8 +125,8 @@ def test_transformers_opens_an_export(tmp_path):
         with torch.no_grad():
             theirs = model(torch.tensor(tokens)).logits.numpy()
         positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
-        hidden = qwen2.forward(params, config, tokens, positions, jnp.ones((2, 9), bool))
-        ours = qwen2.logits(params, config, hidden)
+        hidden = config.forward(params, tokens, positions, jnp.ones((2, 9), bool))
+        ours = config.logits(params, hidden)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
         again, back = weights.load_model(out)
         assert again == config

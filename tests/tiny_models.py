@@ -9,9 +9,10 @@ from safetensors.numpy import save_file
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import weights
+from agentrl_jax.models.qwen2 import Qwen2
 
-TINY = qwen2.ModelConfig(
+TINY = Qwen2(
     vocab_size=96,
     hidden_size=64,
     intermediate_size=96,
@@ -21,10 +22,12 @@ TINY = qwen2.ModelConfig(
     head_dim=16,
 )
 
+forward = jax.jit(lambda params, config, *rows: config.forward(params, *rows), static_argnums=1)
+
 
 def random_params(config, seed=0):
     """Weights of a size at which every part of the model shows in the logits; norms not all one."""
-    shapes = weights.abstract_params(config)
+    shapes = config.abstract_params()
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     rng = np.random.default_rng(seed)
     out = []
@@ -46,7 +49,7 @@ def hf_tensors(config, dtype=np.float32, seed=0):
     """Random tensors of a model under HuggingFace's names."""
     rng = np.random.default_rng(seed)
     out = {}
-    for where, leaf in jax.tree_util.tree_flatten_with_path(weights.abstract_params(config))[0]:
+    for where, leaf in jax.tree_util.tree_flatten_with_path(config.abstract_params())[0]:
         path = sharding.path_name(where)
         shape = leaf.shape[::-1] if weights.is_transposed(path) else leaf.shape
         out[weights.hf_name(path)] = rng.normal(0, 0.14, shape).astype(dtype)

@@ -1,0 +1,11 @@
+"""The families of models, by the model_type of config.json (and GGUF's general.architecture)."""
+
+from agentrl_jax.models.base import Model
+from agentrl_jax.models.qwen2 import Qwen2
+
+FAMILIES: dict[str, type[Model]] = {
+    'qwen2': Qwen2,
+    'qwen3': Qwen2,
+    'llama': Qwen2,
+}
+DRAWN = FAMILIES['qwen2']  # the family of models with random weights

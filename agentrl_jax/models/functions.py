@@ -6,7 +6,7 @@ from typing import Any
 from flax import struct
 from jax.sharding import NamedSharding
 
-from agentrl_jax.models import critic, qwen2
+from agentrl_jax.models import Model, critic
 
 
 @struct.dataclass
@@ -21,7 +21,7 @@ class ModelFns:
 
 
 def model_functions(
-    config: qwen2.ModelConfig,
+    config: Model,
     rows: NamedSharding | None,
     *,
     has_critic: bool,
@@ -30,10 +30,10 @@ def model_functions(
     """The functions of a model of these sizes; rows: how rows of activations are laid out."""
 
     def hidden(params, tokens, positions, attention_mask):
-        return qwen2.forward(params, config, tokens, positions, attention_mask, row_sharding=rows)
+        return config.forward(params, tokens, positions, attention_mask, row_sharding=rows)
 
     def head(params):
-        return qwen2.head_kernel(params, config)
+        return config.head_kernel(params)
 
     def own_values(params, critic_params, tokens, positions, attention_mask):
         del params

@@ -8,10 +8,9 @@ import gguf
 import numpy as np
 
 from agentrl_jax.machine import gguf_file
+from agentrl_jax.models import FAMILIES, Model
 from agentrl_jax.models.fields import FIELDS, check_layers
-from agentrl_jax.models.qwen2 import ModelConfig
 
-ARCHITECTURES = ('qwen2', 'qwen3', 'llama')
 BLOCK_ELEMENTS = 1 << 24  # dequantised at a time: bounds the temporaries of the K-quants
 
 _MODULES = {
@@ -55,10 +54,10 @@ class GGUFSource:
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.config_name = f'{path.name} metadata'
         self._architecture = self._field('general.architecture')
-        if self._architecture not in ARCHITECTURES:
+        if self._architecture not in list(FAMILIES):
             raise ValueError(
                 f'{path}: architecture {reprlib.repr(self._architecture)} is not supported '
-                f'({", ".join(ARCHITECTURES)})'
+                f'({", ".join(FAMILIES)})'
             )
         self._refuse_unsupported()
 
@@ -101,7 +100,7 @@ class GGUFSource:
         heads = self._size('num_heads')
         return heads, self._size('num_kv_heads', heads)
 
-    def config(self, **compute: Any) -> ModelConfig:
+    def config(self, **compute: Any) -> Model:
         """Sizes from the metadata; compute: dtype, remat."""
         heads, kv_heads = self._heads()
         hidden = self._size('hidden_size')
@@ -126,11 +125,11 @@ class GGUFSource:
             rms_norm_eps=self._size('rms_norm_eps'),
         )
         try:
-            return ModelConfig(
+            family = FAMILIES[self._architecture]
+            return family(
                 **sizes,
                 tie_embeddings='lm_head.weight' not in self.shapes,
-                qkv_bias=self._architecture == 'qwen2',
-                qk_norm=self._architecture == 'qwen3',
+                **family.options(self._architecture, {}),
                 **compute,
             )
         except ValueError as error:

@@ -3,7 +3,7 @@
 x W becomes x W + s (x A) B with A [in, rank], B [rank, out] and s = alpha / rank. Adapters are a
 tree of their own, params['lora'], whose paths are those of the kernels in params['model'].
 
-qwen2.forward *applies* them (two thin products a layer): gradients exist for A and B only, and
+Model.forward *applies* them (two thin products a layer): gradients exist for A and B only, and
 neither a kernel's gradient nor a corrected copy of it is ever computed or stored, as it would be
 if the gradient went through `merge`. Sampling uses `merge`, once for all tokens of a rollout.
 """

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.machine import files
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import Model, weights
 from agentrl_jax.planning import advice, programs
-from agentrl_jax.run import derived, parts
+from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.params import holds_run
 
 CLOSE = 0.9  # share of the memory from which on a run is warned
@@ -66,7 +66,7 @@ class Estimate:
         return 'collect' if 'cache' in self.pieces else 'learn'
 
 
-def sizes_of(cfg: Any) -> qwen2.ModelConfig:
+def sizes_of(cfg: Config) -> Model:
     """Sizes of the model of a config; of a file only its head is read."""
     path = files.local_path(cfg.model.path) if cfg.model.path else None
     if path is not None and holds_run(path):
@@ -119,13 +119,13 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     )
 
 
-def rows(cfg: Any) -> int:
+def rows(cfg: Config) -> int:
     """Episodes played at once, of training or of validation."""
-    most = max(derived.episodes(cfg), cfg.env.eval_levels * cfg.eval.samples)
+    most = max(cfg.rollout.episodes, cfg.env.eval_levels * cfg.eval.samples)
     return min(cfg.rollout.slots or most, most)
 
 
-def verdict(cfg: Any, found: Estimate, memory: int, knobs: list[advice.Knob]) -> str:
+def verdict(cfg: Config, found: Estimate, memory: int, knobs: list[advice.Knob]) -> str:
     """A sentence for a run that will not fit, or may not; '' where it fits.
 
     knobs: what would save memory, the largest saving first.
@@ -152,12 +152,12 @@ def verdict(cfg: Any, found: Estimate, memory: int, knobs: list[advice.Knob]) ->
     )
 
 
-def check(cfg: Any) -> None:
+def check(given: Any) -> None:
     """WrongUsage where a config cannot fit into this machine; a warning where it may not.
 
-    cfg: one that check.check has passed. Nothing is loaded or allocated.
+    given: the ConfigDict. Nothing is loaded or allocated.
     """
-    cfg = effective(cfg)
+    cfg = read(given, None)
     mesh = parts.build_mesh(cfg)
     memory = of_device(mesh.local_devices[0])
     if memory is None:

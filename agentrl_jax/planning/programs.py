@@ -16,10 +16,11 @@ from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import check, derived, parts
-from agentrl_jax.run.build import build_learn
-from agentrl_jax.run.effective import effective
-from agentrl_jax.run.params import Frozen, player_of, policy_of
+from agentrl_jax.run import config as settings
+from agentrl_jax.run import parts
+from agentrl_jax.run.build import build_learn, build_learning
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.params import player_of, policy_of
 from agentrl_jax.run.state import make_state
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -33,7 +34,7 @@ UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 class Shapes:
     """A run as shapes with layouts."""
 
-    cfg: Any
+    cfg: Config
     config: Any  # sizes of the model
     mesh: jax.sharding.Mesh
     state: Any  # TrainState
@@ -68,7 +69,7 @@ class Compiled:
         return self.beside + self.arguments + new
 
 
-def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
+def model_config(cfg: Config, tokenizer: Any, model: str, layers: int = 0) -> Any:
     """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
     if model:
         config = sizes.named(model)
@@ -80,16 +81,16 @@ def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
     return dataclasses.replace(config, num_layers=layers) if layers else config
 
 
-def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
-    """The collect and learn programs of a config with their arguments, over the given devices."""
-    cfg = effective(cfg)
-    if derived.on_hosts(cfg):
+def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
+    """The collect and learn programs of a ConfigDict with their arguments, over the devices."""
+    cfg = settings.read(given, None)
+    if cfg.on_hosts:
         raise ValueError(
             f'env.name={cfg.env.name!r} is on hosts, and plan knows rollouts on the device '
             'alone: plan a world on the device with the same rollout.max_tokens'
         )
     mesh = parts.build_mesh(cfg, devices)
-    check.check(cfg, sharding.row_shards(mesh))
+    cfg = settings.read(given, sharding.row_shards(mesh))
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
     config = model_config(cfg, tokenizer, model, layers)
@@ -105,11 +106,12 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     collect = parts.build_collect(cfg, config, mesh, training=True)
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
-    learn = build_learn(cfg, mesh, config, task, tokenizer, txs)
+    fns = parts.build_functions(cfg, config, mesh)
+    learn = build_learn(fns, build_learning(cfg, mesh, task, tokenizer))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
-    joining = demonstrations(rollout, derived.base_rows(cfg), rows)
+    joining = demonstrations(rollout, cfg.base_rows, rows)
     return Shapes(
         cfg=cfg,
         config=config,
@@ -121,15 +123,15 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     )
 
 
-def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
-    """(TrainState, params.Frozen) as state.open_state makes them."""
-    params = weights.abstract_params(config)
+def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
+    """(TrainState, Frozen) as state.open_state makes them."""
+    params = config.abstract_params()
     params = sharding.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
-    reference = policy_of(state.params, {}) if derived.needs_reference(cfg) else None
-    return state, Frozen(params if cfg.lora.rank else {}, reference)
+    reference = policy_of(state.params, {}) if cfg.needs_reference else None
+    return state, types.Frozen(params if cfg.lora.rank else {}, reference)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:

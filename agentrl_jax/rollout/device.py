@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.base import Model, transpose_kernels
 from agentrl_jax.rollout import forks, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import Episodes, empty_rollout
@@ -63,7 +63,7 @@ def decode(
     task: text.TextTask,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     max_response: int,
     stop_at_answer: bool,
     draw: Callable,
@@ -239,7 +239,7 @@ def serve(
     episodes: Episodes,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     max_response: int,
     window: int = 0,
@@ -339,7 +339,7 @@ def read_chunks(
     params: Params,
     task: text.TextTask,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     chunk: int,
 ) -> Slots:
@@ -378,7 +378,7 @@ def collect(
     episodes: Episodes,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     slots: int,
     serve_rows: int,
     max_tokens: int,
@@ -425,7 +425,7 @@ def collect(
         return sampling.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
 
     if config.transposed:
-        params = qwen2.transpose_kernels(params)
+        params = transpose_kernels(params)
     state = play(
         state,
         params,
@@ -461,7 +461,7 @@ def play(
     keys: tuple[jax.Array, jax.Array],
     *,
     draw: Callable,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     max_response: int,
     stop_at_answer: bool = False,
@@ -506,7 +506,7 @@ def start(
     task: text.TextTask,
     episodes: Episodes,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     slots: int,
     max_tokens: int,
     cache_tokens: int,

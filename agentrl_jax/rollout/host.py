@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.envs.hosts.world import shown
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rewards, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.game import Game, Patience
@@ -81,7 +81,7 @@ class HostCollect:
         local: jax.sharding.Mesh,
         worlds: Worlds,
         *,
-        config: qwen2.ModelConfig,
+        config: Model,
         strings: stops.StopTable,
         slots: int,
         serve_rows: int,

@@ -21,6 +21,7 @@ from ml_collections.config_dict import placeholder
 
 from agentrl_jax.settings.marks import At, Chosen, From, In, Inline, Off, OneOf, When, Words
 
+APART = types.MappingProxyType({'apart': True})  # metadata of fields that are no settings
 WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
 
 
@@ -131,6 +132,8 @@ def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, An
     """(attribute, its Leaf, or (class, at, default) of a group); AT of a class outweighs at."""
     at, default = getattr(cls, 'AT', at), cls() if default is None else default
     for field in dataclasses.fields(cls):
+        if 'apart' in field.metadata:
+            continue
         (kind, marks), value = hints(cls)[field.name], getattr(default, field.name)
         if dataclasses.is_dataclass(value) and Chosen not in marks:
             yield field.name, (type(value), at if Inline in marks else f'{at}{field.name}.', value)

@@ -17,7 +17,6 @@ import difflib
 import functools
 import importlib.util
 import itertools
-import json
 import math
 import re
 import shlex
@@ -26,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import files
-from agentrl_jax.run import check
+from agentrl_jax.run import config
 from agentrl_jax.run.command import check_sizes
-from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps.status import Overrides, Run
 
 TRAIN = 'agentrl_jax.train'
@@ -122,10 +120,9 @@ def expand(
             raise ValueError(f'{where} sets {", ".join(clash)}, and so does the command line')
         try:
             check_sizes(cfg, settings)
-            check.check(cfg)
-            cfg = effective(cfg)
-            config = json.loads(cfg.to_json_best_effort())
-            digest = files.config_hash(config)
+            config.read(cfg)
+            full = config.as_json(config.effective(cfg))
+            digest = files.config_hash(full)
         except ValueError as error:
             raise ValueError(f'{where} ({_text_of(settings)}): {error}') from error
         if digest in numbers:
@@ -134,7 +131,7 @@ def expand(
                 'list it once'
             )
         numbers[digest] = number
-        runs.append(Run(run_name(settings, digest), settings, config, cfg.steps))
+        runs.append(Run(run_name(settings, digest), settings, full, cfg.steps))
     return runs
 
 
