@@ -30,10 +30,11 @@ import micro_runs
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.records import run_log
-from agentrl_jax.run import derived, parts
+from agentrl_jax.run import parts
 from agentrl_jax.run.build import build
-from agentrl_jax.run.params import Frozen, player_of
+from agentrl_jax.run.params import player_of
 from agentrl_jax.run.state import start_state
+from agentrl_jax.types import Frozen
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 # name: (world, changes); of a config file its name and changes
@@ -98,7 +99,7 @@ def play(name, devices):
     with tempfile.TemporaryDirectory() as workdir:
         code = train.train(cfg, workdir)
         rows = run_log.read_metrics(pathlib.Path(workdir) / run_log.METRICS_FILE)
-        state = micro_runs.saved_state(build(cfg).cfg, workdir)
+        state = micro_runs.saved_state(build(cfg).face, workdir)
     parts.build_mesh = make
     arrays = {
         jax.tree_util.keystr(path): digest(x.tobytes())

@@ -11,7 +11,7 @@ import jax
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

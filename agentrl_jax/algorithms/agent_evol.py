@@ -45,8 +45,8 @@ class AgentEvol(Exploring):
     # episode: its return (reward) or equal
 
     HAS_RATIO = False
-    COMPARES_GROUPS = False
     EXPLORES = True
+    COMPARES_GROUPS = False
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages are the weights of episodes; those that are not kept leave the mask."""
@@ -73,6 +73,7 @@ class AgentEvol(Exploring):
         return jnp.where(kept, returns, 0.0) / jnp.where(mean > 0, mean, 1.0)
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.threshold < 0 and self.weigh_by != 'equal':
             yield (
                 f'evol.threshold={self.threshold} is negative: set evol.weights=equal, or episodes '

@@ -50,6 +50,7 @@ class DAPO(GRPO):
         )
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.max_length and (self.overlong_buffer or 0) >= self.max_length:
             yield (
                 f'loss.overlong_buffer={self.overlong_buffer} must be smaller than '

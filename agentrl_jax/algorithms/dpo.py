@@ -44,7 +44,14 @@ class DPO(Algorithm):
     HAS_RATIO = False
     WHOLE_EPISODES = True
     ROWS_PER_PAIR = 2
-    NEEDS_REFERENCE = True
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        if run.rollout.group_size % 2 or run.batch.microbatch_rows % 2:
+            yield (
+                f'rollout.group_size={run.rollout.group_size} and batch.microbatch_rows='
+                f'{run.batch.microbatch_rows} must be even: dpo compares two episodes'
+            )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's.
@@ -71,14 +78,16 @@ class DPO(Algorithm):
         per_row = jnp.where(complete, jax.nn.softplus(-margin), jnp.nan)
         return jnp.where(adv.episode_ends(batch.mask), per_row[:, None], 0.0)
 
-    @staticmethod
-    def order_rows(returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.Array:
-        """int32 [B]: the rows of a batch, the pairs of each (even) group side by side."""
-        slot, _ = slots(returns, rows, group_size=group_size)
-        first = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None] * group_size
-        return (first + jnp.argsort(slot, axis=1).astype(jnp.int32)).reshape(-1)
+    def order_rows(self, returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.Array:
+        """int32 [B]: the rows of a batch, those of a pair side by side."""
+        return order_rows(returns, rows, group_size=group_size)
+
+    @property
+    def uses_reference(self) -> bool:
+        return True
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.weights.aggregation != 'seq_mean_token_sum':
             yield (
                 f'loss.aggregation={self.weights.aggregation!r} does not go with dpo, whose loss '
@@ -90,14 +99,6 @@ class DPO(Algorithm):
             yield (
                 "loss.kl_in='reward' does not go with dpo, which compares returns: set "
                 'loss.kl_in=loss'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if run.rollout.group_size % 2 or run.batch.microbatch_rows % 2:
-            yield (
-                f'rollout.group_size={run.rollout.group_size} and batch.microbatch_rows='
-                f'{run.batch.microbatch_rows} must be even: dpo compares two episodes'
             )
 
 
@@ -116,6 +117,13 @@ def slots(returns: jax.Array, rows: jax.Array, *, group_size: int) -> tuple[jax.
     slot = jnp.where(rank < pairs, 2 * rank, 2 * from_the_end + 1)
     slot = jnp.where((rank == pairs) & (count % 2 == 1), count - 1, slot)
     return jnp.where(rank < count, slot, rank).astype(jnp.int32), pairs
+
+
+def order_rows(returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.Array:
+    """int32 [B]: the rows of a batch, the pairs of each (even) group side by side."""
+    slot, _ = slots(returns, rows, group_size=group_size)
+    first = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None] * group_size
+    return (first + jnp.argsort(slot, axis=1).astype(jnp.int32)).reshape(-1)
 
 
 def preferences(

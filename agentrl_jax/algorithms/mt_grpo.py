@@ -20,7 +20,7 @@ That turn k >= 1 of independent episodes starts from different states costs vari
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,20 @@ class MTGRPO(Clipped):
     # per turn
     comparison: Comparison = Comparison(eps=1e-4)
 
+    @property
+    def credits_locally(self) -> bool:
+        return self.mode == 'mt_local'
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        ahead = self.mode in ('or', 'mt_v1') and self.outcome != 'return'
+        if run.agent.reward == 'gain' and ahead:
+            yield (
+                f'turn_credit.mode={self.mode!r} credits later turns with the outcome, and '
+                f'agent.reward=gain changes no turn_credit.outcome={self.outcome!r}: set that to '
+                'return (what the last trial earned), or agent.reward to whole'
+            )
+
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
@@ -68,18 +82,6 @@ class MTGRPO(Clipped):
             **dataclasses.asdict(self.comparison),
         )
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
-
-    @property
-    def credits_locally(self) -> bool:
-        return self.mode == 'mt_local'
-
-    def problems_of_gain(self) -> Iterator[str]:
-        if self.mode in ('or', 'mt_v1') and self.outcome != 'return':
-            yield (
-                f'turn_credit.mode={self.mode!r} credits later turns with the outcome, and '
-                f'agent.reward=gain changes no turn_credit.outcome={self.outcome!r}: set that to '
-                'return (what the last trial earned), or agent.reward to whole'
-            )
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:

@@ -56,6 +56,29 @@ class PPO(Clipped):
     def bootstraps(self) -> bool:
         return self.bootstrap_truncated
 
+    def unlike_returns(self) -> Iterator[str]:
+        if self.estimator == 'turn':
+            yield (
+                'reads values where answers begin, and loss.estimator=turn trains those where they '
+                'end: set it to 0'
+            )
+        discounts = {} if self.estimator == 'turn' else {'loss.gamma': self.gamma}
+        if self.estimator != 'token':
+            discounts['turn_credit.turn_gamma'] = self.turn_gamma
+        for name, x in discounts.items():
+            if x != 1:
+                yield f'needs undiscounted values: set {name}={x} to 1'
+        if self.reward_normalization != 'identity':
+            yield (
+                'needs values of returns, and loss.reward_normalization='
+                f'{self.reward_normalization} has them of another quantity: set it to identity'
+            )
+        if self.bootstrap_truncated:
+            yield (
+                'needs values of episodes that end with their budget: set '
+                'loss.bootstrap_truncated=False'
+            )
+
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages and critic targets."""
         rows, mask = trained(rollout, keep)
@@ -93,34 +116,13 @@ class PPO(Clipped):
     def token_rewards(
         self, rollout: Rollout, rows: jax.Array, mask: jax.Array, group_size: int
     ) -> jax.Array:
-        """algorithm.token_rewards, with RAGEN's normalisations of returns that are placed whole."""
+        """base.token_rewards, with RAGEN's normalisations of returns that are placed whole."""
         if self.reward_normalization == 'identity':
             return token_rewards(rollout, mask, reward_on=self.reward_on)
         returns = adv.normalize_returns(
             rollout.returns, rows, method=self.reward_normalization, group_size=group_size
         )
         return adv.place_on_episode_end(returns, mask)
-
-    def unlike_returns(self) -> Iterator[str]:
-        if self.estimator == 'turn':
-            yield (
-                'reads values where answers begin, and loss.estimator=turn trains those where they '
-                'end: set it to 0'
-            )
-        discounts = {'loss.gamma': self.gamma, 'turn_credit.turn_gamma': self.turn_gamma}
-        for name, x in discounts.items():
-            if x != 1:
-                yield f'needs undiscounted values: set {name}={x} to 1'
-        if self.reward_normalization != 'identity':
-            yield (
-                f'needs values of returns, and loss.reward_normalization='
-                f'{self.reward_normalization} has them of another quantity: set it to identity'
-            )
-        if self.bootstrap_truncated:
-            yield (
-                'needs values of episodes that end with their budget: set '
-                'loss.bootstrap_truncated=False'
-            )
 
 
 def cut_values(rollout: Rollout, scores: Scores, mask: jax.Array) -> jax.Array:

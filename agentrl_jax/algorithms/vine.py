@@ -38,9 +38,7 @@ from agentrl_jax.settings.marks import ONE, At
 class Vine(TurnGRPO):
     turns: Annotated[str, At('fork.turns')] = 'every'  # from whose starts: every, ahead (one, drawn
     # for each episode before it is played), or numbers such as 1,2; the first turn is 0
-    continuations: Annotated[int, ONE, At('fork.continuations')] = (
-        2  # from each of these turns that is
-    )
+    forks: Annotated[int, ONE, At('fork.continuations')] = 2  # from each of these turns that is
     # reached
     train: Annotated[Literal['weighted', 'trunks'], At('fork.train')] = 'weighted'  # weighted: the
     # first turn of a continuation trains too, at 1 / (1 + continuations) each; trunks: only
@@ -82,13 +80,27 @@ class Vine(TurnGRPO):
             )
         return build_batch(rollout, scores, mask, self.scaled(advantages, mask))
 
-    def continuations_of(self, max_turns: int) -> int:
-        return forks_of_each(self.turns, max_turns, self.continuations)
+    def continuations(self, max_turns: int) -> int:
+        return forks_of_each(self.turns, max_turns, self.forks)
 
-    def trains_continuations(self, max_turns: int) -> bool:
-        return self.train == 'weighted'
+    def trained_continuations(self, max_turns: int) -> int:
+        return self.continuations(max_turns) if self.train == 'weighted' else 0
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        if run.env.max_turns < 2:
+            yield (
+                f'algorithm={run.algorithm_name!r} plays on from later turns than the first, and '
+                f'env.max_turns={run.env.max_turns} has none: set it to 2 or more'
+            )
+            return
+        try:
+            fork_turns(self.turns, run.env.max_turns)
+        except ValueError as error:
+            yield str(error)
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.kl.in_reward:
             yield (
                 "loss.kl_in='reward' does not go with algorithm='vine', which compares returns of "
@@ -99,16 +111,3 @@ class Vine(TurnGRPO):
                 f'loss.aggregation={self.weights.aggregation!r} would undo the weights of '
                 'fork.train=weighted: set it to token_mean'
             )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if run.env.max_turns < 2:
-            yield (
-                f"algorithm='vine' plays on from later turns than the first, and env.max_turns="
-                f'{run.env.max_turns} has none: set it to 2 or more'
-            )
-            return
-        try:
-            fork_turns(self.turns, run.env.max_turns)
-        except ValueError as error:
-            yield str(error)

@@ -16,8 +16,9 @@ class ModelFns:
 
     hidden: Callable = struct.field(pytree_node=False)
     head: Callable = struct.field(pytree_node=False)
-    values: Callable | None = struct.field(pytree_node=False)  # None without a critic
-    value_head: Callable | None = struct.field(pytree_node=False)  # for a critic on shared states
+    values: Callable | None = struct.field(pytree_node=False, default=None)  # None without a critic
+    value_head: Callable | None = struct.field(pytree_node=False, default=None)  # for a critic on
+    # shared states
 
 
 def model_functions(

@@ -8,10 +8,15 @@ neither a kernel's gradient nor a corrected copy of it is ever computed or store
 if the gradient went through `merge`. Sampling uses `merge`, once for all tokens of a rollout.
 """
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from agentrl_jax.settings.marks import POSITIVE, ZERO
 from agentrl_jax.types import Params
 
 ATTENTION = ('q_proj', 'k_proj', 'v_proj', 'o_proj')
@@ -62,3 +67,35 @@ def merge(params: Params, scale: float) -> Params:
         kernels[*where, 'kernel'] += scale * jnp.matmul(a, b, precision='highest')
     rest = {name: part for name, part in params.items() if name != 'lora'}
     return {**rest, 'model': traverse_util.unflatten_dict(kernels)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (RAGEN: rank 64, lr 1e-5, critic_lr 1e-4)."""
+
+    rank: Annotated[int, ZERO] = 0  # of trained corrections to the frozen kernels; 0 = train all
+    # parameters
+    alpha: Annotated[float, POSITIVE] = 64.0  # corrections are scaled by alpha / rank
+    targets: str = 'all-linear'  # or some of q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,...
+
+    @property
+    def scale(self) -> float:
+        """Factor of the corrections."""
+        return self.alpha / self.rank if self.rank else 1.0
+
+    def problems(self) -> Iterator[str]:
+        try:
+            target_names(self.targets) if self.rank else ()
+        except ValueError as error:
+            yield str(error)
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        size = run.model
+        head = size.hidden_size // size.num_heads
+        narrowest = min(size.hidden_size, size.intermediate_size, head * size.num_kv_heads)
+        if not size.path and self.rank > narrowest:
+            yield (
+                f'lora.rank={self.rank} must be at most {narrowest}, the narrowest side of an '
+                'adapted matrix: more would train nothing else'
+            )

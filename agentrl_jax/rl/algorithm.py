@@ -172,11 +172,9 @@ class Filter:
             return groups
         if self.rule == 'top_k':
             return share(self.keep, groups)
-        return self.kept_ranks(groups) if self.rule == 'percentile' else groups
-
-    def kept_ranks(self, groups: int) -> int:
-        """Of percentile: groups from low to high."""
-        return round(self.high * groups) - round(self.low * groups)
+        if self.rule == 'percentile':
+            return round(self.high * groups) - round(self.low * groups)
+        return groups
 
     def order(self, groups: int) -> str:
         """How the rows of a rollout are handed on: an `order` of filtering.select."""
@@ -184,8 +182,10 @@ class Filter:
             return 'all'
         return 'compact' if self.kept(groups) < groups else 'kept_first'
 
-    def rule_of(self, groups: int, group_size: int) -> dict[str, Any]:
-        """Keywords of filtering.keep_rows: its rule and what that takes."""
+    def keep_rows(
+        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """filtering.keep_rows by its rule."""
         zero = {} if self.include_zero is None else {'include_zero': self.include_zero}
         rules = {
             'top_k': dict(keep=share(self.keep, groups), smallest=self.smallest),
@@ -195,7 +195,34 @@ class Filter:
             'percentile': dict(low=self.low, high=self.high),
             'within_group': dict(keep=share(self.keep, group_size)),
         }
-        return {'rule': self.rule, **rules.get(self.rule, {})}
+        return filtering.keep_rows(
+            rollout,
+            group_size=group_size,
+            rule=self.rule,
+            normalised=normalised,
+            **rules.get(self.rule, {}),
+        )
+
+    def select(
+        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+    ) -> tuple[Rollout, jax.Array, jax.Array, jax.Array | None, dict[str, jax.Array]]:
+        """filtering.select by its rule; a batch that was refilled holds kept groups alone."""
+
+        def keep_fn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+            if self.refill:
+                return filtering.keep_rows(rollout, group_size=group_size, rule='all')
+            sizes = dict(groups=groups, group_size=group_size)
+            return self.keep_rows(rollout, normalised=normalised, **sizes)
+
+        return filtering.select(
+            rollout,
+            keep_fn=keep_fn,
+            group_size=group_size,
+            order=self.order(groups),
+            count=self.kept(groups) * group_size,
+            soft=self.soft,
+            scaling=self.scaling,
+        )
 
     def problems(self) -> Iterator[str]:
         """A sentence for each combination of its fields that cannot be."""
@@ -217,6 +244,11 @@ class Filter:
                 f'{", ".join(ZERO_RULES)}'
             )
 
+    def problems_of_groups(self, groups: int) -> Iterator[str]:
+        """A sentence where it would keep none of a rollout's groups whatever they earn."""
+        if self.rule == 'percentile' and round(self.low * groups) >= round(self.high * groups):
+            yield f'filter.low={self.low} to filter.high={self.high} holds none of {groups} groups'
+
 
 # ---- algorithms ----------------------------------------------------------------------------------
 
@@ -235,8 +267,7 @@ class Algorithm:
     COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
-    NEEDS_REFERENCE: ClassVar[bool] = False  # log-probabilities of the policy of step 0, KL or not
-    EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays the episodes
+    EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(
         self,
@@ -267,39 +298,52 @@ class Algorithm:
         return 0.0
 
     @property
+    def uses_reference(self) -> bool:
+        """Whether log-probabilities of the start policy are needed."""
+        return self.kl.coef > 0
+
+    @property
     def bootstraps(self) -> bool:
         """Whether scores.next_values are needed."""
         return False
 
-    @property
-    def credits_locally(self) -> bool:
-        """Whether a turn is credited with nothing that later ones earn."""
-        return False
-
-    def continuations_of(self, max_turns: int) -> int:
+    def continuations(self, max_turns: int) -> int:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
         return 0
 
-    def trains_continuations(self, max_turns: int) -> bool:
-        """Whether they have rows in an update."""
+    def trained_continuations(self, max_turns: int) -> int:
+        """Those of them that have rows in an update."""
+        return 0
+
+    @property
+    def credits_locally(self) -> bool:
+        """Whether a turn is credited with its own reward alone."""
         return False
 
+    def problems(self) -> Iterator[str]:
+        """A sentence for each combination of its fields that cannot be."""
+        yield from self.kl.problems()
+        yield from self.filter.problems()
+
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """A sentence for each setting that does not go with others of the run."""
-        groups, choice = run.rollout.num_groups, self.filter
-        if choice.rule == 'percentile' and choice.kept_ranks(groups) < 1:
+        """A sentence for each combination with the rest of the run that cannot be."""
+        del shards
+        yield from self.filter.problems_of_groups(run.rollout.num_groups)
+        if self.WHOLE_EPISODES and run.context.window:
             yield (
-                f'filter.low={choice.low} to filter.high={choice.high} holds none of {groups} '
-                'groups'
+                f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
+                f'{run.context.window} makes each turn a sample of its own: set it to 0, or use '
+                'gspo_turn'
+            )
+        if self.bootstraps and run.context.window:
+            yield (
+                f'loss.bootstrap_truncated needs the whole conversation: context.window='
+                f'{run.context.window} has no row that holds a turn and what comes after it'
             )
 
     def unlike_returns(self) -> Iterator[str]:
-        """Why values of its critic do not estimate what continuations earn (fork.value_every)."""
-        return iter(())
-
-    def problems_of_gain(self) -> Iterator[str]:
-        """A sentence for each setting that does not go with agent.reward=gain."""
-        return iter(())
+        """Why its critic's values are no returns of episodes, and what to set."""
+        yield from ()
 
     def token_kl(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
         """kl_coef (log pi_old - log pi_ref), what token rewards lose; 0 unless asked. [B, T]"""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import evol, filtering, losses, parity, trials, update
+from agentrl_jax.rl import evol, losses, parity, trials, update
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
@@ -54,7 +54,12 @@ def prepare(
     train have theirs after their episode's. Advantages are nan in rows that do not train.
     """
     rollout = credited(rollout, how)
-    rollout, rows, keep, factors, metrics = select(rollout, how)
+    rollout, rows, keep, factors, metrics = how.algorithm.filter.select(
+        rollout,
+        groups=how.num_groups,
+        group_size=how.group_size,
+        normalised=how.parity.filter_normalised,
+    )
     if how.parity.loss_on != 'sampled':
         only = how.parity.loss_on == 'answers'
         rollout = parity.train_on(rollout, start_id=how.start_id, answers_only=only)
@@ -104,36 +109,6 @@ def credited(rollout: Rollout, how: Learning) -> Rollout:
     if not how.gain:
         return rollout
     return trials.gain_rewards(rollout, local=how.algorithm.credits_locally)
-
-
-def keep_rows(rollout: Rollout, how: Learning) -> tuple[jax.Array, jax.Array]:
-    """(scores of the groups, rows that the filter keeps): filtering.keep_rows of the config."""
-    return filtering.keep_rows(
-        rollout,
-        group_size=how.group_size,
-        normalised=how.parity.filter_normalised,
-        **how.algorithm.filter.rule_of(how.num_groups, how.group_size),
-    )
-
-
-def select(rollout: Rollout, how: Learning) -> tuple:
-    """filtering.select by the algorithm's filter."""
-    choice, members = how.algorithm.filter, how.group_size
-
-    def keep_fn(rollout):
-        if choice.refill:  # what was collected is kept already
-            return filtering.keep_rows(rollout, group_size=members, rule='all')
-        return keep_rows(rollout, how)
-
-    return filtering.select(
-        rollout,
-        keep_fn=keep_fn,
-        group_size=members,
-        order=choice.order(how.num_groups),
-        count=choice.kept(how.num_groups) * members,
-        soft=choice.soft,
-        scaling=choice.scaling,
-    )
 
 
 def split_windows(rollout: Rollout, how: Learning) -> context.Windows | None:

@@ -127,7 +127,7 @@ class Parity:
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        weighted = run.algorithm.trains_continuations(run.env.max_turns)
+        weighted = run.algorithm.trained_continuations(run.env.max_turns)
         if self.microbatch_means and weighted:
             yield (
                 'parity.microbatch_means would undo the weights of fork.train=weighted: leave it '
@@ -251,13 +251,13 @@ class Learning:
     @property
     def with_continuations(self) -> bool:
         """Whether the continuations of a rollout have rows in the batch."""
-        return self.algorithm.trains_continuations(self.max_turns)
+        return self.algorithm.trained_continuations(self.max_turns) > 0
 
     @property
     def rows_per_episode(self) -> int:
         """Rows of the batch for an episode: its windows, or it and its continuations."""
-        forked = 1 + self.algorithm.continuations_of(self.max_turns)
-        return (forked if self.with_continuations else 1) * (self.max_turns if self.window else 1)
+        forked = 1 + self.algorithm.trained_continuations(self.max_turns)
+        return forked * (self.max_turns if self.window else 1)
 
     @property
     def microbatches(self) -> int:

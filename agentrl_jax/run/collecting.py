@@ -113,7 +113,12 @@ def pack(
     trained on: it is marked as faulty. Returns (held, count, groups kept of `played`).
     """
     group_size = how.group_size
-    keep = learn.keep_rows(learn.credited(played[0], how), how)[1]
+    _, keep = how.algorithm.filter.keep_rows(
+        learn.credited(played[0], how),
+        groups=how.num_groups,
+        group_size=group_size,
+        normalised=how.parity.filter_normalised,
+    )
     keep = keep.reshape(-1, group_size).any(1)
     held, count_after = filtering.refill(held, count, played, keep, group_size=group_size)
     rollout, episodes = held

@@ -7,19 +7,24 @@ it, in which every field has a value, or says everything that is wrong with it.
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import ml_collections
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms.ppo import PPO
-from agentrl_jax.envs import ENVIRONMENTS, GAMES
-from agentrl_jax.envs.hosts import HOSTS
+from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
+from agentrl_jax.envs.base import read_world
 from agentrl_jax.imitation import trajectories
+from agentrl_jax.imitation.clone import Clone
 from agentrl_jax.machine import files
-from agentrl_jax.rl import curriculum
+from agentrl_jax.machine.sharding import MeshSizes
+from agentrl_jax.measure.collapse import Alarm
+from agentrl_jax.models.lora import Lora
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rl.curriculum import Curriculum
+from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.run import sections
 from agentrl_jax.run.command import WrongUsage
@@ -41,9 +46,9 @@ class Config:
     reward: sections.Reward = sections.Reward()
     hosts: sections.Hosts = sections.Hosts()
     model: sections.Model = sections.Model()
-    lora: sections.Lora = sections.Lora()
+    lora: Lora = Lora()
     rollout: sections.Sampling = sections.Sampling()
-    curriculum: sections.Curriculum = sections.Curriculum()
+    curriculum: Curriculum = Curriculum()
     context: sections.Context = sections.Context()
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # agentrl_jax/algorithms
     sampler: Sampler = Sampler()
@@ -52,12 +57,12 @@ class Config:
     forks: sections.Forks = sections.Forks()
     optim: Optim = Optim()
     batch: Batching = Batching()
-    mesh: sections.Mesh = sections.Mesh()
-    clone: sections.Clone = sections.Clone()
-    evol: sections.Evolution = sections.Evolution()
+    mesh: MeshSizes = MeshSizes()
+    clone: Clone = Clone()
+    evol: Evolution = Evolution()
     eval: sections.Eval = sections.Eval()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
-    alarm: sections.Alarm = sections.Alarm()
+    alarm: Alarm = Alarm()
     log: sections.Log = sections.Log()
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
@@ -130,7 +135,7 @@ class Config:
     @property
     def needs_reference(self) -> bool:
         """Whether some KL term or DPO compares with the policy of step 0."""
-        return self.algorithm.kl.coef > 0 or self.algorithm.NEEDS_REFERENCE
+        return self.algorithm.uses_reference
 
     @property
     def explores(self) -> bool:
@@ -153,42 +158,22 @@ class Config:
 
     def turn_limit(self, step: int) -> int:
         """Turns an episode of a training step may take: those of the curriculum, or all."""
-        grows = self.curriculum
-        if not grows.rounds:
-            return self.env.max_turns
-        return curriculum.horizon(
-            step,
-            rounds=grows.rounds,
-            stage_steps=grows.stage_steps,
-            interpolate=grows.interpolate,
-        )
+        return self.curriculum.turn_limit(step, self.env.max_turns)
 
     @property
     def continuations(self) -> int:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
-        return self.algorithm.continuations_of(self.env.max_turns)
+        return self.algorithm.continuations(self.env.max_turns)
 
     def problems(self, shards: int = 1) -> list[str]:
         """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
         parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
         parts += [*self.worlds, *self.others]
-        found = [line for part in parts for group in groups(part) for line in own_problems(group)]
+        found = [line for part in parts if hasattr(part, 'problems') for line in part.problems()]
         if found:  # what follows divides by numbers that are right
             return found
         parts = [part for part in parts if hasattr(part, 'conflicts')]
         return [line for part in parts for line in part.conflicts(self, shards)]
-
-
-def groups(part: Any) -> Iterator[Any]:
-    """A section and the groups in it."""
-    if dataclasses.is_dataclass(part):
-        yield part
-        for field in dataclasses.fields(part):
-            yield from groups(getattr(part, field.name))
-
-
-def own_problems(group: Any) -> Iterator[str]:
-    return group.problems() if hasattr(group, 'problems') else iter(())
 
 
 def get_config() -> Any:
@@ -196,14 +181,13 @@ def get_config() -> Any:
     differ."""
     cfg = tree.config_dict(Config)
     for name, world in {**ENVIRONMENTS, **HOSTS}.items():
-        cfg[name] = tree.config_dict(world, name)
+        cfg[name] = tree.config_dict(world)
     return cfg
 
 
 def section_of(cfg: Any, name: str) -> Any:
     """The settings of a world; games have a section only in a config that sets something."""
-    given = files.in_mounts(cfg[name].to_dict()) if name in cfg else {}
-    return tree.read(sections.known_worlds()[name], {name: given}, f'{name}.')
+    return read_world(WORLDS[name], files.in_mounts(cfg[name].to_dict()) if name in cfg else {})
 
 
 def read(cfg: Any, shards: int | None = 1) -> Config:
@@ -213,9 +197,8 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     """
     try:
         run = tree.read(Config, cfg)
-        known = sections.known_worlds()
         train, other = (
-            tuple(section_of(cfg, name) for name in names if name in known)
+            tuple(section_of(cfg, name) for name in names if name in WORLDS)
             for names in (run.env.worlds, run.eval.worlds)
         )
     except ValueError as error:

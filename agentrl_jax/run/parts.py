@@ -237,7 +237,7 @@ def build_forks(cfg: Config) -> Callable | None:
     return functools.partial(
         draw_forks,
         turns=cfg.algorithm.turns,
-        continuations=cfg.algorithm.continuations,
+        continuations=cfg.algorithm.forks,
         max_turns=cfg.env.max_turns,
         common=cfg.rollout.common_random_numbers,
     )

@@ -11,14 +11,9 @@ from typing import Annotated, Any, Literal
 
 import jax
 
-from agentrl_jax.envs import ENVIRONMENTS, GAMES
-from agentrl_jax.envs.hosts import HOSTS
-from agentrl_jax.measure import collapse
-from agentrl_jax.models import lora
-from agentrl_jax.rl import curriculum
+from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
 from agentrl_jax.rl.trials import REWARDS
 from agentrl_jax.settings.marks import (
-    FINITE,
     MANY,
     ONE,
     PART,
@@ -35,11 +30,6 @@ from agentrl_jax.text import agents
 
 DTYPES = Literal['float32', 'bfloat16']
 MIX = Words("pairs of a world and its share, such as (('frozen_lake', .5), ('sokoban', .5))")
-
-
-def known_worlds() -> dict[str, type]:
-    """Every world by its name."""
-    return {**ENVIRONMENTS, **GAMES, **HOSTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +72,11 @@ class Env:
         return tuple(part + (i in lost[: total - sum(parts)]) for i, part in enumerate(parts))
 
     def problems(self) -> Iterator[str]:
-        known, shares = known_worlds(), [share for _, share in self.mix]
-        if not self.mix and self.name not in known:
-            yield f'env.name={self.name!r} is not one of {", ".join(known)}'
-        elif not set(self.worlds) <= set(known) or len(set(self.worlds)) < len(self.worlds):
-            yield f'env.mix={self.mix!r} must name different worlds: {", ".join(known)}'
+        shares = [share for _, share in self.mix]
+        if not self.mix and self.name not in WORLDS:
+            yield f'env.name={self.name!r} is not one of {", ".join(WORLDS)}'
+        elif not set(self.worlds) <= set(WORLDS) or len(set(self.worlds)) < len(self.worlds):
+            yield f'env.mix={self.mix!r} must name different worlds: {", ".join(WORLDS)}'
         elif shares and not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
             yield f'env.mix={self.mix!r}: shares must be above 0 and sum to 1'
 
@@ -170,8 +160,6 @@ class Agent:
                 'agent.reward=gain does not go with continuations (algorithm=vine, '
                 'fork.value_every), which begin within a trial: set it to whole'
             )
-        if self.reward == 'gain':
-            yield from run.algorithm.problems_of_gain()
         if turns < needed:
             yield (
                 f'{trial} takes {needed} turns at least, and env.max_turns, curriculum.rounds or '
@@ -276,7 +264,7 @@ class Hosts:
             )
         if run.continuations:
             yield (
-                f'fork.continuations={run.algorithm.continuations} rewinds worlds on the device, '
+                f'fork.continuations={run.algorithm.forks} rewinds worlds on the device, '
                 f'and {name} is on hosts: set it to 0'
             )
         if run.forks.value_every:
@@ -337,38 +325,6 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lora:
-    """Low-rank adapters (RAGEN: rank 64, lr 1e-5, critic_lr 1e-4)."""
-
-    rank: Annotated[int, ZERO] = 0  # of trained corrections to the frozen kernels; 0 = train all
-    # parameters
-    alpha: Annotated[float, POSITIVE] = 64.0  # corrections are scaled by alpha / rank
-    targets: str = 'all-linear'  # or some of q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,...
-
-    @property
-    def scale(self) -> float:
-        """Factor of the corrections."""
-        return self.alpha / self.rank if self.rank else 1.0
-
-    def problems(self) -> Iterator[str]:
-        try:
-            lora.target_names(self.targets) if self.rank else ()
-        except ValueError as error:
-            yield str(error)
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        size = run.model
-        head = size.hidden_size // size.num_heads
-        narrowest = min(size.hidden_size, size.intermediate_size, head * size.num_kv_heads)
-        if not size.path and self.rank > narrowest:
-            yield (
-                f'lora.rank={self.rank} must be at most {narrowest}, the narrowest side of an '
-                'adapted matrix: more would train nothing else'
-            )
-
-
-@dataclasses.dataclass(frozen=True)
 class Sampling:
     """How episodes are played."""
 
@@ -425,20 +381,6 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curriculum:
-    """ScalingInter-RL; validation plays env.max_turns."""
-
-    rounds: Annotated[tuple[int, ...], Words('whole numbers of turns')] = ()  # turns of an episode
-    # stage by stage, such as (2, 3, 5); () = off
-    stage_steps: Annotated[int, ONE] = 100  # steps of a stage; the last stage lasts to the end
-    interpolate: bool = False  # climb evenly within a stage instead of at its end
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        yield from curriculum.problems(self.rounds, self.interpolate, run.env.max_turns)
-
-
-@dataclasses.dataclass(frozen=True)
 class Context:
     """What the policy sees of a conversation."""
 
@@ -451,19 +393,6 @@ class Context:
             yield (
                 f'context.summary={self.summary} lists turns that the policy does not see: set '
                 'context.window=1'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.window and run.algorithm.WHOLE_EPISODES:
-            yield (
-                f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
-                f'{self.window} makes each turn a sample of its own: set it to 0, or use gspo_turn'
-            )
-        if self.window and run.algorithm.bootstraps:
-            yield (
-                f'loss.bootstrap_truncated needs the whole conversation: context.window='
-                f'{self.window} has no row that holds a turn and what comes after it'
             )
 
 
@@ -492,109 +421,6 @@ class Forks:
                 f'{run.env.max_turns} has none: set it to 0'
             )
         yield from (f'{asked} {why}' for why in run.algorithm.unlike_returns())
-
-
-@dataclasses.dataclass(frozen=True)
-class Mesh:
-    """Devices: data x fsdp x tensor."""
-
-    data: Annotated[int, In(low=1, also=(-1,))] = -1  # rows; -1 = all devices that remain
-    fsdp: Annotated[int, ONE] = 1  # rows and parameters
-    tensor: Annotated[int, ONE] = 1  # heads and hidden units
-
-
-@dataclasses.dataclass(frozen=True)
-class Clone:
-    """Behaviour cloning before step 0."""
-
-    file: str = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = demonstrations of the
-    # world's expert:
-    episodes: Annotated[int, ZERO] = 0  # expert demonstrations cloned before step 0; 0 = none
-    oracle: Annotated[float, SHARE] = 0.5  # share of turns played by the expert, the rest at random
-    thoughts: bool = False  # their thoughts name what the expert would do from there; False: they
-    # are empty
-    # Limits of expert demonstrations; 0 = those of env and rollout. If they are set, arms whose
-    # episodes differ can start from one clone.
-    max_turns: Annotated[int, ZERO] = 0
-    max_actions_per_turn: Annotated[int, ZERO] = 0
-    max_actions_per_episode: Annotated[int, ZERO] = 0
-    max_tokens: Annotated[int, ZERO] = 0
-    steps: Annotated[int, ZERO] = 300  # optimiser steps
-    batch: Annotated[int, ONE] = 64  # episodes per step
-    microbatch_rows: Annotated[int, ZERO] = 0  # episodes per forward and backward pass; 0 = all of
-    # a step
-    lr: Annotated[float, POSITIVE] = 1e-3  # falls linearly to 0
-    keep_in: str = ''  # folder, below the workdir ('../clones'), whose clones runs share; '' =
-    # every run clones for itself
-
-    @property
-    def demonstrates(self) -> bool:
-        """Whether there are demonstrations, of a file or of the expert."""
-        return bool(self.file) or self.episodes > 0
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether expert demonstrations have limits that are not those of the run's episodes."""
-        limits = 'max_turns', 'max_actions_per_turn', 'max_actions_per_episode', 'max_tokens'
-        return any(getattr(self, name) for name in limits)
-
-    def problems(self) -> Iterator[str]:
-        if self.file and self.has_limits:
-            yield (
-                'clone.max_turns and its like are for own demonstrations, not for those of '
-                'clone.file: set them to 0'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        micro = self.microbatch_rows
-        if micro and (self.batch % micro or micro % shards):
-            yield (
-                f'clone.batch={self.batch} must be a multiple of clone.microbatch_rows={micro}, '
-                f'and that of the {shards} data shards of the mesh'
-            )
-        on_hosts = any(name in HOSTS for name in run.env.worlds) and not run.env.mix
-        own = self.episodes and not self.file
-        if self.thoughts and (not own or on_hosts or not run.env.think):
-            yield (
-                'clone.thoughts has an effect only on own demonstrations (clone.episodes) of '
-                'worlds on the device whose answers think (env.think=True): set it to False'
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Evolution:
-    """AgentEvol's iterations and base demonstrations (algorithm=agent_evol)."""
-
-    iteration: Annotated[int, ONE] = 50  # steps in which the policy of the first one explores
-    restart: bool = True  # each iteration learns from the policy of step 0, not the last one
-    base_rows: Annotated[int, ZERO] = 0  # demonstrations (those of cfg.clone) that join each step's
-    # episodes
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        asked, micro = f'evol.base_rows={self.base_rows}', run.batch.microbatch_rows
-        if self.base_rows and not run.explores:
-            yield (
-                f'{asked} has no effect on algorithm={run.algorithm_name!r}, only on agent_evol: '
-                'set it to 0'
-            )
-        if not run.base_rows:
-            return
-        if not run.clone.demonstrates:
-            yield f'{asked} needs demonstrations: set clone.file or clone.episodes'
-        if self.base_rows % shards:
-            yield f'{asked} must be a multiple of the {shards} data shards of the mesh'
-        if self.base_rows % micro:
-            yield (
-                f'{asked} must be a multiple of batch.microbatch_rows={micro}, by which they are '
-                'scored'
-            )
-        if run.context.window:
-            yield f'{asked} are whole conversations: set context.window=0'
-        if run.clone.has_limits:
-            yield (
-                'the play that evol.base_rows joins to batches has the limits of rollouts: set '
-                'those of clone (clone.max_turns and its like) to 0'
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -640,68 +466,6 @@ class Checkpoint:
                 'checkpoint.best chooses by eval.split, and a policy chosen on the test split has '
                 'no test figure left: set eval.split=validation'
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class Signal:
-    """What a signal of collapse does, and when (agentrl_jax/measure/collapse.py)."""
-
-    action: Annotated[str, OneOf(collapse.ACTIONS)] = 'warn'
-    limit: Annotated[float, ZERO] = 0.0  # a number, or a multiple of what the run has shown
-    patience: Annotated[int, ONE] = 10  # measurements in a row
-
-
-@dataclasses.dataclass(frozen=True)
-class Alarm:
-    """What watches for collapse (agentrl_jax/measure/collapse.py)."""
-
-    baseline_steps: Annotated[int, ONE] = 10  # first values whose mean is the run's start
-    std_drop: Signal = Signal('warn', 0.1, 10)  # group/return_std below 0.1 x start (RAGEN)
-    no_success: Signal = Signal('warn', 0.01, 5)  # eval/success below 0.01 (RAGEN)
-    grad_spike: Signal = Signal('warn', 10.0, 3)  # policy/grad_norm above 10 x start
-    entropy_drop: Signal = Signal('warn', 0.05, 10)  # policy/entropy below 0.05 x start
-    entropy_rise: Signal = Signal('warn', 2.0, 10)  # policy/entropy above 2 x start
-    information_drop: Signal = Signal('warn', 0.1, 3)  # collapse/mi_share below 0.1 x its best
-    skipped: Signal = Signal('stop', 1e-6, 5)  # update/applied: no optimiser step was taken
-    critic_skipped: Signal = Signal('stop', 1e-6, 5)  # update/critic_applied: none of the critic
-    faults: Signal = Signal('warn', 0.2, 4)  # rollout/env_error above 0.2
-    cut: Signal = Signal('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
-    max_roll_backs: Annotated[int, ZERO] = 2  # the next one is a stop
-    roll_back_lr: Annotated[float, PART] = 0.5  # factor of both learning rates for each roll back
-    mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:
-    # 5); 0 = off
-    mi_pairs: Annotated[int, In(low=2)] = 64  # answers scored under every prompt
-    mi_turns: Literal['first', 'any'] = 'first'  # first: first turns, a prompt per group; any: each
-    # its own prompt
-    mi_text: Literal['reasoning', 'answer'] = 'reasoning'  # what is scored: reasoning (up to
-    # </think>) or answer (all)
-    low_mi: Annotated[float, FINITE] = 0.1  # collapse/quadrant: share of its bound below which
-    # information is low
-    low_entropy: Annotated[float, FINITE] = 0.05  # ... and nats a token below which entropy is low
-
-    def problems(self) -> Iterator[str]:
-        if self.information_drop.action in ('stop', 'roll_back') and not self.mi_every:
-            yield 'alarm.information_drop.action can only act with alarm.mi_every > 0'
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.mi_every and self.mi_turns == 'any' and run.context.window:
-            yield (
-                "alarm.mi_turns='any' needs context.window=0: other turns were not played from "
-                'all that comes before them'
-            )
-        if self.mi_every and self.mi_text == 'reasoning' and not run.env.think:
-            yield 'alarm.mi_text=reasoning needs env.think=True; without thinking take answer'
-        every = {'eval/success': run.eval.every, 'collapse/mi_share': self.mi_every}
-        saved = (run.checkpoint.keep - 1) * run.checkpoint.every
-        for name, signal in collapse.SIGNALS.items():
-            own = getattr(self, name)
-            steps = own.patience * every.get(signal.metric, 1)
-            if own.action == 'roll_back' and saved <= steps:
-                yield (
-                    f'alarm.{name}.action=roll_back looks back over {steps} steps, and '
-                    f'checkpoint.keep, checkpoint.every only keep {saved}: raise one of them'
-                )
 
 
 @dataclasses.dataclass(frozen=True)

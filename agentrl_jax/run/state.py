@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.envs import WORLDS
 from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, frozen, sharding
 from agentrl_jax.models import critic
@@ -24,7 +25,6 @@ from agentrl_jax.run.params import (
     trained_part,
     trained_policy,
 )
-from agentrl_jax.run.sections import known_worlds
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
 
@@ -53,7 +53,7 @@ class RunState:
 
 def unplayed(cfg: Config) -> set[str]:
     """Sections of worlds that a run does not play, whose defaults a later version may change."""
-    return known_worlds().keys() - {*cfg.env.worlds, *cfg.eval.worlds}
+    return WORLDS.keys() - {*cfg.env.worlds, *cfg.eval.worlds}
 
 
 def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
