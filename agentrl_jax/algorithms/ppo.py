@@ -6,9 +6,9 @@
 one advantage per turn), 'bi_level' (turns with turn_gamma, then tokens inside a turn).
 RAGEN: gamma = lam = 1, reward_on 'episode'. MT-PPO (arXiv:2505.11821 v2): reward_on 'turn'.
 An episode that its budget of turns or tokens cuts is over, as in RAGEN and AgentGym-RL: what it
-would still have earned counts as 0. With bootstrap_truncated the critic's value of the state after
-its last token stands in for that (arXiv:1712.00378); the critic learns such values where episodes go
-on, from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
+would still have earned counts as 0. With bootstrap_truncated it counts as the critic's value of the
+state after its last token (arXiv:1712.00378); the critic learns such values where episodes go on,
+from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
 """
 
 import dataclasses
