@@ -138,7 +138,8 @@ def refill(
 ) -> tuple[Any, jax.Array]:
     """Puts the kept groups of `fresh` after the `count` groups held; (held, count).
 
-    held and fresh are pytrees of arrays [rows, ...], held with room for a fixed number of groups: what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
+    held and fresh are pytrees of arrays [rows, ...], held with room for a fixed number of groups:
+    what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
     """
     rows = jax.tree.leaves(held)[0].shape[0]
     slot = count + jnp.cumsum(keep) - 1  # place of each kept group
