@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import qwen_vocabulary
 
-from agentrl_jax.envs.hosts import environments, textcraft
+from agentrl_jax.envs.hosts import sciworld, textcraft
 from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
@@ -132,7 +132,7 @@ def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
 
 
 def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
-    env = environments.SciWorldEnvironment()  # it takes too long
+    env = sciworld.SciWorldEnvironment()  # it takes too long
     slow = run.validation.task.replace(env=env, env_params=env.make_params(num_levels=2))
     assert report.reference(slow) == {}
     cfg = effective(config(**{'env.name': 'gymnasium', 'clone.episodes': 2}))

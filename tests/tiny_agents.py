@@ -41,11 +41,11 @@ def tokenizer():
 def environment(name):
     """(environment, pool of 16 levels); the lake goes where it should two times in three."""
     if name == 'frozen_lake':
-        env = FrozenLake()
-        return env, env.make_params('train', num_levels=16, success_rate=2.0 / 3.0)
+        env = FrozenLake(success_rate=2.0 / 3.0)
+        return env, env.make_params('train', num_levels=16)
     if name == 'sokoban':
-        env = Sokoban()
-        return env, env.make_params('train', num_levels=16, search_depth=30)
+        env = Sokoban(search_depth=30)
+        return env, env.make_params('train', num_levels=16)
     env = Bandit(pairs='v0423')
     return env, env.make_params('train')
 

@@ -61,7 +61,7 @@ def merge(params: Params, scale: float) -> Params:
         return params
     kernels = traverse_util.flatten_dict(params['model'])
     adapters = traverse_util.flatten_dict(params['lora'])
-    for where in {path[:-1] for path in adapters}:
+    for where in sorted({path[:-1] for path in adapters}):  # so that every process traces the same
         a, b = adapters[*where, 'lora_a'], adapters[*where, 'lora_b']
         # the default precision of a product is less than float32 on a TPU, and W must not lose it
         kernels[*where, 'kernel'] += scale * jnp.matmul(a, b, precision='highest')

@@ -181,7 +181,7 @@ def get_config() -> Any:
     differ."""
     cfg = tree.config_dict(Config)
     for name, world in {**ENVIRONMENTS, **HOSTS}.items():
-        cfg[name] = tree.config_dict(world)
+        cfg[name] = tree.config_dict(world, name)
     return cfg
 
 

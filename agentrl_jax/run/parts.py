@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 
+from agentrl_jax.envs.base import build
 from agentrl_jax.envs.hosts import HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
@@ -44,7 +45,7 @@ def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
         )
     (world,) = cfg.worlds
     levels = cfg.env.train_levels if split == 'train' else cfg.env.eval_levels
-    return world, world.make_params(split, num_levels=levels, seed=cfg.env.pool_seed)
+    return build(world, split, num_levels=levels, seed=cfg.env.pool_seed)
 
 
 def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> TextTask | HostTask:

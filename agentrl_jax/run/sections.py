@@ -284,7 +284,7 @@ class Hosts:
                 f'rollout.read_tokens={run.rollout.read_tokens} has no effect on {name}: set '
                 'hosts.read_tokens'
             )
-        room, needed = world.room_of_own_servers, -(-run.worlds_at_once // jax.process_count())
+        room, needed = world.local_server_capacity, -(-run.worlds_at_once // jax.process_count())
         if 0 < room < needed:
             yield (
                 f'{world.name}.launch and {world.name}.room hold {room} worlds, and {needed} '

@@ -167,10 +167,10 @@ def flat(cfg: Any, prefix: str = '') -> dict[str, Any]:
     return found
 
 
-def defaults(root: type) -> dict[str, Leaf]:
+def defaults(root: type, at: str = '') -> dict[str, Leaf]:
     """Every field by its dotted name, with the default that the ConfigDict has (None: unset)."""
-    known = leaves(root)
-    for leaf, each, every in variants(root):
+    known = leaves(root, at)
+    for leaf, each, every in variants(root, at):
         name = leaf.marks[Chosen].key(leaf.default)
         known[leaf.name] = dataclasses.replace(leaf, hint=str, default=name)
         for name, one in every.items():
@@ -179,14 +179,14 @@ def defaults(root: type) -> dict[str, Leaf]:
     return known
 
 
-def config_dict(root: type) -> Any:
-    """The ConfigDict of a root."""
-    nested: dict = {}
-    for name, leaf in defaults(root).items():
+def config_dict(root: type, section: str = '') -> Any:
+    """The ConfigDict of a root, or of the section of that name."""
+    nested: dict = {section: {}} if section else {}
+    for name, leaf in defaults(root, section and f'{section}.').items():
         *sections, last = name.split('.')
         part = functools.reduce(lambda part, word: part.setdefault(word, {}), sections, nested)
         part[last] = placeholder(leaf.kind) if leaf.default is None else leaf.default
-    return ml_collections.ConfigDict(nested)
+    return ml_collections.ConfigDict(nested[section] if section else nested)
 
 
 def read(cls: type, cfg: Any, at: str = '') -> Any:
