@@ -27,7 +27,7 @@ MAY_IMPORT = {
     'models': ['machine', 'settings'],
     'rollout': ['text', 'models', 'envs', 'machine'],
     'rl': ['rollout', 'models', 'settings'],
-    'algorithms': ['rl', 'settings'],
+    'algorithms': ['rl', 'rollout', 'settings'],
     'imitation': ['settings', 'rl', 'text', 'tokens', 'machine'],
     'measure': ['rl', 'text', 'settings'],
     'records': ['measure', 'text', 'envs', 'machine'],
@@ -40,6 +40,7 @@ MAY_IMPORT = {
 ONLY = {  # a folder of which only one module may be imported
     ('rollout', 'envs'): 'agentrl_jax.envs.hosts.world',
     ('rl', 'rollout'): 'agentrl_jax.rollout.windows',
+    ('algorithms', 'rollout'): 'agentrl_jax.rollout.episodes',
     ('rl', 'models'): 'agentrl_jax.models.functions',
 }
 MESHES = ROOT / 'agentrl_jax' / 'machine' / 'sharding.py'

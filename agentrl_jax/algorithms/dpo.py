@@ -1,4 +1,4 @@
-"""DPO: the better episode of a pair shall gain on the worse one (arXiv:2305.18290, eq. 7).
+"""DPO: the better episode of a pair gains on the worse one (arXiv:2305.18290, eq. 7).
 
   s_b = sum over the episode's sampled tokens of log pi - log pi_ref
   loss = mean over pairs of -log sigmoid(beta (s_better - s_worse))
@@ -10,8 +10,8 @@ learning rate 5e-7 and 3 epochs; there one pair of an item is made off-line, of 
 own trajectory. Here pairs are of the policy's own episodes and fresh at every step. Observation
 tokens between turns belong to the context, never to the sum. The reference is the policy of step 0.
 
-A loss couples the two rows of a pair, so they must meet in one micro-batch: `order_rows` puts them
-side by side, make_batch pairs what stands there, and update_step(unit=2) keeps such rows together;
+A loss couples the two rows of a pair, so they must be in one micro-batch: `order_rows` puts them
+side by side, make_batch pairs what is there, and ROWS_PER_PAIR = 2 keeps such rows together;
 a half pair gives nan, so that its step is skipped and counted instead of being wrong. A[b, t] is
 +-beta. Each row of a pair has the whole loss of the pair on its last token: with seq_mean_token_sum
 (1 / trained rows), which is always used with it, that is the mean over pairs. clip_* and dual_clip
@@ -105,7 +105,7 @@ class DPO(Algorithm):
 def slots(returns: jax.Array, rows: jax.Array, *, group_size: int) -> tuple[jax.Array, jax.Array]:
     """(slot int32 [P, G] of each member, number of pairs int32 [P, 1]) of groups.
 
-    Slots 2j and 2j + 1 are the j-th best and j-th worst of the n members in `rows`; behind these
+    Slots 2j and 2j + 1 are the j-th best and j-th worst of the n members in `rows`; after these
     n // 2 pairs comes the middle one of an odd n, then those outside `rows`. Ties keep their order.
     """
     r, ok = returns.reshape(-1, group_size), rows.reshape(-1, group_size)

@@ -6,9 +6,9 @@
 one advantage per turn), 'bi_level' (turns with turn_gamma, then tokens inside a turn).
 RAGEN: gamma = lam = 1, reward_on 'episode'. MT-PPO (arXiv:2505.11821 v2): reward_on 'turn'.
 An episode that its budget of turns or tokens cuts is over, as in RAGEN and AgentGym-RL: what it
-would still have earned counts as 0. With bootstrap_truncated the critic's value of the state behind
-its last token stands for that (arXiv:1712.00378); the critic learns such values where episodes go
-on, from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
+would still have earned counts as 0. With bootstrap_truncated it counts as the critic's value of the
+state after its last token (arXiv:1712.00378); the critic learns such values where episodes go on,
+from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
 """
 
 import dataclasses
@@ -126,24 +126,24 @@ class PPO(Clipped):
 
 
 def cut_values(rollout: Rollout, scores: Scores, mask: jax.Array) -> jax.Array:
-    """The value behind the last token of episodes that a budget of turns or tokens cut; [B, T]."""
+    """The value after the last token of episodes that a budget of turns or tokens cut; [B, T]."""
     stop = rollout.episode_stop[:, None]
     cut = (stop == EpisodeStop.TURN_BUDGET) | (stop == EpisodeStop.TOKEN_BUDGET)
     return jnp.where(adv.episode_ends(mask) & cut, scores.next_values, 0.0)
 
 
 def with_turn_starts(batch: Batch, scores: Scores) -> Batch:
-    """The batch in which the critic learns the value behind each turn that another one follows.
+    """The batch in which the critic learns the value after each turn that another one follows.
 
     Its target is that of the next token whose value is trained: nothing is earned in between.
     """
     on = adv.turn_ends(batch.mask, batch.turn) & ~adv.episode_ends(batch.mask)
-    behind, targets, old = (
+    after, targets, old = (
         jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
         for x in (on, adv.next_masked(batch.returns, batch.value_mask), scores.next_values)
     )
     return batch.replace(
-        value_mask=batch.value_mask | behind,
-        returns=jnp.where(behind, targets, batch.returns),
-        old_values=jnp.where(behind, old, batch.old_values),
+        value_mask=batch.value_mask | after,
+        returns=jnp.where(after, targets, batch.returns),
+        old_values=jnp.where(after, old, batch.old_values),
     )

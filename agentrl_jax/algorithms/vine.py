@@ -10,7 +10,7 @@ without any is compared as the first is, a stop counting as 0: without forks it 
 A turn's start, the episode's turn and the first turns of its M continuations are a step group that
 really shares its state. With train='weighted' all 1 + M of them train, at 1 / (1 + M) each: without
 these weights late turns, of which more are played, would count more than early ones, a bias. With
-'trunks' only episodes train. What continuations play behind their first turn is return only.
+'trunks' only episodes train. What continuations play after their first turn is return only.
 
 It has no stopping bias and the least variance of an update in worlds of more than two turns
 (benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for
