@@ -14,7 +14,7 @@ from tiny_models import random_params, rows
 from agentrl_jax import export, train
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import critic, lora, qwen2, weights
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 QWEN3 = dataclasses.replace(
     tiny_models.TINY, qkv_bias=False, qk_norm=True, head_dim=32, lora_scale=1.5
