@@ -35,9 +35,9 @@ from tiny_models import write_folder as write_model
 from agentrl_jax.machine import files
 from agentrl_jax.models import weights
 from agentrl_jax.rollout import replies
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.tokens.chat import CHATML, build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 TESTS = pathlib.Path(__file__).resolve().parent
 

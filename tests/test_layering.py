@@ -35,6 +35,7 @@ MAY_IMPORT = {
     'planning': [*BELOW_RUN, 'run'],
     'sweeps': [*BELOW_RUN, 'run'],
     'results': ['records', 'measure', 'machine'],
+    'tools': ['envs', 'text', 'tokens'],  # programs of this repository; nothing imports them
     **{command: BELOW_COMMANDS for command in COMMANDS},
 }
 ONLY = {  # a folder of which only one module may be imported

@@ -16,7 +16,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.streams import Streams
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CHANGES = {
     'lora.rank': 2,

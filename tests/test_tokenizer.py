@@ -9,9 +9,10 @@ from tokenizers import decoders, pre_tokenizers, trainers
 
 from agentrl_jax.envs import FrozenLake, Sokoban
 from agentrl_jax.envs.hosts.search import drawn
-from agentrl_jax.text import agents, demo_tokenizer
+from agentrl_jax.text import agents
 from agentrl_jax.tokens import gguf_tokenizer, unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 TEXTS = [
     "You're at (3, 4): 12 boxes!\n\n  Turn 10:\n\tState:\n##√_\n",
@@ -319,7 +320,7 @@ def test_a_small_tokenizer_is_made_of_the_words_of_its_worlds(name):
     committed = small(name)
     again = unigram.load_model(demo_tokenizer.WORLDS[name](), 'trained again')
     assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        f'texts changed: run python -m agentrl_jax.text.demo_tokenizer --name={name}'
+        f'texts changed: run python -m agentrl_jax.tools.demo_tokenizer --name={name}'
     )
     if name == 'demo':
         demo_tokenizer.check(demo_tokenizer.DEMO_MODEL.read_bytes())
