@@ -16,7 +16,7 @@ from agentrl_jax import export, train
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import FAMILIES, critic, decoder, lora, weights
 from agentrl_jax.records import run_log
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 QWEN3 = dataclasses.replace(tiny_models.QWEN3, lora_scale=1.5)
 OLMO2 = dataclasses.replace(tiny_models.OLMO2, num_kv_heads=1, lora_scale=1.5)
