@@ -118,7 +118,7 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             refused = error
     try:
         if jax.process_count() > 1:
-            flags = multihost_utils.process_allgather(np.array([refused is not None]))
+            flags = gather(np.array([refused is not None]))
             if refused is None and np.any(flags):
                 raise ValueError(f'{workdir} is in use by another training, says process 0')
         if refused:
@@ -175,10 +175,7 @@ class Preemption:
         One byte per process is gathered, so nobody leaves while another waits in a collective.
         jax's own sync point needs its own SIGTERM handler and stops one step later.
         """
-        if jax.process_count() == 1:
-            return self.requested
-        flags = multihost_utils.process_allgather(np.array([self.requested]))
-        return bool(np.any(flags))
+        return bool(np.any(gather(np.array([self.requested]))))
 
     def may_leave(self) -> bool:
         """Whether this process was asked to stop and may do so in the middle of a step.
@@ -246,6 +243,12 @@ class CompileWatch:
         if event == COMPILE_EVENT and self._running is not None:
             (name, _), self._running = self._running, None
             self._done(name, duration)
+
+
+def barrier(name: str) -> None:
+    """Returns when all processes have come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def gather(x: np.ndarray) -> np.ndarray:

@@ -196,7 +196,7 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         refuse(sentence_of(error, argv))
     if left:
-        refuse(f'{left[0]!r} is no flag{meant(left[0])}')
+        refuse(f'unknown flag {left[0]!r}{meant(left[0])}')
 
 
 def check_config_file() -> None:
@@ -225,7 +225,7 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
 
 
 def meant(word: str) -> str:
-    """': did you mean ...?' of a word that is no flag, or ''."""
+    """': did you mean ...?' of an unknown flag, or ''."""
     name = word.split('=')[0]
     if name.split('.')[0] in flags.FLAGS:
         return f': did you mean --{word}?'
@@ -238,40 +238,29 @@ def sentence_of(error: BaseException, argv: Sequence[str] = ()) -> str:
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
-    if field:
-        return no_field(field[1], argv)
-    return ' '.join(text.split())
-
-
-def no_field(field: str, argv: Sequence[str]) -> str:
-    """That the config has no such field, where it was looked for, and what there is instead."""
+    if field is None:
+        return ' '.join(text.split())
     from configs import base
 
-    given = re.compile(rf'--?config\.((?:\w+\.)*){field}(?:\.|=|$)')
-    found = next((match for match in map(given.match, argv) if match), None)
-    section = found[1].rstrip('.') if found else ''
-    known = list(leaves(base.get_config()))
-    near = [name.removeprefix(found[1]) for name in known if found and name.startswith(found[1])]
-    asked = f'the config has no field {found[1] if found else ""}{field}'
-    close = difflib.get_close_matches(SYNONYMS.get(field, field), near, n=1)
-    close = [f'{found[1]}{name}' for name in close] if close else []
-    wanted = {field, SYNONYMS.get(field, field)}
-    elsewhere = [name for name in known if name.rpartition('.')[2] in wanted]
+    given = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
+    names = [match[1] for match in map(given.match, argv) if match]
+    return no_field(names[0] if names else field[1], base.get_config())
+
+
+def no_field(name: str, cfg: Any) -> str:
+    """That the config has no field of this dotted name, and what there is instead."""
+    section, dot, field = name.rpartition('.')
+    known, asked = list(files.flat(cfg)), f'the config has no field {name}'
+    near = [other.removeprefix(section + dot) for other in known if other.startswith(section + dot)]
+    synonym = SYNONYMS.get(field, field)
+    close = [section + dot + word for word in difflib.get_close_matches(synonym, near, n=1)]
+    elsewhere = [other for other in known if other.rpartition('.')[2] in (field, synonym)]
     meant = close or elsewhere if section else elsewhere or close
     if meant:
         return f'{asked}; did you mean {" or ".join(meant[:4])}?'
     if section and near:
         return f'{asked}; {section} has {", ".join(near)}'
     return f'{asked}; --show_config prints those there are'
-
-
-def leaves(cfg: Any, prefix: str = '') -> Iterator[str]:
-    """Dotted names of the fields of a config."""
-    for name, value in cfg.items():
-        if hasattr(value, 'items'):
-            yield from leaves(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name
 
 
 def refuse(sentence: str) -> NoReturn:
