@@ -106,15 +106,13 @@ class _Counter:
         total = Cost()
 
         def is_weight(var):
-            return not isinstance(var, core.Literal) and marks[var] if var in marks else False
+            return not isinstance(var, core.Literal) and var in marks and marks[var]
 
         for eqn in jaxpr.eqns:
-            flags = [not isinstance(v, core.Literal) and is_weight(v) for v in eqn.invars]
-            cost, out = self.equation(eqn, flags)
+            cost, out = self.equation(eqn, [is_weight(v) for v in eqn.invars])
             total.add(cost)
             marks.update(zip(eqn.outvars, out, strict=True))
-        outputs = [not isinstance(v, core.Literal) and is_weight(v) for v in jaxpr.outvars]
-        return total, outputs
+        return total, [is_weight(v) for v in jaxpr.outvars]
 
     def equation(self, eqn: Any, weights: list[bool]) -> tuple[Cost, list[bool]]:
         name, none = eqn.primitive.name, [False] * len(eqn.outvars)

@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.machine import files
-from agentrl_jax.models import qwen2, weights
 from agentrl_jax.planning import advice, programs
 from agentrl_jax.run import derived, parts
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.effective import effective
-from agentrl_jax.run.params import holds_run
 
 CLOSE = 0.9  # share of the memory from which on a run is warned
 MEMINFO = Path('/proc/meminfo')
@@ -64,18 +62,6 @@ class Estimate:
     def tightest(self) -> str:
         """The program that needs most: a name of plan's."""
         return 'collect' if 'cache' in self.pieces else 'learn'
-
-
-def sizes_of(cfg: Any) -> qwen2.ModelConfig:
-    """Sizes of the model of a config; of a file only its head is read."""
-    path = files.local_path(cfg.model.path) if cfg.model.path else None
-    if path is not None and holds_run(path):
-        config = sizes_of(parts.config_of_run(path))
-    elif path is not None:
-        config = weights.open_source(path).config()
-    else:
-        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    return dataclasses.replace(config, **parts.execution(cfg))
 
 
 def of_device(device: jax.Device) -> int | None:
@@ -162,7 +148,7 @@ def check(cfg: Any) -> None:
     memory = of_device(mesh.local_devices[0])
     if memory is None:
         return
-    config = sizes_of(cfg)
+    config = programs.sizes_of(cfg)
     state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
     found = estimate(shapes)

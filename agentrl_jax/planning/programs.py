@@ -19,7 +19,7 @@ from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import check, derived, parts
 from agentrl_jax.run.build import build_learn
 from agentrl_jax.run.effective import effective
-from agentrl_jax.run.params import Frozen, player_of, policy_of
+from agentrl_jax.run.params import Frozen, holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -68,16 +68,18 @@ class Compiled:
         return self.beside + self.arguments + new
 
 
-def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
-    """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
+def sizes_of(cfg: Any, model: str = '') -> Any:
+    """Sizes of a model: by name, or of the config's; of a file only its head is read."""
+    path = files.local_path(cfg.model.path) if cfg.model.path else None
     if model:
         config = sizes.named(model)
-    elif cfg.model.path:
-        config = weights.open_source(files.local_path(cfg.model.path)).config()
+    elif path is None:
+        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
+    elif holds_run(path):
+        config = sizes_of(parts.config_of_run(path))
     else:
-        config = parts.random_model_config(cfg, tokenizer)
-    config = dataclasses.replace(config, **parts.execution(cfg))
-    return dataclasses.replace(config, num_layers=layers) if layers else config
+        config = weights.open_source(path).config()
+    return dataclasses.replace(config, **parts.execution(cfg))
 
 
 def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
@@ -92,7 +94,8 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     check.check(cfg, sharding.row_shards(mesh))
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
-    config = model_config(cfg, tokenizer, model, layers)
+    config = sizes_of(cfg, model)
+    config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     task = sharding.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
     txs = parts.build_optimisers(cfg)
     state, frozen = state_of(cfg, config, mesh, txs)
@@ -153,7 +156,9 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        return Compiled(**known, **refused(name, str(error)), compile_seconds=since(began))
+        return Compiled(
+            **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
+        )
     memory, xla = compiled.memory_analysis(), compiled.cost_analysis()
     return Compiled(
         **known,
@@ -164,7 +169,7 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         code=memory.generated_code_size_in_bytes,
         xla_flops=xla['flops'],
         xla_bytes=xla['bytes accessed'],
-        compile_seconds=since(began),
+        compile_seconds=time.monotonic() - began,
     )
 
 
@@ -174,10 +179,6 @@ def beside(name: str, shapes: Shapes) -> int:
         return 0
     policy = shapes.collect[1][0]
     return device_bytes((shapes.state, shapes.frozen)) - device_bytes(policy)
-
-
-def since(began: float) -> float:
-    return time.monotonic() - began
 
 
 def refused(name: str, message: str) -> dict[str, Any]:
