@@ -4,17 +4,16 @@
 
 Each round takes a kind of run: an algorithm, a mixture of worlds, an agent that plans or tries its
 levels twice, adapters, the best policy kept beside the newest, worlds on servers that the run
-starts, two processes (KINDS); a sweep of two runs; a disk that fills (where this user may mount
-one). It trains the undisturbed twin once, then starts the same again and again and disturbs it at a
-random moment: some seconds after its start, after some step, or while a checkpoint is being saved.
-At last it may finish; rows of metrics (times aside), every array of the newest checkpoint and of
+starts, two processes (KINDS); a sweep of two runs. It trains the undisturbed twin once, then starts
+the same again and again and disturbs it at a random moment: some seconds after its start, after
+some step, or while a checkpoint is being saved. At last it may finish; rows of metrics (times aside), every array of the newest checkpoint and of
 the best policy, the pages and what worlds on hosts said must be the twin's. A round is over after
 --a_run kills, and all kinds are taken in turn, in random order.
 
 Disturbances are SIGKILL; SIGTERM or SIGINT, to be obeyed; SIGTERM and soon SIGKILL, a preemption;
 SIGSTOP for a while and then SIGKILL. Of two processes one is killed, asked to stop, or stopped for
-good, as by a host that hangs: the other one must then end by itself, and say so. So must a run
-whose disk has filled. Servers of worlds must end with the run that started them, however it ended.
+good, as by a host that hangs: the other one must then end by itself, and say so. Servers of
+worlds must end with the run that started them, however it ended.
 """
 
 import argparse
@@ -29,7 +28,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +38,7 @@ import jax
 import micro_runs
 import numpy as np
 import psutil
+from test_multiprocess import variables_of
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import checkpoint, processes
@@ -73,7 +72,6 @@ SERVED = {  # training against worlds of a server that the run starts
 }
 TWICE = {'agent.trials': 2, 'env.max_turns': 5, 'curriculum.rounds': (5,)}  # a level is tried twice
 MARK = 'CHAOS_RUN'  # variable that all processes of a run have, its servers too
-DISK = 'size=24m'  # of which a run takes half
 SERVERS_S = 30  # within which the servers of a run that was killed have ended
 HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
 PATIENCE_S = 400  # within which what cannot go on has ended; jax waits 300 for one that never came
@@ -160,7 +158,7 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS)} | {
     'clock': Kind(GRPO.changes, program=JUMPING, twin='grpo'),
     'slow': Kind(GRPO.changes, program=WAITING, twin='grpo'),
 }
-SWEEP, FULL = 'sweep', 'full'  # of which there is more to say than a config
+SWEEP = 'sweep'  # of which there is more to say than a config
 
 
 def config_of(changes: dict[str, Any]):
@@ -246,12 +244,10 @@ class Chaos:
         self.started = [other for other in self.started if other.poll() is None] + [process]
         return process
 
-    def round(
-        self, name, start, compare, kills: int, *, twin='', place: pathlib.Path | None = None
-    ):
+    def round(self, name, start, compare, kills: int, *, twin=''):
         """One run, disturbed `kills` times at most, then compared with its twin."""
         twin = self.folder / f'twin_{twin or name}'
-        workdir = place or self.folder / f'round_{self.rounds}'
+        workdir = self.folder / f'round_{self.rounds}'
         if not twin.exists():
             began = time.monotonic()
             self.finish(name, twin, start(twin))
@@ -272,8 +268,7 @@ class Chaos:
         self.finish(name, workdir, start(workdir))
         compare(workdir, twin)
         self.rounds += 1
-        if place is None:
-            shutil.rmtree(workdir)
+        shutil.rmtree(workdir)
 
     def finish(self, name: str, workdir: pathlib.Path, process: 'One | Pair') -> None:
         code = process.wait()
@@ -329,41 +324,15 @@ class Chaos:
         mark = {MARK: f'{workdir}'}
         if kind.processes == 1:
             return One(self.start(*words, **mark))
-        with socket.socket() as probe:
-            probe.bind(('localhost', 0))
-            port = probe.getsockname()[1]
-        joined = {
-            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-            'JAX_NUM_PROCESSES': f'{kind.processes}',
-            'JAX_NUM_CPU_DEVICES': '1',
-            'AGENTRL_HEARTBEAT_S': f'{HEARTBEAT_S}',
-        }
+        mark |= {'JAX_NUM_CPU_DEVICES': '1', 'AGENTRL_HEARTBEAT_S': f'{HEARTBEAT_S}'}
         words.append(f'--config.mesh.data={kind.processes}')
-        each = range(kind.processes)
-        return Pair([self.start(*words, **mark, **joined, JAX_PROCESS_ID=f'{i}') for i in each])
+        both = variables_of(kind.processes)
+        return Pair([self.start(*words, **mark, **variables) for variables in both])
 
     def of_kind(self, name: str, kills: int) -> None:
         kind = KINDS[name]
         compare = functools.partial(self.compare, kind.changes)
         self.round(name, functools.partial(self.train, kind), compare, kills, twin=kind.twin)
-
-    def of_full(self, kills: int) -> None:
-        """Its disk fills, it ends by itself, there is room again, the same command goes on."""
-        place = self.folder / 'disk'
-        place.mkdir(exist_ok=True)
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', DISK, 'none', str(place)], check=True)
-
-        def start(workdir):
-            here = workdir if workdir.name.startswith('twin') else place
-            return Filled(self, self.train(GRPO, here).process, place)
-
-        def compare(_, twin):
-            self.compare(GRPO.changes, place, twin)
-
-        try:
-            self.round(FULL, start, compare, kills, twin='grpo', place=place)
-        finally:
-            subprocess.run(['umount', '-l', str(place)], check=True)
 
     def of_sweep(self, kills: int) -> None:
         def start(workdir):
@@ -381,9 +350,8 @@ class Chaos:
         self.round(SWEEP, start, compare, kills)
 
     def of(self, name: str, kills: int) -> None:
-        others = {SWEEP: self.of_sweep, FULL: self.of_full}
-        if name in others:
-            others[name](kills)
+        if name == SWEEP:
+            self.of_sweep(kills)
         else:
             self.of_kind(name, kills)
 
@@ -450,29 +418,6 @@ class One:
         return name, [self.process.wait()]
 
 
-class Filled(One):
-    """A process whose disk fills."""
-
-    def __init__(self, chaos: Chaos, process: subprocess.Popen, disk: pathlib.Path):
-        super().__init__(process)
-        self.log, self.disk = chaos.folder / 'log', disk
-        self.begin = self.log.stat().st_size
-
-    def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        if self.has_ended():
-            self.wait()
-            return None
-        filler = self.disk / 'filler'
-        with contextlib.suppress(OSError), filler.open('wb', buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
-        code = self.process.wait(PATIENCE_S)
-        filler.unlink()
-        said = self.log.read_bytes()[self.begin :].decode()
-        assert code == 0 or 'ree space' in said, said
-        return 'full', [code]
-
-
 class Pair:
     """Two processes of one run, of which one is struck."""
 
@@ -511,7 +456,7 @@ def main() -> None:
     parser.add_argument(
         '--only',
         default='',
-        help=f"with commas, of {', '.join(KINDS)}, {SWEEP}, {FULL}; '' = all",
+        help=f"with commas, of {', '.join(KINDS)}, {SWEEP}; '' = all",
     )
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
@@ -525,8 +470,7 @@ def main() -> None:
     # Children inherit signals that are ignored, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chaos = Chaos(folder, given.seed)
-    all_names = [*KINDS, SWEEP, *[FULL] * (os.geteuid() == 0)]
-    names = given.only.split(',') if given.only else all_names
+    names = given.only.split(',') if given.only else [*KINDS, SWEEP]
     waiting: list[str] = []
     try:
         while (done := chaos.tally.total()) < given.kills:

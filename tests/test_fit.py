@@ -27,15 +27,8 @@ def estimate(cfg, config=None):
 def qwen(**changes):
     """Qwen2.5-0.5B in float32, 1,024 tokens, micro-batches of one row: killed at 24 GB."""
     cfg = frozen_lake.get_config()
-    cfg.update_from_flattened_dict(
-        {
-            'model.dtype': 'float32',
-            'model.remat': False,
-            'rollout.max_tokens': 1024,
-            'batch.microbatch_rows': 1,
-        }
-        | changes
-    )
+    fixed = {'model.dtype': 'float32', 'model.remat': False, 'rollout.max_tokens': 1024}
+    cfg.update_from_flattened_dict(fixed | {'batch.microbatch_rows': 1} | changes)
     cfg = effective(cfg)
     named = sizes.named('Qwen2.5-0.5B')
     return estimate(cfg, dataclasses.replace(named, **parts.execution(cfg)))
