@@ -6,9 +6,10 @@ Each round takes a kind of run: an algorithm, a mixture of worlds, an agent that
 levels twice, adapters, the best policy kept beside the newest, worlds on servers that the run
 starts, two processes (KINDS); a sweep of two runs. It trains the undisturbed twin once, then starts
 the same again and again and disturbs it at a random moment: some seconds after its start, after
-some step, or while a checkpoint is being saved. At last it may finish; rows of metrics (times aside), every array of the newest checkpoint and of
-the best policy, the pages and what worlds on hosts said must be the twin's. A round is over after
---a_run kills, and all kinds are taken in turn, in random order.
+some step, or while a checkpoint is being saved. At last it may finish; rows of metrics (times
+aside), every array of the newest checkpoint and of the best policy, the pages and what worlds on
+hosts said must be the twin's. A round is over after --a_run kills, and all kinds are taken in turn,
+in random order.
 
 Disturbances are SIGKILL; SIGTERM or SIGINT, to be obeyed; SIGTERM and soon SIGKILL, a preemption;
 SIGSTOP for a while and then SIGKILL. Of two processes one is killed, asked to stop, or stopped for

@@ -2,7 +2,7 @@
 
 A step becomes visible by one rename when all of it is on disk, so whatever kills a run, the newest
 step found is whole. A checkpoint does not depend on the mesh: the shardings of the abstract state
-say where its arrays go. Beside the arrays lies contents.jsonl: a checksum of each of them, taken
+say where its arrays go. Next to the arrays is contents.jsonl: a checksum of each of them, taken
 where they were computed, and a digest of each file; what does not fit them is never loaded.
 """
 
@@ -101,12 +101,12 @@ def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) ->
     if free < need // jax.process_count():
         raise _disk_full(ckpts.directory, f'step {step} was not saved', need)
     arrays = checksums.arrays(state)
-    beside = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
+    metadata = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
     new = ckpts.directory / f'{step}{NEW}'
     try:
         with ocp.Context(async_options=UNTIMED):
             response = ocp.save_checkpointables_async(
-                new, {STATE: state}, overwrite=True, custom_metadata=beside
+                new, {STATE: state}, overwrite=True, custom_metadata=metadata
             )
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory, need) from error
@@ -289,7 +289,7 @@ def check_files(path: pathlib.Path, *, alone: bool = False) -> dict[str, Any] | 
 def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True) -> None:
     part, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
     found = checksums.first_difference(path, known, part=part, of=of)
-    if of > 1:  # what is wrong is said by who saw it; the others know the file
+    if of > 1:  # the process that saw it says what is wrong; the others know the file
         numbers = processes.gather(np.array([found[0] if found else len(known)]))
         if found is None and numbers.min() < len(known):
             found = int(numbers.min()), 'is not as it was written, says another process'
@@ -321,7 +321,7 @@ def _check_arrays(loaded: Any, known: dict[str, Any] | None, path: pathlib.Path)
 
 
 def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
-    """The newest step that is whole, from `step` (or the newest) on; says what it passed over.
+    """The newest step that is whole, from `step` (or the newest) on; warns of those it skips.
 
     Path as find_step. Damaged when none is whole. For one process.
     """

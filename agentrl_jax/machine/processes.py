@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from agentrl_jax.machine import files, lock
 
-HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: a process silent for so long is dead
+HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: seconds of silence after which it is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
@@ -35,11 +35,11 @@ def initialize_distributed(
 
     Arguments left out are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID. With none of them a run is one process. coordinator='auto' lets jax ask the
-    cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process that says nothing for
-    AGENTRL_HEARTBEAT_S seconds (100) is taken for dead, and the others end.
+    cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process without a heartbeat
+    for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
     """
     coordinator = coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS')
-    # jax would take SIGTERM from here on, and nobody would hear of it before training has begun.
+    # jax would handle SIGTERM from here on, and no one would notice it before training begins.
     jax.config.update('jax_enable_preemption_service', False)
     patience = {
         'initialization_timeout': timeout_s,
@@ -61,7 +61,7 @@ def initialize_distributed(
         )
     if not 0 <= process_id < num_processes:
         raise ValueError(f'process_id={process_id} must be in 0..{num_processes - 1}')
-    print(  # for jax aborts one that has waited in vain, and says that another one died
+    print(  # for jax aborts one that has waited in vain, and reports that another one died
         f'process {process_id} of {num_processes} waits for the others at {coordinator}, for '
         f'{timeout_s} s at most',
         file=sys.stderr,

@@ -1,7 +1,7 @@
 """What to turn when a program does not fit: each knob with an estimate of what it saves.
 
 Sizes of parameters, moments and caches are exact; those of activations are counted from shapes, so
-the order of the knobs is meant, not the last digit. Compile again after a change.
+trust the order of the knobs, not the last digit. Compile again after a change.
 """
 
 import dataclasses

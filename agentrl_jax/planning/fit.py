@@ -65,7 +65,7 @@ class Estimate:
 
 
 def of_device(device: jax.Device) -> int | None:
-    """Bytes that the programs of a run may use on a device; None where nobody says.
+    """Bytes that the programs of a run may use on a device; None if that is unknown.
 
     The devices of a CPU share the memory of the machine, or of the container, and its swap.
     """

@@ -45,7 +45,7 @@ def step_flops(cfg: Any, config: ModelConfig, row: Mapping[str, Any]) -> float |
     passes = cfg.batch.epochs * (1 + backward) + derived.needs_reference(cfg)
     passes += settings.recomputes(cfg)
     critic = 0
-    if derived.needs_critic(cfg):  # values before the update; one of its own moves too
+    if derived.needs_critic(cfg):  # values before the update; a separate critic is trained too
         critic = 1 if derived.shares_backbone(cfg) else 1 + 3 * cfg.batch.epochs
     learnt = (passes + critic) * body(config, tokens, tokens / rows)
     return played + learnt + passes * head(config, trained)

@@ -5,8 +5,8 @@
       command.begin(__doc__, needs=('workdir',))
   import jax
 
-What is wrong with a command line is said in one line (exit code 2), --help has exit code 0, and
-both answer before jax is imported.
+What is wrong with a command line is reported in one line (exit code 2), --help has exit code 0,
+and both answer before jax is imported.
 """
 
 import contextlib
@@ -75,12 +75,12 @@ SYNONYMS = {  # names that people look for -> ours
 
 
 class WrongUsage(ValueError):
-    """A command line, or the config that it names, cannot be meant: exit code 2."""
+    """The command line, or the config that it names, is invalid: exit code 2."""
 
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """What is wrong in here is wrong with what was asked for: a WrongUsage of a line."""
+    """An error in here is an error of the command line: a WrongUsage of one line."""
     try:
         yield
     except WrongUsage:
@@ -92,7 +92,7 @@ def usage() -> Iterator[None]:
 
 
 def missing(error: ImportError) -> str:
-    """What to install, of a module that is not there; else what the error says."""
+    """What to install if a module is missing; otherwise the text of the error."""
     module = (error.name or '').partition('.')[0]
     if module not in EXTRAS:
         return str(error)
@@ -115,7 +115,7 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
     """Parses the flags that the command has defined; ends it for --help and for what is wrong.
 
     needs: flags without which it cannot begin. says: printed at once, since the imports that follow
-    take seconds. From then on Ctrl-C is said in a line, unless interrupts.py answers it.
+    take seconds. From then on Ctrl-C is reported in a line, unless interrupts.py handles it.
     """
     if any(word in HELP for word in sys.argv[1:]):
         print(help_text(doc))
@@ -184,7 +184,7 @@ def wants_fallback(argv: Sequence[str]) -> bool:
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
-    """flags.FLAGS of the command line; ends with one line for what it cannot mean."""
+    """flags.FLAGS of the command line; ends with one line if it is invalid."""
     try:
         left = flags.FLAGS(list(argv), known_only=False)[1:]
         for name in needs:
@@ -209,10 +209,10 @@ def check_config_file() -> None:
 
 
 def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
-    """Refuses sizes of a model that is drawn where another one is loaded, which has its own.
+    """Refuses sizes of a random model where another one is loaded, which has its own.
 
-    given: fields that were set beside those of the config file, which has sizes for the case that
-    nothing is loaded.
+    given: fields set in addition to those of the config file, whose sizes count if nothing is
+    loaded.
     """
     if 'model' not in cfg or not cfg.model.path:
         return
@@ -234,7 +234,7 @@ def meant(word: str) -> str:
 
 
 def sentence_of(error: BaseException, argv: Sequence[str] = ()) -> str:
-    """What an exception says, on one line; argv: of a field that a config lacks names its place."""
+    """An exception on one line; argv: locates a field that the config lacks."""
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
@@ -270,7 +270,7 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def show_frames_of(path: str) -> None:
-    """A traceback that goes through the given file begins there: what called it is our business."""
+    """A traceback that goes through the given file begins there: internal frames are hidden."""
     wanted = os.path.abspath(path)
 
     def hook(kind, error, trace):
