@@ -157,7 +157,7 @@ def is_done(run: Run, folder: Path) -> bool:
 
 
 def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 0) -> Status:
-    """The state of a run; it has failed after more than `retries` failures beyond those `before`."""
+    """The state of a run; failed after more than `retries` failures beyond those `before`."""
     attempts = read_attempts(folder)
     failures = sum(attempt['outcome'] == 'failed' for attempt in attempts)
     if is_done(run, folder):
