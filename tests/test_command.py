@@ -98,15 +98,15 @@ def test_the_resume_line_can_be_pasted_into_a_shell():
 def test_without_a_tpu_none_is_looked_for(monkeypatch):
     monkeypatch.delenv('JAX_PLATFORMS', raising=False)
     monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: None)
-    command.spare_tpu_search()
+    command.skip_tpu_search()
     assert 'JAX_PLATFORMS' not in command.os.environ  # without libtpu there is nothing to spare
     monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(command, 'ACCELERATORS', ('null',))  # as if /dev/null were one
-    command.spare_tpu_search()
+    command.skip_tpu_search()
     assert 'JAX_PLATFORMS' not in command.os.environ
     monkeypatch.setattr(command, 'ACCELERATORS', ())
     monkeypatch.setattr(command, 'GOOGLE', 'none')
-    command.spare_tpu_search()
+    command.skip_tpu_search()
     assert command.os.environ['JAX_PLATFORMS'] == 'cpu'
 
 
@@ -316,7 +316,7 @@ def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
 
 def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     error = ModuleNotFoundError("No module named 'fastapi'", name='fastapi.responses')
-    command.say_interrupted(type(error), error, None)
+    command.report_interrupt(type(error), error, None)
     wanted = "error: fastapi is not installed: pip install fastapi, or in a checkout '.[hosts]'\n"
     assert capsys.readouterr().err == wanted
     extras = tomllib.loads((micro_runs.ROOT / 'pyproject.toml').read_text())['project']
@@ -329,5 +329,5 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     with pytest.raises(command.WrongUsage, match='pip install bm25s==0.3.16'), command.usage():
         raise ModuleNotFoundError('an index of documents needs bm25s: pip install bm25s==0.3.16')
     error = ModuleNotFoundError("No module named 'mine'", name='mine')
-    command.say_interrupted(type(error), error, None)
+    command.report_interrupt(type(error), error, None)
     assert "ModuleNotFoundError: No module named 'mine'" in capsys.readouterr().err

@@ -136,13 +136,13 @@ def take(
         time.sleep(PATIENCE_S / 20)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
-        _wait_for_life(workdir, stale_s)
+        _wait_for_signs_of_life(workdir, stale_s)
         lease = Lease(workdir, descriptor, beat_s, lost or _end)
         stack.pop_all()
     return lease
 
 
-def _wait_for_life(workdir: pathlib.Path, stale_s: float) -> None:
+def _wait_for_signs_of_life(workdir: pathlib.Path, stale_s: float) -> None:
     """Returns when no other training can be alive though its lease is there."""
     lease = read_lease(workdir)
     if lease is None:

@@ -32,7 +32,7 @@ PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where pro
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
-DRAWN = tuple(  # fields of the config that only a model with random weights has
+RANDOM_MODEL_FIELDS = tuple(  # fields of the config that only a model with random weights has
     f'model.{name}'
     for name in (
         'hidden_size',
@@ -122,12 +122,12 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
         sys.exit(0)
     parse(sys.argv, needs)
     prepare_jax()
-    sys.excepthook = say_interrupted
+    sys.excepthook = report_interrupt
     if says:
         print(says, file=sys.stderr, flush=True)
 
 
-def say_interrupted(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+def report_interrupt(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """An exception that ends the command: Ctrl-C needs no stack, nor does what is not installed."""
     if issubclass(kind, KeyboardInterrupt):
         print('\ninterrupted', file=sys.stderr, flush=True)
@@ -194,9 +194,9 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        refuse(sentence_of(error, argv))
+        refuse(one_line(error, argv))
     if left:
-        refuse(f'unknown flag {left[0]!r}{meant(left[0])}')
+        refuse(f'unknown flag {left[0]!r}{suggest_flag(left[0])}')
 
 
 def check_config_file() -> None:
@@ -216,7 +216,7 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
     """
     if 'model' not in cfg or not cfg.model.path:
         return
-    for name in DRAWN:
+    for name in RANDOM_MODEL_FIELDS:
         if name in given:
             raise ValueError(
                 f'{name}={given[name]!r} is a size of a model that is drawn, and '
@@ -224,7 +224,7 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def meant(word: str) -> str:
+def suggest_flag(word: str) -> str:
     """': did you mean ...?' of an unknown flag, or ''."""
     name = word.split('=')[0]
     if name.split('.')[0] in flags.FLAGS:
@@ -233,7 +233,7 @@ def meant(word: str) -> str:
     return f': did you mean --{word.replace(name, close[0], 1)}?' if close else ''
 
 
-def sentence_of(error: BaseException, argv: Sequence[str] = ()) -> str:
+def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
     """An exception on one line; argv: locates a field that the config lacks."""
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
@@ -255,9 +255,9 @@ def no_field(name: str, cfg: Any) -> str:
     synonym = SYNONYMS.get(field, field)
     close = [section + dot + word for word in difflib.get_close_matches(synonym, near, n=1)]
     elsewhere = [other for other in known if other.rpartition('.')[2] in (field, synonym)]
-    meant = close or elsewhere if section else elsewhere or close
-    if meant:
-        return f'{asked}; did you mean {" or ".join(meant[:4])}?'
+    suggested = close or elsewhere if section else elsewhere or close
+    if suggested:
+        return f'{asked}; did you mean {" or ".join(suggested[:4])}?'
     if section and near:
         return f'{asked}; {section} has {", ".join(near)}'
     return f'{asked}; --show_config prints those there are'
@@ -302,7 +302,7 @@ def resume_line(argv: Sequence[str], module: str) -> str:
 
 def prepare_jax() -> None:
     """What must be so before jax is imported: it reads the environment once."""
-    spare_tpu_search()
+    skip_tpu_search()
     if PROGRAMS not in os.environ:
         return
     try:
@@ -311,7 +311,7 @@ def prepare_jax() -> None:
         refuse(f'{PROGRAMS}={error}')
 
 
-def spare_tpu_search() -> None:
+def skip_tpu_search() -> None:
     """Where libtpu is installed but no accelerator is there, jax does not look for TPUs.
 
     libtpu prints five lines of errors when it finds none.

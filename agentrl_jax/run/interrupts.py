@@ -27,11 +27,11 @@ def stop_when_asked() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _noted)
+        signal.signal(number, _ignore)
     threading.Thread(target=_listen, args=(reader,), daemon=True).start()
 
 
-def _noted(number: int, frame: types.FrameType | None) -> None:
+def _ignore(number: int, frame: types.FrameType | None) -> None:
     """The handler outside of training: the thread has received it already."""
 
 
@@ -39,7 +39,7 @@ def _listen(reader: int) -> None:
     interrupts = 0
     while number := os.read(reader, 1):
         interrupts += number[0] == signal.SIGINT
-        if signal.getsignal(number[0]) is _noted:
+        if signal.getsignal(number[0]) is _ignore:
             word = signal.Signals(number[0]).name
             _leave(f'{word}: stopped; {what_is_left(sys.argv)}', EXIT_STOPPED)
         if interrupts > 1:
