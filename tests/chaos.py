@@ -271,12 +271,12 @@ class Chaos:
         self.rounds += 1
         shutil.rmtree(workdir)
 
-    def finish(self, name: str, workdir: pathlib.Path, process: 'One | Pair') -> None:
+    def finish(self, name: str, workdir: pathlib.Path, process: 'Running') -> None:
         code = process.wait()
         assert code == 0, f'{name}: exit code {code} at its end, see {self.folder / "log"}'
         assert_alone(workdir)
 
-    def wait_for_moment(self, process: 'One | Pair', workdir: pathlib.Path, rows: int) -> str:
+    def wait_for_moment(self, process: 'Running', workdir: pathlib.Path, rows: int) -> str:
         """Returns at a random moment of the run, or when it has ended; what kind of moment."""
         there = rows_below(workdir)
         kind = self.rng.choice(('time', 'step', 'save') if there < rows else ('time',))
@@ -316,7 +316,7 @@ class Chaos:
         jax.tree.map(np.testing.assert_array_equal, one, other)
         self.leaves += len(jax.tree.leaves(one))
 
-    def train(self, kind: Kind, workdir: pathlib.Path) -> 'One | Pair':
+    def train(self, kind: Kind, workdir: pathlib.Path) -> 'Running':
         """Starts a run; its workdir says whether it is to be disturbed."""
         disturbed = kind.program and not workdir.name.startswith('twin')
         words = ['-c', kind.program] if disturbed else ['-m']
@@ -324,11 +324,11 @@ class Chaos:
         words += [f'--config.{name}={value}' for name, value in kind.changes.items()]
         mark = {MARK: f'{workdir}'}
         if kind.processes == 1:
-            return One(self.start(*words, **mark))
+            return Running(self.start(*words, **mark))
         mark |= {'JAX_NUM_CPU_DEVICES': '1', 'AGENTRL_HEARTBEAT_S': f'{HEARTBEAT_S}'}
         words.append(f'--config.mesh.data={kind.processes}')
         both = variables_of(kind.processes)
-        return Pair([self.start(*words, **mark, **variables) for variables in both])
+        return Running(*(self.start(*words, **mark, **variables) for variables in both))
 
     def of_kind(self, name: str, kills: int) -> None:
         kind = KINDS[name]
@@ -339,7 +339,7 @@ class Chaos:
         def start(workdir):
             sweep = f'--sweep={self.folder / "two_seeds.py"}'
             config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', '--jobs=2']
-            return One(self.start('-m', 'agentrl_jax.sweep', sweep, *config))
+            return Running(self.start('-m', 'agentrl_jax.sweep', sweep, *config))
 
         def compare(workdir, twin):
             runs = sorted(path.parent.name for path in twin.glob('*/finished.json'))
@@ -398,55 +398,42 @@ def strike(process: subprocess.Popen, blow: tuple[int, ...], rng: random.Random)
     return '+'.join(signal.Signals(number).name for number in blow)
 
 
-class One:
-    """A process that is struck."""
+class Running:
+    """The processes of one run, of which one is struck."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process = process
-
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def wait(self) -> int:
-        return self.process.wait()
-
-    def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        """(signals, exit codes), or None if it had ended by itself."""
-        if self.has_ended():
-            self.wait()
-            return None
-        name = strike(self.process, rng.choice(BLOWS), rng)
-        return name, [self.process.wait()]
-
-
-class Pair:
-    """Two processes of one run, of which one is struck."""
-
-    def __init__(self, both: list[subprocess.Popen]):
-        self.both = both
+    def __init__(self, *processes: subprocess.Popen):
+        self.processes = list(processes)
 
     def has_ended(self) -> bool:
-        return any(process.poll() is not None for process in self.both)
+        return any(process.poll() is not None for process in self.processes)
 
     def wait(self) -> int:
         """0, or the exit code that is not."""
-        return max((process.wait() for process in self.both), key=abs)
+        return max((process.wait() for process in self.processes), key=abs)
 
     def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        """Strikes one of them; the other must follow by itself. None if one had ended before."""
+        """(signals, exit codes), or None if it had ended by itself.
+
+        The second code is of the process that was left alone; it must follow by itself.
+        """
+        several = len(self.processes) > 1
         if self.has_ended():
-            assert self.wait() == 0
+            code = self.wait()
+            assert code == 0 or not several
             return None
-        index, blow = rng.randrange(2), rng.choice(PAIR_BLOWS)
-        struck, other = self.both[index], self.both[1 - index]
+        index = rng.randrange(len(self.processes)) if several else 0
+        blow = rng.choice(PAIR_BLOWS if several else BLOWS)
+        others = list(self.processes)
+        struck = others.pop(index)
         name = strike(struck, blow, rng)
-        other.wait(PATIENCE_S)
+        for other in others:
+            other.wait(PATIENCE_S)
         if struck.poll() is None and blow == (STOP,):
             os.killpg(struck.pid, KILL)
         struck.wait(PATIENCE_S)
-        # The second code is of the one that was left alone.
-        assert other.returncode != 0 or struck.returncode == 0, f'{name} led to 0 of the other'
-        return f'{name} to process {index}', [struck.returncode, other.returncode]
+        codes = [process.returncode for process in (struck, *others)]
+        assert not several or codes[1] != 0 or codes[0] == 0, f'{name} led to 0 of the other'
+        return f'{name} to process {index}' if several else name, codes
 
 
 def main() -> None:
