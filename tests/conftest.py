@@ -81,9 +81,10 @@ def shared_programs():
     However long a run is, and in whichever files it is asked for. The value is the build that a
     process of its own has.
     """
+    from agentrl_jax.run.effective import effective
+
     from agentrl_jax import train
     from agentrl_jax.run import parts
-    from agentrl_jax.run.effective import effective
 
     build = train.build
 

@@ -8,6 +8,7 @@ import signal
 import sys
 
 import pytest
+from agentrl_jax.run.effective import effective
 
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.imitation import kept
@@ -16,7 +17,6 @@ from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.rollout import device
 from agentrl_jax.run import derived, parts
-from agentrl_jax.run.effective import effective
 from agentrl_jax.sweeps import spec
 from agentrl_jax.text import agents as text_agents
 from experiments import (

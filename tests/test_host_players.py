@@ -9,13 +9,13 @@ import micro_runs
 import numpy as np
 import pytest
 import qwen_vocabulary
+from agentrl_jax.run.effective import effective
 
 from agentrl_jax.envs.hosts import sciworld, textcraft
 from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
 from agentrl_jax.run import check, cloning, parts
-from agentrl_jax.run.effective import effective
 from agentrl_jax.text.agents import Agent
 
 SHORT = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 import toy_rollouts as toy
+from agentrl_jax.run.settings import build_learning
 from jax.sharding import AxisType
 
 from agentrl_jax.machine import sharding
@@ -20,7 +21,6 @@ from agentrl_jax.run import build as build_module
 from agentrl_jax.run import check, derived, parts
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
-from agentrl_jax.run.settings import build_learning
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)

@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 import pytest
 import toy_rollouts
+from agentrl_jax.run.effective import effective
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.imitation import demonstrations
@@ -18,7 +19,6 @@ from agentrl_jax.measure import validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.run import cloning, collecting, derived, mixture, parts
 from agentrl_jax.run.build import build
-from agentrl_jax.run.effective import effective
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation

@@ -16,6 +16,7 @@ import micro_runs
 import ml_collections
 import numpy as np
 import pytest
+from agentrl_jax.run.effective import effective
 from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
@@ -26,7 +27,6 @@ from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
 from agentrl_jax.run import derived, mixture, parts
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run.effective import effective
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+from agentrl_jax.run.effective import effective
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
@@ -20,7 +21,6 @@ from agentrl_jax.run import build as build_module
 from agentrl_jax.run import check, derived, mixture, parts, settings
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
-from agentrl_jax.run.effective import effective
 from agentrl_jax.types import Continuations, Demonstrations, Rollout
 
 ROOT = micro_runs.ROOT
