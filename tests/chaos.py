@@ -39,13 +39,13 @@ import jax
 import micro_runs
 import numpy as np
 import psutil
-from agentrl_jax.run.effective import effective
 from test_multiprocess import variables_of
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies
+from agentrl_jax.run.config import effective
 from agentrl_jax.run.params import best_of
 
 KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP

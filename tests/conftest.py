@@ -1,4 +1,5 @@
 """Shared test settings: eight fake CPU devices, strict rank promotion, programs shared by all.
+from agentrl_jax.run.config import read as read_config
 
 Nearly all time goes into compiling. So XLA does it quickly rather than well, and what one process
 compiled the others load: the workers of pytest-xdist, the programs that tests start, and the next
@@ -81,19 +82,18 @@ def shared_programs():
     However long a run is, and in whichever files it is asked for. The value is the build that a
     process of its own has.
     """
-    from agentrl_jax.run.effective import effective
-
     from agentrl_jax import train
     from agentrl_jax.run import parts
+    from agentrl_jax.run.config import effective, read
 
     build = train.build
 
     def build_once(cfg):
         cfg = effective(cfg)
-        key = build_key(cfg), parts.build_mesh(cfg)
+        key = build_key(cfg), parts.build_mesh(read(cfg, None))
         if key not in BUILT:
             BUILT[key] = build(cfg)
-        return dataclasses.replace(BUILT[key], cfg=cfg)
+        return dataclasses.replace(BUILT[key], cfg=read(cfg, None), face=cfg)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, 'build', build_once)

@@ -15,7 +15,7 @@ from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes
-from agentrl_jax.run import collecting, parts, settings
+from agentrl_jax.run import collecting, parts
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import Frozen, policy_of
 from agentrl_jax.run.state import Opened, start_state

@@ -19,7 +19,7 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.records import report
-from agentrl_jax.run import build, check, command, effective, interrupts
+from agentrl_jax.run import build, command, interrupts
 
 CONFIG = '--config=configs/demo.py'
 COMMANDS = ('train', 'play', 'plan', 'sweep')
@@ -219,6 +219,7 @@ with processes.Preemption() as preemption:
 """
 INTERRUPTED = """
 from agentrl_jax.run import command
+from agentrl_jax.run.config import read as read_config
 command.begin('what it does')
 raise KeyboardInterrupt
 """
@@ -287,10 +288,10 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
 
 def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_line():
     """--config.algorithm=foo ended with 1, as a run that failed does."""
-    with pytest.raises(command.WrongUsage, match="algorithm='foo' is not one of"):
-        effective.effective(micro_runs.plain('frozen_lake', algorithm='foo'))
+    with pytest.raises(command.WrongUsage, match="algorithm='foo' must be one of"):
+        build.build(micro_runs.plain('frozen_lake', algorithm='foo'))
     with pytest.raises(command.WrongUsage, match='impossible configuration'):
-        check.check(micro_runs.config('frozen_lake', **{'optim.lr': -1.0}))
+        build.build(micro_runs.plain('frozen_lake', **{'optim.lr': -1.0}))
     with pytest.raises(command.WrongUsage, match='rollout.max_tokens=20 is too small') as wrong:
         build.build(micro_runs.config('frozen_lake', **{'rollout.max_tokens': 20}))
     assert command.code_of(wrong.value) == 2 and command.code_of(ValueError('a file')) == 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.rl.curriculum import horizon
-from agentrl_jax.run import check, derived
+from agentrl_jax.run.config import read as read_config
 
 # rounds / steps a stage of the released scripts
 RELEASED = {
@@ -78,12 +78,17 @@ def test_horizons_are_those_of_a_counter_and_never_shrink(rounds, stage_steps):
 
 def test_a_config_without_rounds_plays_every_turn():
     cfg = micro_runs.config('frozen_lake')
-    assert [derived.turn_limit(cfg, step) for step in (0, 500)] == [2, 2]
+    assert [read_config(cfg, None).turn_limit(step) for step in (0, 500)] == [2, 2]
     cfg.curriculum.rounds, cfg.curriculum.stage_steps = (1, 2), 500
-    check.check(cfg)
-    assert [derived.turn_limit(cfg, step) for step in (0, 499, 500)] == [1, 1, 2]
+    read_config(cfg)
+    assert [read_config(cfg, None).turn_limit(step) for step in (0, 499, 500)] == [1, 1, 2]
     cfg.curriculum.rounds, cfg.curriculum.interpolate, cfg.env.max_turns = (1, 5), True, 5
-    assert [derived.turn_limit(cfg, step) for step in (124, 125, 499, 500)] == [1, 2, 4, 5]
+    assert [read_config(cfg, None).turn_limit(step) for step in (124, 125, 499, 500)] == [
+        1,
+        2,
+        4,
+        5,
+    ]
 
 
 # ---- what it is for ----------------------------------------------------------------------------

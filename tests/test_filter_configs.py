@@ -18,9 +18,9 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.records import run_log
 from agentrl_jax.rl import batches
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, settings
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts as assemble
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import TrainState
 
 # Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
@@ -54,7 +54,7 @@ def values(params, critic_params, *rows):
 def parts_of(algorithm, changes):
     """What build_module.learn is given for a toy model by a checked config."""
     cfg = micro_runs.config('frozen_lake', algorithm=algorithm, **changes)
-    check.check(cfg)
+    read_config(cfg)
     mesh, txs = assemble.build_mesh(cfg), (optax.adam(0.01), optax.adam(0.01))
     learning = settings.build_learning(cfg, mesh, None, tiny_agents.tokenizer(), txs)
     whole = functools.partial(learning.update, row_sharding=None)

@@ -5,21 +5,24 @@ import dataclasses
 import jax
 import micro_runs
 import pytest
-from agentrl_jax.run.effective import effective
 
 from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, fit, programs
 from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from configs import frozen_lake
 
 GIB = 2**30
 
 
 def estimate(cfg, config=None):
-    mesh = parts.build_mesh(cfg, jax.devices()[:1])
+    mesh = parts.build_mesh(read_config(cfg, None), jax.devices()[:1])
     config = programs.sizes_of(cfg) if config is None else config
-    state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
+    state, frozen = programs.state_of(
+        cfg, config, mesh, parts.build_optimisers(read_config(cfg, None))
+    )
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
     return fit.estimate(shapes), shapes
 
@@ -31,7 +34,7 @@ def qwen(**changes):
     cfg.update_from_flattened_dict(fixed | {'batch.microbatch_rows': 1} | changes)
     cfg = effective(cfg)
     named = sizes.named('Qwen2.5-0.5B')
-    return estimate(cfg, dataclasses.replace(named, **parts.execution(cfg)))
+    return estimate(cfg, dataclasses.replace(named, **parts.execution(read_config(cfg, None))))
 
 
 @pytest.mark.parametrize('remat, compiled', [(False, 19.52), (True, 19.08)])

@@ -14,6 +14,7 @@ import tiny_models
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import layer_scan
 from agentrl_jax.run import parts
+from agentrl_jax.run.config import read as read_config
 
 LAYERS = 3
 UNROLLED = dataclasses.replace(
@@ -129,4 +130,4 @@ def test_the_field_of_the_config_reaches_the_model():
     tokenizer = parts.build_tokenizer(micro_runs.config('frozen_lake'))
     for asked in (None, True, False):
         cfg = micro_runs.config('frozen_lake', **{'model.scan_layers': asked})
-        assert parts.random_model_config(cfg, tokenizer).scan_layers is asked
+        assert parts.random_model_config(read_config(cfg, None), tokenizer).scan_layers is asked

@@ -18,9 +18,10 @@ from jax.sharding import AxisType
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model, decoder, lora
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, derived, parts
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
+from agentrl_jax.run.config import read as read_config
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
@@ -189,16 +190,20 @@ def updated(name, shape=(1, 1, 1)):
         },
     )
     mesh = mesh_of(*shape)
-    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
-    txs = parts.build_optimisers(cfg)
+    config, params = parts.build_model(
+        read_config(cfg, None), parts.build_tokenizer(read_config(cfg, None)), mesh
+    )
+    txs = parts.build_optimisers(read_config(cfg, None))
     run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
     state = start.start_state(run, params)
-    reference = jax.tree.map(jnp.copy, state.params) if derived.needs_reference(cfg) else None
+    reference = (
+        jax.tree.map(jnp.copy, state.params) if read_config(cfg, None).needs_reference else None
+    )
     frozen = run_params.Frozen({'model': params['model']}, reference)
     before = jax.device_get((state, frozen))
     learn = functools.partial(
         build_module.learn,
-        fns=parts.build_functions(cfg, config, mesh),
+        fns=parts.build_functions(read_config(cfg, None), config, mesh),
         learning=build_learning(cfg, mesh, None, None, txs),
     )
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
@@ -285,4 +290,4 @@ def test_adapters_lie_along_their_kernels():
 def test_impossible_adapters_are_refused(changes, message):
     assert lora.target_names('q_proj, v_proj') == ('q_proj', 'v_proj')
     with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes))
+        read_config(micro_runs.config('frozen_lake', **changes))

@@ -10,15 +10,16 @@ import ml_collections
 import numpy as np
 import pytest
 import toy_rollouts
-from agentrl_jax.run.effective import effective
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import validation
 from agentrl_jax.records import report, run_log
-from agentrl_jax.run import cloning, collecting, derived, mixture, parts
+from agentrl_jax.run import cloning, collecting, mixture, parts
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation
@@ -65,12 +66,15 @@ def assert_same(left, right):
 )
 def test_groups_by_share_by_hand(shares, total, expected):
     cfg = config(tuple((f'world {i}', share) for i, share in enumerate(shares)))
-    assert derived.apportion(cfg, total) == expected
+    assert read_config(cfg, None).env.apportion(total) == expected
 
 
 def test_a_member_is_the_config_of_a_run_of_its_own():
     cfg = effective(config(UNEVEN, **{'clone.episodes': 10}))
-    assert cfg.env.name == 'frozen_lake+catch' and derived.worlds(cfg) == ('frozen_lake', 'catch')
+    assert cfg.env.name == 'frozen_lake+catch' and read_config(cfg, None).env.worlds == (
+        'frozen_lake',
+        'catch',
+    )
     assert effective(cfg) == cfg
     lake, catch = mixture.members(cfg)
     assert (lake.env.name, lake.env.mix, lake.rollout.num_groups) == ('frozen_lake', (), 6)

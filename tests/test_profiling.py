@@ -12,7 +12,8 @@ from agentrl_jax import train
 from agentrl_jax.imitation import kept, trajectories
 from agentrl_jax.machine import files, profiling, sharding
 from agentrl_jax.run import command, parts
-from agentrl_jax.run.state import config_dict
+from agentrl_jax.run.config import as_json
+from agentrl_jax.run.config import read as read_config
 from configs import base
 
 
@@ -85,7 +86,7 @@ def test_settings_of_a_world_may_be_in_a_bucket(bucket):
     cfg.env.name = 'search'
     cfg.search.corpus = 'gs://bucket/corpus.jsonl'
     cfg.search.questions = tuple(f'gs://bucket/{name}' for name in names)
-    env, _ = parts.build_environment(cfg, 'test')
+    env, _ = parts.build_environment(read_config(cfg, None), 'test')
     assert list(env.item_range('test')) == [2]
     world = env.near()
     assert 'test.jsonl?' in world.reset(2)
@@ -102,7 +103,7 @@ def test_trajectories_and_clones_may_be_in_a_bucket(tmp_path, bucket):
     record = {'item_id': 'lake_3', 'conversations': said}
     (bucket / 'all.json').write_text(json.dumps([record]))
     assert trajectories.read_records('gs://bucket/all.json') == [record]
-    config = config_dict(base.get_config())
+    config = as_json(base.get_config())
     config['clone'] |= {'keep_in': 'gs://bucket/clones', 'file': 'gs://bucket/all.json'}
     params = jax.device_put({'x': jnp.arange(3.0)})
     abstract = sharding.abstract_of(params)

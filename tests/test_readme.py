@@ -17,14 +17,13 @@ import pytest
 import qwen_vocabulary
 import test_probes as probes
 import toy_rollouts as toy
-from agentrl_jax.run.effective import effective
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.algorithm import Filter
-from agentrl_jax.run import bounds
+from agentrl_jax.run.config import effective
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import OneOf

@@ -7,7 +7,8 @@ import micro_runs
 import pytest
 
 from agentrl_jax.planning import programs
-from agentrl_jax.run import build, check, parts
+from agentrl_jax.run import build, parts
+from agentrl_jax.run.config import read as read_config
 
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
@@ -112,7 +113,7 @@ REFUSED = {
 @pytest.mark.parametrize('changes, message', [case for about in REFUSED.values() for case in about])
 def test_a_config_that_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.plain('frozen_lake', **changes), 8)
+        read_config(micro_runs.plain('frozen_lake', **changes), 8)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import micro_runs
 import ml_collections
 import numpy as np
 import pytest
-from agentrl_jax.run.effective import effective
 from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
@@ -25,8 +24,10 @@ from agentrl_jax.measure import metrics
 from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
-from agentrl_jax.run import derived, mixture, parts
+from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
@@ -225,12 +226,13 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert row['progress/episodes'] == 16 * (row['step'] + 1)
         assert row['optim/lr'] == cfg.optim.lr
         assert cfg.algorithm == 'vine' or row['perf/flops_per_s'] > 0
-        own = derived.needs_critic(cfg) and not cfg.critic.share_backbone
+        own = read_config(cfg, None).algorithm.USES_CRITIC and not cfg.critic.share_backbone
         assert ('optim/critic_lr' in row) == own == ('value/grad_norm' in row)
         assert ('value/loss' in row) == (cfg.algorithm == 'ppo')
         assert ('policy/kl_ref' in row) == (cfg.loss.kl_coef > 0)  # in the loss or the reward
         per_episode = row['rollout/response_length']
-        kept = derived.kept_groups(cfg) * cfg.rollout.group_size
+        kept = read_config(cfg, None).algorithm.filter.kept(cfg.rollout.num_groups)
+        kept *= cfg.rollout.group_size
         if cfg.algorithm in ('ppo', 'grpo'):
             assert row['batch/trained_rows'] == kept
             assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
@@ -291,7 +293,7 @@ def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
     steps = [2, 3] if name == 'a critic' else [*range(cfg.steps + 1)]
     assert checkpoint.steps(workdir / 'checkpoints') == steps
     shown = (0, 2) if cfg.log.rollouts_every else (cfg.steps - 1,)
-    worlds = [f'{world}_' for world in derived.worlds(cfg)] if cfg.env.mix else ['']
+    worlds = [f'{world}_' for world in read_config(cfg, None).env.worlds] if cfg.env.mix else ['']
     assert {path.name for path in (workdir / 'rollouts').iterdir()} == {
         f'{world}step_{step:06d}.{kind}'
         for world in worlds

@@ -16,12 +16,12 @@ import ml_collections
 import numpy as np
 import pytest
 from absl import flags
-from agentrl_jax.run.effective import effective
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
 from agentrl_jax import sweep
+from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import board, spec, status
 from agentrl_jax.sweeps.options import define_flags
 from agentrl_jax.sweeps.spec import Hyper as h

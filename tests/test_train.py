@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
-from agentrl_jax.run.effective import effective
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, derived, mixture, parts, settings
+from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import Continuations, Demonstrations, Rollout
 
 ROOT = micro_runs.ROOT
@@ -34,22 +35,27 @@ def config_file(name):
 def trace(cfg, *, with_rollout):
     """Shapes of one whole cycle of a config: nothing is computed or compiled."""
     cfg = effective(cfg)
-    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
+    mesh, tokenizer = (
+        parts.build_mesh(read_config(cfg, None)),
+        parts.build_tokenizer(read_config(cfg, None)),
+    )
     found = []
 
     def init():
-        config, params = parts.build_model(cfg, tokenizer, mesh)
+        config, params = parts.build_model(read_config(cfg, None), tokenizer, mesh)
         found.append(config)
         return params
 
     params = jax.eval_shape(init)
-    txs = parts.build_optimisers(cfg)
+    txs = parts.build_optimisers(read_config(cfg, None))
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
-    reference = run_params.policy_of(state.params, {}) if derived.needs_reference(cfg) else None
+    reference = (
+        run_params.policy_of(state.params, {}) if read_config(cfg, None).needs_reference else None
+    )
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     out = abstract_rollout(rows, cfg)
-    if count := derived.continuations(cfg):
+    if count := read_config(cfg, None).continuations:
         forked = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((rows, count, *x.shape[1:]), x.dtype), out
         )
@@ -58,7 +64,7 @@ def trace(cfg, *, with_rollout):
     task = None
     if with_rollout or cfg.context.window:
         task = build_module.build_task(cfg, tokenizer, mesh)
-    if with_rollout and derived.on_hosts(cfg):
+    if with_rollout and read_config(cfg, None).on_hosts:
         if names := task.env.FIGURES:
             figures = jax.ShapeDtypeStruct((rows, len(names)), jnp.float32)
             out = out.replace(figures=figures)
@@ -75,10 +81,10 @@ def trace(cfg, *, with_rollout):
         )
     learn = functools.partial(
         build_module.learn,
-        fns=parts.build_functions(cfg, found[0], mesh),
+        fns=parts.build_functions(read_config(cfg, None), found[0], mesh),
         learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
     )
-    shape = (derived.base_rows(cfg), cfg.rollout.max_tokens)
+    shape = (read_config(cfg, None).base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
     joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
     frozen = run_params.Frozen({}, reference)
@@ -117,12 +123,12 @@ def abstract_rollout(rows, cfg):
 def test_every_config_builds(name):
     """Checked as it is; traced on small pools and one layer, of the bundled model if of a path."""
     cfg = config_file(name)
-    check.check(cfg)
+    read_config(cfg)
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
     cfg.model.num_layers = 1
     cfg.mesh.tensor = max(8 // cfg.batch.microbatch_rows, 1)  # whose rows fill the data shards
-    measured = trace(cfg, with_rollout=not derived.on_hosts(cfg))  # a loop of the host
+    measured = trace(cfg, with_rollout=not read_config(cfg, None).on_hosts)  # a loop of the host
     assert set(measured) <= set(metrics.METRICS)
 
 
