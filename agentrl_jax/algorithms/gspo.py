@@ -37,8 +37,9 @@ class GSPO(GRPO):
 
     def log_ratios(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
         """Mean log-ratio over the segment of a token, 0 off the mask; [B, T]."""
+        segment = self.segment(batch)
         log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
-        return segment_mean(log_ratio, self.segment(batch), batch.mask)
+        return segment_mean(log_ratio, segment, batch.mask)
 
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
         mean = self.log_ratios(logprobs, batch)

@@ -40,8 +40,9 @@ class TurnGRPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
+        kl = self.token_kl(scores, mask, kl_coef)
         rewards = rollout.rewards + rollout.penalties
-        rewards = rewards - self.turn_kl(rollout, scores, mask, kl_coef)
+        rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
         per_turn = turn_credit.against_others(
             rewards, rollout.num_turns, rows, group_size=group_size
         )

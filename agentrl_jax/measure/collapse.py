@@ -270,7 +270,7 @@ class Reaction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Alarm:
+class Alarms:
     """What watches for collapse."""
 
     baseline_steps: Annotated[int, ONE] = 10  # first values whose mean is the run's start
