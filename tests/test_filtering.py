@@ -78,7 +78,8 @@ def test_the_filter_ranks_raw_returns_and_normalised_ones_could_not_be_ranked():
         (Filter(keep=0.5, smallest=True), [0, 3], 'compact', 2),
         (Filter(keep=0.01), [2], 'compact', 1),  # at least one
         (Filter('top_p', p=0.5), [2], 'kept_first', 4),
-        (Filter('top_p', p=0.5, eps=-0.01), [1, 2], 'kept_first', 4),
+        (Filter('top_p', p=0.575), [1, 2], 'kept_first', 4),
+        (Filter('top_p', p=0.575, eps=0.1), [2], 'kept_first', 4),
         (Filter('top_p', p=1.0), [1, 2, 3], 'kept_first', 4),
         (Filter('top_p', p=1.0, include_zero=True), [0, 1, 2, 3], 'kept_first', 4),
         (Filter('top_p_softmax', p=1.0), [0, 1, 2, 3], 'kept_first', 4),
@@ -95,7 +96,7 @@ def test_the_filter_ranks_raw_returns_and_normalised_ones_could_not_be_ranked():
     ids=str,
 )
 def test_every_rule_keeps_its_groups(chosen, groups, order, counted):
-    # stds 0, 2, 4 and 1 over sqrt(2): half of the sum is 3.5, less .01
+    # stds 0, 2, 4 and 1 over sqrt(2), whose sum is 4.95: .575 of it less .01 is above 4 / sqrt(2)
     played = rollout_of([5.0, 5, 0, 2, 0, 4, 0, 1])
     _, rows = chosen.keep_rows(played, groups=4, group_size=2)
     assert kept(rows.reshape(4, 2).all(1)) == groups and rows.sum() == 2 * len(groups)
@@ -106,7 +107,7 @@ def test_within_group_keeps_a_share_of_the_members():
     _, rows = Filter('within_group', keep=0.5).keep_rows(
         rollout_of([0.0, 1, 2, 9, 5, 5, 5, 4]), groups=2, group_size=4
     )
-    assert kept(rows) == [0, 3, 4, 7]
+    assert kept(rows) == [0, 3, 6, 7]
 
 
 def test_ties_go_to_the_earlier_group():
