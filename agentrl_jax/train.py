@@ -49,7 +49,7 @@ from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.measure import collapse, validation
 from agentrl_jax.planning import fit
 from agentrl_jax.records import report, run_log
-from agentrl_jax.rollout import game
+from agentrl_jax.rollout import world_calls
 from agentrl_jax.run import collecting, config, hosts, roll_back
 from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
@@ -179,7 +179,7 @@ def play(
     first, model = int(state.step), opened.frozen.model
     with (
         Recorder(run, workdir, first, streams.roll_backs) as record,
-        contextlib.suppress(game.Interrupted),
+        contextlib.suppress(world_calls.Interrupted),
     ):
         for step in range(first, cfg.steps + 1):
             record.begin(step)

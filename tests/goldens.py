@@ -129,9 +129,7 @@ def lowered(run):
     key = jax.random.key(0)
     state = start_state(run, run.params)
     model = run.params if run.cfg.lora.rank else {}
-    frozen = Frozen(
-        model=model, reference=state.params if run.cfg.needs_reference else None
-    )
+    frozen = Frozen(model=model, reference=state.params if run.cfg.needs_reference else None)
     task = run.training.task
     episodes = run.training.draw(key, 0)
     policy = player_of(state, frozen.model)

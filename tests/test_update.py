@@ -95,9 +95,7 @@ def test_every_split_into_microbatches_gives_the_same_step(shared):
     state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
     batch, fns = toy_batch(), WITH_HEAD if shared else SHARED
     results = [
-        toy_update(num_microbatches=parts, fns=WITH_HEAD if shared else SHARED, **EVERYTHING)(
-            state, batch
-        )
+        toy_update(num_microbatches=parts, fns=fns, **EVERYTHING)(state, batch)
         for parts in ((1, 2, 8) if shared else (1, 4))
     ]
     for result in results[1:]:

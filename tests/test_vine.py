@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +12,16 @@ import pytest
 import toy_rollouts as toy
 import updates
 
-from agentrl_jax import train
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.algorithms.vine import Vine
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
-from agentrl_jax.records import document, run_log
+from agentrl_jax.records import document
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import filtering, turn_credit, update
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.run import build, config, parts
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.run.state import start_state
 from benchmarks import turn_credit as bench
@@ -235,7 +234,7 @@ def test_rows_that_train_fill_the_first_micro_batches():
     assert sorted(rows.tolist()) == list(range(12))
 
 
-# ---- runs ----------------------------------------------------------------------------------------
+# ---- meshes --------------------------------------------------------------------------------------
 
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
 
@@ -249,60 +248,16 @@ def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
     assert TurnGRPO().continuations(3) == TurnGRPO().trained_continuations(3) == 0
 
 
-RUNS = {
-    'every turn': {'curriculum.rounds': (2, 3), 'curriculum.stage_steps': 2, 'batch.shuffle': True},
-    'a window and one turn drawn ahead': {
-        'context.window': 1,
-        'fork.turns': 'ahead',
-        'fork.continuations': 3,
-        'loss.kl_coef': 0.1,
-        'filter.rule': 'varied',
-        'filter.refill': 1,
-    },
-    'lookups in bfloat16': {'env.name': 'library', 'model.dtype': 'bfloat16'},
-}
-GAPS = dict.fromkeys(RUNS, 1e-5) | {'lookups in bfloat16': 0.1}  # as of any run in bfloat16
-
-
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory, quick_runs):
-    @functools.cache
-    def run(name):
-        cloned = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
-        cfg = micro_runs.config('frozen_lake', **VINE | cloned | RUNS[name])
-        workdir = tmp_path_factory.mktemp('vine')
-        assert train.train(cfg, str(workdir)) == 0
-        return cfg, workdir, run_log.read_metrics(workdir / run_log.METRICS_FILE)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(n, marks=[] if n == 'every turn' else pytest.mark.soak) for n in RUNS],
-)
-def test_a_run_trains_on_what_it_sampled_and_compiles_once(finished, name):
-    cfg, workdir, rows = finished(name)
-    for row in rows[:-1]:
-        assert set(row) - {'step', 'time_s'} <= set(metrics.METRICS)
-        assert row['sampler/logprob_gap'] <= GAPS[name] and row['policy/grad_norm'] > 0
-        assert row['update/skipped'] == 0 and np.isfinite(row['policy/loss'])
-        assert row['batch/trained_rows'] <= 16 and row['perf/recompiles'] == 0
-        assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
-    page = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
-    assert page['totals']['episodes'] == 16
-
-
 def learned(run, rollout, devices, **mesh):
     """(parameters, metrics) after two plain gradient steps on a mesh of these devices."""
     cfg, tx = config.read(micro_runs.config('frozen_lake', **VINE, **mesh)), optax.sgd(1.0)
-    mesh = parts.build_mesh(cfg, devices)
+    mesh = parts.build_mesh(read_config(cfg, None), devices)
     layout = sharding.specs(run.params, sharding.TRAIN_RULES, mesh)
     params = jax.device_put(jax.device_get(run.params), layout)
     laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=(tx, None))
     how = build.build_learning(cfg, mesh, run.training.task, run.tokenizer)
     how = dataclasses.replace(how, optim=updates.Given(of=tx))
-    learn = build.build_learn(parts.build_functions(cfg, run.config, mesh), how)
+    learn = build.build_learn(parts.build_functions(read_config(cfg, None), run.config, mesh), how)
     placed = jax.device_put(rollout, sharding.shard_rows(mesh))
     state, found, *_ = learn(start_state(laid_out, params), Frozen({}, None), placed)
     return jax.device_get((state.params, found))
@@ -327,19 +282,3 @@ def test_no_mesh_changes_what_vine_learns():
         np.testing.assert_allclose(one, other, atol=1e-5)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, jax.device_get(run.params))
     assert max(jax.tree.leaves(moved)) > 1e-3
-
-
-def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, tmp_path):
-    cfg, workdir, rows = finished('every turn')
-    for steps in (2, 3):
-        resumed = cfg.copy_and_resolve_references()
-        resumed.steps = steps
-        assert train.train(resumed, str(tmp_path)) == 0
-    again = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    plain = micro_runs.without_times(again)
-    wanted = micro_runs.without_times(rows)
-    assert [row for row in plain if row['step'] in (0, 1, 3)] == [
-        row for row in wanted if row['step'] in (0, 1, 3)
-    ]
-    one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, tmp_path))
-    jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -20,9 +20,9 @@ from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.answer import END, parse_answer
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')

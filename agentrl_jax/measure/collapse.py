@@ -281,9 +281,7 @@ class Alarm:
     entropy_rise: Reaction = Reaction('warn', 2.0, 10)  # policy/entropy above 2 x start
     information_drop: Reaction = Reaction('warn', 0.1, 3)  # collapse/mi_share below 0.1 x its best
     skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/applied: no optimiser step was taken
-    critic_skipped: Reaction = Reaction(
-        'stop', 1e-6, 5
-    )  # update/critic_applied: of the critic
+    critic_skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/critic_applied: of the critic
     faults: Reaction = Reaction('warn', 0.2, 4)  # rollout/env_error above 0.2
     cut: Reaction = Reaction('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
     max_roll_backs: Annotated[int, ZERO] = 2  # the next one is a stop

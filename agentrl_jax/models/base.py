@@ -53,8 +53,9 @@ class Model(abc.ABC):
     scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
     transposed: bool = False  # kernels are [out, in], as transpose_kernels makes them
 
-    # Modules of a layer in GGUF files and in HuggingFace's, where a family has others than these.
-    GGUF_LAYER: ClassVar[Mapping[str, str]] = {}
+    GGUF_LAYER: ClassVar[
+        Mapping[str, str]
+    ]  # norms of a layer: name in GGUF files, here and in HF's
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:

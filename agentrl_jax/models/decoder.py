@@ -59,6 +59,7 @@ class RMSNorm(nn.Module):
 
     eps: float
     dtype: str
+    scaled_in: str = ''  # dtype in which x meets the scale; '' = dtype
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -66,9 +67,9 @@ class RMSNorm(nn.Module):
         x = x.astype(jnp.float32)
         power = jnp.mean(x * x, axis=-1, keepdims=True) + self.eps
         x = x * jnp.where(power < jnp.inf, jax.lax.rsqrt(power), jnp.nan)
-        # transformers rounds here, before the scale; so do we, to agree in bfloat16 as well
-        x, scale = x.astype(self.dtype), scale.astype(self.dtype)
-        return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+        # transformers rounds before the scale in most families; so do we, to agree in bfloat16
+        x, scale = (y.astype(self.scaled_in or self.dtype) for y in (x, scale))
+        return (x * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
 
 
 def _times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:

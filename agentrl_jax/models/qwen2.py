@@ -25,6 +25,8 @@ CLASSES = {
 class Qwen2(Decoder):
     """Pre-norm decoder with grouped-query attention and SwiGLU."""
 
+    GGUF_LAYER = {'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'}
+
     qkv_bias: bool = True  # Qwen2.5; False: Llama and Qwen3
     qk_norm: bool = False  # Qwen3: RMSNorm over each head of queries and keys, before rotation
 

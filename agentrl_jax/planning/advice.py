@@ -1,7 +1,7 @@
 """What to turn when a program does not fit: each knob with an estimate of what it saves.
 
 Sizes of parameters, moments and caches are exact; those of activations are counted from shapes, so
-the order of the knobs is meant, not the last digit. Compile again after a change.
+trust the order of the knobs, not the last digit. Compile again after a change.
 """
 
 import dataclasses
@@ -69,24 +69,19 @@ def logit_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
 
 
 def _of_state(shapes: Shapes) -> list[Knob]:
-    cfg, mesh = shapes.cfg, shapes.mesh
-    state = programs.device_bytes(shapes.state)
-    reference = programs.device_bytes(shapes.frozen.reference)
-    frozen = programs.device_bytes(shapes.frozen)
-    fsdp, options = mesh.devices.size // mesh.shape['tensor'], []
-    if fsdp > mesh.shape['fsdp']:
-        share = 1 - mesh.shape['fsdp'] / fsdp
-        options.append(Knob(f'mesh.fsdp={fsdp}', int((state + frozen) * share)))
-    critic = (shapes.state.critic_params, shapes.state.critic_opt_state)
-    if shapes.state.critic_params is not None:
-        saving = programs.device_bytes(critic)
-        options.append(Knob('critic.share_backbone=True', saving))
-    if reference:
-        options.append(Knob('loss.kl_coef=0 (no reference model)', reference))
-    if not cfg.lora.rank:  # the policy's parameters stay, as the base of policy and critic
-        left = programs.device_bytes(shapes.state.params)
-        options.append(Knob('lora.rank=64', state + reference - left))
-    return options
+    mesh, state, frozen = shapes.mesh, shapes.state, shapes.frozen
+    reference = programs.device_bytes(frozen.reference)
+    critic = programs.device_bytes((state.critic_params, state.critic_opt_state))
+    fsdp = mesh.devices.size // mesh.shape['tensor']
+    spread = programs.device_bytes((state, frozen)) * (1 - mesh.shape['fsdp'] / fsdp)
+    # The policy's parameters stay, as the base of policy and critic
+    adapted = programs.device_bytes(state) + reference - programs.device_bytes(state.params)
+    return [
+        Knob(f'mesh.fsdp={fsdp}', int(spread)),
+        Knob('critic.share_backbone=True', critic),
+        Knob('loss.kl_coef=0 (no reference model)', reference),
+        Knob('lora.rank=64', 0 if shapes.cfg.lora.rank else adapted),
+    ]
 
 
 def _of_collect(shapes: Shapes) -> list[Knob]:

@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.machine import files
-from agentrl_jax.models import Model, weights
 from agentrl_jax.planning import advice, programs
 from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import Config, read
-from agentrl_jax.run.params import holds_run
 
 CLOSE = 0.9  # share of the memory from which on a run is warned
 MEMINFO = Path('/proc/meminfo')
@@ -66,20 +64,8 @@ class Estimate:
         return 'collect' if 'cache' in self.pieces else 'learn'
 
 
-def sizes_of(cfg: Config) -> Model:
-    """Sizes of the model of a config; of a file only its head is read."""
-    path = files.local_path(cfg.model.path) if cfg.model.path else None
-    if path is not None and holds_run(path):
-        config = sizes_of(parts.config_of_run(path))
-    elif path is not None:
-        config = weights.open_source(path).config()
-    else:
-        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    return dataclasses.replace(config, **parts.execution(cfg))
-
-
 def of_device(device: jax.Device) -> int | None:
-    """Bytes that the programs of a run may use on a device; None where nobody says.
+    """Bytes that the programs of a run may use on a device; None if that is unknown.
 
     The devices of a CPU share the memory of the machine, or of the container, and its swap.
     """
@@ -162,7 +148,7 @@ def check(given: Any) -> None:
     memory = of_device(mesh.local_devices[0])
     if memory is None:
         return
-    config = sizes_of(cfg)
+    config = programs.sizes_of(cfg)
     state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
     found = estimate(shapes)

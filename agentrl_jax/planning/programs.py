@@ -20,7 +20,7 @@ from agentrl_jax.run import config as settings
 from agentrl_jax.run import parts
 from agentrl_jax.run.build import build_learn, build_learning
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import player_of, policy_of
+from agentrl_jax.run.params import holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -69,16 +69,18 @@ class Compiled:
         return self.beside + self.arguments + new
 
 
-def model_config(cfg: Config, tokenizer: Any, model: str, layers: int = 0) -> Any:
-    """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
+def sizes_of(cfg: Config, model: str = '') -> Any:
+    """Sizes of a model: by name, or of the config's; of a file only its head is read."""
+    path = files.local_path(cfg.model.path) if cfg.model.path else None
     if model:
         config = sizes.named(model)
-    elif cfg.model.path:
-        config = weights.open_source(files.local_path(cfg.model.path)).config()
+    elif path is None:
+        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
+    elif holds_run(path):
+        config = sizes_of(parts.config_of_run(path))
     else:
-        config = parts.random_model_config(cfg, tokenizer)
-    config = dataclasses.replace(config, **parts.execution(cfg))
-    return dataclasses.replace(config, num_layers=layers) if layers else config
+        config = weights.open_source(path).config()
+    return dataclasses.replace(config, **parts.execution(cfg))
 
 
 def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
@@ -93,7 +95,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     cfg = settings.read(given, sharding.row_shards(mesh))
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
-    config = model_config(cfg, tokenizer, model, layers)
+    config = sizes_of(cfg, model)
+    config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     task = sharding.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
     txs = parts.build_optimisers(cfg)
     state, frozen = state_of(cfg, config, mesh, txs)
@@ -155,7 +158,9 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        return Compiled(**known, **refused(name, str(error)), compile_seconds=since(began))
+        return Compiled(
+            **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
+        )
     memory, xla = compiled.memory_analysis(), compiled.cost_analysis()
     return Compiled(
         **known,
@@ -166,7 +171,7 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         code=memory.generated_code_size_in_bytes,
         xla_flops=xla['flops'],
         xla_bytes=xla['bytes accessed'],
-        compile_seconds=since(began),
+        compile_seconds=time.monotonic() - began,
     )
 
 
@@ -176,10 +181,6 @@ def beside(name: str, shapes: Shapes) -> int:
         return 0
     policy = shapes.collect[1][0]
     return device_bytes((shapes.state, shapes.frozen)) - device_bytes(policy)
-
-
-def since(began: float) -> float:
-    return time.monotonic() - began
 
 
 def refused(name: str, message: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
     passes += cfg.sampler.corrects or cfg.parity.loss_on != 'sampled'
     critic = 0
-    if cfg.algorithm.USES_CRITIC:  # values before the update; one of its own moves too
+    if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too
         critic = 1 if cfg.shares_backbone else 1 + 3 * cfg.batch.epochs
     learnt = (passes + critic) * body(config, tokens, tokens / rows)
     return played + learnt + passes * head(config, trained)

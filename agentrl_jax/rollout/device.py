@@ -28,8 +28,9 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.models.base import Model, transpose_kernels
 from agentrl_jax.rollout import forks, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.episodes import Episodes, empty_rollout
+from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import answer as answers
+from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
 
@@ -74,13 +75,16 @@ def decode(
     token, logprob = token_rows.sample(slots.rows, params, key, config=config, draw=draw)
     token = jnp.where(live, token, task.pad_id)
     row = jnp.where(live, slots.episode, out.tokens.shape[0])
-    eos = jnp.isin(token, task.eos_ids) & live
-    parser = answers.advance(task.answer, slots.answer, token, live)
-    response = slots.response + live
-    answered = answers.matched(task.answer, parser) & stop_at_answer
-    stop = jnp.where(response >= max_response, TurnStop.LENGTH, TurnStop.NONE)
-    stop = jnp.where(answered, TurnStop.ANSWER, stop)
-    stop = jnp.where(eos, TurnStop.EOS, stop)
+    stop, response, parser = stops.turn_stop(
+        token,
+        live,
+        slots.response,
+        slots.answer,
+        advance=functools.partial(answers.advance, task.answer),
+        matched=lambda parser: answers.matched(task.answer, parser) & stop_at_answer,
+        eos_ids=task.eos_ids,
+        max_response=max_response,
+    )
     turn = slots.world.turn
     out = out.replace(
         tokens=out.tokens.at[row, length].set(token, mode='drop'),
@@ -525,9 +529,10 @@ def start(
         answer=answers.init_answer(task.answer, slots),
         world=world,
         next_episode=zero,
-        out=empty_rollout(
-            task.wording,
+        out=Rollout.empty(
             listed.level,
+            task.prefix,
+            pad_id=task.pad_id,
             max_tokens=max_tokens,
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,

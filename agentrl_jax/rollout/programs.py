@@ -99,12 +99,17 @@ def decode(
         state, steps = carry
         live = state.live
         token, logprob = token_rows.sample(state.rows, params, k_tokens, config=config, draw=draw)
-        eos = jnp.isin(token, ends.eos_ids)
-        found = jnp.where(live & ~eos, stops.advance(ends.strings, state.found, token), state.found)
-        place, count = jnp.where(live, state.count, longest), state.count + live
-        stop = jnp.where(count >= longest, TurnStop.LENGTH, TurnStop.NONE)
-        stop = jnp.where(found == ends.strings.last, TurnStop.ANSWER, stop)
-        stop = jnp.where(eos, TurnStop.EOS, stop)
+        place = jnp.where(live, state.count, longest)
+        stop, count, found = stops.turn_stop(
+            token,
+            live,
+            state.count,
+            state.found,
+            advance=functools.partial(stops.advance, ends.strings),
+            matched=functools.partial(stops.matched, ends.strings),
+            eos_ids=ends.eos_ids,
+            max_response=longest,
+        )
         state = state.replace(
             rows=token_rows.push(state.rows, params, token, live, config=config),
             live=live & (stop == TurnStop.NONE),

@@ -20,7 +20,7 @@ from agentrl_jax.models import DRAWN, Model, lora, weights
 from agentrl_jax.models.base import transpose_kernels
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rollout import device, host, rewards
-from agentrl_jax.rollout.episodes import draw_forks, empty_rollout
+from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
@@ -30,6 +30,7 @@ from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
+from agentrl_jax.types import Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
@@ -288,13 +289,14 @@ def check_reward(cfg: Config, task: TextTask | HostTask) -> None:
         return
     shapes = jax.eval_shape(
         functools.partial(
-            empty_rollout,
+            Rollout.empty,
+            pad_id=task.pad_id,
             max_tokens=cfg.rollout.max_tokens,
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
         ),
-        task.wording,
         jax.ShapeDtypeStruct((cfg.rollout.episodes,), np.int32),
+        task.prefix,
     )
     rewards.check_traced(function, shapes, task, name=name)
 
@@ -374,7 +376,7 @@ def build_host_collect(
         strings=build_stop_table(tokenizer.token_bytes(), stop),
         read_tokens=hosts.read_tokens,
         poll=hosts.poll,
-        patience=host.Patience(
+        policy=host.RetryPolicy(
             timeout_s=hosts.timeout_s,
             tries=hosts.tries,
             outage_s=hosts.outage_s,
