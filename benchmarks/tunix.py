@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from agentrl_jax.algorithms import grpo
+from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.envs.hosts.base import Items
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.models import Model
@@ -147,7 +147,7 @@ def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
         played, _ = collect(state.params)
         zeros = jnp.zeros_like(played.logprobs)
         scores = Scores(old_logprobs=played.logprobs, ref_logprobs=zeros, values=zeros)
-        return optimise(state, grpo.make_batch(played, scores, group_size=GROUP))
+        return optimise(state, GRPO().make_batch(played, scores, group_size=GROUP))
 
     params = common.init_params(config)
     out, _ = jax.device_get(jax.jit(collect)(params))

@@ -44,8 +44,9 @@ class GSPO(GRPO):
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
         mean = self.log_ratios(logprobs, batch)
         current = jnp.where(batch.mask, logprobs, 0.0)
-        own = jax.lax.stop_gradient(mean - current) + current  # value of the mean, gradient of its
-        own = jnp.where(batch.mask, own, 0.0)  # own log pi
+        # The value of the mean, the gradient of the token's own log pi
+        own = jax.lax.stop_gradient(mean - current) + current
+        own = jnp.where(batch.mask, own, 0.0)
         return losses.clipped_surrogate(own, batch.advantages, batch.mask, **self.clip.keywords)
 
 
