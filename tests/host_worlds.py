@@ -158,7 +158,7 @@ SETTINGS = dict(
     read_tokens=16,
     max_tokens=320,
     max_response=3,
-    patience=host.Patience(),
+    policy=host.RetryPolicy(),
 )
 
 

@@ -15,7 +15,7 @@ from agentrl_jax.envs.library.levels import EMPTY, PEOPLE
 from agentrl_jax.envs.library.world import EnvParams, EnvState
 from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.measure import metrics, validation
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import Progress

@@ -15,7 +15,8 @@ from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.measure import metrics, validation
-from agentrl_jax.rollout import game, host, programs
+from agentrl_jax.rollout import host, programs
+from agentrl_jax.rollout.host_rollout import figures_of
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -65,10 +66,10 @@ def test_what_worlds_measure_is_that_of_their_last_replies():
 
 def test_a_server_that_measures_nothing_gives_no_zeros_and_another_number_is_an_error():
     env = hosts.Tests()
-    np.testing.assert_array_equal(game.figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
-    assert np.isnan(game.figures_of(Reply(''), env)).all()
+    np.testing.assert_array_equal(figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
+    assert np.isnan(figures_of(Reply(''), env)).all()
     with pytest.raises(ValueError, match='echo: a reply measures 1 figures, .* said, last'):
-        game.figures_of(Reply('', figures=(1.0,)), env)
+        figures_of(Reply('', figures=(1.0,)), env)
 
 
 def test_the_sampler_is_the_trainer():
@@ -88,7 +89,7 @@ def test_latencies_change_nothing(seed):
 @pytest.mark.soak
 def test_crashed_worlds_are_replayed_and_change_nothing():
     out, counters = hosts.play(
-        make=troubled(4, crash=0.3), patience=host.Patience(tries=50, min_healthy=0)
+        make=troubled(4, crash=0.3), policy=host.RetryPolicy(tries=50, min_healthy=0)
     )
     assert counters['hosts/retries'][0] > 3 and not counters['hosts/faults'][0]
     assert_same(out, calm()[0])
@@ -99,7 +100,7 @@ def test_worlds_that_hang_are_left_behind_and_change_nothing():
     try:
         out, counters = hosts.play(
             make=troubled(5, hang=0.15, release=release),
-            patience=host.Patience(timeout_s=0.3, tries=50, min_healthy=0),
+            policy=host.RetryPolicy(timeout_s=0.3, tries=50, min_healthy=0),
         )
     finally:
         release.set()
@@ -113,15 +114,15 @@ def test_a_rollout_says_where_it_is_while_it_is_played():
 
     class Watched(hosts.Echo):
         def step(self, action):
-            seen.append(collect.worlds.game.in_flight())
+            seen.append(collect.worlds.rollout.in_flight())
             return super().step(action)
 
     collect = hosts.collector(conversation, Watched)
-    assert collect.worlds.game is None
+    assert collect.worlds.rollout is None
     task = hosts.conversation_of(hosts.Tests())[0]
     collect(tiny.cloned('frozen_lake')[0], task, tiny.episodes('frozen_lake'), tiny.KEY)
     collect.worlds.pool.close()
-    assert collect.worlds.game is None and len(seen) >= 16
+    assert collect.worlds.rollout is None and len(seen) >= 16
     for now in seen:  # 16 episodes, 8 rows; whoever says it is a world that is waited for
         assert now.waiting >= 1 and now.waiting + now.playing <= 8 and 0 <= now.slowest_s < 60
         assert now.left <= 8 and (now.retries, now.faults) == (0, 0)

@@ -26,7 +26,7 @@ from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.web.miniwob import MiniWoB
 from agentrl_jax.envs.hosts.web.world import WebArena
 from agentrl_jax.envs.hosts.webshop.world import WebShop
-from agentrl_jax.run import check
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.sweeps import spec
 from configs import base, deepsearch
@@ -95,7 +95,7 @@ def test_the_paper_s_arms_of_search_are_possible_in_its_sizes():
     deep = deepsearch.get_config()
     assert (deep.rollout.num_groups, deep.rollout.group_size, deep.env.max_turns) == (32, 4, 5)
     for cell in (cfg, deep, *cells):
-        check.check(cell)
+        read_config(cell)
         room = cell.env.max_turns * (cell.rollout.max_response + cell.hosts.max_observation + 16)
         assert room + 320 <= cell.rollout.max_tokens
     mt_ppo = cells[-1]

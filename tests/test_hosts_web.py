@@ -638,7 +638,7 @@ def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(monkeypa
     pool = keepers.Pool(make, lambda text, instruction: text)
 
     def asked(*said, replies=()):
-        pool.submit(keepers.Job(seat=0, stream=0, item=3, actions=said, replies=replies))
+        pool.submit(keepers.Request(slot=0, stream=0, item=3, actions=said, replies=replies))
         return pool.done.get(timeout=60)
 
     begun = asked()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_jax.settings import tree
-from agentrl_jax.settings.marks import Chosen, From, When
+from agentrl_jax.settings.marks import From, When
 
 
 @functools.cache
@@ -41,23 +41,23 @@ def doc(leaf: tree.Leaf) -> str:
     return next(filter(None, (comments(cls).get(leaf.attribute) for cls in classes)), '')
 
 
-def show(made: Any, given: Mapping[str, Any]) -> str:
-    """Settings, a field a line, with the value of the chosen class where that differs.
+def show(root: type, full: Any, given: Mapping[str, Any]) -> str:
+    """A ConfigDict, a field a line; after those of a chosen class, its name and its own value.
 
-    given: {dotted name: value} of the ConfigDict that they were read from.
+    full: with the values that a run has; given: {dotted name: value} as it was before.
     """
-    chosen = {}
-    for leaf, each, _ in tree.variants(type(made)):
-        key = leaf.marks[Chosen].key(getattr(made, leaf.attribute))
-        chosen |= dict.fromkeys(each[key], key) | {n: (x, key) for n, x in each[key].items()}
+    notes = {}
+    for leaf, each, every in tree.variants(root):
+        own = tree.values(tree.read(root, {n: x for n, x in given.items() if n not in every}))
+        for name, one in each[given[leaf.name]].items():
+            value = one.default if own[name] is None else own[name]
+            notes[name] = (given[leaf.name], value)
     lines = []
-    for name, value in tree.values(made).items():
-        note = ''
-        if name in chosen and value is not None:
-            leaf, key = chosen[name]
-            other = given.get(name) not in (None, leaf.default)
-            note = f'  # {key}: {leaf.default!r}' if other else f'  # {key}'
-        lines.append(f'{name} = {value!r}{note}')
+    for name, value in tree.flat(full).items():
+        lines.append(f'{name} = {value!r}')
+        if name in notes and value is not None:
+            key, own = notes[name]
+            lines[-1] += f'  # {key}' if value == own else f'  # {key}: {own!r}'
     return '\n'.join(lines)
 
 

@@ -21,6 +21,7 @@ from ml_collections.config_dict import placeholder
 
 from agentrl_jax.settings.marks import At, Chosen, From, In, Inline, Off, OneOf, When, Words
 
+APART = types.MappingProxyType({'apart': True})  # metadata of fields that are no settings
 WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
 
 
@@ -131,6 +132,8 @@ def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, An
     """(attribute, its Leaf, or (class, at, default) of a group); AT of a class outweighs at."""
     at, default = getattr(cls, 'AT', at), cls() if default is None else default
     for field in dataclasses.fields(cls):
+        if 'apart' in field.metadata:
+            continue
         (kind, marks), value = hints(cls)[field.name], getattr(default, field.name)
         if dataclasses.is_dataclass(value) and Chosen not in marks:
             yield field.name, (type(value), at if Inline in marks else f'{at}{field.name}.', value)
@@ -164,10 +167,10 @@ def flat(cfg: Any, prefix: str = '') -> dict[str, Any]:
     return found
 
 
-def defaults(root: type) -> dict[str, Leaf]:
+def defaults(root: type, at: str = '') -> dict[str, Leaf]:
     """Every field by its dotted name, with the default that the ConfigDict has (None: unset)."""
-    known = leaves(root)
-    for leaf, each, every in variants(root):
+    known = leaves(root, at)
+    for leaf, each, every in variants(root, at):
         name = leaf.marks[Chosen].key(leaf.default)
         known[leaf.name] = dataclasses.replace(leaf, hint=str, default=name)
         for name, one in every.items():
@@ -176,14 +179,14 @@ def defaults(root: type) -> dict[str, Leaf]:
     return known
 
 
-def config_dict(root: type) -> Any:
-    """The ConfigDict of a root."""
-    nested: dict = {}
-    for name, leaf in defaults(root).items():
+def config_dict(root: type, section: str = '') -> Any:
+    """The ConfigDict of a root, or of the section of that name."""
+    nested: dict = {section: {}} if section else {}
+    for name, leaf in defaults(root, section and f'{section}.').items():
         *sections, last = name.split('.')
         part = functools.reduce(lambda part, word: part.setdefault(word, {}), sections, nested)
         part[last] = placeholder(leaf.kind) if leaf.default is None else leaf.default
-    return ml_collections.ConfigDict(nested)
+    return ml_collections.ConfigDict(nested[section] if section else nested)
 
 
 def read(cls: type, cfg: Any, at: str = '') -> Any:

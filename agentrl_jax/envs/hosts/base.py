@@ -42,6 +42,11 @@ class HostEnvironment:
         """Whether worlds are in this process."""
         return True
 
+    @property
+    def local_server_capacity(self) -> int:
+        """Worlds in the servers that each process of a run starts; 0 = it starts none."""
+        return 0
+
     def check(self) -> None:
         """Raises what a world needs and is not installed, by name."""
 

@@ -157,6 +157,10 @@ class Served(Remote):
     def here(self) -> bool:
         return not self.urls and not self.launch
 
+    @property
+    def local_server_capacity(self) -> int:
+        return 0 if self.urls else self.launch * self.room
+
     def check(self) -> None:
         if self.urls:
             return
