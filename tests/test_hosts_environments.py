@@ -40,7 +40,7 @@ def built(name, **settings):
     cfg.env.name = name
     with cfg.unlocked():
         cfg[name].update(settings)
-    return build_environment(cfg, 'train')
+    return build_environment(read_config(cfg), 'train')
 
 
 def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
