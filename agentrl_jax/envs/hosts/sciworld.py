@@ -261,7 +261,7 @@ class SciWorld:
 class SciWorldPlayer(Read):
     """ScienceWorld with the simulator's path to the end of the game beside it.
 
-    The path is not found anew: behind a step aside it goes on where it was, and may lead nowhere.
+    The path is not found anew: after a step aside it goes on where it was, and may lead nowhere.
     Random play takes any of its actions.
     """
 

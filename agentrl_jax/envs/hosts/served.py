@@ -6,7 +6,7 @@ import functools
 import importlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -137,7 +137,12 @@ class Served(Remote):
     room: Annotated[int, ONE] = 64  # worlds in each of them
 
     WORLD: ClassVar[Any]  # class; its PLAY is the dataclass of its keywords
+    PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, by the field prompt
     QUIRKS: ClassVar[Quirks | None] = None  # None: those of its name in agentgym.ENVIRONMENTS
+
+    @property
+    def instruction(self) -> str:
+        return self.PROMPTS[self.prompt]
 
     @property
     def quirks(self) -> Quirks:

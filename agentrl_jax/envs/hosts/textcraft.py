@@ -209,7 +209,7 @@ class Recipes:
 
     @functools.cache  # noqa: B019
     def commands(self, item: str, count: int) -> int:
-        """Commands that it takes to get so many of an item from nothing, if nothing is shared."""
+        """Commands that it takes to get a number of an item from nothing, if nothing is shared."""
         if self.fetchable(item):
             return 1
         return min(
@@ -511,11 +511,7 @@ class TextCraftEnvironment(Served, Play):
     most_commands: Annotated[int, ZERO] = 0  # of the planner to a goal; 0 = any number
     variants: Annotated[int, ONE] = 1  # items of a goal, each among other recipes
 
-    name, quick, WORLD = 'textcraft', True, TextCraft
-
-    @property
-    def instruction(self) -> str:
-        return PROMPTS[self.prompt]
+    name, quick, WORLD, PROMPTS = 'textcraft', True, TextCraft, PROMPTS
 
     @property
     def accepted(self) -> str:

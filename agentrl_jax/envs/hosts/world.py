@@ -48,7 +48,7 @@ def package_folder(name: str, missing: str) -> pathlib.Path:
 
 
 class WorldError(RuntimeError):
-    """The world failed: no answer of the policy is to blame, and none is to be trained on.
+    """The world failed: no answer of the policy is to blame, and none is trained on.
 
     Where the world is deterministic, a fresh one is given the actions so far and asked again; where
     it is not, or fails again and again, the episode ends with EpisodeStop.ENV_ERROR. What it says

@@ -172,11 +172,7 @@ class MiniWoBEnvironment(Served, Play):
     seeds: Annotated[int, ONE] = 100  # of each task, an item each
     room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
 
-    name, WORLD = 'miniwob', MiniWoB
-
-    @property
-    def instruction(self) -> str:
-        return PROMPTS[self.prompt]
+    name, WORLD, PROMPTS = 'miniwob', MiniWoB, PROMPTS
 
     @property
     def accepted(self) -> str:
