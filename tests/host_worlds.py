@@ -101,14 +101,17 @@ class Kept:
         return 5, self.play.instruction
 
     async def reset(self, number, item):
-        self.last = {'observation': self.play.reset(item)} | self.play.details()
+        self.last = {'observation': self.play.reset(item)} | self.details()
         return self.last
 
     async def step(self, number, action):
         reply = self.play.step(action)
         self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
-        self.last |= self.play.details()
+        self.last |= self.details()
         return self.last
+
+    def details(self):
+        return getattr(self.play, 'details', dict)()
 
     def told(self, number):
         return self.last

@@ -177,11 +177,6 @@ def test_an_answer_that_is_none_is_an_error_and_the_session_ends(sessions, world
     assert world.step('go').observation == 'heard go'
 
 
-def test_an_address_that_is_none_is_refused():
-    with pytest.raises(ValueError, match='http://'):
-        OpenEnv('localhost', action_field='text')
-
-
 def test_the_password_of_an_address_is_in_no_error():
     for address in ('http://me:secret@127.0.0.1:9', 'http://me:secret@127.0.0.1:x'):
         with pytest.raises((WorldDown, ValueError), match='127.0.0.1') as raised:

@@ -2,12 +2,8 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import fastapi
 import host_worlds as hosts
@@ -15,7 +11,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from agentrl_jax.envs.hosts import served, server
+from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring, world
 from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment, WebShop
 from agentrl_jax.envs.splits import SPLITS
@@ -389,42 +385,6 @@ def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
     assert sorted(sum(splits, [])) == list(range(256)) and min(map(len, splits)) > 10
 
 
-def digest():
-    """Of pages that an oracle sees."""
-    play, said = WebShop(products=60), []
-    for item in range(0, len(play.shop.goals), 9):
-        said += [play.reset(item), *(play.step(action).observation for action in play.plan())]
-    return hashlib.sha256('\n'.join(said).encode()).hexdigest()
-
-
-def test_pages_are_the_same_in_another_interpreter_with_other_hashes():
-    paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
-    other = {'PYTHONHASHSEED': '12345', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
-    found = subprocess.run(
-        [sys.executable, '-c', 'import test_hosts_webshop as t; print(t.digest())'],
-        env=os.environ | other,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.strip() == digest()
-
-
-def test_settings_and_items_that_do_not_exist_are_errors(shop):
-    for name in ('prompt', 'rewards'):
-        with pytest.raises(ValueError, match=f"shop.{name}='x' must be one of"):
-            WebShop(**{name: 'x'})
-    with pytest.raises(ValueError, match='shop.products=0 must be at least 1'):
-        WebShop(products=0)
-    with pytest.raises(ValueError, match='item -1 is not in'):
-        shop.reset(-1)
-    for wrong in ({'products': 9}, {'products': 2, 'files': ('a', 'b')}):
-        with pytest.raises(ValueError, match='hold 1 to 8 products each'):
-            WebShop(stalls=4, **wrong)
-    with pytest.raises(ValueError, match='item 4 is not in 0..3'):
-        WebShop(stalls=4, products=1).reset(4)
-
-
 # ---- as environments and servers have it ---------------------------------------------------------
 
 
@@ -436,19 +396,6 @@ def test_a_run_s_environment_has_items_and_a_world_that_reads_answers():
         assert play.reset(int(params.items[0])).endswith('Actions: search[words]')
         reply = play.step('Thought: a search[x]?\nAction: search[table]')
         assert 'Total results' in reply.observation and len(reply.figures) == len(env.FIGURES)
-
-
-def test_a_run_may_play_on_a_server_of_its_own():
-    env = ShopEnvironment(products=60)
-    far = dataclasses.replace(env, launch=1)
-    with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
-        assert near.reset(3) == there.reset(3)
-        for action in ('what?', *(f'Action: {action}' for action in near.world.plan())):
-            reply = near.step(action)
-            assert there.step(action) == reply
-        assert reply.done and reply.success and reply.figures == (1.0,)
-    served.launched('shop', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
-    served.launched.cache_clear()
 
 
 def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
@@ -467,7 +414,7 @@ def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
 
 def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
     app, play = fastapi.FastAPI(), world.AgentGymShop(products=60)
-    server.add_webshop(app, hosts.Kept(play))
+    server.BY_INDEX['webshop'].add(app, hosts.Kept(play))
     client = TestClient(app)
 
     def post(path, **body):
