@@ -1,4 +1,4 @@
-"""The critic: a backbone of its own with a value head (RAGEN), or a head on the policy's states."""
+"""The critic: its own backbone with a value head (RAGEN), or a head on the policy's states."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from agentrl_jax.types import Params
 
 
 def init_head(config: Model) -> Params:
-    """A value head that says 0: the first advantages are then plain returns."""
+    """A value head that gives 0: the first advantages are then plain returns."""
     return {'kernel': jnp.zeros((config.hidden_size, 1)), 'bias': jnp.zeros(1)}
 
 

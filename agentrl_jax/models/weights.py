@@ -193,7 +193,7 @@ class SafetensorsSource:
         self._drop_zero_biases()
 
     def _drop_zero_biases(self) -> None:
-        """Llama with attention_bias has one behind attention too; zeros are the model without it.
+        """Llama with attention_bias has one after attention too; zeros are the model without it.
 
         Exports write them where a Qwen2.5 model has a tokenizer of another kind (export.py).
         """
