@@ -277,13 +277,3 @@ def test_a_bfloat16_sampler_is_corrected_within_bounds():
     found = factors(batch, plain)
     inside = found[found != 0]
     assert 0 < len(inside) < len(found) and (np.abs(inside - 1) <= 0.002 + 1e-6).all()
-
-
-@pytest.mark.parametrize('correction', ['tis', 'icepop'])
-def test_a_sampler_of_the_same_precision_needs_no_correction(correction):
-    plain, _, _ = corrected('')
-    batch, measured, _ = corrected('', sampler_correction=correction)
-    np.testing.assert_allclose(factors(batch, plain), 1.0, atol=1e-5)
-    np.testing.assert_allclose(batch.advantages, plain.advantages, atol=1e-4)
-    assert measured['sampler/logprob_gap'] <= 1e-5 and measured['sampler/outside'] == 0
-    assert measured['sampler/weight'] == pytest.approx(1.0, abs=1e-5)
