@@ -13,8 +13,10 @@ from tiny_models import TINY, forward, random_params, rows
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention, base, critic, decoder, sizes
+from agentrl_jax.models.functions import model_functions
 
-values = jax.jit(critic.values, static_argnums=1)
+fns = model_functions(TINY, None, has_critic=True, shares_backbone=False)
+values = jax.jit(functools.partial(fns.values, None))
 
 
 def test_rotation_by_hand():
@@ -170,7 +172,7 @@ def test_a_fresh_critic_copies_the_backbone_and_says_zero():
     assert set(params) == {'backbone', 'value_head'} and set(params['backbone']) == {'model'}
     jax.tree.map(np.testing.assert_array_equal, params['backbone']['model'], policy['model'])
     tokens, positions = rows(TINY)
-    out = values(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    out = values(params, tokens, positions, jnp.ones(tokens.shape, bool))
     assert out.shape == tokens.shape and out.dtype == jnp.float32
     assert not out.any()
 
@@ -183,6 +185,6 @@ def test_values_by_hand_and_their_first_gradient_reaches_the_head():
     params = critic.init(random_params(TINY), TINY)
     tokens, positions = rows(TINY)
     mask = jnp.ones(tokens.shape, bool)
-    grads = jax.jit(jax.grad(lambda p: values(p, TINY, tokens, positions, mask).sum()))(params)
+    grads = jax.jit(jax.grad(lambda p: values(p, tokens, positions, mask).sum()))(params)
     assert np.abs(grads['value_head']['kernel']).max() > 0.1
     np.testing.assert_allclose(grads['value_head']['bias'], [tokens.size])

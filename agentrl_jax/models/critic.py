@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from agentrl_jax.models import Model
 from agentrl_jax.types import Params
@@ -22,22 +21,3 @@ def init(policy_params: Params, config: Model) -> Params:
 def value_from_hidden(head: Params, hidden: jax.Array) -> jax.Array:
     """hidden [B, T, D] -> float32 [B, T]."""
     return hidden.astype(jnp.float32) @ head['kernel'][:, 0] + head['bias'][None]
-
-
-def values(
-    params: Params,
-    config: Model,
-    tokens: jax.Array,
-    positions: jax.Array,
-    attention_mask: jax.Array,
-    *,
-    row_sharding: NamedSharding | None = None,
-) -> jax.Array:
-    """V at each position, of the prefix up to and including it (not shifted). float32 [B, T].
-
-    row_sharding as in Model.forward.
-    """
-    hidden = config.forward(
-        params['backbone'], tokens, positions, attention_mask, row_sharding=row_sharding
-    )
-    return value_from_hidden(params['value_head'], hidden)
