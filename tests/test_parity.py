@@ -182,6 +182,11 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
             {'parity.loss_on': 'all', 'loss.sampler_correction': 'tis'},
             'it needs loss.sampler_correction=off',
         ),
+        ({'rollout.sampler_dtype': 'int8'}, "rollout.sampler_dtype='int8' is not one of"),
+        ({'loss.sampler_correction': 'clip'}, "loss.sampler_correction='clip' is not one of off"),
+        ({'loss.sampler_high': 3.0}, 'no effect with loss.sampler_correction=off'),
+        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'must be at most 1 and'),
+        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'must be at most 1 and'),
     ],
 )
 def test_switches_that_exclude_something_say_so(changes, message):
@@ -263,28 +268,3 @@ def test_a_bfloat16_sampler_is_corrected_within_bounds():
     found = factors(batch, plain)
     inside = found[found != 0]
     assert 0 < len(inside) < len(found) and (np.abs(inside - 1) <= 0.002 + 1e-6).all()
-
-
-@pytest.mark.parametrize('correction', ['tis', 'icepop'])
-def test_a_sampler_of_the_same_precision_needs_no_correction(correction):
-    plain, _, _ = corrected('')
-    batch, measured, _ = corrected('', sampler_correction=correction)
-    np.testing.assert_allclose(factors(batch, plain), 1.0, atol=1e-5)
-    np.testing.assert_allclose(batch.advantages, plain.advantages, atol=1e-4)
-    assert measured['sampler/logprob_gap'] <= 1e-5 and measured['sampler/outside'] == 0
-    assert measured['sampler/weight'] == pytest.approx(1.0, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'rollout.sampler_dtype': 'int8'}, "rollout.sampler_dtype='int8' must be one of"),
-        ({'loss.sampler_correction': 'clip'}, "loss.sampler_correction='clip' must be one of off"),
-        ({'loss.sampler_high': 3.0}, 'no effect with loss.sampler_correction=off'),
-        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'must be at most 1 and'),
-        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'must be at most 1 and'),
-    ],
-)
-def test_corrections_that_cannot_be_meant_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(micro_runs.config('frozen_lake', **changes))
