@@ -19,7 +19,7 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs.base import TextEnvironment, environment
 from agentrl_jax.rl import update
 from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop, Scores, TrainState
+from agentrl_jax.types import EpisodeStop, Scores
 
 CELLS, TURNS, GROUPS, GROUP_SIZE, SEEDS = 8, 12, 6, 8, 8
 SYMBOLS = CELLS + 1  # what is seen: a cell or the pit; what is said: a name
@@ -138,29 +138,11 @@ def program(name):
         zeros = jnp.zeros_like(rollout.logprobs)
         scores = Scores(old_logprobs=rollout.logprobs, ref_logprobs=zeros, values=zeros)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
-        state, _ = update.update_step(
-            state,
-            batch,
-            hidden_fn=hidden,
-            head_fn=lambda p: p['table'],
-            values_fn=None,
-            tx=tx,
-            critic_tx=None,
-            loss=algorithm.loss,
-        )
+        state = toy.table_update(state, batch, algorithm, tx, hidden)
         return state, rollout.action_mask.sum()
 
     def run(task_, horizons, key):
-        table = {'table': jnp.zeros((SYMBOLS, SYMBOLS))}
-        state = TrainState(
-            step=jnp.int32(0),
-            params=table,
-            opt_state=tx.init(table),
-            critic_params=None,
-            critic_opt_state=None,
-            kl_coef=jnp.float32(0),
-            skipped=jnp.int32(0),
-        )
+        state = toy.table_state({'table': jnp.zeros((SYMBOLS, SYMBOLS))}, tx)
         keys = jax.random.split(key, len(horizons) + 1)
         state, sampled = jax.lax.scan(
             lambda state, x: step(state, task_, *x), state, (keys[1:], horizons)

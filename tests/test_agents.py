@@ -12,8 +12,8 @@ import optax
 import pytest
 import tiny_agents as tiny
 import toy_rollouts as toy
+from host_worlds import OBJECTS as HOSTS
 from test_context import samples
-from test_host_runs import HOSTS
 
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
@@ -55,34 +55,30 @@ def kinds(agent, ends, trial_turns=99):
     return found
 
 
-def test_a_plan_comes_first_and_again_after_so_many_turns_that_act():
-    assert [kind for kind, _, _ in kinds(Agent(plans=True), ())] == [PLAN] + [ACT] * 9
-    again = kinds(Agent(plans=True, plan_every=2), ())
-    assert [kind for kind, _, _ in again] == [PLAN, ACT, ACT] * 3 + [PLAN]
-    assert all(kind == ACT for kind, _, _ in kinds(Agent(), ()))
+A, P, R = ACT, PLAN, REFLECT
+SCHEDULES = [  # agent, turns that end a trial, turns of a trial; kinds, turns that begin a level
+    (Agent(), (), 99, [A] * 10, []),
+    (Agent(plans=True), (), 99, [P] + [A] * 9, []),
+    (Agent(plans=True, plan_every=2), (), 99, [P, A, A] * 3 + [P], []),
+    # The last turn of a trial acts: nobody would follow its plan
+    (Agent(plans=True, plan_every=1), (), 5, [P, A, P, A, A], []),
+    (Agent(plans=True, plan_every=1, trials=2), {2}, 3, [P, A, A] * 2, [2]),
+    (Agent(reflects=True, trials=3), {1, 4}, 99, [A, A, R, A, A, R] + [A] * 4, [2, 5]),
+    (Agent(trials=2), {3}, 99, [A] * 10, [3]),
+    (Agent(plans=True, trials=2), {3}, 99, [P, A, A, A, P] + [A] * 5, [3]),
+    (Agent(plans=True, reflects=True, trials=2), {1}, 99, [P, A, R, P] + [A] * 6, [2]),
+]
 
 
-def test_the_last_turn_of_a_trial_acts():
-    """With five turns and a plan before each other one the last was a plan that nobody followed."""
-    got = kinds(Agent(plans=True, plan_every=1), (), trial_turns=5)
-    assert [kind for kind, _, _ in got[:5]] == [PLAN, ACT, PLAN, ACT, ACT]
-    got = kinds(Agent(plans=True, plan_every=1, trials=2), {2}, trial_turns=3)
-    assert [kind for kind, _, _ in got[:6]] == [PLAN, ACT, ACT] * 2
-
-
-def test_a_reflection_stands_between_trials_and_the_level_begins_behind_it():
-    got = kinds(Agent(reflects=True, trials=3), {1, 4})
-    assert [kind for kind, _, _ in got] == [ACT, ACT, REFLECT, ACT, ACT, REFLECT] + [ACT] * 4
-    assert [trial for _, trial, _ in got] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
-    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == [2, 5]
-
-
-def test_without_a_reflection_the_level_begins_at_once_and_is_planned_anew():
-    assert [turn for turn, (_, _, fresh) in enumerate(kinds(Agent(trials=2), {3})) if fresh] == [3]
-    got = kinds(Agent(plans=True, trials=2), {3})
-    assert [kind for kind, _, _ in got] == [PLAN, ACT, ACT, ACT, PLAN] + [ACT] * 5
-    both = kinds(Agent(plans=True, reflects=True, trials=2), {1})
-    assert [kind for kind, _, _ in both] == [PLAN, ACT, REFLECT, PLAN] + [ACT] * 6
+@pytest.mark.parametrize(('agent', 'ends', 'limit', 'expected', 'begins'), SCHEDULES)
+def test_which_turn_comes_when_by_hand(agent, ends, limit, expected, begins):
+    got = kinds(agent, ends, limit)[: len(expected)]
+    assert [kind for kind, _, _ in got] == expected
+    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == begins
+    started = [sum(end < turn for end in ends) for turn in range(len(got))]
+    assert [
+        trial for _, trial, _ in got
+    ] == started  # a reflection is of the trial that it prepares
 
 
 def test_trials_share_the_turns_evenly():
@@ -190,50 +186,43 @@ def test_a_written_turn_has_no_reward_that_the_next_prompt_could_tell():
         assert whole - opening == seen
 
 
-@pytest.mark.parametrize('closing', ['</plan>', '</reflect>'])
-def test_a_written_answer_matches_where_it_holds_what_closes_it(closing):
-    pieces = ['a', '<', '</', 'pl', 'an>', '||', '>', 'reflect', '</plan>', '</reflect', ' Up']
-    table = answer.build_answer_table(
-        [piece.encode() for piece in pieces],
-        ['Up', 'Left'],
-        max_actions=2,
-        opening='<think>',
-        closings=('</plan>', '</reflect>'),
-    )
+def every_four(pieces, part=None, **settings):
+    """(texts, whether each matched, its parts) of all answers of four of the pieces."""
+    ends = settings.pop('ends', [])
+    spelled = answer.with_ends([piece.encode() for piece in pieces], ends)
+    table = answer.build_answer_table(spelled, ['Up', 'Left'], max_actions=2, **settings)
     rows = np.asarray(list(itertools.product(range(len(pieces)), repeat=4)), np.int32)
-    part = PLAN if closing == '</plan>' else REFLECT
-    state = answer.init_answer(table, len(rows), jnp.full(len(rows), part))
+    state = answer.init_answer(table, len(rows), part and jnp.full(len(rows), part))
     for column in rows.T:
         state = answer.advance(table, state, column, jnp.ones(len(rows), bool))
-    texts = [''.join(pieces[i] for i in row) for row in rows]
-    wanted = [answer.parse_written(said.encode(), closing) for said in texts]
-    assert 0 < sum(wanted) < len(rows)
-    np.testing.assert_array_equal(answer.matched(table, state), wanted)
-    for said, match, parts in zip(texts, wanted, np.asarray(state.parts), strict=True):
+    texts = [b''.join(spelled[i] for i in row) for row in rows]
+    return texts, np.asarray(answer.matched(table, state)), np.asarray(state.parts).tolist()
+
+
+@pytest.mark.parametrize(('part', 'closing'), [(PLAN, '</plan>'), (REFLECT, '</reflect>')])
+def test_a_written_answer_matches_where_it_holds_what_closes_it(part, closing):
+    pieces = ['a', '<', '</', 'pl', 'an>', '||', '>', 'reflect', '</plan>', '</reflect', ' Up']
+    texts, matched, found = every_four(
+        pieces, part, opening='<think>', closings=('</plan>', '</reflect>')
+    )
+    wanted = [answer.parse_written(said, closing) for said in texts]
+    assert 0 < sum(wanted) < len(texts)
+    np.testing.assert_array_equal(matched, wanted)
+    for said, match, parts in zip(texts, wanted, found, strict=True):
         if match:  # what it names
-            named = [name.strip() for name in said.split(closing)[0].split('||')]
-            found = [0 if name == 'Up' else answer.UNKNOWN for name in named if name]
-            assert parts.tolist() == (found + [answer.ABSENT] * 2)[:2], said
+            named = [name.strip() for name in said.split(closing.encode())[0].split(b'||')]
+            names = [0 if name == b'Up' else answer.UNKNOWN for name in named if name]
+            assert parts == (names + [answer.ABSENT] * 2)[:2], said
 
 
 def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
-    pieces = ['a', 'xAc', 'Act', 'ion', ':', ' Up', '||', 'Left\n', '<', 'Action: Up']
-    ids = [piece.encode() for piece in pieces]
-    names, sizes = ['Up', 'Left'], dict(max_actions=2, opening='Thought:')
-    table = answer.build_answer_table(answer.with_ends([*ids, b'.'], [10]), names, **sizes)
-    rows = np.asarray(list(itertools.product(range(11), repeat=4)), np.int32)
-    state = answer.init_answer(table, len(rows))
-    for column in rows.T:
-        state = answer.advance(table, state, column, jnp.ones(len(rows), bool))
-    matched, found = np.asarray(answer.matched(table, state)), 0
-    texts = [b''.join([*ids, answer.END][i] for i in row) for row in rows]
-    for text_, match, parts in zip(texts, matched, np.asarray(state.parts), strict=True):
-        expected = answer.parse_answer(text_, names, **sizes)
-        assert match == expected[0], text_
-        if match:
-            found += max(expected[1]) >= 0
-            assert parts.tolist() == expected[1], text_
-    assert found > 100 and not matched.all()
+    pieces = ['a', 'xAc', 'Act', 'ion', ':', ' Up', '||', 'Left\n', '<', 'Action: Up', '.']
+    texts, matched, found = every_four(pieces, opening='Thought:', ends=[10])
+    for said, match, parts in zip(texts, matched, found, strict=True):
+        expected = answer.parse_answer(said, ['Up', 'Left'], max_actions=2, opening='Thought:')
+        assert match == expected[0] and (not match or parts == expected[1]), said
+    assert sum(max(parts) >= 0 for parts, match in zip(found, matched, strict=True) if match) > 100
+    assert not matched.all()
 
 
 @pytest.mark.parametrize(
@@ -247,17 +236,8 @@ def test_no_world_asks_for_tags_in_react(env):
     made = text.build_task(env, pool, tiny.tokenizer(), style='ragen', generation_prefix='Thought:')
     said = tiny.tokenizer().decode(np.asarray(made.prefix).tolist())
     said += shown(made, text.begin(made, jnp.int32(0)))
-    assert 'Action: ' in said and '<answer>' not in said and '<think>' not in said
-
-
-def test_react_is_worded_as_its_form_asks():
-    ragen = task('ragen', agent=Agent(), generation_prefix='Thought:')
-    world = text.begin(ragen, jnp.int32(0))
-    prefix = tiny.tokenizer().decode(np.asarray(ragen.prefix).tolist())
-    said = prefix + shown(ragen, world)
-    assert said.endswith('assistant\nThought:') and '<answer>' not in said and '<think>' not in said
     assert 'Thought: [Your thoughts] Action: [your answer] with no' in said
-    assert 'Thought: To forbid the hole' in said and 'Action: Left || Up' in said
+    assert '<answer>' not in said and '<think>' not in said and said.endswith('assistant\nThought:')
 
 
 # ---- rollouts ------------------------------------------------------------------------------------
@@ -401,13 +381,13 @@ def test_a_trial_that_takes_back_what_the_one_before_earned_by_hand():
     # From the reflection on: -1 - (-1) = 0 and 9 - (-3) = 12, the gain of the second trial
     np.testing.assert_allclose(out.rewards[:, 2:].sum(1), [0, 12, 0])
     np.testing.assert_allclose(out.returns, [-1, 9, 15])  # what the last trial earned
-
-
-def test_a_turn_credited_with_its_own_reward_alone_gets_the_gain_by_hand():
-    out = trials.gain_rewards(two_trials(), local=True)  # -1 - (-1) = 0 and 9 - (-3) = 12
-    np.testing.assert_allclose(
-        out.rewards, [[-1, 0, 0, 2, -3], [-1, -2, 12, 4, 5], [7, 8, 0, 0, 0]]
-    )
+    # Where a turn is credited with its own reward alone it gets the gain
+    local = trials.gain_rewards(two_trials(), local=True).rewards
+    np.testing.assert_allclose(local, [[-1, 0, 0, 2, -3], [-1, -2, 12, 4, 5], [7, 8, 0, 0, 0]])
+    # A third trial takes back the second alone
+    three = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
+    three = trials.gain_rewards(three.replace(trial=jnp.asarray([[0, 1, 2]])))
+    np.testing.assert_allclose(three.rewards, [[1, 2 - 1, 4 - 2]])
 
 
 @pytest.mark.parametrize('mode', turn_credit.MODES)
@@ -419,12 +399,6 @@ def test_every_mode_takes_the_gain(mode):
     paid = settings.build_credit(cfg)(two_trials()).rewards
     local = mode == 'mt_local'
     np.testing.assert_allclose(paid, trials.gain_rewards(two_trials(), local=local).rewards)
-
-
-def test_a_third_trial_takes_back_the_second_alone_whether_or_not_anything_was_written():
-    out = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
-    out = trials.gain_rewards(out.replace(trial=jnp.asarray([[0, 1, 2]])))
-    np.testing.assert_allclose(out.rewards, [[1, 2 - 1, 4 - 2]])
 
 
 def test_a_trial_in_which_nothing_was_tried_takes_nothing_back_and_is_not_counted():
@@ -596,18 +570,12 @@ AGENT = {
         | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10}
         | {'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2},
         pytest.param(
-            HOSTS
-            | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
-            | {'env.max_turns': 6, 'hosts.max_observation': 160, 'rollout.max_tokens': 1200},
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(
             {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
             | {'clone.episodes': 32, 'clone.steps': 60},
             marks=pytest.mark.soak,
         ),
     ],
-    ids=['reflect in a window', 'plan on hosts', 'react'],
+    ids=['reflect in a window', 'react'],
 )
 def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes, monkeypatch):
     cfg, write, limits = micro_runs.config(NAME, **changes), pages.write, []
@@ -623,8 +591,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
     assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
-    shows = {'reflect': 'agent/reflection_tokens', 'plan': 'agent/plan_tokens'}
-    shows = shows | {'react': 'rollout/valid_format'}
+    shows = {'reflect': 'agent/reflection_tokens', 'react': 'rollout/valid_format'}
     name = shows[changes['agent.name']]
     assert max(row[name] for row in rows if name in row) > 0
     of_trials = {f'{of}/{name}' for of in ('agent', 'eval') for name in TRIALS}

@@ -14,7 +14,7 @@ import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.rl import losses, update
-from agentrl_jax.types import Scores, TrainState
+from agentrl_jax.types import Scores
 
 SYMBOLS, GROUPS, GROUP_SIZE, SEEDS = 5, 6, 8, 3
 ROWS = GROUPS * GROUP_SIZE
@@ -81,15 +81,7 @@ def train(algorithm, world, *, turns, steps, lr=0.2, **kwargs):
     tx = update.make_optimizer(lr, weight_decay=0.0, max_grad_norm=10.0)
     critic = {'value': jnp.zeros(length * SYMBOLS)} if algorithm.USES_CRITIC else None
     start = {'table': jnp.zeros((length * SYMBOLS, SYMBOLS))}
-    state = TrainState(
-        step=jnp.int32(0),
-        params=start,
-        opt_state=tx.init(start),
-        critic_params=critic,
-        critic_opt_state=tx.init(critic) if critic else None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
+    state = toy.table_state(start, tx, critic)
 
     def step(state, key):
         tokens, logprobs, rewards = play(state.params, key, world, turns)
@@ -103,16 +95,8 @@ def train(algorithm, world, *, turns, steps, lr=0.2, **kwargs):
             values = jnp.where(rollout.action_mask, losses.token_values(raw), 0.0)
         scores = Scores(old_logprobs=logprobs, ref_logprobs=zeros, values=values)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE, **kwargs)
-        state, _ = update.update_step(
-            state,
-            batch,
-            hidden_fn=table_hidden,
-            head_fn=lambda p: p['table'],
-            values_fn=table_values if critic else None,
-            tx=tx,
-            critic_tx=tx,
-            loss=algorithm.loss,
-        )
+        values_fn = table_values if critic else None
+        state = toy.table_update(state, batch, algorithm, tx, table_hidden, values_fn)
         return state, (rollout.returns.mean(), state.params['table'])
 
     def run(key):

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.types import Continuations, EpisodeStop, Rollout, Scores
+from agentrl_jax.rl import update
+from agentrl_jax.types import Continuations, EpisodeStop, Rollout, Scores, TrainState
 
 VOCAB, WIDTH = 7, 4
 
@@ -29,29 +30,29 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
     )
     stop = np.full(rows, EpisodeStop.TERMINATED, np.int32)
     stop[list(faulty)] = EpisodeStop.ENV_ERROR
-    zeros = np.zeros((rows, turns), np.int32)
-    fields = dict(
+    empty = Rollout.empty(
+        np.zeros(rows, np.int32),
+        np.zeros(0, np.int32),
+        pad_id=0,
+        max_tokens=length,
+        max_turns=turns,
+        max_actions=1,
+        xp=np,
+    )
+    made = empty.replace(
         tokens=rng.integers(0, VOCAB, (rows, length)).astype(np.int32),
         logprobs=np.where(action, -rng.random((rows, length)), 0).astype(np.float32),
         attention_mask=attention,
         action_mask=action,
         turn=turn,
-        begin=zeros,
-        part=zeros,
-        trial=zeros,
         anchor=np.tile(np.arange(turns, dtype=np.uint32), (rows, 1)),
         rewards=np.asarray(rewards, np.float32),
-        penalties=np.asarray(zeros if penalties is None else penalties, np.float32),
-        turn_stop=zeros,
+        penalties=empty.penalties if penalties is None else np.asarray(penalties, np.float32),
         valid=np.ones((rows, turns), bool),
-        num_actions=zeros,
-        actions=np.full((rows, turns, 1), -1, np.int32),
         num_turns=np.array([len(layout) for layout in layouts], np.int32),
         episode_stop=stop,
-        success=np.zeros(rows, bool),
-        level=np.zeros(rows, np.int32),
     )
-    return Rollout(**jax.tree.map(jnp.asarray, fields))
+    return jax.tree.map(jnp.asarray, made)
 
 
 def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
@@ -135,3 +136,30 @@ def toy_value_head(params, hidden):
 def toy_values(params, critic_params, tokens, positions, attention_mask):
     model = params if critic_params is None else critic_params
     return toy_value_head(model, toy_hidden(model, tokens, positions, attention_mask))
+
+
+def table_state(params, tx, critic=None):
+    """A TrainState in front of the first step."""
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=critic,
+        critic_opt_state=tx.init(critic) if critic else None,
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+    )
+
+
+def table_update(state, batch, algorithm, tx, hidden_fn, values_fn=None):
+    """The state after an update of a policy that is a table: its head is params['table']."""
+    return update.update_step(
+        state,
+        batch,
+        hidden_fn=hidden_fn,
+        head_fn=lambda params: params['table'],
+        values_fn=values_fn,
+        tx=tx,
+        critic_tx=tx if values_fn else None,
+        loss=algorithm.loss,
+    )[0]

@@ -8,7 +8,7 @@ A fixed number of slots play a longer list of episodes. The program alternates b
 Nothing leaves the device, no token is ever read twice, and rows whose turns end early do not wait
 for the longest one.
 
-Episodes may have continuations (rollout.forks): rows of the list behind the episodes, E (1 + F) in
+Episodes may have continuations (rollout.forks): rows of the list after the episodes, E (1 + F) in
 all, which slots take over as they take over episodes.
 
 The tokens, their cache and their random streams are rows (rollout.rows), as they are for worlds on
@@ -181,7 +181,7 @@ def start_episodes(
 
 
 def served(slots: Slots, serve_rows: int) -> jax.Array:
-    """Up to serve_rows slots, S = none: those that wait, and behind them helpers without work.
+    """Up to serve_rows slots, S = none: those that wait, followed by helpers without work.
 
     int32 [serve_rows].
     """
@@ -190,8 +190,8 @@ def served(slots: Slots, serve_rows: int) -> jax.Array:
     if slots.bank is None:
         return waiting
     (idle,) = jnp.nonzero(slots.phase == IDLE, size=serve_rows, fill_value=none)
-    behind = jnp.arange(serve_rows) - jnp.sum(waiting < none)
-    return jnp.where(behind < 0, waiting, idle[jnp.maximum(behind, 0)])
+    after = jnp.arange(serve_rows) - jnp.sum(waiting < none)
+    return jnp.where(after < 0, waiting, idle[jnp.maximum(after, 0)])
 
 
 def start_turns(
@@ -236,44 +236,21 @@ def start_turns(
     return slots.replace(bank=bank, out=out, rows=cached), episode, world, length, sampled_end
 
 
-def serve(
-    slots: Slots,
-    params: Params,
+def write_prompts(
+    out: Rollout,
     task: text.TextTask,
-    episodes: Episodes,
-    key: jax.Array,
-    *,
-    config: Model,
-    serve_rows: int,
-    max_response: int,
-    window: int = 0,
-    chunk: int = 0,
-) -> Slots:
-    """Takes up to serve_rows waiting slots to the start of their next answer.
+    episode: jax.Array,
+    playing: jax.Array,
+    world: text.Episode,
+    length: jax.Array,
+    sampled_end: jax.Array,
+) -> tuple[Rollout, jax.Array, jax.Array]:
+    """Writes the prompt of the turn that each world of w slots is at, after `length` int32 [w].
 
-    With a chunk they only get what they are to read next, and then up to serve_rows slots read as
-    many tokens of theirs: blocks are narrow and hold no slot that has nothing to read.
+    episode int32 [w]: row of out, where playing bool [w]. Returns (out, tokens int32 [w, width]
+    with pad_id after the end, count int32 [w], which is above the width where tokens were lost).
     """
-    num_slots = slots.phase.shape[0]
-    num_episodes, max_tokens = slots.out.tokens.shape
-    # Padding rows point behind the last slot: gathers clamp, scatters drop.
-    rows = served(slots, serve_rows)
-    world, out, over, sampled_end = finish_turn(
-        slots, task, episodes, key, rows, max_response=max_response
-    )
-    over = over | (rows == num_slots)
-    slots, episode, world, length, sampled_end = start_turns(
-        slots.replace(out=out),
-        task,
-        episodes,
-        rows,
-        over,
-        world,
-        sampled_end,
-        copies=not window,  # else the cache holds no more than the last turns, which are read again
-    )
-    out = slots.out
-    playing = episode < num_episodes
+    num_episodes, max_tokens = out.tokens.shape
     tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
     count = jnp.where(playing, count, 0)
     opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world, sampled_end)
@@ -294,7 +271,49 @@ def serve(
         trial=out.trial.at[row, world.turn].set(world.agent.trial, mode='drop'),
         anchor=out.anchor.at[row, world.turn].set(anchor, mode='drop'),
     )
-    inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
+    return out, jnp.where(used, tokens, task.pad_id), count
+
+
+def serve(
+    slots: Slots,
+    params: Params,
+    task: text.TextTask,
+    episodes: Episodes,
+    key: jax.Array,
+    *,
+    config: Model,
+    serve_rows: int,
+    max_response: int,
+    window: int = 0,
+    chunk: int = 0,
+) -> Slots:
+    """Takes up to serve_rows waiting slots to the start of their next answer.
+
+    With a chunk they only get what they are to read next, and then up to serve_rows slots read as
+    many tokens of theirs: blocks are narrow and hold no slot that has nothing to read.
+    """
+    num_slots, num_episodes = slots.phase.shape[0], slots.out.tokens.shape[0]
+    # Padding rows point past the last slot: gathers clamp, scatters drop.
+    rows = served(slots, serve_rows)
+    world, out, over, sampled_end = finish_turn(
+        slots, task, episodes, key, rows, max_response=max_response
+    )
+    over = over | (rows == num_slots)
+    slots, episode, world, length, sampled_end = start_turns(
+        slots.replace(out=out),
+        task,
+        episodes,
+        rows,
+        over,
+        world,
+        sampled_end,
+        copies=not window,  # else the cache holds no more than the last turns, which are read again
+    )
+    playing = episode < num_episodes
+    out, tokens, count = write_prompts(
+        slots.out, task, episode, playing, world, length, sampled_end
+    )
+    inputs, begin, unread = tokens, length, count
     if window:
         inputs, begin, unread = windows.read_again(
             out,
@@ -312,16 +331,18 @@ def serve(
         return into.at[rows].set(value, mode='drop')
 
     if chunk:
-        read, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
+        cached, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
     else:
         wanted, ready = jnp.any(playing), GENERATING
-        read = token_rows.read(
+        cached = token_rows.read(
             slots.rows, params, rows, inputs, begin, unread, config=config, wanted=wanted
         )
         slots = slots.replace(reads=slots.reads + wanted, read=slots.read + unread.sum())
     stream = episodes.listed.token_stream[jnp.minimum(episode, num_episodes - 1)]
     slots = slots.replace(
-        rows=read.replace(length=put(read.length, length + count), stream=put(read.stream, stream)),
+        rows=cached.replace(
+            length=put(cached.length, length + count), stream=put(cached.stream, stream)
+        ),
         episode=put(slots.episode, episode),
         phase=put(slots.phase, jnp.where(playing, ready, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
@@ -576,9 +597,9 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
 
 
 def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:
-    """Tokens into which every turn fits, whatever is said and shown.
+    """Tokens of an episode in the worst case.
 
-    Refuses a token budget into which the first turn does not fit.
+    Raises on a token budget that cannot hold the first turn.
     """
     prefix, turn = task.prefix.shape[0], task.width + max_response
     if prefix + turn > max_tokens:

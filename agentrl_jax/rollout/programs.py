@@ -1,6 +1,6 @@
 """What the device does of a rollout against hosts: rows of tokens, and three programs on them.
 
-  start    empty rows behind the common prefix
+  start    rows that hold the common prefix alone
   decode   live rows sample until enough of them have ended their turn, or for a number of steps
   read     a block of tokens, each line a chunk of one row's observation, goes into the caches
 They know no episode, turn or world, so every rollout of a run shares them: each is compiled once.
@@ -137,7 +137,7 @@ def read(state: State, params: Params, block: jax.Array, *, config: Model) -> St
     """Reads a block int32 [w, HEAD + C], a line for each row that gets a chunk of tokens.
 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
-    episode behind the prompt, random stream, and whether this is the last chunk: the row then
+    episode with the prompt, random stream, and whether this is the last chunk: the row then
     samples.
     """
     which, begin, count, length, stream, last = (block[:, i] for i in range(HEAD))
@@ -161,7 +161,7 @@ class Programs:
     start: Callable  # (params, prefix) -> state
     decode: Callable  # (state, params, ends, key, until, limit) -> (state, reports)
     read: Callable  # (state, params, blocks) -> state
-    shards: int  # parts of the rows; each has its own reports and blocks, one behind another
+    shards: int  # parts of the rows; each has its own reports and blocks, one after another
     slots: int  # rows of a shard
     serve_rows: int  # lines of a report, and of a block, of a shard
     width: int  # tokens of a chunk

@@ -1,12 +1,12 @@
 """What the policy sees of an episode: the whole conversation, or only its last turns.
 
-With a window of w turns, turn k is answered behind the common prefix and turns k-w+1 .. k, as if
+With a window of w turns, turn k is answered after the common prefix and turns k-w+1 .. k, as if
 the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history). An episode of K
 turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
 each with the tokens that the policy saw and with one trained answer; put_back is the way back.
 Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
 Of an agent that writes (text.agents) the last plan or reflection before a turn is kept in view:
-where it is older than the window, it stands between the prefix and the window's first turn.
+where it is older than the window, it is put between the prefix and the window's first turn.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ class Windows:
 
 
 def block_width(*, window: int, width: int, max_response: int, keeps: bool) -> int:
-    """Tokens of the longest prompt of a turn behind the prefix, earlier turns included.
+    """Tokens of the longest prompt of a turn after the prefix, earlier turns included.
 
-    width: tokens of the longest prompt of one turn; keeps: a written turn may stand in front.
+    width: tokens of the longest prompt of one turn; keeps: a written turn may precede it.
     """
     return width + (window - 1 + keeps) * (width + max_response)
 
@@ -121,13 +121,13 @@ def windows(
     first = jnp.maximum(turns - window + 1, 0)
     column = jnp.arange(min(prefix + block + max_response, length))
     place = (column - prefix)[None, None]
-    behind = begin[:, first][:, :, None] + place
+    position = begin[:, first][:, :, None] + place
     if keeps:
         every = (*begin.shape, begin.shape[1])
         rows = (jnp.broadcast_to(x[:, None], every) for x in (rollout.part, begin))
         start, more = (x[:, :, None] for x in kept(*rows, first[None], turns[None]))
-        behind = jnp.where(place < more, start + place, behind - more)
-    index = jnp.where(column < prefix, column[None, None], behind)
+        position = jnp.where(place < more, start + place, position - more)
+    index = jnp.where(column < prefix, column[None, None], position)
     turns = turns[None]
     played = (turns < rollout.num_turns[:, None])[:, :, None]
     index = jnp.where(played & (index < end[:, :, None]), index, length)
