@@ -157,7 +157,7 @@ def test_rows_are_changed_in_place():
     made = programs.build_programs(mesh, config=tiny.config(), **shape)
     state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32))
     ends = programs.Ends(np.full(1, END, np.int32), hosts.table('</'))
-    block = np.zeros((2, programs.HEAD + 8), np.int32)
+    block = np.zeros((2, programs.READ_HEADER + 8), np.int32)
     given, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)
     for program, *rest in (made.decode, ends, tiny.KEY, bound, bound), (made.read, block):
         with warnings.catch_warnings():

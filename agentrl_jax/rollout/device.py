@@ -334,7 +334,7 @@ def serve(
         cached, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
     else:
         wanted, ready = jnp.any(playing), GENERATING
-        cached = token_rows.read(
+        cached = token_rows.prefill(
             slots.rows, params, rows, inputs, begin, unread, config=config, wanted=wanted
         )
         slots = slots.replace(reads=slots.reads + wanted, read=slots.read + unread.sum())
@@ -388,7 +388,7 @@ def read_chunks(
     rows = jnp.where(wanted, rows, num_slots)
     phase = jnp.where(begin + count == length, GENERATING, READING)
     return slots.replace(
-        rows=token_rows.read(
+        rows=token_rows.prefill(
             slots.rows, params, rows, inputs, begin, count, config=config, wanted=wanted
         ),
         phase=slots.phase.at[rows].set(phase, mode='drop'),

@@ -18,7 +18,7 @@ import numpy as np
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.keepers import Request, Response
-from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
+from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Ends, Programs
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls, WorldsFailed
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action_hash
@@ -347,7 +347,7 @@ class HostRollout:
     def read(self) -> None:
         """Reads the next chunk of up to serve_rows slots of each shard."""
         rows, lines = self.programs.slots, self.programs.serve_rows
-        block = np.zeros((self.programs.shards, lines, HEAD + self.programs.width), np.int32)
+        block = np.zeros((self.programs.shards, lines, READ_HEADER + self.programs.width), np.int32)
         block[:, :, 0] = rows
         for shard, slots in enumerate(self.ready):
             unfinished = []
@@ -356,8 +356,8 @@ class HostRollout:
                 at, tokens = slot.chunks.popleft()
                 head = slot.number % rows, at, len(tokens), slot.length
                 head += int(self.stream[slot.episode]), not slot.chunks
-                block[shard, line, :HEAD] = head
-                block[shard, line, HEAD : HEAD + len(tokens)] = tokens
+                block[shard, line, :READ_HEADER] = head
+                block[shard, line, READ_HEADER : READ_HEADER + len(tokens)] = tokens
                 self.live[shard] += not slot.chunks
                 unfinished += [slot] if slot.chunks else []
             slots.extendleft(reversed(unfinished))
@@ -379,7 +379,7 @@ class HostRollout:
         )
         shards, lines = self.programs.shards, self.programs.serve_rows + 1
         report = np.asarray(report).reshape(shards, lines, -1)
-        steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(TALE))
+        steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(REPORT_HEADER))
         if most := int(steps.max()):
             each = (time.monotonic() - began) / most
             # Falls at once, for a program's first call has compiled it
@@ -393,7 +393,7 @@ class HostRollout:
     def on_answer(self, slot: Slot, line: np.ndarray) -> None:
         """Records the answer of a turn and hands its text to the world."""
         count, stop = int(line[1]), int(line[2])
-        ids, bits = line[TALE : TALE + count], line[TALE + self.programs.max_response :][:count]
+        ids, bits = (half[:count] for half in np.split(line[REPORT_HEADER:], 2))
         b, k, out = slot.episode, slot.turn, self.out
         place = slice(slot.length, slot.length + count)
         out.tokens[b, place] = ids

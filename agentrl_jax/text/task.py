@@ -39,8 +39,10 @@ class Offsets:
     # it the same of each written part
     asks: int = struct.field(pytree_node=False, default=-1)  # see agents
     again: int = struct.field(pytree_node=False, default=-1)
-    next_untold: int = struct.field(pytree_node=False, default=-1)  # next_turn without a reward
-    end_untold: int = struct.field(pytree_node=False, default=-1)
+    next_turn_no_reward: int = struct.field(
+        pytree_node=False, default=-1
+    )  # next_turn without a reward
+    end_turn_no_reward: int = struct.field(pytree_node=False, default=-1)
     past_summary: int = struct.field(pytree_node=False, default=-1)  # see text.history
     past_turn: int = struct.field(pytree_node=False, default=-1)
     past_action: int = struct.field(pytree_node=False, default=-1)
@@ -249,7 +251,7 @@ def opening_lines(
     opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
     row = reward_line(task, reward, at.reward)
     if task.agent.writes:
-        untold = jnp.where(sampled_end, at.next_untold, at.end_untold)
+        untold = jnp.where(sampled_end, at.next_turn_no_reward, at.end_turn_no_reward)
         opening, row = jnp.where(told, opening, untold), jnp.where(told, row, -1)
     return [opening, row]
 
@@ -472,7 +474,7 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
     told, untold = chat.user_open('Reward:\n' if style.rewards_shown() else ''), chat.user_open('')
     extra = {'next_turn': told, 'end_turn': [chat.end_id, *told]}
     if len(openings) > 1:
-        extra |= {'next_untold': untold, 'end_untold': [chat.end_id, *untold]}
+        extra |= {'next_turn_no_reward': untold, 'end_turn_no_reward': [chat.end_id, *untold]}
     extra['close'], *others = (chat.answer_open(opening) for opening in openings)
     texts = [line for family in families.values() for line in family]
     table = line_tables.build_line_table(
