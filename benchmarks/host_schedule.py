@@ -174,8 +174,14 @@ def play(
     ):
         played = schedule(
             Device(clock, slots, costs),
-            Worlds(clock, slow=slow),
             spoken,
+            world_calls.WorldCalls(
+                Worlds(clock, slow=slow),
+                world_calls.RetryPolicy(),
+                log=NoLog(),
+                say=common.note,
+                asked=lambda: False,
+            ),
             params=None,
             key=None,
             task=task,
@@ -185,9 +191,6 @@ def play(
             max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),
             window=0,
             poll=8,
-            policy=world_calls.RetryPolicy(),
-            log=NoLog(),
-            say=common.note,
         )
         played.play(list(range(episodes)))
     return clock.now, played

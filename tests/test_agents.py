@@ -276,37 +276,41 @@ def played(request, policy):
     return out, request.param
 
 
-def cut(out, window):
-    task_ = task()
-    sizes = dict(width=task_.width, max_response=RESPONSE, keeps=True, window=window or TURNS)
-    find = functools.partial(windows.windows, prefix=len(task_.prefix), **sizes)
-    return jax.device_get(jax.jit(find)(out))
+def cut(out, window, task_=None):
+    context = windows.Context.of(task_ or task(), window or TURNS, RESPONSE)
+    return jax.device_get(jax.jit(functools.partial(windows.windows, context=context))(out))
+
+
+def gap(policy, out, found=None):
+    """The largest difference between the sampler's and the trainer's log-probabilities."""
+    rows = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask))
+    scores, _ = tiny.score()(policy, *(windows.split_turns(rows, found) if found else rows))
+    scores = windows.put_back(scores, found, out.tokens.shape[1]) if found else scores
+    return np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0).max()
 
 
 def test_the_sampler_is_the_trainer(played, policy):
     out, window = played
-    found = cut(out, window)
-    rows = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask))
-    if window:
-        rows = windows.split_turns(rows, found)
-    scores, _ = tiny.score()(policy, *rows)
-    if window:
-        scores = windows.put_back(scores, found, out.tokens.shape[1])
-    gap = np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0)
-    assert out.action_mask.sum() > 200 and gap.max() <= 1e-5
+    found = cut(out, window) if window else None
+    assert out.action_mask.sum() > 200 and gap(policy, out, found) <= 1e-5
+
+
+def assert_turns_in_order(out, b):
+    """Kinds and trials of an episode's turns follow from where its trials ended: {turn}."""
+    number = int(out.num_turns[b])
+    ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
+    expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
+    assert out.part[b, :number].tolist() == [kind for kind, _, _ in expected]
+    assert out.trial[b, :number].tolist() == [trial for _, trial, _ in expected]
+    return ends
 
 
 def test_kinds_of_turns_follow_from_where_trials_ended(played):
     out, _ = played
     assert {ACT, PLAN, REFLECT} <= set(out.part[out.turn_stop > 0].tolist())
     for b in range(16):
-        number = int(out.num_turns[b])
-        ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-        expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
-        assert [(int(p), int(t)) for p, t in zip(out.part[b], out.trial[b], strict=True)][
-            :number
-        ] == [(kind, trial) for kind, trial, _ in expected]
-        assert len(ends) <= 1 and (ends or out.success[b] or number < TURNS)
+        ends = assert_turns_in_order(out, b)
+        assert len(ends) <= 1 and (ends or out.success[b] or out.num_turns[b] < TURNS)
     written = (out.part != ACT) & (out.turn_stop > 0)
     assert written.any() and not out.num_actions[written].any() and not out.rewards[written].any()
     assert out.valid[written].mean() > 0.3
@@ -314,15 +318,10 @@ def test_kinds_of_turns_follow_from_where_trials_ended(played):
 
 def test_worlds_replayed_from_the_words_of_an_episode_begin_again_where_it_did(played):
     out, _ = played
-    streams = np.arange(16)
-    grids = pages.replay(out, streams, task(), tiny.tokenizer(), tiny.KEY)
-    again = 0
-    for b in range(16):
-        for k in np.flatnonzero((out.part[b] == REFLECT) & (out.turn_stop[b] > 0)):
-            if k + 1 < out.num_turns[b]:
-                again += grids[b][k + 1] == grids[b][0]
-                assert grids[b][k + 1] == grids[b][0]
-    assert again > 3
+    grids = pages.replay(out, np.arange(16), task(), tiny.tokenizer(), tiny.KEY)
+    reflected = np.argwhere((out.part == REFLECT) & (out.turn_stop > 0)).tolist()
+    again = [(b, k + 1) for b, k in reflected if k + 1 < out.num_turns[b]]
+    assert len(again) > 3 and all(grids[b][k] == grids[b][0] for b, k in again)
 
 
 def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
@@ -563,22 +562,10 @@ AGENT = {
 
 
 @pytest.mark.usefixtures('quick_runs')
-@pytest.mark.parametrize(
-    'changes',
-    [
-        AGENT
-        | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10}
-        | {'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2},
-        pytest.param(
-            {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
-            | {'clone.episodes': 32, 'clone.steps': 60},
-            marks=pytest.mark.soak,
-        ),
-    ],
-    ids=['reflect in a window', 'react'],
-)
-def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes, monkeypatch):
-    cfg, write, limits = micro_runs.config(NAME, **changes), pages.write, []
+def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypatch):
+    changes = {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32}
+    changes |= {'clone.steps': 10, 'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2}
+    cfg, write, limits = micro_runs.config(NAME, **AGENT | changes), pages.write, []
 
     def noted(*args, task, **rest):
         limits.append(int(task.turn_limit))
@@ -591,12 +578,10 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
     assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
-    shows = {'reflect': 'agent/reflection_tokens', 'react': 'rollout/valid_format'}
-    name = shows[changes['agent.name']]
+    name = 'agent/reflection_tokens'
     assert max(row[name] for row in rows if name in row) > 0
     of_trials = {f'{of}/{name}' for of in ('agent', 'eval') for name in TRIALS}
-    found = of_trials & set().union(*rows)
-    assert found == (of_trials if 'agent.trials' in changes else set())
+    assert of_trials <= set().union(*rows)
     assert list((tmp_path / 'rollouts').glob('*.html'))
 
 
@@ -611,24 +596,18 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
         ({'agent.name': 'act', 'agent.trials': 1}, 'agent.reward=gain has no effect'),
         ({'algorithm': 'vine'}, 'agent.reward=gain does not go with continuations'),
         ({'fork.value_every': 1, 'algorithm': 'ppo'}, 'agent.reward=gain does not go with contin'),
-        (
-            {'algorithm': 'mt_grpo', 'turn_credit.mode': 'mt_v1'},
-            "turn_credit.mode='mt_v1' credits later turns with the outcome, ",
-        ),
+        ({'algorithm': 'mt_grpo', 'turn_credit.mode': 'mt_v1'}, "mode='mt_v1' credits later turns"),
         ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'set it to False'),
         ({'clone.thoughts': True}, 'clone.thoughts has an effect only on own demonstrations'),
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
         ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
-        (
-            {'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0},
-            'search.turns=5 is when the outcome is earned, .* has 2 turns that act in a trial',
-        ),
+        ({'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0}, 'search.turns=5 is when'),
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
         (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),
         (
             HOSTS | {'agent.name': 'react'},
-            "set hosts.answer_prefix='Thought:' and agent.name='act'",
+            "set hosts.answer_prefix='Thought:'",
         ),
     ],
 )
@@ -641,26 +620,17 @@ def test_agents_that_cannot_be_are_refused(changes, message):
 
 
 def host_play(policy, tmp_path, window=0, lines=None):
-    """A rollout of two episodes each on eight items of hosts.Echo; from a log, if there is one."""
-    env = hosts.Tests()
-    chat = hosts.build_chat(tiny.tokenizer())
+    """A rollout of an episode each on eight items of hosts.Echo; from a log, if there is one."""
+    env, chat = hosts.Tests(), hosts.build_chat(tiny.tokenizer())
     conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
-    params = env.make_params(num_levels=16)
-    task_ = hosts.build_host_task(env, params, conversation, max_turns=TURNS)
+    levels = env.make_params(num_levels=16)
+    task_ = hosts.build_host_task(env, levels, conversation, max_turns=TURNS)
     pool = None if lines is None else replies.LoggedPool(lines, conversation.prompt)
-    collect = hosts.collector(
-        conversation,
-        hosts.Echo,
-        strings=('</answer>', *agents.closings(BOTH)),
-        pool=pool,
-        window=window,
-        temperature=1.0,
-        max_tokens=1600,
-        max_response=RESPONSE,
-    )
+    sizes = dict(temperature=1.0, max_tokens=1600, max_response=RESPONSE, window=window)
+    strings = ('</answer>', *agents.closings(BOTH))
+    collect = hosts.collector(conversation, hosts.Echo, strings=strings, pool=pool, **sizes)
     log = replies.ReplyLog(tmp_path / 'replies.jsonl') if lines is None else replies.NoLog()
-    log.about = {'step': 0}
-    collect.worlds.log = log
+    collect.worlds.log, log.about = log, {'step': 0}
     try:
         stream = jnp.arange(8, dtype=jnp.int32)
         listed = Episodes(level=stream, token_stream=stream, world_stream=stream)
@@ -677,11 +647,7 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
     out, task_ = host_play(policy, tmp_path, window)
     assert out.healthy.all()
     for b in range(8):
-        number = int(out.num_turns[b])
-        ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-        expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
-        expected = [kind for kind, _, _ in expected]
-        assert out.part[b, :number].tolist() == expected
+        assert_turns_in_order(out, b)
     written = (out.part != ACT) & (out.turn_stop > 0)
     assert written.any() and not out.rewards[written].any() and (out.actions[written] == -1).all()
     lines = replies.read_log(tmp_path / 'replies.jsonl')
@@ -693,13 +659,4 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
         assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT
     once_more, _ = host_play(policy, tmp_path, window, lines)
     jax.tree.map(np.testing.assert_array_equal, out, once_more)
-    if not window:
-        return
-    sizes = dict(prefix=len(task_.prefix), width=task_.width, max_response=RESPONSE, keeps=True)
-    find = functools.partial(windows.windows, window=window, **sizes)
-    found = jax.device_get(jax.jit(find)(out))
-    rows = windows.split_turns((out.tokens, out.attention_mask), found)
-    scores, _ = tiny.score()(policy, *rows)
-    scores = windows.put_back(scores, found, out.tokens.shape[1])
-    gap = np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0)
-    assert gap.max() <= 1e-5
+    assert gap(policy, out, cut(out, window, task_) if window else None) <= 1e-5

@@ -17,19 +17,16 @@ from agentrl_jax.run import check
 KEY, NAME = tiny.KEY, 'frozen_lake'
 
 
-def static(task):
-    sizes = dict(width=task.width, max_response=tiny.MAX_RESPONSE, keeps=task.agent.writes)
-    return dict(prefix=task.prefix.shape[0], **sizes)
-
-
 @functools.cache
-def played(window, style='brief'):
+def played(window, style='brief', past_turns=0):
     """(rollout, its windows) of the cloned policy."""
-    task = tiny.task(NAME, style=style)
-    more = {} if style == 'brief' else {'max_tokens': 512}
-    out, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, window=window, **more)
-    cut = functools.partial(windows.windows, window=window or task.max_turns, **static(task))
-    return out, jax.device_get(jax.jit(cut)(out))
+    task = tiny.task(NAME, style=style, past_turns=past_turns)
+    more = dict(max_tokens=640) if style == 'ragen' else dict(max_tokens=256) if past_turns else {}
+    policy = tiny.cloned(NAME)[0]
+    out, counters = tiny.play(NAME, policy, KEY, task_=task, window=window, **more)
+    assert counters['overflow'] == 0
+    context = windows.Context.of(task, window or task.max_turns, tiny.MAX_RESPONSE)
+    return out, jax.device_get(jax.jit(functools.partial(windows.windows, context=context))(out))
 
 
 def samples(out, found):
@@ -57,52 +54,46 @@ def test_the_sampler_is_the_trainer(window):
     assert out.action_mask.sum() > 50 and gap.max() <= 1e-5
 
 
-@pytest.mark.parametrize(('window', 'style'), [(1, 'ragen'), (2, 'brief')])
-def test_a_sample_is_the_prefix_and_the_last_turns(window, style):
+@pytest.mark.parametrize(
+    ('window', 'style', 'past_turns'),
+    [(1, 'ragen', 0), (2, 'brief', 0), (1, 'brief', 1), (1, 'ragen', 1)],
+)
+def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
+    window, style, past_turns
+):
     """Written out as text: the first turn of a window shows no reward and no end of a turn."""
-    out, found = played(window, style)
-    task = tiny.task(NAME, style=style)
-    got, late = samples(out, found), 0
+    out, found = played(window, style, past_turns)
+    task = tiny.task(NAME, style=style, past_turns=past_turns)
+    assert task.width > tiny.task(NAME, style=style).width or not past_turns
+    got, late, several = samples(out, found), 0, 0
     assert sorted(got) == [(b, k) for b in range(16) for k in range(out.num_turns[b])]
     for b in range(16):
         states, turns = tiny.replay(out, b, task, KEY, b)
         for k in range(int(out.num_turns[b])):
+            matched, parts = tiny.answered(out, b, k, task)
+            turns[k]['said'] = [part for part in parts if matched and part >= 0]
+            several += len(turns[k]['said']) > 1
             first = max(k - window + 1, 0)
             late += first > 0
-            ids = tiny.spelled(tiny.opening_text(task.env, style, task.max_actions_per_episode))
+            text = tiny.opening_text(task.env, style, task.max_actions_per_episode)
+            ids = tiny.spelled(text + told(task, states, turns, k, past_turns))
             for i in range(first, k + 1):
-                before = turns[i - 1] if i else None
-                ids += prompt(task, style, states[i], i, before, out.turn_stop[b], shown=i > first)
+                before = turns[i - 1] if i else dict(reward=0.0, warn=False, used=0)
+                text = tiny.turn_text(
+                    task.env,
+                    style,
+                    states[i],
+                    turn=i if i > first else 0,  # 0: as if no turn had been before it
+                    reward=before['reward'],
+                    warn=before['warn'],
+                    left=task.max_actions_per_episode - before['used'],
+                    sampled_end=i > 0 and out.turn_stop[b, i - 1] == tiny.TurnStop.EOS,
+                )
+                ids += tiny.spelled(text.replace('Turn 1:\n', f'Turn {i + 1}:\n'))
                 ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == i)].tolist()
             assert got[b, k] == ids, (b, k)
     assert late >= 5
-
-
-def prompt(task, style, state, turn, before, stops, *, shown):
-    """Ids of a turn's prompt; without `shown` as if no turn had been before it."""
-    text = tiny.turn_text(
-        task.env,
-        style,
-        state,
-        turn=turn,
-        reward=before['reward'] if before else 0.0,
-        warn=bool(before and before['warn']),
-        left=task.max_actions_per_episode - (before['used'] if before else 0),
-        sampled_end=turn > 0 and stops[turn - 1] == tiny.TurnStop.EOS,
-    )
-    if turn and not shown:
-        opening = tiny.turn_text(
-            task.env,
-            style,
-            state,
-            turn=turn,
-            reward=before['reward'],
-            warn=False,
-            left=0,
-            sampled_end=stops[turn - 1] == tiny.TurnStop.EOS,
-        ).split(f'Turn {turn + 1}:' if style == 'ragen' else task.env.observation_text(state))[0]
-        text = text.removeprefix(opening)
-    return tiny.spelled(text)
+    assert several > 3 or style == 'ragen'  # the policy was cloned with the brief wording
 
 
 def test_a_window_changes_what_the_policy_sees_only_from_the_turn_on_that_it_cuts():
@@ -129,58 +120,17 @@ def test_put_back_undoes_split_turns_on_every_answer():
     assert own.sum() == mask.sum()  # each sampled token is trained in one sample
 
 
-HISTORY = (
-    'Summary: {n} turns completed so far. Showing the last {shown}.\n',
-    'Turn {turn}:\n{state}{actions}',
-)
-
-
 def told(task, states, turns, k, m):
     """The history of the last m turns before turn k, as text."""
-    if k == 0:
+    if not k or not m:
         return ''
-    text = HISTORY[0].format(n=k, shown=min(k, m))
+    text = f'Summary: {k} turns completed so far. Showing the last {min(k, m)}.\n'
     for i in range(max(k - m, 0), k):
         names = [task.env.ACTION_NAMES[part] for part in turns[i]['said']] or ['none']
         actions = ''.join(f'Action: {name}\n' for name in names)
         rewarded = f'Reward: {turns[i]["reward"]:.1f}\n' if task.style.rewards_shown() else ''
-        state = task.env.observation_text(states[i])
-        text += HISTORY[1].format(turn=i + 1, state=state, actions=actions + rewarded)
+        text += f'Turn {i + 1}:\n{task.env.observation_text(states[i])}{actions}{rewarded}'
     return text
-
-
-@pytest.mark.parametrize('style', ['brief', 'ragen'])
-def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
-    task = tiny.task(NAME, style=style, past_turns=1)
-    assert task.width > tiny.task(NAME, style=style).width
-    sizes = dict(max_tokens=640 if style == 'ragen' else 256, window=1)
-    out, counters = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, **sizes)
-    assert counters['overflow'] == 0 and (out.num_turns == 3).any()
-    find = jax.jit(functools.partial(windows.windows, window=1, **static(task)))
-    got, several = samples(out, jax.device_get(find(out))), 0
-    for b in range(16):
-        states, turns = tiny.replay(out, b, task, KEY, b)
-        for k in range(int(out.num_turns[b])):
-            matched, parts = tiny.answered(out, b, k, task)
-            turns[k]['said'] = [part for part in parts if matched and part >= 0]
-            several += len(turns[k]['said']) > 1
-        for k in range(int(out.num_turns[b])):
-            before = turns[k - 1] if k else None
-            opening = tiny.opening_text(task.env, style, task.max_actions_per_episode)
-            block = tiny.turn_text(
-                task.env,
-                style,
-                states[k],
-                turn=0,
-                reward=0.0,
-                warn=bool(k and before['warn']),
-                left=task.max_actions_per_episode - (before['used'] if k else 0),
-                sampled_end=True,
-            ).replace('Turn 1:\n', f'Turn {k + 1}:\n')
-            ids = tiny.spelled(opening + told(task, states, turns, k, 1) + block)
-            ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == k)].tolist()
-            assert got[b, k] == ids, (b, k)
-    assert several > 3 or style == 'ragen'  # the policy was cloned with the brief wording
 
 
 @pytest.mark.parametrize(

@@ -86,14 +86,8 @@ def decode(
         max_response=max_response,
     )
     turn = slots.world.turn
-    out = out.replace(
-        tokens=out.tokens.at[row, length].set(token, mode='drop'),
-        logprobs=out.logprobs.at[row, length].set(logprob, mode='drop'),
-        attention_mask=out.attention_mask.at[row, length].set(True, mode='drop'),
-        action_mask=out.action_mask.at[row, length].set(True, mode='drop'),
-        turn=out.turn.at[row, length].set(turn, mode='drop'),
-        turn_stop=out.turn_stop.at[row, turn].set(stop, mode='drop'),
-    )
+    sampled = dict(tokens=token, logprobs=logprob, attention_mask=True, action_mask=True)
+    out = out.put((row, length), **sampled, turn=turn).put((row, turn), turn_stop=stop)
     return slots.replace(
         rows=token_rows.push(slots.rows, params, token, live, config=config),
         phase=jnp.where(live & (stop != TurnStop.NONE), WAITING, slots.phase),
@@ -138,16 +132,15 @@ def finish_turn(
     prompt = jax.vmap(text.turn_length, in_axes=(None, 0, 0))(task, after, sampled_end)
     fits = slots.rows.length[rows] + prompt + max_response <= max_tokens
     stop = jnp.where((stop == EpisodeStop.NONE) & ~fits, EpisodeStop.TOKEN_BUDGET, stop)
-    out = out.replace(
-        rewards=out.rewards.at[row, turn].set(outcome.reward, mode='drop'),
-        penalties=out.penalties.at[row, turn].set(outcome.penalty, mode='drop'),
-        valid=out.valid.at[row, turn].set(outcome.valid, mode='drop'),
-        num_actions=out.num_actions.at[row, turn].set(outcome.num_actions, mode='drop'),
-        actions=out.actions.at[row, turn].set(outcome.actions, mode='drop'),
-        num_turns=out.num_turns.at[row].set(turn + 1, mode='drop'),
-        episode_stop=out.episode_stop.at[row].set(stop, mode='drop'),
-        success=out.success.at[row].set(outcome.success, mode='drop'),
+    out = out.put(
+        (row, turn),
+        rewards=outcome.reward,
+        penalties=outcome.penalty,
+        valid=outcome.valid,
+        num_actions=outcome.num_actions,
+        actions=outcome.actions,
     )
+    out = out.put(row, num_turns=turn + 1, episode_stop=stop, success=outcome.success)
     over = ~playing | (stop != EpisodeStop.NONE)
     return after, out, over, sampled_end
 
@@ -260,16 +253,14 @@ def write_prompts(
     position = jnp.where(used, length[:, None] + column, max_tokens)
     row = jnp.where(playing, episode, num_episodes)
     grid = row[:, None]
-    out = out.replace(
-        tokens=out.tokens.at[grid, position].set(tokens, mode='drop'),
-        attention_mask=out.attention_mask.at[grid, position].set(True, mode='drop'),
-        turn=out.turn.at[grid, position].set(world.turn[:, None], mode='drop'),
-        begin=out.begin.at[row, world.turn].set(
-            length + jnp.where(world.turn > 0, opening, 0), mode='drop'
-        ),
-        part=out.part.at[row, world.turn].set(world.agent.part, mode='drop'),
-        trial=out.trial.at[row, world.turn].set(world.agent.trial, mode='drop'),
-        anchor=out.anchor.at[row, world.turn].set(anchor, mode='drop'),
+    out = out.put((grid, position), tokens=tokens, attention_mask=True)
+    out = out.put((grid, position), turn=world.turn[:, None])
+    out = out.put(
+        (row, world.turn),
+        begin=length + jnp.where(world.turn > 0, opening, 0),
+        part=world.agent.part,
+        trial=world.agent.trial,
+        anchor=anchor,
     )
     return out, jnp.where(used, tokens, task.pad_id), count
 
@@ -319,11 +310,7 @@ def serve(
             out,
             episode,
             world.turn,
-            window=window,
-            prefix=task.prefix.shape[0],
-            width=task.width,
-            max_response=max_response,
-            keeps=task.agent.writes,
+            windows.Context.of(task, window, max_response),
             pad_id=task.pad_id,
         )
 
@@ -435,14 +422,7 @@ def collect(
         config=dataclasses.replace(config, transposed=False),
         slots=slots,
         max_tokens=max_tokens,
-        cache_tokens=windows.cache_tokens(
-            max_tokens,
-            window=window,
-            prefix=task.prefix.shape[0],
-            width=task.width,
-            max_response=max_response,
-            keeps=task.agent.writes,
-        ),
+        cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
     )
 
     def draw(state, logits, uniform):

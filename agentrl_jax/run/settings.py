@@ -23,14 +23,8 @@ def build_windows(cfg: Any, task: Any) -> Any:
     """windows.windows of a rollout; None where the policy sees the whole conversation."""
     if not cfg.context.window:
         return None
-    return functools.partial(
-        windows.windows,
-        window=cfg.context.window,
-        prefix=task.prefix.shape[0],
-        width=task.width,
-        max_response=cfg.rollout.max_response,
-        keeps=task.agent.writes,
-    )
+    context = windows.Context.of(task, cfg.context.window, cfg.rollout.max_response)
+    return functools.partial(windows.windows, context=context)
 
 
 def build_keep(cfg: Any) -> Any:
