@@ -94,29 +94,15 @@ def trace(cfg, *, with_rollout):
 
 
 def abstract_rollout(rows, cfg):
-    tokens, turns = (rows, cfg.rollout.max_tokens), (rows, cfg.env.max_turns)
-    shapes = dict(
-        tokens=(tokens, jnp.int32),
-        logprobs=(tokens, jnp.float32),
-        attention_mask=(tokens, bool),
-        action_mask=(tokens, bool),
-        turn=(tokens, jnp.int32),
-        begin=(turns, jnp.int32),
-        part=(turns, jnp.int32),
-        trial=(turns, jnp.int32),
-        anchor=(turns, jnp.uint32),
-        rewards=(turns, jnp.float32),
-        penalties=(turns, jnp.float32),
-        turn_stop=(turns, jnp.int32),
-        valid=(turns, bool),
-        num_actions=(turns, jnp.int32),
-        actions=((*turns, cfg.env.max_actions_per_turn), jnp.int32),
-        num_turns=((rows,), jnp.int32),
-        episode_stop=((rows,), jnp.int32),
-        success=((rows,), bool),
-        level=((rows,), jnp.int32),
+    empty = functools.partial(
+        Rollout.empty,
+        pad_id=0,
+        max_tokens=cfg.rollout.max_tokens,
+        max_turns=cfg.env.max_turns,
+        max_actions=cfg.env.max_actions_per_turn,
     )
-    return Rollout(**{name: jax.ShapeDtypeStruct(*spec) for name, spec in shapes.items()})
+    level, prefix = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (rows, 1))
+    return jax.eval_shape(empty, level, prefix)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
