@@ -182,6 +182,13 @@ def test_a_constant_has_an_axis_around_it_and_a_spike_of_a_positive_metric_a_log
         assert spiky(Panel('', 'x', {'a': [of_values(*values)]}, {})) == logarithmic
 
 
+def test_the_range_of_a_metric_holds_seeds_and_references():
+    runs = {'a': [[{'step': 0, 'x': 2.0}, {'step': 1, 'x': 4.0}]]}
+    panel = Panel('', 'x', runs, {'line': 12.0}, {'a': [[{'step': 0, 'x': -8.0}]]})
+    np.testing.assert_allclose(y_range([panel]), (-8.8, 12.8))  # 4 % of 20 at either end
+    assert y_range([Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
+
+
 def test_the_words_below_a_figure_are_in_lines_that_it_has_room_for():
     """Figures of two columns cut both ends of the explanation off."""
     parts = ['thin: seeds', 'thick: interquartile mean', 'grey: the others']
