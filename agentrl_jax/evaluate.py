@@ -65,7 +65,7 @@ def evaluate(
     trajectories_file: str = '',
     replay: str = '',
 ) -> dict[str, float]:
-    """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics.
+    """Plays the pool of cfg.eval.split once and writes the results; returns the metrics.
 
     trajectories_file: a file for the episodes as trajectories; '' = none. replay: a log of replies,
     of this checkpoint and split, that takes the place of worlds on hosts; '' = none.
@@ -126,7 +126,7 @@ def evaluate(
         }
         | {'settings': settings_of(run.cfg), 'checkpoint': origin.fields()},
     )
-    # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
+    # Samples of a level side by side; rows after them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
     host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, played.episodes))
@@ -187,7 +187,7 @@ def keep(path: Path, record: dict[str, Any]) -> None:
 
 
 def key_of(record: dict[str, Any]) -> tuple:
-    """What tells evaluations apart; None for what was not kept when one was made.
+    """What distinguishes evaluations; None for what older ones did not keep.
 
     Of a model without a run the hash is that of the evaluation's own config.
     """

@@ -398,8 +398,8 @@ def _spellings(
 ) -> list[str]:
     """Text of each token, broken UTF-8 as \\xNN; special tokens by their names.
 
-    A sampled token stands alone. In prompts a character whose bytes are spread over several tokens
-    is shown with the last of them.
+    A sampled token is shown by itself. In prompts a character whose bytes are spread over several
+    tokens is shown with the last of them.
     """
     raw = [*raw, *[b''] * (max(ids, default=0) + 1 - len(raw))]  # rows of the model without a token
     texts = []

@@ -29,7 +29,7 @@ from agentrl_jax.records.series import (
     y_range,
 )
 
-# Okabe and Ito's colours: told apart by colour-blind readers too; grey is for references.
+# Okabe and Ito's colours: that colour-blind readers tell apart too; grey is for references.
 # More labels than colours: the same colours again in another dash.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 DASHES = ('-', (0, (4, 1.2)), (0, (1, 1)))
@@ -329,7 +329,7 @@ def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]
 def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) -> None:
     """Lines across a panel, named beside it, where no curve is.
 
-    Of many, those have a name that stand apart from the next below.
+    Of many, only those have a name that are far enough from the next below.
     """
     low, high = axis.get_ylim()
     apart, named = LINES_APART[look.size] * (high - low), -float('inf')

@@ -46,7 +46,7 @@ class LiveLine:
 class Compiling:
     """with Compiling(say): says which program XLA compiles, once that takes LONG_S, and how long.
 
-    A thread of its own looks, since the one that compiles is not heard of until it is done.
+    Another thread looks: the one that compiles reports nothing until it is done.
     """
 
     def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):
@@ -160,7 +160,7 @@ class Progress:
             self.say(text)
 
     def advance(self, steps: int = 1, **shown: Any) -> None:
-        """Counts steps as done and shows the given values behind the bar."""
+        """Counts steps as done and shows the given values after the bar."""
         before, self._done = self._done, self._done + steps
         text = _pairs(shown)
         if self._bar:

@@ -68,7 +68,7 @@ def summarise(
 
     Several seeds: the statistic where all of them have values (linear interpolation between them),
     from MIN_BAND_SEEDS on with its 95 % bootstrap interval. One seed: its own Wilson interval where
-    it was logged. join: so many neighbouring values become their mean; most: points of a curve.
+    it was logged. join: how many neighbouring values become one mean; most: points of a curve.
     """
     seeds = [seed for rows in runs if (seed := points(rows, metric, x, join))[0].size]
     if not seeds:

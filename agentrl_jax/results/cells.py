@@ -39,11 +39,11 @@ class Figure(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What one run says to a cell."""
+    """What one run contributes to a cell."""
 
     run: str
     seed: Any
-    step: int | None  # of the value; where an unfinished run stands; None: it has not begun
+    step: int | None  # of the value; the last one of an unfinished run; None: it has not begun
     steps: int | None  # the run's last step, as planned
     value: float = math.nan
     also: tuple[float, ...] = ()
@@ -140,7 +140,7 @@ def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -
 
 
 def _at_tokens(rows: Sequence[Mapping[str, float]], tokens: int) -> Mapping[str, float]:
-    """The validation after so many sampled tokens, linearly between those around it.
+    """The validation after a number of sampled tokens, linearly between those around it.
 
     step: of the validation before; rows that end earlier: the last one.
     """
@@ -162,16 +162,16 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None)
         evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
         finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
     if not evaluated:
-        stands = run.rows[-1]['step'] if run.rows else None
-        return Entry(run.name, seed, stands, steps, fault=run.fault)
+        last = run.rows[-1]['step'] if run.rows else None
+        return Entry(run.name, seed, last, steps, fault=run.fault)
     row = evaluated[-1]
     if spec.at == BEST:  # the earliest of the best
         known = [r for r in evaluated if SUCCESS in r and math.isfinite(r[SUCCESS])]
         row = max(known, key=lambda r: r[SUCCESS], default=row)
     elif tokens is not None:
         row = _at_tokens(evaluated, tokens)
-    stands = row['step'] if finished else run.rows[-1]['step']
-    found = _reading(run, row, spec, also)._replace(step=stands, finished=finished)
+    step = row['step'] if finished else run.rows[-1]['step']
+    found = _reading(run, row, spec, also)._replace(step=step, finished=finished)
     fault = run.fault
     if not fault and not math.isfinite(found.value):
         fault = f'{spec.metric} is {found.value} at step {row["step"]}'
@@ -214,7 +214,7 @@ def figure(strata: Sequence[np.ndarray], wilson: tuple[float, float] | None = No
 
 
 def _cell(entries: Sequence[Entry], planned: int, width: int) -> Cell:
-    """The runs of one cell; width: how many metrics stand beside its own."""
+    """The runs of one cell; width: how many metrics are shown beside its own."""
     used = [entry for entry in entries if entry.counts]
     single = used[0].wilson if len(used) == 1 else None
     columns = zip(*(entry.also for entry in used), strict=True)

@@ -114,7 +114,7 @@ def csv_text(table: Table) -> str:
 
 
 def runs_csv(table: Table) -> str:
-    """One line a run: where it stands, its figure, and the Wilson interval of its episodes."""
+    """One line a run: how far it is, its figure, and the Wilson interval of its episodes."""
     header = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'counts', 'value']
     lines = [[*header, 'wilson_low', 'wilson_high', *table.also]]
     for line in table.lines:
@@ -125,9 +125,9 @@ def runs_csv(table: Table) -> str:
 
 
 def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
-    """Header and lines: for each column its figure and what stands beside it.
+    """Header and lines: for each column its figure and what is shown beside it.
 
-    bold: the best figures of a column stand between BOLD.
+    bold: the best figures of a column are between BOLD.
     """
     spec = table.spec
     printed = {

@@ -174,7 +174,7 @@ def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
 
 
 def _object(value: Any, path: Path, name: str) -> dict[str, Any]:
-    """The object that stands under a name in the object of a file."""
+    """The object under a name in the object of a file."""
     found = value[name] if isinstance(value, dict) and name in value else None
     if not isinstance(found, dict):
         raise ValueError(f'{path}: an object with "{name}", itself an object, is expected')

@@ -10,7 +10,7 @@ from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import AXES, Run
 
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
-METHOD = 'method'  # may stand for a config field in rows, columns and where
+METHOD = 'method'  # may take the place of a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
 LAST, BEST, EQUAL_TOKENS = PLACES = 'last', 'best-validation', 'equal-tokens'
 LEAVE_OUT, COUNT = 'leave-out', 'count'
