@@ -1,7 +1,7 @@
 """The figures of a table: seeds joined, with intervals, beside start, random play and oracle."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +80,16 @@ class Table(NamedTuple):
     seeds: tuple[Any, ...]  # of any run
     runs: Mapping[tuple[str, str], tuple[Run, ...]]  # by (row, column)
     tokens: Mapping[str, int]  # by column: after how many sampled ones; empty if not equal
+
+    def cells(self) -> Iterator[tuple[Line, str, Cell]]:
+        """(line, column, cell) of all cells."""
+        for line in self.lines:
+            for column, cell in zip(self.columns, line.cells, strict=True):
+                yield line, column, cell
+
+    def cells_of_runs(self) -> Iterator[tuple[Line, str, Cell]]:
+        """Those whose runs are no other cell's: of rows, without the column over all others."""
+        return (x for x in self.cells() if x[0].kind == 'runs' and x[1] != OVERALL)
 
 
 def build(runs: Sequence[Run], spec: Spec) -> Table:
