@@ -105,22 +105,13 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     planned = max(len(seeds), spec.seeds)
     tokens = _equal_tokens(groups, spec) if spec.at == EQUAL_TOKENS else {}
-    empty = _cell([], planned, len(also))
-    cells = {
-        (row, column): _cell(
-            [
-                _entry(run, spec, also, tokens[column] if column in tokens else None)
-                for run in members
-            ],
-            planned,
-            len(also),
-        )
-        for (row, column), members in groups.items()
-    }
-    grid = {
-        row: [cells[row, column] if (row, column) in cells else empty for column in columns]
-        for row in rows
-    }
+
+    def cell(row: str, column: str) -> Cell:
+        members = groups.get((row, column), ())
+        entries = [_entry(run, spec, also, tokens.get(column)) for run in members]
+        return _cell(entries, planned, len(also))
+
+    grid = {row: [cell(row, column) for column in columns] for row in rows}
     lines = _run_lines(grid, spec)
     lines += _start_lines(groups, rows, columns, planned, spec, also)
     lines += _reference_lines(groups, rows, columns, spec)
@@ -289,20 +280,15 @@ def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
         raise ValueError(f'baseline {spec.baseline!r} is no row; rows are {list(grid)}')
     lines = []
     for label, found in grid.items():
-        cells = list(found)
-        if spec.overall:
-            cells.append(_overall(found))
+        cells, total = list(found), [_overall(found)] if spec.overall else []
         if spec.baseline and label != spec.baseline:
             base = grid[spec.baseline]
-            better = [_better([ours], [theirs]) for ours, theirs in zip(found, base, strict=True)]
-            better += [_better(found, base)] * spec.overall
-            gains = [_gain(ours, theirs) for ours, theirs in zip(found, base, strict=True)]
-            gains += [None] * spec.overall
             cells = [
-                cell._replace(better=b, gain=g)
-                for cell, b, g in zip(cells, better, gains, strict=True)
+                ours._replace(better=_better([ours], [theirs]), gain=_gain(ours, theirs))
+                for ours, theirs in zip(found, base, strict=True)
             ]
-        lines.append(Line('runs', label, tuple(cells)))
+            total = [cell._replace(better=_better(found, base)) for cell in total]
+        lines.append(Line('runs', label, (*cells, *total)))
     return lines
 
 
@@ -324,18 +310,16 @@ def _start_lines(
     }  # 4, 5: value and also
 
     def cell(members: Sequence[str], column: str) -> Cell:
-        entries = {
-            k: e for row in members if (row, column) in found for k, e in found[row, column].items()
-        }
-        ordered = sorted(entries.values(), key=lambda entry: rank(entry.seed))
-        return _cell(ordered, planned, len(also))
+        entries = {k: e for row in members for k, e in found.get((row, column), {}).items()}
+        in_order = sorted(entries.values(), key=lambda entry: rank(entry.seed))
+        return _cell(in_order, planned, len(also))
 
     def common(column: str) -> bool:
-        tables = [found[row, column] for row in rows if (row, column) in found]
         of_seed: dict[Any, set] = {}
-        for table in tables:
-            for seed in {seed for seed, _ in table}:
-                of_seed.setdefault(seed, set()).add(frozenset(x for s, x in table if s == seed))
+        for row in rows:
+            starts = found.get((row, column), {})
+            for seed in {seed for seed, _ in starts}:
+                of_seed.setdefault(seed, set()).add(frozenset(x for s, x in starts if s == seed))
         return all(len(distinct) == 1 for distinct in of_seed.values())
 
     return _shared_lines('start', rows, columns, cell, all(map(common, columns)), spec)
@@ -361,7 +345,7 @@ def _reference_lines(
         return []
 
     def values(kind: str, row: str, column: str) -> list[float]:
-        runs = groups[row, column] if (row, column) in groups else ()
+        runs = groups.get((row, column), ())
         return sorted({run.reference[kind] for run in runs if kind in run.reference})
 
     def lines(kind: str) -> list[Line]:
