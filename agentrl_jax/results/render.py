@@ -6,25 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 
-from agentrl_jax.records.series import SHARES
+from agentrl_jax.records.series import SHARES, SUCCESSES
 from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
 from agentrl_jax.results.spec import BEST, COUNT, EQUAL_TOKENS, LAST, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
-MORE_IS_BETTER = (
-    'success',
-    'success_first',
-    'success_second',
-    'success_third',
-    'success_fourth',
-    'success_fifth',
-    'gain',
-    'pass_at_k',
-    'return',
-    'answer_f1',
-    'valid_format',
-)
+MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = {
     BOLD[0]: r'\textbf{',
