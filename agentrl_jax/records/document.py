@@ -213,7 +213,7 @@ def of_rollout(
     fields['judged'] = np.asarray(judged)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
-    spread = extras['advantages'] if 'advantages' in extras else None
+    spread = extras.get('advantages')
     episodes = []
     for i, b in enumerate(taken):
         row = {name: value[b] for name, value in fields.items()}

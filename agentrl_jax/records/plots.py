@@ -95,7 +95,7 @@ def learning_curves(
         for label, s in runs.items()
     }
     lines = references or {}
-    panels = [Panel(name, name, rows, lines[name] if name in lines else {}) for name in metrics]
+    panels = [Panel(name, name, rows, lines.get(name, {})) for name in metrics]
     columns = 2 if len(metrics) in (2, 4) else min(len(metrics), 3)
     drawn = draw(panels, stem, x=x, columns=columns, statistic=statistic, title=title)
     if not drawn:
@@ -150,7 +150,7 @@ def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns:
         join = joined(panel, look.x, look.most)
         drawn.append(_draw_panel(axis, panel, _curves(panel, look), look, join))
         axis.set_title(panel.title)
-        axis.set_xlabel(_axis_label(look.x))
+        axis.set_xlabel(AXIS_LABELS.get(look.x, look.x))
         axis.set_ylabel(panel.y_label)
         _finish(axis, panel, panel.references, look)
     for unused in axes[len(panels) :]:
@@ -197,7 +197,7 @@ def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None
         if not alone and j == 0:
             axis.set_ylabel(f'{textwrap.fill(label, 18)}\n(n = {count})', fontsize=8)
     parts = [*_explain(look, shades, panels), 'grey: the others']
-    below = f'{_axis_label(look.x)}\n{_fold(parts, figure.get_figwidth())}'
+    below = f'{AXIS_LABELS.get(look.x, look.x)}\n{_fold(parts, figure.get_figwidth())}'
     figure.supxlabel(below, fontsize=9)
     if alone:
         figure.supylabel(panels[0].y_label or panels[0].title, fontsize=9)
@@ -306,10 +306,6 @@ def _finish(axis: Axes, panel: Panel, references: Mapping[str, float], look: Loo
         whole = MaxNLocator('auto', steps=(1, 2, 5, 10), integer=True, min_n_ticks=1)
         axis.xaxis.set_major_locator(whole)
     _draw_references(axis, references, look)
-
-
-def _axis_label(x: str) -> str:
-    return AXIS_LABELS[x] if x in AXIS_LABELS else x
 
 
 def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]]]) -> tuple:

@@ -190,7 +190,7 @@ def _reading(run: Run, row: Mapping[str, float], spec: Spec, also: Sequence[str]
         step=row['step'],
         steps=run.fields['steps'],
         value=row[spec.metric],
-        also=tuple(row[name] if name in row else math.nan for name in also),
+        also=tuple(row.get(name, math.nan) for name in also),
         wilson=tuple(row[end] for end in ends) if all(end in row for end in ends) else None,
         finished=True,
     )

@@ -245,7 +245,7 @@ def _place(spec: Spec) -> str:
         BEST: 'at the step of the best validation',
         EQUAL_TOKENS: 'at equal sampled tokens',
     }
-    return known[spec.at] if spec.at in known else f'at step {spec.at}'
+    return known.get(spec.at, f'at step {spec.at}')
 
 
 def _figure_text(cell: Cell, metric: str) -> str:
@@ -364,7 +364,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def _escape_latex(text: str) -> str:
-    return ''.join(LATEX[letter] if letter in LATEX else letter for letter in _one_line(text))
+    return ''.join(LATEX.get(letter, letter) for letter in _one_line(text))
 
 
 def _one_line(text: str) -> str:
