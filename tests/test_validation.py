@@ -105,24 +105,27 @@ def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_one_sample_a_level_has_no_pass_at_k_and_wilson_s_interval():
-    found = counted([0, 1, 1], samples=1)
-    assert 'eval/pass_at_k' not in found
-    assert (found['eval/success_low'], found['eval/success_high']) == stats.wilson_interval(2, 3)
-
-
-def test_samples_of_a_level_that_agree_count_as_one():
+@pytest.mark.parametrize(
+    'success, levels, samples, solved, independent',
+    [
+        ([0, 1, 1], 3, 1, 2, 3),
+        ([1, 0, 1, 1, 0, 1, 0, 0] * 4, 8, 4, 4, 8),  # samples that agree are one
+        ([1, 0] * 3, 2, 3, 1, 2),
+        ([0] * 32, 8, 4, 0, 8),
+    ],
+)
+def test_levels_that_agree_count_once_in_wilson_s_interval(
+    success, levels, samples, solved, independent
+):
     """Four samples of eight levels, all alike, had the interval of 32 episodes on the page."""
-    alike = [1, 0, 1, 1, 0, 1, 0, 0] * 4
-    found = counted(alike, levels=8, samples=4)
+    found = counted(success, levels=levels, samples=samples)
     ends = found['eval/success_low'], found['eval/success_high']
-    np.testing.assert_allclose(ends, stats.wilson_interval(4, 8))
-    none = counted([0] * 32, levels=8, samples=4)
-    assert none['eval/success_high'] == pytest.approx(stats.wilson_interval(0, 8)[1])
+    np.testing.assert_allclose(ends, stats.wilson_interval(solved, independent))
+    assert ('eval/pass_at_k' in found) == (samples > 1)
 
 
 def test_a_small_pool_s_levels_are_no_more_than_they_are():
-    """A pool of two levels played six times holds two independent units, not six."""
+    """A pool of two levels that six are asked of holds two independent units, not six."""
     out = toy.rollout_of([[(1, 1)]] * 6, np.zeros((6, 1)), length=3)
     out = out.replace(success=jnp.arange(6) % 2 == 0, level=jnp.arange(6) % 2)
     found = validation.summarise(validation.count(out, _NoMetrics, levels=6))
