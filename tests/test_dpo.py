@@ -21,26 +21,26 @@ from agentrl_jax.types import TrainState
 CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
 
 
-def slots_of(returns, rows=None):
-    """(slots, number of pairs) of one group."""
-    rows = np.ones(len(returns), bool) if rows is None else np.array(rows)
-    slot, pairs = dpo.slots(jnp.array(returns), jnp.array(rows), group_size=len(returns))
-    return slot[0].tolist(), int(pairs[0, 0])
+NAN = float('nan')
 
 
-def test_best_meets_worst_and_second_best_second_worst():
-    # 3 1 2 9 0 5: best 9 (row 3) with 0 (row 4), then 5 (row 5) with 1 (row 1), 3 with 2
-    assert slots_of([3.0, 1, 2, 9, 0, 5]) == ([4, 3, 5, 0, 1, 2], 3)
+@pytest.mark.parametrize(
+    'returns, counts, slots, pairs',
+    [
+        # best 9 (row 3) with 0 (row 4), then 5 (row 5) with 1 (row 1), 3 with 2
+        ([3.0, 1, 2, 9, 0, 5], [1] * 6, [4, 3, 5, 0, 1, 2], 3),
+        # row 1 does not count: 3 2 0 remain, 3 with 0; 2 is the middle, row 1 the last
+        ([3.0, NAN, 2, 0], [1, 0, 1, 1], [0, 3, 2, 1], 1),
+        ([1.0, 1, 1, 1], [1] * 4, [0, 2, 3, 1], 2),  # ties keep their order
+        ([1.0, 2], [0, 0], [0, 1], 0),
+    ],
+)
+def test_best_meets_worst_and_second_best_second_worst(returns, counts, slots, pairs):
+    found, count = dpo.slots(jnp.array(returns), jnp.array(counts, bool), group_size=len(returns))
+    assert (found[0].tolist(), int(count[0, 0])) == (slots, pairs)
 
 
-def test_the_middle_of_an_odd_number_and_rows_that_do_not_count_come_last():
-    # row 1 does not count: 3 2 0 remain, 3 with 0; 2 is the middle, row 1 the last
-    assert slots_of([3.0, np.nan, 2, 0], [1, 0, 1, 1]) == ([0, 3, 2, 1], 1)
-    assert slots_of([1.0, 1, 1, 1]) == ([0, 2, 3, 1], 2)  # ties keep their order
-    assert slots_of([1.0, 2], [0, 0]) == ([0, 1], 0)
-
-
-def test_pairs_stand_side_by_side_after_ordering():
+def test_pairs_are_side_by_side_after_ordering():
     order = dpo.order_rows(jnp.array([0.0, 2, 1, 5, 4, 3, 8, 7]), jnp.ones(8, bool), group_size=4)
     assert order.tolist() == [3, 0, 1, 2, 6, 5, 7, 4]
 
@@ -101,7 +101,7 @@ ordered_rows = jax.jit(dpo.order_rows, static_argnames='group_size')
 preferred = jax.jit(dpo.preferences, static_argnames=('group_size', 'pairs', 'min_gap'))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     group_size=st.sampled_from([2, 4, 16]),
@@ -154,7 +154,7 @@ def slow_loss(returns, healthy, sampled, logprobs, ref, group_size, beta, pairs,
     return total / max(found, 1), gradient / max(found, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     beta=st.sampled_from([0.1, 0.5, 2.0]),
@@ -263,12 +263,9 @@ def test_loss_and_gradient_are_those_of_the_trl_package():
 TX = optax.sgd(0.5)
 
 
-def ordered_batch(seed=0, poison=None, binary=False):
+def ordered_batch(seed=0, poison=None):
     """Eight rows, four pairs (if no returns are tied), laid out as batches.prepare does."""
     rollout = toy.random_rollout(seed, rows=8)
-    if binary:
-        solved = jnp.array([0.0, 1, 1, 0, 1, 1, 0, 0])
-        rollout = rollout.replace(rewards=jnp.zeros_like(rollout.rewards).at[:, 0].set(solved))
     rollout, scores = ordered(rollout, toy.scores_of(rollout), group_size=4)
     batch = dpo.make_batch(rollout, scores, group_size=4, pairs=2)
     if poison is None:
@@ -325,18 +322,6 @@ def test_one_batch_of_eight_is_two_of_four_is_four_of_two():
         np.testing.assert_allclose(measured['policy/loss'], again['policy/loss'], atol=1e-6)
 
 
-def test_binary_returns_train_the_same_in_every_split_and_shuffle():
-    """With ties, losses were nan and every step was skipped as soon as a batch was split."""
-    batch = ordered_batch(2, binary=True)
-    one, measured = run()(start(), batch)
-    assert measured['update/skipped'] == 0 and measured['batch/trained_rows'] == 8
-    for parts in (2, 4):
-        assert_close(one.params, run(num_microbatches=parts)(start(), batch)[0].params, atol=1e-6)
-    for key in range(3):  # optimiser steps of one pair, in any order
-        _, measured = run(num_minibatches=4)(start(), batch, key=jax.random.key(key))
-        assert measured['update/skipped'] == 0 and measured['policy/grad_norm'] > 1e-3
-
-
 def test_every_step_on_a_batch_sees_the_margin_of_its_own_policy():
     """Two epochs are two plain gradient steps on the written loss."""
     batch, state = ordered_batch(1), start()
@@ -366,22 +351,7 @@ def test_a_parted_pair_is_skipped_and_counted():
     jax.tree.map(np.testing.assert_array_equal, new.params, start().params)
 
 
-@pytest.mark.parametrize('poison', [np.nan, np.inf])
-def test_poisoned_padding_changes_nothing(poison):
+def test_poisoned_padding_changes_nothing():
     clean, _ = run(num_microbatches=2)(start(), ordered_batch())
-    dirty, _ = run(num_microbatches=2)(start(), ordered_batch(poison=poison))
+    dirty, _ = run(num_microbatches=2)(start(), ordered_batch(poison=np.nan))
     jax.tree.map(np.testing.assert_array_equal, clean.params, dirty.params)
-
-
-def test_observations_change_neither_pairs_nor_the_loss():
-    """The same answers behind one and behind three observation tokens, their log-probs equal."""
-    rewards, sampled = [[1.0, 0.5], [0.2, 0]], [-0.5, -0.25, -1.0]
-    outcome = []
-    for seen in (1, 3):
-        rollout = toy.rollout_of([[(seen, 2), (seen, 1)]] * 2, rewards, length=10, seed=seen)
-        mask = rollout.action_mask
-        logprobs = jnp.full(mask.shape, 7.0 * seen).at[mask].set(jnp.array([*sampled, *sampled]))
-        batch = dpo.make_batch(rollout, toy.scores_of(rollout), group_size=2)
-        batch = batch.replace(ref_logprobs=jnp.where(mask, -0.3, 9.0 * seen))
-        outcome.append((batch.pair.tolist(), dpo.loss(logprobs, batch, **CLIP).sum(1).tolist()))
-    assert outcome[0] == outcome[1]

@@ -201,7 +201,7 @@ def test_an_update_with_nothing_to_train_on_leaves_everything_as_it_was(algorith
     assert sorted(rows.tolist()) == list(range(16))
 
 
-def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
+def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys, quick_runs):
     """Unformatted answers and no penalty for them: every return is 0."""
     cfg = micro_runs.config(
         'frozen_lake',
@@ -212,7 +212,8 @@ def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
             'filter.max_empty': 2,
             'env.format_penalty': 0.0,
             'eval.every': 0,
-            'env.eval_levels': 8,
+            'eval.temperature': 1.0,
+            'env.eval_levels': 16,
             'log.rollouts_every': 0,
         },
     )

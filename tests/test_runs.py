@@ -96,6 +96,7 @@ RUNS = {
             'curriculum.rounds': (2, 3),
             'curriculum.stage_steps': 2,
             'batch.shuffle': True,
+            'mesh.data': 2,
             **CLONED_LONGER,
         },
     ),

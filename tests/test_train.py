@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import toy_rollouts as toy
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
@@ -21,7 +22,7 @@ from agentrl_jax.run import check, derived, mixture, parts, settings
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.effective import effective
-from agentrl_jax.types import Continuations, Demonstrations, Rollout
+from agentrl_jax.types import Demonstrations
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -48,13 +49,12 @@ def trace(cfg, *, with_rollout):
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
     reference = run_params.policy_of(state.params, {}) if derived.needs_reference(cfg) else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
-    out = abstract_rollout(rows, cfg)
+    turns = cfg.env.max_turns
+    out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
+    out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
     if count := derived.continuations(cfg):
-        forked = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((rows, count, *x.shape[1:]), x.dtype), out
-        )
-        turn = jax.ShapeDtypeStruct((rows, count), jnp.int32)
-        out = out.replace(continuations=Continuations(turn=turn, rollout=forked))
+        out = toy.forked(out, [1] * count)
+    out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
     task = None
     if with_rollout or cfg.context.window:
         task = build_module.build_task(cfg, tokenizer, mesh)
@@ -70,9 +70,7 @@ def trace(cfg, *, with_rollout):
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(
-            lambda x: (x.shape, x.dtype), out
-        )
+        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     learn = functools.partial(
         build_module.learn,
         fns=parts.build_functions(cfg, found[0], mesh),
@@ -85,32 +83,6 @@ def trace(cfg, *, with_rollout):
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
-
-
-def abstract_rollout(rows, cfg):
-    tokens, turns = (rows, cfg.rollout.max_tokens), (rows, cfg.env.max_turns)
-    shapes = dict(
-        tokens=(tokens, jnp.int32),
-        logprobs=(tokens, jnp.float32),
-        attention_mask=(tokens, bool),
-        action_mask=(tokens, bool),
-        turn=(tokens, jnp.int32),
-        begin=(turns, jnp.int32),
-        part=(turns, jnp.int32),
-        trial=(turns, jnp.int32),
-        anchor=(turns, jnp.uint32),
-        rewards=(turns, jnp.float32),
-        penalties=(turns, jnp.float32),
-        turn_stop=(turns, jnp.int32),
-        valid=(turns, bool),
-        num_actions=(turns, jnp.int32),
-        actions=((*turns, cfg.env.max_actions_per_turn), jnp.int32),
-        num_turns=((rows,), jnp.int32),
-        episode_stop=((rows,), jnp.int32),
-        success=((rows,), bool),
-        level=((rows,), jnp.int32),
-    )
-    return Rollout(**{name: jax.ShapeDtypeStruct(*spec) for name, spec in shapes.items()})
 
 
 @pytest.mark.parametrize('name', CONFIGS)

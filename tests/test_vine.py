@@ -7,20 +7,15 @@ import jax
 import jax.numpy as jnp
 import micro_runs
 import numpy as np
-import optax
 import pytest
 import toy_rollouts as toy
 
 from agentrl_jax.algorithms import turn_grpo, vine
-from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
-from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import filtering, turn_credit, update
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.run import build, derived, parts
-from agentrl_jax.run.params import Frozen
-from agentrl_jax.run.state import start_state
+from agentrl_jax.run import derived
 from benchmarks import turn_credit as bench
 
 GROUPS, MEMBERS = 20_000, 4
@@ -86,29 +81,6 @@ def test_the_plays_of_a_turn_s_start_are_a_step_group_of_mean_zero():
         at = np.asarray(rollout.continuations.turn == k)
         total = np.asarray(own)[:, k] + np.where(at, forked, 0).sum(1)
         np.testing.assert_allclose(total[np.asarray(count)[:, k] > 0], 0, atol=1e-5)
-
-
-def test_gigpo_s_step_groups_of_plays_from_one_start_are_vine_s_advantages():
-    """But for its own return in each mean, the factor M / (1 + M)."""
-    rollout = toy.forked(toy.random_rollout(6, turns=2), (1, 1))
-    forks, turn = rollout.continuations.rollout, rollout.continuations.turn
-    usable = turn > 0
-    _, forked, _ = turn_credit.against_continuations(
-        rollout.rewards,
-        rollout.num_turns,
-        rollout.healthy,
-        turn,
-        forks.rewards.sum(2),
-        usable,
-        group_size=4,
-    )
-    plays = jnp.concatenate([rollout.rewards[:, 1:], forks.rewards[:, :, 1]], axis=1)
-    begun = jnp.concatenate([rollout.num_turns[:, None] > 1, usable], axis=1)
-    steps = turn_credit.step_advantages(
-        plays, jnp.zeros(plays.shape, jnp.uint32), begun, group_size=1
-    )
-    np.testing.assert_allclose(steps[:, 1:], forked * 2 / 3, atol=1e-6)
-    assert usable.any() and not usable.all()
 
 
 def test_without_continuations_vine_is_turn_grpo():
@@ -196,23 +168,6 @@ def test_without_weights_late_turns_count_too_much():
     assert found.errors > 2 * bench.NOISE and found.bias > 0.1
 
 
-def test_the_own_return_in_its_baseline_is_a_bias():
-    """As the mean of all 1 + M plays would have it."""
-    one, more = played('bonuses'), played('bonuses').continued
-    own = estimate('bonuses', 1, False)[0][1]
-    to_go = adv.linear_recursion(one.all_rewards, jnp.ones_like(one.all_rewards))
-    mixed = own + jnp.where(more.healthy[:, :, 0], (more.returns[:, :, 0] - to_go) / 2, 0.0)
-    found = quality('bonuses', [(one, mixed)])
-    assert found.errors > 2 * bench.NOISE and found.bias > 0.05
-
-
-def test_continuations_lessen_the_variance_of_an_update():
-    alone = bench.by_others(played('bonuses'), bench.WORLDS['bonuses'], MEMBERS)
-    before = quality('bonuses', [(played('bonuses'), alone)]).variance
-    trunks, weighted = (quality('bonuses', estimate('bonuses', 2, w)).variance for w in (0, 1))
-    assert weighted < 0.8 * trunks and weighted < 0.8 * before
-
-
 # ---- continuations are no episodes ---------------------------------------------------------------
 
 
@@ -283,47 +238,8 @@ def test_leaving_empty_micro_batches_out_changes_no_gradient():
     jax.tree.map(np.testing.assert_array_equal, run(sparse=True), run(sparse=False))
 
 
-# ---- configs and meshes --------------------------------------------------------------------------
-
-VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
-
-
 def test_a_config_names_the_turns():
-    cfg = micro_runs.config('frozen_lake', **VINE)
+    more = {'env.max_turns': 3, 'rollout.max_tokens': 128}
+    cfg = micro_runs.config('frozen_lake', algorithm='vine', **more)
     assert (cfg.fork.turns, cfg.fork.continuations, cfg.fork.train) == ('every', 2, 'weighted')
     assert derived.continuations(cfg) == 4 and derived.batch_rows(cfg) == 5
-
-
-def learned(run, rollout, devices, **mesh):
-    """(parameters, metrics) after two plain gradient steps on a mesh of these devices."""
-    cfg = micro_runs.config('frozen_lake', **VINE, **mesh)
-    mesh = parts.build_mesh(cfg, devices)
-    layout = sharding.specs(run.params, sharding.TRAIN_RULES, mesh)
-    params = jax.device_put(jax.device_get(run.params), layout)
-    txs = (optax.sgd(1.0), None)
-    laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=txs)
-    learn = build.build_learn(cfg, mesh, run.config, run.training.task, run.tokenizer, txs)
-    placed = jax.device_put(rollout, sharding.shard_rows(mesh))
-    state, found, *_ = learn(start_state(laid_out, params), Frozen({}, None), placed)
-    return jax.device_get((state.params, found))
-
-
-def test_no_mesh_changes_what_vine_learns():
-    """Rows of continuations are split with those of their episodes, or between devices."""
-    run = build.build(micro_runs.config('frozen_lake', **VINE))
-    rollout = toy.forked(toy.random_rollout(7, rows=16, length=20, turns=3), (2, 2, 1, 1))
-    forks = rollout.continuations
-
-    def sampled(x):  # by this policy, whose logits are nearly equal
-        return x.replace(logprobs=jnp.where(x.action_mask, -np.log(run.config.vocab_size), 0.0))
-
-    rollout = sampled(rollout).replace(continuations=forks.replace(rollout=sampled(forks.rollout)))
-    alone, found = learned(run, rollout, jax.devices()[:1])
-    split, again = learned(run, rollout, jax.devices(), **{'mesh.fsdp': 2, 'mesh.tensor': 2})
-    assert found['policy/grad_norm'] > 1e-3 and found['fork/trained_rows'] > 0
-    for name, x in found.items():
-        np.testing.assert_allclose(again[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
-    for one, other in zip(*map(jax.tree.leaves, (alone, split)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, jax.device_get(run.params))
-    assert max(jax.tree.leaves(moved)) > 1e-3
