@@ -169,7 +169,7 @@ def test_without_a_restart_learning_goes_on():
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
 
 
-def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
+def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys, quick_runs):
     """Own demonstrations by way of a file are the same demonstrations; then a run is cloned."""
     changes = {'steps': 0, 'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0}
     built = build(micro_runs.config('frozen_lake', **changes))

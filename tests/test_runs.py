@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
 from agentrl_jax.machine import checkpoint
-from agentrl_jax.measure import metrics
+from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
@@ -70,6 +70,7 @@ RUNS = {
             'loss.kl_horizon': 100.0,
             'loss.aggregation': 'seq_mean_token_mean',
             'filter.keep': 0.5,
+            'filter.refill': 1,
             **CLONED,
         },
     ),
@@ -230,19 +231,21 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert ('optim/critic_lr' in row) == own == ('value/grad_norm' in row)
         assert ('value/loss' in row) == (cfg.algorithm == 'ppo')
         assert ('policy/kl_ref' in row) == (cfg.loss.kl_coef > 0)  # in the loss or the reward
-        per_episode = row['rollout/response_length']
         kept = derived.kept_groups(cfg) * cfg.rollout.group_size
         if cfg.algorithm in ('ppo', 'grpo'):
             assert row['batch/trained_rows'] == kept
-            assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
-            if kept == 16:
-                assert row['batch/trained_tokens'] == pytest.approx(16 * per_episode)
+        if cfg.filter.refill:  # both rollouts have groups to keep
+            assert row['filter/collects'] == 2
+        elif cfg.algorithm in ('ppo', 'grpo'):
+            played = 16 * row['rollout/response_length']
+            assert 0 < row['batch/trained_tokens'] <= played + 1e-3
+            assert kept < 16 or row['batch/trained_tokens'] == pytest.approx(played)
         if cfg.algorithm == 'vine':
             assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
             assert row['batch/trained_rows'] <= 16
         else:
             assert not any(figure.startswith('fork/') for figure in row)
-    if cfg.algorithm != 'vine':
+    if cfg.algorithm != 'vine' and not cfg.filter.refill:
         tokens = [16 * row['rollout/response_length'] for row in rows[:-1]]
         assert [row['progress/tokens'] for row in rows] == pytest.approx(
             np.append(np.cumsum(tokens), sum(tokens)), abs=0.1
@@ -308,7 +311,8 @@ def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
         sampled = [x for episode in episodes for x in episode['tokens'] if x['k'] == 'a']
         assert all(token['lp'] <= 0 and token['ratio'] > 0 for token in sampled)
         if cfg.algorithm in ('ppo', 'grpo'):  # groups the filter dropped have no advantage
-            assert any(token['adv'] == 'nan' for token in sampled) == (cfg.filter.keep < 1)
+            dropped = cfg.filter.keep < 1 and not cfg.filter.refill
+            assert any(token['adv'] == 'nan' for token in sampled) == dropped
     reference = json.loads((workdir / 'reference.json').read_text())
     assert 'hosts' in name or 0 <= reference['random'] <= reference['oracle'] <= 1
 
@@ -342,6 +346,17 @@ def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
         train.train(config('a critic', **{'optim.lr': 2e-3}), str(before.workdir))
 
 
+def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
+    finished, tmp_path, monkeypatch, capsys
+):
+    cfg = finished('a shared backbone').cfg
+    monkeypatch.setattr(collapse, 'starved', lambda rows, most: f'no {most}' * (len(rows) == 2))
+    assert train.train(cfg, str(tmp_path)) == 1
+    assert [row['step'] for row in run_log.read_metrics(tmp_path / run_log.METRICS_FILE)] == [0, 1]
+    assert f'step 1: no {cfg.filter.max_empty}' in capsys.readouterr().err
+    assert not (tmp_path / run_log.FINISHED_FILE).exists()
+
+
 def test_validation_that_comes_late_after_a_resume_is_no_recompile(
     finished, tmp_path, monkeypatch, shared_programs
 ):
@@ -370,11 +385,11 @@ def test_a_horizon_grows_and_validation_plays_every_turn(finished, name, horizon
 
 
 def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
-    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 8 / 100."""
+    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 16 / 100."""
     rows = finished('adapters').rows
     coefficients = [row['policy/kl_coef'] for row in rows[:-1]]
     assert coefficients[0] == pytest.approx(0.1)
-    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 8 / 100), rel=1e-5)
+    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 16 / 100), rel=1e-5)
     assert rows[1]['policy/kl_ref'] > 0
 
 
