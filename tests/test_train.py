@@ -98,7 +98,8 @@ def test_every_config_builds(name):
     assert set(measured) <= set(metrics.METRICS)
 
 
-def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
+@pytest.mark.parametrize('argument', ['--config.env.max_turn=3', '--config.optim.lr=fast'])
+def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
     done = subprocess.run(
         [
             sys.executable,
@@ -106,7 +107,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
             'agentrl_jax.train',
             '--config=configs/demo.py',
             f'--workdir={tmp_path / "run"}',
-            '--config.env.max_turn=3',
+            argument,
         ],
         cwd=ROOT,
         env=dict(os.environ),
@@ -115,7 +116,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
         timeout=120,
     )
     assert done.returncode not in (0, 75)
-    assert 'max_turn' in done.stderr
+    assert argument.split('=')[0].split('.')[-1] in done.stderr
     assert not (tmp_path / 'run').exists()
 
 
