@@ -80,7 +80,7 @@ def test_the_undisturbed_run_trained(undisturbed):
 def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     undisturbed, tmp_path
 ):
-    """kill -9 at a random moment, Ctrl-C and then half a row after the last, an empty checkpoint file.
+    """kill -9 at a random moment, Ctrl-C and half a row after the last, an empty checkpoint file.
 
     tests/chaos.py kills more often; how a run ends at SIGTERM: test_distributed_training.py.
     """
