@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import toy_rollouts as toy
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
@@ -22,7 +23,7 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Continuations, Demonstrations, Rollout
+from agentrl_jax.types import Demonstrations
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -54,13 +55,12 @@ def trace(cfg, *, with_rollout):
         run_params.policy_of(state.params, {}) if read_config(cfg, None).needs_reference else None
     )
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
-    out = abstract_rollout(rows, cfg)
+    turns = cfg.env.max_turns
+    out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
+    out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
     if count := read_config(cfg, None).continuations:
-        forked = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((rows, count, *x.shape[1:]), x.dtype), out
-        )
-        turn = jax.ShapeDtypeStruct((rows, count), jnp.int32)
-        out = out.replace(continuations=Continuations(turn=turn, rollout=forked))
+        out = toy.forked(out, [1] * count)
+    out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
     task = None
     if with_rollout or cfg.context.window:
         task = build_module.build_task(cfg, tokenizer, mesh)
@@ -76,9 +76,7 @@ def trace(cfg, *, with_rollout):
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(
-            lambda x: (x.shape, x.dtype), out
-        )
+        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     learn = functools.partial(
         build_module.learn,
         fns=parts.build_functions(read_config(cfg, None), found[0], mesh),
@@ -91,18 +89,6 @@ def trace(cfg, *, with_rollout):
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
-
-
-def abstract_rollout(rows, cfg):
-    empty = functools.partial(
-        Rollout.empty,
-        pad_id=0,
-        max_tokens=cfg.rollout.max_tokens,
-        max_turns=cfg.env.max_turns,
-        max_actions=cfg.env.max_actions_per_turn,
-    )
-    level, prefix = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (rows, 1))
-    return jax.eval_shape(empty, level, prefix)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -118,7 +104,8 @@ def test_every_config_builds(name):
     assert set(measured) <= set(metrics.METRICS)
 
 
-def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
+@pytest.mark.parametrize('argument', ['--config.env.max_turn=3', '--config.optim.lr=fast'])
+def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
     done = subprocess.run(
         [
             sys.executable,
@@ -126,7 +113,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
             'agentrl_jax.train',
             '--config=configs/demo.py',
             f'--workdir={tmp_path / "run"}',
-            '--config.env.max_turn=3',
+            argument,
         ],
         cwd=ROOT,
         env=dict(os.environ),
@@ -135,7 +122,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
         timeout=120,
     )
     assert done.returncode not in (0, 75)
-    assert 'max_turn' in done.stderr
+    assert argument.split('=')[0].split('.')[-1] in done.stderr
     assert not (tmp_path / 'run').exists()
 
 
