@@ -50,41 +50,45 @@ from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report
 from agentrl_jax.records.progress import live_line
-from agentrl_jax.run import collecting, derived, hosts, saved_config
+from agentrl_jax.run import collecting, hosts, saved_config
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import Config, comparable, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import comparable, config_dict, unplayed
+from agentrl_jax.run.state import unplayed
 from agentrl_jax.run.streams import EVALUATE, Streams
 
 
 def evaluate(
-    cfg: Any,
+    given: Any,
     workdir: str,
     out: str,
     step: int | None,
     trajectories_file: str = '',
     replay: str = '',
 ) -> dict[str, float]:
-    """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics.
+    """Plays the pool of eval.split once and writes what came out; returns the metrics.
 
-    trajectories_file: a file for the episodes as trajectories; '' = none. replay: a log of replies,
-    of this checkpoint and split, that takes the place of worlds on hosts; '' = none.
+    given: the ConfigDict. trajectories_file: a file for the episodes as trajectories; '' = none.
+    replay: a log of replies, of this checkpoint and split, that takes the place of worlds on hosts;
+    '' = none.
     """
-    if cfg.env.mix:
+    if given.env.mix:
+        names = ', '.join(str(world) for world, *_ in given.env.mix)
         raise ValueError(
-            f'env.mix={cfg.env.mix!r} are several worlds, which are evaluated one by one: give '
-            f"--config.env.mix='()' and --config.env.name, one of {', '.join(derived.worlds(cfg))}"
+            f'env.mix={given.env.mix!r} are several worlds, which are evaluated one by one: give '
+            f"--config.env.mix='()' and --config.env.name, one of {names}"
         )
-    origin = saved_config.origin(workdir, config_dict(cfg), step=step)
+    origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
-    run = build(cfg, probe=not replay)
-    params = run.params
+    run = build(given, probe=not replay)
+    cfg, params = run.cfg, run.params
     if workdir:
-        saved = comparable(checkpoint.read_extra(workdir, step=origin.step)['config'])
+        saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
-        now = comparable(config_dict(run.cfg))
-        checkpoint.check_config(saved, now, may_differ=(*MAY_DIFFER, *chosen, *unplayed(run.cfg)))
+        now = comparable(saved_with(run.face))
+        may_differ = (*MAY_DIFFER, *chosen, *unplayed(cfg))
+        checkpoint.check_config(saved, now, may_differ=may_differ)
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
@@ -124,7 +128,7 @@ def evaluate(
                 for k, (mean, (low, high)) in passed.items()
             }
         }
-        | {'settings': settings_of(run.cfg), 'checkpoint': origin.fields()},
+        | {'settings': settings_of(cfg), 'checkpoint': origin.fields()},
     )
     # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
@@ -144,7 +148,7 @@ def evaluate(
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,
-        about=about.of_run(run.cfg, sys.argv) | checkpoint_name,
+        about=about.of_run(run.face, sys.argv) | checkpoint_name,
     )
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)
@@ -154,7 +158,7 @@ def evaluate(
     return metrics
 
 
-def settings_of(cfg: Any) -> dict[str, Any]:
+def settings_of(cfg: Config) -> dict[str, Any]:
     """What an evaluation was made with, that another one of the same checkpoint may differ in."""
     return {
         'env': cfg.env.name,

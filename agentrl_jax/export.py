@@ -55,11 +55,12 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import lora, qwen2, weights
+from agentrl_jax.models import Model, lora, weights
+from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
-from agentrl_jax.run import derived, parts, saved_config
+from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run.config import Config, as_json, read, read_saved
 from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
-from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
@@ -68,53 +69,11 @@ DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
-ARCHITECTURES = {
-    'qwen2': 'Qwen2ForCausalLM',
-    'qwen3': 'Qwen3ForCausalLM',
-    'llama': 'LlamaForCausalLM',
-}
-
-
-def config_to_hf(config: qwen2.ModelConfig, *, dtype: str, generic: bool = False) -> dict[str, Any]:
-    """config.json of the model: qwen2 with QKV bias, qwen3 with norms in their place, else llama.
-
-    generic: with QKV bias it is a llama too, whose attention_bias then is one behind attention as
-    well: zeros (see hf_folder.is_qwen2).
-    """
-    biased_llama = config.qkv_bias and generic
-    kind = 'qwen2' if config.qkv_bias and not generic else 'llama'
-    kind = 'qwen3' if config.qk_norm else kind
-    hf = {
-        'architectures': [ARCHITECTURES[kind]],
-        'model_type': kind,
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'intermediate_size': config.intermediate_size,
-        'num_hidden_layers': config.num_layers,
-        'num_attention_heads': config.num_heads,
-        'num_key_value_heads': config.num_kv_heads,
-        'head_dim': config.head_dim,
-        'hidden_act': 'silu',
-        'rms_norm_eps': config.rms_norm_eps,
-        'rope_theta': config.rope_theta,
-        'tie_word_embeddings': config.tie_embeddings,
-        'torch_dtype': dtype,
-    }
-    if biased_llama:
-        hf['attention_bias'] = True
-    if config.rope_scaling is not None:
-        names = ('factor', 'low_freq_factor', 'high_freq_factor')
-        hf['rope_scaling'] = {
-            'rope_type': 'llama3',
-            **dict(zip(names, config.rope_scaling[:3], strict=True)),
-            'original_max_position_embeddings': int(config.rope_scaling[3]),
-        }
-    return hf
 
 
 def export_hf(
     params: Params,
-    config: qwen2.ModelConfig,
+    config: Model,
     out_dir: str | Path,
     *,
     dtype: str = 'bfloat16',
@@ -146,9 +105,10 @@ def export_hf(
         tokenizer, generic = None, False
         if tokenizer_source is not None:
             tokenizer = hf_folder.write(folder, Path(tokenizer_source))
-            generic = config.qkv_bias and not hf_folder.is_qwen2(folder)
-        _write_weights(folder, params, shards, dtype, zero_biases=generic)
+            of_qwen2 = config.to_hf()['model_type'] == 'qwen2'
+            generic = of_qwen2 and not hf_folder.is_qwen2(folder)
         hf = config_to_hf(config, dtype=dtype, generic=generic)
+        _write_weights(folder, params, shards, dtype, zero_biases='attention_bias' in hf)
         _write_configs(folder, hf, model_source, tokenizer, budget or {})
         if tokenizer is not None:
             hf_folder.compare(tokenizer, folder)
@@ -229,10 +189,10 @@ def _appear(out_dir: Path, write: Callable[[Path], None]) -> Path:
     return out_dir
 
 
-def _plan(config: qwen2.ModelConfig, itemsize: int, max_bytes: int) -> list[list[str]]:
+def _plan(config: Model, itemsize: int, max_bytes: int) -> list[list[str]]:
     """Parameter paths of each file, in order, at most max_bytes (or one tensor) in each."""
     files, size = [[]], 0
-    leaves = jax.tree_util.tree_flatten_with_path(weights.abstract_params(config))[0]
+    leaves = jax.tree_util.tree_flatten_with_path(config.abstract_params())[0]
     for where, leaf in leaves:
         need = math.prod(leaf.shape) * itemsize
         if files[-1] and size + need > max_bytes:
@@ -311,24 +271,25 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
-def base_is_folder(cfg: Any) -> bool:
+def base_is_folder(cfg: Config) -> bool:
     """Whether model.path is the model under the adapters, and PEFT can read it."""
-    return base_is_given(cfg) and files.local_path(cfg['model']['path']).is_dir()
+    return base_is_given(cfg) and files.local_path(cfg.model.path).is_dir()
 
 
 def export_checkpoint(
-    cfg: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
+    given: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
 ) -> Path:
     """A part of a checkpoint (the newest one if step is None) as a folder."""
+    cfg = read(given, None)
     if part != 'policy' and not cfg.lora.rank:
         raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
-    origin = saved_config.origin(workdir, config_dict(cfg), step=step)
+    origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
     step = origin.step
-    saved = checkpoint.read_extra(workdir, step=step)['config']
-    if 'lora' in saved:  # runs of older versions have none; alpha shows in no tensor
-        ours = config_dict(cfg)['lora']
-        checkpoint.check_config({'lora': saved['lora']}, {'lora': ours})
+    extra = checkpoint.read_extra(workdir, step=step)
+    if 'lora' in extra['config']:  # runs of older versions have none; alpha shows in no tensor
+        saved, ours = extra['config']['lora'], as_json(given)['lora']
+        checkpoint.check_config({'lora': saved}, {'lora': ours})
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)
@@ -336,11 +297,11 @@ def export_checkpoint(
     record = files.local_path(workdir)
     card = model_card.text(
         Path(out).name,
-        cfg,
+        given,
         origin=origin.fields(),
         record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
-        opening=derived.answer_opening(cfg),
+        opening=cfg.answer_opening,
     )
     if part == 'adapter':
         return export_adapter(
@@ -350,7 +311,7 @@ def export_checkpoint(
             alpha=cfg.lora.alpha,
             dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
-            base=cfg.model.path if base_is_folder(saved) else None,
+            base=cfg.model.path if base_is_folder(read_saved(extra)) else None,
             card=card,
         )
     if part == 'policy':

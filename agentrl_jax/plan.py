@@ -43,14 +43,13 @@ import json
 from typing import Any
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2
 from agentrl_jax.planning import advice, cost
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
 from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
-# An answer is taken to be a fifth of rollout.max_response unless told otherwise; short ones whole
+# An answer is assumed to be a fifth of rollout.max_response; a short one, all of it
 ANSWER_SHARE, SHORT_ANSWER = 5, 16
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
 
@@ -84,7 +83,7 @@ def plan(
         'devices': mesh.devices.size,
         'mesh': dict(mesh.shape),
         'model': model or cfg.model.path or 'sizes of the config',
-        'parameters': qwen2.param_count(whole.config),
+        'parameters': whole.config.param_count(),
         'layers_compiled': list(layers) or [whole.config.num_layers],
         'memory': where.chip.memory,
         'usable_bytes': int(where.chip.usable),

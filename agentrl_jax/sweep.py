@@ -1,4 +1,4 @@
-"""Train every run of a sweep: each in a folder of its own, resumed by the same command.
+"""Train every run of a sweep: each in its own folder, resumed by the same command.
 
   python -m agentrl_jax.sweep --config=configs/demo.py \\
       --sweep=configs/sweeps/demo_algorithms.py --workdir=runs/algorithms --jobs=2
@@ -87,7 +87,7 @@ def slots(jobs: int, gpus: str) -> list[dict[str, str]]:
 def prepare(
     workdir: str, runs: Sequence[Run], config_file: str, common: Overrides
 ) -> tuple[Path, str]:
-    """Makes a folder for each run and says in its run.json what it is; (workdir, what to say).
+    """Makes a folder for each run with a run.json that describes it; (workdir, a notice or '').
 
     All of them exist before the first run starts, so a table can show what is missing.
     """

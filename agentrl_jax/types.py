@@ -42,13 +42,13 @@ class EpisodeStop(enum.IntEnum):
 class Rollout:
     """Episodes as the sampler wrote them; built only in agentrl_jax.rollout."""
 
-    tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad id behind the end
+    tokens: jax.Array  # int32 [B, T]   prompt, answers and observations; pad_id after the end
     logprobs: jax.Array  # float32 [B, T] under the sampling distribution; 0 off action_mask
     attention_mask: jax.Array  # bool [B, T]    real tokens (a prefix of every row)
     action_mask: jax.Array  # bool [B, T]    tokens the policy sampled (these are trained)
     turn: jax.Array  # int32 [B, T]   turn of a token, its prompt part included; -1 = padding
-    begin: jax.Array  # int32 [B, K]   first token that a turn shows: behind the end of the turn
-    # before and the reward it was told; 0 past the end
+    begin: jax.Array  # int32 [B, K]   first token that a turn shows: after the end of the turn
+    # before and its reward; 0 past the end
     part: jax.Array  # int32 [B, K]   kind of a turn: one of text.agents; 0, the turn acts
     trial: jax.Array  # int32 [B, K]  of an episode that may try its level again, from 0 on
     anchor: jax.Array  # uint32 [B, K]  hash of the observation that a turn shows, of its kind and
@@ -69,6 +69,61 @@ class Rollout:
     # a host says; None: of all turns
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
 
+    @classmethod
+    def empty(
+        cls,
+        level: Any,
+        prefix: Any,
+        *,
+        pad_id: int,
+        max_tokens: int,
+        max_turns: int,
+        max_actions: int,
+        xp: Any = jnp,
+    ) -> 'Rollout':
+        """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
+
+        xp: jax.numpy, or numpy for a record that a host fills in place.
+        """
+        rows, length = level.shape[0], prefix.shape[0]
+
+        def tokens(fill, dtype):
+            return xp.full((rows, max_tokens), fill, dtype)
+
+        def begun(x, value):
+            if xp is jnp:
+                return x.at[:, :length].set(value)
+            x[:, :length] = value
+            return x
+
+        def turns(dtype):
+            return xp.zeros((rows, max_turns), dtype)
+
+        def episodes(dtype):
+            return xp.zeros(rows, dtype)
+
+        return cls(
+            tokens=begun(tokens(pad_id, xp.int32), prefix[None]),
+            logprobs=tokens(0.0, xp.float32),
+            attention_mask=begun(tokens(False, bool), True),
+            action_mask=tokens(False, bool),
+            turn=begun(tokens(-1, xp.int32), 0),
+            begin=turns(xp.int32),
+            part=turns(xp.int32),
+            trial=turns(xp.int32),
+            anchor=turns(xp.uint32),
+            rewards=turns(xp.float32),
+            penalties=turns(xp.float32),
+            turn_stop=turns(xp.int32),
+            valid=turns(bool),
+            num_actions=turns(xp.int32),
+            actions=xp.full((rows, max_turns, max_actions), -1, xp.int32),
+            num_turns=episodes(xp.int32),
+            episode_stop=episodes(xp.int32),
+            success=episodes(bool),
+            level=level,
+        )
+
     @property
     def healthy(self) -> jax.Array:
         """bool [B]: episodes without an environment fault; only these enter losses and metrics."""
@@ -86,7 +141,7 @@ class Rollout:
 
     @property
     def with_continuations(self) -> 'Rollout':
-        """[B (1 + F), ...]: each episode and behind it its continuations."""
+        """[B (1 + F), ...]: each episode, followed by its continuations."""
 
         def join(trunk, forked):
             rows = jnp.concatenate([trunk[:, None], forked], axis=1)
@@ -99,24 +154,25 @@ class Rollout:
 class Continuations:
     """F times each episode was rewound to the start of one of its turns and played on.
 
-    They stand apart from episodes: whatever counts, filters or shows rows of a rollout sees none.
+    They are kept apart from episodes: whatever counts, filters or shows rows of a rollout ignores
+    them.
     """
 
     turn: jax.Array  # int32 [B, F]  turn from whose start it was played; 0 = it was not
-    rollout: Rollout  # [B, F, ...]  all that stands before that turn may be attended and nothing of
-    # it is sampled or rewarded: returns are those from that turn on; turns keep their numbers
+    rollout: Rollout  # [B, F, ...]  what precedes that turn is attended to, and none of it is
+    # sampled or rewarded: returns are those from that turn on; turns keep their numbers
 
 
 @struct.dataclass
 class Scores:
-    """What other models say of a rollout, aligned with its tokens; zeros where not computed."""
+    """Per-token values and log-probabilities, aligned with tokens; zeros where not computed."""
 
     old_logprobs: (
         jax.Array
     )  # float32 [B, T] policy before the update (the sampler's own by default)
     ref_logprobs: jax.Array  # float32 [B, T] reference policy
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
-    next_values: jax.Array | None = None  # float32 [B, T]  V of the state behind tokens[b, t]; None
+    next_values: jax.Array | None = None  # float32 [B, T]  V of the state after tokens[b, t]; None
     # unless asked for (loss.bootstrap_truncated)
 
 
@@ -170,3 +226,11 @@ class Demonstrations:
     def logprobs(self) -> jax.Array:
         """float32 [N, T]: zeros, since no policy of ours sampled these tokens."""
         return jnp.zeros(self.tokens.shape, jnp.float32)
+
+
+@struct.dataclass
+class Frozen:
+    """Parameters that a run reads and never changes."""
+
+    model: Params  # under the adapters of policy and critic; {} without LoRA
+    reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it

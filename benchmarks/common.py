@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import DRAWN, Model, weights
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 PINNED = 'BENCHMARK_IS_PINNED'  # set in the environment of a program that pin started anew
@@ -116,19 +116,17 @@ def timed(call: Callable[[], Any], repeats: int) -> float:
     return medians(alternate({'call': call}, repeats))['call']
 
 
-def model_config(vocab: int, **changes: Any) -> qwen2.ModelConfig:
+def model_config(vocab: int, **changes: Any) -> Model:
     """The benchmark's policy."""
     sizes = SHAPE | changes
-    return qwen2.ModelConfig(
-        vocab_size=vocab, head_dim=sizes['hidden_size'] // sizes['num_heads'], **sizes
-    )
+    return DRAWN(vocab_size=vocab, head_dim=sizes['hidden_size'] // sizes['num_heads'], **sizes)
 
 
-def init_params(config: qwen2.ModelConfig) -> Any:
-    return jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), config)
+def init_params(config: Model) -> Any:
+    return jax.jit(config.init)(jax.random.key(0))
 
 
-def hf_model(params: Any, config: qwen2.ModelConfig) -> Any:
+def hf_model(params: Any, config: Model) -> Any:
     """transformers' Qwen2ForCausalLM with the same weights, float32."""
     torch, transformers = import_optional('torch'), import_optional('transformers')
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@
 
 Both sides have the same random weights, prompts and lengths, and alternate in one process. Ours is
 one program: a block forward pass into the cache, then a loop of sampling.sample and
-qwen2.forward_cached, the parts that rollout.collect is made of. "same tokens" is the share of the
+Model.forward_cached, the parts that rollout.collect is made of. "same tokens" is the share of the
 greedy answers on which both agree.
 """
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.rollout import sampling
 from benchmarks import common, limits
 
@@ -31,21 +31,19 @@ def generate(
     prompt: jax.Array,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     new: int,
     temperature: float,
     top_p: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens int32 [B, new] sampled behind prompt int32 [B, P], and their log-probabilities."""
     rows, length = prompt.shape
-    cache = qwen2.init_cache(config, rows, length + new)
+    cache = config.init_cache(rows, length + new)
     positions = jnp.broadcast_to(jnp.arange(length), prompt.shape)
-    hidden, cache = qwen2.forward_cached(
-        params, config, prompt, positions, cache, None, kv_length=length
-    )
+    hidden, cache = config.forward_cached(params, prompt, positions, cache, None, kv_length=length)
 
     def sample(t, hidden):
-        logits = qwen2.logits(params, config, hidden)
+        logits = config.logits(params, hidden)
         uniform = jax.random.uniform(jax.random.fold_in(key, t), (rows,))
         return sampling.sample(logits, uniform, temperature=temperature, top_p=top_p)
 
@@ -53,7 +51,7 @@ def generate(
         hidden, cache, tokens, logprobs = carry
         token, logprob = sample(t, hidden)
         position = jnp.full((rows, 1), length + t)
-        hidden, cache = qwen2.forward_cached(params, config, token[:, None], position, cache, None)
+        hidden, cache = config.forward_cached(params, token[:, None], position, cache, None)
         return hidden[:, 0], cache, tokens.at[:, t].set(token), logprobs.at[:, t].set(logprob)
 
     start = (

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import draw_forks
 from benchmarks import common, limits
@@ -28,7 +28,7 @@ def turns_of(turns: int, continuations: int) -> int:
     return turns + continuations * turns * (turns - 1) // 2
 
 
-def conversation(turns: int, **shape: int) -> tuple[Any, qwen2.ModelConfig, Any, int]:
+def conversation(turns: int, **shape: int) -> tuple[Any, Model, Any, int]:
     """(task, model, its parameters, tokens of the longest episode)."""
     task, _, vocab = build_task(turns)
     config = common.model_config(vocab, **(SMALL | shape))
@@ -118,7 +118,7 @@ def one_fork(
     def program(once):
         @jax.jit
         def run():
-            cache = qwen2.init_cache(config, slots, length)
+            cache = config.init_cache(slots, length)
             zeros = jnp.zeros(slots, jnp.int32)
             hidden = jnp.zeros((slots, config.hidden_size), config.dtype)
             state = token_rows.Rows(cache, hidden, zeros, zeros, zeros)

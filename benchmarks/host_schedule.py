@@ -2,12 +2,12 @@
 
   python -m benchmarks.host_schedule [--step-ms=2 --read-ms=4 --call-ms=1]
 
-The loop is the real one (rollout/game.py); a clock plays the device and the worlds, so the figures
-depend on no machine, and repeat. Worlds answer after a lognormal time (mean 200 ms), and after 5 s
-once in a hundred; answers have a geometric length (mean 39 tokens), observations 60 to 180 tokens,
-episodes 1 to 10 turns. Beside it a barrier after every turn, as most trainers play, and an ideal:
-the longest of three times that no schedule can undercut, which are all tokens in full batches, the
-longest episode alone, and the mean row.
+The loop is the real one (rollout/host_rollout.py); a clock plays the device and the worlds, so the
+figures depend on no machine, and repeat. Worlds answer after a lognormal time (mean 200 ms), and
+after 5 s once in a hundred; answers have a geometric length (mean 39 tokens), observations 60 to
+180 tokens, episodes 1 to 10 turns. Beside it a barrier after every turn, as most trainers play, and
+an ideal: the longest of three times that no schedule can undercut, which are all tokens in full
+batches, the longest episode alone, and the mean row.
 """
 
 import dataclasses
@@ -17,11 +17,12 @@ import types
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from agentrl_jax.envs.hosts.world import Reply
-from agentrl_jax.rollout import game
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout import host_rollout, world_calls
+from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import TALE
 from agentrl_jax.rollout.replies import NoLog
 from agentrl_jax.text import agents
@@ -67,21 +68,23 @@ class Worlds:
 
     def __init__(self, clock: Clock, *, slow: bool):
         self.clock, self.slow, self.done = clock, slow, self
-        self.coming: list[tuple[float, int, Outcome]] = []
+        self.coming: list[tuple[float, int, Response]] = []
 
-    def submit(self, job: Job) -> None:
-        turn = len(job.actions)
-        tokens = [1] * int(luck(2, job.item, turn).integers(*OBSERVATION))
-        last = int(luck(3, job.item).integers(1, TURNS + 1))
+    def submit(self, request: Request) -> None:
+        turn = len(request.actions)
+        tokens = [1] * int(luck(2, request.item, turn).integers(*OBSERVATION))
+        last = int(luck(3, request.item).integers(1, TURNS + 1))
         prompt = types.SimpleNamespace(tokens=tokens, anchor=0, cut=False)
-        outcome = Outcome(job, Reply('', done=turn >= last), prompt=prompt, deterministic=True)
-        outcome.seconds = latency_of(job.item, turn) if self.slow else 0.0
-        heapq.heappush(self.coming, (self.clock.now + outcome.seconds, job.stream, outcome))
+        response = Response(
+            request, Reply('', done=turn >= last), prompt=prompt, deterministic=True
+        )
+        response.seconds = latency_of(request.item, turn) if self.slow else 0.0
+        heapq.heappush(self.coming, (self.clock.now + response.seconds, request.stream, response))
 
-    def get_nowait(self) -> Outcome:
+    def get_nowait(self) -> Response:
         return self.get(0.0)
 
-    def get(self, timeout: float) -> Outcome:
+    def get(self, timeout: float) -> Response:
         if not self.coming or self.coming[0][0] > self.clock.now + timeout:
             self.clock.now += timeout
             raise queue.Empty
@@ -130,18 +133,18 @@ class Device:
         return None, report
 
 
-class Barrier(game.Game):
+class Barrier(host_rollout.HostRollout):
     """All rows sample until the last has answered, then all worlds step, then all are read."""
 
     def play(self, episodes: list[int]) -> None:
         self.episodes.extend(episodes)
-        for seat in self.seats:
-            self.begin(seat)
-        while self.under_way:
-            self.hear()
+        for slot in self.slots:
+            self.begin_episode(slot)
+        while self.calls.under_way:
+            self.poll_replies()
             while any(self.ready):
                 self.read()
-            while self.live.any() or self.left.any():
+            while self.is_sampling():
                 self.decode()
 
     def is_due(self) -> bool:
@@ -150,8 +153,8 @@ class Barrier(game.Game):
 
 
 def play(
-    schedule: type[game.Game], *, episodes: int, slots: int, costs: Costs, slow: bool
-) -> tuple[float, game.Game]:
+    schedule: type[host_rollout.HostRollout], *, episodes: int, slots: int, costs: Costs, slow: bool
+) -> tuple[float, host_rollout.HostRollout]:
     """(seconds, what was played) of all episodes."""
     clock, each = Clock(), np.arange(episodes, dtype=np.int32)
     env = types.SimpleNamespace(solved=lambda returned: False, FIGURES=())
@@ -165,7 +168,10 @@ def play(
         agent=agents.ONLY_ACTS,
     )
     spoken = types.SimpleNamespace(said=lambda ids: '', chat=types.SimpleNamespace(end_id=0))
-    with mock.patch.object(game, 'time', clock):
+    with (
+        mock.patch.object(host_rollout, 'time', clock),
+        mock.patch.object(world_calls, 'time', clock),
+    ):
         played = schedule(
             Device(clock, slots, costs),
             Worlds(clock, slow=slow),
@@ -179,7 +185,7 @@ def play(
             max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),
             window=0,
             poll=8,
-            patience=game.Patience(),
+            policy=world_calls.RetryPolicy(),
             log=NoLog(),
             say=common.note,
         )
@@ -187,17 +193,17 @@ def play(
     return clock.now, played
 
 
-def ideal(played: game.Game, slots: int, costs: Costs) -> dict[str, float]:
+def ideal(played: host_rollout.HostRollout, slots: int, costs: Costs) -> dict[str, float]:
     """Seconds that no schedule can undercut."""
     out = played.out
-    generated = out['action_mask'].sum(1)
-    shown = out['attention_mask'] & ~out['action_mask']
+    generated = out.action_mask.sum(1)
+    shown = out.attention_mask & ~out.action_mask
     shown[:, :PREFIX] = False
-    tokens = [np.bincount(turn[row]) for turn, row in zip(out['turn'], shown, strict=True)]
+    tokens = [np.bincount(turn[row]) for turn, row in zip(out.turn, shown, strict=True)]
     chunks = sum(int(np.ceil(one / CHUNK).sum()) for one in tokens)
     waits = [
         sum(latency_of(item, turn) for turn in range(turns + 1))
-        for item, turns in enumerate(out['num_turns'])
+        for item, turns in enumerate(out.num_turns)
     ]
     chains = np.array(waits) + costs.step_s * generated
     return {
@@ -210,12 +216,12 @@ def ideal(played: game.Game, slots: int, costs: Costs) -> dict[str, float]:
 def run(*, episodes: int, slots: int, costs: Costs) -> dict[str, Any]:
     """Seconds without latency, with it, and with a barrier; what bounds them; their ratios."""
     setting = dict(episodes=episodes, slots=slots, costs=costs)
-    calm_s, calm = play(game.Game, slow=False, **setting)
-    ours_s, ours = play(game.Game, slow=True, **setting)
+    calm_s, calm = play(host_rollout.HostRollout, slow=False, **setting)
+    ours_s, ours = play(host_rollout.HostRollout, slow=True, **setting)
     barrier_s, barrier = play(Barrier, slow=True, **setting)
     bounds = ideal(ours, slots, costs)
     return {
-        'turns': int(ours.out['num_turns'].sum()),
+        'turns': int(ours.out.num_turns.sum()),
         'seconds': {'no latency': calm_s, 'hosts': ours_s, 'barrier': barrier_s},
         'steps': {
             name: one.counted['steps']
@@ -225,9 +231,9 @@ def run(*, episodes: int, slots: int, costs: Costs) -> dict[str, Any]:
         'of_ideal': ours_s / max(bounds.values()),
         'barrier_of_ours': barrier_s / ours_s,
         'same': all(
-            np.array_equal(ours.out[name], other.out[name])
+            np.array_equal(one, two)
             for other in (calm, barrier)
-            for name in ours.out
+            for one, two in zip(*map(jax.tree.leaves, (ours.out, other.out)), strict=True)
         ),
     }
 

@@ -23,9 +23,9 @@ from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
 from agentrl_jax.envs.hosts.base import HostEnvironment, Items
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine import sharding
-from agentrl_jax.rollout import device, game, host
+from agentrl_jax.rollout import device, host
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.keepers import Keeper, Pool
+from agentrl_jax.rollout.keepers import Pool, PoolKeeper
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.text.conversation import Conversation, build_host_task
@@ -98,7 +98,7 @@ class ThreadTimes:
     def pool(self, make: Any, read: Any) -> Pool:
         times = self
 
-        class Timed(Keeper):
+        class Timed(PoolKeeper):
             def run(self):
                 super().run()
                 with times.lock:
@@ -122,7 +122,7 @@ def collector(worlds: host.Worlds, tokenizer: Any, **settings: Any) -> host.Host
         sharding.local_mesh(mesh),
         worlds,
         strings=strings,
-        patience=game.Patience(),
+        policy=host.RetryPolicy(),
         **settings,
     )
 
@@ -136,11 +136,11 @@ def zero_latency(
     *, episodes: int, slots: int, turns: int, new: int, repeats: int, **shape: int
 ) -> dict[str, Any]:
     """Part 1."""
-    tokenizer, env = load_tokenizer(BUNDLED_TOKENIZER), FrozenLake()
+    tokenizer, env = load_tokenizer(BUNDLED_TOKENIZER), FrozenLake(success_rate=1.0)
     vocab = -(-tokenizer.vocab_size // 64) * 64
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
-    lake = env.make_params('train', num_levels=LEVELS, success_rate=1.0)
+    lake = env.make_params('train', num_levels=LEVELS)
     task = build_task(
         env, lake, tokenizer, style='brief', max_turns=turns, max_actions_per_episode=BUDGET
     )

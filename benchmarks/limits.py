@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from benchmarks import common
 
 SIZES = {'cpu': (2**26, 1536), 'other': (2**31, 8192)}  # bytes to copy, side of the matrices
@@ -53,27 +53,27 @@ def measure(dtype: str = 'float32', repeats: int = 5) -> Limits:
     )
 
 
-def body_params(config: qwen2.ModelConfig) -> int:
+def body_params(config: Model) -> int:
     """Parameters that every token is multiplied with, without embedding and head."""
     vocabulary = config.vocab_size * config.hidden_size
-    return qwen2.param_count(config) - vocabulary * (1 if config.tie_embeddings else 2)
+    return config.param_count() - vocabulary * (1 if config.tie_embeddings else 2)
 
 
-def head_params(config: qwen2.ModelConfig) -> int:
+def head_params(config: Model) -> int:
     return config.vocab_size * config.hidden_size
 
 
-def cache_bytes(config: qwen2.ModelConfig, tokens: float, itemsize: int = 4) -> float:
+def cache_bytes(config: Model, tokens: float, itemsize: int = 4) -> float:
     """L 2 K Dh itemsize for each cached token."""
     return tokens * config.num_layers * 2 * config.num_kv_heads * config.head_dim * itemsize
 
 
-def attention_flops(config: qwen2.ModelConfig, pairs: float) -> float:
+def attention_flops(config: Model, pairs: float) -> float:
     """4 L H Dh for each pair of a query and a key: scores and weighted values."""
     return 4 * config.num_layers * config.num_heads * config.head_dim * pairs
 
 
-def decode_step(config: qwen2.ModelConfig, rows: int, context: float, itemsize: int = 4) -> dict:
+def decode_step(config: Model, rows: int, context: float, itemsize: int = 4) -> dict:
     """{moved, flops} of one token for each of `rows` rows with `context` cached tokens.
 
     All weights and all caches are read once: N w + B S L 2 K Dh c; 2 N B products and attention.
@@ -85,9 +85,7 @@ def decode_step(config: qwen2.ModelConfig, rows: int, context: float, itemsize: 
     }
 
 
-def prefill(
-    config: qwen2.ModelConfig, rows: int, new: int, behind: int = 0, itemsize: int = 4
-) -> dict:
+def prefill(config: Model, rows: int, new: int, behind: int = 0, itemsize: int = 4) -> dict:
     """{moved, flops} of reading `new` tokens a row at once behind `behind` cached ones.
 
     Weights and caches are read once, keys and values written; the head sees the last token.
@@ -101,9 +99,7 @@ def prefill(
     }
 
 
-def generate(
-    config: qwen2.ModelConfig, rows: int, prompt: int, new: int, itemsize: int = 4
-) -> dict:
+def generate(config: Model, rows: int, prompt: int, new: int, itemsize: int = 4) -> dict:
     """{moved, flops} of reading `prompt` tokens and sampling `new` of them, `rows` rows together.
 
     The last sampled token is not read; the head is used once for each sampled token.
@@ -116,7 +112,7 @@ def generate(
     }
 
 
-def update(config: qwen2.ModelConfig, rows: int, length: int, trained: int) -> dict:
+def update(config: Model, rows: int, length: int, trained: int) -> dict:
     """{moved, flops} of a gradient and an AdamW step; `trained` tokens of a row need the head.
 
     Three times the forward products (6 N per token); causal attention sees T (T + 1) / 2 pairs.
@@ -126,7 +122,7 @@ def update(config: qwen2.ModelConfig, rows: int, length: int, trained: int) -> d
     dense = body_params(config) * tokens + head_params(config) * rows * trained
     pairs = rows * length * (length + 1) / 2
     return {
-        'moved': 7.0 * 4 * qwen2.param_count(config),
+        'moved': 7.0 * 4 * config.param_count(),
         'flops': 6.0 * dense + 3.0 * attention_flops(config, pairs),
     }
 

@@ -18,25 +18,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from benchmarks import common, limits
 
 LOOPS = 4  # observations read in one program, so that making its cache is a small part
 
 
-def read_prompt(params: Any, prompt: jax.Array, *, config: qwen2.ModelConfig):
+def read_prompt(params: Any, prompt: jax.Array, *, config: Model):
     """(logits float32 [B, V] behind prompt int32 [B, P], cache)."""
     rows, length = prompt.shape
     positions = jnp.broadcast_to(jnp.arange(length), prompt.shape)
-    cache = qwen2.init_cache(config, rows, length)
-    hidden, cache = qwen2.forward_cached(
-        params, config, prompt, positions, cache, None, kv_length=length
-    )
-    return qwen2.logits(params, config, hidden[:, -1]), cache
+    cache = config.init_cache(rows, length)
+    hidden, cache = config.forward_cached(params, prompt, positions, cache, None, kv_length=length)
+    return config.logits(params, hidden[:, -1]), cache
 
 
 def read_observations(
-    params: Any, tokens: jax.Array, behind: jax.Array, *, config: qwen2.ModelConfig, room: int
+    params: Any, tokens: jax.Array, behind: jax.Array, *, config: Model, room: int
 ):
     """Hidden states of tokens int32 [B, O] at positions behind..., read LOOPS times.
 
@@ -47,10 +45,10 @@ def read_observations(
 
     def again(_, carry):
         hidden, cache = carry
-        return qwen2.forward_cached(params, config, tokens, positions, cache, rows)
+        return config.forward_cached(params, tokens, positions, cache, rows)
 
     empty = jnp.zeros((*tokens.shape, config.hidden_size), config.dtype)
-    cache = qwen2.init_cache(config, len(tokens), room)
+    cache = config.init_cache(len(tokens), room)
     return jax.lax.fori_loop(0, LOOPS, again, (empty, cache))[0]
 
 
@@ -65,7 +63,7 @@ def hf_read(model: Any, prompt: np.ndarray) -> np.ndarray:
 
 def prompts(
     params: Any,
-    config: qwen2.ModelConfig,
+    config: Model,
     found: limits.Limits,
     *,
     batch: int,
@@ -95,7 +93,7 @@ def prompts(
 
 def observations(
     params: Any,
-    config: qwen2.ModelConfig,
+    config: Model,
     found: limits.Limits,
     *,
     batch: int,

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs import FrozenLake
-from agentrl_jax.models import qwen2
 from agentrl_jax.rollout import device, sampling
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
@@ -220,11 +219,11 @@ def token_costs(params, config, *, slots: int, block: int, width: int, context: 
 
         @jax.jit
         def program(params):
-            cache = qwen2.init_cache(config, slots, 2 * context)
+            cache = config.init_cache(slots, 2 * context)
 
             def again(_, carry):
                 _, cache = carry
-                return qwen2.forward_cached(params, config, tokens, positions, cache, rows)
+                return config.forward_cached(params, tokens, positions, cache, rows)
 
             empty = jnp.zeros((block, width, config.hidden_size), config.dtype)
             return jax.lax.fori_loop(0, 8, again, (empty, cache))[0]

@@ -90,13 +90,13 @@ class Session:
 
 def open_session(cfg: Any) -> Session:
     """A run at step 0, without a folder."""
-    if derived.base_rows(cfg):
+    if cfg.base_rows:
         raise ValueError('no demonstrations are made here; set evol.base_rows=0')
     run = build(cfg)
     cfg = run.cfg  # the effective one
     state = start_state(run, run.params)
     reference = None
-    if derived.needs_reference(cfg):
+    if cfg.needs_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
     return Session(run, state, run_params.Frozen(run.params if cfg.lora.rank else {}, reference))
 

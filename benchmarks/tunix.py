@@ -35,7 +35,7 @@ from absl import logging
 from agentrl_jax.algorithms import grpo
 from agentrl_jax.envs.hosts.base import Items
 from agentrl_jax.envs.hosts.world import Reply
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.rollout import device as rollouts
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
@@ -61,7 +61,7 @@ def load_peer() -> Any:
 
 def compare_decode(
     params: Any,
-    config: qwen2.ModelConfig,
+    config: Model,
     *,
     batch: int,
     prompt: int,
@@ -86,7 +86,7 @@ def compare_decode(
 
 
 def compare_update(
-    params: Any, config: qwen2.ModelConfig, *, batch: int, prompt: int, new: int, repeats: int
+    params: Any, config: Model, *, batch: int, prompt: int, new: int, repeats: int
 ) -> dict[str, Any]:
     """Part 1, an optimiser step."""
     peer = load_peer()
@@ -113,7 +113,7 @@ class Ours:
     rollout: Rollout  # what collect gives, on the host
 
 
-def build_ours(config: qwen2.ModelConfig, *, episodes: int, turns: int, new: int) -> Ours:
+def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
     task, tokenizer, vocab = rollout.build_task(turns)
     if config.vocab_size < vocab:
         raise ValueError(f'the vocabulary must have the {vocab} tokens of the prompts at least')
@@ -183,7 +183,7 @@ def build_script(peer: Any, played: Rollout, new: int, delays: np.ndarray | None
 
 
 def compare_turns(
-    config: qwen2.ModelConfig, *, episodes: int, turns: int, new: int, repeats: int
+    config: Model, *, episodes: int, turns: int, new: int, repeats: int
 ) -> dict[str, Any]:
     """Part 2: turns per second of each way, and tokens behind the first prompts on both sides."""
     peer = load_peer()

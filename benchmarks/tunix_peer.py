@@ -25,7 +25,7 @@ from tunix.rl.agentic.parser.chat_template_parser import parser as chat_parser
 from tunix.rl.common import TrainExample
 from tunix.rl.rollout import base_rollout
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.types import Batch
 
 NEVER = 10**9  # steps
@@ -76,7 +76,7 @@ def our_path(path: tuple) -> tuple[str, ...]:
     raise ValueError(f'the Qwen2 of this Tunix has a parameter {path} that 0.1.7 has not')
 
 
-def build_model(params: Any, config: qwen2.ModelConfig) -> Any:
+def build_model(params: Any, config: Model) -> Any:
     """Tunix's Qwen2 with copies of our parameters, which have tied embeddings."""
     sizes = tunix_qwen2.ModelConfig(
         num_layers=config.num_layers,
@@ -101,7 +101,7 @@ def build_model(params: Any, config: qwen2.ModelConfig) -> Any:
     return model
 
 
-def build_sampler(model: Any, config: qwen2.ModelConfig, length: int) -> Sampler:
+def build_sampler(model: Any, config: Model, length: int) -> Sampler:
     sizes = CacheConfig(
         cache_size=length,
         num_layers=config.num_layers,
@@ -126,7 +126,7 @@ def sample(
     return [np.asarray(row) for row in out.tokens]
 
 
-def build_generate(model: Any, config: qwen2.ModelConfig, prompt: np.ndarray, new: int) -> Callable:
+def build_generate(model: Any, config: Model, prompt: np.ndarray, new: int) -> Callable:
     """generate(mode) -> tokens [B, new] behind prompt int32 [B, P], one call of its Sampler."""
     width = prompt.shape[1]
     sampler = build_sampler(model, config, width + new)

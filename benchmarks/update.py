@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.rl import update
 from agentrl_jax.types import Batch, TrainState
 from benchmarks import common, limits
@@ -49,14 +49,12 @@ def optimiser() -> Any:
     return update.make_optimizer(LR, weight_decay=WEIGHT_DECAY)
 
 
-def build_step(
-    config: qwen2.ModelConfig, tx: Any, *, new: int, microbatches: int, chunk: int
-) -> Callable:
+def build_step(config: Model, tx: Any, *, new: int, microbatches: int, chunk: int) -> Callable:
     """step(state, batch) -> (state, metrics); not jitted. new: trained tokens of a row at most."""
     return functools.partial(
         update.update_step,
-        hidden_fn=lambda params, *rows: qwen2.forward(params, config, *rows),
-        head_fn=lambda params: qwen2.head_kernel(params, config),
+        hidden_fn=lambda params, *rows: config.forward(params, *rows),
+        head_fn=lambda params: config.head_kernel(params),
         tx=tx,
         num_microbatches=microbatches,
         chunk_size=chunk,
@@ -81,7 +79,7 @@ def first_state(params: Any, tx: Any) -> TrainState:
     )
 
 
-def ours(params: Any, config: qwen2.ModelConfig, batch: Batch, **sizes: int) -> Callable:
+def ours(params: Any, config: Model, batch: Batch, **sizes: int) -> Callable:
     """step() -> metrics of one update; the state stays on the device and is donated."""
     tx = optimiser()
     program = jax.jit(build_step(config, tx, **sizes), donate_argnums=0)

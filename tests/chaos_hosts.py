@@ -37,20 +37,18 @@ import numpy as np
 import psutil
 
 from agentrl_jax import train
-from agentrl_jax.envs.hosts import agentgym, environments
+from agentrl_jax.envs.hosts import agentgym, served
 from agentrl_jax.envs.hosts.connection import Connection
-from agentrl_jax.envs.hosts.environments import (
-    MiniWoBEnvironment,
-    SearchEnvironment,
-    Served,
-    ShopEnvironment,
-)
 from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.players import Player
+from agentrl_jax.envs.hosts.search.world import SearchEnvironment
+from agentrl_jax.envs.hosts.served import Served
 from agentrl_jax.envs.hosts.web import chromium, tabs
+from agentrl_jax.envs.hosts.web.miniwob import MiniWoBEnvironment
+from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.records import run_log
-from agentrl_jax.rollout.keepers import Job, Pool
+from agentrl_jax.rollout.keepers import Pool, Request
 from agentrl_jax.run import streams
 from benchmarks import step
 
@@ -152,7 +150,7 @@ class Site:
     def close_left(self, urls: list[str]) -> None:
         """Closes worlds whose close got lost, as the next one that is opened here would."""
         with contextlib.closing(Connection(self.proxy.url, timeout_s=20, most_bytes=2**20)) as at:
-            for body, _ in environments.shared(tuple(urls)).take_left(self.proxy.url):
+            for body, _ in served.shared(tuple(urls)).take_left(self.proxy.url):
                 with contextlib.suppress(WorldError):
                     at.post('close', body)
 
@@ -354,22 +352,22 @@ def act_again(env: Served, acted: list[Acted], chaos: Chaos) -> int:
     there = dataclasses.replace(env, urls=tuple(site.proxy.url for site in chaos.sites))
     pool, left, retries = Pool(there.make, lambda *shown: None), len(acted), 0
     with nothing_left(theirs=False), chaos:  # servers keep their browsers for a while
-        for seat, each in enumerate(acted):
-            pool.submit(Job(seat, seat, each.item))
+        for slot, each in enumerate(acted):
+            pool.submit(Request(slot, slot, each.item))
         while left:
-            outcome = pool.done.get(timeout=60)
-            job, each = outcome.job, acted[outcome.job.seat]
-            turn = len(job.actions)
-            if outcome.fault:
+            response = pool.done.get(timeout=60)
+            request, each = response.request, acted[response.request.slot]
+            turn = len(request.actions)
+            if response.fault:
                 retries += 1
-                pool.submit(dataclasses.replace(job, delay=0.1))
+                pool.submit(dataclasses.replace(request, delay=0.1))
                 continue
-            assert outcome.reply == each.replies[turn], (outcome.reply, each.replies[turn])
+            assert response.reply == each.replies[turn], (response.reply, each.replies[turn])
             if turn == len(each.actions):
                 left -= 1
                 continue
             past = dict(actions=each.actions[: turn + 1], replies=each.replies[: turn + 1])
-            pool.submit(dataclasses.replace(job, delay=0.0, **past))
+            pool.submit(dataclasses.replace(request, delay=0.0, **past))
         pool.close()
     return retries
 

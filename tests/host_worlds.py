@@ -138,7 +138,7 @@ class Tests(HostEnvironment):
 def conversation_of(env, max_turns=4, answer_prefix='', max_observation=48):
     """(task, conversation) on 16 items in their order."""
     params = env.make_params(num_levels=16)
-    params = params.replace(items=np.sort(params.items))
+    params = params._replace(items=np.sort(params.items))
     conversation = Conversation(build_chat(tiny.tokenizer()), answer_prefix, max_observation)
     return build_host_task(env, params, conversation, max_turns=max_turns), conversation
 
@@ -155,7 +155,7 @@ SETTINGS = dict(
     read_tokens=16,
     max_tokens=320,
     max_response=3,
-    patience=host.Patience(),
+    policy=host.RetryPolicy(),
 )
 
 

@@ -1,4 +1,4 @@
-"""AgentEvol: weights of episodes, demonstrations among them, and iterations of whole runs."""
+"""AgentEvol: weights of episodes, demonstrations among them. Whole runs: test_runs.py."""
 
 import functools
 import types
@@ -20,7 +20,7 @@ from agentrl_jax.imitation import clone, trajectories
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
 from agentrl_jax.rl import evol, losses
-from agentrl_jax.run import check, cloning
+from agentrl_jax.run import cloning
 from agentrl_jax.run.build import build
 from agentrl_jax.types import Demonstrations, TrainState
 
@@ -152,65 +152,13 @@ def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
     assert not np.asarray(shown.old_logprobs)[~data.mask].any()
 
 
-# ---- whole runs --------------------------------------------------------------------------------
-
-EVOL = {
-    'algorithm': 'agent_evol',
-    'steps': 4,
-    'evol.iteration': 2,
-    'evol.base_rows': 8,
-    'clone.episodes': 32,
-    'clone.steps': 12,
-    'eval.every': 0,
-    'checkpoint.every': 1,
-    'checkpoint.keep': 9,
-    'log.rollouts_every': 0,
-    'frozen_lake.success_rate': 1.0,
-    'env.eval_levels': 16,
-    'eval.temperature': 1.0,  # so that validation compiles nothing new
-}
-
-
-def run(workdir, **changes):
-    cfg = micro_runs.config('frozen_lake', **EVOL | changes)
-    assert train.train(cfg, str(workdir)) == 0
-    return cfg, run_log.read_metrics(workdir / run_log.METRICS_FILE)
-
-
-@pytest.fixture(scope='module')
-def evolved(tmp_path_factory, quick_runs):
-    workdir = tmp_path_factory.mktemp('evol')
-    return *run(workdir), workdir
+# ---- iterations and cloning ----------------------------------------------------------------------
 
 
 def same(a, b):
     return all(
         np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     )
-
-
-def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(evolved):
-    cfg, rows, workdir = evolved
-    states = [micro_runs.saved_state(cfg, workdir, step) for step in range(5)]
-    base = states[0].params
-    assert same(base, states[0].explorer) and same(base, states[1].explorer)
-    assert same(base, states[2].explorer) and not same(base, states[2].params)
-    # Step 2 begins the second iteration: the policy learnt so far explores.
-    assert all(same(states[2].params, state.explorer) for state in states[3:])
-    # Learning started again: Adam's count is that of one step's optimiser steps, (16 + 8) / 8.
-    counts = [int(jax.tree.leaves(state.opt_state)[0]) for state in states]
-    assert counts == [0, 3, 6, 3, 6]
-    assert [row['perf/recompiles'] for row in rows] == [0] * 5
-    assert all(row['update/skipped'] == 0 for row in rows[:-1])
-    # Demonstrations are among the trained rows of every step.
-    assert all(8 <= row['batch/trained_rows'] <= 24 for row in rows[:-1])
-
-
-def test_a_resumed_run_evolves_as_if_it_had_not_stopped(evolved, tmp_path):
-    cfg, _, workdir = evolved
-    for steps in (2, 4):  # on the border of two iterations
-        run(tmp_path, steps=steps)
-    assert same(micro_runs.saved_state(cfg, workdir), micro_runs.saved_state(cfg, tmp_path))
 
 
 def test_without_a_restart_learning_goes_on():
@@ -236,9 +184,6 @@ def test_without_a_restart_learning_goes_on():
     # The explorer is a copy: an update may give away the buffers of the policy it came from.
     pairs = zip(jax.tree.leaves(on.explorer), jax.tree.leaves(on.params), strict=True)
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
-
-
-# ---- cloning of files ----------------------------------------------------------------------------
 
 
 def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
@@ -293,38 +238,3 @@ def test_cloning_in_microbatches_is_cloning():
         for rows in (None, 2)
     )
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), whole, parts)
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'needs demonstrations: set clone.file'),
-        ({'evol.base_rows': 8, 'clone.episodes': 8}, "has no effect on algorithm='ppo'"),
-        (
-            {
-                'algorithm': 'agent_evol',
-                'evol.base_rows': 8,
-                'clone.episodes': 8,
-                'clone.max_turns': 1,
-            },
-            'has the limits of rollouts',
-        ),
-        ({'clone.file': 'shown.json', 'clone.max_turns': 1}, 'not for those of clone.file'),
-        (
-            {'algorithm': 'agent_evol', 'evol.base_rows': 4, 'clone.episodes': 8},
-            '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8',
-        ),
-        ({'algorithm': 'agent_evol', 'evol.weights': 'best'}, 'is not one of reward, equal'),
-        ({'algorithm': 'agent_evol', 'evol.threshold': -1.0}, 'set evol.weights=equal'),
-        ({'evol.threshold': 1.0}, "evol.threshold=1.0 has no effect on algorithm='ppo'"),
-        ({'evol.iteration': 0}, 'evol.iteration=0 must be at least 1'),
-        ({'clone.microbatch_rows': 3}, 'clone.batch=16 must be a multiple of clone.microbatch'),
-        ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be above 0'),
-        ({'algorithm': 'dpo', 'dpo.pairs': 0}, 'dpo.pairs=0 must be at least 1'),
-        ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
-        ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),
-    ],
-)
-def test_impossible_imitation_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes), 1)

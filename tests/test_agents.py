@@ -26,7 +26,8 @@ from agentrl_jax.records import pages, report, run_log
 from agentrl_jax.rl import trials, turn_credit
 from agentrl_jax.rollout import replies, windows
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import build, check, collecting, derived, settings
+from agentrl_jax.run import build, collecting
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents, answer
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
@@ -415,7 +416,7 @@ def test_every_mode_takes_the_gain(mode):
     of_outcome = {'turn_credit.outcome': 'return'} if mode in ('or', 'mt_v1') else {}
     changes = AGENT | {'algorithm': 'mt_grpo', 'turn_credit.mode': mode} | of_outcome
     cfg = micro_runs.config(NAME, **changes)
-    check.check(cfg)
+    read_config(cfg)
     paid = settings.build_credit(cfg)(two_trials()).rewards
     local = mode == 'mt_local'
     np.testing.assert_allclose(paid, trials.gain_rewards(two_trials(), local=local).rewards)
@@ -619,7 +620,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
     monkeypatch.setattr(pages, 'write', noted)
     assert train.train(cfg, str(tmp_path)) == 0
     # Boards of later trials were replayed as if all turns of the curriculum had been allowed
-    assert limits == [derived.turn_limit(cfg, step) for step in (0, 2)]
+    assert limits == [read_config(cfg, None).turn_limit(step) for step in (0, 2)]
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
     assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
@@ -667,7 +668,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
 )
 def test_agents_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config(NAME, **AGENT | changes))
+        read_config(micro_runs.config(NAME, **AGENT | changes))
 
 
 # ---- hosts ---------------------------------------------------------------------------------------

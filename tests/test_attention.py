@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, random_params, rows
+from tiny_models import TINY, forward, random_params, rows
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import attention, qwen2
+from agentrl_jax.models import attention
 
-forward = jax.jit(qwen2.forward, static_argnums=1)
-cached = jax.jit(qwen2.forward_cached, static_argnums=1, static_argnames='kv_length')
+
+@functools.partial(jax.jit, static_argnums=1, static_argnames='kv_length')
+def cached(params, config, *block, **how):
+    return config.forward_cached(params, *block, **how)
 
 
 def test_attention_by_hand():
@@ -43,7 +45,7 @@ def ragged_decode(params, config, tokens, lengths, cache_rows, kv_length):
     """
     batch, width = tokens.shape
     slots = 5
-    cache = qwen2.init_cache(config, slots, width)
+    cache = config.init_cache(slots, width)
     collected = np.zeros((batch, width, config.hidden_size), np.float32)
 
     @jax.jit
@@ -81,14 +83,14 @@ def test_cached_blocks_and_ragged_decoding_equal_the_whole_forward(kv_length):
     lengths, cache_rows = np.array([2, 5, 7]), np.array([4, 0, 2])
     whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
     steps = ragged_decode(params, TINY, np.asarray(tokens), lengths, cache_rows, kv_length)
-    ours, expected = (qwen2.logits(params, TINY, jnp.asarray(h)) for h in (steps, whole))
+    ours, expected = (TINY.logits(params, jnp.asarray(h)) for h in (steps, whole))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_padding_positions_and_rows_write_nothing():
     params = random_params(TINY)
     tokens, positions = rows(TINY, batch=2, length=4)
-    cache = jax.tree.map(lambda x: x + 7.0, qwen2.init_cache(TINY, 3, 6))
+    cache = jax.tree.map(lambda x: x + 7.0, TINY.init_cache(3, 6))
     outside = jnp.full_like(positions, 6)
     _, after = cached(params, TINY, tokens, outside, cache, jnp.array([0, 2]))
     jax.tree.map(np.testing.assert_array_equal, cache, after)
@@ -124,45 +126,38 @@ def test_attention_by_parts_of_rows_has_the_values_and_gradients_of_the_whole(sh
     assert f'f32[{part},2,3,5,7]' in text
 
 
-@pytest.mark.parametrize('one', [attention.attend_one, attention.attend_blocks])
-def test_one_query_against_a_cache_equals_attention(one, monkeypatch):
-    monkeypatch.setattr(attention, 'BLOCK', 8)
-    rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, 1, 2, 3, 4)), jnp.float32)
-    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
-    for lengths in ((1, 5, 8), (9, 2, 16), (21, 20, 1)):
-        mask = jnp.arange(21)[None, None] < jnp.array(lengths)[:, None, None]
-        poisoned = jnp.where(mask[:, 0, :, None, None], k, 50.0)
-        out = one(q, poisoned, v, mask)
-        np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
-
-
 def observation_masks(lengths, queries, width):
-    """bool [R, queries, width]: `queries` tokens whose last stands at lengths - 1."""
+    """bool [R, queries, width]: `queries` tokens whose last is at lengths - 1."""
     last = jnp.array(lengths)[:, None] - queries + jnp.arange(queries)[None]
     return jnp.arange(width)[None, None] <= last[:, :, None]
 
 
-def test_a_block_of_queries_against_the_filled_cache_equals_attention(monkeypatch):
+def queries_and_cache(queries, monkeypatch):
+    """Random q, k and v of a cache of 21 entries, which are two blocks of 8 and 5."""
+    monkeypatch.setattr(attention, 'BLOCK', 8)
     monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
     rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, 4, 2, 3, 4)), jnp.float32)
-    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
-    for lengths in ((4, 5, 8), (9, 4, 16), (21, 20, 7)):
-        mask = observation_masks(lengths, 4, 21)
+    q = jnp.asarray(rng.normal(size=(3, queries, 2, 3, 4)), jnp.float32)
+    return q, *jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ('attend', 'queries'),
+    [(attention.attend_one, 1), (attention.attend_blocks, 1), (attention.attend_filled, 4)],
+)
+def test_queries_against_a_cache_equal_attention(attend, queries, monkeypatch):
+    q, k, v = queries_and_cache(queries, monkeypatch)
+    for lengths in ((queries, 5, 8), (9, queries, 16), (21, 20, 7)):
+        mask = observation_masks(lengths, queries, 21)
         poisoned = jnp.where(mask[:, -1, :, None, None], k, 50.0)
-        out = attention.attend_filled(q, poisoned, v, mask)
+        out = attend(q, poisoned, v, mask)
         np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('queries', [1, 4])
 def test_longer_neighbours_do_not_change_a_row_by_a_bit(queries, monkeypatch):
-    monkeypatch.setattr(attention, 'BLOCK', 8)
-    monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
     attend = attention.attend_blocks if queries == 1 else attention.attend_filled
-    rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, queries, 2, 3, 4)), jnp.float32)
-    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
+    q, k, v = queries_and_cache(queries, monkeypatch)
 
     def first(others):
         return attend(q, k, v, observation_masks([5, others, others], queries, 21))[0]
@@ -175,7 +170,7 @@ def test_observations_in_a_wide_cache_equal_the_whole_forward():
     params, width = random_params(TINY), 300
     tokens, positions = rows(TINY, batch=2, length=10)
     whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
-    cache = qwen2.init_cache(TINY, 2, width)
+    cache = TINY.init_cache(2, width)
     first, cache = cached(params, TINY, tokens[:, :5], positions[:, :5], cache, None)
     second, _ = cached(params, TINY, tokens[:, 5:], positions[:, 5:], cache, None)
     np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, rtol=0, atol=1e-5)
@@ -186,10 +181,8 @@ def decode_loop(params, config, cache, steps):
 
     def step(t, carry):
         token, cache = carry
-        hidden, cache = qwen2.forward_cached(
-            params, config, token, jnp.full_like(token, t), cache, None
-        )
-        return jnp.argmax(qwen2.logits(params, config, hidden), -1).astype(jnp.int32), cache
+        hidden, cache = config.forward_cached(params, token, jnp.full_like(token, t), cache, None)
+        return jnp.argmax(config.logits(params, hidden), -1).astype(jnp.int32), cache
 
     token = jnp.zeros((cache.k[0].shape[0], 1), jnp.int32)
     return jax.lax.fori_loop(0, steps, step, (token, cache))
@@ -197,7 +190,7 @@ def decode_loop(params, config, cache, steps):
 
 def test_a_decode_loop_never_copies_its_cache():
     params, slots, length = random_params(TINY), 4, 500
-    cache = qwen2.init_cache(TINY, slots, length)
+    cache = TINY.init_cache(slots, length)
 
     def copies(**donation):
         loop = jax.jit(lambda cache: decode_loop(params, TINY, cache, 8), **donation)
@@ -214,7 +207,7 @@ def test_decoding_inside_shard_map_equals_one_device():
     tokens, _ = rows(TINY, batch=8, length=6)
 
     def play(params, tokens):
-        cache = qwen2.init_cache(TINY, tokens.shape[0], 6)
+        cache = TINY.init_cache(tokens.shape[0], 6)
 
         def step(t, carry):
             cache, out = carry

@@ -10,7 +10,8 @@ from agentrl_jax.measure import collapse
 from agentrl_jax.measure.collapse import judge, judge_all
 from agentrl_jax.records import run_log
 from agentrl_jax.results import runs as tables_runs
-from agentrl_jax.run import check, roll_back
+from agentrl_jax.run import roll_back
+from agentrl_jax.run.config import read as read_config
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -341,4 +342,4 @@ def test_impossible_alarms_are_refused(changes, says):
     cfg = base.get_config()
     cfg.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=says):
-        check.check(cfg)
+        read_config(cfg)

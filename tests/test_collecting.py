@@ -15,7 +15,7 @@ from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes
-from agentrl_jax.run import check, collecting, parts, settings
+from agentrl_jax.run import collecting, parts
 from agentrl_jax.run.build import build
 from agentrl_jax.run.params import Frozen, policy_of
 from agentrl_jax.run.state import Opened, start_state
@@ -176,20 +176,3 @@ def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
     np.testing.assert_array_equal(held.tokens, alone.rollout.tokens)
     for a, b in zip(*map(jax.tree.leaves, (state.params, state_alone.params)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'filter.refill': 2}, 'it needs a filter.rule that drops groups'),
-        ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
-        ({'filter.refill': -1}, 'filter.refill=-1 must be at least 0'),
-        (
-            {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
-            "filter.scaling='sqrt' has no effect with filter.refill",
-        ),
-    ],
-)
-def test_refilling_that_can_do_nothing_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes))

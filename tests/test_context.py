@@ -12,7 +12,7 @@ import tiny_agents as tiny
 from agentrl_jax import train
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import windows
-from agentrl_jax.run import check
+from agentrl_jax.run.config import read as read_config
 
 KEY, NAME = tiny.KEY, 'frozen_lake'
 
@@ -188,7 +188,7 @@ def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
 
 def test_a_summary_without_a_window_of_one_turn_is_refused():
     with pytest.raises(ValueError, match='set context.window=1'):
-        check.check(micro(2, **{'context.summary': 1}))
+        read_config(micro(2, **{'context.summary': 1}))
 
 
 def micro(window, **changes):
@@ -232,12 +232,12 @@ def test_a_critic_trains_on_windows(tmp_path):
 @pytest.mark.parametrize('algorithm', ['gspo'])
 def test_a_ratio_of_whole_episodes_is_refused(algorithm):
     with pytest.raises(ValueError, match='context.window=1'):
-        check.check(micro(1, algorithm=algorithm))
+        read_config(micro(1, algorithm=algorithm))
 
 
 def test_windows_are_not_read_in_chunks():
     with pytest.raises(ValueError, match='rollout.read_tokens=8 needs the whole conversation'):
-        check.check(micro(1, **{'rollout.read_tokens': 8}))
+        read_config(micro(1, **{'rollout.read_tokens': 8}))
     with pytest.raises(ValueError, match='rollout.read_tokens=8 does not go with fork.turns'):
         changes = {'algorithm': 'vine', 'fork.turns': 'every', 'rollout.read_tokens': 8}
-        check.check(micro(0, **changes))
+        read_config(micro(0, **changes))

@@ -7,7 +7,7 @@ import micro_runs
 import pytest
 
 from agentrl_jax import train
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.records import report, run_log
 
 pytestmark = pytest.mark.usefixtures('quick_runs')
@@ -36,9 +36,9 @@ def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
 
 def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, monkeypatch):
     """Its rows would say a success of 0; what was counted is logged, and no step is saved."""
-    init = qwen2.init
+    init = Qwen2.init
     monkeypatch.setattr(
-        qwen2, 'init', lambda *given, **how: jax.tree.map(lambda x: x * 1e19, init(*given, **how))
+        Qwen2, 'init', lambda self, key: jax.tree.map(lambda x: x * 1e19, init(self, key))
     )
     changes = {'log.rollouts_every': 0, 'checkpoint.every': 1}
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)

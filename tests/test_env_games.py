@@ -25,10 +25,11 @@ from agentrl_jax.envs.borrowed import (
     experts,
 )
 from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
-from agentrl_jax.text import demo_tokenizer, lines
+from agentrl_jax.text import lines
 from agentrl_jax.text import task as text
 from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 needs_pgx = pytest.mark.skipif(
     importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'

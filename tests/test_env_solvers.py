@@ -168,8 +168,8 @@ def test_reference_policies_on_our_own_levels_match_the_specification(row):
 
 def test_simulated_random_play_equals_the_exact_value():
     # Two ways to one number: 64 lakes x 200 rollouts, s.e. at most 0.5 / sqrt(12800) = 0.0044.
-    env = FrozenLake()
-    params = env.make_params('train', num_levels=64, success_rate=0.8)
+    env = FrozenLake(success_rate=0.8)
+    params = env.make_params('train', num_levels=64)
     won = simulation.simulate_random(env, params, 10, rollouts=200, seed=1)
     exact = reference.reference_success(env, params, 10)
     assert won.shape == (11, 64, 200) and not won[0].any()

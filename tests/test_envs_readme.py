@@ -57,6 +57,7 @@ def corridor(tmp_path_factory):
         patch.setattr(envs, '__path__', [*envs.__path__, str(folder)])
         for name, world in load(folder / 'name.py', NAME).ENVIRONMENTS.items():
             patch.setitem(envs.ENVIRONMENTS, name, world)
+            patch.setitem(envs.WORLDS, name, world)
         yield envs.ENVIRONMENTS['corridor'], load(folder / 'section.py', section).add
     del sys.modules['agentrl_jax.envs.corridor'], envs.corridor
 

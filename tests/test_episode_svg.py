@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from agentrl_jax.records.document import check
-from experiments.demo import episode_svg
+from agentrl_jax.tools import episode_svg
 
 DEMO = pathlib.Path(__file__).resolve().parent.parent / 'experiments' / 'demo'
 PREFIX = '{http://www.w3.org/2000/svg}'

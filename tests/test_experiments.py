@@ -15,8 +15,9 @@ from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.rollout import device
-from agentrl_jax.run import derived, parts
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run import parts
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.sweeps import spec
 from agentrl_jax.text import agents as text_agents
 from experiments import (
@@ -228,7 +229,7 @@ def test_agents_differ_in_their_turns_and_play_as_much_of_a_trial():
     for world in worlds:
         arms = [cfg for cfg in configs if cfg.env.name == world]
         for cfg in arms:
-            agent = derived.agent(cfg)
+            agent = read_config(cfg, None).agent.build()
             assert agent.acting_turns(cfg.env.max_turns) == 3
             assert agent.trial_turns(cfg.env.max_turns) * agent.trials + (
                 agent.reflects * (agent.trials - 1)
@@ -242,7 +243,10 @@ def test_agents_differ_in_their_turns_and_play_as_much_of_a_trial():
 
 def test_what_agents_write_has_room_in_a_turn():
     for cfg in fields('agents', 'tiny'):
-        tokenizer, agent = parts.build_tokenizer(cfg), derived.agent(cfg)
+        tokenizer, agent = (
+            parts.build_tokenizer(read_config(cfg, None)),
+            read_config(cfg, None).agent.build(),
+        )
 
         def tokens(actions, end, encode=tokenizer.encode):
             return len(encode(' || '.join(['Left'] * actions) + end)) + 1  # the end of the turn
@@ -263,11 +267,18 @@ def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
     for cfg in fields(name, 'tiny'):
         episode = (cfg.env.name, cfg.env.max_turns, cfg.env.max_actions_per_turn)
         episode += (cfg.agent.name, cfg.env.think)
-        if episode in seen or derived.on_hosts(cfg):  # whose prompts are read as they come
+        if (
+            episode in seen or read_config(cfg, None).on_hosts
+        ):  # whose prompts are read as they come
             continue
         seen.add(episode)
         cfg.env.eval_levels = 4
-        task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
+        task = parts.build_text_task(
+            read_config(cfg, None),
+            parts.build_tokenizer(read_config(cfg, None)),
+            'validation',
+            None,
+        )
         device.check_budget(
             task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
         )

@@ -12,18 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, by_hf_name, hf_tensors
+import tiny_models
+from tiny_models import LLAMA, TINY, by_hf_name, forward, hf_tensors
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import weights
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
 
-LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
 # 128 is what transformers takes for Qwen3, whatever a GGUF file says of the heads' width
-QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=128)
+QWEN3 = dataclasses.replace(tiny_models.QWEN3, head_dim=128)
+CONFIGS = tiny_models.FAMILIES | {'qwen3': QWEN3}
+each_family = pytest.mark.parametrize('config', CONFIGS.values(), ids=CONFIGS)
 DOWN = 'model.layers.1.mlp.down_proj.weight'
 
 
@@ -45,12 +47,19 @@ GGUF_NAMES = {
 }
 
 
-def gguf_name(name):
+POST_NORM = {  # OLMo 2's
+    'post_attention_layernorm': 'post_attention_norm',
+    'post_feedforward_layernorm': 'post_ffw_norm',
+}
+
+
+def gguf_name(name, config):
+    known = GGUF_NAMES | (POST_NORM if architecture(config) == 'olmo2' else {})
     module, _, kind = name.rpartition('.')
-    if module in GGUF_NAMES:
-        return f'{GGUF_NAMES[module]}.{kind}'
+    if module in known:
+        return f'{known[module]}.{kind}'
     layer, _, inner = module.removeprefix('model.layers.').partition('.')
-    return f'blk.{layer}.{GGUF_NAMES[inner]}.{kind}'
+    return f'blk.{layer}.{known[inner]}.{kind}'
 
 
 def llama_order(weight, heads):
@@ -66,7 +75,7 @@ def llama_order(weight, heads):
 
 
 def architecture(config):
-    return 'qwen2' if config.qkv_bias else 'qwen3' if config.qk_norm else 'llama'
+    return config.to_hf()['model_type']
 
 
 def gguf_writer(path, config):
@@ -79,7 +88,7 @@ def gguf_writer(path, config):
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
-    if config.qk_norm:
+    if architecture(config) == 'qwen3':
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     return writer
@@ -101,7 +110,9 @@ def add_tensors(writer, path, config, tensors, kind):
             heads = config.num_heads if 'q_proj' in name else config.num_kv_heads
             array = llama_order(array, heads)
         quant = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, quant), raw_dtype=quant)
+        writer.add_tensor(
+            gguf_name(name, config), gguf.quants.quantize(array, quant), raw_dtype=quant
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,7 +121,7 @@ def add_tensors(writer, path, config, tensors, kind):
 
 
 @pytest.mark.parametrize('kind', ['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'])
-@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
+@each_family
 def test_a_gguf_file_loads_to_what_its_quantisation_keeps(tmp_path, config, kind):
     quant = gguf.GGMLQuantizationType[kind]
     tensors = hf_tensors(config)
@@ -156,8 +167,8 @@ def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, conf
         theirs = model(torch.tensor(tokens)).logits.numpy()
     config, params = weights.load_model(path)
     positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
-    hidden = qwen2.forward(params, config, tokens, positions, jnp.ones((2, 9), bool))
-    np.testing.assert_allclose(qwen2.logits(params, config, hidden), theirs, rtol=0, atol=2e-5)
+    hidden = config.forward(params, tokens, positions, jnp.ones((2, 9), bool))
+    np.testing.assert_allclose(config.logits(params, hidden), theirs, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize('share', [0.0, 0.0001, 0.005, 0.5, 0.999])
@@ -252,7 +263,7 @@ def test_a_gguf_file_that_announces_what_it_does_not_hold_is_refused_at_once(tmp
 )
 def test_sizes_of_a_gguf_file_out_of_bounds_are_refused_by_name(tmp_path, change, message):
     """A million layers were made one by one before anything was compared."""
-    config = types.SimpleNamespace(**dataclasses.asdict(TINY) | change)
+    config = types.SimpleNamespace(**dataclasses.asdict(TINY) | change, to_hf=TINY.to_hf)
     quant = gguf.GGMLQuantizationType.F32
     path = write_gguf(tmp_path / 'm.gguf', config, hf_tensors(TINY), quant)
     with pytest.raises(ValueError, match=message) as error:
@@ -300,7 +311,7 @@ def write_gguf_with_tokenizer(path, config, named=True):
     writer.add_context_length(512)
     writer.add_tokenizer_model('gpt2')
     if named:
-        writer.add_tokenizer_pre('qwen2' if config.qkv_bias else 'smollm')
+        writer.add_tokenizer_pre('qwen2' if architecture(config) == 'qwen2' else 'smollm')
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 3) + [3] * 3)
     writer.add_token_merges(['u p'])
@@ -323,7 +334,7 @@ def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_p
         load_tokenizer(unknown)
 
 
-@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
+@each_family
 def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp_path, config):
     source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)
     config, params = weights.load_model(source)
@@ -341,7 +352,7 @@ def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp
     assert len(before.encode('up')) == 1
     for name in ('vocab_size', 'pad_id', 'eos_ids', 'chat_template'):
         assert getattr(before, name) == getattr(after, name)
-    assert hf_folder.is_qwen2(out) == config.qkv_bias
+    assert hf_folder.is_qwen2(out) == (architecture(config) == 'qwen2')
     hf = json.loads((out / 'config.json').read_text())
     end, begin, over = before.special('<|im_end|>'), before.special('<|im_start|>'), before.pad_id
     assert (hf['eos_token_id'], hf['bos_token_id'], hf['pad_token_id']) == (end, begin, over)
@@ -387,10 +398,8 @@ def test_real_weights_give_the_log_probabilities_of_transformers():
     del model
     config, params = weights.load_model(path)
     positions = jnp.arange(tokens.shape[1])[None]
-    hidden = jax.jit(qwen2.forward, static_argnums=1)(
-        params, config, tokens, positions, jnp.ones(tokens.shape, bool)
-    )
-    ours = jax.nn.log_softmax(qwen2.logits(params, config, hidden))[0, :-1]
+    hidden = forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
+    ours = jax.nn.log_softmax(config.logits(params, hidden))[0, :-1]
     taken = tokens[0, 1:, None]
     gap = np.abs(np.take_along_axis(np.asarray(ours) - theirs, taken, axis=1)).max()
     everywhere = np.abs(np.asarray(ours) - theirs).max()

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import queue
 import threading
 import time
 import types
@@ -16,10 +17,11 @@ import tiny_agents as tiny
 
 from agentrl_jax.envs.hosts import objects
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
-from agentrl_jax.rollout import game, host, keepers, replies
+from agentrl_jax.rollout import host, keepers, replies, world_calls
+from agentrl_jax.rollout.world_calls import WorldsFailed
 from agentrl_jax.types import EpisodeStop
 
-WHATEVER = host.Patience(tries=1, min_healthy=0)
+WHATEVER = host.RetryPolicy(tries=1, min_healthy=0)
 
 
 @functools.cache
@@ -68,7 +70,7 @@ def test_a_faulty_episode_leaves_and_the_others_are_the_same(reason, tmp_path):
     class World(Broken):
         reply = BAD_REPLIES[reason]
 
-    out, counters = hosts.play(make=World, patience=WHATEVER, log=tmp_path / 'replies')
+    out, counters = hosts.play(make=World, policy=WHATEVER, log=tmp_path / 'replies')
     faulty = hosts.conversation_of(hosts.Tests())[0].env_params.items[out.level] % 2 == 1
     np.testing.assert_array_equal(out.episode_stop == EpisodeStop.ENV_ERROR, faulty)
     np.testing.assert_array_equal(out.healthy, ~faulty)
@@ -93,7 +95,7 @@ def test_a_world_that_does_not_repeat_itself_is_not_asked_twice():
     class World(Broken):
         deterministic = False
 
-    out, counters = hosts.play(make=World, patience=host.Patience(tries=9, min_healthy=0))
+    out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=9, min_healthy=0))
     assert counters['hosts/retries'] == 0 and (~out.healthy).sum() == 8
 
 
@@ -109,7 +111,7 @@ def test_a_world_that_only_claims_to_repeat_itself_is_found_out(tmp_path):
             return f'{super().reset(item)} {self.number}'
 
     out, counters = hosts.play(
-        make=World, patience=host.Patience(tries=2, min_healthy=0), log=tmp_path / 'replies'
+        make=World, policy=host.RetryPolicy(tries=2, min_healthy=0), log=tmp_path / 'replies'
     )
     assert counters['hosts/retries'] == 8 == (~out.healthy).sum()
     assert 'did not repeat reply 0' in (tmp_path / 'replies').read_text()
@@ -126,7 +128,7 @@ def test_a_world_that_fails_at_its_beginning_is_asked_again_whatever_it_is():
                 raise WorldError('not now')
             return super().reset(item)
 
-    out, counters = hosts.play(make=World, patience=host.Patience(tries=9, min_healthy=0))
+    out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=9, min_healthy=0))
     assert counters['hosts/retries'] > 4
     np.testing.assert_array_equal(out.tokens, calm().tokens)
 
@@ -154,7 +156,7 @@ def test_too_few_healthy_episodes_are_played_again(capfd):
             self.odd = self.broken
             return said
 
-    out, counters = hosts.play(make=World, patience=host.Patience(tries=1, min_healthy=1))
+    out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=1, min_healthy=1))
     assert counters['hosts/faults'] >= 8
     assert 'episodes were lost to their worlds and are played again' in capfd.readouterr().err
     for name, before in hosts.arrays(calm()).items():
@@ -183,9 +185,9 @@ def test_what_servers_say_is_spelled_in_the_terminal_the_log_and_the_error(capfd
     class World(Broken):
         reply = KeyError(Raw())
 
-    with pytest.raises(game.WorldsFailed) as raised:
+    with pytest.raises(WorldsFailed) as raised:
         hosts.play(
-            make=World, patience=host.Patience(tries=1, min_healthy=0.75), log=tmp_path / 'replies'
+            make=World, policy=host.RetryPolicy(tries=1, min_healthy=0.75), log=tmp_path / 'replies'
         )
     assert str(raised.value).endswith(f'KeyError: {HARMLESS}')
     said = capfd.readouterr().err.splitlines()
@@ -195,10 +197,13 @@ def test_what_servers_say_is_spelled_in_the_terminal_the_log_and_the_error(capfd
 
 
 def test_what_an_older_log_holds_is_spelled_when_it_is_played_again():
-    job = keepers.Job(seat=0, stream=0, item=0)
-    playing = mock.Mock(patience=WHATEVER, down={}, counted={'faults': 0}, out=mock.MagicMock())
-    game.Game.failed(playing, game.Seat(0), keepers.Outcome(job, fault=EVIL))
-    assert playing.last_fault == HARMLESS
+    request = keepers.Request(slot=0, stream=0, item=0)
+    pool = mock.Mock(done=queue.SimpleQueue())
+    quiet = dict(log=replies.NoLog(), say=print, asked=lambda: False)
+    calls = world_calls.WorldCalls(pool, WHATEVER, **quiet)
+    calls.ask(request)
+    pool.done.put(keepers.Response(request, fault=EVIL))
+    assert calls.next(0.0, sampling=False).request is request and calls.last_fault == HARMLESS
 
 
 class Raw:
@@ -209,8 +214,8 @@ class Raw:
 
 
 def test_a_run_ends_when_its_worlds_do_not_get_better():
-    with pytest.raises(game.WorldsFailed, match='8 of 16 episodes were lost .*WorldError: broken'):
-        hosts.play(make=Broken, patience=host.Patience(tries=1, min_healthy=0.75))
+    with pytest.raises(WorldsFailed, match='8 of 16 episodes were lost .*WorldError: broken'):
+        hosts.play(make=Broken, policy=host.RetryPolicy(tries=1, min_healthy=0.75))
 
 
 def test_an_outage_of_all_worlds_pauses_the_run_and_changes_nothing(capfd):
@@ -222,7 +227,7 @@ def test_an_outage_of_all_worlds_pauses_the_run_and_changes_nothing(capfd):
             raise WorldDown('connection refused')
         return hosts.Echo()
 
-    out, counters = hosts.play(make=make, patience=host.Patience(tries=1))
+    out, counters = hosts.play(make=make, policy=host.RetryPolicy(tries=1))
     said = capfd.readouterr().err
     assert 'paused: all 8 worlds are down (WorldDown: connection refused)' in said
     assert 'worlds answer again' in said and counters['hosts/faults'] == 0
@@ -242,7 +247,7 @@ def test_an_outage_in_the_middle_of_episodes_is_waited_out():
                 raise WorldDown('the server is gone')
             return super().step(action)
 
-    out, counters = hosts.play(make=World, patience=host.Patience(tries=1))
+    out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=1))
     assert counters['hosts/faults'] == 0
     for name, before in hosts.arrays(calm()).items():
         np.testing.assert_array_equal(hosts.arrays(out)[name], before, err_msg=name)
@@ -252,9 +257,9 @@ def test_an_outage_that_lasts_ends_the_run_with_its_reason():
     def make():
         raise WorldDown('connection refused')
 
-    with pytest.raises(game.WorldsFailed, match='all worlds have been .*connection refused'):
-        hosts.play(make=make, patience=host.Patience(outage_s=0.2))
-    assert issubclass(game.WorldsFailed, ValueError)  # commands say it in a line, without a stack
+    with pytest.raises(WorldsFailed, match='all worlds have been .*connection refused'):
+        hosts.play(make=make, policy=host.RetryPolicy(outage_s=0.2))
+    assert issubclass(WorldsFailed, ValueError)  # commands say it in a line, without a stack
 
 
 def test_no_thread_is_left_over():
@@ -272,10 +277,10 @@ def test_no_thread_is_left_over():
 def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():
     before = threading.active_count()
     pool = keepers.Pool(hosts.Echo, lambda *_: None)
-    pool.submit(keepers.Job(seat=0, stream=0, item=1, delay=3600))
+    pool.submit(keepers.Request(slot=0, stream=0, item=1, delay=3600))
     pool.close()
     assert threading.active_count() == before and pool.done.empty()
-    pool.submit(keepers.Job(seat=0, stream=0, item=1))  # of the next rollout
+    pool.submit(keepers.Request(slot=0, stream=0, item=1))  # of the next rollout
     assert pool.done.get(timeout=60).reply is not None
     pool.close()
 
@@ -291,7 +296,7 @@ def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
             return super().step(action)
 
     out, counters = hosts.play(
-        make=World, patience=host.Patience(timeout_s=0.25, tries=50, min_healthy=0)
+        make=World, policy=host.RetryPolicy(timeout_s=0.25, tries=50, min_healthy=0)
     )
     assert counters['hosts/timeouts'] > 0
     for name, before in hosts.arrays(calm()).items():

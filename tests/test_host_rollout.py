@@ -1,5 +1,6 @@
 """Rollouts against worlds on hosts: the clock decides when, never what."""
 
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -14,7 +15,8 @@ from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.measure import metrics, validation
-from agentrl_jax.rollout import game, host, programs
+from agentrl_jax.rollout import host, programs
+from agentrl_jax.rollout.host_rollout import figures_of
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -64,10 +66,10 @@ def test_what_worlds_measure_is_that_of_their_last_replies():
 
 def test_a_server_that_measures_nothing_gives_no_zeros_and_another_number_is_an_error():
     env = hosts.Tests()
-    np.testing.assert_array_equal(game.figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
-    assert np.isnan(game.figures_of(Reply(''), env)).all()
+    np.testing.assert_array_equal(figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
+    assert np.isnan(figures_of(Reply(''), env)).all()
     with pytest.raises(ValueError, match='echo: a reply measures 1 figures, .* said, last'):
-        game.figures_of(Reply('', figures=(1.0,)), env)
+        figures_of(Reply('', figures=(1.0,)), env)
 
 
 def test_the_sampler_is_the_trainer():
@@ -87,7 +89,7 @@ def test_latencies_change_nothing(seed):
 @pytest.mark.soak
 def test_crashed_worlds_are_replayed_and_change_nothing():
     out, counters = hosts.play(
-        make=troubled(4, crash=0.3), patience=host.Patience(tries=50, min_healthy=0)
+        make=troubled(4, crash=0.3), policy=host.RetryPolicy(tries=50, min_healthy=0)
     )
     assert counters['hosts/retries'][0] > 3 and not counters['hosts/faults'][0]
     assert_same(out, calm()[0])
@@ -98,7 +100,7 @@ def test_worlds_that_hang_are_left_behind_and_change_nothing():
     try:
         out, counters = hosts.play(
             make=troubled(5, hang=0.15, release=release),
-            patience=host.Patience(timeout_s=0.3, tries=50, min_healthy=0),
+            policy=host.RetryPolicy(timeout_s=0.3, tries=50, min_healthy=0),
         )
     finally:
         release.set()
@@ -112,15 +114,15 @@ def test_a_rollout_says_where_it_is_while_it_is_played():
 
     class Watched(hosts.Echo):
         def step(self, action):
-            seen.append(collect.worlds.game.in_flight())
+            seen.append(collect.worlds.rollout.in_flight())
             return super().step(action)
 
     collect = hosts.collector(conversation, Watched)
-    assert collect.worlds.game is None
+    assert collect.worlds.rollout is None
     task = hosts.conversation_of(hosts.Tests())[0]
     collect(tiny.cloned('frozen_lake')[0], task, tiny.episodes('frozen_lake'), tiny.KEY)
     collect.worlds.pool.close()
-    assert collect.worlds.game is None and len(seen) >= 16
+    assert collect.worlds.rollout is None and len(seen) >= 16
     for now in seen:  # 16 episodes, 8 rows; whoever says it is a world that is waited for
         assert now.waiting >= 1 and now.waiting + now.playing <= 8 and 0 <= now.slowest_s < 60
         assert now.left <= 8 and (now.retries, now.faults) == (0, 0)
@@ -182,7 +184,7 @@ def test_rows_are_changed_in_place():
 def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
     """Token for token; the host's prefix ends at the system message, the device's behind 'user'."""
     env, _ = tiny.environment('frozen_lake')
-    env_params = env.make_params('train', num_levels=16, success_rate=1.0)
+    env_params = dataclasses.replace(env, success_rate=1.0).make_params(num_levels=16)
     on_device = tiny.build_task(env, env_params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
     params = tiny.cloned('frozen_lake')[0]
     expected, _ = tiny.play('frozen_lake', params, tiny.KEY, task_=on_device)
@@ -191,7 +193,7 @@ def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
         name, instruction, system = 'frozen_lake', '', 'frozen_lake\n'
 
         def make_params(self, **_):
-            return super().make_params().replace(items=np.arange(16, dtype=np.int32))
+            return super().make_params()._replace(items=np.arange(16, dtype=np.int32))
 
     conversation = Conversation(build_chat(tiny.tokenizer()), '<think>', 100)
     task = build_host_task(Env(), Env().make_params(), conversation, max_turns=3)

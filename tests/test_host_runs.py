@@ -22,10 +22,12 @@ from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
-from agentrl_jax.rollout import game, replies
+from agentrl_jax.rollout import replies, world_calls
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, command, derived, parts, state
+from agentrl_jax.run import command, parts, state
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import as_json
+from agentrl_jax.run.config import read as read_config
 
 HOSTS = {
     'env.name': 'objects',
@@ -138,17 +140,17 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
                 raise WorldDown('the server is gone')
             return super().reset(item)
 
-    def ask(played):
-        look(played)
-        if played.down_since < math.inf:
+    def ask(calls, sampling):
+        look(calls, sampling)
+        if calls.down_since < math.inf:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    look = game.Game.look_for_outage
+    look = world_calls.WorldCalls._look_for_outage
     # Only the end of the run saves: what is there afterwards was saved because it was asked.
     cfg = config(**{'checkpoint.every': 9, 'checkpoint.keep': 9, 'hosts.outage_s': 10.0})
     with monkeypatch.context() as patch:
         patch.setattr(hosts, 'Echo', Gone)
-        patch.setattr(game.Game, 'look_for_outage', ask)
+        patch.setattr(world_calls.WorldCalls, '_look_for_outage', ask)
         assert train.train(cfg, str(tmp_path)) == processes.EXIT_PREEMPTED
     assert checkpoint.steps(tmp_path / 'checkpoints') == [0, 1]
     assert 'asked to stop while all worlds are down' in capfd.readouterr().err
@@ -392,13 +394,13 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
 
 
 def test_a_run_resumes_though_the_defaults_of_other_worlds_have_changed():
-    old = state.config_dict(config(**{'gymnasium.keywords': '{"is_slippery": false}'}))
+    old = as_json(config(**{'gymnasium.keywords': '{"is_slippery": false}'}))
     now = config()
     free = (*state.MAY_DIFFER, *state.unplayed(now))
-    checkpoint.check_config(state.comparable(old), state.config_dict(now), may_differ=free)
-    other = state.config_dict(config(**{'objects.num_items': 7}))
+    checkpoint.check_config(state.comparable(old), as_json(now), may_differ=free)
+    other = as_json(config(**{'objects.num_items': 7}))
     with pytest.raises(ValueError, match='objects.num_items'):
-        checkpoint.check_config(state.comparable(other), state.config_dict(now), may_differ=free)
+        checkpoint.check_config(state.comparable(other), as_json(now), may_differ=free)
 
 
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
@@ -429,17 +431,17 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
 )
 def test_what_needs_a_world_on_the_device_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(config(**changes))
+        read_config(config(**changes))
 
 
 def test_servers_of_a_run_hold_all_that_is_played_at_once():
     craft = {'env.name': 'textcraft', 'textcraft.launch': 2, 'clone.episodes': 0}
-    needed = derived.worlds_at_once(config(**craft))
+    needed = read_config(config(**craft), None).worlds_at_once
     with pytest.raises(ValueError, match=f'hold {2 * (needed // 4)} worlds, and {needed} episodes'):
-        check.check(config(**craft | {'textcraft.room': needed // 4}))
-    check.check(config(**craft | {'textcraft.room': needed // 2}))
-    check.check(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))
-    check.check(config(**craft | {'textcraft.room': 1, 'textcraft.urls': ('http://one',)}))
+        read_config(config(**craft | {'textcraft.room': needed // 4}))
+    read_config(config(**craft | {'textcraft.room': needed // 2}))
+    read_config(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))
+    read_config(config(**craft | {'textcraft.room': 1, 'textcraft.urls': ('http://one',)}))
 
 
 def test_a_maker_that_is_not_there_is_said_before_anything_runs():

@@ -11,12 +11,12 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from agentrl_jax.envs.hosts import environments, players, sciworld, textcraft
+from agentrl_jax.envs.hosts import players, sciworld, served, textcraft
 from agentrl_jax.envs.hosts.agentgym import AgentGym
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import Items
 from agentrl_jax.envs.hosts.search import world as search
-from agentrl_jax.run import check
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.sweeps import spec
 from configs import base, deepsearch
@@ -45,9 +45,9 @@ def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
         assert near.instruction == there.instruction == env.instruction
         assert near.step('Action: inventory') == there.step('Action: inventory')
     settings = json.dumps(far.settings(), sort_keys=True)
-    server = environments.launched('textcraft', settings, 1, 64)
+    server = served.launched('textcraft', settings, 1, 64)
     server.close()
-    environments.launched.cache_clear()
+    served.launched.cache_clear()
 
 
 def test_search_is_played_in_process_or_on_a_server_of_the_run():
@@ -68,9 +68,9 @@ def test_search_is_played_in_process_or_on_a_server_of_the_run():
             said = near.step(action)
             assert there.step(action) == said
         assert said.done and said.success and len(said.figures) == 4
-    environments.launched('search', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
-    environments.launched.cache_clear()
-    with pytest.raises(ValueError, match="search.dialect='x' is one of plain, agentgym"):
+    served.launched('search', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
+    served.launched.cache_clear()
+    with pytest.raises(ValueError, match="search.dialect='x' must be one of plain, agentgym"):
         built('search', dialect='x')
 
 
@@ -85,7 +85,7 @@ def test_the_paper_s_arms_of_search_are_possible_in_its_sizes():
     deep = deepsearch.get_config()
     assert (deep.rollout.num_groups, deep.rollout.group_size, deep.env.max_turns) == (32, 4, 5)
     for cell in (cfg, deep, *cells):
-        check.check(cell)
+        read_config(cell)
         room = cell.env.max_turns * (cell.rollout.max_response + cell.hosts.max_observation + 16)
         assert room + 320 <= cell.rollout.max_tokens
     mt_ppo = cells[-1]
@@ -101,12 +101,12 @@ def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
         time.sleep(0.2)
         return types.SimpleNamespace(url=f'http://a:{len(started)}', close=lambda: None)
 
-    monkeypatch.setattr(environments, 'Launched', slow)
-    environments.launched.cache_clear()
+    monkeypatch.setattr(served, 'Launched', slow)
+    served.launched.cache_clear()
     env, _ = built('textcraft', launch=1)
     with futures.ThreadPoolExecutor(8) as threads:
         worlds = list(threads.map(lambda _: env.make(), range(8)))
-    environments.launched.cache_clear()
+    served.launched.cache_clear()
     assert len(started) == 1
     assert len({id(world.servers) for world in worlds}) == 1
 
@@ -132,7 +132,7 @@ def test_agentgym_and_openenv_are_built_from_addresses():
     env, params = built('agentgym', env='searchqa', urls=('http://a:1',), num_items=50)
     assert env.accepted == 'Ok.' and '<search>' in env.instruction and len(params.items) > 20
     assert env.make().quirks.item == 'id' and env.solved(1.0) and not env.solved(0.9)
-    with pytest.raises(ValueError, match='is one of textcraft'):
+    with pytest.raises(ValueError, match='must be one of textcraft'):
         built('agentgym', env='chess')
     env, _ = built('openenv', url='http://a:1', action_field='text')
     assert env.make().url == 'ws://a:1/ws'

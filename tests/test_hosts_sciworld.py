@@ -45,7 +45,7 @@ def test_items_are_agentgyms_games():
 
 
 def test_the_prompt_lists_24_actions():
-    listed = json.loads(re.search(r'\[\{.*\}\]', sciworld.AGENTGYM_PROMPT)[0])
+    listed = json.loads(re.search(r'\[\{.*\}\]', sciworld.SciWorldEnvironment.instruction)[0])
     assert len(listed) == 24 and all(each.keys() == {'action', 'description'} for each in listed)
 
 

@@ -697,9 +697,9 @@ def test_calls_that_cannot_be_made_are_errors_in_a_result(corpus, asked):
 
 def test_settings_and_items_that_do_not_exist_are_errors(corpus, asked):
     for name, value in (('dialect', 'x'), ('rewards', 'x'), ('normaliser', 'x')):
-        with pytest.raises(ValueError, match=f"search.{name}='x' is one of"):
+        with pytest.raises(ValueError, match=f"search.{name}='x' must be one of"):
             Search(**{name: value})
-    with pytest.raises(ValueError, match='search.calls=-1 is negative'):
+    with pytest.raises(ValueError, match='search.calls=-1 must be at least 0'):
         Search(calls=-1)
     with pytest.raises(ValueError, match=r'item 1 is not in 0\.\.0'):
         Search(corpus=corpus, questions=[asked]).reset(1)

@@ -24,7 +24,6 @@ from fastapi.testclient import TestClient
 
 from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
-from agentrl_jax.envs.hosts.environments import MiniWoBEnvironment, WebEnvironment
 from agentrl_jax.envs.hosts.web import (
     actions,
     chromium,
@@ -36,8 +35,8 @@ from agentrl_jax.envs.hosts.web import (
     world,
 )
 from agentrl_jax.envs.hosts.web.actions import Action, read_action
-from agentrl_jax.envs.hosts.web.miniwob import MiniWoB
-from agentrl_jax.envs.hosts.web.world import WebArena
+from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, MiniWoBEnvironment
+from agentrl_jax.envs.hosts.web.world import WebArena, WebEnvironment
 from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.rollout import keepers
@@ -638,7 +637,7 @@ def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(monkeypa
     pool = keepers.Pool(make, lambda text, instruction: text)
 
     def asked(*said, replies=()):
-        pool.submit(keepers.Job(seat=0, stream=0, item=3, actions=said, replies=replies))
+        pool.submit(keepers.Request(slot=0, stream=0, item=3, actions=said, replies=replies))
         return pool.done.get(timeout=60)
 
     begun = asked()
@@ -760,9 +759,9 @@ def test_the_address_of_a_site_holds_no_password():
 @needs_miniwob
 def test_settings_that_do_not_exist_are_errors():
     for name in ('prompt', 'rewards'):
-        with pytest.raises(ValueError, match=f"miniwob.{name}='x' is one of"):
+        with pytest.raises(ValueError, match=f"miniwob.{name}='x' must be one of"):
             MiniWoB(**{name: 'x'})
-    with pytest.raises(ValueError, match='settle_s=0 must be above 0'):
+    with pytest.raises(ValueError, match='miniwob.settle_s=0.0 must be above 0'):
         MiniWoB(settle_s=0)
     with pytest.raises(ValueError, match="'../x' is no page"):
         MiniWoB(tasks=('../x',))

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from agentrl_jax.envs.hosts import environments, server
-from agentrl_jax.envs.hosts.environments import ShopEnvironment
+from agentrl_jax.envs.hosts import served, server
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring, world
-from agentrl_jax.envs.hosts.webshop.world import WebShop
+from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment, WebShop
 from agentrl_jax.envs.splits import SPLITS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -413,7 +412,7 @@ def test_pages_are_the_same_in_another_interpreter_with_other_hashes():
 
 def test_settings_and_items_that_do_not_exist_are_errors(shop):
     for name in ('prompt', 'rewards'):
-        with pytest.raises(ValueError, match=f"shop.{name}='x' is one of"):
+        with pytest.raises(ValueError, match=f"shop.{name}='x' must be one of"):
             WebShop(**{name: 'x'})
     with pytest.raises(ValueError, match='shop.products=0 must be at least 1'):
         WebShop(products=0)
@@ -448,8 +447,8 @@ def test_a_run_may_play_on_a_server_of_its_own():
             reply = near.step(action)
             assert there.step(action) == reply
         assert reply.done and reply.success and reply.figures == (1.0,)
-    environments.launched('shop', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
-    environments.launched.cache_clear()
+    served.launched('shop', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
+    served.launched.cache_clear()
 
 
 def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):

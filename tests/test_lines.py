@@ -12,9 +12,10 @@ from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.envs.sokoban.solver import FLOOR, TARGET, WALL
-from agentrl_jax.text import demo_tokenizer, lines
+from agentrl_jax.text import lines
 from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from agentrl_jax.machine import lock
 from agentrl_jax.records import live_charts, live_page, live_server, run_log
 from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.live_run import NOW_FILE, Looker, is_run
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from configs import demo
 
 

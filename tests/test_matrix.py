@@ -20,11 +20,11 @@ from agentrl_jax.imitation import demonstrations
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import derived, settings
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop
 
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
@@ -177,7 +177,7 @@ def learner(algorithm):
     )
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
-    reference = run.params if derived.needs_reference(cfg) else None
+    reference = run.params if read_config(cfg, None).needs_reference else None
     frozen = run_params.Frozen({}, reference)
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 

@@ -16,8 +16,8 @@ from agentrl_jax.algorithms import grpo
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import batches, parity, update
 from agentrl_jax.rollout import episodes
-from agentrl_jax.run import check, settings
 from agentrl_jax.run import parts as assemble
+from agentrl_jax.run.config import read as read_config
 
 START = 9
 # <s> sys \n <s> usr obs \n <s> asst think ACT END \n <s> usr obs \n <s> asst think ACT pad
@@ -46,7 +46,7 @@ def test_ragen_s_masks_by_hand():
 
 def learning_of(**changes):
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
-    check.check(cfg)
+    read_config(cfg)
     mesh, txs = assemble.build_mesh(cfg), (optax.adam(0.01), None)
     return settings.build_learning(cfg, mesh, None, tiny.tokenizer(), txs)
 
@@ -193,7 +193,7 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
 )
 def test_switches_that_exclude_something_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes))
+        read_config(micro_runs.config('frozen_lake', **changes))
 
 
 # ---- a sampler that is not the trainer -----------------------------------------------------------
@@ -225,7 +225,7 @@ def batch_of(sampler, **correction):
     params, play_in = tiny.cloned('frozen_lake')[0], tiny.config()
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **dict(correction['fields']))
     cfg.rollout.sampler_dtype = sampler
-    check.check(cfg)
+    read_config(cfg)
     play = assemble.build_collect(cfg, play_in, assemble.build_mesh(cfg), training=True)
     stream = jnp.arange(16, dtype=jnp.int32)
     listed = episodes.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
@@ -296,4 +296,4 @@ def test_a_sampler_of_the_same_precision_needs_no_correction(correction):
 )
 def test_corrections_that_cannot_be_meant_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes))
+        read_config(micro_runs.config('frozen_lake', **changes))

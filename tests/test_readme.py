@@ -22,9 +22,11 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import report, run_log
-from agentrl_jax.run import bounds, check
-from agentrl_jax.run.effective import effective
+from agentrl_jax.rl.algorithm import Filter
+from agentrl_jax.run.config import effective
 from agentrl_jax.run.parts import build_environment
+from agentrl_jax.settings import tree
+from agentrl_jax.settings.marks import OneOf
 from agentrl_jax.text import prompts
 from agentrl_jax.text import task as text
 from configs import base, demo
@@ -253,13 +255,13 @@ def test_algorithms_and_environments_are_those_there_are():
 
 
 def test_filters_and_styles_of_prompts_are_those_there_are():
-    rules = check.OPTIONAL_CHOICES['filter.rule']
+    rules = tree.leaves(Filter)['filter.rule'].marks[OneOf].names
     assert sorted(table_names(section('algorithms', 'Filters'))) == sorted(rules)
     assert table_names(section('text', 'Wording')) == list(prompts.STYLES)
 
 
 def test_options_of_single_algorithms_are_those_they_take():
-    """What the table says of an option's users is what their SETTINGS say."""
+    """What the table says of an option's users is what their fields say."""
     rows = re.findall(
         r'^\| (`.+?) \| (.+) \|$',
         section('algorithms', 'Options of single algorithms'),
@@ -268,7 +270,7 @@ def test_options_of_single_algorithms_are_those_they_take():
     assert len(rows) == 16
     for names, users in rows:
         option = re.search(r'`(\w+\.\w+)`', names)[1]
-        takers = {name for name, module in ALGORITHMS.items() if option in module.DEFAULTS}
+        takers = {name for name, cls in ALGORITHMS.items() if option in tree.leaves(cls)}
         said = set(re.findall(r'`(\w+)`', users))
         if users.startswith('all but'):
             said = ALGORITHMS.keys() - said
@@ -429,7 +431,7 @@ def example(mark):
 @pytest.fixture(scope='module')
 def imitation(tmp_path_factory):
     source = example('def make_batch')
-    return load('imitation', source, tmp_path_factory.mktemp('readme'))
+    return load('imitation', source, tmp_path_factory.mktemp('readme')).Imitation()
 
 
 def test_the_example_algorithm_by_hand(imitation):

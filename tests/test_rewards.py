@@ -17,8 +17,9 @@ from agentrl_jax import train
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import rewards
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import check, collecting, parts
+from agentrl_jax.run import collecting, parts
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop
 
 README = pathlib.Path(parts.__file__).parents[1] / 'rollout' / 'README.md'
@@ -203,7 +204,7 @@ def test_a_function_of_the_other_kind_of_world_is_refused(own, name, changes, wo
 def test_combinations_without_a_meaning_are_refused(changes, words):
     cfg = micro_runs.config('bandit', **changes | {'reward.function': 'a:b'})
     with pytest.raises(ValueError, match=words):
-        check.check(cfg)
+        read_config(cfg)
 
 
 @pytest.mark.usefixtures('quick_runs')

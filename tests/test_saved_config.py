@@ -16,6 +16,7 @@ from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import command, saved_config
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import as_json
 from agentrl_jax.run.streams import Streams
 
 CHANGES = {
@@ -133,7 +134,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     cfg, workdir, _ = saved
     evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
     out, err = capsys.readouterr()
-    digest = files.config_hash(start.config_dict(cfg))
+    digest = files.config_hash(as_json(cfg))
     assert f'checkpoint  step 4 of {workdir}, config {digest[:12]}, commit ' in out
     assert f'WARNING: 6 in {workdir} was never finished' in err and 'step 4 is taken' in err
     record = json.loads((tmp_path / 'evaluation_validation.json').read_text())

@@ -1,6 +1,5 @@
 """Meshes and partition rules: the first match wins, what does not divide is whole."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -9,22 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiny_models
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import critic, qwen2, weights
+from agentrl_jax.models import critic
 from agentrl_jax.types import TrainState
 
-TINY = qwen2.ModelConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    tie_embeddings=False,
-)
+TINY = tiny_models.UNTIED
 CUBE = (2, 2, 2)
 
 
@@ -62,23 +53,23 @@ def test_only_one_place_makes_meshes():
 
 
 def test_training_rules_by_hand():
-    layout = sharding.specs(
-        weights.abstract_params(TINY), sharding.TRAIN_RULES, sharding.make_mesh(*CUBE)
-    )
-    layer = 'model/layers_1'
-    assert spec_of(layout, 'model/embed_tokens/embedding') == P('tensor', 'fsdp')
-    assert spec_of(layout, 'lm_head/kernel') == P('fsdp', 'tensor')
-    assert spec_of(layout, f'{layer}/self_attn/q_proj/kernel') == P('fsdp', 'tensor')
-    assert spec_of(layout, f'{layer}/self_attn/k_proj/bias') == P('tensor')
-    assert spec_of(layout, f'{layer}/self_attn/o_proj/kernel') == P('tensor', 'fsdp')
-    assert spec_of(layout, f'{layer}/mlp/down_proj/kernel') == P('tensor', 'fsdp')
-    assert spec_of(layout, f'{layer}/input_layernorm/scale') == P()
-    assert spec_of(layout, 'model/norm/scale') == P()
+    layout = sharding.specs(TINY.abstract_params(), sharding.TRAIN_RULES, sharding.make_mesh(*CUBE))
+    for path, spec in {
+        'model/embed_tokens/embedding': P('tensor', 'fsdp'),
+        'lm_head/kernel': P('fsdp', 'tensor'),
+        'model/layers_1/self_attn/q_proj/kernel': P('fsdp', 'tensor'),
+        'model/layers_1/self_attn/k_proj/bias': P('tensor'),
+        'model/layers_1/self_attn/o_proj/kernel': P('tensor', 'fsdp'),
+        'model/layers_1/mlp/down_proj/kernel': P('tensor', 'fsdp'),
+        'model/layers_1/input_layernorm/scale': P(),
+        'model/norm/scale': P(),
+    }.items():
+        assert spec_of(layout, path) == spec
 
 
 def test_rollout_rules_keep_tensor_and_drop_fsdp():
     layout = sharding.specs(
-        weights.abstract_params(TINY), sharding.ROLLOUT_RULES, sharding.make_mesh(*CUBE)
+        TINY.abstract_params(), sharding.ROLLOUT_RULES, sharding.make_mesh(*CUBE)
     )
     axes = {axis for at in jax.tree.leaves(layout) for axis in at.spec if axis is not None}
     assert axes == {'tensor'}
@@ -108,9 +99,8 @@ def test_a_parameter_without_a_rule_is_named():
 @pytest.mark.parametrize('rules', [sharding.TRAIN_RULES, sharding.ROLLOUT_RULES])
 def test_every_parameter_of_policy_and_critic_has_a_rule(rules):
     mesh = sharding.make_mesh(*CUBE)
-    llama = dataclasses.replace(TINY, qkv_bias=False)
-    for config in (TINY, llama, dataclasses.replace(llama, qk_norm=True)):
-        policy = weights.abstract_params(config)
+    for config in (TINY, *tiny_models.FAMILIES.values()):
+        policy = config.abstract_params()
         tree = {'policy': policy, 'critic': abstract_critic(policy, config)}
         assert len(jax.tree.leaves(sharding.specs(tree, rules, mesh))) == len(jax.tree.leaves(tree))
 
@@ -125,7 +115,7 @@ def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
     mesh = sharding.make_mesh(*CUBE)
 
     def init(key):
-        return qwen2.init(key, TINY)
+        return TINY.init(key)
 
     split = sharding.init_sharded(init, jax.random.key(0), sharding.TRAIN_RULES, mesh)
     whole = jax.jit(init)(jax.random.key(0))
@@ -137,7 +127,7 @@ def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
 
 def test_optimiser_moments_lie_as_their_parameters():
     mesh, tx = sharding.make_mesh(*CUBE), optax.adamw(1e-3)
-    params = weights.abstract_params(TINY)
+    params = TINY.abstract_params()
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     critic_params = abstract_critic(params, TINY)
     state = TrainState(
@@ -162,19 +152,3 @@ def test_rows_are_split_over_data_and_fsdp():
     x = jax.device_put(np.arange(16).reshape(8, 2), sharding.shard_rows(mesh))
     starts = {shard.index[0].start or 0 for shard in x.addressable_shards}
     assert starts == {0, 2, 4, 6}
-
-
-def test_resharding_between_rules_and_meshes_keeps_every_bit():
-    params = jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), TINY)
-    train = sharding.make_mesh(1, 4, 2)
-    there = jax.device_put(params, sharding.specs(params, sharding.TRAIN_RULES, train))
-    layout = sharding.specs(params, sharding.ROLLOUT_RULES, train)
-    rollout = jax.jit(lambda p: p, out_shardings=layout)(there)
-    jax.tree.map(np.testing.assert_array_equal, params, rollout)
-    other = sharding.specs(params, sharding.TRAIN_RULES, sharding.make_mesh(2, 2, 2))
-    jax.tree.map(np.testing.assert_array_equal, params, jax.device_put(there, other))
-
-
-def test_replicated_values_are_on_every_device():
-    value = sharding.replicate({'x': np.arange(3)}, sharding.make_mesh(*CUBE))['x']
-    assert value.sharding.is_fully_replicated and len(value.addressable_shards) == 8

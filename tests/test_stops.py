@@ -13,7 +13,7 @@ def found_by(table, ids):
     """Index of the token that completed a string; -1 = none did."""
     state = jnp.zeros(1, jnp.int32)
     for index, token in enumerate(ids):
-        state = stops.advance(table, state, jnp.array([token]))
+        state = stops.advance(table, state, jnp.array([token]), True)
         if int(state[0]) == int(table.last):
             return index
     return -1
@@ -32,7 +32,7 @@ def test_a_string_once_found_stays_found():
     table = stops.build_stop_table([b'a', b'x'], ['a'])
     state = jnp.zeros(2, jnp.int32)
     for token in ([0, 1], [1, 1]):
-        state = stops.advance(table, state, jnp.array(token))
+        state = stops.advance(table, state, jnp.array(token), True)
     np.testing.assert_array_equal(state == table.last, [True, False])
 
 
@@ -58,7 +58,7 @@ def test_random_tokens_stop_where_their_text_first_holds_a_string(strings):
     tokens = rng.choice(likely, (rows, length))
 
     def read(state, token):
-        state = stops.advance(table, state, token)
+        state = stops.advance(table, state, token, True)
         return state, state == table.last
 
     _, ended = jax.lax.scan(read, jnp.zeros(rows, jnp.int32), jnp.asarray(tokens.T))

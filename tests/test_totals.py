@@ -10,7 +10,7 @@ import pytest
 
 from agentrl_jax.machine import memory
 from agentrl_jax.measure import metrics, totals
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.planning import cost, hardware, work
 
 
@@ -39,7 +39,7 @@ def test_totals_are_not_made_up_where_rows_are_lost():
     assert broken['progress/trained_tokens'] == 0
 
 
-CONFIG = qwen2.ModelConfig(
+CONFIG = Qwen2(
     vocab_size=96,
     hidden_size=32,
     intermediate_size=48,
@@ -53,12 +53,12 @@ CONFIG = qwen2.ModelConfig(
 def test_a_forward_pass_has_the_products_that_its_program_has():
     """But for attention: the program multiplies all pairs of tokens, a token needs those before."""
     rows, length = 3, 16
-    params = jax.eval_shape(lambda key: qwen2.init(key, CONFIG), jax.random.key(0))
+    params = jax.eval_shape(CONFIG.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     mask = jax.ShapeDtypeStruct((rows, length), bool)
 
     def logits(params, tokens, mask):
-        return qwen2.logits(params, CONFIG, qwen2.forward(params, CONFIG, tokens, tokens, mask))
+        return CONFIG.logits(params, CONFIG.forward(params, tokens, tokens, mask))
 
     machine = cost.Machine('cpu', None, None, (), 1, 1, 1)
     program = jax.make_jaxpr(logits)(params, tokens, mask)

@@ -16,9 +16,10 @@ from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import check, params, parts
+from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
-from agentrl_jax.run.state import comparable, config_dict
+from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.state import comparable
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
@@ -252,7 +253,7 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
 )
 def test_what_cannot_be_is_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
-        check.check(micro_runs.config('frozen_lake', **changes))
+        read_config(micro_runs.config('frozen_lake', **changes))
 
 
 @pytest.fixture(scope='module')
@@ -305,7 +306,7 @@ def test_every_pool_stands_beside_its_own_random_play(finished):
 
 def test_a_world_whose_texts_do_not_fit_is_named(capsys):
     cfg = micro_runs.config('frozen_lake', **{'eval.worlds': ('bandit',), 'rollout.max_tokens': 80})
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = parts.build_tokenizer(read_config(cfg, None))
     with pytest.raises(ValueError, match='eval.worlds, bandit: rollout.max_tokens=80 is too small'):
         build_held_out(cfg, tokenizer, None)
     cfg.eval.worlds, cfg.env.max_turns = ('library',), 3

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 import qwen_vocabulary
 from safetensors.numpy import load_file
-from tiny_models import TINY, by_hf_name, hf_tensors, write_folder
+from tiny_models import FAMILIES, LLAMA, TINY, UNTIED, by_hf_name, hf_tensors, write_folder
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import qwen2, weights
+from agentrl_jax.models import weights
+from agentrl_jax.models.hf_config import config_from_hf, config_to_hf
 from agentrl_jax.tokens.chat import CHATML
-
-UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
-LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
-QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=32)
 
 
 def test_names_by_hand():
@@ -32,9 +29,7 @@ def test_names_by_hand():
     assert weights.hf_name('lm_head/kernel') == 'lm_head.weight'
 
 
-@pytest.mark.parametrize(
-    'config', [TINY, UNTIED, LLAMA, QWEN3], ids=['tied', 'untied', 'llama', 'qwen3']
-)
+@pytest.mark.parametrize('config', [UNTIED, *FAMILIES.values()], ids=['untied', *FAMILIES])
 @pytest.mark.parametrize('files', [1, 3])
 def test_a_folder_loads_exactly(tmp_path, config, files):
     tensors = hf_tensors(config)
@@ -45,6 +40,15 @@ def test_a_folder_loads_exactly(tmp_path, config, files):
     for name, array in tensors.items():
         np.testing.assert_array_equal(ours[name], array, err_msg=name)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+
+
+def test_both_spellings_of_rope_in_config_json():
+    nested = {'rope_theta': None, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e6}}
+    hf = config_to_hf(LLAMA, dtype='float32')
+    assert config_from_hf(hf | nested) == LLAMA
+    scaled = dataclasses.replace(LLAMA, rope_scaling=(8.0, 1.0, 4.0, 32.0))
+    assert config_from_hf(hf | {'rope_scaling': ROPE}) == scaled
+    assert config_from_hf(config_to_hf(scaled, dtype='float32')) == scaled
 
 
 def test_compute_settings_reach_the_config(tmp_path):
@@ -113,26 +117,6 @@ def test_an_export_from_a_mesh_and_with_a_value_head_is_the_same(tmp_path):
     assert not exported
 
 
-def test_transformers_opens_an_export(tmp_path):
-    torch = pytest.importorskip('torch')
-    transformers = pytest.importorskip('transformers')
-    for name, config in (('qwen', TINY), ('llama', LLAMA), ('qwen3', QWEN3)):
-        folder = write_folder(tmp_path / f'{name}-in', config, hf_tensors(config))
-        config, params = weights.load_model(folder)
-        out = export.export_hf(params, config, tmp_path / name, dtype='float32')
-        model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-        tokens = np.random.default_rng(0).integers(96, size=(2, 9))
-        with torch.no_grad():
-            theirs = model(torch.tensor(tokens)).logits.numpy()
-        positions = jnp.broadcast_to(jnp.arange(9), (2, 9))
-        hidden = qwen2.forward(params, config, tokens, positions, jnp.ones((2, 9), bool))
-        ours = qwen2.logits(params, config, hidden)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
-        again, back = weights.load_model(out)
-        assert again == config
-        jax.tree.map(np.testing.assert_array_equal, back, params)
-
-
 @pytest.mark.slow('loads transformers')
 def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):
     """A base model ends documents with <|endoftext|>; turns that a run trained end otherwise."""
@@ -189,6 +173,8 @@ def without(name):
 
 
 DOWN = 'model.layers.1.mlp.down_proj.weight'
+ROPE = dict(rope_type='llama3', factor=8, low_freq_factor=1, high_freq_factor=4)
+ROPE |= {'original_max_position_embeddings': 32}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +193,6 @@ DOWN = 'model.layers.1.mlp.down_proj.weight'
         ),
         ({'changes': {'tie_word_embeddings': False}}, 'lm_head.weight missing.*not tied'),
         ({'tensors': hf_tensors(UNTIED)}, 'tied.*lm_head.weight'),
-        ({'changes': {'model_type': 'mamba'}}, "model_type 'mamba'"),
         ({'changes': {'quantization_config': {'bits': 4}}}, 'quantised'),
     ],
 )
@@ -240,10 +225,21 @@ def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path, settings, messa
         ({'rms_norm_eps': float('nan')}, 'rms_norm_eps is nan and'),
         ({'rms_norm_eps': -1}, 'rms_norm_eps is -1 and'),
         ({'rms_norm_eps': 0}, 'rms_norm_eps is 0 and'),
+        ({'model_type': 'gemma3'}, "model_type 'gemma3' is not supported"),
+        ({'use_sliding_window': True}, 'use_sliding_window'),
+        ({'hidden_act': 'gelu'}, "hidden_act 'gelu'"),
+        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "rope type 'yarn'"),
+        ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, 'low_freq_factor, .* missing'),
+        ({'rope_scaling': ROPE | {'low_freq_factor': 4}}, 'low_freq_factor must be below'),
+        ({'model_type': 'llama', 'mlp_bias': True}, 'Llama with mlp_bias'),
+        ({'model_type': 'qwen3', 'attention_bias': True}, 'Qwen3 with attention_bias'),
+        ({'model_type': 'olmo2', 'attention_bias': True}, 'OLMo 2 with attention_bias'),
+        ({'model_type': 'qwen3', 'head_dim': None}, 'head_dim missing'),
+        ({'num_key_value_heads': 3}, 'num_heads=4 must be a multiple of num_kv_heads=3'),
         ({'model_type': {'a': '\n'}}, r"model_type \{'a': '\\n'\} is not supported"),
     ],
 )
-def test_config_json_of_other_types_or_out_of_bounds_is_refused_by_name(tmp_path, changes, message):
+def test_config_json_that_cannot_be_run_is_refused_by_name(tmp_path, changes, message):
     """Some were tracebacks, nan and 0 gave a model that says nan, a million layers never ended."""
     folder = broken_folder(tmp_path / 'm', changes=changes)
     with pytest.raises(ValueError, match=f'm: config.json: {message}|m: {message}|: c.* {message}'):

@@ -14,15 +14,15 @@ import optax
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.answer import END, parse_answer
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
@@ -41,11 +41,11 @@ def tokenizer():
 def environment(name):
     """(environment, pool of 16 levels); the lake goes where it should two times in three."""
     if name == 'frozen_lake':
-        env = FrozenLake()
-        return env, env.make_params('train', num_levels=16, success_rate=2.0 / 3.0)
+        env = FrozenLake(success_rate=2.0 / 3.0)
+        return env, env.make_params('train', num_levels=16)
     if name == 'sokoban':
-        env = Sokoban()
-        return env, env.make_params('train', num_levels=16, search_depth=30)
+        env = Sokoban(search_depth=30)
+        return env, env.make_params('train', num_levels=16)
     env = Bandit(pairs='v0423')
     return env, env.make_params('train')
 
@@ -58,7 +58,7 @@ def task(name, **changes):
 
 @functools.cache
 def config(layers=1):
-    return qwen2.ModelConfig(
+    return Qwen2(
         vocab_size=-(-tokenizer().vocab_size // 64) * 64,
         hidden_size=32,
         intermediate_size=64,
@@ -71,7 +71,7 @@ def config(layers=1):
 
 @functools.cache
 def untrained():
-    return jax.jit(functools.partial(qwen2.init, config=config()))(jax.random.key(0))
+    return jax.jit(config().init)(jax.random.key(0))
 
 
 @functools.cache
@@ -93,11 +93,11 @@ def score(temperature=1.0):
 
 
 def hidden(params, *rows):
-    return qwen2.forward(params, config(), *rows)
+    return config().forward(params, *rows)
 
 
 def head(params):
-    return qwen2.head_kernel(params, config())
+    return config().head_kernel(params)
 
 
 @functools.cache

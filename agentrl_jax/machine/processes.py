@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from agentrl_jax.machine import files, lock
 
-HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: a process silent for so long is dead
+HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: seconds of silence after which it is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
@@ -35,11 +35,11 @@ def initialize_distributed(
 
     Arguments left out are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID. With none of them a run is one process. coordinator='auto' lets jax ask the
-    cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process that says nothing for
-    AGENTRL_HEARTBEAT_S seconds (100) is taken for dead, and the others end.
+    cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process without a heartbeat
+    for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
     """
     coordinator = coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS')
-    # jax would take SIGTERM from here on, and nobody would hear of it before training has begun.
+    # jax would handle SIGTERM from here on, and no one would notice it before training begins.
     jax.config.update('jax_enable_preemption_service', False)
     patience = {
         'initialization_timeout': timeout_s,
@@ -61,7 +61,7 @@ def initialize_distributed(
         )
     if not 0 <= process_id < num_processes:
         raise ValueError(f'process_id={process_id} must be in 0..{num_processes - 1}')
-    print(  # for jax aborts one that has waited in vain, and says that another one died
+    print(  # for jax aborts one that has waited in vain, and reports that another one died
         f'process {process_id} of {num_processes} waits for the others at {coordinator}, for '
         f'{timeout_s} s at most',
         file=sys.stderr,
@@ -118,7 +118,7 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             refused = error
     try:
         if jax.process_count() > 1:
-            flags = multihost_utils.process_allgather(np.array([refused is not None]))
+            flags = gather(np.array([refused is not None]))
             if refused is None and np.any(flags):
                 raise ValueError(f'{workdir} is in use by another training, says process 0')
         if refused:
@@ -175,10 +175,7 @@ class Preemption:
         One byte per process is gathered, so nobody leaves while another waits in a collective.
         jax's own sync point needs its own SIGTERM handler and stops one step later.
         """
-        if jax.process_count() == 1:
-            return self.requested
-        flags = multihost_utils.process_allgather(np.array([self.requested]))
-        return bool(np.any(flags))
+        return bool(np.any(gather(np.array([self.requested]))))
 
     def may_leave(self) -> bool:
         """Whether this process was asked to stop and may do so in the middle of a step.
@@ -246,6 +243,12 @@ class CompileWatch:
         if event == COMPILE_EVENT and self._running is not None:
             (name, _), self._running = self._running, None
             self._done(name, duration)
+
+
+def barrier(name: str) -> None:
+    """Returns when all processes have come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def gather(x: np.ndarray) -> np.ndarray:

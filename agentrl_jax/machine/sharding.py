@@ -4,15 +4,18 @@ Rows of a batch are split over ('data', 'fsdp'). For training parameters are spl
 'tensor'; for rollouts over 'tensor' only, so that a shard decodes without waiting for the others.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.settings.marks import ONE, In
 
 AXES = ('data', 'fsdp', 'tensor')
 Rules = tuple[tuple[str, P], ...]
@@ -146,3 +149,12 @@ def with_layout(tree: Any, layout: Any) -> Any:
     if isinstance(layout, jax.sharding.Sharding):
         return jax.tree.map(lambda x: one(x, layout), tree)
     return jax.tree.map(one, tree, layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSizes:
+    """Devices: data x fsdp x tensor."""
+
+    data: Annotated[int, In(low=1, also=(-1,))] = -1  # rows; -1 = all devices that remain
+    fsdp: Annotated[int, ONE] = 1  # rows and parameters
+    tensor: Annotated[int, ONE] = 1  # heads and hidden units

@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.types import Params
 
 
-def init_head(config: qwen2.ModelConfig) -> Params:
+def init_head(config: Model) -> Params:
     """A value head that says 0: the first advantages are then plain returns."""
     return {'kernel': jnp.zeros((config.hidden_size, 1)), 'bias': jnp.zeros(1)}
 
 
-def init(policy_params: Params, config: qwen2.ModelConfig) -> Params:
+def init(policy_params: Params, config: Model) -> Params:
     """A copy of the policy's backbone (with LoRA: of its adapters) and a fresh head."""
     backbone = {name: policy_params[name] for name in ('model', 'lora') if name in policy_params}
     return {'backbone': jax.tree.map(jnp.copy, backbone), 'value_head': init_head(config)}
@@ -26,7 +26,7 @@ def value_from_hidden(head: Params, hidden: jax.Array) -> jax.Array:
 
 def values(
     params: Params,
-    config: qwen2.ModelConfig,
+    config: Model,
     tokens: jax.Array,
     positions: jax.Array,
     attention_mask: jax.Array,
@@ -35,9 +35,9 @@ def values(
 ) -> jax.Array:
     """V at each position, of the prefix up to and including it (not shifted). float32 [B, T].
 
-    row_sharding as in qwen2.forward.
+    row_sharding as in Model.forward.
     """
-    hidden = qwen2.forward(
-        params['backbone'], config, tokens, positions, attention_mask, row_sharding=row_sharding
+    hidden = config.forward(
+        params['backbone'], tokens, positions, attention_mask, row_sharding=row_sharding
     )
     return value_from_hidden(params['value_head'], hidden)

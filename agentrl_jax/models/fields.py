@@ -6,7 +6,7 @@ lie far from those of any model that exists, and so near that nothing overflows 
 
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 LAYER = re.compile(r'model\.layers\.(\d+)\.')
@@ -39,7 +39,7 @@ class Field(NamedTuple):
         return self.kind(value)
 
 
-FIELDS = {  # by the names of ModelConfig, then others
+FIELDS = {  # by the names of Model, then others
     'vocab_size': Field('vocab_size', '', int, 1, 2**22),
     'hidden_size': Field('hidden_size', 'embedding_length', int, 1, 2**18),
     'intermediate_size': Field('intermediate_size', 'feed_forward_length', int, 1, 2**20),
@@ -60,6 +60,30 @@ FIELDS = {  # by the names of ModelConfig, then others
     'max_position_embeddings': Field('max_position_embeddings', 'context_length', int, 1, 2**31),
     'bos_token_id': Field('bos_token_id', 'tokenizer.ggml.bos_token_id', int, 0, 2**22),
 }
+
+
+def present(part: Mapping[str, Any], name: str) -> Any:
+    """A value by its name in the file; None where it is null or absent."""
+    return part[name] if name in part else None
+
+
+def number(part: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """A number of FIELDS, checked; the default where it is null or absent."""
+    field = FIELDS[name]
+    value = present(part, field.hf)
+    return field.check(default if value is None else value, f'config.json: {field.hf}')
+
+
+def flag(hf: Mapping[str, Any], name: str) -> bool:
+    """A flag of FIELDS, checked; null or absent is false."""
+    return number(hf, name, default=False)
+
+
+def needed(part: Mapping[str, Any], *names: str, of: str = '') -> None:
+    """Refuses a config.json that lacks one of these; of: which part of it."""
+    absent = [FIELDS[name].hf for name in names if present(part, FIELDS[name].hf) is None]
+    if absent:
+        raise ValueError(f'config.json: {", ".join(absent)}{of} missing')
 
 
 def check_layers(layers: int, tensors: Iterable[str], called: str) -> None:

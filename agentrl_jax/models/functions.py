@@ -6,7 +6,7 @@ from typing import Any
 from flax import struct
 from jax.sharding import NamedSharding
 
-from agentrl_jax.models import critic, qwen2
+from agentrl_jax.models import Model, critic
 
 
 @struct.dataclass
@@ -16,12 +16,13 @@ class ModelFns:
 
     hidden: Callable = struct.field(pytree_node=False)
     head: Callable = struct.field(pytree_node=False)
-    values: Callable | None = struct.field(pytree_node=False)  # None without a critic
-    value_head: Callable | None = struct.field(pytree_node=False)  # for a critic on shared states
+    values: Callable | None = struct.field(pytree_node=False, default=None)  # None without a critic
+    value_head: Callable | None = struct.field(pytree_node=False, default=None)  # for a critic on
+    # shared states
 
 
 def model_functions(
-    config: qwen2.ModelConfig,
+    config: Model,
     rows: NamedSharding | None,
     *,
     has_critic: bool,
@@ -30,10 +31,10 @@ def model_functions(
     """The functions of a model of these sizes; rows: how rows of activations are laid out."""
 
     def hidden(params, tokens, positions, attention_mask):
-        return qwen2.forward(params, config, tokens, positions, attention_mask, row_sharding=rows)
+        return config.forward(params, tokens, positions, attention_mask, row_sharding=rows)
 
     def head(params):
-        return qwen2.head_kernel(params, config)
+        return config.head_kernel(params)
 
     def own_values(params, critic_params, tokens, positions, attention_mask):
         del params

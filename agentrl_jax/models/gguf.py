@@ -8,10 +8,9 @@ import gguf
 import numpy as np
 
 from agentrl_jax.machine import gguf_file
+from agentrl_jax.models import FAMILIES, Model
 from agentrl_jax.models.fields import FIELDS, check_layers
-from agentrl_jax.models.qwen2 import ModelConfig
 
-ARCHITECTURES = ('qwen2', 'qwen3', 'llama')
 BLOCK_ELEMENTS = 1 << 24  # dequantised at a time: bounds the temporaries of the K-quants
 
 _MODULES = {
@@ -19,29 +18,28 @@ _MODULES = {
     'output_norm': 'model.norm',
     'output': 'lm_head',
 }
-_LAYER_MODULES = {
-    'attn_norm': 'input_layernorm',
+_LAYER = {  # what every family has; others are in Model.GGUF_LAYER
     'attn_q': 'self_attn.q_proj',
     'attn_k': 'self_attn.k_proj',
     'attn_v': 'self_attn.v_proj',
     'attn_output': 'self_attn.o_proj',
     'attn_q_norm': 'self_attn.q_norm',
     'attn_k_norm': 'self_attn.k_norm',
-    'ffn_norm': 'post_attention_layernorm',
     'ffn_gate': 'mlp.gate_proj',
     'ffn_up': 'mlp.up_proj',
     'ffn_down': 'mlp.down_proj',
 }
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, family: type[Model]) -> str:
     """HuggingFace's name of a GGUF tensor; unknown names come back as they are."""
     module, _, kind = name.rpartition('.')
+    layer = {**_LAYER, **family.GGUF_LAYER}
     if module in _MODULES:
         return f'{_MODULES[module]}.{kind}'
     parts = module.split('.')
-    if len(parts) == 3 and parts[0] == 'blk' and parts[2] in _LAYER_MODULES:
-        return f'model.layers.{parts[1]}.{_LAYER_MODULES[parts[2]]}.{kind}'
+    if len(parts) == 3 and parts[0] == 'blk' and parts[2] in layer:
+        return f'model.layers.{parts[1]}.{layer[parts[2]]}.{kind}'
     return name
 
 
@@ -51,15 +49,16 @@ class GGUFSource:
     def __init__(self, path: Path):
         self.path = path
         self._fields, tensors = gguf_file.read(path)
-        self._tensors = {hf_name(name): tensor for name, tensor in tensors.items()}
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.config_name = f'{path.name} metadata'
         self._architecture = self._field('general.architecture')
-        if self._architecture not in ARCHITECTURES:
+        if self._architecture not in list(FAMILIES):
             raise ValueError(
                 f'{path}: architecture {reprlib.repr(self._architecture)} is not supported '
-                f'({", ".join(ARCHITECTURES)})'
+                f'({", ".join(FAMILIES)})'
             )
+        self._family = FAMILIES[self._architecture]
+        self._tensors = {hf_name(name, self._family): t for name, t in tensors.items()}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self._refuse_unsupported()
 
     def _field(self, name: str, *default: Any) -> Any:
@@ -101,7 +100,7 @@ class GGUFSource:
         heads = self._size('num_heads')
         return heads, self._size('num_kv_heads', heads)
 
-    def config(self, **compute: Any) -> ModelConfig:
+    def config(self, **compute: Any) -> Model:
         """Sizes from the metadata; compute: dtype, remat."""
         heads, kv_heads = self._heads()
         hidden = self._size('hidden_size')
@@ -126,11 +125,10 @@ class GGUFSource:
             rms_norm_eps=self._size('rms_norm_eps'),
         )
         try:
-            return ModelConfig(
+            return self._family(
                 **sizes,
                 tie_embeddings='lm_head.weight' not in self.shapes,
-                qkv_bias=self._architecture == 'qwen2',
-                qk_norm=self._architecture == 'qwen3',
+                **self._family.options(self._architecture, {}),
                 **compute,
             )
         except ValueError as error:

@@ -6,7 +6,7 @@ in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models
 
 from typing import Any
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.qwen2 import Qwen2
 
 _NAMES = (
     'hidden_size',
@@ -26,8 +26,8 @@ QWEN25 = {
 }
 
 
-def named(name: str, **compute: Any) -> qwen2.ModelConfig:
-    """ModelConfig of a published size; compute: dtype, remat."""
+def named(name: str, **compute: Any) -> Qwen2:
+    """Model of a published size; compute: dtype, remat."""
     if name not in QWEN25:
         raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}')
-    return qwen2.ModelConfig(**dict(zip(_NAMES, QWEN25[name], strict=True)), **compute)
+    return Qwen2(**dict(zip(_NAMES, QWEN25[name], strict=True)), **compute)

@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 
 from agentrl_jax.machine import files, sharding
-from agentrl_jax.models import qwen2
+from agentrl_jax.models import Model
 from agentrl_jax.models.fields import check_layers
 from agentrl_jax.models.gguf import GGUFSource
 from agentrl_jax.models.hf_config import config_from_hf
@@ -47,11 +47,6 @@ def is_transposed(path: str) -> bool:
     return path.endswith(('/kernel', '/lora_a', '/lora_b'))
 
 
-def abstract_params(config: qwen2.ModelConfig) -> Params:
-    """The parameter tree as shapes."""
-    return jax.eval_shape(lambda key: qwen2.init(key, config), jax.random.key(0))
-
-
 def open_source(path: str | Path) -> Any:
     """The files of a model: a .gguf file or a HuggingFace folder; nothing is read yet but sizes."""
     path = Path(path)
@@ -65,7 +60,7 @@ def load_model(
     remat: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     rules: sharding.Rules = sharding.TRAIN_RULES,
-) -> tuple[qwen2.ModelConfig, Params]:
+) -> tuple[Model, Params]:
     """(sizes, float32 parameters) of a HuggingFace folder or .gguf file.
 
     With a mesh, parameters are laid out by the rules; without, they go to the default device.
@@ -74,7 +69,7 @@ def load_model(
     """
     source = open_source(path)
     config = source.config(dtype=dtype, remat=remat)
-    abstract = abstract_params(config)
+    abstract = config.abstract_params()
     check_tensors(source, abstract, config.tie_embeddings)
     if mesh is None:
         layout = jax.tree.map(
@@ -229,7 +224,7 @@ class SafetensorsSource:
             return [self.path / SINGLE]
         raise FileNotFoundError(f'{self.path}: neither {SINGLE} nor {INDEX}')
 
-    def config(self, **compute: Any) -> qwen2.ModelConfig:
+    def config(self, **compute: Any) -> Model:
         """Sizes from config.json; compute: dtype, remat."""
         if 'quantization_config' in self._hf:
             raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')

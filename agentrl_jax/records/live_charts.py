@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentrl_jax.records.page_episode import escape, escape_attribute
+from agentrl_jax.records.markup import escape, escape_attribute
 from agentrl_jax.records.series import (
     FLAT,
     PAD,

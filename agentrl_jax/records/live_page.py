@@ -15,7 +15,7 @@ from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import about
 from agentrl_jax.records.live_charts import chart, short, spark
 from agentrl_jax.records.live_run import RunFiles
-from agentrl_jax.records.page_episode import escape, escape_attribute, many
+from agentrl_jax.records.markup import escape, escape_attribute, many
 from agentrl_jax.records.page_html import page_label
 
 AXES = {'step': 'step', 'tokens': 'progress/tokens', 'seconds': 'time_s'}

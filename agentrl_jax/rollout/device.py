@@ -25,11 +25,12 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.base import Model, transpose_kernels
 from agentrl_jax.rollout import forks, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.episodes import Episodes, empty_rollout
+from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import answer as answers
+from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
 
@@ -63,7 +64,7 @@ def decode(
     task: text.TextTask,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     max_response: int,
     stop_at_answer: bool,
     draw: Callable,
@@ -74,13 +75,16 @@ def decode(
     token, logprob = token_rows.sample(slots.rows, params, key, config=config, draw=draw)
     token = jnp.where(live, token, task.pad_id)
     row = jnp.where(live, slots.episode, out.tokens.shape[0])
-    eos = jnp.isin(token, task.eos_ids) & live
-    parser = answers.advance(task.answer, slots.answer, token, live)
-    response = slots.response + live
-    answered = answers.matched(task.answer, parser) & stop_at_answer
-    stop = jnp.where(response >= max_response, TurnStop.LENGTH, TurnStop.NONE)
-    stop = jnp.where(answered, TurnStop.ANSWER, stop)
-    stop = jnp.where(eos, TurnStop.EOS, stop)
+    stop, response, parser = stops.turn_stop(
+        token,
+        live,
+        slots.response,
+        slots.answer,
+        advance=functools.partial(answers.advance, task.answer),
+        matched=lambda parser: answers.matched(task.answer, parser) & stop_at_answer,
+        eos_ids=task.eos_ids,
+        max_response=max_response,
+    )
     turn = slots.world.turn
     out = out.replace(
         tokens=out.tokens.at[row, length].set(token, mode='drop'),
@@ -239,7 +243,7 @@ def serve(
     episodes: Episodes,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     max_response: int,
     window: int = 0,
@@ -339,7 +343,7 @@ def read_chunks(
     params: Params,
     task: text.TextTask,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     chunk: int,
 ) -> Slots:
@@ -378,7 +382,7 @@ def collect(
     episodes: Episodes,
     key: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     slots: int,
     serve_rows: int,
     max_tokens: int,
@@ -425,7 +429,7 @@ def collect(
         return sampling.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
 
     if config.transposed:
-        params = qwen2.transpose_kernels(params)
+        params = transpose_kernels(params)
     state = play(
         state,
         params,
@@ -461,7 +465,7 @@ def play(
     keys: tuple[jax.Array, jax.Array],
     *,
     draw: Callable,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     max_response: int,
     stop_at_answer: bool = False,
@@ -506,7 +510,7 @@ def start(
     task: text.TextTask,
     episodes: Episodes,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     slots: int,
     max_tokens: int,
     cache_tokens: int,
@@ -525,9 +529,10 @@ def start(
         answer=answers.init_answer(task.answer, slots),
         world=world,
         next_episode=zero,
-        out=empty_rollout(
-            task.wording,
+        out=Rollout.empty(
             listed.level,
+            task.prefix,
+            pad_id=task.pad_id,
             max_tokens=max_tokens,
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,

@@ -1,4 +1,4 @@
-"""The episodes of a rollout: levels, random streams, and the empty record that is filled."""
+"""The episodes of a rollout: their levels, random streams and continuations."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-
-from agentrl_jax.text.wording import Wording
-from agentrl_jax.types import Rollout
 
 FIRST_FORKED = 2**30  # streams of continuations begin here, behind those of all episodes
 FORK_TURNS = ('every', 'ahead')  # or numbers of turns
@@ -144,32 +141,3 @@ def every_level(episodes: int, levels: int, shards: int, samples: int = 1) -> Ep
     rows = np.arange(-(-total // shards) * shards, dtype=np.int32)
     level = np.where(rows < total, rows % episodes % levels, rows % levels)
     return Episodes(level=level, token_stream=rows, world_stream=rows)
-
-
-def empty_rollout(
-    wording: Wording, level: jax.Array, *, max_tokens: int, max_turns: int, max_actions: int
-) -> Rollout:
-    """E episodes of the given levels int32 [E] that hold nothing but the common prefix."""
-    rows, prefix = level.shape[0], wording.prefix.shape[0]
-    grid, turns = (rows, max_tokens), (rows, max_turns)
-    return Rollout(
-        tokens=jnp.full(grid, wording.pad_id, jnp.int32).at[:, :prefix].set(wording.prefix[None]),
-        logprobs=jnp.zeros(grid, jnp.float32),
-        attention_mask=jnp.zeros(grid, bool).at[:, :prefix].set(True),
-        action_mask=jnp.zeros(grid, bool),
-        turn=jnp.full(grid, -1, jnp.int32).at[:, :prefix].set(0),
-        begin=jnp.zeros(turns, jnp.int32),
-        part=jnp.zeros(turns, jnp.int32),
-        trial=jnp.zeros(turns, jnp.int32),
-        anchor=jnp.zeros(turns, jnp.uint32),
-        rewards=jnp.zeros(turns, jnp.float32),
-        penalties=jnp.zeros(turns, jnp.float32),
-        turn_stop=jnp.zeros(turns, jnp.int32),
-        valid=jnp.zeros(turns, bool),
-        num_actions=jnp.zeros(turns, jnp.int32),
-        actions=jnp.full((*turns, max_actions), -1, jnp.int32),
-        num_turns=jnp.zeros(rows, jnp.int32),
-        episode_stop=jnp.zeros(rows, jnp.int32),
-        success=jnp.zeros(rows, bool),
-        level=level,
-    )

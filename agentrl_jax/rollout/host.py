@@ -1,7 +1,8 @@
 """collect: batched multi-turn episodes against worlds on hosts.
 
-The device holds rows of tokens (programs.py); the host holds the episodes (game.py) and a world in
-a thread for each row (keepers.py), and keeps what they say (replies.py).
+The device holds rows of tokens (programs.py); the host holds the episodes (host_rollout.py) and
+a world in a thread for each row (keepers.py), asks again where one fails (world_calls.py) and keeps
+what they say (replies.py).
 
 The clock decides when something happens, never what: chunks begin where an observation begins and
 have one width, and a token depends on parameters, key, episode and position only. Latencies,
@@ -18,12 +19,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.envs.hosts.world import shown
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rewards, windows
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.game import Game, Patience
+from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
 from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.text import stops
 from agentrl_jax.text.conversation import Conversation, HostTask
 from agentrl_jax.types import Params, Rollout
@@ -62,7 +64,7 @@ class Worlds:
 
     def __init__(self, pool: Any, conversation: Conversation):
         self.pool, self.conversation, self.log = pool, conversation, NoLog()
-        self.game: Game | None = None  # that is being played, for those who watch
+        self.rollout: HostRollout | None = None  # that is being played, for those who watch
         self.asked = never  # whether the run should stop
 
 
@@ -73,7 +75,7 @@ class HostCollect:
     mesh (sharding.ROLLOUT_RULES), and each process plays its own rows on its own devices.
     """
 
-    game = Game  # the schedule
+    rollout = HostRollout  # the schedule
 
     def __init__(
         self,
@@ -81,14 +83,14 @@ class HostCollect:
         local: jax.sharding.Mesh,
         worlds: Worlds,
         *,
-        config: qwen2.ModelConfig,
+        config: Model,
         strings: stops.StopTable,
         slots: int,
         serve_rows: int,
         read_tokens: int,
         max_tokens: int,
         max_response: int,
-        patience: Patience,
+        policy: RetryPolicy,
         window: int = 0,
         poll: int = 8,
         prepare: Callable[[Params], Params] = lambda params: params,
@@ -110,7 +112,7 @@ class HostCollect:
         self.worlds, self.prepare = worlds, prepare
         self.strings = jax.device_put(strings, NamedSharding(self.local, P()))
         self.max_tokens, self.window, self.poll = max_tokens, window, poll
-        self.patience, self.reward = patience, reward
+        self.policy, self.reward = policy, reward
         self.settings = dict(
             config=config,
             slots=slots // shards,
@@ -138,7 +140,7 @@ class HostCollect:
     ) -> tuple[Rollout, dict[str, np.ndarray]]:
         level, rows = local_rows(episodes.level)
         task = jax.tree.map(lambda x: np.asarray(x), task)
-        game = self.game(
+        playing = self.rollout(
             self.programs(task),
             self.worlds.pool,
             self.worlds.conversation,
@@ -151,38 +153,37 @@ class HostCollect:
             max_tokens=self.max_tokens,
             window=self.window,
             poll=self.poll,
-            patience=self.patience,
+            policy=self.policy,
             log=self.worlds.log,
             say=say,
             asked=self.worlds.asked,
             remember=self.reward is not None,
         )
-        self.worlds.game = game
+        self.worlds.rollout = playing
         try:
-            game.play_until_healthy(rows)
+            playing.play_until_healthy(rows)
         finally:
-            self.worlds.game = None
+            self.worlds.rollout = None
         if self.reward is not None:
             name, function = self.reward
-            rewards.replace(game.out, game.events, game.items, function, name=name)
+            rewards.replace(playing.out, playing.events, playing.items, function, name=name)
         layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
 
         def whole(x):
             return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 
-        rollout = Rollout(**{name: whole(x) for name, x in game.out.items()})
-        sampled = game.out['action_mask']
-        nonfinite = sampled & ~np.isfinite(game.out['logprobs'])
-        found = {'generated': sampled, 'nonfinite': nonfinite}
-        return rollout, counters_of(game) | {
-            name: whole(x.sum(1, dtype=np.int32)) for name, x in found.items()
+        sampled = playing.out.action_mask
+        nonfinite = sampled & ~np.isfinite(playing.out.logprobs)
+        counted = {'generated': sampled, 'nonfinite': nonfinite}
+        return jax.tree.map(whole, playing.out), counters_of(playing) | {
+            name: whole(x.sum(1, dtype=np.int32)) for name, x in counted.items()
         }
 
 
-def counters_of(game: Game) -> dict[str, np.ndarray]:
+def counters_of(played: HostRollout) -> dict[str, np.ndarray]:
     """Counters as of a rollout on the device, and what hosts add; those are of this process."""
-    counted, steps = game.counted, game.counted['steps']
-    slots = steps * len(game.seats)
+    counted, steps = played.counted, played.counted['steps']
+    slots = steps * len(played.slots)
     found = {
         'decodes': steps,
         'serves': counted['reads'],

@@ -1,8 +1,8 @@
-"""Threads that keep worlds: one each, for a world may be bound to its thread, block or hang.
+"""The worlds of a run, each in a thread (envs.hosts.world.Keeper): requests and responses.
 
-A keeper is given jobs and puts outcomes into the pool's queue. It never decides what a rollout does
-about a fault: it says what happened, and a world that failed is closed and made anew for the next
-job. One that hangs is left behind with its thread, and another takes its seat.
+A keeper is given requests and puts responses into the pool's queue. It never decides what a rollout
+does about a fault: it reports what happened, and a world that failed is closed and made anew for
+the next request. One that hangs is abandoned with its thread, and another takes its place.
 """
 
 import dataclasses
@@ -13,16 +13,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import BOUNDS, Reply, World, WorldDown, WorldError, fits, shown
+from agentrl_jax.envs.hosts.world import (
+    BOUNDS,
+    Foreign,
+    Keeper,
+    Reply,
+    World,
+    WorldDown,
+    WorldError,
+    fits,
+    shown,
+)
 
 REASON = 400  # characters of a fault that are kept
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class Request:
     """Asks for the reply to the last of an episode's actions; without any, for its first one."""
 
-    seat: int
+    slot: int
     stream: int  # of the episode's tokens, which tells episodes of a rollout apart
     item: int
     actions: tuple[str, ...] = ()
@@ -33,14 +43,14 @@ class Job:
 
 
 @dataclasses.dataclass(eq=False)
-class Outcome:
-    """What came of a job. As a context manager it keeps what a world raises instead of a reply.
+class Response:
+    """What came of a request: a reply, or the reason why there is none.
 
     The world is foreign code: whatever error it raises is its fault and costs its episode, not the
     run. The reason is logged, and a run in which too many episodes are faulty ends.
     """
 
-    job: Job
+    request: Request
     reply: Reply | None = None
     instruction: str = ''  # of the item
     prompt: Any = None  # what read() made of the reply
@@ -49,20 +59,14 @@ class Outcome:
     deterministic: bool | None = None  # None: there was no world to ask
     seconds: float = 0.0
 
-    def __enter__(self) -> 'Outcome':
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
+    def fail(self, error: Exception) -> None:
         self.reply, self.prompt = None, None
-        self.fault = shown(f'{kind.__name__}: {error}')[:REASON]
+        self.fault = shown(f'{type(error).__name__}: {error}')[:REASON]
         self.down = isinstance(error, WorldDown)
-        return True
 
 
-class Keeper(threading.Thread):
-    """Owns the world of a seat."""
+class PoolKeeper(Keeper):
+    """Owns the world of a slot, made anew after each fault."""
 
     def __init__(
         self,
@@ -75,56 +79,48 @@ class Keeper(threading.Thread):
 
         closing: nobody waits for an answer any more.
         """
-        super().__init__(daemon=True, name='world')
-        self.jobs: queue.SimpleQueue = queue.SimpleQueue()  # None: close and end
-        self._make, self._read, self._done, self._closing = make, read, done, closing
-        self._world: World | None = None
+        super().__init__(make)
+        self._read, self._done, self._closing = read, done, closing
 
-    def run(self) -> None:
-        for job in iter(self.jobs.get, None):
-            if not self._closing.wait(job.delay):
-                self._done.put(self._play(job))
-        self._close()
+    def play(self, request: Request) -> None:
+        if not self._closing.wait(request.delay):
+            self._done.put(self._respond(request))
 
-    def _play(self, job: Job) -> Outcome:
-        began, outcome = time.monotonic(), Outcome(job)
-        with outcome:
-            reply = self._ask(job)
-            check_reply(reply, f'{type(self._world).__name__}, item {job.item}')
-            outcome.instruction = '' if job.actions else self._world.instruction
-            outcome.prompt = self._read(reply.observation, outcome.instruction)
-            outcome.reply = reply
-        if self._world is not None:
-            outcome.deterministic = bool(self._world.deterministic)
-        if outcome.fault:
-            self._close()
-        outcome.seconds = time.monotonic() - began
-        return outcome
+    def _respond(self, request: Request) -> Response:
+        began, response = time.monotonic(), Response(request)
+        with Foreign(response.fail):
+            reply = self._ask(request)
+            check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
+            response.instruction = '' if request.actions else self.world.instruction
+            response.prompt = self._read(reply.observation, response.instruction)
+            response.reply = reply
+        if self.world is not None:
+            response.deterministic = bool(self.world.deterministic)
+        if response.fault:
+            self.close()
+        response.seconds = time.monotonic() - began
+        return response
 
-    def _ask(self, job: Job) -> Reply:
-        fresh = self._world is None
+    def _ask(self, request: Request) -> Reply:
+        fresh = self.world is None
         if fresh:
-            self._world = self._make()
-        if not job.actions:
-            return Reply(self._world.reset(job.item))
+            self.world = self.make()
+        if not request.actions:
+            return Reply(self.world.reset(request.item))
         if fresh:
-            self._repeat(job)
-        return self._world.step(job.actions[-1])
+            self._repeat(request)
+        return self.world.step(request.actions[-1])
 
-    def _repeat(self, job: Job) -> None:
-        """Takes a fresh world to where the episode was."""
-        if not self._world.deterministic:
+    def _repeat(self, request: Request) -> None:
+        """Replays the episode so far in a fresh world."""
+        if not self.world.deterministic:
             raise WorldError('the world failed, and is not one that repeats itself')
-        said = [Reply(self._world.reset(job.item)), *map(self._world.step, job.actions[:-1])]
-        for turn, (now, before) in enumerate(zip(said, job.replies, strict=True)):
+        said = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
+        for turn, (now, before) in enumerate(zip(said, request.replies, strict=True)):
             if now != before:
-                raise WorldError(f'a fresh world did not repeat reply {turn} of item {job.item}')
-
-    def _close(self) -> None:
-        world, self._world = self._world, None
-        if world is not None:
-            with Outcome(Job(seat=-1, stream=-1, item=-1)):  # it is of no use any more
-                world.close()
+                raise WorldError(
+                    f'a fresh world did not repeat reply {turn} of item {request.item}'
+                )
 
 
 def check_reply(reply: Reply, world: str) -> None:
@@ -148,34 +144,34 @@ def check_reply(reply: Reply, world: str) -> None:
 
 
 class Pool:
-    """The worlds of a run; its rollouts take the seats in turn."""
+    """The worlds of a run; its rollouts take the slots in turn."""
 
-    keeper = Keeper
+    keeper = PoolKeeper
 
     def __init__(self, make: Callable[[], World], read: Callable):
-        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Outcomes, late ones of others too
+        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Responses, late ones of others too
         self._make, self._read = make, read
-        self._keepers: dict[int, Keeper] = {}
+        self._keepers: dict[int, PoolKeeper] = {}
         self._closing = threading.Event()  # of these keepers
 
-    def submit(self, job: Job) -> None:
-        if job.seat not in self._keepers:
+    def submit(self, request: Request) -> None:
+        if request.slot not in self._keepers:
             keeper = self.keeper(self._make, self._read, self.done, self._closing)
-            self._keepers[job.seat] = keeper
+            self._keepers[request.slot] = keeper
             keeper.start()
-        self._keepers[job.seat].jobs.put(job)
+        self._keepers[request.slot].orders.put(request)
 
-    def abandon(self, seat: int) -> None:
+    def abandon(self, slot: int) -> None:
         """Leaves a world that hangs to its thread, which closes it should it ever come back."""
-        self._keepers.pop(seat).jobs.put(None)
+        self._keepers.pop(slot).orders.put(None)
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Closes the worlds, each in its thread; those that take longer are left behind."""
+        """Closes the worlds, each in its thread; those that take longer are abandoned."""
         keepers, self._keepers = list(self._keepers.values()), {}
         self._closing.set()
         self._closing = threading.Event()
         for keeper in keepers:
-            keeper.jobs.put(None)
+            keeper.orders.put(None)
         until = time.monotonic() + patience_s
         for keeper in keepers:
             keeper.join(max(until - time.monotonic(), 0.0))

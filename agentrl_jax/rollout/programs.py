@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import sampling
 from agentrl_jax.text import stops
@@ -50,7 +50,7 @@ def start(
     params: Params,
     prefix: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     slots: int,
     cache_tokens: int,
     max_response: int,
@@ -76,7 +76,7 @@ def decode(
     until: jax.Array,
     limit: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     serve_rows: int,
     draw: Callable,
 ) -> tuple[State, jax.Array]:
@@ -99,12 +99,17 @@ def decode(
         state, steps = carry
         live = state.live
         token, logprob = token_rows.sample(state.rows, params, k_tokens, config=config, draw=draw)
-        eos = jnp.isin(token, ends.eos_ids)
-        found = jnp.where(live & ~eos, stops.advance(ends.strings, state.found, token), state.found)
-        place, count = jnp.where(live, state.count, longest), state.count + live
-        stop = jnp.where(count >= longest, TurnStop.LENGTH, TurnStop.NONE)
-        stop = jnp.where(found == ends.strings.last, TurnStop.ANSWER, stop)
-        stop = jnp.where(eos, TurnStop.EOS, stop)
+        place = jnp.where(live, state.count, longest)
+        stop, count, found = stops.turn_stop(
+            token,
+            live,
+            state.count,
+            state.found,
+            advance=functools.partial(stops.advance, ends.strings),
+            matched=functools.partial(stops.matched, ends.strings),
+            eos_ids=ends.eos_ids,
+            max_response=longest,
+        )
         state = state.replace(
             rows=token_rows.push(state.rows, params, token, live, config=config),
             live=live & (stop == TurnStop.NONE),
@@ -128,7 +133,7 @@ def decode(
     return state, jnp.concatenate([told, last]).astype(jnp.int32)
 
 
-def read(state: State, params: Params, block: jax.Array, *, config: qwen2.ModelConfig) -> State:
+def read(state: State, params: Params, block: jax.Array, *, config: Model) -> State:
     """Reads a block int32 [w, HEAD + C], a line for each row that gets a chunk of tokens.
 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
@@ -167,7 +172,7 @@ class Programs:
 def build_programs(
     mesh: jax.sharding.Mesh,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     slots: int,
     serve_rows: int,
     width: int,

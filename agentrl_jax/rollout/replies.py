@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine import files
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.text.conversation import action_hash
 
 FIELDS = {  # of a line, beside those of `about`
@@ -50,9 +50,9 @@ class ReplyLog:
         self.about: About = {}
         self._file = open(path, 'a', encoding='utf-8')
 
-    def write(self, outcome: Outcome, fault: str, tries: int) -> None:
+    def write(self, response: Response, fault: str, tries: int) -> None:
         """fault: '' for a reply that was taken, or why the episode ended."""
-        self._file.write(json.dumps(self.about | line_of(outcome, fault, tries)) + '\n')
+        self._file.write(json.dumps(self.about | line_of(response, fault, tries)) + '\n')
         self._file.flush()
 
     def close(self) -> None:
@@ -64,31 +64,31 @@ class NoLog:
 
     about: About = {}
 
-    def write(self, outcome: Outcome, fault: str, tries: int) -> None:
+    def write(self, response: Response, fault: str, tries: int) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-def line_of(outcome: Outcome, fault: str, tries: int) -> dict[str, Any]:
-    job = outcome.job
-    reply = Reply('') if fault else outcome.reply
+def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
+    request = response.request
+    reply = Reply('') if fault else response.reply
     return {
-        'stream': job.stream,
-        'trial': job.trial,
-        'turn': job.turn,
-        'item': job.item,
-        'action': action_hash(job.actions[-1]) if job.actions else 0,
+        'stream': request.stream,
+        'trial': request.trial,
+        'turn': request.turn,
+        'item': request.item,
+        'action': action_hash(request.actions[-1]) if request.actions else 0,
         'observation': reply.observation,
-        'instruction': outcome.instruction,
+        'instruction': response.instruction,
         'reward': float(reply.reward),
         'done': reply.done,
         'success': reply.success,
         'figures': [float(figure) for figure in reply.figures],
         'valid': reply.valid,
         'fault': fault,
-        'seconds': round(outcome.seconds, 6),
+        'seconds': round(response.seconds, 6),
         'tries': tries,
     }
 
@@ -207,29 +207,31 @@ class LoggedPool:
         # Of a rollout that was begun twice the later lines are those that counted.
         self._lines = {(line['stream'], line['trial'], line['turn']): line for line in lines}
 
-    def submit(self, job: Job) -> None:
-        where = job.stream, job.trial, job.turn
+    def submit(self, request: Request) -> None:
+        where = request.stream, request.trial, request.turn
         if where not in self._lines:
             raise ValueError(
-                f'the log ends before turn {job.turn} of the episode of stream {job.stream}'
+                f'the log ends before turn {request.turn} of the episode of stream {request.stream}'
             )
         line = self._lines[where]
-        said = action_hash(job.actions[-1]) if job.actions else 0
-        if (line['item'], line['action']) != (job.item, said):
+        said = action_hash(request.actions[-1]) if request.actions else 0
+        if (line['item'], line['action']) != (request.item, said):
             raise ValueError(
-                f'turn {job.turn} of the episode of stream {job.stream} is not what the log '
-                'answers: it was made by other parameters, another key or other settings'
+                f'turn {request.turn} of the episode of stream {request.stream} is not what the '
+                'log answers: it was made by other parameters, another key or other settings'
             )
         if line['fault']:
-            self.done.put(Outcome(job, fault=line['fault']))
+            self.done.put(Response(request, fault=line['fault']))
             return
         fields = [field.name for field in dataclasses.fields(Reply)]
         said = {name: line[name] for name in fields}
         reply = Reply(**said | {'figures': tuple(said['figures'])})
         prompt = self._read(reply.observation, line['instruction'])
-        self.done.put(Outcome(job, reply, line['instruction'], prompt, seconds=line['seconds']))
+        self.done.put(
+            Response(request, reply, line['instruction'], prompt, seconds=line['seconds'])
+        )
 
-    def abandon(self, seat: int) -> None:
+    def abandon(self, slot: int) -> None:
         pass
 
     def close(self) -> None:

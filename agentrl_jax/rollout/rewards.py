@@ -104,7 +104,7 @@ def check_traced(function: Callable, rollout: Rollout, task: Any, *, name: str) 
 def episode_of(
     events: Iterable[Any], *, item: int, success: bool, figures: Sequence[float], trials: np.ndarray
 ) -> Episode:
-    """An episode from what happened in it: keepers.Outcome of replies, and (part, answer) of turns.
+    """An episode from its events: keepers.Response of replies, and (part, answer) of turns.
 
     trials int32 [K]: of its turns.
     """
@@ -117,7 +117,7 @@ def episode_of(
             turns.append(Turn(shown, said, '', 0.0, part == agents.ACT, trial))
             continue
         reply, shown = event.reply, event.reply.observation
-        if event.job.actions:
+        if event.request.actions:
             turns[-1] = dataclasses.replace(turns[-1], reply=shown, reward=float(reply.reward))
         else:
             instruction = event.instruction
@@ -139,29 +139,29 @@ def of_episode(episode: Episode, function: Callable, *, name: str) -> np.ndarray
 
 
 def replace(
-    out: dict[str, np.ndarray],
+    out: Rollout,
     events: dict[int, list],
     items: np.ndarray,
     function: Callable,
     *,
     name: str,
 ) -> None:
-    """Puts the rewards of a function into a record of episodes (game.Game.out), in its place.
+    """Puts the rewards of a function into a record of episodes of NumPy arrays, in its place.
 
     events: of each row that was played. Faulty episodes have rewards of 0 and are not shown to it.
     """
     for b, listed in events.items():
-        out['rewards'][b] = 0.0
-        if out['episode_stop'][b] == EpisodeStop.ENV_ERROR:
+        out.rewards[b] = 0.0
+        if out.episode_stop[b] == EpisodeStop.ENV_ERROR:
             continue
         episode = episode_of(
             listed,
-            item=int(items[out['level'][b]]),
-            success=out['success'][b],
-            figures=out['figures'][b] if 'figures' in out else (),
-            trials=out['trial'][b],
+            item=int(items[out.level[b]]),
+            success=out.success[b],
+            figures=out.figures[b] if out.figures is not None else (),
+            trials=out.trial[b],
         )
         if not episode.turns:  # not even the first prompt fitted
             continue
         rewards = of_episode(episode, function, name=name)
-        out['rewards'][b, : len(rewards)] = rewards
+        out.rewards[b, : len(rewards)] = rewards

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from agentrl_jax.models import qwen2
+from agentrl_jax.models.base import KVCache, Model
 from agentrl_jax.types import Params
 
 
@@ -20,16 +20,14 @@ from agentrl_jax.types import Params
 class Rows:
     """State of S rows."""
 
-    cache: qwen2.KVCache  # keys and values, S rows of T (or fewer) positions
+    cache: KVCache  # keys and values, S rows of T (or fewer) positions
     hidden: jax.Array  # compute dtype [S, D]  final hidden state of the last token
     length: jax.Array  # int32 [S]  tokens of the episode so far: position of the next draw
     context: jax.Array  # int32 [S]  tokens in the cache: as many, or those of the last turns
     stream: jax.Array  # int32 [S]  random stream of the row's tokens
 
 
-def start(
-    params: Params, config: qwen2.ModelConfig, prefix: jax.Array, rows: int, cache_tokens: int
-) -> Rows:
+def start(params: Params, config: Model, prefix: jax.Array, rows: int, cache_tokens: int) -> Rows:
     """S rows that hold nothing but the common prefix int32 [P]."""
     length = jnp.full(rows, prefix.shape[0], jnp.int32)
     return Rows(
@@ -42,15 +40,15 @@ def start(
 
 
 def prefill_prefix(
-    params: Params, config: qwen2.ModelConfig, prefix: jax.Array, rows: int, cache_tokens: int
-) -> qwen2.KVCache:
+    params: Params, config: Model, prefix: jax.Array, rows: int, cache_tokens: int
+) -> KVCache:
     """Runs the prefix that all episodes share once and copies its keys and values to every row."""
     # Two rows: XLA's CPU matmul takes another path for a single one, with other last bits.
-    one = qwen2.init_cache(config, 2, prefix.shape[0])
+    one = config.init_cache(2, prefix.shape[0])
     tokens = jnp.broadcast_to(prefix, (2, prefix.shape[0]))
     positions = jnp.broadcast_to(jnp.arange(prefix.shape[0]), tokens.shape)
-    _, one = qwen2.forward_cached(params, config, tokens, positions, one, None)
-    full = qwen2.init_cache(config, rows, cache_tokens)
+    _, one = config.forward_cached(params, tokens, positions, one, None)
+    full = config.init_cache(rows, cache_tokens)
 
     def spread(into, prefix_part):
         return into.at[:, : prefix.shape[0]].set(prefix_part[:1])
@@ -59,13 +57,13 @@ def prefill_prefix(
 
 
 def sample(
-    rows: Rows, params: Params, key: jax.Array, *, config: qwen2.ModelConfig, draw: Callable
+    rows: Rows, params: Params, key: jax.Array, *, config: Model, draw: Callable
 ) -> tuple[jax.Array, jax.Array]:
     """The next token of every row and its log-probability: int32 [S], float32 [S].
 
     draw(logits [S, V], uniform [S]): sampling.sample with its settings.
     """
-    logits = qwen2.logits(params, config, rows.hidden)
+    logits = config.logits(params, rows.hidden)
 
     def uniform(stream, position):
         row_key = jax.random.fold_in(key, stream)
@@ -74,13 +72,11 @@ def sample(
     return draw(logits, jax.vmap(uniform)(rows.stream, rows.length))
 
 
-def push(
-    rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, config: qwen2.ModelConfig
-) -> Rows:
+def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, config: Model) -> Rows:
     """The token int32 [S] of each live row bool [S] goes through the model and into its cache."""
     position = jnp.where(live, rows.context, rows.cache.length)
-    hidden, cache = qwen2.forward_cached(
-        params, config, token[:, None], position[:, None], rows.cache, None
+    hidden, cache = config.forward_cached(
+        params, token[:, None], position[:, None], rows.cache, None
     )
     return rows.replace(
         cache=cache,
@@ -98,7 +94,7 @@ def read(
     begin: jax.Array,
     count: jax.Array,
     *,
-    config: qwen2.ModelConfig,
+    config: Model,
     wanted: jax.Array | None = None,
 ) -> Rows:
     """Reads a block: tokens int32 [w, C], the first `count` of them, into rows `which` int32 [w].
@@ -110,7 +106,7 @@ def read(
     position = jnp.where(column < count[:, None], begin[:, None] + column, rows.cache.length)
 
     def run(cache):
-        hidden, cache = qwen2.forward_cached(params, config, tokens, position, cache, which)
+        hidden, cache = config.forward_cached(params, tokens, position, cache, which)
         last = jnp.maximum(count - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
 

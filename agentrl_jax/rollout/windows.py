@@ -36,27 +36,27 @@ def block_width(*, window: int, width: int, max_response: int, keeps: bool) -> i
 
 
 def kept(
-    part: jax.Array, begin: jax.Array, first: jax.Array, turn: jax.Array
+    part: jax.Array, begin: jax.Array, first: jax.Array, turn: jax.Array, xp: Any = jnp
 ) -> tuple[jax.Array, jax.Array]:
     """(start, length) in its row of the last written turn before `turn`; length 0: none.
 
     None either where the window, which begins with turn `first`, holds it. part, begin int32
-    [..., K]; first, turn int32 [...]. Up to where the turn behind it begins, so that
-    what opens a message stands behind it as it does behind the prefix.
+    [..., K]; first, turn int32 [...]. Up to where the next turn begins, so that what opens a
+    message follows it as it follows the prefix.
     """
-    index = jnp.arange(part.shape[-1]).reshape((1,) * (part.ndim - 1) + (-1,))
+    index = xp.arange(part.shape[-1]).reshape((1,) * (part.ndim - 1) + (-1,))
     written = (part != agents.ACT) & (index < turn[..., None])
-    last = jnp.max(jnp.where(written, index, -1), axis=-1, keepdims=True)
-    start = jnp.take_along_axis(begin, jnp.maximum(last, 0), axis=-1)
-    end = jnp.take_along_axis(begin, jnp.maximum(last + 1, 0), axis=-1)
+    last = xp.max(xp.where(written, index, -1), axis=-1, keepdims=True)
+    start = xp.take_along_axis(begin, xp.maximum(last, 0), axis=-1)
+    end = xp.take_along_axis(begin, xp.maximum(last + 1, 0), axis=-1)
     older = (last >= 0) & (last < first[..., None])
-    return start[..., 0], jnp.where(older, end - start, 0)[..., 0]
+    return start[..., 0], xp.where(older, end - start, 0)[..., 0]
 
 
-def turn_ends(turn: jax.Array, turns: int) -> jax.Array:
+def turn_ends(turn: jax.Array, turns: int, xp: Any = jnp) -> jax.Array:
     """One past the last token so far of each turn, int32 [B, K]; turn int32 [B, T]."""
-    count = jnp.sum(turn[:, :, None] == jnp.arange(turns)[None, None], axis=1)
-    return jnp.cumsum(count, axis=1)
+    count = xp.sum(turn[:, :, None] == xp.arange(turns)[None, None], axis=1)
+    return xp.cumsum(count, axis=1)
 
 
 def cache_tokens(
@@ -80,28 +80,31 @@ def read_again(
     max_response: int,
     keeps: bool,
     pad_id: int,
+    xp: Any = jnp,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is read behind the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
+    """What is read after the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
 
     Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).
+    xp: jax.numpy, or numpy for a record on a host.
     """
-    row = jnp.minimum(episode, out.tokens.shape[0] - 1)
+    row = xp.minimum(episode, out.tokens.shape[0] - 1)
     block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
-    end = turn_ends(out.turn[row], out.begin.shape[1])
-    first = jnp.maximum(turn - window + 1, 0)
-    begin = jnp.take_along_axis(out.begin[row], first[:, None], axis=1)
-    end = jnp.take_along_axis(end, turn[:, None], axis=1)
-    column = jnp.arange(block)[None]
+    end = turn_ends(out.turn[row], out.begin.shape[1], xp)
+    first = xp.maximum(turn - window + 1, 0)
+    begin = xp.take_along_axis(out.begin[row], first[:, None], axis=1)
+    end = xp.take_along_axis(end, turn[:, None], axis=1)
+    column = xp.arange(block)[None]
     position, more = begin + column, 0
     if keeps:
-        start, more = (x[:, None] for x in kept(out.part[row], out.begin[row], first, turn))
-        position = jnp.where(column < more, start + column, begin + column - more)
-    tokens = jnp.take_along_axis(
-        out.tokens[row], jnp.minimum(position, out.tokens.shape[1] - 1), axis=1
+        found = kept(out.part[row], out.begin[row], first, turn, xp)
+        start, more = (x[:, None] for x in found)
+        position = xp.where(column < more, start + column, begin + column - more)
+    tokens = xp.take_along_axis(
+        out.tokens[row], xp.minimum(position, out.tokens.shape[1] - 1), axis=1
     )
-    count = jnp.where(episode < out.tokens.shape[0], (more + end - begin)[:, 0], 0)
-    start = jnp.full_like(count, prefix)
-    return jnp.where(position < end, tokens, pad_id), start, count
+    count = xp.where(episode < out.tokens.shape[0], (more + end - begin)[:, 0], 0)
+    start = xp.full_like(count, prefix)
+    return xp.where(position < end, tokens, pad_id), start, count
 
 
 def windows(

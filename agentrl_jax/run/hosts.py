@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from agentrl_jax.envs.hosts import HostEnvironment
+from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies
-from agentrl_jax.rollout.keepers import Job, Outcome
+from agentrl_jax.rollout.keepers import Request, Response
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
 COUNTED = {
@@ -50,12 +51,12 @@ def probe(env: HostEnvironment, tries: int) -> None:
     if not env.here:
         return
     for _ in range(tries):
-        outcome = Outcome(Job(seat=-1, stream=-1, item=-1))
-        with outcome:
+        response = Response(Request(slot=-1, stream=-1, item=-1))
+        with Foreign(response.fail):
             env.make().close()
-        if not outcome.fault or outcome.down:
+        if not response.fault or response.down:
             return
-    said = ' '.join(outcome.fault.split())
+    said = ' '.join(response.fault.split())
     raise ValueError(f'env.name={env.name!r}: no world can be made: {said}')
 
 
@@ -70,7 +71,7 @@ def playing(
     """What worlds say is kept in logs of a folder, behind that of the steps before `step`.
 
     In the end the worlds are closed. asked: whether the run should stop; while all worlds are down
-    nothing else would hear of it, and game.Interrupted ends the rollout.
+    nothing else would hear of it, and world_calls.Interrupted ends the rollout.
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():
@@ -134,10 +135,10 @@ def said(
 
 def in_flight(run: Any) -> dict[str, Any] | None:
     """For a live line: where the rollout is that is being played; None = there is none."""
-    games = [worlds.game for worlds in run.worlds.values() if worlds.game is not None]
-    if not games:
+    playing = [worlds.rollout for worlds in run.worlds.values() if worlds.rollout is not None]
+    if not playing:
         return None
-    now = games[0].in_flight()  # worlds of several names are played one after another
+    now = playing[0].in_flight()  # worlds of several names are played one after another
     return {
         'waited for': now.waiting,
         'slowest': f'{now.slowest_s:.1f} s',

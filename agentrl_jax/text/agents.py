@@ -7,9 +7,14 @@ in the same conversation. Written turns are sampled, credited and trained like a
 """
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
+
+from agentrl_jax.types import EpisodeStop
 
 ACT, PLAN, REFLECT = range(3)
 PARTS = ('act', 'plan', 'reflection')  # names of kinds of turns
@@ -106,6 +111,38 @@ def kind(now: Progress) -> jax.Array:
 def begin(agent: Agent) -> Progress:
     """In front of the first turn."""
     return Progress(part=PLAN if agent.plans else ACT, trial=0, turns=0, told=False)
+
+
+def end_turn(
+    agent: Agent,
+    now: Progress,
+    *,
+    turn: jax.Array | int,
+    turn_limit: jax.Array | int,
+    done: jax.Array | bool,
+    success: jax.Array | bool,
+    used: jax.Array | int = 0,
+    max_actions: float = math.inf,
+    xp: Any = jnp,
+) -> tuple[jax.Array, Progress, jax.Array]:
+    """(EpisodeStop int32 [], progress after a turn, whether a trial begins there bool []).
+
+    turn: turns played, this one included; done, success: of the world after it; used: actions
+    of the trial. What ends a trial ends the episode if it was the last trial or a success.
+    xp: jax.numpy, or numpy on a host.
+    """
+    ended = turn >= turn_limit
+    if agent.trials > 1:
+        reflects = xp.equal(now.part, REFLECT)
+        ended |= ~reflects & (now.turns + 1 >= agent.trial_turns(turn_limit))
+        used = xp.where(reflects, 0, used)
+    stop = xp.where(ended, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
+    stop = xp.where(used >= max_actions, EpisodeStop.ACTION_BUDGET, stop)
+    stop = xp.where(done, EpisodeStop.TERMINATED, stop)
+    more = (now.trial + 1 < agent.trials) & ~success & (turn < turn_limit)
+    again = (stop != EpisodeStop.NONE) & more
+    stop = xp.where(again, EpisodeStop.NONE, stop)
+    return stop, *follow(agent, now, again, agent.trial_turns(turn_limit))
 
 
 def follow(

@@ -17,7 +17,6 @@ from flax import struct
 
 from agentrl_jax.text import agents
 from agentrl_jax.text.prompts import RAGEN
-from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
 
 CUT = '\n[...]\n'  # stands where the middle of an observation was
@@ -38,10 +37,6 @@ class HostTask:
     width: int = struct.field(pytree_node=False)  # tokens of the longest prompt of a turn
     max_turns: int = struct.field(pytree_node=False)
     agent: agents.Agent = struct.field(pytree_node=False)
-
-    @property
-    def wording(self) -> Wording:
-        return Wording(prefix=self.prefix, eos_ids=self.eos_ids, pad_id=self.pad_id)
 
 
 @dataclasses.dataclass(frozen=True)

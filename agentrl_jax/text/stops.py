@@ -1,16 +1,19 @@
-"""Strings that end a turn, found on the device while the tokens are sampled.
+"""What ends a turn: the rule, and the automaton that finds strings while tokens are sampled.
 
 An Aho-Corasick automaton over bytes, lifted to tokens: a token moves the automaton from a state to
 another by its class, and tokens that move every state alike share one. A step costs two gathers.
 The token that completes a string is kept whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+from agentrl_jax.types import TurnStop
 
 
 @struct.dataclass
@@ -23,10 +26,40 @@ class StopTable:
     last: jax.Array  # int32 []
 
 
-def advance(table: StopTable, state: jax.Array, token: jax.Array) -> jax.Array:
-    """States int32 [S] behind a token int32 [S] each; tokens beyond the table change nothing."""
+def turn_stop(
+    token: jax.Array,
+    live: jax.Array,
+    count: jax.Array,
+    answer: Any,
+    *,
+    advance: Callable,
+    matched: Callable,
+    eos_ids: jax.Array,
+    max_response: int,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """(TurnStop of each row after a token int32 [S], count and answer with that token).
+
+    live bool [S]: rows that sampled it; count int32 [S]: tokens of the answer; answer: state of its
+    reader, advance(answer, token, live) -> answer and matched(answer) -> bool [S].
+    """
+    eos = jnp.isin(token, eos_ids) & live
+    answer = advance(answer, token, live)
+    count = count + live
+    complete = matched(answer)
+    stop = jnp.where(count >= max_response, TurnStop.LENGTH, TurnStop.NONE)
+    stop = jnp.where(complete, TurnStop.ANSWER, stop)
+    return jnp.where(eos, TurnStop.EOS, stop), count, answer
+
+
+def advance(table: StopTable, state: jax.Array, token: jax.Array, live: jax.Array) -> jax.Array:
+    """States int32 [S] after a token int32 [S] each, where live and where the table knows it."""
     kind = table.token_class.at[token].get(mode='fill', fill_value=0)
-    return table.after[kind, state]
+    return jnp.where(live, table.after[kind, state], state)
+
+
+def matched(table: StopTable, state: jax.Array) -> jax.Array:
+    """bool [S]: a string was found."""
+    return state == table.last
 
 
 def build_stop_table(token_bytes: Sequence[bytes], strings: Sequence[str]) -> StopTable:

@@ -17,9 +17,7 @@ from agentrl_jax.text import agents, history
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import lines as line_tables
 from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle, in_react, react_text
-from agentrl_jax.text.wording import Wording
 from agentrl_jax.tokens import chat as chats
-from agentrl_jax.types import EpisodeStop
 
 CHECKED_LEVELS, CHECKED_TURNS = 8, 8  # of random play that shows how pieces are tokenised
 
@@ -71,10 +69,6 @@ class TextTask:
     max_actions_per_episode: int = struct.field(pytree_node=False)
     format_penalty: float = struct.field(pytree_node=False)
     opening: str = struct.field(pytree_node=False)  # forced in front of answers: of answer.FORMS
-
-    @property
-    def wording(self) -> Wording:
-        return Wording(prefix=self.prefix, eos_ids=self.eos_ids, pad_id=self.pad_id)
 
 
 @struct.dataclass
@@ -161,9 +155,16 @@ def play_turn(
     if task.agent.writes:
         named = jnp.where(matched & (parts >= 0), action, -1)
         executed = jnp.where(acts, executed, named)
-    stop, again = _stop(task, episode, used, done, success)
-    trial_turns = task.agent.trial_turns(task.turn_limit)
-    progress, fresh = agents.follow(task.agent, episode.agent, again, trial_turns)
+    stop, progress, fresh = agents.end_turn(
+        task.agent,
+        episode.agent,
+        turn=episode.turn + 1,
+        turn_limit=task.turn_limit,
+        done=done,
+        success=success,
+        used=used,
+        max_actions=task.max_actions_per_episode,
+    )
     outcome = TurnOutcome(
         reward=reward,
         penalty=jnp.where(valid, 0.0, task.format_penalty).astype(jnp.float32),
@@ -188,28 +189,6 @@ def play_turn(
         agent=_as_arrays(progress),
     )
     return after, outcome
-
-
-def _stop(
-    task: TextTask, episode: Episode, used: jax.Array, done: jax.Array, success: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """(EpisodeStop int32 [], whether another trial follows bool []) behind a turn.
-
-    used, done, success: of the world after the turn. What ends a trial ends the episode, if it was
-    the last one or has succeeded.
-    """
-    turn, now = episode.turn + 1, episode.agent
-    ended = turn >= task.turn_limit
-    if task.agent.trials > 1:
-        reflects = now.part == agents.REFLECT
-        ended |= ~reflects & (now.turns + 1 >= task.agent.trial_turns(task.turn_limit))
-        used = jnp.where(reflects, 0, used)
-    stop = jnp.where(ended, EpisodeStop.TURN_BUDGET, EpisodeStop.NONE)
-    stop = jnp.where(used >= task.max_actions_per_episode, EpisodeStop.ACTION_BUDGET, stop)
-    stop = jnp.where(done, EpisodeStop.TERMINATED, stop)
-    more = (now.trial + 1 < task.agent.trials) & ~success & (turn < task.turn_limit)
-    again = (stop != EpisodeStop.NONE) & more
-    return jnp.where(again, EpisodeStop.NONE, stop), again
 
 
 def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array:

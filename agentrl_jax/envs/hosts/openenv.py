@@ -6,12 +6,18 @@ each call and are of no use for episodes.
 """
 
 import contextlib
+import dataclasses
+import importlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
+
+from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.connection import number_of, parsed, split, text_of, truth_of
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
+from agentrl_jax.settings.marks import MANY, POSITIVE
 
 ROOM = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
 OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session lives on after these
@@ -137,3 +143,31 @@ class OpenEnv:
             if not isinstance(seen, dict) or self.observation_field not in seen:
                 raise WorldError(f'{kind}: no {self.observation_field} in {seen!r:.200}')
             return text_of(seen[self.observation_field], kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenEnvEnvironment(HostEnvironment):
+    """Any environment of OpenEnv behind a server."""
+
+    url: str = ''  # of the server: http://host:port
+    action_field: str = ''  # of its Action that takes what the policy writes
+    observation_field: str = ''  # of its Observation that is shown; '' = all of it, as JSON
+    item_field: str = 'seed'  # of reset that takes the item
+    instruction: str = ''  # what the task is
+    deterministic: bool = False  # the same item and actions give the same replies
+    errors_are_shown: bool = False  # what an action raises there is an observation, and no fault
+    num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
+    timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call
+
+    name, here = 'openenv', False
+
+    def check(self) -> None:
+        importlib.import_module('websockets')
+
+    def make(self) -> OpenEnv:
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del settings['num_items']
+        return OpenEnv(**settings)
+
+    def item_range(self, split: str) -> np.ndarray:
+        return hashed(range(self.num_items), split)

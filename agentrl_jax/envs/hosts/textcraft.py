@@ -18,36 +18,19 @@ import pathlib
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.marks import ONE, ZERO, OneOf
 
-# AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
-AGENTGYM_PROMPT = (
-    'You are given few useful crafting recipes to craft items in Minecraft. Crafting commands are '
-    'of the format "craft [target object] using [input ingredients]".\n'
-    'Every round I will give you an observation, you have to respond an action based on the state '
-    'and instruction. You can "get" an object (ingredients) from the inventory or the environment, '
-    'look-up the game inventory by "inventory", or "craft" (target) using any of the crafting '
-    'commands.\n'
-    'Your output must strictly follow this format:"Thought:\nyour thoughts.\n\nAction:\nyour next '
-    'action"\n\n'
-    'Reminder: \n'
-    '1. Always specify the quantity when using "get" and "craft" commands. - Example of get: get 1 '
-    'lapis lazuli - Example1 of craft: craft 1 blue dye using 1 lapis lazuli - Example2 of craft: '
-    'craft 1 golden carrot using 8 gold nugget, 1 carrot\n'
-    '2. When using "get" command, do not specify whether the item comes from the inventory or the '
-    'environment.\n'
-    '3. You can use ONLY crafting commands provided, do not use your own crafting commands. '
-    'However, if the crafting command uses a generic ingredient like "planks", you can use special '
-    'types of the same ingredient e.g. "dark oak planks" in the command instead.\n\n'
-)
 SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
-PROMPTS = {'agentgym': AGENTGYM_PROMPT, 'short': SHORT_PROMPT}
-WORDINGS = ('agentgym', 'plain', 'drawn')
+PROMPTS = {'agentgym': agentgym_prompts.TEXTCRAFT, 'short': SHORT_PROMPT}
 MOST_DIGITS = 9  # of a number in a command; more is no amount that anybody needs
 USES = 10  # recipes looked at for each ingredient of the goal's when others are mixed in
 COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
@@ -365,6 +348,21 @@ class _Refused(Exception):
     """What the world answers to a command that it does not carry out."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a world, wherever it is."""
+
+    prompt: Annotated[str, OneOf(PROMPTS)] = 'agentgym'  # or short
+    wording: Literal['agentgym', 'plain', 'drawn'] = 'agentgym'  # plain: names as typed; drawn:
+    # single words, drawn anew
+    distractors: Annotated[int, ZERO] = 10  # recipes shown that the goal does not need
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOfFolder(Play):
+    folder: str = ''  # of recipe files; '' = of the package textcraft
+
+
 class TextCraft:
     """One player with an inventory; actions are bare commands (`answers.py` reads replies).
 
@@ -373,25 +371,16 @@ class TextCraft:
     """
 
     deterministic = True
+    PLAY = PlayOfFolder
 
-    def __init__(
-        self,
-        *,
-        prompt: str = 'agentgym',
-        wording: str = 'agentgym',  # of WORDINGS
-        distractors: int = 10,  # recipes shown that the goal does not need
-        folder: str = '',  # of recipe files; '': of the package textcraft
-    ):
-        if prompt not in PROMPTS or wording not in WORDINGS:
-            raise ValueError(
-                f'prompt={prompt!r} is one of {(*PROMPTS,)}, wording={wording!r} of {WORDINGS}'
-            )
-        self.instruction = PROMPTS[prompt]
-        self.plain, self.drawn = wording != 'agentgym', wording == 'drawn'
+    def __init__(self, **settings: Any):
+        play = checked('textcraft', PlayOfFolder(**settings))
+        self.instruction = PROMPTS[play.prompt]
+        self.plain, self.drawn = play.wording != 'agentgym', play.wording == 'drawn'
         self.called: dict[str, str] = {}  # what things are called here; ...
         self.meant: dict[str, str] = {}  # ... what is called so
-        self.distractors = distractors
-        self.recipes = load(folder)
+        self.distractors = play.distractors
+        self.recipes = load(play.folder)
         self.goal = ''
         self.inventory: dict[str, int] = {}
 
@@ -552,6 +541,34 @@ class TextCraftPlayer(Read):
 
     def random(self, generator: np.random.Generator) -> str:
         return f'Action: {generator.choice(self.named)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCraftEnvironment(Served, Play):
+    depths: tuple[int, ...] = (1, 2, 3, 4)  # of goals: crafts one upon another
+    most_recipes: Annotated[int, ZERO] = 0  # shown that a goal needs; 0 = any number
+    most_commands: Annotated[int, ZERO] = 0  # of the planner to a goal; 0 = any number
+    variants: Annotated[int, ONE] = 1  # items of a goal, each among other recipes
+
+    name, quick, WORLD = 'textcraft', True, TextCraft
+
+    @property
+    def instruction(self) -> str:
+        return PROMPTS[self.prompt]
+
+    @property
+    def accepted(self) -> str:
+        return super().accepted if self.prompt == 'agentgym' else ''
+
+    def needs(self) -> None:
+        packaged()
+
+    def player(self) -> TextCraftPlayer:
+        return TextCraftPlayer(self.world())
+
+    def our_items(self, split: str) -> np.ndarray:
+        names = ('depths', 'most_recipes', 'most_commands', 'variants')
+        return np.array(items(split, **{name: getattr(self, name) for name in names}), np.int32)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import pathlib
-import queue
 import signal
 import sys
 import threading
@@ -21,7 +20,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import BOUNDS, World, WorldError, fits, shown
+from agentrl_jax.envs.hosts.world import (
+    BOUNDS,
+    Foreign,
+    Keeper,
+    World,
+    WorldError,
+    fits,
+    shown,
+)
 
 WORLDS = {  # name -> module:class
     'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
@@ -57,25 +64,13 @@ def maker(env: str, settings: dict) -> Callable[[], World]:
     if hasattr(kind, 'check'):
         kind.check()  # a class may say at once that something is missing
     try:
-        inspect.signature(kind).bind(**settings)
+        inspect.signature(getattr(kind, 'PLAY', kind)).bind(**settings)  # PLAY: its keywords
     except TypeError as error:
         raise ValueError(f'--settings of {env}: {error}') from error
     return lambda: kind(**settings)
 
 
 # ---- in the worker -----------------------------------------------------------------------------
-
-
-class Printed:
-    """Worlds are foreign code: whatever error they raise is printed, and costs its world alone."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            print_error(error)
-        return isinstance(error, Exception)
 
 
 def print_error(error: Exception) -> None:
@@ -85,33 +80,31 @@ def print_error(error: Exception) -> None:
         print(part.rstrip('\n') if is_frame else shown(part.strip('\n')), file=sys.stderr)
 
 
-class Keeper(threading.Thread):
-    """Owns a world: makes it, plays it and closes it, one order after another."""
+class WorkerKeeper(Keeper):
+    """Answers orders to a world; errors of its foreign code are printed, and cost it alone."""
 
     def __init__(self, make: Callable[[], World], say: Callable[..., None], most_chars: int):
-        super().__init__(daemon=True)
-        self.orders: queue.SimpleQueue = queue.SimpleQueue()
-        self.make, self.say, self.most_chars = make, say, most_chars
-        self.world: World | None = None
+        super().__init__(make)
+        self.say, self.most_chars = say, most_chars
 
-    def run(self) -> None:
-        for order in iter(self.orders.get, None):
-            if order['verb'] == 'close':
-                with Printed():
-                    if self.world is not None:
-                        self.world.close()
-                return self.say(seq=order['seq'])
-            told = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
-            with Printed():
-                try:
-                    found = self.did(order['verb'], order)
-                    json.dumps(found, allow_nan=False)  # what is no JSON is an error of the world
-                    told = found
-                except WorldError as error:
-                    told = {'error': str(error), 'code': 'fault'}
-            self.say(seq=order['seq'], **told)
+    def failed(self, error: Exception) -> None:
+        print_error(error)
+
+    def play(self, order: dict) -> None:
+        told = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
+        with Foreign(self.failed):
+            try:
+                found = self.did(order['verb'], order)
+                json.dumps(found, allow_nan=False)  # what is no JSON is an error of the world
+                told = found
+            except WorldError as error:
+                told = {'error': str(error), 'code': 'fault'}
+        self.say(seq=order['seq'], **told)
 
     def did(self, verb: str, order: dict) -> dict[str, Any]:
+        if verb == 'close':
+            self.close()
+            return {}
         if verb == 'create':
             self.world = self.make()
             return {'instruction': self.world.instruction}
@@ -159,14 +152,15 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     for line in orders:
         order = json.loads(line)
         if order['verb'] == 'create':
-            keepers[order['id']] = Keeper(make, say, most_chars)
+            keepers[order['id']] = WorkerKeeper(make, say, most_chars)
             keepers[order['id']].start()
-        keeper = keepers.pop(order['id']) if order['verb'] == 'close' else keepers[order['id']]
-        keeper.orders.put(order)
+        keepers[order['id']].orders.put(order)
+        if order['verb'] == 'close':
+            keepers.pop(order['id']).orders.put(None)
     threading.Timer(GRACE_S, end_group).start()
     for keeper in keepers.values():
         keeper.say = lambda **told: None
-        keeper.orders.put({'verb': 'close', 'seq': 0})
+        keeper.orders.put(None)
     for keeper in keepers.values():
         keeper.join()
     end_group()

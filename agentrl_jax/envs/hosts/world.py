@@ -6,7 +6,10 @@ closes it; it may block for as long as it likes. It knows no token and no model.
 
 import dataclasses
 import numbers
+import queue
 import re
+import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +96,50 @@ class World(Protocol):
 
     def close(self) -> None:
         """Gives everything back; may be called more than once."""
+
+
+class Foreign:
+    """A context for foreign code: any error it raises is given to `failed` and ends there.
+
+    A world's error costs its episode, not the run or the server.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]):
+        self.failed = failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            self.failed(error)
+        return isinstance(error, Exception)
+
+
+class Keeper(threading.Thread):
+    """Owns a world, which may be bound to its thread, block or hang: one order after another."""
+
+    def __init__(self, make: Callable[[], World]):
+        super().__init__(daemon=True, name='world')
+        self.orders: queue.SimpleQueue = queue.SimpleQueue()  # None: close the world and end
+        self.make, self.world = make, None
+
+    def run(self) -> None:
+        for order in iter(self.orders.get, None):
+            self.play(order)
+        self.close()
+
+    def play(self, order: Any) -> None:
+        raise NotImplementedError
+
+    def failed(self, error: Exception) -> None:
+        """What is done about an error of a world that is closed: nothing, for it is gone."""
+
+    def close(self) -> None:
+        world, self.world = self.world, None
+        if world is not None:
+            with Foreign(self.failed):
+                world.close()
 
 
 class Player(World, Protocol):

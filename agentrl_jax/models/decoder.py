@@ -1,0 +1,311 @@
+"""Decoder-only transformers: Flax Linen modules that families are made of, and pure functions.
+
+Parameters are cast to the compute dtype where they are used; norms, rotary angles and softmax stay
+in float32.
+
+Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh key-value heads,
+G = H / Kh query heads per key-value head, Dh head width.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.models import layer_scan
+from agentrl_jax.models.attention import attend_cache, attend_rows
+from agentrl_jax.models.base import KVCache, Model
+from agentrl_jax.types import Params
+
+
+def rope_frequencies(config: Model) -> jax.Array:
+    """Angle per position of each pair of channels, float32 [Dh / 2].
+
+    theta ** (-2i / Dh). rope_scaling (factor, low, high, original_length) stretches them as Llama
+    3.1 does: waves longer than original_length / low are slowed by factor, shorter than
+    original_length / high kept, linear in between.
+    """
+    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    frequency = 1.0 / config.rope_theta**exponent
+    if config.rope_scaling is None:
+        return frequency
+    factor, low, high, length = config.rope_scaling
+    waves = length * frequency / (2 * math.pi)  # periods that fit into the original length
+    keep = jnp.clip((waves - low) / (high - low), 0.0, 1.0)
+    return frequency * (keep + (1 - keep) / factor)
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates the pairs (i, i + Dh / 2) of x [R, O, N, Dh] by angles float32 [R, O, Dh / 2]."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * scale, computed in float32 (arXiv:1910.07467).
+
+    nan where the mean leaves float32: 1 / sqrt(inf) would make zeros, and a model that has come
+    apart would seem to be one that knows nothing.
+    """
+
+    eps: float
+    dtype: str
+    scaled_in: str = ''  # dtype in which x meets the scale; '' = dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        power = jnp.mean(x * x, axis=-1, keepdims=True) + self.eps
+        x = x * jnp.where(power < jnp.inf, jax.lax.rsqrt(power), jnp.nan)
+        # transformers rounds before the scale in most families; so do we, to agree in bfloat16
+        x, scale = (y.astype(self.scaled_in or self.dtype) for y in (x, scale))
+        return (x * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
+
+
+def _times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+    """x [N, in] times a kernel [out, in]; [N, out].
+
+    XLA's CPU backend packs the right factor of a product anew each time: here the few rows, in
+    place of the kernel. Without the barrier it would swap them again.
+    """
+    contracted = (((1,), (1,)), ((), ()))
+    out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(out).T
+
+
+class _TransposedDense(nn.Module):
+    """nn.Dense with a kernel [out, in]: x [N, in] -> [N, out]."""
+
+    features: int
+    use_bias: bool
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        zeros, size = nn.initializers.zeros_init(), (self.features, x.shape[-1])
+        kernel = self.param('kernel', zeros, size, jnp.float32)
+        out = _times_rows(kernel.astype(self.dtype), x.astype(self.dtype), self.dtype)
+        if self.use_bias:
+            bias = self.param('bias', zeros, (self.features,), jnp.float32)
+            out += bias.astype(self.dtype)[None]
+        return out
+
+
+def dense(x, features: int, name: str, config: Model, *, bias: bool = False, gain=1.0):
+    """x [R, O, D] -> [R, O, features]."""
+    init = nn.initializers.variance_scaling(gain, 'fan_in', 'truncated_normal')
+    how = dict(use_bias=bias, dtype=config.dtype, name=name)
+    if config.transposed:
+        dense = _TransposedDense(features, **how)
+    else:
+        dense = nn.Dense(features, kernel_init=init, **how)
+    # One token axis: with two, XLA's CPU backend transposes both factors of the kernel's gradient
+    # and multiplies them slowly (48 ms against 11 for the MLP of 64 x 144 tokens, D = 64).
+    flat = x.reshape(-1, x.shape[-1])
+    out = dense(flat)
+    if dense.has_variable('lora', 'lora_a'):  # models/lora.py
+        a, b = (dense.get_variable('lora', name).astype(out.dtype) for name in ('lora_a', 'lora_b'))
+        out += config.lora_scale * ((flat @ a) @ b)
+    return out.reshape(*x.shape[:-1], features)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    angles: jax.Array,
+    mask: jax.Array,
+    cached: tuple[jax.Array, jax.Array] | None,
+    where: Any,
+    *,
+    shards: int,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    """Rotates and attends; with a cache, keys and values are those of the cache rows.
+
+    q [R, O, H, Dh], k and v [R, O, Kh, Dh]; cached (k, v) [S, T, Kh, Dh], where: _Where;
+    returns (out [R, O, H * Dh], cached).
+    """
+    q, k = rotate(q, angles), rotate(k, angles)
+    q = q.reshape(*q.shape[:2], k.shape[2], -1, k.shape[3])
+    if cached is None:
+        return attend_rows(q, k, v, mask, shards=shards), None
+    cached = (where.write(cached[0], k), where.write(cached[1], v))
+    k, v = where.read(cached[0], k.dtype), where.read(cached[1], v.dtype)
+    return attend_cache(q, k, v, mask), cached
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x) (arXiv:2002.05202)."""
+
+    config: Model
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        gate = dense(x, c.intermediate_size, 'gate_proj', c)
+        up = dense(x, c.intermediate_size, 'up_proj', c)
+        return dense(nn.silu(gate) * up, c.hidden_size, 'down_proj', c, gain=0.5 / c.num_layers)
+
+
+class Backbone(nn.Module):
+    """Embedding, layers and final norm; everything but the head."""
+
+    config: Model
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: Any = None,
+        where: Any = None,
+        row_sharding: NamedSharding | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """tokens, positions int32 [R, O], mask bool [R, O, T] -> (hidden [R, O, D], cache)."""
+        c = self.config
+
+        def pin(x):
+            return jax.lax.with_sharding_constraint(x, row_sharding) if row_sharding else x
+
+        embedding = self.param(
+            'embedding', nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size), jnp.float32
+        )
+        if row_sharding:  # the look-up needs whole vectors, or else it is split by channels
+            whole = NamedSharding(row_sharding.mesh, P(P.UNCONSTRAINED, None))
+            embedding = jax.lax.with_sharding_constraint(embedding, whole)
+        x = pin(embedding[tokens].astype(c.dtype))
+        angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
+        shards = row_sharding.shard_shape(tokens.shape) if row_sharding else tokens.shape
+        shards = tokens.shape[0] // shards[0]
+        if c.scans and cache is None and not self.is_initializing():
+            layer = c.layer()(c, shards, parent=None)
+            x = layer_scan.run(
+                lambda variables, x: pin(layer.apply(variables, x, angles, mask)[0]),
+                [
+                    {kind: tree[f'layers_{i}'] for kind, tree in self.variables.items()}
+                    for i in range(c.num_layers)
+                ],
+                x,
+                dtype=c.dtype,
+                remat=c.remat,
+                mesh=row_sharding.mesh if row_sharding else None,
+            )
+            return RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x), None
+        layer = nn.remat(c.layer()) if c.remat and cache is None else c.layer()
+        keys, values = [], []
+        for i in range(c.num_layers):
+            cached = None if cache is None else (cache.k[i], cache.v[i])
+            x, cached = layer(c, shards, name=f'layers_{i}')(x, angles, mask, cached, where)
+            x = pin(x)
+            if cached is not None:
+                keys.append(cached[0])
+                values.append(cached[1])
+        x = RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x)
+        return x, None if cache is None else KVCache(tuple(keys), tuple(values))
+
+
+@struct.dataclass
+class _Where:
+    """Where a block of tokens lives in the cache."""
+
+    rows: jax.Array | None  # int32 [R], None = all rows in order
+    positions: jax.Array  # int32 [R, O]
+    kv_length: int = struct.field(pytree_node=False)
+
+    def write(self, cache: jax.Array, new: jax.Array) -> jax.Array:
+        """cache [S, T, Kh, Dh] with new [R, O, Kh, Dh] at (rows, positions)."""
+        rows = jnp.arange(new.shape[0]) if self.rows is None else self.rows
+        # No (row, position) comes twice, except those that are dropped.
+        return cache.at[rows[:, None], self.positions].set(
+            new.astype(cache.dtype), mode='drop', unique_indices=True
+        )
+
+    def read(self, cache: jax.Array, dtype) -> jax.Array:
+        """The first kv_length entries of the rows, [R, kv_length, Kh, Dh]."""
+        cache = cache[:, : self.kv_length]
+        return (cache if self.rows is None else cache[self.rows]).astype(dtype)
+
+
+def _variables(params: Params) -> dict:
+    model = dict(params['model'])
+    model['embedding'] = model.pop('embed_tokens')['embedding']
+    return {'params': model} | {name: params[name] for name in ('lora',) if name in params}
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder(Model):
+    """A model of embedding, layers, norm and head; a family says what a layer is."""
+
+    @abc.abstractmethod
+    def layer(self) -> type[nn.Module]:
+        """Module (config, shards) of one layer; shards: devices over which the rows are split.
+
+        Its call takes x [R, O, D], angles, mask and, for a cache, cached and where as `attend`
+        does, and returns (x, cached).
+        """
+
+    def init(self, key: jax.Array) -> Params:
+        """Random float32 parameters: fan-in scaled kernels, residual outputs over sqrt(2 L)."""
+        k_model, k_head = jax.random.split(key)
+        one = jnp.zeros((1, 1), jnp.int32)
+        model = Backbone(self).init(k_model, one, one, jnp.ones((1, 1, 1), bool))['params']
+        model = dict(model)
+        model['embed_tokens'] = {'embedding': model.pop('embedding')}
+        params = {'model': model}
+        if not self.tie_embeddings:
+            shape = (self.hidden_size, self.vocab_size)
+            params['lm_head'] = {'kernel': 0.02 * jax.random.normal(k_head, shape, jnp.float32)}
+        return params
+
+    def forward(self, params, tokens, positions, attention_mask, *, row_sharding=None):
+        index = jnp.arange(tokens.shape[1])
+        causal = index[:, None] >= index[None, :]
+        mask = causal[None] & attention_mask[:, None, :]
+        hidden, _ = Backbone(self).apply(
+            _variables(params), tokens, positions, mask, row_sharding=row_sharding
+        )
+        return hidden
+
+    def init_cache(self, rows, length, dtype=None):
+        shape = (rows, length, self.num_kv_heads, self.head_dim)
+        dtype = self.dtype if dtype is None else dtype
+        layers = range(self.num_layers)
+        return KVCache(
+            k=tuple(jnp.zeros(shape, dtype) for _ in layers),
+            v=tuple(jnp.zeros(shape, dtype) for _ in layers),
+        )
+
+    def forward_cached(self, params, tokens, positions, cache, rows, *, kv_length=None):
+        length = cache.length
+        last = jnp.where(positions < length, positions, 0)  # padding attends to one entry: cheap
+        length = length if kv_length is None else min(kv_length, length)
+        mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
+        where = _Where(rows=rows, positions=positions, kv_length=length)
+        return Backbone(self).apply(_variables(params), tokens, positions, mask, cache, where)
+
+    def head_kernel(self, params):
+        if self.tie_embeddings:
+            return params['model']['embed_tokens']['embedding'].T
+        return params['lm_head']['kernel']
+
+    def logits(self, params, hidden):
+        if self.transposed:
+            tied = self.tie_embeddings
+            embedding = params['model']['embed_tokens']['embedding']
+            head = embedding if tied else params['lm_head']['kernel']
+            flat = hidden.reshape(-1, hidden.shape[-1])
+            out = _times_rows(head.astype(self.dtype), flat, jnp.float32)
+            return out.reshape(*hidden.shape[:-1], -1)
+        head = self.head_kernel(params).astype(self.dtype)
+        return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)

@@ -1,0 +1,416 @@
+"""The host's loop of a rollout against hosts: episodes, their worlds, and when to do what.
+
+A turn's answer comes down as token ids, its text goes to the world, and whenever enough replies are
+there they are read while the other rows go on sampling. So caches stay on the device between turns,
+nothing is read twice, and nobody waits for a straggler.
+"""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.rollout import windows
+from agentrl_jax.rollout.keepers import Request, Response
+from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
+from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls, WorldsFailed
+from agentrl_jax.text import agents
+from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action_hash
+from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
+
+NO_LIMIT = 2**30
+FIRST_STEP_S = 0.01  # that a step of all rows takes, until one has been measured
+ROUNDS = 3  # times that faulty episodes are played before too few healthy ones are an error
+
+
+@dataclasses.dataclass
+class Slot:
+    """A row of the device, the world beside it, and the episode they play."""
+
+    number: int
+    episode: int = -1  # row of the rollout; -1 = none
+    turn: int = 0  # that is being answered
+    length: int = 0  # tokens of the episode
+    now: agents.Progress | None = None  # where the episode is
+    actions: tuple[str, ...] = ()  # of the trial
+    replies: tuple = ()
+    heard: Response | None = None  # the last one with a reply
+    chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
+
+
+def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> Rollout:
+    """A rollout of NumPy arrays, which is filled in place."""
+    out = Rollout.empty(
+        np.array(level, np.int32),
+        np.asarray(task.prefix),
+        pad_id=task.pad_id,
+        max_tokens=max_tokens,
+        max_turns=task.max_turns,
+        max_actions=1,
+        xp=np,
+    )
+    figures = np.zeros((len(level), len(task.env.FIGURES)), np.float32)
+    return out.replace(
+        judged=np.zeros_like(out.valid), figures=figures if task.env.FIGURES else None
+    )
+
+
+def figures_of(reply: Reply, env: Any) -> tuple[float, ...]:
+    """What a reply measures; nan where the server, another than ours, measures nothing."""
+    if len(reply.figures) not in (0, len(env.FIGURES)):
+        raise ValueError(
+            f'{env.name}: a reply measures {len(reply.figures)} figures, which should be '
+            f'{", ".join(env.FIGURES)}: settings of the run and of its server differ'
+        )
+    return reply.figures or (np.nan,) * len(env.FIGURES)
+
+
+class InFlight(NamedTuple):
+    """Where a rollout is, at one moment."""
+
+    waiting: int  # episodes, for their worlds
+    playing: int  # that the device works on
+    left: int  # that have not begun
+    slowest_s: float  # of the worlds that are waited for
+    retries: int
+    faults: int
+
+
+class HostRollout:
+    """One rollout while it is played; `play` returns when every episode is over."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        pool: Any,
+        conversation: Conversation,
+        *,
+        params: Params,
+        key: jax.Array,
+        task: HostTask,
+        ends: Ends,
+        level: np.ndarray,
+        stream: np.ndarray,
+        max_tokens: int,
+        window: int,
+        poll: int,
+        policy: RetryPolicy,
+        log: Any,
+        say: Callable[[str], None],
+        asked: Callable[[], bool] = lambda: False,
+        remember: bool = False,
+    ):
+        """asked: whether the run should stop, which ends a rollout that waits for its worlds.
+
+        remember: what happened in each episode is kept in `events`, for rewards.episode_of.
+        """
+        self.programs, self.conversation = programs, conversation
+        self.params, self.key = params, key
+        self.task, self.ends, self.stream = task, ends, stream
+        self.window, self.poll, self.policy, self.say = window, poll, policy, say
+        self.calls = WorldCalls(pool, policy, log=log, say=say, asked=asked)
+        self.counted = self.calls.counted
+        self.items = np.asarray(task.env_params.items)
+        self.out = empty_record(task, level, max_tokens)
+        self.state = programs.start(params, np.asarray(task.prefix))
+        self.slots = [Slot(number) for number in range(programs.shards * programs.slots)]
+        self.episodes: collections.deque = collections.deque()
+        self.remember, self.events = remember, {}  # of rows of the rollout
+        self.ready = [collections.deque() for _ in range(programs.shards)]  # slots with chunks
+        self.live = np.zeros(programs.shards, int)
+        self.left = np.zeros(programs.shards, int)  # stopped rows that were not reported
+        self.step_s = FIRST_STEP_S  # running mean
+
+    def in_flight(self) -> InFlight:
+        """May be called from another thread."""
+        now = time.monotonic()
+        calls = list(self.calls.under_way.values())  # at once, for it changes
+        seated = sum(slot.episode >= 0 for slot in self.slots)
+        return InFlight(
+            waiting=len(calls),
+            playing=max(seated - len(calls), 0),
+            left=len(self.episodes),
+            slowest_s=max([now - call.asked for call in calls], default=0.0),
+            retries=self.counted['retries'],
+            faults=self.counted['faults'],
+        )
+
+    def play(self, episodes: list[int]) -> None:
+        """Plays the given rows of the rollout."""
+        self.episodes.extend(episodes)
+        for slot in self.slots:
+            self.begin_episode(slot)
+        while self.calls.under_way or self.is_sampling() or any(self.ready):
+            self.poll_replies()
+            while self.is_due():
+                self.read()
+            if self.is_sampling():
+                self.decode()
+
+    def play_until_healthy(self, episodes: list[int]) -> None:
+        """play, and faulty episodes again while too few are healthy."""
+        again = episodes
+        for turn in range(1, ROUNDS + 1):
+            self.play(again)
+            faulty = [b for b in again if self.out.episode_stop[b] == EpisodeStop.ENV_ERROR]
+            lost = f'{len(faulty)} of {len(episodes)} episodes were lost to their worlds'
+            if len(episodes) - len(faulty) >= self.policy.min_healthy * len(episodes):
+                return
+            if turn == ROUNDS:
+                raise WorldsFailed(
+                    f'{lost}, and {ROUNDS - 1} times more when they were played again '
+                    f'(hosts.min_healthy={self.policy.min_healthy:g}): {self.calls.last_fault}'
+                )
+            self.say(f'{lost} and are played again: {self.calls.last_fault}')
+            fresh = empty_record(self.task, self.out.level[faulty], self.out.tokens.shape[1])
+            for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
+                x[faulty] = new
+            again = faulty
+
+    # -- episodes and worlds
+
+    def begin_episode(self, slot: Slot) -> None:
+        """Gives a slot the next episode of the list, if there is one."""
+        slot.episode = self.episodes.popleft() if self.episodes else -1
+        slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
+        slot.now = agents.begin(self.task.agent)
+        if slot.episode >= 0:
+            self.events[slot.episode] = []
+            self.ask(slot)
+
+    def note(self, slot: Slot, event: Any) -> None:
+        if self.remember:
+            self.events[slot.episode].append(event)
+
+    def ask(self, slot: Slot) -> None:
+        """Asks the world of a slot for the reply to the last of its actions."""
+        request = Request(
+            slot=slot.number,
+            stream=int(self.stream[slot.episode]),
+            item=int(self.items[self.out.level[slot.episode]]),
+            actions=slot.actions,
+            replies=slot.replies,
+            trial=int(slot.now.trial),
+            turn=slot.turn + bool(slot.actions),
+        )
+        self.calls.ask(request)
+
+    def poll_replies(self) -> None:
+        """Takes the replies that are there.
+
+        Waits for one where the device has nothing to do, and otherwise for as long as `grace`.
+        """
+        began = time.monotonic()
+        until = began + self.grace()
+        busy = self.is_sampling() or self.is_due()
+        while response := self.calls.next(until if busy else math.inf, bool(self.live.any())):
+            slot = self.slots[response.request.slot]
+            if response.fault:
+                self.on_fault(slot)
+            else:
+                self.on_reply(slot, response)
+            busy = busy or self.is_due()
+            until = time.monotonic() + self.grace()
+        if not self.is_sampling():
+            self.counted['waited_s'] += time.monotonic() - began
+
+    def grace(self) -> float:
+        """Seconds that rows which could sample wait for one more reply: a step's time, or none.
+
+        They wait where worlds answer within a step, and where most rows wait for worlds that are
+        not much slower: rows that go on together need fewer steps than rows one after another.
+        """
+        steps = self.poll if len(self.calls.under_way) > self.live.sum() else 1
+        return self.step_s if self.calls.reply_s < self.step_s * steps else 0.0
+
+    def on_fault(self, slot: Slot) -> None:
+        """The episode is lost to its world."""
+        b = slot.episode
+        self.out.episode_stop[b], self.out.success[b] = EpisodeStop.ENV_ERROR, False
+        self.out.num_turns[b] = slot.turn + bool(slot.actions)
+        self.begin_episode(slot)
+
+    def on_reply(self, slot: Slot, response: Response) -> None:
+        """Records what the world said, to the last answer if there was one."""
+        reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
+        self.note(slot, response)
+        self.counted['cut'] += response.prompt.cut
+        slot.heard, stop, fresh = response, EpisodeStop.NONE, False
+        if slot.actions:
+            out.rewards[b, k] = reply.reward
+            out.valid[b, k], out.judged[b, k] = bool(reply.valid), reply.valid is not None
+            out.num_actions[b, k] = 1
+            of_trial = out.trial[b, : k + 1] == slot.now.trial
+            returned = self.task.env.solved(out.rewards[b, : k + 1][of_trial].sum())
+            out.success[b] = returned if reply.success is None else reply.success
+            if out.figures is not None:
+                out.figures[b] = figures_of(reply, self.task.env)
+            stop, fresh = self.end_turn(slot, reply.done)
+        slot.replies += (reply,)
+        self.go_on(slot, stop, fresh)
+
+    def end_turn(self, slot: Slot, done: bool) -> tuple[EpisodeStop, bool]:
+        """(why the episode ends after this turn, whether a trial begins after it)."""
+        slot.turn += 1
+        self.out.num_turns[slot.episode] = slot.turn
+        stop, slot.now, fresh = agents.end_turn(
+            self.task.agent,
+            slot.now,
+            turn=slot.turn,
+            turn_limit=int(self.task.turn_limit),
+            done=done,
+            success=self.out.success[slot.episode],
+            xp=np,
+        )
+        return EpisodeStop(int(stop)), bool(fresh)
+
+    def go_on(self, slot: Slot, stop: EpisodeStop, fresh: bool) -> None:
+        """The next turn of an episode, its next trial, or the next episode."""
+        if stop == EpisodeStop.NONE and fresh:
+            slot.actions, slot.replies = (), ()
+            self.ask(slot)
+            return
+        if stop == EpisodeStop.NONE:
+            prompt = self.prompt(slot)
+            # The prefix ends in the end of a turn, and so do answers that have one.
+            ended = not slot.turn or (
+                self.out.turn_stop[slot.episode, slot.turn - 1] == TurnStop.EOS
+            )
+            missing = [] if ended else [self.conversation.chat.end_id]
+            longest = len(missing) + len(prompt.tokens) + self.programs.max_response
+            if slot.length + longest <= self.out.tokens.shape[1]:
+                self.write_prompt(slot, prompt, missing)
+                return
+            stop = EpisodeStop.TOKEN_BUDGET
+        self.out.episode_stop[slot.episode] = stop
+        self.begin_episode(slot)
+
+    def prompt(self, slot: Slot) -> Prompt:
+        """Of the turn about to be answered: what the world last said, and what is asked for."""
+        heard, now = slot.heard, slot.now
+        if now.part == agents.ACT and not now.begins_again:
+            return heard.prompt
+        made = self.conversation.prompt(heard.reply.observation, heard.instruction, now)
+        self.counted['cut'] += made.cut and not heard.prompt.cut
+        return made
+
+    # -- rows
+
+    def write_prompt(self, slot: Slot, prompt: Prompt, missing: list[int]) -> None:
+        """Writes the prompt of a turn into the record and has it read, in chunks.
+
+        missing: the end of the turn before, where that was not sampled.
+        """
+        b, k, out, at = slot.episode, slot.turn, self.out, slot.length
+        unread = np.array([*missing, *prompt.tokens], np.int32)
+        place = slice(at, at + len(unread))
+        out.tokens[b, place] = unread
+        out.attention_mask[b, place] = True
+        out.turn[b, place] = k
+        out.begin[b, k] = at + len(missing)
+        out.part[b, k], out.trial[b, k] = slot.now.part, slot.now.trial
+        out.anchor[b, k] = prompt.anchor ^ agents.kind(slot.now)
+        slot.length += len(unread)
+        if self.window:
+            tokens, (at,), (count,) = windows.read_again(
+                out,
+                np.array([b]),
+                np.array([k]),
+                window=self.window,
+                prefix=len(self.task.prefix),
+                width=self.task.width,
+                max_response=self.programs.max_response,
+                keeps=self.task.agent.writes,
+                pad_id=self.task.pad_id,
+                xp=np,
+            )
+            unread = tokens[0, :count]
+        width = self.programs.width
+        for i in range(0, len(unread), width):
+            slot.chunks.append((at + i, unread[i : i + width]))
+        self.ready[slot.number // self.programs.slots].append(slot)
+
+    def is_sampling(self) -> bool:
+        return bool(self.live.any() or self.left.any())
+
+    def is_due(self) -> bool:
+        """Whether a block of some shard is as full as it will soon be."""
+        enough = np.minimum(self.programs.serve_rows, np.maximum(self.live, 1))
+        return any(len(slots) >= least for slots, least in zip(self.ready, enough, strict=True))
+
+    def read(self) -> None:
+        """Reads the next chunk of up to serve_rows slots of each shard."""
+        rows, lines = self.programs.slots, self.programs.serve_rows
+        block = np.zeros((self.programs.shards, lines, HEAD + self.programs.width), np.int32)
+        block[:, :, 0] = rows
+        for shard, slots in enumerate(self.ready):
+            unfinished = []
+            for line in range(min(lines, len(slots))):
+                slot = slots.popleft()
+                at, tokens = slot.chunks.popleft()
+                head = slot.number % rows, at, len(tokens), slot.length
+                head += int(self.stream[slot.episode]), not slot.chunks
+                block[shard, line, :HEAD] = head
+                block[shard, line, HEAD : HEAD + len(tokens)] = tokens
+                self.live[shard] += not slot.chunks
+                unfinished += [slot] if slot.chunks else []
+            slots.extendleft(reversed(unfinished))
+        blocks = block.reshape(-1, block.shape[2])
+        self.state = self.programs.read(self.state, self.params, blocks)
+        self.counted['reads'] += 1
+
+    def decode(self) -> None:
+        """Samples for a while and takes the answers that are complete."""
+        until = self.programs.serve_rows - min(
+            max(map(len, self.ready)), self.programs.serve_rows - 1
+        )
+        limit = NO_LIMIT
+        if self.calls.under_way:  # looks at replies now and then
+            limit = min(max(math.ceil(self.calls.reply_s / self.step_s), 1), self.poll)
+        began = time.monotonic()
+        self.state, report = self.programs.decode(
+            self.state, self.params, self.ends, self.key, np.int32(until), np.int32(limit)
+        )
+        shards, lines = self.programs.shards, self.programs.serve_rows + 1
+        report = np.asarray(report).reshape(shards, lines, -1)
+        steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(TALE))
+        if most := int(steps.max()):
+            each = (time.monotonic() - began) / most
+            # Falls at once, for a program's first call has compiled it
+            self.step_s = min(each, self.step_s + 0.1 * (each - self.step_s))
+        self.counted['steps'] += most
+        for shard in range(shards):
+            for line in report[shard, :-1]:
+                if line[0] < self.programs.slots:
+                    self.on_answer(self.slots[shard * self.programs.slots + line[0]], line)
+
+    def on_answer(self, slot: Slot, line: np.ndarray) -> None:
+        """Records the answer of a turn and hands its text to the world."""
+        count, stop = int(line[1]), int(line[2])
+        ids, bits = line[TALE : TALE + count], line[TALE + self.programs.max_response :][:count]
+        b, k, out = slot.episode, slot.turn, self.out
+        place = slice(slot.length, slot.length + count)
+        out.tokens[b, place] = ids
+        out.logprobs[b, place] = bits.view(np.float32)
+        out.attention_mask[b, place] = True
+        out.action_mask[b, place] = True
+        out.turn[b, place] = k
+        out.turn_stop[b, k] = stop
+        slot.length += count
+        self.counted['generated'] += count
+        action = self.conversation.said(ids[: count - (stop == TurnStop.EOS)].tolist())
+        self.note(slot, (slot.now.part, action))
+        if slot.now.part == agents.ACT:
+            out.actions[b, k, 0] = action_hash(action)
+            slot.actions += (action,)
+            self.ask(slot)
+        else:
+            out.valid[b, k] = agents.WRITTEN[int(slot.now.part)].closing in action
+            out.judged[b, k] = True
+            self.go_on(slot, *self.end_turn(slot, done=False))
