@@ -139,9 +139,7 @@ def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
         max_response=new,
         max_tokens=task.prefix.shape[0] + turns * (task.width + new),
     )
-    optimise = update.build_step(
-        config, update.optimiser(), new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK
-    )
+    optimise = update.build_step(config, new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK)
 
     def step(state):
         played, _ = collect(state.params)

@@ -70,7 +70,7 @@ def test_what_a_demonstration_earns_is_not_cloned(tmp_path):
     assert_same(opened(tmp_path / 'alone', 'library', **other, **{'clone.keep_in': ''}), first)
     (kept,) = (tmp_path / 'clones').iterdir()
     cfg = micro_runs.config('library', **(CLONES | other))
-    assert clones.key(config_dict(cfg)) == kept.name
+    assert clones.key(as_json(cfg)) == kept.name
 
 
 def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):

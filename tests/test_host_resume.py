@@ -1,11 +1,12 @@
 """Runs that are killed lose no bit and leave no server, and what chaos.py compares would tell.
-from agentrl_jax.run.config import read as read_config
 
 tests/chaos.py does this to runs of every kind, as often as it is asked to.
 """
 
 import chaos
 import pytest
+
+from agentrl_jax.run.config import read as read_config
 
 pytestmark = pytest.mark.soak
 

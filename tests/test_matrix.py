@@ -151,17 +151,15 @@ def episodes(name):
 @functools.cache
 def learner(algorithm):
     """(jitted build.learn, the state before the update) of an algorithm; no environment in it."""
-    cfg = config('frozen_lake', algorithm=algorithm)
+    cfg = read_config(config('frozen_lake', algorithm=algorithm))
     run = world('frozen_lake')
     txs = assemble.build_optimisers(cfg)
-    program = functools.partial(
-        build_module.learn,
-        fns=assemble.build_functions(cfg, run.config, run.mesh),
-        learning=settings.build_learning(cfg, run.mesh, None, run.tokenizer, txs),
-    )
+    fns = assemble.build_functions(cfg, run.config, run.mesh)
+    how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer)
+    program = functools.partial(build_module.learn, fns=fns, how=how)
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
-    reference = run.params if read_config(cfg, None).needs_reference else None
+    reference = run.params if cfg.needs_reference else None
     frozen = run_params.Frozen({}, reference)
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 

@@ -70,20 +70,18 @@ def test_groups_by_share_by_hand(shares, total, expected):
 
 def test_a_member_is_the_config_of_a_run_of_its_own():
     cfg = effective(config(UNEVEN, **{'clone.episodes': 10}))
-    assert cfg.env.name == 'frozen_lake+catch' and read_config(cfg, None).env.worlds == (
-        'frozen_lake',
-        'catch',
-    )
+    run = read_config(cfg, None)
+    assert cfg.env.name == 'frozen_lake+catch' and run.env.worlds == MIX_NAMES
     assert effective(cfg) == cfg
-    lake, catch = mixture.members(cfg)
+    lake, catch = run.members
     assert (lake.env.name, lake.env.mix, lake.rollout.num_groups) == ('frozen_lake', (), 6)
     assert (catch.env.name, catch.rollout.num_groups) == ('catch', 2)
     assert (lake.clone.episodes, catch.clone.episodes) == (8, 2)
     saved = ml_collections.ConfigDict(json.loads(cfg.to_json()))  # its pairs are lists
     assert tuple(effective(saved).env.mix) == UNEVEN
-    assert tuple(member.env.name for member in mixture.members(effective(saved))) == MIX_NAMES
-    plain = effective(config(()))
-    assert mixture.members(plain) == (plain,)
+    assert tuple(member.env.name for member in read_config(saved, None).members) == MIX_NAMES
+    plain = read_config(config(()), None)
+    assert plain.members == (plain,)
 
 
 # ---- parts -------------------------------------------------------------------------------------

@@ -234,7 +234,8 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert ('optim/critic_lr' in row) == own == ('value/grad_norm' in row)
         assert ('value/loss' in row) == (cfg.algorithm == 'ppo')
         assert ('policy/kl_ref' in row) == (cfg.loss.kl_coef > 0)  # in the loss or the reward
-        kept = derived.kept_groups(cfg) * cfg.rollout.group_size
+        choice = read_config(cfg, None).algorithm.filter
+        kept = choice.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
         if cfg.algorithm in ('ppo', 'grpo'):
             assert row['batch/trained_rows'] == kept
         if cfg.filter.refill:  # of each rollout top_k keeps half

@@ -18,12 +18,11 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
-from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Demonstrations
+from agentrl_jax.types import Demonstrations, Frozen
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -35,41 +34,36 @@ def config_file(name):
 
 def trace(cfg, *, with_rollout):
     """Shapes of one whole cycle of a config: nothing is computed or compiled."""
-    cfg = effective(cfg)
-    mesh, tokenizer = (
-        parts.build_mesh(read_config(cfg, None)),
-        parts.build_tokenizer(read_config(cfg, None)),
-    )
+    cfg = read_config(cfg, None)
+    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     found = []
 
     def init():
-        config, params = parts.build_model(read_config(cfg, None), tokenizer, mesh)
+        config, params = parts.build_model(cfg, tokenizer, mesh)
         found.append(config)
         return params
 
     params = jax.eval_shape(init)
-    txs = parts.build_optimisers(read_config(cfg, None))
+    txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
-    reference = (
-        run_params.policy_of(state.params, {}) if read_config(cfg, None).needs_reference else None
-    )
+    reference = run_params.policy_of(state.params, {}) if cfg.needs_reference else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     turns = cfg.env.max_turns
     out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
     out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
-    if count := read_config(cfg, None).continuations:
+    if count := cfg.continuations:
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
     task = None
     if with_rollout or cfg.context.window:
         task = build_module.build_task(cfg, tokenizer, mesh)
-    if with_rollout and read_config(cfg, None).on_hosts:
+    if with_rollout and cfg.on_hosts:
         if names := task.env.FIGURES:
             figures = jax.ShapeDtypeStruct((rows, len(names)), jnp.float32)
             out = out.replace(figures=figures)
     elif with_rollout:
-        each = map(derived.episodes, mixture.members(cfg))
+        each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
         listed = listed if cfg.env.mix else listed[0]
         _, collect, _ = build_module.build_play(cfg, mesh, found[0], task, {})
@@ -77,15 +71,13 @@ def trace(cfg, *, with_rollout):
         policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
-    learn = functools.partial(
-        build_module.learn,
-        fns=parts.build_functions(read_config(cfg, None), found[0], mesh),
-        learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
-    )
-    shape = (read_config(cfg, None).base_rows, cfg.rollout.max_tokens)
+    fns = parts.build_functions(cfg, found[0], mesh)
+    how = build_module.build_learning(cfg, mesh, task, tokenizer)
+    learn = functools.partial(build_module.learn, fns=fns, how=how)
+    shape = (cfg.base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
     joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
-    frozen = run_params.Frozen({}, reference)
+    frozen = Frozen({}, reference)
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured

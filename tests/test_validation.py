@@ -18,8 +18,8 @@ from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
+from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.state import comparable
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
@@ -332,23 +332,30 @@ def test_the_best_policy_is_kept_beside_the_newest(finished):
 
 def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
     cfg = micro_runs.config('frozen_lake')
-    older = config_dict(cfg)
-    del older['eval']['samples'], older['optim']['schedule'], older['library']
-    now = config_dict(cfg)
+    older = saved_with(cfg)
+    del older['version']
+    fields = older['config']
+    del fields['eval']['samples'], fields['optim']['schedule'], fields['library']
+    now = saved_with(cfg)
     checkpoint.check_config(comparable(older), comparable(now))
-    now['optim']['schedule'] = 'linear'
+    now['config']['optim']['schedule'] = 'linear'
     with pytest.raises(ValueError, match='optim.schedule: "constant" in the checkpoint'):
         checkpoint.check_config(comparable(older), comparable(now))
 
 
 def test_what_an_older_config_says_of_fields_without_effect_is_not_compared():
     """Fields had values where they did nothing; now they have none."""
-    now = config_dict(micro_runs.config('frozen_lake'))
+    now = saved_with(micro_runs.config('frozen_lake'))
     older = json.loads(json.dumps(now))
-    older['loss'] |= {'kl_estimator': 'k3', 'kl_in': 'loss', 'estimator': None, 'gamma': 1.0}
+    older['config']['loss'] |= {
+        'kl_estimator': 'k3',
+        'kl_in': 'loss',
+        'estimator': None,
+        'gamma': 1.0,
+    }
     checkpoint.check_config(comparable(older), comparable(now))
-    older['loss']['kl_coef'] = now['loss']['kl_coef'] = 0.1
-    now['loss'] |= {'kl_in': 'reward', 'kl_estimator': None}
+    older['config']['loss']['kl_coef'] = now['config']['loss']['kl_coef'] = 0.1
+    now['config']['loss'] |= {'kl_in': 'reward', 'kl_estimator': None}
     with pytest.raises(ValueError, match='loss.kl_in: "loss" in the checkpoint'):
         checkpoint.check_config(comparable(older), comparable(now))
 

@@ -40,9 +40,7 @@ class TurnGRPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
-        kl = self.token_kl(scores, mask, kl_coef)
-        rewards = rollout.rewards + rollout.penalties
-        rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
+        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
         per_turn = turn_credit.against_others(
             rewards, rollout.num_turns, rows, group_size=group_size
         )
