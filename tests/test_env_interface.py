@@ -28,6 +28,7 @@ from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.envs.sokoban.world import OTHER_SYMBOLS
 from agentrl_jax.run.config import read
 from agentrl_jax.run.parts import build_environment
+from agentrl_jax.settings import tree
 from agentrl_jax.text.task import build_task
 
 DEFAULTS = {name: world() for name, world in ENVIRONMENTS.items()}
@@ -82,8 +83,11 @@ def test_every_format(case):
     every_world.lines_concatenate_to_the_observation_text(world(case))
 
 
-def test_a_world_is_known_by_its_name():
-    assert all(world.name == name for name, world in ENVIRONMENTS.items())
+def test_every_field_of_a_world_is_a_setting():
+    """A class variable of another base would hide one of its name."""
+    for name, world in WORLDS.items():
+        assert world.name == name and world() == world()
+        assert tree.hints(world).keys() == {field.name for field in dataclasses.fields(world)}
 
 
 def test_environments_are_gymnax_environments_without_importing_all_of_gymnax():

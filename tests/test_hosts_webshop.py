@@ -157,14 +157,6 @@ def test_texts_are_compared_by_their_sets_of_words():
         assert scoring.token_set_ratio(one, other) == percent
 
 
-def test_an_option_is_the_first_colour_that_it_has_in_it():
-    assert scoring.plain_color('dark blue') == 'blue' and scoring.plain_color('3 feet') == '3 feet'
-    assert scoring.plain_color('stonewash') == 'ash'
-    # Of a goal, kind and value together, unless one of them is a colour
-    assert scoring.plain_option(('color', 'red')) == 'red'
-    assert scoring.plain_option(('color', 'dark blue')) == "('color', 'dark blue')"
-
-
 def test_purchases_are_scored_by_hand(files):
     shirt, lamp, _ = products.read_files(*files)
     goal = products.Goal(shirt, (('color', 'dark blue'), ('size', 'small')), 20.0)
@@ -179,18 +171,6 @@ def test_purchases_are_scored_by_hand(files):
     dear = dataclasses.replace(goal, most=10.0)
     assert scoring.score(shirt, {}, dear).total == pytest.approx(2 / 5)
     assert scoring.score(lamp, {'size': 'small'}, goal).total == 0.0  # the titles share no noun
-
-
-def test_options_that_nobody_asked_for_do_not_pay(files):
-    """Each chosen value that the product's texts had in them counted: 1.5 of at most 1."""
-    shirt = dataclasses.replace(
-        products.read_files(*files)[0], title='Cotton Shirt Large Red', wanted=('silk',)
-    )
-    goal = products.Goal(shirt, (), 20.0)
-    for chosen in ({}, {'color': 'red', 'size': 'large'}):
-        assert scoring.score(shirt, chosen, goal).total == 1 / 2  # the price, of two parts
-    blue = products.Goal(shirt, (('color', 'blue'),), 20.0)
-    assert scoring.score(shirt, {'color': 'red'}, blue).options == 0.0
 
 
 def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
@@ -222,27 +202,6 @@ def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
         parts = [found.total, found.type, attributes, matched, found.price]
         assert parts == paid, (bought, wanted, options, chosen)
         assert found.total <= 1
-
-
-@pytest.mark.parametrize(
-    'changes, factor',
-    [
-        (dict(query='shirts for men'), 0.0),
-        (dict(query='shirts for men', title='Acme Shelf'), 1.0),
-        (dict(categories=frozenset(['Men', 'Shirts']), title='Acme Shelf'), 1.0),
-        (dict(categories=frozenset(['Men', 'Home']), title='Acme Shelf'), 0.5),
-        # Of acme, slim, shirt, dark, blue: two are over a fifth, one is not, none is no match
-        (dict(title='Acme Oak Shelf and Slim Board'), 1.0),
-        (dict(title='Acme Shelf'), 0.5),
-        (dict(title='The Shelf'), 0.0),
-    ],
-)
-def test_the_type_is_that_of_the_search_the_category_or_the_title(files, changes, factor):
-    shirt, _, shelf = products.read_files(*files)
-    assert scoring.type_factor(dataclasses.replace(shelf, **changes), shirt) == factor
-    # One noun of eleven is less than a tenth
-    long = dataclasses.replace(shirt, title='Acme 1 2 3 4 5 6 7 8 9 10')
-    assert scoring.type_factor(dataclasses.replace(shelf, title='Acme'), long) == 0.1
 
 
 # ---- pages ---------------------------------------------------------------------------------------
