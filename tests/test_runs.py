@@ -110,6 +110,7 @@ RUNS = {
             'evol.base_rows': 8,
             'frozen_lake.success_rate': 1.0,
             'eval.every': 0,
+            'eval.temperature': 0.5,
             'log.rollouts_every': 0,
             **CLONED_LONGER,
         },
@@ -359,18 +360,6 @@ def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
     assert not (tmp_path / run_log.FINISHED_FILE).exists()
 
 
-def test_validation_that_comes_late_after_a_resume_is_no_recompile(
-    finished, tmp_path, monkeypatch, shared_programs
-):
-    """Its program compiles when a resumed run first validates, whatever step that is."""
-    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
-    jax.clear_caches()
-    rows = finish(config('iterations', steps=6), tmp_path).rows
-    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
-    assert [row['perf/recompiles'] for row in rows] == [0] * 7
-
-
 # ---- what its features do ------------------------------------------------------------------------
 
 
@@ -607,3 +596,18 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     assert export.base_is_folder(as_dict)
     as_dict['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
     assert not export.base_is_folder(as_dict)
+
+
+# ---- the last of this file, for it forgets the programs ---------------------------------------
+
+
+def test_validation_that_comes_late_after_a_resume_is_no_recompile(
+    finished, tmp_path, monkeypatch, shared_programs
+):
+    """Its program compiles when a resumed run first validates, whatever step that is."""
+    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
+    jax.clear_caches()
+    rows = finish(config('iterations', steps=6), tmp_path).rows
+    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 7
