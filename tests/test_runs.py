@@ -225,7 +225,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
-        if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # whose policy explores no more
+        if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
             assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
         assert row['progress/episodes'] == 16 * rollouts[row['step']]
         assert row['optim/lr'] == cfg.optim.lr
