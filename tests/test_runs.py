@@ -111,6 +111,7 @@ RUNS = {
             'evol.base_rows': 8,
             'frozen_lake.success_rate': 1.0,
             'eval.every': 0,
+            'eval.temperature': 0.5,
             'log.rollouts_every': 0,
             **CLONED_LONGER,
         },
@@ -225,7 +226,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
-        if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # whose policy explores no more
+        if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
             assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
         assert row['progress/episodes'] == 16 * rollouts[row['step']]
         assert row['optim/lr'] == cfg.optim.lr
@@ -359,18 +360,6 @@ def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
     assert [row['step'] for row in run_log.read_metrics(tmp_path / run_log.METRICS_FILE)] == [0, 1]
     assert f'step 1: no {cfg.filter.max_empty}' in capsys.readouterr().err
     assert not (tmp_path / run_log.FINISHED_FILE).exists()
-
-
-def test_validation_that_comes_late_after_a_resume_is_no_recompile(
-    finished, tmp_path, monkeypatch, shared_programs
-):
-    """Its program compiles when a resumed run first validates, whatever step that is."""
-    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
-    jax.clear_caches()
-    rows = finish(config('iterations', steps=6), tmp_path).rows
-    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
-    assert [row['perf/recompiles'] for row in rows] == [0] * 7
 
 
 # ---- what its features do ------------------------------------------------------------------------
@@ -609,3 +598,18 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     assert export.base_is_folder(as_dict)
     as_dict['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
     assert not export.base_is_folder(as_dict)
+
+
+# ---- the last of this file, for it forgets the programs ---------------------------------------
+
+
+def test_validation_that_comes_late_after_a_resume_is_no_recompile(
+    finished, tmp_path, monkeypatch, shared_programs
+):
+    """Its program compiles when a resumed run first validates, whatever step that is."""
+    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
+    jax.clear_caches()
+    rows = finish(config('iterations', steps=6), tmp_path).rows
+    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 7
