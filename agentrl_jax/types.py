@@ -124,6 +124,13 @@ class Rollout:
             level=level,
         )
 
+    def put(self, at: Any, **values: Any) -> 'Rollout':
+        """The rollout with values of the named fields at an index; rows >= B are dropped."""
+        written = {
+            name: getattr(self, name).at[at].set(x, mode='drop') for name, x in values.items()
+        }
+        return self.replace(**written)
+
     @property
     def healthy(self) -> jax.Array:
         """bool [B]: episodes without an environment fault; only these enter losses and metrics."""

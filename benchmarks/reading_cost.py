@@ -6,8 +6,9 @@ Config -> rollout -> loss -> update: from ENTRIES every function, class and cons
 repository that their code names is followed, and so on. A file counts with all its lines once
 anything in it is reached. Nothing is followed into ASIDE, which says why it may be left unread: it
 is a subject of its own with a README, or a branch that the demo does not take. So a file that a
-change adds to the path counts without being listed here. --files prints them; --write puts the
-table into README.md.
+change adds to the path counts without being listed here. What README.md says to read is a part of
+these files: the rest are leaves, which a reader opens for one function. --files prints them all;
+--write puts the table into README.md.
 """
 
 import argparse
@@ -23,7 +24,7 @@ ENTRIES = (  # the loop; the demo's config; the algorithm, which the loop finds 
     'configs.demo:get_config',
     'agentrl_jax.algorithms.grpo:*',
 )
-ON_PATH = {'agentrl_jax.algorithms.common', 'agentrl_jax.algorithms.grpo'}
+ON_PATH = {'agentrl_jax.algorithms.grpo'}
 ASIDE = {
     'agentrl_jax.algorithms*': 'the other algorithms',
     'agentrl_jax.envs.*': 'worlds',
@@ -43,17 +44,18 @@ ASIDE = {
     'agentrl_jax.rl.trials': 'several trials of a level',
     'agentrl_jax.rl.turn_credit': 'advantages of turns',
     'agentrl_jax.rollout.forks': 'continuations',
-    'agentrl_jax.rollout.game': 'worlds on hosts',
-    'agentrl_jax.rollout.host': 'worlds on hosts',
+    'agentrl_jax.rollout.host*': 'worlds on hosts',
     'agentrl_jax.rollout.keepers': 'worlds on hosts',
     'agentrl_jax.rollout.programs': 'worlds on hosts',
     'agentrl_jax.rollout.replies': 'worlds on hosts',
+    'agentrl_jax.rollout.world_calls': 'worlds on hosts',
     'agentrl_jax.rollout.rewards': 'rewards from a file of the user',
     'agentrl_jax.rollout.windows': 'episodes longer than the context',
     'agentrl_jax.run.cloning': 'cloning, before the first step',
     'agentrl_jax.run.command': 'the command line',
     'agentrl_jax.run.hosts': 'worlds on hosts',
     'agentrl_jax.run.mixture': 'several worlds',
+    'agentrl_jax.run.recorder': 'what a run leaves behind',
     'agentrl_jax.run.roll_back': 'rolling back after an alarm',
     'agentrl_jax.run.state': 'resuming',
 }
@@ -107,6 +109,7 @@ def is_aside(name):
     return name not in ON_PATH and any(fnmatch.fnmatch(name, aside) for aside in ASIDE)
 
 
+@functools.cache
 def reading():
     """{module on the path: the names reached in it}."""
     entries = [tuple(entry.split(':')) for entry in ENTRIES]
@@ -167,22 +170,38 @@ def loop_lines():
     return sum(node.end_lineno - node.lineno + 1 for node in loops)
 
 
+def to_read():
+    """The modules of the list in README.md, each of which is on the path."""
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    steps = readme.split('What to read, in this order:\n\n')[1].split('\n\n')[0]
+    names = [
+        x.replace('/', '.') for x in re.findall(r'`((?:agentrl_jax|configs)/[\w/]+)\.py`', steps)
+    ]
+    if apart := [name for name in names if not reading().get(name)]:
+        raise ValueError(f'README.md says to read what is not on the path: {apart}')
+    return [modules()[name] for name in names]
+
+
+def size(files):
+    return f'{len(files)} files, {sum(module.lines for module in files):,} lines'
+
+
 def table():
-    package = modules().values()
     path = {modules()[name]: names for name, names in reading().items() if names}
-    signatures = sum(takes_config(node) for x in package for node in ast.walk(x.tree))
-    config = 'agentrl_jax.run', 'agentrl_jax.algorithms', 'agentrl_jax.settings', BASE
-    lines = sum(module.lines for module in path)
     parts = {module.defines[name] for module, names in path.items() for name in names}
     reached = sum(node.end_lineno - node.lineno + 1 for node in parts)
+    signatures = [takes_config(x) for module in modules().values() for x in ast.walk(module.tree)]
+    config = 'agentrl_jax.run', 'agentrl_jax.algorithms', 'agentrl_jax.settings', BASE
+    package = lines_of('agentrl_jax') - lines_of('agentrl_jax.tools')
     cells = {
-        'config -> rollout -> loss -> update': f'{len(path)} files, {lines:,} lines',
-        'lines of the functions and classes that it passes': f'{reached:,}',
-        'functions and fields that name `clip_high` on that path': len(stations(CLIP_HIGH)),
-        'functions that take `cfg: Any`': signatures,
-        'lines of the loop in `train.py`': loop_lines(),
-        'lines of run/, settings/, algorithms/ and configs/base.py': f'{lines_of(*config):,}',
-        'lines of the package': f'{lines_of("agentrl_jax"):,}',
+        'to read, as listed above': size(to_read()),
+        'all that config -> rollout -> loss -> update passes': size(path),
+        'of these the functions and classes that it passes': f'{reached:,} lines',
+        'functions and fields among them that name `clip_high`': len(stations(CLIP_HIGH)),
+        'functions that take `cfg: Any`': sum(signatures),
+        'the loop of `train.py`': f'{loop_lines()} lines',
+        'run/, settings/, algorithms/ and `configs/base.py`': f'{lines_of(*config):,} lines',
+        'the package without tools/': f'{package:,} lines',
     }
     rows = [f'| {name} | {value} |' for name, value in cells.items()]
     return '\n'.join(['| reading cost | |', '| --- | --- |', *rows])

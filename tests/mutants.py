@@ -256,6 +256,7 @@ def play(folder, *arguments, order=None, budget=1e6):
         code = 9
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             out = os.open(folder / 'output', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(out, 1), os.dup2(out, 2)
             os.chdir(folder / 'tree')
@@ -267,6 +268,7 @@ def play(folder, *arguments, order=None, budget=1e6):
             code = pytest.main([*options, *arguments], [Player(folder, order, budget)])
         finally:
             os._exit(code)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(pid, signal.SIGKILL) or sys.exit(1))
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.1)
         if time.time() - (folder / 'log').stat().st_mtime > HANGS_S:
@@ -294,6 +296,7 @@ def learn_reach(folder, files, numbers, ignored):
                 print(json.dumps({'file': path, 'tests': tests}), file=f)
     for file in files:
         (tree / file.path).write_bytes(file.text)
+    (tree / 'agentrl_jax/_reach.py').unlink()
     tests = [test for line in lines_of(kept) for test in line['tests']]
     return {test['test']: test for test in tests if test['outcome'] == 'passed'}
 

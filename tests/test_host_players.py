@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import qwen_vocabulary
 
-from agentrl_jax.envs.hosts import sciworld, textcraft
+from agentrl_jax.envs.hosts import environments, textcraft
 from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
@@ -135,7 +135,7 @@ def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
 
 
 def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
-    env = sciworld.SciWorldEnvironment()  # it takes too long
+    env = environments.SciWorldEnvironment()  # it takes too long
     slow = run.validation.task.replace(env=env, env_params=env.make_params(num_levels=2))
     assert report.reference(slow) == {}
     cfg = effective(config(**{'env.name': 'gymnasium', 'clone.episodes': 2}))
@@ -151,15 +151,11 @@ def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
 def test_configs_for_real_checkpoints_are_agentgym_rls(name, groups, rounds, tokens, answer):
     cfg = effective(importlib.import_module(f'configs.{name}').get_config())
     read_config(cfg)
-    assert (cfg.env.name, cfg.algorithm, cfg.loss.clip_low) == (name, 'grpo', 0.2)
-    assert (cfg.rollout.num_groups, cfg.rollout.group_size, cfg.batch.minibatch_rows) == (
-        groups,
-        8,
-        64,
-    )
-    assert (cfg.loss.kl_coef, cfg.loss.kl_estimator, cfg.loss.entropy_coef) == (0.001, 'k3', 0.001)
-    assert (cfg.env.max_turns, cfg.rollout.max_tokens) == (rounds, tokens)
-    assert (cfg.rollout.max_response, cfg.optim.lr, cfg.eval.temperature) == (answer, 1e-6, 1)
+    shape = cfg.rollout.num_groups, cfg.env.max_turns, cfg.rollout.max_tokens
+    assert (*shape, cfg.rollout.max_response) == (groups, rounds, tokens, answer)
+    assert (cfg.algorithm, cfg.rollout.group_size, cfg.batch.minibatch_rows) == ('grpo', 8, 64)
+    assert (cfg.loss.clip_low, cfg.loss.kl_estimator, cfg.optim.lr) == (0.2, 'k3', 1e-6)
+    assert cfg.loss.kl_coef == cfg.loss.entropy_coef == 0.001
     tokenizer = qwen_vocabulary.qwen_tokenizer()
     task = parts.build_text_task(read_config(cfg, None), tokenizer, 'train', None)
     said = tokenizer.decode(task.prefix)

@@ -1,6 +1,6 @@
 """Configs that cannot be, or would do nothing, are refused in a sentence before time is spent.
 
-Bounds of single numbers: test_bounds.py; options of algorithms: test_options.py.
+Bounds and choices of single fields, and those that an algorithm lacks: test_settings.py.
 """
 
 import micro_runs
@@ -20,16 +20,6 @@ def mixed(*shares):
 
 
 REFUSED = {
-    'choices': [
-        ({'algorithm': 'dqn'}, "algorithm='dqn' is not one of ppo, grpo"),
-        ({'loss.aggregation': 'mean'}, "loss.aggregation='mean' is not one of token_mean"),
-        ({'loss.kl_estimator': 'k9'}, "loss.kl_estimator='k9' is not one of k1, k2, k3"),
-        ({'eval.split': 'train'}, "eval.split='train' is not one of validation, test"),
-        ({'model.dtype': 'float16'}, "model.dtype='float16' is not one of float32, bfloat16"),
-        ({'filter.rule': 'best'}, "filter.rule='best' is not one of all, varied, top_k"),
-        (EVOL | {'evol.weights': 'best'}, 'is not one of reward, equal'),
-        (VINE | {'fork.train': 'all'}, "fork.train='all' is not one of weighted, trunks"),
-    ],
     'shapes': [
         ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
         ({'batch.microbatch_rows': 3}, 'must be a multiple of batch.microbatch_rows=3'),

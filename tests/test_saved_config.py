@@ -19,6 +19,7 @@ from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
 from agentrl_jax.run.streams import Streams
 
+pytestmark = pytest.mark.usefixtures('one_device')
 CHANGES = {
     'algorithm': 'grpo',
     'env.train_levels': 24,
@@ -30,7 +31,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope='module')
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, one_device):
     """(config, workdir) with checkpoints of steps 2 and 4, and a newer one without its mark."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')

@@ -21,7 +21,6 @@ from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import filtering, turn_credit, update
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.run import build, config, parts
-from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.run.state import start_state
 from benchmarks import turn_credit as bench
@@ -251,13 +250,13 @@ def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
 def learned(run, rollout, devices, **mesh):
     """(parameters, metrics) after two plain gradient steps on a mesh of these devices."""
     cfg, tx = config.read(micro_runs.config('frozen_lake', **VINE, **mesh)), optax.sgd(1.0)
-    mesh = parts.build_mesh(read_config(cfg, None), devices)
+    mesh = parts.build_mesh(cfg, devices)
     layout = sharding.specs(run.params, sharding.TRAIN_RULES, mesh)
     params = jax.device_put(jax.device_get(run.params), layout)
     laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=(tx, None))
     how = build.build_learning(cfg, mesh, run.training.task, run.tokenizer)
     how = dataclasses.replace(how, optim=updates.Given(of=tx))
-    learn = build.build_learn(parts.build_functions(read_config(cfg, None), run.config, mesh), how)
+    learn = build.build_learn(parts.build_functions(cfg, run.config, mesh), how)
     placed = jax.device_put(rollout, sharding.shard_rows(mesh))
     state, found, *_ = learn(start_state(laid_out, params), Frozen({}, None), placed)
     return jax.device_get((state.params, found))

@@ -8,6 +8,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rollout.windows import Context
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
@@ -223,10 +224,7 @@ class Learning:
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
     gain: bool = False  # trials are paid for what they gain (rl/trials.py)
-    window: int = 0  # turns that the policy sees; 0 = the whole conversation
-    prefix: int = 0  # with a window: tokens of the common prefix,
-    width: int = 0  # ... of the longest prompt of a turn,
-    keeps: bool = False  # ... and whether written turns stay in view
+    context: Context | None = None  # what the policy sees; None = the whole conversation
     start_id: int = -1  # token that opens a message, for parity.loss_on
     has_reference: bool = False
     layout: NamedSharding | None = None  # of rows over the mesh
@@ -235,7 +233,7 @@ class Learning:
     def head(self) -> dict[str, Any]:
         """Keywords of everything that computes log-probabilities of a batch."""
         # No row can have more tokens to train, but demonstrations; with a window a row is a turn.
-        turns = 1 if self.window else self.max_turns
+        turns = 1 if self.context else self.max_turns
         any_number = self.parity.loss_on != 'sampled' or self.base_rows or not self.max_response
         return dict(
             temperature=self.temperature,
@@ -257,7 +255,7 @@ class Learning:
     def rows_per_episode(self) -> int:
         """Rows of the batch for an episode: its windows, or it and its continuations."""
         forked = 1 + self.algorithm.trained_continuations(self.max_turns)
-        return forked * (self.max_turns if self.window else 1)
+        return forked * (self.max_turns if self.context else 1)
 
     @property
     def microbatches(self) -> int:
@@ -274,4 +272,4 @@ class Learning:
         if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
             return False
         order = self.algorithm.filter.order(self.num_groups)
-        return self.with_continuations or order == 'kept_first' or self.window > 0
+        return self.with_continuations or order == 'kept_first' or self.context is not None

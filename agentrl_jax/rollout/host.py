@@ -25,7 +25,7 @@ from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
 from agentrl_jax.rollout.replies import NoLog
-from agentrl_jax.rollout.world_calls import RetryPolicy
+from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
 from agentrl_jax.text.conversation import Conversation, HostTask
 from agentrl_jax.types import Params, Rollout
@@ -125,14 +125,8 @@ class HostCollect:
         )
 
     def programs(self, task: HostTask) -> Programs:
-        length = windows.cache_tokens(
-            self.max_tokens,
-            window=self.window,
-            prefix=task.prefix.shape[0],
-            width=task.width,
-            max_response=self.settings['max_response'],
-            keeps=task.agent.writes,
-        )
+        context = windows.Context.of(task, self.window, self.settings['max_response'])
+        length = context.cache_tokens(self.max_tokens)
         return build_programs(self.local, cache_tokens=length, **self.settings)
 
     def __call__(
@@ -140,10 +134,17 @@ class HostCollect:
     ) -> tuple[Rollout, dict[str, np.ndarray]]:
         level, rows = local_rows(episodes.level)
         task = jax.tree.map(lambda x: np.asarray(x), task)
+        calls = WorldCalls(
+            self.worlds.pool,
+            self.policy,
+            log=self.worlds.log,
+            say=say,
+            asked=self.worlds.asked,
+        )
         playing = self.rollout(
             self.programs(task),
-            self.worlds.pool,
             self.worlds.conversation,
+            calls,
             params=on_local_mesh(self.prepare(params), self.mesh, self.local),
             key=key,
             task=task,
@@ -153,10 +154,6 @@ class HostCollect:
             max_tokens=self.max_tokens,
             window=self.window,
             poll=self.poll,
-            policy=self.policy,
-            log=self.worlds.log,
-            say=say,
-            asked=self.worlds.asked,
             remember=self.reward is not None,
         )
         self.worlds.rollout = playing

@@ -63,6 +63,7 @@ class WorldCalls:
         say: Callable[[str], None],
         asked: Callable[[], bool],
     ):
+        """asked: whether the run should stop, which ends a rollout that waits for its worlds."""
         self.pool, self.policy = pool, policy
         self.log, self.say, self.asked = log, say, asked
         self.under_way: dict[int, Call] = {}  # of slots whose world is asked

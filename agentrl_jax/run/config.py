@@ -20,7 +20,7 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.imitation.clone import Clone
 from agentrl_jax.machine import files
 from agentrl_jax.machine.sharding import MeshSizes
-from agentrl_jax.measure.collapse import Alarm
+from agentrl_jax.measure.collapse import Alarms
 from agentrl_jax.models.lora import Lora
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
@@ -62,7 +62,7 @@ class Config:
     evol: Evolution = Evolution()
     eval: sections.Eval = sections.Eval()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
-    alarm: Alarm = Alarm()
+    alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
