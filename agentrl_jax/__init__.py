@@ -11,7 +11,7 @@ A step of training is five pure functions over four frozen pytrees. Shapes stand
   collect(params, task, episodes, key)            -> Rollout    plays episodes, all on the device
   select(rollout)                                 -> Rollout    keeps the groups that train
   score(params, critic, reference, rollout)       -> Scores
-  ALGORITHMS[name].make_batch(rollout, scores)    -> Batch      advantages; .loss is its surrogate
+  ALGORITHMS[name]().make_batch(rollout, scores)  -> Batch      advantages; .loss is its surrogate
   update_step(state, batch)                       -> TrainState, metrics
 
 What they act on: a world of ENVIRONMENTS, which build_task turns into a conversation in token ids

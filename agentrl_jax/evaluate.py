@@ -50,41 +50,45 @@ from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report
 from agentrl_jax.records.progress import live_line
-from agentrl_jax.run import collecting, derived, hosts, saved_config
+from agentrl_jax.run import collecting, hosts, saved_config
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import Config, comparable, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import comparable, config_dict, unplayed
+from agentrl_jax.run.state import unplayed
 from agentrl_jax.run.streams import EVALUATE, Streams
 
 
 def evaluate(
-    cfg: Any,
+    given: Any,
     workdir: str,
     out: str,
     step: int | None,
     trajectories_file: str = '',
     replay: str = '',
 ) -> dict[str, float]:
-    """Plays the pool of cfg.eval.split once and writes what came out; returns the metrics.
+    """Plays the pool of eval.split once and writes the results; returns the metrics.
 
-    trajectories_file: a file for the episodes as trajectories; '' = none. replay: a log of replies,
-    of this checkpoint and split, that takes the place of worlds on hosts; '' = none.
+    given: the ConfigDict. trajectories_file: a file for the episodes as trajectories; '' = none.
+    replay: a log of replies, of this checkpoint and split, that takes the place of worlds on hosts;
+    '' = none.
     """
-    if cfg.env.mix:
+    if given.env.mix:
+        names = ', '.join(str(world) for world, *_ in given.env.mix)
         raise ValueError(
-            f'env.mix={cfg.env.mix!r} are several worlds, which are evaluated one by one: give '
-            f"--config.env.mix='()' and --config.env.name, one of {', '.join(derived.worlds(cfg))}"
+            f'env.mix={given.env.mix!r} are several worlds, which are evaluated one by one: give '
+            f"--config.env.mix='()' and --config.env.name, one of {names}"
         )
-    origin = saved_config.origin(workdir, config_dict(cfg), step=step)
+    origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
-    run = build(cfg, probe=not replay)
-    params = run.params
+    run = build(given, probe=not replay)
+    cfg, params = run.cfg, run.params
     if workdir:
-        saved = comparable(checkpoint.read_extra(workdir, step=origin.step)['config'])
+        saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
-        now = comparable(config_dict(run.cfg))
-        checkpoint.check_config(saved, now, may_differ=(*MAY_DIFFER, *chosen, *unplayed(run.cfg)))
+        now = comparable(saved_with(run.face))
+        may_differ = (*MAY_DIFFER, *chosen, *unplayed(cfg))
+        checkpoint.check_config(saved, now, may_differ=may_differ)
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
@@ -115,18 +119,12 @@ def evaluate(
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
     passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
-    keep(
-        folder / f'{name}.json',
-        metrics
-        | {
-            'pass_at': {
-                str(k): {'mean': mean, 'low': low, 'high': high}
-                for k, (mean, (low, high)) in passed.items()
-            }
-        }
-        | {'settings': settings_of(run.cfg), 'checkpoint': origin.fields()},
-    )
-    # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
+    pass_at = {
+        str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
+    }
+    made_with = {'settings': settings_of(cfg), 'checkpoint': origin.fields()}
+    keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | made_with)
+    # Samples of a level side by side; rows after them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
     host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, played.episodes))
@@ -144,7 +142,7 @@ def evaluate(
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,
-        about=about.of_run(run.cfg, sys.argv) | checkpoint_name,
+        about=about.of_run(run.face, sys.argv) | checkpoint_name,
     )
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)
@@ -154,7 +152,7 @@ def evaluate(
     return metrics
 
 
-def settings_of(cfg: Any) -> dict[str, Any]:
+def settings_of(cfg: Config) -> dict[str, Any]:
     """What an evaluation was made with, that another one of the same checkpoint may differ in."""
     return {
         'env': cfg.env.name,
@@ -181,20 +179,18 @@ def keep(path: Path, record: dict[str, Any]) -> None:
     earlier = []
     if path.exists():
         before = files.read_json(path)
-        rest = before.pop('earlier') if 'earlier' in before else []
+        rest = before.pop('earlier', [])
         earlier = [one for one in (before, *rest) if key_of(one) != key_of(record)]
     files.write_atomic(path, json.dumps(record | {'earlier': earlier}, indent=2) + '\n')
 
 
 def key_of(record: dict[str, Any]) -> tuple:
-    """What tells evaluations apart; None for what was not kept when one was made.
+    """What distinguishes evaluations; None for what older ones did not keep.
 
     Of a model without a run the hash is that of the evaluation's own config.
     """
-    origin = record['checkpoint'] if 'checkpoint' in record else {}
-    names = ('workdir', 'step', 'config_hash')
-    settings = record['settings'] if 'settings' in record else None
-    return settings, *(origin[name] if name in origin else None for name in names)
+    origin = record.get('checkpoint', {})
+    return record.get('settings'), *map(origin.get, ('workdir', 'step', 'config_hash'))
 
 
 def describe(

@@ -51,6 +51,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
 
@@ -58,9 +59,9 @@ from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import Model, lora, weights
 from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
-from agentrl_jax.run import derived, parts, saved_config
+from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run.config import Config, as_json, read, read_saved
 from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
-from agentrl_jax.run.state import config_dict
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
@@ -112,10 +113,8 @@ def export_hf(
         _write_configs(folder, hf, model_source, tokenizer, budget or {})
         if tokenizer is not None:
             hf_folder.compare(tokenizer, folder)
-        if card is not None:
-            (folder / 'README.md').write_text(card, encoding='utf-8')
 
-    return _appear(out_dir, write)
+    return _appear(out_dir, write, card)
 
 
 def export_adapter(
@@ -157,10 +156,8 @@ def export_adapter(
     def write(folder):
         save_file(tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'})
         _write_json(folder / 'adapter_config.json', settings)
-        if card is not None:
-            (folder / 'README.md').write_text(card, encoding='utf-8')
 
-    return _appear(out_dir, write)
+    return _appear(out_dir, write, card)
 
 
 def _free(out_dir: str | Path) -> Path:
@@ -171,12 +168,14 @@ def _free(out_dir: str | Path) -> Path:
     return out_dir
 
 
-def _appear(out_dir: Path, write: Callable[[Path], None]) -> Path:
-    """Lets write(folder) fill a folder that gets its name when it is complete."""
+def _appear(out_dir: Path, write: Callable[[Path], None], card: str | None) -> Path:
+    """Lets write(folder) fill a folder, with a card, that gets its name when it is complete."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
     try:
         write(temporary)
+        if card is not None:
+            (temporary / 'README.md').write_text(card, encoding='utf-8')
         # Folders of mkdtemp and files of safetensors are private, whatever the umask says.
         mask = os.umask(0)
         os.umask(mask)
@@ -205,10 +204,9 @@ def _plan(config: Model, itemsize: int, max_bytes: int) -> list[list[str]]:
 
 def _tensors(params: Params, paths: list[str], dtype: str) -> Iterator[tuple[str, np.ndarray]]:
     """(HuggingFace name, tensor in its layout and dtype); gathers from all processes."""
+    leaves = traverse_util.flatten_dict(params, sep='/')
     for path in paths:
-        leaf = params
-        for part in path.split('/'):
-            leaf = leaf[part]
+        leaf = leaves[path]
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             leaf = multihost_utils.process_allgather(leaf, tiled=True)
         array = np.asarray(leaf).astype(DTYPES[dtype])
@@ -271,24 +269,25 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
-def base_is_folder(cfg: Any) -> bool:
+def base_is_folder(cfg: Config) -> bool:
     """Whether model.path is the model under the adapters, and PEFT can read it."""
-    return base_is_given(cfg) and files.local_path(cfg['model']['path']).is_dir()
+    return base_is_given(cfg) and files.local_path(cfg.model.path).is_dir()
 
 
 def export_checkpoint(
-    cfg: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
+    given: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
 ) -> Path:
     """A part of a checkpoint (the newest one if step is None) as a folder."""
+    cfg = read(given, None)
     if part != 'policy' and not cfg.lora.rank:
         raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
-    origin = saved_config.origin(workdir, config_dict(cfg), step=step)
+    origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
     step = origin.step
-    saved = checkpoint.read_extra(workdir, step=step)['config']
-    if 'lora' in saved:  # runs of older versions have none; alpha shows in no tensor
-        ours = config_dict(cfg)['lora']
-        checkpoint.check_config({'lora': saved['lora']}, {'lora': ours})
+    extra = checkpoint.read_extra(workdir, step=step)
+    if 'lora' in extra['config']:  # runs of older versions have none; alpha shows in no tensor
+        saved, ours = extra['config']['lora'], as_json(given)['lora']
+        checkpoint.check_config({'lora': saved}, {'lora': ours})
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)
@@ -296,11 +295,11 @@ def export_checkpoint(
     record = files.local_path(workdir)
     card = model_card.text(
         Path(out).name,
-        cfg,
+        given,
         origin=origin.fields(),
         record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
-        opening=derived.answer_opening(cfg),
+        opening=cfg.answer_opening,
     )
     if part == 'adapter':
         return export_adapter(
@@ -310,7 +309,7 @@ def export_checkpoint(
             alpha=cfg.lora.alpha,
             dtype=dtype,
             targets=lora.target_names(cfg.lora.targets),
-            base=cfg.model.path if base_is_folder(saved) else None,
+            base=cfg.model.path if base_is_folder(read_saved(extra)) else None,
             card=card,
         )
     if part == 'policy':

@@ -49,7 +49,7 @@ from agentrl_jax.planning.hardware import GIB
 from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
-# An answer is taken to be a fifth of rollout.max_response unless told otherwise; short ones whole
+# An answer is assumed to be a fifth of rollout.max_response; a short one, all of it
 ANSWER_SHARE, SHORT_ANSWER = 5, 16
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
 

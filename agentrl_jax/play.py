@@ -38,7 +38,8 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import pages
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import derived, parts
+from agentrl_jax.run import config, parts
+from agentrl_jax.run.config import Config
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer
@@ -151,7 +152,7 @@ def pieces(rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, bool]]:
 
 
 def watch(
-    cfg: Any,
+    cfg: Config,
     workdir: str,
     split: str,
     *,
@@ -168,7 +169,7 @@ def watch(
     tokenizer = parts.build_tokenizer(cfg)
     mesh = parts.build_mesh(cfg, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, split, None)
-    config, params = parts.load_run(files.local_path(workdir), mesh=mesh)
+    model, params = parts.load_run(files.local_path(workdir), mesh=mesh)
     stream = jnp.arange(2, dtype=jnp.int32)  # of one row XLA makes other programs
     collect = jax.jit(
         lambda params, task, listed, key: device.collect(
@@ -176,7 +177,7 @@ def watch(
             task,
             listed,
             key,
-            config=config,
+            config=model,
             slots=2,
             serve_rows=2,
             max_tokens=cfg.rollout.max_tokens,
@@ -213,10 +214,11 @@ def main() -> None:
     try:
         if not given.workdir and given.config is None:
             raise ValueError('name a --config to play yourself, or a --workdir to watch its policy')
-        cfg = given.config
-        if cfg is None:
+        if given.config is None:
             cfg = parts.config_of_run(files.local_path(given.workdir))
-        if derived.on_hosts(cfg):
+        else:
+            cfg = config.read(given.config)
+        if cfg.on_hosts:
             raise ValueError(
                 f'env.name={cfg.env.name!r} is on hosts; what its worlds say is in replies.jsonl '
                 'and on the pages of a run'

@@ -38,45 +38,30 @@ if __name__ == '__main__':
 
 import contextlib
 import dataclasses
-import functools
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from agentrl_jax.machine import checkpoint, files, memory, profiling, sharding
-from agentrl_jax.measure import collapse, totals, validation
-from agentrl_jax.planning import fit, work
-from agentrl_jax.records import about, pages, report, run_log
-from agentrl_jax.records.beacon import Beacon
-from agentrl_jax.records.progress import Progress
+from agentrl_jax.machine import checkpoint, files, sharding
+from agentrl_jax.measure import collapse, validation
+from agentrl_jax.planning import fit
+from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import world_calls
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import check, collecting, derived, effective, hosts, mixture, roll_back
+from agentrl_jax.run import collecting, config, hosts, roll_back
 from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
+from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import keep_best, player_of, policy_of
-from agentrl_jax.run.state import Opened, next_iteration, open_state, saved_beside, space_needed
+from agentrl_jax.run.recorder import Played, Recorder
+from agentrl_jax.run.state import RunState, next_iteration, open_state, saved_beside, space_needed
 from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, PAIRS, SHUFFLE, Streams
-from agentrl_jax.types import Params, Rollout, TrainState
-
-WARM_UP_STEPS = 2  # steps in which programs may compile
+from agentrl_jax.types import Params, TrainState
 
 
-class Played(NamedTuple):
-    """What the page of a step shows."""
-
-    rollout: Rollout
-    episodes: Episodes | tuple[Episodes, ...]  # of a mixture those of each world
-    key: jax.Array  # that collect was given
-    horizon: int  # turns that an episode could have
-    rows: jax.Array  # int32 [b]  rows of the update
-    advantages: jax.Array  # float32 [b, T]
-
-
-def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bool) -> tuple:
+def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: bool) -> tuple:
     """One cycle: (state, metrics on the device, tokens sampled, what a page shows).
 
     first: the first step of this process, which compiles all that later steps need.
@@ -84,14 +69,14 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     cfg, programs, streams, frozen = run.cfg, run.training, opened.streams, opened.frozen
     policy, every = player_of(state, frozen.model), cfg.alarm.mi_every
     began = time.monotonic()
-    horizon = derived.turn_limit(cfg, step)
+    horizon = cfg.turn_limit(step)
     task = programs.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
     (rollout, episodes), sampled, measured = collecting.collect(run, policy, task, streams, step)
     collected = time.monotonic()
     if every and (first or step % every == 0):
         information = programs.information(policy, programs.task, rollout, streams.key(PAIRS, step))
         measured |= {} if step % every else information
-    every = cfg.fork.value_every
+    every = cfg.forks.value_every
     if every and (first or step % every == 0):
         keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
         error, counters = programs.critic_error(state, frozen, task, *keys)
@@ -110,7 +95,7 @@ def train_step(run: Run, opened: Opened, state: TrainState, step: int, first: bo
     return state, measured, sampled, played
 
 
-def split_of(cfg: Any, pool: Validation) -> str:
+def split_of(cfg: Config, pool: Validation) -> str:
     """The split that a pool is of, or the world of eval.worlds."""
     world = f'_{pool.task.env.name}' if cfg.env.mix else ''
     other = pool.prefix.removeprefix('eval').removesuffix(world)
@@ -118,7 +103,7 @@ def split_of(cfg: Any, pool: Validation) -> str:
 
 
 def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[str, float]:
-    """Every level of the held-out pools, the same luck every time."""
+    """Every level of the held-out pools, with a fixed seed."""
     found, counts = {}, []
     for programs in run.pools:
         key = streams.key(EVALUATE)
@@ -131,44 +116,44 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         counts.append(jax.device_get(programs.count(rollout, programs.task)))
         found |= validation.summarise(counts[-1], programs.prefix)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
-        together = validation.total(counts[: len(derived.worlds(run.cfg))])
+        together = validation.total(counts[: len(run.cfg.env.worlds)])
         found |= validation.summarise(together)
     return found
 
 
-def train(cfg: Any, workdir: str, *, fallback: bool = False) -> int:
+def train(given: Any, workdir: str, *, fallback: bool = False) -> int:
     """Runs or resumes a run; with `fallback` from an older checkpoint where newer ones are damaged.
 
     Returns the exit code: 0; 1 when an alarm or steps that kept nothing ended the run, or nothing
-    was trained; 75 when it was asked to stop and is to be resumed.
+    was trained; 75 if preempted; rerun to resume.
     """
     with processes.only_training(workdir) as alone_in:
-        return resume(cfg, alone_in, fallback)
+        return resume(given, alone_in, fallback)
 
 
-def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
-    """train() in a workdir that is its own."""
-    run = build(cfg)
-    cfg = run.cfg  # the effective one
+def resume(given: Any, workdir: Path, fallback: bool) -> int:
+    """train() in a workdir that is its own; given: the ConfigDict."""
+    run = build(given)
+    cfg = run.cfg
     there = files.size_of(workdir / checkpoint.FOLDER)
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
-        report.write_reference(workdir, pools, len(derived.worlds(cfg)))
+        report.write_reference(workdir, pools, len(cfg.env.worlds))
     if fallback:
         checkpoint.set_aside_damaged(workdir)
-    code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, cfg)
+    code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, run.face)
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
         opened = open_state(run, checkpoints, streams)
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
-        with preemption:  # until all is saved, for launchers repeat their signals
+        with preemption:  # hold until saved: launchers resend signals
             with hosts.playing(run, workdir, int(opened.state.step), preemption.may_leave):
                 code, state = play(run, opened, checkpoints, workdir, preemption, curves)
             if code is not None and state is not None:
-                checkpoint.save(checkpoints, int(state.step), state, saved_beside(cfg, streams))
+                checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
             checkpoint.close(checkpoints)
     if jax.process_index() == 0:
         curves.draw()
@@ -183,7 +168,7 @@ def resume(cfg: Any, workdir: Path, fallback: bool) -> int:
 
 def play(
     run: Run,
-    opened: Opened,
+    opened: RunState,
     checkpoints: checkpoint.Checkpoints,
     workdir: Path,
     preemption: processes.Preemption,
@@ -192,178 +177,69 @@ def play(
     """The steps from the state on: (exit code, None after a roll back; state to be saved)."""
     cfg, state, streams = run.cfg, opened.state, opened.streams
     first, model = int(state.step), opened.frozen.model
-    if jax.process_index() == 0:
-        run_log.write_config(workdir, cfg, sys.argv)
-        pages.cut(workdir, first)
     with (
-        run_log.RunLog(
-            workdir,
-            resume_step=first,
-            tensorboard=cfg.log.tensorboard,
-            wandb_project=cfg.log.wandb_project,
-            config=cfg,
-            process_index=jax.process_index(),
-        ) as log,
-        Progress(cfg.steps, 'training', done=first) as progress,
-        Beacon(workdir, progress.now),
-        profiling.Trace(
-            workdir, first=first + WARM_UP_STEPS, last=last_traced(cfg, first)
-        ) as trace,
+        Recorder(run, workdir, first, streams.roll_backs) as record,
         contextlib.suppress(world_calls.Interrupted),
     ):
-        compiled, warm, validated = processes.CompileCounter(), None, False
-        history = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-        # Other processes have not cut it yet
-        history = [row for row in history if row['step'] < first]
-        progress.watch('worlds', functools.partial(hosts.in_flight, run))
-        progress.say(f'step {first}: compiling the programs of validation, rollout and update')
         for step in range(first, cfg.steps + 1):
-            began, row, before = time.monotonic(), {}, compiled.count
-            trains = step < cfg.steps  # behind the last step there is only a validation
+            record.begin(step)
+            row, sampled = {}, None
             if validation_due(cfg, step):
-                with compiled:
+                with record.validating():
                     row |= validate(run, policy_of(state.params, model), streams, step)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
-                    saved = saved_beside(cfg, streams) | success
-                    keep_best(workdir, state.params, saved, history)
-                if warm is not None and not validated:  # a resumed run validates late at first
-                    warm += compiled.count - before
-                validated = True
-            if trains:
+                    saved = saved_beside(run, streams) | success
+                    keep_best(workdir, state.params, saved, record.history)
+            if step < cfg.steps:  # the last iteration only evaluates
                 state = next_iteration(run, state, step, workdir)
-                with compiled, trace.step(step):
+                with record.training():
                     state, measured, sampled, played = train_step(
                         run, opened, state, step, step == first
                     )
                     row |= jax.device_get(measured)
-            if step == first:
-                spent = f'{compiled.seconds:.0f} s for {compiled.count} programs'
-                progress.say(f'step {step} is done, compiled: {spent}')
-            if warm is None and step - first + 1 == WARM_UP_STEPS:
-                warm = compiled.count
-            row['time/step_s'] = time.monotonic() - began
-            row['perf/recompiles'] = 0 if warm is None else compiled.count - warm
-            if trains:
-                row['time/update_s'] = row['time/step_s'] - row['time/collect_s']
-                row['perf/tokens_per_s'] = sampled / row['time/step_s']
-                row |= work.rates(cfg, run.config, run.mesh.devices.flat, row)
-            row |= totals.so_far(
-                history,
-                row,
-                step,
-                sampled=sampled if trains else 0,
-                episodes=derived.episodes(cfg),
-            )
-            row |= memory.peaks()
-            history.append(run_log.plain_row(step, row))
-            alarms = roll_back.watch(history, cfg.alarm, used=streams.roll_backs)
-            log.write(step, history[-1])
-            if not trains:
+            row, alarms = record.write(row, sampled)
+            if sampled is None:
                 break
-            collecting.check_finite(
-                int(row['rollout/nonfinite']), sampled, f'step {step}, training episodes'
-            )
-            progress.advance(1, **progress_figures(history))
+            where = f'step {step}, training episodes'
+            collecting.check_finite(int(row['rollout/nonfinite']), sampled, where)
+            record.advance()
             curves.draw_if_due()
-            if page_due(cfg, step):
-                save_page(run, workdir, step, policy_of(state.params, model), played)
+            record.page(policy_of(state.params, model), played)
             # Before anything is saved: a run that is killed here and resumed comes here again.
             action = roll_back.react(
                 alarms,
-                cfg.alarm,
+                record.alarm,
                 step,
                 workdir,
                 checkpoints,
                 used=streams.roll_backs,
-                say=progress.say,
+                say=record.say,
             )
             if action:
                 return (1 if action == 'stop' else None), state
             if preemption.agreed():
-                progress.say(f'asked to stop: step {step + 1} is being saved')
+                record.say(f'asked to stop: step {step + 1} is being saved')
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
-                checkpoint.save(checkpoints, step + 1, state, saved_beside(cfg, streams))
-            if problem := collapse.starved(history, cfg.filter.max_empty):
-                progress.say(f'step {step}: {problem}')
+                checkpoint.save(checkpoints, step + 1, state, saved_beside(run, streams))
+            if problem := collapse.starved(record.history, cfg.algorithm.filter.max_empty):
+                record.say(f'step {step}: {problem}')
                 return 1, state
-            if hint := collapse.unvaried(history):
-                progress.say(f'step {step}: {hint}')
-        if problem := collapse.untrained(history):
-            progress.say(problem)
+            if hint := collapse.unvaried(record.history):
+                record.say(f'step {step}: {hint}')
+        if problem := collapse.untrained(record.history):
+            record.say(problem)
             return 1, state
         return 0, state
     # Asked to stop while worlds were down. An iteration that has begun cannot be begun once more.
-    begun = derived.begins_iteration(cfg, int(state.step))
+    begun = cfg.begins_iteration(int(state.step))
     return processes.EXIT_PREEMPTED, None if begun else state
 
 
-def validation_due(cfg: Any, step: int) -> bool:
+def validation_due(cfg: Config, step: int) -> bool:
     every = cfg.eval.every
     return step in (0, cfg.steps) or bool(every and step % every == 0)
-
-
-def page_due(cfg: Any, step: int) -> bool:
-    every = cfg.log.rollouts_every
-    return step == cfg.steps - 1 or bool(every and step % every == 0)
-
-
-def last_traced(cfg: Any, first: int) -> int:
-    """The last step of the trace of a run that starts at `first`; its own last step at the most."""
-    return min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
-
-
-def progress_figures(history: list[dict]) -> dict[str, float]:
-    """What the progress bar says."""
-    evaluated = [row['eval/success'] for row in history if 'eval/success' in row]
-    return {
-        'success': history[-1]['rollout/success'],
-        'held-out': evaluated[-1] if evaluated else float('nan'),
-        'return': history[-1]['rollout/return'],
-        'entropy': history[-1]['policy/entropy'],
-    }
-
-
-def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played) -> None:
-    """The rollout of a step as a page, with the ratios its update led to."""
-    rollout, episodes = jax.tree.map(processes.fetch, (played.rollout, played.episodes))
-    after = processes.fetch(run.training.rescore(policy, played.rollout))
-    spread = np.full(rollout.tokens.shape, np.nan, np.float32)
-    spread[processes.fetch(played.rows)] = processes.fetch(played.advantages)
-    if jax.process_index():
-        return
-    extras = {'ratio': np.exp(after - rollout.logprobs), 'advantages': spread}
-    shown = [(f'step_{step:06d}', run.training.task, episodes, (rollout, extras))]
-    if run.cfg.env.mix:  # a page for each world
-        parts = mixture.blocks(run.training.task, (rollout, extras))
-        shown = [
-            (f'{task.env.name}_step_{step:06d}', task, listed, rows)
-            for (task, rows), listed in zip(parts, episodes, strict=True)
-        ]
-    for name, task, listed, (rows, beside) in shown:
-        pages.write(
-            workdir,
-            name,
-            rows,
-            task=task.replace(turn_limit=np.int32(played.horizon)),
-            tokenizer=run.tokenizer,
-            streams=listed.world_stream,
-            key=played.key,
-            replies=hosts.said(
-                run,
-                task.env.name,
-                workdir / hosts.log_name(hosts.log_stem(run.cfg, task.env.name)),
-                listed.token_stream,
-                step=step,
-                split='train',
-            ),
-            group_size=run.cfg.rollout.group_size,
-            title=f'training rollout of step {step}',
-            extras=beside,
-            limit=pages.PAGE_EPISODES,
-            about=about.of_run(run.cfg, sys.argv),
-        )
 
 
 def main() -> None:
@@ -372,10 +248,10 @@ def main() -> None:
     command.check_backend()
     try:
         if given.show_config:
-            print(effective.show(given.config))
-            check.check(given.config)
+            print(config.show(given.config))
+            config.read(given.config)
             sys.exit(0)
-        check.check(given.config)
+        config.read(given.config)
         fit.check(given.config)
         code = train(given.config, given.workdir, fallback=given.fallback)
     except checkpoint.Damaged as error:

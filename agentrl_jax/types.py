@@ -229,3 +229,11 @@ class Demonstrations:
     def logprobs(self) -> jax.Array:
         """float32 [N, T]: zeros, since no policy of ours sampled these tokens."""
         return jnp.zeros(self.tokens.shape, jnp.float32)
+
+
+@struct.dataclass
+class Frozen:
+    """Parameters that a run reads and never changes."""
+
+    model: Params  # under the adapters of policy and critic; {} without LoRA
+    reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it

@@ -140,9 +140,9 @@ def padded(episodes: list[list[Step]], length: int) -> np.ndarray:
 
 def compare(names: Sequence[str], count: int, seed: int = 0) -> dict[str, Any]:
     """Differences in `count` episodes of the named levels."""
-    env, rng = BabyAI(), np.random.default_rng(seed)
+    env, rng = BabyAI(levels=','.join(names)), np.random.default_rng(seed)
     per_level = -(-count // len(names)) * len(names)
-    params = env.make_params(None, num_levels=per_level, seed=seed, levels=','.join(names))
+    params = env.make_params(None, num_levels=per_level, seed=seed)
     level, episodes = recorded(params, rng, count)
     longest = -(-max(map(len, episodes)) // 64) * 64
     ours = jax.device_get(REPLAY(env, params, level, padded(episodes, longest)))

@@ -29,14 +29,14 @@ from agentrl_jax.envs.hosts import HOSTS, agentgym
 
 BABYAI = ('GoToLocalS8N7', 'PickupLoc', 'Open', 'BossLevel')  # levels that minigrid is timed on
 WORLDS = {
-    'bandit': (Bandit(), {}),
-    'frozen_lake 4x4': (FrozenLake(), {}),
-    'sokoban 6x6, 1 box': (Sokoban(), {}),
-    'sokoban 8x8, 2 boxes': (Sokoban(dim=8, num_boxes=2), dict(search_depth=10)),
-    'babyai, 40 levels': (BabyAI(), {}),
-    'babyai, macro': (BabyAI(actions='macro'), {}),
-    'library': (Library(), {}),
-    **{name: (world(), {}) for name, world in GAMES.items()},
+    'bandit': Bandit(),
+    'frozen_lake 4x4': FrozenLake(),
+    'sokoban 6x6, 1 box': Sokoban(),
+    'sokoban 8x8, 2 boxes': Sokoban(dim=8, num_boxes=2, search_depth=10),
+    'babyai, 40 levels': BabyAI(),
+    'babyai, macro': BabyAI(actions='macro'),
+    'library': Library(),
+    **{name: world() for name, world in GAMES.items()},
 }
 HOST_WORLDS = {'textcraft': 4000, 'search': 1000, 'shop': 1000, 'sciworld': 100, 'miniwob': 50}
 GOALS = {'babyai, 40 levels': 50_000, 'babyai, macro': 5_000}  # with lines; an action is a way
@@ -185,8 +185,8 @@ def host_world(name: str) -> float:
 
 def measured(name: str, batch: int, steps: int) -> dict[str, Any]:
     """All figures of one world."""
-    env, pool = WORLDS[name]
-    params = env.make_params(num_levels=256, **pool)
+    env = WORLDS[name]
+    params = env.make_params(num_levels=256)
     host = host_rates(name, params)
     runs = {
         'single': measure(env, params, 1, steps, lines=False),

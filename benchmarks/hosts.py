@@ -136,11 +136,11 @@ def zero_latency(
     *, episodes: int, slots: int, turns: int, new: int, repeats: int, **shape: int
 ) -> dict[str, Any]:
     """Part 1."""
-    tokenizer, env = load_tokenizer(BUNDLED_TOKENIZER), FrozenLake()
+    tokenizer, env = load_tokenizer(BUNDLED_TOKENIZER), FrozenLake(success_rate=1.0)
     vocab = -(-tokenizer.vocab_size // 64) * 64
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
-    lake = env.make_params('train', num_levels=LEVELS, success_rate=1.0)
+    lake = env.make_params('train', num_levels=LEVELS)
     task = build_task(
         env, lake, tokenizer, style='brief', max_turns=turns, max_actions_per_episode=BUDGET
     )

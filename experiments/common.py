@@ -27,7 +27,7 @@ from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec, metrics_of, show
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import spec as sweep_spec
 from agentrl_jax.sweeps.status import Overrides
 

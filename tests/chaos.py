@@ -4,17 +4,17 @@
 
 Each round takes a kind of run: an algorithm, a mixture of worlds, an agent that plans or tries its
 levels twice, adapters, the best policy kept beside the newest, worlds on servers that the run
-starts, two processes (KINDS); a sweep of two runs; a disk that fills (where this user may mount
-one). It trains the undisturbed twin once, then starts the same again and again and disturbs it at a
-random moment: some seconds after its start, after some step, or while a checkpoint is being saved.
-At last it may finish; rows of metrics (times aside), every array of the newest checkpoint and of
-the best policy, the pages and what worlds on hosts said must be the twin's. A round is over after
---a_run kills, and all kinds are taken in turn, in random order.
+starts, two processes (KINDS); a sweep of two runs. It trains the undisturbed twin once, then starts
+the same again and again and disturbs it at a random moment: some seconds after its start, after
+some step, or while a checkpoint is being saved. At last it may finish; rows of metrics (times
+aside), every array of the newest checkpoint and of the best policy, the pages and what worlds on
+hosts said must be the twin's. A round is over after --a_run kills, and all kinds are taken in turn,
+in random order.
 
 Disturbances are SIGKILL; SIGTERM or SIGINT, to be obeyed; SIGTERM and soon SIGKILL, a preemption;
 SIGSTOP for a while and then SIGKILL. Of two processes one is killed, asked to stop, or stopped for
-good, as by a host that hangs: the other one must then end by itself, and say so. So must a run
-whose disk has filled. Servers of worlds must end with the run that started them, however it ended.
+good, as by a host that hangs: the other one must then end by itself, and say so. Servers of
+worlds must end with the run that started them, however it ended.
 """
 
 import argparse
@@ -29,7 +29,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,12 +39,13 @@ import jax
 import micro_runs
 import numpy as np
 import psutil
+from test_multiprocess import variables_of
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from agentrl_jax.run.params import best_of
 
 KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP
@@ -73,7 +73,6 @@ SERVED = {  # training against worlds of a server that the run starts
 }
 TWICE = {'agent.trials': 2, 'env.max_turns': 5, 'curriculum.rounds': (5,)}  # a level is tried twice
 MARK = 'CHAOS_RUN'  # variable that all processes of a run have, its servers too
-DISK = 'size=24m'  # of which a run takes half
 SERVERS_S = 30  # within which the servers of a run that was killed have ended
 HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
 PATIENCE_S = 400  # within which what cannot go on has ended; jax waits 300 for one that never came
@@ -160,7 +159,7 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS)} | {
     'clock': Kind(GRPO.changes, program=JUMPING, twin='grpo'),
     'slow': Kind(GRPO.changes, program=WAITING, twin='grpo'),
 }
-SWEEP, FULL = 'sweep', 'full'  # of which there is more to say than a config
+SWEEP = 'sweep'  # of which there is more to say than a config
 
 
 def config_of(changes: dict[str, Any]):
@@ -246,12 +245,10 @@ class Chaos:
         self.started = [other for other in self.started if other.poll() is None] + [process]
         return process
 
-    def round(
-        self, name, start, compare, kills: int, *, twin='', place: pathlib.Path | None = None
-    ):
+    def round(self, name, start, compare, kills: int, *, twin=''):
         """One run, disturbed `kills` times at most, then compared with its twin."""
         twin = self.folder / f'twin_{twin or name}'
-        workdir = place or self.folder / f'round_{self.rounds}'
+        workdir = self.folder / f'round_{self.rounds}'
         if not twin.exists():
             began = time.monotonic()
             self.finish(name, twin, start(twin))
@@ -272,15 +269,14 @@ class Chaos:
         self.finish(name, workdir, start(workdir))
         compare(workdir, twin)
         self.rounds += 1
-        if place is None:
-            shutil.rmtree(workdir)
+        shutil.rmtree(workdir)
 
-    def finish(self, name: str, workdir: pathlib.Path, process: 'One | Pair') -> None:
+    def finish(self, name: str, workdir: pathlib.Path, process: 'Running') -> None:
         code = process.wait()
         assert code == 0, f'{name}: exit code {code} at its end, see {self.folder / "log"}'
         assert_alone(workdir)
 
-    def wait_for_moment(self, process: 'One | Pair', workdir: pathlib.Path, rows: int) -> str:
+    def wait_for_moment(self, process: 'Running', workdir: pathlib.Path, rows: int) -> str:
         """Returns at a random moment of the run, or when it has ended; what kind of moment."""
         there = rows_below(workdir)
         kind = self.rng.choice(('time', 'step', 'save') if there < rows else ('time',))
@@ -320,7 +316,7 @@ class Chaos:
         jax.tree.map(np.testing.assert_array_equal, one, other)
         self.leaves += len(jax.tree.leaves(one))
 
-    def train(self, kind: Kind, workdir: pathlib.Path) -> 'One | Pair':
+    def train(self, kind: Kind, workdir: pathlib.Path) -> 'Running':
         """Starts a run; its workdir says whether it is to be disturbed."""
         disturbed = kind.program and not workdir.name.startswith('twin')
         words = ['-c', kind.program] if disturbed else ['-m']
@@ -328,48 +324,22 @@ class Chaos:
         words += [f'--config.{name}={value}' for name, value in kind.changes.items()]
         mark = {MARK: f'{workdir}'}
         if kind.processes == 1:
-            return One(self.start(*words, **mark))
-        with socket.socket() as probe:
-            probe.bind(('localhost', 0))
-            port = probe.getsockname()[1]
-        joined = {
-            'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-            'JAX_NUM_PROCESSES': f'{kind.processes}',
-            'JAX_NUM_CPU_DEVICES': '1',
-            'AGENTRL_HEARTBEAT_S': f'{HEARTBEAT_S}',
-        }
+            return Running(self.start(*words, **mark))
+        mark |= {'JAX_NUM_CPU_DEVICES': '1', 'AGENTRL_HEARTBEAT_S': f'{HEARTBEAT_S}'}
         words.append(f'--config.mesh.data={kind.processes}')
-        each = range(kind.processes)
-        return Pair([self.start(*words, **mark, **joined, JAX_PROCESS_ID=f'{i}') for i in each])
+        both = variables_of(kind.processes)
+        return Running(*(self.start(*words, **mark, **variables) for variables in both))
 
     def of_kind(self, name: str, kills: int) -> None:
         kind = KINDS[name]
         compare = functools.partial(self.compare, kind.changes)
         self.round(name, functools.partial(self.train, kind), compare, kills, twin=kind.twin)
 
-    def of_full(self, kills: int) -> None:
-        """Its disk fills, it ends by itself, there is room again, the same command goes on."""
-        place = self.folder / 'disk'
-        place.mkdir(exist_ok=True)
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', DISK, 'none', str(place)], check=True)
-
-        def start(workdir):
-            here = workdir if workdir.name.startswith('twin') else place
-            return Filled(self, self.train(GRPO, here).process, place)
-
-        def compare(_, twin):
-            self.compare(GRPO.changes, place, twin)
-
-        try:
-            self.round(FULL, start, compare, kills, twin='grpo', place=place)
-        finally:
-            subprocess.run(['umount', '-l', str(place)], check=True)
-
     def of_sweep(self, kills: int) -> None:
         def start(workdir):
             sweep = f'--sweep={self.folder / "two_seeds.py"}'
             config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', '--jobs=2']
-            return One(self.start('-m', 'agentrl_jax.sweep', sweep, *config))
+            return Running(self.start('-m', 'agentrl_jax.sweep', sweep, *config))
 
         def compare(workdir, twin):
             runs = sorted(path.parent.name for path in twin.glob('*/finished.json'))
@@ -381,9 +351,8 @@ class Chaos:
         self.round(SWEEP, start, compare, kills)
 
     def of(self, name: str, kills: int) -> None:
-        others = {SWEEP: self.of_sweep, FULL: self.of_full}
-        if name in others:
-            others[name](kills)
+        if name == SWEEP:
+            self.of_sweep(kills)
         else:
             self.of_kind(name, kills)
 
@@ -429,78 +398,42 @@ def strike(process: subprocess.Popen, blow: tuple[int, ...], rng: random.Random)
     return '+'.join(signal.Signals(number).name for number in blow)
 
 
-class One:
-    """A process that is struck."""
+class Running:
+    """The processes of one run, of which one is struck."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process = process
-
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def wait(self) -> int:
-        return self.process.wait()
-
-    def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        """(signals, exit codes), or None if it had ended by itself."""
-        if self.has_ended():
-            self.wait()
-            return None
-        name = strike(self.process, rng.choice(BLOWS), rng)
-        return name, [self.process.wait()]
-
-
-class Filled(One):
-    """A process whose disk fills."""
-
-    def __init__(self, chaos: Chaos, process: subprocess.Popen, disk: pathlib.Path):
-        super().__init__(process)
-        self.log, self.disk = chaos.folder / 'log', disk
-        self.begin = self.log.stat().st_size
-
-    def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        if self.has_ended():
-            self.wait()
-            return None
-        filler = self.disk / 'filler'
-        with contextlib.suppress(OSError), filler.open('wb', buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
-        code = self.process.wait(PATIENCE_S)
-        filler.unlink()
-        said = self.log.read_bytes()[self.begin :].decode()
-        assert code == 0 or 'ree space' in said, said
-        return 'full', [code]
-
-
-class Pair:
-    """Two processes of one run, of which one is struck."""
-
-    def __init__(self, both: list[subprocess.Popen]):
-        self.both = both
+    def __init__(self, *processes: subprocess.Popen):
+        self.processes = list(processes)
 
     def has_ended(self) -> bool:
-        return any(process.poll() is not None for process in self.both)
+        return any(process.poll() is not None for process in self.processes)
 
     def wait(self) -> int:
         """0, or the exit code that is not."""
-        return max((process.wait() for process in self.both), key=abs)
+        return max((process.wait() for process in self.processes), key=abs)
 
     def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        """Strikes one of them; the other must follow by itself. None if one had ended before."""
+        """(signals, exit codes), or None if it had ended by itself.
+
+        The second code is of the process that was left alone; it must follow by itself.
+        """
+        several = len(self.processes) > 1
         if self.has_ended():
-            assert self.wait() == 0
+            code = self.wait()
+            assert code == 0 or not several
             return None
-        index, blow = rng.randrange(2), rng.choice(PAIR_BLOWS)
-        struck, other = self.both[index], self.both[1 - index]
+        index = rng.randrange(len(self.processes)) if several else 0
+        blow = rng.choice(PAIR_BLOWS if several else BLOWS)
+        others = list(self.processes)
+        struck = others.pop(index)
         name = strike(struck, blow, rng)
-        other.wait(PATIENCE_S)
+        for other in others:
+            other.wait(PATIENCE_S)
         if struck.poll() is None and blow == (STOP,):
             os.killpg(struck.pid, KILL)
         struck.wait(PATIENCE_S)
-        # The second code is of the one that was left alone.
-        assert other.returncode != 0 or struck.returncode == 0, f'{name} led to 0 of the other'
-        return f'{name} to process {index}', [struck.returncode, other.returncode]
+        codes = [process.returncode for process in (struck, *others)]
+        assert not several or codes[1] != 0 or codes[0] == 0, f'{name} led to 0 of the other'
+        return f'{name} to process {index}' if several else name, codes
 
 
 def main() -> None:
@@ -511,7 +444,7 @@ def main() -> None:
     parser.add_argument(
         '--only',
         default='',
-        help=f"with commas, of {', '.join(KINDS)}, {SWEEP}, {FULL}; '' = all",
+        help=f"with commas, of {', '.join(KINDS)}, {SWEEP}; '' = all",
     )
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
@@ -525,8 +458,7 @@ def main() -> None:
     # Children inherit signals that are ignored, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chaos = Chaos(folder, given.seed)
-    all_names = [*KINDS, SWEEP, *[FULL] * (os.geteuid() == 0)]
-    names = given.only.split(',') if given.only else all_names
+    names = given.only.split(',') if given.only else [*KINDS, SWEEP]
     waiting: list[str] = []
     try:
         while (done := chaos.tally.total()) < given.kills:

@@ -37,17 +37,15 @@ import numpy as np
 import psutil
 
 from agentrl_jax import train
-from agentrl_jax.envs.hosts import agentgym, environments
+from agentrl_jax.envs.hosts import agentgym, served
 from agentrl_jax.envs.hosts.connection import Connection
-from agentrl_jax.envs.hosts.environments import (
-    MiniWoBEnvironment,
-    SearchEnvironment,
-    Served,
-    ShopEnvironment,
-)
 from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.players import Player
+from agentrl_jax.envs.hosts.search.world import SearchEnvironment
+from agentrl_jax.envs.hosts.served import Served
 from agentrl_jax.envs.hosts.web import chromium, tabs
+from agentrl_jax.envs.hosts.web.miniwob import MiniWoBEnvironment
+from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout.keepers import Pool, Request
@@ -152,7 +150,7 @@ class Site:
     def close_left(self, urls: list[str]) -> None:
         """Closes worlds whose close got lost, as the next one that is opened here would."""
         with contextlib.closing(Connection(self.proxy.url, timeout_s=20, most_bytes=2**20)) as at:
-            for body, _ in environments.shared(tuple(urls)).take_left(self.proxy.url):
+            for body, _ in served.shared(tuple(urls)).take_left(self.proxy.url):
                 with contextlib.suppress(WorldError):
                     at.post('close', body)
 

@@ -1,4 +1,5 @@
 """Shared test settings: eight fake CPU devices, strict rank promotion, programs shared by all.
+from agentrl_jax.run.config import read as read_config
 
 Nearly all time goes into compiling. So XLA does it quickly rather than well, and what one process
 compiled the others load: the workers of pytest-xdist, the programs that tests start, and the next
@@ -25,8 +26,8 @@ BUILT = {}  # what this worker has built, by config and mesh: see shared_program
 MOST_PIECES = 20_000  # of memory, when a file of tests begins; the longest asks for 20,000 more
 # Files that take longest, first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    'distributed_training train mixture resume vine agents tables matrix env_games host_runs '
-    'context tpu_training tpu_scripts update'
+    'distributed_training runs resume env_games agents tables matrix train host_runs context '
+    'tpu_training tpu_scripts update mixture vine'
 ).split()
 
 
@@ -83,16 +84,16 @@ def shared_programs():
     """
     from agentrl_jax import train
     from agentrl_jax.run import parts
-    from agentrl_jax.run.effective import effective
+    from agentrl_jax.run.config import effective, read
 
     build = train.build
 
     def build_once(cfg):
         cfg = effective(cfg)
-        key = build_key(cfg), parts.build_mesh(cfg)
+        key = build_key(cfg), parts.build_mesh(read(cfg, None))
         if key not in BUILT:
             BUILT[key] = build(cfg)
-        return dataclasses.replace(BUILT[key], cfg=cfg)
+        return dataclasses.replace(BUILT[key], cfg=read(cfg, None), face=cfg)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, 'build', build_once)

@@ -18,11 +18,11 @@ SHOWN = 16  # episodes of the oracle among those that are played
 class World:
     """An environment under test, a pool of it, and what a little play of it meets."""
 
-    def __init__(self, env, pool=None):
-        self.env, self.pool = env, pool or {}
+    def __init__(self, env):
+        self.env = env
 
     def pools(self, split, seed=1):
-        return self.env.make_params(split, num_levels=LEVELS, seed=seed, **self.pool)
+        return self.env.make_params(split, num_levels=LEVELS, seed=seed)
 
     @functools.cached_property
     def params(self):
@@ -196,8 +196,6 @@ def rewards_are_multiples_of_the_quantum_within_the_bounds(world):
 
 
 def default_parameters_are_a_pool(world):
-    if world.pool:
-        pytest.skip('its levels are not the default ones')
     env = world.env
     _, state = env.reset(jax.random.key(0))
     assert env.num_levels(env.default_params) > 1 and int(state.time) == 0

@@ -30,10 +30,11 @@ import micro_runs
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.records import run_log
-from agentrl_jax.run import derived, parts
+from agentrl_jax.run import parts
 from agentrl_jax.run.build import build
-from agentrl_jax.run.params import Frozen, player_of
+from agentrl_jax.run.params import player_of
 from agentrl_jax.run.state import start_state
+from agentrl_jax.types import Frozen
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 # name: (world, changes); of a config file its name and changes
@@ -98,7 +99,7 @@ def play(name, devices):
     with tempfile.TemporaryDirectory() as workdir:
         code = train.train(cfg, workdir)
         rows = run_log.read_metrics(pathlib.Path(workdir) / run_log.METRICS_FILE)
-        state = micro_runs.saved_state(build(cfg).cfg, workdir)
+        state = micro_runs.saved_state(build(cfg).face, workdir)
     parts.build_mesh = make
     arrays = {
         jax.tree_util.keystr(path): digest(x.tobytes())
@@ -128,16 +129,14 @@ def lowered(run):
     key = jax.random.key(0)
     state = start_state(run, run.params)
     model = run.params if run.cfg.lora.rank else {}
-    frozen = Frozen(
-        model=model, reference=state.params if derived.needs_reference(run.cfg) else None
-    )
+    frozen = Frozen(model=model, reference=state.params if run.cfg.needs_reference else None)
     task = run.training.task
     episodes = run.training.draw(key, 0)
     policy = player_of(state, frozen.model)
     collect = run.training.collect.lower(policy, task, episodes, key).as_text()
     rollout = jax.eval_shape(run.training.collect, policy, task, episodes, key)[0]
     base = None
-    if derived.base_rows(run.cfg):
+    if run.cfg.base_rows:
         return [digest(collect.encode()), 'demonstrations join']
     learn = run.training.learn.lower(state, frozen, rollout, key, 1.0, base).as_text()
     return [digest(collect.encode()), digest(learn.encode())]

@@ -100,14 +100,17 @@ class Kept:
         return 5, self.play.instruction
 
     async def reset(self, number, item):
-        self.last = {'observation': self.play.reset(item)} | self.play.details()
+        self.last = {'observation': self.play.reset(item)} | self.details()
         return self.last
 
     async def step(self, number, action):
         reply = self.play.step(action)
         self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
-        self.last |= self.play.details()
+        self.last |= self.details()
         return self.last
+
+    def details(self):
+        return getattr(self.play, 'details', dict)()
 
     def told(self, number):
         return self.last
@@ -137,7 +140,7 @@ class Tests(HostEnvironment):
 def conversation_of(env, max_turns=4, answer_prefix='', max_observation=48):
     """(task, conversation) on 16 items in their order."""
     params = env.make_params(num_levels=16)
-    params = params.replace(items=np.sort(params.items))
+    params = params._replace(items=np.sort(params.items))
     conversation = Conversation(build_chat(tiny.tokenizer()), answer_prefix, max_observation)
     return build_host_task(env, params, conversation, max_turns=max_turns), conversation
 

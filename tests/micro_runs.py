@@ -11,7 +11,7 @@ import jax
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -62,9 +62,14 @@ def plain(name, **changes):
 
 @contextlib.contextmanager
 def one_device():
-    """Meshes are of the first device; the value makes those of all."""
+    """Meshes are of the first device, or of as many as the config names; the value makes others."""
     make = parts.build_mesh
-    parts.build_mesh = lambda cfg, devices=None: make(cfg, devices or jax.devices()[:1])
+
+    def smallest(cfg, devices=None):
+        count = max(cfg.mesh.data, 1) * cfg.mesh.fsdp * cfg.mesh.tensor
+        return make(cfg, devices or jax.devices()[:count])
+
+    parts.build_mesh = smallest
     try:
         yield make
     finally:

@@ -13,13 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import tiny_agents as tiny
 import toy_rollouts as toy
+import updates
 from flax import struct
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs.base import TextEnvironment, environment
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import update
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop, Scores
+from agentrl_jax.types import EpisodeStop, Scores, TrainState
 
 CELLS, TURNS, GROUPS, GROUP_SIZE, SEEDS = 8, 12, 6, 8, 8
 SYMBOLS = CELLS + 1  # what is seen: a cell or the pit; what is said: a name
@@ -130,19 +133,30 @@ def hidden(params, tokens, positions, attention_mask):
 @functools.cache
 def program(name):
     """Jitted (task, horizons int32 [steps], keys) -> (success, score, sampled tokens), per seed."""
-    algorithm = ALGORITHMS[name]
-    tx = update.make_optimizer(0.1, weight_decay=0.0, max_grad_norm=10.0)
+    algorithm = ALGORITHMS[name]()
+    tx = Optim(weight_decay=0.0, max_grad_norm=10.0).tx(0.1)
+    fns = ModelFns(hidden, lambda p: p['table'])
 
     def step(state, task_, key, horizon):
         rollout = play(state.params, key, task_.replace(turn_limit=horizon))
         zeros = jnp.zeros_like(rollout.logprobs)
         scores = Scores(old_logprobs=rollout.logprobs, ref_logprobs=zeros, values=zeros)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
-        state = toy.table_update(state, batch, algorithm, tx, hidden)
+        how = updates.settings(len(batch.tokens), tx=tx, algorithm=algorithm)
+        state, _ = update.update_step(state, batch, fns=fns, how=how)
         return state, rollout.action_mask.sum()
 
     def run(task_, horizons, key):
-        state = toy.table_state({'table': jnp.zeros((SYMBOLS, SYMBOLS))}, tx)
+        table = {'table': jnp.zeros((SYMBOLS, SYMBOLS))}
+        state = TrainState(
+            step=jnp.int32(0),
+            params=table,
+            opt_state=tx.init(table),
+            critic_params=None,
+            critic_opt_state=None,
+            kl_coef=jnp.float32(0),
+            skipped=jnp.int32(0),
+        )
         keys = jax.random.split(key, len(horizons) + 1)
         state, sampled = jax.lax.scan(
             lambda state, x: step(state, task_, *x), state, (keys[1:], horizons)

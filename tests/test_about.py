@@ -9,7 +9,7 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.records import about, model_card, run_log
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import flatten
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
 from configs import demo
 
 DEMO = flatten(effective(demo.get_config()).to_dict())

@@ -127,12 +127,6 @@ def test_rewards_land_on_the_last_action_token_of_their_turn_by_hand():
     )
 
 
-def test_an_episode_without_action_tokens_has_no_turn_end():
-    turn = row(0, 0, -1, dtype=jnp.int32)
-    assert not adv.turn_ends(jnp.zeros((1, 3), bool), turn).any()
-    assert not adv.place_on_turn_ends(row(1.0, 1.0), jnp.zeros((1, 3), bool), turn).any()
-
-
 def test_a_turn_with_zero_reward_is_a_boundary():
     """RAGEN takes non-zero rewards as turn ends, so a turn without reward vanishes there."""
     turn = row(0, 0, 1, 1, dtype=jnp.int32)
@@ -145,14 +139,6 @@ def test_a_turn_with_zero_reward_is_a_boundary():
     np.testing.assert_allclose(two, [[0.5, 0.5, 1, 1]])
     all_zero = adv.bi_level_gae(0 * rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
     np.testing.assert_array_equal(all_zero, np.zeros((1, 4)))
-
-
-def test_kl_in_the_reward_by_hand():
-    # r - .1 (old - ref) on the mask; infinities off it do not count
-    out = adv.subtract_kl(
-        row(1.0, 0.0), row(-1.0, jnp.inf), row(-3.0, 0.0), row(1, 0, dtype=bool), kl_coef=0.1
-    )
-    np.testing.assert_allclose(out, [[0.8, 0.0]], rtol=1e-6)
 
 
 # ---- golden vectors of the references -----------------------------------------------------------
@@ -182,14 +168,12 @@ def test_bi_level_gae_golden_vectors():
     np.testing.assert_allclose(bi_level(0.95, GAP), [want], atol=5e-5)
 
 
-def test_gae_over_observations_golden_vector():
+def test_gae_golden_vectors():
+    """Over observations (mask 1111100111), and over several turns."""
     rewards = row(0, 0, 0, 0, 0, 0, 0, 0, 0, 2)
     out = adv.gae(rewards, TENTHS, GAP, gamma=1.0, lam=0.95)
     want = [1.4646, 1.4364, 1.4067, 1.3755, 1.3426, 0, 0, 1.0975, 1.05, 1.0]
     np.testing.assert_allclose(out, [want], atol=5e-5)
-
-
-def test_gae_multi_turn_golden_vector():
     mask = row(1, 1, 0, 0, 1, 1, dtype=bool)
     out = adv.gae(row(0, 0.3, 0, 0, 0, 1), row(0.1, 0.2, 9, 9, 0.5, 0.6), mask, gamma=1.0, lam=1.0)
     np.testing.assert_allclose(out, [[1.2, 1.1, 0, 0, 0.5, 0.4]], atol=1e-6)
@@ -274,7 +258,7 @@ def test_rounding_of_equal_returns_is_not_a_signal():
 
 def test_reward_normalisations_by_hand():
     # (0, 0, 0, 0, 5): mean 1, squares 4 * 1 + 16 = 20, std sqrt(5); highest 4 / sqrt(5) = 1.79
-    returns, healthy = jnp.array([0.0, 0, 0, 0, 5]), jnp.ones(5, bool)
+    returns = jnp.array([0.0, 0, 0, 0, 5])
 
     def run(method, r=returns, size=5):
         return adv.normalize_returns(r, jnp.ones(len(r), bool), method=method, group_size=size)
@@ -287,8 +271,6 @@ def test_reward_normalisations_by_hand():
     lone = jnp.zeros(20).at[0].set(20.0)
     assert run('asym_clip', lone, 20)[0] == 3 and run('mean_std', lone, 20)[0] > 4.2
     np.testing.assert_allclose(run('asym_clip', -lone, 20)[0], -1)
-    with pytest.raises(ValueError, match='median'):
-        adv.normalize_returns(returns, healthy, method='median', group_size=5)
 
 
 def test_whitening_uses_the_statistics_of_its_second_mask():
@@ -304,8 +286,7 @@ def test_whitening_uses_the_statistics_of_its_second_mask():
     np.testing.assert_array_equal(adv.whiten(x, jnp.zeros((1, 4), bool)), np.zeros((1, 4)))
 
 
-@pytest.mark.parametrize('tokens', [48, 97])
-@pytest.mark.parametrize('value', [-0.1, 0.3, 7.7])
+@pytest.mark.parametrize('value, tokens', [(-0.1, 48), (7.7, 97)])
 def test_whitening_equal_values_leaves_exactly_nothing(value, tokens):
     """Not their rounding, 1e-8 of the mean of -0.1s, times the 1e4 of 1 / sqrt(1e-8)."""
     x = jnp.full((1, tokens), value).at[0, 1].add(3e-7 * value)
@@ -356,30 +337,6 @@ def test_group_comparisons_equal_float64_loops(function, group_size, seed):
     np.testing.assert_allclose(out, want, atol=1e-4)
 
 
-@pytest.mark.parametrize('function', NORMALISERS)
-def test_permuting_groups_permutes_the_advantages(function):
-    rng = np.random.default_rng(0)
-    returns, healthy = rng.normal(size=12).astype(np.float32), rng.random(12) < 0.8
-    order = np.array([2, 0, 1])
-    rows = (order[:, None] * 4 + np.arange(4)).reshape(-1)
-    out = function(returns, healthy, group_size=4)
-    permuted = function(returns[rows], healthy[rows], group_size=4)
-    np.testing.assert_array_equal(permuted, out[rows])
-
-
-def test_gae_with_lambda_one_and_zero_values_is_the_discounted_return():
-    rng = np.random.default_rng(1)
-    mask, turn = episode_layout(rng, 5, 24, 4)
-    rewards = np.where(mask, rng.normal(size=(5, 24)), 0).astype(np.float32)
-    out = adv.gae(rewards, np.zeros_like(rewards), mask, gamma=0.9, lam=1.0)
-    np.testing.assert_allclose(out, adv.rewards_to_go(rewards, mask, gamma=0.9), atol=1e-6)
-    np.testing.assert_allclose(
-        adv.rewards_to_go(rewards, mask, gamma=1.0)[mask],
-        (np.cumsum(rewards[:, ::-1], 1)[:, ::-1])[mask],
-        atol=1e-5,
-    )
-
-
 def test_bi_level_gae_with_both_levels_merged_is_gae():
     rng = np.random.default_rng(2)
     mask, turn = episode_layout(rng, 5, 24, 4)
@@ -393,29 +350,6 @@ def test_bi_level_gae_with_both_levels_merged_is_gae():
     each = np.broadcast_to(np.arange(24, dtype=np.int32), (5, 24))  # each token is its own turn
     both = adv.bi_level_gae(placed, values, mask, each, gamma=0.3, turn_gamma=0.9, lam=0.8)
     np.testing.assert_allclose(both, adv.gae(placed, values, mask, gamma=0.9, lam=0.8), atol=1e-5)
-
-
-def test_inserting_observation_tokens_changes_no_advantage():
-    rng = np.random.default_rng(3)
-    mask, turn = episode_layout(rng, 4, 20, 3)
-    rewards = rng.normal(size=(4, 3)).astype(np.float32)
-    values = rng.normal(size=(4, 20)).astype(np.float32)
-
-    def every(mask, turn, values):
-        placed = adv.place_on_turn_ends(rewards, mask, turn)
-        return (
-            adv.gae(placed, values, mask, gamma=0.9, lam=0.8),
-            adv.turn_wise_gae(placed, values, mask, turn, turn_gamma=0.9, lam=0.8),
-            adv.bi_level_gae(placed, values, mask, turn, gamma=0.9, turn_gamma=0.8, lam=0.7),
-        )
-
-    at = rng.integers(0, 20, 9)  # nine positions, new tokens belong to the turn that follows them
-    wide = [np.insert(x, at, fill, 1) for x, fill in ((mask, False), (values, np.nan))]
-    wide_turn = np.insert(turn, at, turn[:, at], 1)
-    for before, after in zip(
-        every(mask, turn, values), every(wide[0], wide_turn, wide[1]), strict=True
-    ):
-        np.testing.assert_allclose(np.asarray(after)[wide[0]], before[mask], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
@@ -438,14 +372,11 @@ def test_poison_off_the_mask_changes_no_advantage(poison):
 
 
 def test_overlong_penalty_by_hand():
+    """Without a buffer each token beyond the limit cost the whole coefficient."""
     # limit 100, buffer 20: up to 80 nothing, 90 half, from 100 on all
     lengths = jnp.array([10, 80, 90, 100, 110, 200])
     out = adv.overlong_penalty(lengths, max_length=100, buffer=20, coef=2.0)
     np.testing.assert_allclose(out, [0, 0, -1, -2, -2, -2])
-
-
-def test_without_a_buffer_only_episodes_beyond_the_limit_are_penalised():
-    """Each token beyond it cost the whole coefficient."""
     out = adv.overlong_penalty(jnp.array([99, 100, 101, 105]), max_length=100, buffer=0, coef=1.0)
     np.testing.assert_array_equal(out, [0, 0, -1, -1])
 
@@ -466,5 +397,3 @@ def test_comparisons_by_name():
     np.testing.assert_array_equal(compare(norm='none'), returns)
     np.testing.assert_allclose(compare(norm='mean'), [-2, -1, 3])
     np.testing.assert_allclose(compare(norm='std'), np.array([-2, -1, 3]) / 7**0.5, rtol=1e-6)
-    with pytest.raises(ValueError, match='rank'):
-        compare(norm='rank')

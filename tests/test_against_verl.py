@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax.algorithms import ALGORITHMS
-from agentrl_jax.algorithms import common as shared
+from agentrl_jax.algorithms.cispo import CISPO
+from agentrl_jax.algorithms.dapo import DAPO
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.algorithms.gspo import GSPO
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
+from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
+from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.rl import losses
+from agentrl_jax.rl.algorithm import Clip, Range, token_rewards
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore')
@@ -42,19 +49,15 @@ def rollout_of(seed, gaps=True):
     return toy.random_rollout(seed, rows=ROWS, turns=3 if gaps else 1, length=20)
 
 
-def batch_of(name, seed, gaps=True, **settings):
+def batch_of(how, seed, gaps=True):
     rollout = rollout_of(seed, gaps)
     scores = toy.scores_of(rollout, seed)
-    return (
-        rollout,
-        scores,
-        ALGORITHMS[name].make_batch(rollout, scores, group_size=GROUP, **settings),
-    )
+    return rollout, scores, how.make_batch(rollout, scores, group_size=GROUP)
 
 
 def episode_rewards(rollout):
     """[B, T] with the whole return on the last action token, as verl's reward managers put it."""
-    return tensor(shared.token_rewards(rollout, rollout.action_mask, reward_on='episode'))
+    return tensor(token_rewards(rollout, rollout.action_mask, reward_on='episode'))
 
 
 def same(ours, theirs, tolerance=2e-5):
@@ -62,18 +65,18 @@ def same(ours, theirs, tolerance=2e-5):
 
 
 OUTCOME = {
-    'grpo': core.compute_grpo_outcome_advantage,
-    'rloo': core.compute_rloo_outcome_advantage,
-    'reinforce_pp_baseline': core.compute_reinforce_plus_plus_baseline_outcome_advantage,
+    GRPO: core.compute_grpo_outcome_advantage,
+    RLOO: core.compute_rloo_outcome_advantage,
+    ReinforcePPBaseline: core.compute_reinforce_plus_plus_baseline_outcome_advantage,
 }
 
 
 @pytest.mark.parametrize('seed', SEEDS)
-@pytest.mark.parametrize('name', OUTCOME)
-def test_group_advantages(name, seed):
-    rollout, _, batch = batch_of(name, seed)
+@pytest.mark.parametrize('cls', OUTCOME)
+def test_group_advantages(cls, seed):
+    rollout, _, batch = batch_of(cls(), seed)
     index = np.repeat(np.arange(ROWS // GROUP), GROUP)
-    theirs, _ = OUTCOME[name](
+    theirs, _ = OUTCOME[cls](
         token_level_rewards=episode_rewards(rollout),
         response_mask=tensor(rollout.action_mask),
         index=index,
@@ -84,8 +87,8 @@ def test_group_advantages(name, seed):
 @pytest.mark.parametrize('seed', SEEDS)
 @pytest.mark.parametrize('gaps', [True, False])
 def test_gae_steps_over_observations(seed, gaps):
-    rollout, scores, batch = batch_of('ppo', seed, gaps, gamma=0.97, lam=0.9, whiten=True)
-    rewards = shared.token_rewards(rollout, rollout.action_mask, reward_on='turn')
+    rollout, scores, batch = batch_of(PPO(gamma=0.97, lam=0.9), seed, gaps)
+    rewards = token_rewards(rollout, rollout.action_mask, reward_on='turn')
     theirs, returns = core.compute_gae_advantage_return(
         tensor(rewards), tensor(scores.values), tensor(rollout.action_mask), 0.97, 0.9
     )
@@ -97,7 +100,7 @@ def test_gae_steps_over_observations(seed, gaps):
 @pytest.mark.parametrize('seed', SEEDS)
 def test_reinforce_plus_plus_over_one_turn(seed):
     """Over several turns verl's running return is set to 0 at every observation: not compared."""
-    rollout, _, batch = batch_of('reinforce_pp', seed, gaps=False, gamma=0.95, reward_on='episode')
+    rollout, _, batch = batch_of(ReinforcePP(gamma=0.95, reward_on='episode'), seed, False)
     rewards = episode_rewards(rollout)
     theirs, _ = core.compute_reinforce_plus_plus_outcome_advantage(
         token_level_rewards=rewards,
@@ -125,10 +128,13 @@ def moved_logprobs(rollout, seed):
 
 
 LOSSES = {
-    'ppo, dual clip': ('grpo', core.compute_policy_loss_vanilla, dict(dual_clip=3.0)),
-    'clip-higher': ('dapo', core.compute_policy_loss_vanilla, dict(clip_high=0.28, dual_clip=10.0)),
-    'gspo': ('gspo', core.compute_policy_loss_gspo, dict(clip_high=0.3)),
-    'cispo': ('cispo', core.compute_policy_loss_cispo, dict(clip_high=0.3)),
+    'ppo, dual clip': (GRPO(clip=Clip(dual=3.0)), core.compute_policy_loss_vanilla),
+    'clip-higher': (
+        DAPO(max_length=0, clip=Clip(high=0.28, dual=10.0)),
+        core.compute_policy_loss_vanilla,
+    ),
+    'gspo': (GSPO(clip=Clip(high=0.3)), core.compute_policy_loss_gspo),
+    'cispo': (CISPO(clip=Range(high=0.3)), core.compute_policy_loss_cispo),
 }
 
 
@@ -136,22 +142,20 @@ LOSSES = {
 @pytest.mark.parametrize('aggregation', AGGREGATIONS)
 @pytest.mark.parametrize('case', LOSSES)
 def test_policy_losses_and_their_gradients(case, aggregation, seed):
-    name, theirs_fn, settings = LOSSES[case]
-    settings = dict(clip_low=0.2, clip_high=0.2, dual_clip=None) | settings
-    _, _, batch = batch_of(name, seed)
+    how, theirs_fn = LOSSES[case]
+    _, _, batch = batch_of(how, seed)
     new = moved_logprobs(rollout_of(seed), seed)
     weights = losses.token_weights(batch.mask, aggregation=aggregation)
 
     def ours(logprobs):
-        per_token = ALGORITHMS[name].loss(logprobs, batch, **settings)
-        return losses.weighted_sum(weights, per_token)
+        return losses.weighted_sum(weights, how.loss(logprobs, batch))
 
     value, gradient = jax.value_and_grad(ours)(jnp.asarray(new))
     logprobs = tensor(new).requires_grad_()
     config = actor(
-        clip_ratio_low=settings['clip_low'],
-        clip_ratio_high=settings['clip_high'],
-        clip_ratio_c=settings['dual_clip'] or 3.0,
+        clip_ratio_low=how.clip.low,
+        clip_ratio_high=how.clip.high,
+        clip_ratio_c=getattr(how.clip, 'dual', 0.0) or 3.0,
     )
     loss, _ = theirs_fn(
         old_log_prob=tensor(batch.old_logprobs),
@@ -185,7 +189,7 @@ def test_kl_estimators_and_their_gradients(estimator):
 
 @pytest.mark.parametrize('aggregation', AGGREGATIONS)
 def test_the_clipped_value_loss(aggregation):
-    _, _, batch = batch_of('ppo', 1)
+    _, _, batch = batch_of(PPO(), 1)
     values = np.asarray(batch.old_values) + 0.8 * np.random.default_rng(5).normal(
         size=batch.old_values.shape
     )

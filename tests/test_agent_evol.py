@@ -1,4 +1,4 @@
-"""AgentEvol: weights of episodes, demonstrations among them, and iterations of whole runs."""
+"""AgentEvol: weights of episodes, demonstrations among them. Whole runs: test_runs.py."""
 
 import functools
 import types
@@ -8,24 +8,20 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import optax
-import pytest
 import tiny_agents as tiny
 import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax import train
-from agentrl_jax.algorithms import agent_evol
+from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.imitation import clone, trajectories
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
 from agentrl_jax.rl import evol, losses
-from agentrl_jax.run import check, cloning
+from agentrl_jax.run import cloning
 from agentrl_jax.run.build import build
 from agentrl_jax.types import Demonstrations, TrainState
-
-CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
-
 
 # ---- the loss ----------------------------------------------------------------------------------
 
@@ -33,22 +29,21 @@ CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
 def test_weights_by_hand():
     # kept above .2 are 1 and 3 (mean 2): weights .5 and 1.5; the last row is no healthy episode
     returns, rows = jnp.array([1.0, 0.2, 3, -1, 9]), jnp.array([True] * 4 + [False])
-    weights = functools.partial(agent_evol.episode_weights, returns, rows, threshold=0.2)
-    np.testing.assert_allclose(weights(weights='reward'), [0.5, 0, 1.5, 0, 0])
-    np.testing.assert_allclose(weights(weights='equal'), [1, 0, 1, 0, 0])
-    none = agent_evol.episode_weights(returns, rows, threshold=5.0, weights='reward')
-    np.testing.assert_array_equal(none, np.zeros(5))
-    with pytest.raises(ValueError, match="weights='best' is not one of reward, equal"):
-        agent_evol.episode_weights(returns, rows, threshold=0.0, weights='best')
+    for how, want in [
+        (AgentEvol(threshold=0.2), [0.5, 0, 1.5, 0, 0]),
+        (AgentEvol(threshold=0.2, weigh_by='equal'), [1, 0, 1, 0, 0]),
+        (AgentEvol(threshold=5.0), [0] * 5),
+    ]:
+        np.testing.assert_allclose(how.episode_weights(returns, rows), want)
 
 
 def test_the_loss_by_hand():
     # returns 2 and 1 (weights 4/3, 2/3), 0 is not kept; log p -.5, -.25 | -1 | -2
     rollout = toy.rollout_of([[(1, 2)], [(2, 1)], [(1, 1)]], [[2.0], [1], [0]], length=4)
-    batch = agent_evol.make_batch(rollout, toy.scores_of(rollout), group_size=3)
+    batch = AgentEvol().make_batch(rollout, toy.scores_of(rollout), group_size=3)
     np.testing.assert_array_equal(batch.mask.sum(1), [2, 1, 0])
     logprobs = jnp.array([[0, -0.5, -0.25, 0], [0, 0, -1.0, 0], [0, -2.0, 0, 0]])
-    loss = agent_evol.loss(logprobs, batch, **CLIP)
+    loss = AgentEvol().loss(logprobs, batch)
     want = [[0, 2 / 3, 1 / 3, 0], [0, 0, 2 / 3, 0], [0] * 4]
     np.testing.assert_allclose(loss, want, rtol=1e-6)
     weights = losses.token_weights(batch.mask, 'token_mean')
@@ -73,20 +68,19 @@ def slow_loss(returns, healthy, sampled, logprobs, threshold, weights):
 @given(
     seed=st.integers(0, 10**6),
     threshold=st.sampled_from([0.0, 0.5, 3.0]),
-    weights=st.sampled_from(agent_evol.WEIGHTS),
+    weights=st.sampled_from(['reward', 'equal']),
 )
 def test_loss_and_gradient_are_those_of_float64_loops(seed, threshold, weights):
     rng = np.random.default_rng(seed)
     rollout = toy.random_rollout(seed, faulty=rng.integers(0, 8, 2))
     rollout = rollout.replace(rewards=2.0 * rollout.rewards)
-    batch = agent_evol.make_batch(
-        rollout, toy.scores_of(rollout), group_size=4, threshold=threshold, weights=weights
-    )
+    how = AgentEvol(threshold=threshold, weigh_by=weights)
+    batch = how.make_batch(rollout, toy.scores_of(rollout), group_size=4)
     logprobs = -rng.random(batch.tokens.shape)
     share = losses.token_weights(batch.mask, 'token_mean')
 
     def mean(x):
-        return losses.weighted_sum(share, agent_evol.loss(x, batch, **CLIP))
+        return losses.weighted_sum(share, how.loss(x, batch))
 
     value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
     want, slope = slow_loss(
@@ -107,10 +101,10 @@ def test_observations_and_poisoned_padding_change_nothing():
     for seen, poison in ((1, 0.0), (3, np.nan)):
         rollout = toy.rollout_of([[(seen, 2), (seen, 1)]] * 2, rewards, length=10, seed=seen)
         mask = rollout.action_mask
-        batch = agent_evol.make_batch(rollout, toy.scores_of(rollout), group_size=2)
+        batch = AgentEvol().make_batch(rollout, toy.scores_of(rollout), group_size=2)
         batch = batch.replace(advantages=jnp.where(mask, batch.advantages, poison))
         logprobs = jnp.full(mask.shape, poison).at[mask].set(jnp.array([*sampled, *sampled]))
-        loss, gradient = jax.value_and_grad(lambda x, b=batch: agent_evol.loss(x, b, **CLIP).sum())(
+        loss, gradient = jax.value_and_grad(lambda x, b=batch: AgentEvol().loss(x, b).sum())(
             logprobs
         )
         outcome.append((float(loss), gradient[mask].tolist()))
@@ -139,7 +133,7 @@ def test_demonstrations_are_drawn_without_repetition_and_widened():
 def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
     rollout = toy.random_rollout(0, rows=6, length=8)
     scores = toy.scores_of(rollout)
-    batch = agent_evol.make_batch(rollout, scores, group_size=3)
+    batch = AgentEvol().make_batch(rollout, scores, group_size=3)
     data = evol.draw(toy_demonstrations(3, 8), jax.random.key(1), rows=3, max_tokens=8, pad_id=0)
     shown = evol.base_batch(data, jax.tree.map(lambda x: x[:3] - 1.0, scores))
     mixed = evol.join(batch, shown)
@@ -152,65 +146,13 @@ def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
     assert not np.asarray(shown.old_logprobs)[~data.mask].any()
 
 
-# ---- whole runs --------------------------------------------------------------------------------
-
-EVOL = {
-    'algorithm': 'agent_evol',
-    'steps': 4,
-    'evol.iteration': 2,
-    'evol.base_rows': 8,
-    'clone.episodes': 32,
-    'clone.steps': 12,
-    'eval.every': 0,
-    'checkpoint.every': 1,
-    'checkpoint.keep': 9,
-    'log.rollouts_every': 0,
-    'frozen_lake.success_rate': 1.0,
-    'env.eval_levels': 16,
-    'eval.temperature': 1.0,  # so that validation compiles nothing new
-}
-
-
-def run(workdir, **changes):
-    cfg = micro_runs.config('frozen_lake', **EVOL | changes)
-    assert train.train(cfg, str(workdir)) == 0
-    return cfg, run_log.read_metrics(workdir / run_log.METRICS_FILE)
-
-
-@pytest.fixture(scope='module')
-def evolved(tmp_path_factory, quick_runs):
-    workdir = tmp_path_factory.mktemp('evol')
-    return *run(workdir), workdir
+# ---- iterations and cloning ----------------------------------------------------------------------
 
 
 def same(a, b):
     return all(
         np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     )
-
-
-def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(evolved):
-    cfg, rows, workdir = evolved
-    states = [micro_runs.saved_state(cfg, workdir, step) for step in range(5)]
-    base = states[0].params
-    assert same(base, states[0].explorer) and same(base, states[1].explorer)
-    assert same(base, states[2].explorer) and not same(base, states[2].params)
-    # Step 2 begins the second iteration: the policy learnt so far explores.
-    assert all(same(states[2].params, state.explorer) for state in states[3:])
-    # Learning started again: Adam's count is that of one step's optimiser steps, (16 + 8) / 8.
-    counts = [int(jax.tree.leaves(state.opt_state)[0]) for state in states]
-    assert counts == [0, 3, 6, 3, 6]
-    assert [row['perf/recompiles'] for row in rows] == [0] * 5
-    assert all(row['update/skipped'] == 0 for row in rows[:-1])
-    # Demonstrations are among the trained rows of every step.
-    assert all(8 <= row['batch/trained_rows'] <= 24 for row in rows[:-1])
-
-
-def test_a_resumed_run_evolves_as_if_it_had_not_stopped(evolved, tmp_path):
-    cfg, _, workdir = evolved
-    for steps in (2, 4):  # on the border of two iterations
-        run(tmp_path, steps=steps)
-    assert same(micro_runs.saved_state(cfg, workdir), micro_runs.saved_state(cfg, tmp_path))
 
 
 def test_without_a_restart_learning_goes_on():
@@ -236,9 +178,6 @@ def test_without_a_restart_learning_goes_on():
     # The explorer is a copy: an update may give away the buffers of the policy it came from.
     pairs = zip(jax.tree.leaves(on.explorer), jax.tree.leaves(on.params), strict=True)
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
-
-
-# ---- cloning of files ----------------------------------------------------------------------------
 
 
 def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
@@ -293,38 +232,3 @@ def test_cloning_in_microbatches_is_cloning():
         for rows in (None, 2)
     )
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), whole, parts)
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'needs demonstrations: set clone.file'),
-        ({'evol.base_rows': 8, 'clone.episodes': 8}, "has no effect on algorithm='ppo'"),
-        (
-            {
-                'algorithm': 'agent_evol',
-                'evol.base_rows': 8,
-                'clone.episodes': 8,
-                'clone.max_turns': 1,
-            },
-            'has the limits of rollouts',
-        ),
-        ({'clone.file': 'shown.json', 'clone.max_turns': 1}, 'not for those of clone.file'),
-        (
-            {'algorithm': 'agent_evol', 'evol.base_rows': 4, 'clone.episodes': 8},
-            '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8',
-        ),
-        ({'algorithm': 'agent_evol', 'evol.weights': 'best'}, 'is not one of reward, equal'),
-        ({'algorithm': 'agent_evol', 'evol.threshold': -1.0}, 'set evol.weights=equal'),
-        ({'evol.threshold': 1.0}, "evol.threshold=1.0 has no effect on algorithm='ppo'"),
-        ({'evol.iteration': 0}, 'evol.iteration=0 must be at least 1'),
-        ({'clone.microbatch_rows': 3}, 'clone.batch=16 must be a multiple of clone.microbatch'),
-        ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be above 0'),
-        ({'algorithm': 'dpo', 'dpo.pairs': 0}, 'dpo.pairs=0 must be at least 1'),
-        ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
-        ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),
-    ],
-)
-def test_impossible_imitation_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes), 1)

@@ -23,10 +23,11 @@ from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import pages, report, run_log
-from agentrl_jax.rl import trials, turn_credit
+from agentrl_jax.rl import learn, trials, turn_credit
 from agentrl_jax.rollout import replies, windows
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import build, check, collecting, derived, settings
+from agentrl_jax.run import build, collecting
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents, answer
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
@@ -393,9 +394,8 @@ def test_a_trial_that_takes_back_what_the_one_before_earned_by_hand():
 def test_every_mode_takes_the_gain(mode):
     of_outcome = {'turn_credit.outcome': 'return'} if mode in ('or', 'mt_v1') else {}
     changes = AGENT | {'algorithm': 'mt_grpo', 'turn_credit.mode': mode} | of_outcome
-    cfg = micro_runs.config(NAME, **changes)
-    check.check(cfg)
-    paid = settings.build_credit(cfg)(two_trials()).rewards
+    how = learn.learning_of(read_config(micro_runs.config(NAME, **changes)))
+    paid = learn.credited(two_trials(), how).rewards
     local = mode == 'mt_local'
     np.testing.assert_allclose(paid, trials.gain_rewards(two_trials(), local=local).rewards)
 
@@ -423,8 +423,7 @@ def test_dynamic_sampling_keeps_groups_by_the_rewards_that_train():
     cfg.rollout.num_groups, cfg.rollout.group_size = 1, 2
     for reward, kept in (('whole', 1), ('gain', 0)):
         cfg.agent.reward = reward
-        keep, credit = settings.build_keep(cfg), settings.build_credit(cfg)
-        pack = collecting.build_pack(cfg, keep, credit, None, None)
+        pack = collecting.build_pack(learn.learning_of(read_config(cfg, None)), None, None)
         listed = Episodes(*[jnp.arange(2)] * 3)
         assert int(pack((rollout, listed), np.int32(0), (rollout, listed))[2]) == kept
 
@@ -574,7 +573,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
     monkeypatch.setattr(pages, 'write', noted)
     assert train.train(cfg, str(tmp_path)) == 0
     # Boards of later trials were replayed as if all turns of the curriculum had been allowed
-    assert limits == [derived.turn_limit(cfg, step) for step in (0, 2)]
+    assert limits == [read_config(cfg, None).turn_limit(step) for step in (0, 2)]
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
     assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
@@ -613,7 +612,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
 )
 def test_agents_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config(NAME, **AGENT | changes))
+        read_config(micro_runs.config(NAME, **AGENT | changes))
 
 
 # ---- hosts ---------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """make_batch and the losses of each algorithm: by hand, and what must not matter."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,10 +9,29 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax.algorithms import ALGORITHMS, common, grpo, ppo
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.algorithms.agent_evol import AgentEvol
+from agentrl_jax.algorithms.cispo import CISPO
+from agentrl_jax.algorithms.dapo import DAPO
+from agentrl_jax.algorithms.dpo import DPO
+from agentrl_jax.algorithms.dr_grpo import DrGRPO
+from agentrl_jax.algorithms.gigpo import GiGPO
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.algorithms.gspo import GSPO, segment_mean
+from agentrl_jax.algorithms.gspo_turn import GSPOTurn
+from agentrl_jax.algorithms.mt_grpo import MTGRPO, split_rewards
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
+from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
+from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses, objective, score
+from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Range
+from agentrl_jax.rl.learning import Learning
 from agentrl_jax.types import EpisodeStop
+
+CLIP = Clip(0.2, 0.28)
 
 
 def two_episodes(**kwargs):
@@ -25,18 +45,25 @@ def zero_scores(rollout):
     return jax.tree.map(jnp.zeros_like, toy.scores_of(rollout))
 
 
+def batch_of(how, rollout, group_size, scores=None, **kwargs):
+    scores = zero_scores(rollout) if scores is None else scores
+    return how.make_batch(rollout, scores, group_size=group_size, **kwargs)
+
+
 # ---- PPO -----------------------------------------------------------------------------------------
 
 
 def test_ppo_turn_rewards_by_hand():
     # tokens: o a a o o a .  row 0: reward .5 at t=2, 1 at t=5; V = 0, gamma = lam = 1
     rollout = two_episodes(penalties=[[0, -0.1], [0, 0]])
-    batch = ppo.make_batch(rollout, zero_scores(rollout), group_size=2, whiten=False)
+    batch = batch_of(PPO(whiten=False), rollout, 2)
     want = [[0, 1.4, 1.4, 0, 0, 0.9, 0], [0, -1, -1, 0, 0, 0, 0]]
     np.testing.assert_allclose(batch.advantages, want, rtol=1e-6)
     np.testing.assert_allclose(batch.returns, want, rtol=1e-6)
     np.testing.assert_array_equal(batch.mask, rollout.action_mask)
     np.testing.assert_array_equal(batch.value_mask, batch.mask)
+    half = batch_of(PPO(whiten=False, gamma=0.5), rollout, 2)  # .5 + .9 / 2, and half of that
+    np.testing.assert_allclose(half.advantages[0], [0, 0.475, 0.95, 0, 0, 0.9, 0], rtol=1e-6)
 
 
 def test_ppo_episode_placement_and_values_by_hand():
@@ -45,18 +72,18 @@ def test_ppo_episode_placement_and_values_by_hand():
     rollout = two_episodes()
     values = jnp.zeros((2, 7)).at[0, jnp.array([1, 2, 5])].set(jnp.array([0.2, 0.3, 0.5]))
     scores = zero_scores(rollout).replace(values=values)
-    batch = ppo.make_batch(
-        rollout, scores, group_size=2, whiten=False, reward_on='episode', lam=0.5
-    )
+    batch = batch_of(PPO(whiten=False, reward_on='episode', lam=0.5), rollout, 2, scores)
     np.testing.assert_allclose(batch.advantages[0], [0, 0.45, 0.7, 0, 0, 1.0, 0], rtol=1e-6)
     np.testing.assert_allclose(batch.returns[0], [0, 0.65, 1.0, 0, 0, 1.5, 0], rtol=1e-6)
     np.testing.assert_allclose(batch.old_values[0], values[0])
+    # returns 1.5 and -1: mean .25
+    how = PPO(whiten=False, reward_on='episode', reward_normalization='mean')
+    np.testing.assert_allclose(batch_of(how, rollout, 2).advantages[:, 1], [1.25, -1.25])
 
 
 def test_ppo_whitens_over_trained_tokens_of_healthy_kept_episodes():
     rollout = toy.random_rollout(0, faulty=(2,))
-    keep = jnp.arange(8) != 5
-    batch = ppo.make_batch(rollout, toy.scores_of(rollout), group_size=4, keep=keep)
+    batch = batch_of(PPO(), rollout, 4, toy.scores_of(rollout), keep=jnp.arange(8) != 5)
     values = np.asarray(batch.advantages)[np.asarray(batch.mask)]
     np.testing.assert_allclose([values.mean(), values.std(ddof=1)], [0, 1], atol=1e-5)
     assert not batch.mask[jnp.array([2, 5])].any()
@@ -64,26 +91,10 @@ def test_ppo_whitens_over_trained_tokens_of_healthy_kept_episodes():
     assert not np.asarray(batch.returns)[~np.asarray(batch.mask)].any()
 
 
-def test_ppo_normalises_returns_only_when_they_are_placed_at_the_end():
-    rollout = two_episodes()
-    make = functools.partial(
-        ppo.make_batch, rollout, zero_scores(rollout), group_size=2, whiten=False
-    )
-    # returns 1.5 and -1: mean .25
-    batch = make(reward_on='episode', reward_normalization='mean')
-    np.testing.assert_allclose(batch.advantages[:, 1], [1.25, -1.25])
-    with pytest.raises(ValueError, match='episode'):
-        make(reward_normalization='mean')
-    with pytest.raises(ValueError, match='reward_on'):
-        make(reward_on='token')
-    with pytest.raises(ValueError, match='estimator'):
-        make(estimator='archer')
-
-
 def test_ppo_turn_estimator_trains_values_at_turn_ends_only():
     rollout = toy.random_rollout(1)
-    scores = toy.scores_of(rollout)
-    batch = ppo.make_batch(rollout, scores, group_size=4, estimator='turn', turn_gamma=0.9)
+    how = PPO(estimator='turn', turn_gamma=0.9)
+    batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
     ends = adv.turn_ends(rollout.action_mask, rollout.turn)
     np.testing.assert_array_equal(batch.value_mask, ends)
     assert not np.asarray(batch.returns)[~np.asarray(ends)].any()
@@ -93,28 +104,12 @@ def test_ppo_turn_estimator_trains_values_at_turn_ends_only():
 
 def test_ppo_bi_level_equals_its_function():
     rollout = toy.random_rollout(2)
-    scores = toy.scores_of(rollout)
-    batch = ppo.make_batch(
-        rollout,
-        scores,
-        group_size=4,
-        estimator='bi_level',
-        gamma=0.9,
-        turn_gamma=0.95,
-        lam=0.8,
-        whiten=False,
-    )
+    scores, settings = toy.scores_of(rollout), dict(gamma=0.9, turn_gamma=0.95, lam=0.8)
+    how = PPO(estimator='bi_level', whiten=False, **settings)
     placed = adv.place_on_turn_ends(rollout.rewards, rollout.action_mask, rollout.turn)
-    want = adv.bi_level_gae(
-        placed,
-        scores.values,
-        rollout.action_mask,
-        rollout.turn,
-        gamma=0.9,
-        turn_gamma=0.95,
-        lam=0.8,
-    )
-    np.testing.assert_allclose(batch.advantages, want)
+    given = placed, scores.values, rollout.action_mask, rollout.turn
+    batch = batch_of(how, rollout, 4, scores)
+    np.testing.assert_allclose(batch.advantages, adv.bi_level_gae(*given, **settings))
 
 
 @pytest.mark.parametrize('estimator', ['turn', 'bi_level'])
@@ -122,49 +117,48 @@ def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
     """Only that of a turn's last token did: 1000 nats on the others changed no other advantage."""
     rollout = toy.rollout_of([[(1, 2), (1, 2)]], [[0.5, 1.0]], length=6)
     scores = zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
-    kl = dict(group_size=1, kl_coef=0.001, kl_in_reward=True, whiten=False)
-    batch = ppo.make_batch(rollout, scores, estimator=estimator, **kl)
-    # rewards .5 at t = 2 and 1 at t = 5, KL 1 at t = 4: 1.5 - 1 in the first turn, and behind the
+    how = PPO(estimator=estimator, whiten=False, kl=KL(0.001, 'reward'))
+    batch = batch_of(how, rollout, 1, scores, kl_coef=0.001)
+    # rewards .5 at t = 2 and 1 at t = 5, KL 1 at t = 4: 1.5 - 1 in the first turn, and after the
     # token with the KL 1 (bi_level) or the turn's own 1 - 1 (turn)
     last = 0.0 if estimator == 'turn' else 1.0
-    want = [0, 0.5, 0.5, 0, 0, last]
-    np.testing.assert_allclose(batch.advantages, [want], atol=1e-6)
+    np.testing.assert_allclose(batch.advantages, [[0, 0.5, 0.5, 0, 0, last]], atol=1e-6)
 
 
 @pytest.mark.parametrize('estimator', ['token', 'turn', 'bi_level'])
-def test_an_episode_cut_by_a_budget_goes_on_with_the_value_behind_it_if_asked(estimator):
+def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(estimator):
     # row 0: two turns and a goal; row 1: one turn, then its turns are used up. Rewards 1 2 | .5,
-    # values 0, behind the tokens at t = 2 of row 0: .25, and of row 1: 4
+    # values 0, after the tokens at t = 2 of row 0: .25, and of row 1: 4
     rollout = toy.rollout_of([[(1, 2), (1, 2)], [(1, 2)]], [[1.0, 2], [0.5, 0]], length=6)
     stops = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
     rollout = rollout.replace(episode_stop=stops)
-    behind = jnp.zeros((2, 6)).at[0, 2].set(0.25).at[0, 5].set(9).at[1, 2].set(4)
-    scores = zero_scores(rollout).replace(next_values=behind)
-    make = functools.partial(
-        ppo.make_batch, rollout, scores, group_size=2, whiten=False, estimator=estimator
-    )
-    over, cut = make(), make(bootstrap_truncated=True)
+    after = jnp.zeros((2, 6)).at[0, 2].set(0.25).at[0, 5].set(9).at[1, 2].set(4)
+    scores = zero_scores(rollout).replace(next_values=after)
+    plain = PPO(whiten=False, estimator=estimator)
+    asked = dataclasses.replace(plain, bootstrap_truncated=True)
+    assert asked.bootstraps and not plain.bootstraps
+    over, cut = (batch_of(how, rollout, 2, scores) for how in (plain, asked))
     np.testing.assert_allclose(over.advantages, [[0, 3, 3, 0, 2, 2], [0, 0.5, 0.5, 0, 0, 0]])
     np.testing.assert_allclose(cut.advantages, [[0, 3, 3, 0, 2, 2], [0, 4.5, 4.5, 0, 0, 0]])
-    # the critic learns at t = 3 what the next turn returns; nothing is known behind the last turns
+    # the critic learns at t = 3 what the next turn returns; nothing is known after the last turns
     assert np.argwhere(cut.value_mask ^ over.value_mask).tolist() == [[0, 3]]
     assert cut.returns[0, 3] == 2 and cut.old_values[0, 3] == 0.25
     for stop in (EpisodeStop.ACTION_BUDGET, EpisodeStop.TERMINATED):
         other = rollout.replace(episode_stop=jnp.full(2, stop))
-        batch = ppo.make_batch(other, scores, group_size=2, whiten=False, bootstrap_truncated=True)
-        assert batch.advantages[1, 2] == 0.5
+        assert batch_of(asked, other, 2, scores).advantages[1, 2] == 0.5
+    gamma = 'gamma' if estimator == 'token' else 'turn_gamma'
+    half = batch_of(dataclasses.replace(asked, **{gamma: 0.5}), rollout, 2, scores)
+    assert half.advantages[1, 2] == 0.5 + 0.5 * 4
 
 
-def test_values_behind_tokens_are_those_before_the_next_ones():
+def test_values_after_tokens_are_those_before_the_next_ones():
     rollout, params = toy.random_rollout(4), toy.toy_params(0)
     scores = score.score(
         params,
         None,
         None,
         rollout,
-        hidden_fn=toy.toy_hidden,
-        head_fn=toy.toy_head,
-        values_fn=toy.toy_values,
+        fns=ModelFns(toy.toy_hidden, toy.toy_head, toy.toy_values, None),
         microbatch_rows=4,
         temperature=1.0,
         chunk_size=64,
@@ -176,13 +170,12 @@ def test_values_behind_tokens_are_those_before_the_next_ones():
     np.testing.assert_allclose(scores.next_values[:, :-1][both], scores.values[:, 1:][both])
 
 
-# ---- GRPO ----------------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
 
 
 def test_grpo_by_hand():
     # returns 1.5 and -1: mean .25, std 1.25 * sqrt(2); A = +-1 / sqrt(2) on every action token
-    rollout = two_episodes()
-    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=2)
+    batch = batch_of(GRPO(), two_episodes(), 2)
     a = 0.5**0.5
     want = [[0, a, a, 0, 0, a, 0], [0, -a, -a, 0, 0, 0, 0]]
     np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
@@ -190,27 +183,25 @@ def test_grpo_by_hand():
 
 
 def test_grpo_counts_format_penalties_and_leaves_faulty_episodes_out():
-    layouts, rewards = [[(1, 1)]] * 3, [[1.0], [1.0], [50.0]]
-    rollout = toy.rollout_of(layouts, rewards, length=3, penalties=[[-1], [0], [0]], faulty=(2,))
-    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=3)
+    rollout = one_turn_group([1.0, 1, 50], penalties=[[-1], [0], [0]], faulty=(2,))
     # healthy returns 0 and 1
-    np.testing.assert_allclose(batch.advantages[:, 1], [-(0.5**0.5), 0.5**0.5, 0], rtol=1e-5)
+    want = [-(0.5**0.5), 0.5**0.5, 0]
+    np.testing.assert_allclose(first_advantages(GRPO(), rollout), want, rtol=1e-5)
 
 
 def test_kl_in_the_reward_by_hand():
     # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
     rollout = two_episodes()
     scores = zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
-    kl = dict(group_size=2, kl_coef=jnp.float32(0.2), kl_in_reward=True)
-    batch = ppo.make_batch(rollout, scores, whiten=False, **kl)
-    np.testing.assert_allclose(
-        batch.advantages[0], [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0], rtol=1e-6
-    )
-    batch = grpo.make_batch(rollout, scores, **kl)  # returns 1.5 - .3 and -1 - .2
-    np.testing.assert_allclose(batch.advantages[:, 1], [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
-
-
-# ---- the others ----------------------------------------------------------------------------------
+    kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the adaptive one counts
+    batch = batch_of(PPO(whiten=False, kl=kl), rollout, 2, scores, **now)
+    want = [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0]
+    np.testing.assert_allclose(batch.advantages[0], want, rtol=1e-6)
+    batch = batch_of(DrGRPO(kl=kl), rollout, 2, scores, **now)  # returns 1.5 - .3 and -1 - .2
+    np.testing.assert_allclose(batch.advantages[:, 1], [1.2, -1.2], rtol=1e-5)
+    for other in (KL(0.9, 'loss'), KL(0.0, 'reward')):
+        batch = batch_of(DrGRPO(kl=other), rollout, 2, scores, **now)
+        np.testing.assert_allclose(batch.advantages[:, 1], [1.25, -1.25])
 
 
 def one_turn_group(rewards, **kwargs):
@@ -218,52 +209,52 @@ def one_turn_group(rewards, **kwargs):
     return toy.rollout_of([[(1, 2)]] * len(rewards), [[r] for r in rewards], length=4, **kwargs)
 
 
-def first_advantages(name, rollout, group_size, **kwargs):
-    batch = ALGORITHMS[name].make_batch(
-        rollout, zero_scores(rollout), group_size=group_size, **kwargs
-    )
-    return batch.advantages[:, 1]
+def first_advantages(how, rollout):
+    return batch_of(how, rollout, len(rollout.tokens)).advantages[:, 1]
 
 
 def test_group_baselines_by_hand():
     # (1, 2, 6): mean 3, others' means 4, 3.5, 1.5
     rollout = one_turn_group([1.0, 2, 6])
-    np.testing.assert_allclose(first_advantages('dr_grpo', rollout, 3), [-2, -1, 3])
-    np.testing.assert_allclose(first_advantages('rloo', rollout, 3), [-3, -1.5, 4.5])
+    np.testing.assert_allclose(first_advantages(DrGRPO(), rollout), [-2, -1, 3])
+    np.testing.assert_allclose(first_advantages(RLOO(), rollout), [-3, -1.5, 4.5])
     # centred, then whitened over six tokens: var (4 + 1 + 9) * 2 / 5
-    np.testing.assert_allclose(
-        first_advantages('reinforce_pp_baseline', rollout, 3),
-        np.array([-2, -1, 3]) / (28 / 5) ** 0.5,
-        rtol=1e-6,
-    )
+    want = np.array([-2, -1, 3]) / (28 / 5) ** 0.5
+    np.testing.assert_allclose(first_advantages(ReinforcePPBaseline(), rollout), want, rtol=1e-6)
 
 
 def test_reinforce_pp_by_hand():
     # row 0: reward .5 at t=2 and 1 at t=5, gamma .5: t=1: .5 * (.5 + .5) = .5, t=2: 1, t=5: 1
     # row 1: -1 at t=2: -.5, -1.  mean .2, squares .09 .64 .64 .49 1.44 = 3.3, var .825
-    rollout = two_episodes()
-    batch = ALGORITHMS['reinforce_pp'].make_batch(
-        rollout, zero_scores(rollout), group_size=2, gamma=0.5
-    )
+    batch = batch_of(ReinforcePP(gamma=0.5), two_episodes(), 2)
     want = np.array([[0, 0.3, 0.8, 0, 0, 0.8, 0], [0, -0.7, -1.2, 0, 0, 0, 0]]) / 0.825**0.5
+    np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
+    # whole returns: 1.5 three times, -1 twice; mean .5, squares 3 * 1 + 2 * 2.25, var 1.875
+    batch = batch_of(ReinforcePP(reward_on='episode'), two_episodes(), 2)
+    want = np.array([[0, 1, 1, 0, 0, 1, 0], [0, -1.5, -1.5, 0, 0, 0, 0]]) / 1.875**0.5
     np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
 
 
 def test_dapo_penalises_long_episodes_before_comparing():
     # limit 3, buffer 2: two tokens: -(2 - 1) / 2 = -.5; one token: 0; rewards equal
     rollout = toy.rollout_of([[(1, 2)], [(1, 1)]], [[1.0], [1.0]], length=3)
-    out = first_advantages('dapo', rollout, 2, max_length=3, overlong_buffer=2)
-    np.testing.assert_allclose(out, [-(0.5**0.5), 0.5**0.5], rtol=1e-5)
-    np.testing.assert_array_equal(first_advantages('dapo', rollout, 2), [0, 0])
+    long = DAPO(max_length=3, overlong_buffer=2)
+    a = 0.5**0.5
+    np.testing.assert_allclose(first_advantages(long, rollout), [-a, a], rtol=1e-5)
+    np.testing.assert_array_equal(first_advantages(DAPO(max_length=0), rollout), [0, 0])
+    # of three times the penalty -1.5, not divided by the std: -.75 and .75
+    raw = dataclasses.replace(long, overlong_coef=3.0, comparison=Comparison('mean'))
+    np.testing.assert_allclose(first_advantages(raw, rollout), [-0.75, 0.75])
+
+
+# ---- turns ---------------------------------------------------------------------------------------
 
 
 def test_mt_grpo_places_turn_advantages_on_tokens():
     """Golden vector of the paper's code: first turn .7 .2 0 .7, answer 1.9 .4 1.9 .9."""
     rewards = [[0.7, 1.9], [0.2, 0.4], [0.0, 1.9], [0.7, 0.9]]
     rollout = toy.rollout_of([[(1, 2), (2, 1)]] * 4, rewards, length=7)
-    batch = ALGORITHMS['mt_grpo'].make_batch(
-        rollout, zero_scores(rollout), group_size=4, outcome='final'
-    )
+    batch = batch_of(MTGRPO(outcome='final'), rollout, 4)
     first, second = [1.67591, -1.72830, -0.29037, 0.34276], [0.83322, -1.16651, 0.83322, -0.49993]
     zero = np.zeros(4)
     want = np.stack([zero, first, first, zero, zero, second, zero], 1)
@@ -271,31 +262,50 @@ def test_mt_grpo_places_turn_advantages_on_tokens():
 
 
 def test_mt_grpo_knows_four_kinds_of_outcome():
-    split = ALGORITHMS['mt_grpo'].split_rewards
     rollout = two_episodes(penalties=[[0, -0.1], [0, 0]])
-    rollout = rollout.replace(success=jnp.array([True, False]))
-    rewards, outcome = split(rollout, 'success')
-    np.testing.assert_allclose(rewards, [[0.5, 0.9], [-1, 0]])
-    np.testing.assert_allclose(outcome, [1, 0])
-    rewards, outcome = split(rollout, 'final')  # row 1 has one turn: its reward is the outcome
-    np.testing.assert_allclose(rewards, [[0.5, 0], [0, 0]])
-    np.testing.assert_allclose(outcome, [0.9, -1])
-    np.testing.assert_allclose(split(rollout, 'return')[1], [1.4, -1], rtol=1e-6)
     ends = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
-    rewards, outcome = split(rollout.replace(episode_stop=ends), 'answer')  # row 1 gave none
-    np.testing.assert_allclose(rewards, [[0.5, 0], [-1, 0]])
-    np.testing.assert_allclose(outcome, [0.9, 0])
-    with pytest.raises(ValueError, match='best'):
-        split(rollout, 'best')
+    rollout = rollout.replace(success=jnp.array([True, False]), episode_stop=ends)
+    wanted = {
+        'success': ([[0.5, 0.9], [-1, 0]], [1, 0]),
+        'return': ([[0.5, 0.9], [-1, 0]], [1.4, -1]),
+        'final': ([[0.5, 0], [0, 0]], [0.9, -1]),  # row 1 has one turn: its reward is the outcome
+        'answer': ([[0.5, 0], [-1, 0]], [0.9, 0]),  # row 1 gave none
+    }
+    for outcome, want in wanted.items():
+        for x, y in zip(split_rewards(rollout, outcome), want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
 def test_mt_grpo_with_one_turn_and_its_return_is_grpo():
     rollout = one_turn_group([1.0, 2, 6, 0])
-    want = first_advantages('grpo', rollout, 4)
-    got = first_advantages('mt_grpo', rollout, 4, outcome='final', eps=1e-6)
-    np.testing.assert_allclose(got, want, atol=1e-6)
-    got = first_advantages('mt_grpo', rollout, 4, outcome='return', mode='or', eps=1e-6)
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    for how in (MTGRPO(outcome='final'), MTGRPO(outcome='return', mode='or')):
+        how = dataclasses.replace(how, comparison=Comparison(eps=1e-6))
+        got = first_advantages(how, rollout)
+        np.testing.assert_allclose(got, first_advantages(GRPO(), rollout), atol=1e-6)
+
+
+MODES = ['or', 'mr', 'mt_v1', 'mt_local', 'gtpo', 'hybrid', 'flattened']
+
+
+@pytest.mark.parametrize(
+    'how',
+    [
+        *(MTGRPO(mode=mode) for mode in MODES),
+        MTGRPO(turn_coef=0.5),
+        MTGRPO(outcome_coef=0.5),
+        MTGRPO(comparison=Comparison('mean')),
+        MTGRPO(comparison=Comparison(eps=0.5)),
+        MTGRPO(comparison=Comparison(std_floor=2.0)),
+    ],
+    ids=str,
+)
+def test_each_setting_of_turn_credit_changes_the_batch(how):
+    rollout = toy.random_rollout(2, turns=3, length=20)
+    batch, own = (batch_of(x, rollout, 4) for x in (how, MTGRPO()))
+    assert np.abs(np.asarray(batch.advantages - own.advantages)).max() > 1e-3
+    if how.mode in ('gtpo', 'hybrid'):
+        other = batch_of(dataclasses.replace(how, turn_gamma=0.3), rollout, 4)
+        assert np.abs(np.asarray(batch.advantages - other.advantages)).max() > 1e-3
 
 
 def test_gigpo_by_hand():
@@ -303,183 +313,93 @@ def test_gigpo_by_hand():
     # gamma .5: G = (.5, 1), (0, 0). A_E = +-.5; A_S = +-.25 in turn 0, none in turn 1
     rollout = toy.rollout_of([[(1, 1), (1, 1)]] * 2, [[0, 1.0], [0, 0]], length=4)
     rollout = rollout.replace(anchor=jnp.array([[3, 4], [3, 5]], jnp.uint32))
-    make = functools.partial(
-        ALGORITHMS['gigpo'].make_batch, rollout, zero_scores(rollout), group_size=2, turn_gamma=0.5
-    )
-    np.testing.assert_allclose(make().advantages, [[0, 0.75, 0, 0.5], [0, -0.75, 0, -0.5]])
-    np.testing.assert_allclose(
-        make(step_coef=2.0).advantages[:, 1], [0.5 + 2 * 0.25, -0.5 - 2 * 0.25]
-    )
+    batch = batch_of(GiGPO(turn_gamma=0.5), rollout, 2)
+    np.testing.assert_allclose(batch.advantages, [[0, 0.75, 0, 0.5], [0, -0.75, 0, -0.5]])
+    double = batch_of(GiGPO(turn_gamma=0.5, step_coef=2.0), rollout, 2)
+    np.testing.assert_allclose(double.advantages[:, 1], [0.5 + 2 * 0.25, -0.5 - 2 * 0.25])
+    # each part over its std: A_E +-.5 / sqrt(.5), A_S +-.25 / sqrt(.125)
+    parts = batch_of(GiGPO(norm='std', turn_gamma=0.5), rollout, 2).advantages[0]
+    np.testing.assert_allclose(parts, [0, 2 * 0.5**0.5, 0, 0.5**0.5], rtol=1e-5)
     # the second turn of row 0 in the state of the first ones, whatever its prompt says: G .5 1 0,
     # mean .5
     again = rollout.replace(anchor=jnp.array([[3, 3], [3, 5]], jnp.uint32))
-    batch = ALGORITHMS['gigpo'].make_batch(again, zero_scores(again), group_size=2, turn_gamma=0.5)
+    batch = batch_of(GiGPO(turn_gamma=0.5), again, 2)
     np.testing.assert_allclose(batch.advantages, [[0, 0.5, 0, 1], [0, -1, 0, -0.5]], atol=1e-6)
 
 
-def ratio_batch(advantages, layout=((1, 2), (1, 1))):
-    rollout = toy.rollout_of([list(layout)], [[1.0] * len(layout)], length=6)
-    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)
+# ---- losses --------------------------------------------------------------------------------------
+
+
+def ratio_batch(advantages):
+    rollout = toy.rollout_of([[(1, 2), (1, 1)]], [[1.0, 1.0]], length=6)
+    batch = batch_of(GRPO(), rollout, 1)
     return batch.replace(advantages=jnp.where(batch.mask, advantages, 0.0))
 
 
 def test_gspo_by_hand():
-    # log-ratios .1 .3 | .2 at t = 1 2 | 4: row mean .2, turn means .2 and .2 -> use -.4 in turn 1:
-    # row mean 0, turn means .2, -.4; A = 1, clip .9 to 1.1
-    batch = ratio_batch(1.0)
+    # log-ratios .1 .3 | -.4 at t = 1 2 | 4: row mean 0, turn means .2, -.4; A = 1, clip .9 to 1.1
+    batch, clip = ratio_batch(1.0), Clip(0.1, 0.1)
     logp = jnp.array([[0, 0.1, 0.3, 0, -0.4, 0]])
-    clip = dict(clip_low=0.1, clip_high=0.1, dual_clip=None)
-    row = ALGORITHMS['gspo'].loss(logp, batch, **clip)
-    np.testing.assert_allclose(row, [[0, -1, -1, 0, -1, 0]], atol=1e-6)
-    turn = ALGORITHMS['gspo_turn'].loss(logp, batch, **clip)
+    np.testing.assert_allclose(
+        GSPO(clip=clip).loss(logp, batch), [[0, -1, -1, 0, -1, 0]], atol=1e-6
+    )
     # turn 0: e^.2 = 1.22, clipped to 1.1; turn 1: e^-.4 = .67, not clipped from below at A > 0
+    by_turn = GSPOTurn(clip=clip)
+    turn = by_turn.loss(logp, batch)
     np.testing.assert_allclose(turn, [[0, -1.1, -1.1, 0, -np.exp(-0.4), 0]], rtol=1e-5)
-    gradient = jax.grad(lambda x: ALGORITHMS['gspo_turn'].loss(x, batch, **clip).sum())(logp)
+    gradient = jax.grad(lambda x: by_turn.loss(x, batch).sum())(logp)
     np.testing.assert_allclose(gradient, [[0, 0, 0, 0, -np.exp(-0.4), 0]], atol=1e-5)
 
 
 def test_cispo_by_hand():
     # ratios e^.5 = 1.65 (weight 1.28), e^-.5 = .61 (.8), e^.1: loss -w A log p, gradient -w A
-    batch = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]]))
+    batch, how = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]])), CISPO(clip=Range(0.2, 0.28))
     logp = jnp.array([[0, 0.5, -0.5, 0, 0.1, 0]])
-    clip = dict(clip_low=0.2, clip_high=0.28, dual_clip=None)
-    loss = ALGORITHMS['cispo'].loss(logp, batch, **clip)
-    np.testing.assert_allclose(
-        loss, [[0, -1.28 * 2 * 0.5, 0.8 * -0.5, 0, -np.exp(0.1) * 0.1, 0]], rtol=1e-5
-    )
-    gradient = jax.grad(lambda x: ALGORITHMS['cispo'].loss(x, batch, **clip).sum())(logp)
+    want = [[0, -1.28 * 2 * 0.5, 0.8 * -0.5, 0, -np.exp(0.1) * 0.1, 0]]
+    np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-5)
+    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
     np.testing.assert_allclose(gradient, [[0, -2.56, 0.8, 0, -np.exp(0.1), 0]], rtol=1e-5)
-    with pytest.raises(ValueError, match='dual_clip'):
-        ALGORITHMS['cispo'].loss(logp, batch, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    found = how.clipped(logp, batch)  # weights, whatever the sign of their advantage
+    assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
+    assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
 
 
 def test_segment_means_by_hand():
     segment = jnp.array([[0, 0, 0, 1, 1, -1]])
     mask = jnp.array([[False, True, True, False, True, False]])
     x = jnp.array([[9.0, 1, 3, 9, 7, jnp.nan]])
-    np.testing.assert_allclose(common.segment_mean(x, segment, mask), [[0, 2, 2, 0, 7, 0]])
+    np.testing.assert_allclose(segment_mean(x, segment, mask), [[0, 2, 2, 0, 7, 0]])
     np.testing.assert_allclose(adv.per_turn(x, segment, mask, turns=3), [[4, 7, 0]])
 
 
-# ---- all -----------------------------------------------------------------------------------------
-
-EVERY = pytest.mark.parametrize('name', sorted(ALGORITHMS))
-
-
-@EVERY
-def test_module_says_what_it_needs(name):
-    module = ALGORITHMS[name]
-    assert isinstance(module.USES_CRITIC, bool) and isinstance(module.SETTINGS, tuple)
-    assert module.__doc__ and callable(module.loss) and callable(module.clipped)
-
-
-@EVERY
-def test_a_reward_on_the_last_turn_reaches_its_action_tokens(name):
-    """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
-    layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
-    # best and worst side by side, as DPO wants them
-    rollout = toy.rollout_of(layouts, [[0, 1], [0, 0], [0, 1], [0, 0]], length=9)
-    batch = ALGORITHMS[name].make_batch(rollout, zero_scores(rollout), group_size=4)
-    last = (rollout.turn == 1) & rollout.action_mask
-    better = np.asarray(batch.advantages)[0][np.asarray(last)[0]]
-    worse = np.asarray(batch.advantages)[1][np.asarray(last)[1]]
-    assert (better > worse).all() and (better > 0).all()
-
-
-@EVERY
-def test_permuting_groups_permutes_the_batch(name):
-    rollout = toy.random_rollout(3, rows=12, faulty=(1,))
-    scores = toy.scores_of(rollout)
-    rows = (np.array([2, 0, 1])[:, None] * 4 + np.arange(4)).reshape(-1)
-    make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
-    batch = make(rollout, scores)
-    moved = make(*jax.tree.map(lambda x: x[rows], (rollout, scores)))
-    batch, moved = batch.replace(pair=None), moved.replace(pair=None)  # which are numbered in order
-    for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
-        np.testing.assert_allclose(a[rows], b, atol=1e-5)
-
-
-@EVERY
-def test_dropping_rows_equals_weighing_them_zero(name):
-    rollout = toy.random_rollout(4, rows=12)
-    scores = toy.scores_of(rollout)
-    rows = np.arange(4, 12)
-    make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
-    weighed = make(rollout, scores, keep=jnp.arange(12) >= 4)
-    compact = make(*jax.tree.map(lambda x: x[rows], (rollout, scores)))
-    for field in ('mask', 'value_mask', 'advantages', 'returns'):
-        a, b = np.asarray(getattr(weighed, field)), np.asarray(getattr(compact, field))
-        np.testing.assert_allclose(a[rows], b, atol=1e-6)
-        assert not a[:4].any()
-
-
-@EVERY
-def test_unhealthy_and_poisoned_rows_change_nothing(name):
-    rollout = toy.random_rollout(5, faulty=(3,))
-    scores = toy.scores_of(rollout)
-    make = functools.partial(ALGORITHMS[name].make_batch, group_size=4)
-    clean = make(rollout, scores)
-    bad = rollout.replace(rewards=rollout.rewards.at[3].set(jnp.nan))
-    mask = rollout.action_mask & rollout.healthy[:, None]
-    dirty = make(bad, jax.tree.map(lambda x: jnp.where(mask, x, jnp.inf), scores))
-    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(dirty), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@EVERY
-def test_nothing_to_train_on_gives_zeros(name):
-    rollout = toy.random_rollout(6, faulty=range(8))
-    batch = ALGORITHMS[name].make_batch(rollout, toy.scores_of(rollout), group_size=4)
-    assert not batch.mask.any() and not batch.advantages.any() and not batch.returns.any()
-    loss = ALGORITHMS[name].loss(
-        rollout.logprobs, batch, clip_low=0.2, clip_high=0.2, dual_clip=None
-    )
-    assert not np.asarray(loss).any()
-
-
-@pytest.mark.parametrize('name', sorted(ALGORITHMS.keys() - {'dpo'}))
-def test_first_gradient_is_the_policy_gradient(name):
-    """At pi = pi_old every surrogate has the gradient -A of its token (DPO is none)."""
-    rollout = toy.random_rollout(7)
-    batch = ALGORITHMS[name].make_batch(rollout, toy.scores_of(rollout), group_size=4)
-
-    def total(logprobs):
-        loss = ALGORITHMS[name].loss(logprobs, batch, clip_low=0.2, clip_high=0.28, dual_clip=None)
-        return losses.weighted_sum(batch.mask.astype(jnp.float32), loss)
-
-    got = jax.grad(total)(batch.old_logprobs)
-    np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
-
-
-@pytest.mark.parametrize('kl_in', ['loss', 'elsewhere'])
-def test_policy_loss_adds_entropy_and_kl_by_hand(kl_in):
+@pytest.mark.parametrize('where', ['loss', 'reward'])
+def test_policy_loss_adds_entropy_and_kl_by_hand(where):
     """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere.
 
     A KL term in the reward, or DPO, has a reference too: its KL was not measured.
     """
-    kl = dict(kl_estimator='k1' if kl_in == 'loss' else None, has_reference=True)
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
     rollout = rollout.replace(tokens=jnp.array([[0, 0, 1]]))
-    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)  # A = 1 (group of one)
+    batch = batch_of(GRPO(), rollout, 1)  # A = 1 (group of one)
     logp = np.log([0.25, 0.75])
     batch = batch.replace(
         old_logprobs=jnp.array([[0.0, *logp]], jnp.float32),
         ref_logprobs=jnp.array([[0.0, *(logp - 0.5)]], jnp.float32),
     )
+    how = GRPO(clip=CLIP, entropy_coef=0.1, kl=KL(0.9, where, 'k1'))
     loss, (sums, _) = objective.policy_loss(
         {},
         batch,
         losses.token_weights(batch.mask, 'token_mean'),
         0.2,
-        hidden_fn=lambda *_: jnp.ones((1, 3, 1)),
-        head_fn=lambda _: jnp.log(jnp.array([[1.0, 3]])),
-        entropy_coef=0.1,
-        **kl,
-        clip_high=0.28,
+        ModelFns(
+            lambda *_: jnp.ones((1, 3, 1)), lambda _: jnp.log(jnp.array([[1.0, 3]])), None, None
+        ),
+        Learning(algorithm=how, has_reference=True),
     )
     entropy = -(np.exp(logp) * logp).sum()
     # ratio 1: -1 per token; entropy the same for both; k1 = .5, k3 = e^-.5 + .5 - 1
-    in_loss = kl_in == 'loss'
+    in_loss = where == 'loss'
     np.testing.assert_allclose(loss, -1 - 0.1 * entropy + 0.2 * 0.5 * in_loss, rtol=1e-5)
     np.testing.assert_allclose(sums['policy/entropy'], 2 * entropy, rtol=1e-5)
     measured = 1.0 if in_loss else 2 * (np.exp(-0.5) - 0.5)
@@ -489,8 +409,7 @@ def test_policy_loss_adds_entropy_and_kl_by_hand(kl_in):
 
 def test_ratio_metrics_by_hand():
     # ratios 2 (A > 0: clipped high), .5 (A < 0: clipped low), 4 (A < 0: only a dual clip), 1
-    rollout = toy.rollout_of([[(1, 4)]], [[1.0]], length=5)
-    batch = grpo.make_batch(rollout, zero_scores(rollout), group_size=1)
+    batch = batch_of(GRPO(), toy.rollout_of([[(1, 4)]], [[1.0]], length=5), 1)
     batch = batch.replace(advantages=jnp.array([[0.0, 1, -1, -1, 1]]))
     logprobs = jnp.log(jnp.array([[9.0, 2, 0.5, 4, 1]]))
     sums = objective.ratio_sums(logprobs, batch)
@@ -498,56 +417,107 @@ def test_ratio_metrics_by_hand():
     np.testing.assert_allclose(sums['policy/kl_old'], -np.log(4), rtol=1e-5)  # of 2 .5 4 1
     # r - 1 - ln r: 1 - ln 2, -1/2 + ln 2, 3 - ln 4, 0
     np.testing.assert_allclose(sums['policy/kl_old_k3'], 3.5 - np.log(4), rtol=1e-4)
-    clip = dict(clip_low=0.2, clip_high=0.28)
-    found = objective.clipped_tokens(logprobs, batch, dual_clip=3.0, **clip)
+    found = GRPO(clip=Clip(0.2, 0.28, 3.0)).clipped(logprobs, batch)
     assert {name: np.flatnonzero(tokens).tolist() for name, tokens in found.items()} == {
         'policy/clip_frac_high': [1],
         'policy/clip_frac_low': [2],
         'policy/clip_frac_dual': [3],
     }
-    assert 'policy/clip_frac_dual' not in objective.clipped_tokens(
-        logprobs, batch, dual_clip=None, **clip
-    )
+    assert 'policy/clip_frac_dual' not in GRPO(clip=CLIP).clipped(logprobs, batch)
 
 
-CLIPPING = sorted(ALGORITHMS.keys() - {'dpo', 'agent_evol', 'cispo'})
+# ---- all -----------------------------------------------------------------------------------------
+
+EVERY = pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values()], ids=ALGORITHMS)
+RATIOS = [cls for cls in ALGORITHMS.values() if hasattr(cls(), 'clip')]
 
 
-@pytest.mark.parametrize('name', CLIPPING)
-def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(name):
+@EVERY
+def test_a_reward_on_the_last_turn_reaches_its_action_tokens(how):
+    """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
+    layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
+    # best and worst side by side, as DPO wants them
+    rollout = toy.rollout_of(layouts, [[0, 1], [0, 0], [0, 1], [0, 0]], length=9)
+    batch = batch_of(how, rollout, 4)
+    last = (rollout.turn == 1) & rollout.action_mask
+    better = np.asarray(batch.advantages)[0][np.asarray(last)[0]]
+    worse = np.asarray(batch.advantages)[1][np.asarray(last)[1]]
+    assert (better > worse).all() and (better > 0).all()
+
+
+@EVERY
+def test_permuting_groups_permutes_the_batch_and_dropping_them_is_weighing_them_zero(how):
+    rollout = toy.random_rollout(3, rows=12, faulty=(1,))
+    scores = toy.scores_of(rollout)
+    batch = batch_of(how, rollout, 4, scores)
+    rows = (np.array([2, 0, 1])[:, None] * 4 + np.arange(4)).reshape(-1)
+    moved = batch_of(how, *moved_by(rows, rollout, scores))
+    batch, moved = batch.replace(pair=None), moved.replace(pair=None)  # which are numbered in order
+    for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
+        np.testing.assert_allclose(a[rows], b, atol=1e-5)
+    rows = np.arange(4, 12)
+    weighed = batch_of(how, rollout, 4, scores, keep=jnp.arange(12) >= 4)
+    compact = batch_of(how, *moved_by(rows, rollout, scores))
+    for field in ('mask', 'value_mask', 'advantages', 'returns'):
+        a, b = np.asarray(getattr(weighed, field)), np.asarray(getattr(compact, field))
+        np.testing.assert_allclose(a[rows], b, atol=1e-6)
+        assert not a[:4].any()
+
+
+def moved_by(rows, rollout, scores):
+    """Arguments of batch_of for these rows of groups of four."""
+    rollout, scores = jax.tree.map(lambda x: x[rows], (rollout, scores))
+    return rollout, 4, scores
+
+
+@EVERY
+def test_unhealthy_and_poisoned_rows_change_nothing(how):
+    rollout = toy.random_rollout(5, faulty=(3,))
+    scores = toy.scores_of(rollout)
+    clean = batch_of(how, rollout, 4, scores)
+    bad = rollout.replace(rewards=rollout.rewards.at[3].set(jnp.nan))
+    mask = rollout.action_mask & rollout.healthy[:, None]
+    dirty = batch_of(how, bad, 4, jax.tree.map(lambda x: jnp.where(mask, x, jnp.inf), scores))
+    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
+
+
+@EVERY
+def test_nothing_to_train_on_gives_zeros(how):
+    rollout = toy.random_rollout(6, faulty=range(8))
+    batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
+    assert not batch.mask.any() and not batch.advantages.any() and not batch.returns.any()
+    assert not np.asarray(how.loss(rollout.logprobs, batch)).any()
+
+
+@pytest.mark.parametrize('cls', [cls for cls in ALGORITHMS.values() if cls is not DPO])
+def test_first_gradient_is_the_policy_gradient(cls):
+    """At pi = pi_old every surrogate has the gradient -A of its token (DPO is none)."""
+    rollout, how = toy.random_rollout(7), cls()
+    batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
+    weights = batch.mask.astype(jnp.float32)
+    total = lambda x: losses.weighted_sum(weights, how.loss(x, batch))  # noqa: E731
+    got = jax.grad(total)(batch.old_logprobs)
+    np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize('cls', [cls for cls in RATIOS if cls is not CISPO])
+def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
     """They were token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
-    rollout = toy.random_rollout(8)
-    module, rng = ALGORITHMS[name], np.random.default_rng(0)
-    batch = module.make_batch(rollout, toy.scores_of(rollout), group_size=4)
-    logprobs = batch.old_logprobs + jnp.asarray(rng.normal(size=batch.mask.shape), jnp.float32)
-    clip = dict(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
-    gradient = jax.grad(lambda x: module.loss(x, batch, **clip).sum())(logprobs)
+    rollout, how = toy.random_rollout(8), cls(clip=Clip(0.2, 0.28, 3.0))
+    batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
+    noise = np.random.default_rng(0).normal(size=batch.mask.shape)
+    logprobs = batch.old_logprobs + jnp.asarray(noise, jnp.float32)
+    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logprobs)
     flat = batch.mask & (batch.advantages != 0) & (gradient == 0)
-    found = module.clipped(logprobs, batch, **clip)
+    found = functools.reduce(jnp.logical_or, how.clipped(logprobs, batch).values())
     assert flat.any() and (~flat & batch.mask).any()
-    np.testing.assert_array_equal(
-        functools.reduce(jnp.logical_or, found.values()) & batch.mask, flat
-    )
+    np.testing.assert_array_equal(found & batch.mask, flat)
 
 
 def test_sequences_of_ratio_one_are_not_clipped_whatever_their_tokens_do():
     batch = ratio_batch(1.0)
     logprobs = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])  # mean 0 over the row and over each turn
-    clip = dict(clip_low=3e-4, clip_high=4e-4, dual_clip=None)
-    for name in ('gspo', 'gspo_turn'):
-        assert not any(x.any() for x in ALGORITHMS[name].clipped(logprobs, batch, **clip).values())
-    assert objective.clipped_tokens(logprobs, batch, **clip)['policy/clip_frac_high'].any()
-
-
-def test_cispo_reports_the_weights_it_bounds_and_losses_without_a_ratio_nothing():
-    batch = ratio_batch(-1.0)
-    logprobs = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])
-    found = ALGORITHMS['cispo'].clipped(
-        logprobs, batch, clip_low=0.2, clip_high=0.28, dual_clip=None
-    )
-    assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
-    assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
-    for name in ('dpo', 'agent_evol'):
-        assert (
-            ALGORITHMS[name].clipped(logprobs, batch, clip_low=0, clip_high=0, dual_clip=None) == {}
-        )
+    for how in (GSPO(), GSPOTurn()):
+        assert not any(x.any() for x in how.clipped(logprobs, batch).values())
+    assert GRPO(clip=GSPO().clip).clipped(logprobs, batch)['policy/clip_frac_high'].any()
+    assert DPO().clipped(logprobs, batch) == AgentEvol().clipped(logprobs, batch) == {}

@@ -8,8 +8,9 @@ import pytest
 import qwen_vocabulary
 
 from agentrl_jax.envs import Bandit
-from agentrl_jax.text import answer, demo_tokenizer
+from agentrl_jax.text import answer
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 MOVES = ['Up', 'Down', 'Left', 'Right']
 SPACED = ['turn left', 'turn', 'turn  left twice', 'go a|b', 'Über']

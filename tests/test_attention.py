@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tiny_models import TINY, forward, random_params, rows
 
-from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention
 
 
@@ -126,45 +125,38 @@ def test_attention_by_parts_of_rows_has_the_values_and_gradients_of_the_whole(sh
     assert f'f32[{part},2,3,5,7]' in text
 
 
-@pytest.mark.parametrize('one', [attention.attend_one, attention.attend_blocks])
-def test_one_query_against_a_cache_equals_attention(one, monkeypatch):
-    monkeypatch.setattr(attention, 'BLOCK', 8)
-    rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, 1, 2, 3, 4)), jnp.float32)
-    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
-    for lengths in ((1, 5, 8), (9, 2, 16), (21, 20, 1)):
-        mask = jnp.arange(21)[None, None] < jnp.array(lengths)[:, None, None]
-        poisoned = jnp.where(mask[:, 0, :, None, None], k, 50.0)
-        out = one(q, poisoned, v, mask)
-        np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
-
-
 def observation_masks(lengths, queries, width):
-    """bool [R, queries, width]: `queries` tokens whose last stands at lengths - 1."""
+    """bool [R, queries, width]: `queries` tokens whose last is at lengths - 1."""
     last = jnp.array(lengths)[:, None] - queries + jnp.arange(queries)[None]
     return jnp.arange(width)[None, None] <= last[:, :, None]
 
 
-def test_a_block_of_queries_against_the_filled_cache_equals_attention(monkeypatch):
+def queries_and_cache(queries, monkeypatch):
+    """Random q, k and v of a cache of 21 entries, which are two blocks of 8 and 5."""
+    monkeypatch.setattr(attention, 'BLOCK', 8)
     monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
     rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, 4, 2, 3, 4)), jnp.float32)
-    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
-    for lengths in ((4, 5, 8), (9, 4, 16), (21, 20, 7)):
-        mask = observation_masks(lengths, 4, 21)
+    q = jnp.asarray(rng.normal(size=(3, queries, 2, 3, 4)), jnp.float32)
+    return q, *jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ('attend', 'queries'),
+    [(attention.attend_one, 1), (attention.attend_blocks, 1), (attention.attend_filled, 4)],
+)
+def test_queries_against_a_cache_equal_attention(attend, queries, monkeypatch):
+    q, k, v = queries_and_cache(queries, monkeypatch)
+    for lengths in ((queries, 5, 8), (9, queries, 16), (21, 20, 7)):
+        mask = observation_masks(lengths, queries, 21)
         poisoned = jnp.where(mask[:, -1, :, None, None], k, 50.0)
-        out = attention.attend_filled(q, poisoned, v, mask)
+        out = attend(q, poisoned, v, mask)
         np.testing.assert_allclose(out, attention.attend(q, k, v, mask), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('queries', [1, 4])
 def test_longer_neighbours_do_not_change_a_row_by_a_bit(queries, monkeypatch):
-    monkeypatch.setattr(attention, 'BLOCK', 8)
-    monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
     attend = attention.attend_blocks if queries == 1 else attention.attend_filled
-    rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, queries, 2, 3, 4)), jnp.float32)
-    k, v = jnp.asarray(rng.normal(size=(2, 3, 21, 2, 4)), jnp.float32)
+    q, k, v = queries_and_cache(queries, monkeypatch)
 
     def first(others):
         return attend(q, k, v, observation_masks([5, others, others], queries, 21))[0]
@@ -207,37 +199,3 @@ def test_a_decode_loop_never_copies_its_cache():
 
     assert len(copies()) == 2 * TINY.num_layers  # the argument, once, before the loop
     assert not copies(donate_argnums=0)
-
-
-def test_decoding_inside_shard_map_equals_one_device():
-    params = random_params(TINY)
-    tokens, _ = rows(TINY, batch=8, length=6)
-
-    def play(params, tokens):
-        cache = TINY.init_cache(tokens.shape[0], 6)
-
-        def step(t, carry):
-            cache, out = carry
-            token = jax.lax.dynamic_slice_in_dim(tokens, t, 1, axis=1)
-            hidden, cache = cached(params, TINY, token, jnp.full_like(token, t), cache, None)
-            return cache, out.at[:, t].set(hidden[:, 0])
-
-        out = jnp.zeros((tokens.shape[0], 6, TINY.hidden_size))
-        return jax.lax.fori_loop(0, 6, step, (cache, out))[1]
-
-    one = jax.jit(play)(params, tokens)
-    mesh = sharding.make_mesh(2, 2, 2)
-    layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
-    split = jax.sharding.PartitionSpec(('data', 'fsdp'))
-    whole = jax.sharding.PartitionSpec()
-    many = jax.jit(
-        jax.shard_map(
-            play,
-            mesh=mesh,
-            in_specs=(whole, split),
-            out_specs=split,
-            axis_names={'data', 'fsdp'},
-            check_vma=False,
-        )
-    )(jax.device_put(params, layout), tokens)
-    np.testing.assert_allclose(one, many, rtol=0, atol=1e-5)

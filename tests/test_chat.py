@@ -3,10 +3,10 @@ import random
 import pytest
 import qwen_vocabulary
 
-from agentrl_jax.text import demo_tokenizer
 from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 # What Qwen2.5's template does with a conversation that begins with a system message and calls no
 # tools, in words of our own. The checkpoint's own is tested where AGENTRL_REAL_GGUF names a file.

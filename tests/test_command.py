@@ -9,6 +9,7 @@ import sys
 import textwrap
 import tomllib
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,20 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.records import report
-from agentrl_jax.run import build, check, command, effective, interrupts
+from agentrl_jax.run import build, command, interrupts
 
 CONFIG = '--config=configs/demo.py'
 COMMANDS = ('train', 'play', 'plan', 'sweep')
+
+
+def ran(*words):
+    """(exit code, stdout, stderr) of a process."""
+    done = subprocess.run(words, cwd=micro_runs.ROOT, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def ran_python(program, *words):
+    return ran(sys.executable, '-c', program, *words)
 
 
 def told(module, *words, watch='jax'):
@@ -34,11 +45,9 @@ def told(module, *words, watch='jax'):
         runpy.run_module('agentrl_jax.' + {module!r}, run_name='__main__', alter_sys=True)
         """
     )
-    found = subprocess.run(
-        [sys.executable, '-c', code], cwd=micro_runs.ROOT, capture_output=True, text=True
-    )
-    out, _, imported = found.stdout.rpartition('IMPORTED ')
-    return found.returncode, out, found.stderr, imported.strip() == 'True'
+    code, out, err = ran_python(code)
+    out, _, imported = out.rpartition('IMPORTED ')
+    return code, out, err, imported.strip() == 'True'
 
 
 @pytest.mark.parametrize('module', COMMANDS)
@@ -51,8 +60,11 @@ def test_help_succeeds_without_jax(module):
 @pytest.mark.parametrize(
     'words, sentence',
     [
-        ((CONFIG, 'config.steps=3'), "'config.steps=3' is no flag: did you mean --config.steps=3?"),
-        ((CONFIG, 'workdr=x'), "'workdr=x' is no flag: did you mean --workdir=x?"),
+        (
+            (CONFIG, 'config.steps=3'),
+            "unknown flag 'config.steps=3': did you mean --config.steps=3?",
+        ),
+        ((CONFIG, 'workdr=x'), "unknown flag 'workdr=x': did you mean --workdir=x?"),
         ((CONFIG, '--config.step=3'), 'has no field step; did you mean steps?'),
         ((CONFIG, '--config.optim.zzz=3'), 'no field optim.zzz; optim has beta1, beta2, critic_lr'),
         ((CONFIG, '--config.optim.learning_rate=3'), 'optim.learning_rate; did you mean optim.lr?'),
@@ -86,24 +98,24 @@ def test_the_resume_line_can_be_pasted_into_a_shell():
 def test_without_a_tpu_none_is_looked_for(monkeypatch):
     monkeypatch.delenv('JAX_PLATFORMS', raising=False)
     monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: None)
-    command.spare_tpu_search()
+    command.skip_tpu_search()
     assert 'JAX_PLATFORMS' not in command.os.environ  # without libtpu there is nothing to spare
     monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(command, 'ACCELERATORS', ('null',))  # as if /dev/null were one
-    command.spare_tpu_search()
+    command.skip_tpu_search()
     assert 'JAX_PLATFORMS' not in command.os.environ
     monkeypatch.setattr(command, 'ACCELERATORS', ())
     monkeypatch.setattr(command, 'GOOGLE', 'none')
-    command.spare_tpu_search()
+    command.skip_tpu_search()
     assert command.os.environ['JAX_PLATFORMS'] == 'cpu'
 
 
 STARTING = """
 import hashlib, signal, sys, time
-from agentrl_jax import train
-from agentrl_jax.machine import processes
 from agentrl_jax.run import interrupts
 interrupts.stop_when_asked()
+if sys.argv[1] == 'starting':
+    from agentrl_jax import train
 if sys.argv[1] == 'training':
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: print('heard', flush=True))
@@ -137,50 +149,36 @@ def ended(phase, *signals):
     return process.returncode, err
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize('phase', ['starting', 'native'])
+@pytest.mark.parametrize('phase, number', [('starting', signal.SIGTERM), ('native', signal.SIGINT)])
 def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number):
     code, err = ended(phase, number)
     assert code == 75 and 'goes on from what was saved' in err and len(err.split('\n')) == 3
 
 
 @pytest.mark.parametrize('form', ['--workdir={}', '-workdir={}', '--workdir {}'])
-def test_a_run_that_is_stopped_while_it_starts_says_whether_anything_is_saved(tmp_path, form):
-    """It said 'goes on from what was saved' where nothing was."""
+def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path, form):
+    """It said 'goes on from what was saved' where nothing was, and after Ctrl-C nothing."""
     argv = ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
     assert interrupts.what_is_left(argv) == 'nothing is saved yet, and the same command begins anew'
-    for name in ('8', '12', '14.orbax-checkpoint-tmp'):
-        (tmp_path / 'checkpoints' / name).mkdir(parents=True)
-    assert interrupts.what_is_left(argv) == 'step 12 is saved, and the same command resumes'
-    for unknown in (['sweep.py', *argv[1:]], argv[:2], ['train.py', '--workdir=gs://b/r']):
-        assert interrupts.what_is_left(unknown) == 'the same command goes on from what was saved'
-
-
-def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
-    """After Ctrl-C nothing said that the run was saved, or what resumes it."""
     assert report.stopped(tmp_path, 'python x') == (
         'stopped before anything was saved; the same command begins anew: python x'
     )
-    (tmp_path / 'checkpoints' / '4').mkdir(parents=True)
+    for name in ('8', '12', '14.orbax-checkpoint-tmp'):
+        (tmp_path / 'checkpoints' / name).mkdir(parents=True)
+    assert interrupts.what_is_left(argv) == 'step 12 is saved, and the same command resumes'
     assert report.stopped(tmp_path, 'python x') == (
-        'stopped; step 4 is saved, and the same command resumes: python x'
+        'stopped; step 12 is saved, and the same command resumes: python x'
     )
+    for unknown in (['sweep.py', *argv[1:]], argv[:2], ['train.py', '--workdir=gs://b/r']):
+        assert interrupts.what_is_left(unknown) == 'the same command goes on from what was saved'
 
 
 def test_make_demo_says_that_it_resumes_what_was_stopped():
     """It ended with `make: *** Error 75` and no other word."""
     make = ['make', '-o', '.venv/run.stamp', 'demo']  # nothing is installed
-    found = {}
-    for code in (75, 1, 0):
-        done = subprocess.run(
-            [*make, f'DEMO=sh -c "exit {code}"'],
-            cwd=micro_runs.ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        found[code] = done.returncode, 'make demo resumes it' in done.stderr
-    assert found == {75: (2, True), 1: (2, False), 0: (0, False)}
+    for code, wanted in {75: (2, True), 1: (2, False), 0: (0, False)}.items():
+        found, _, err = ran(*make, f'DEMO=sh -c "exit {code}"')
+        assert (found, 'make demo resumes it' in err) == wanted
 
 
 WITH_A_SIGNAL = """
@@ -199,20 +197,13 @@ runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)
 @pytest.mark.parametrize('program', ['train', 'sweep'])
 def test_a_signal_while_flags_are_being_imported_ends_a_run_to_be_resumed(program, number):
     """It was a KeyboardInterrupt with a stack, or -15, which a launcher counts as a failure."""
-    done = subprocess.run(
-        [sys.executable, '-c', WITH_A_SIGNAL, f'agentrl_jax.{program}', str(int(number))],
-        cwd=micro_runs.ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 75, done.stderr
-    assert done.stderr.endswith('goes on from what was saved\n')
+    code, _, err = ran_python(WITH_A_SIGNAL, f'agentrl_jax.{program}', str(int(number)))
+    assert code == 75 and err.endswith('goes on from what was saved\n'), err
 
 
 def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
     assert ended('training', signal.SIGTERM)[0] is None
-    assert ended('training', signal.SIGINT)[0] is None
-    code, err = ended('training', signal.SIGINT, signal.SIGINT)
+    code, err = ended('training', signal.SIGINT, signal.SIGTERM, signal.SIGINT)
     assert code == 130 and 'interrupted twice' in err
 
 
@@ -227,26 +218,16 @@ with processes.Preemption() as preemption:
     print('never said')
 """
 INTERRUPTED = """
-import sys
-from agentrl_jax.records import report
-from agentrl_jax.run import command, interrupts
-from agentrl_jax.run import build, check, command, effective
-sys.argv = ['program']
+from agentrl_jax.run import command
+from agentrl_jax.run.config import read as read_config
 command.begin('what it does')
 raise KeyboardInterrupt
 """
 
 
-def ran(program):
-    done = subprocess.run(
-        [sys.executable, '-c', program], cwd=micro_runs.ROOT, capture_output=True, text=True
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
     """It was a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as the second."""
-    code, out, err = ran(LISTENING)
+    code, out, err = ran_python(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
     assert err.split('\n')[1::2] == [
         'stopping after this step is saved; Ctrl-C again stops at once',
@@ -255,7 +236,7 @@ def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
 
 
 def test_ctrl_c_of_a_command_that_resumes_nothing_is_one_word():
-    code, out, err = ran(INTERRUPTED)
+    code, out, err = ran_python(INTERRUPTED)
     assert code in (130, -signal.SIGINT) and out == '' and err == '\ninterrupted\n'
 
 
@@ -307,10 +288,10 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
 
 def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_line():
     """--config.algorithm=foo ended with 1, as a run that failed does."""
-    with pytest.raises(command.WrongUsage, match="algorithm='foo' is not one of"):
-        effective.effective(micro_runs.plain('frozen_lake', algorithm='foo'))
+    with pytest.raises(command.WrongUsage, match="algorithm='foo' must be one of"):
+        build.build(micro_runs.plain('frozen_lake', algorithm='foo'))
     with pytest.raises(command.WrongUsage, match='impossible configuration'):
-        check.check(micro_runs.config('frozen_lake', **{'optim.lr': -1.0}))
+        build.build(micro_runs.plain('frozen_lake', **{'optim.lr': -1.0}))
     with pytest.raises(command.WrongUsage, match='rollout.max_tokens=20 is too small') as wrong:
         build.build(micro_runs.config('frozen_lake', **{'rollout.max_tokens': 20}))
     assert command.code_of(wrong.value) == 2 and command.code_of(ValueError('a file')) == 1
@@ -318,22 +299,13 @@ def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_l
 
 def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
     """JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
-
-    def fails(error):
-        def devices():
-            raise error
-
-        return devices
-
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
-    said = (
-        "Unable to initialize backend 'cuda': no GPU\n (you may need to uninstall the failing one)"
-    )
+    said = "Unable to initialize backend 'cuda': no GPU\n (you may need to uninstall it)"
     for error, words in (
         (AssertionError(), 'cannot start: pip'),
         (RuntimeError(said), 'no GPU): '),
     ):
-        monkeypatch.setattr(jax, 'devices', fails(error))
+        monkeypatch.setattr(jax, 'devices', mock.Mock(side_effect=error))
         with pytest.raises(SystemExit) as ended:
             command.check_backend()
         err = capsys.readouterr().err
@@ -344,7 +316,7 @@ def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
 
 def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     error = ModuleNotFoundError("No module named 'fastapi'", name='fastapi.responses')
-    command.say_interrupted(type(error), error, None)
+    command.report_interrupt(type(error), error, None)
     wanted = "error: fastapi is not installed: pip install fastapi, or in a checkout '.[hosts]'\n"
     assert capsys.readouterr().err == wanted
     extras = tomllib.loads((micro_runs.ROOT / 'pyproject.toml').read_text())['project']
@@ -356,9 +328,6 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     assert all(module in listed for module in command.EXTRAS.keys() - comes_along)
     with pytest.raises(command.WrongUsage, match='pip install bm25s==0.3.16'), command.usage():
         raise ModuleNotFoundError('an index of documents needs bm25s: pip install bm25s==0.3.16')
-
-
-def test_an_error_of_another_module_keeps_its_traceback(capsys):
     error = ModuleNotFoundError("No module named 'mine'", name='mine')
-    command.say_interrupted(type(error), error, None)
+    command.report_interrupt(type(error), error, None)
     assert "ModuleNotFoundError: No module named 'mine'" in capsys.readouterr().err

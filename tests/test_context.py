@@ -12,7 +12,7 @@ import tiny_agents as tiny
 from agentrl_jax import train
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import windows
-from agentrl_jax.run import check
+from agentrl_jax.run.config import read as read_config
 
 KEY, NAME = tiny.KEY, 'frozen_lake'
 
@@ -150,7 +150,7 @@ def told(task, states, turns, k, m):
 )
 def test_what_windows_do_not_go_with_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(micro(**changes))
+        read_config(micro(**changes))
 
 
 def micro(**changes):

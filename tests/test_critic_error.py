@@ -10,7 +10,7 @@ import toy_rollouts as toy
 from agentrl_jax import train
 from agentrl_jax.measure import critic_error, metrics
 from agentrl_jax.records import run_log
-from agentrl_jax.run import check
+from agentrl_jax.run.config import read as read_config
 from benchmarks import turn_credit as bench
 
 
@@ -168,4 +168,4 @@ def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
 )
 def test_what_continuations_say_nothing_about_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        check.check(micro_runs.plain('frozen_lake', **{'fork.value_every': 2} | changes))
+        read_config(micro_runs.plain('frozen_lake', **{'fork.value_every': 2} | changes))

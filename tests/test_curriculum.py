@@ -1,6 +1,6 @@
 """ScalingInter-RL: the table of horizons, and what it is for.
 
-What a horizon cuts is in test_rollout.py and test_text_task.py, whole runs in test_train.py.
+What a horizon cuts is in test_rollout.py and test_text_task.py, whole runs in test_runs.py.
 """
 
 import micro_runs
@@ -10,29 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.rl.curriculum import horizon
-from agentrl_jax.run import check, derived
-
-# rounds / steps a stage of the released scripts
-RELEASED = {
-    'webarena': ((8, 12, 15), 80),
-    'deepsearch': ((5, 8, 10), 100),
-    'textcraft': ((10, 20, 30), 100),
-    'sciworld': ((10, 20, 30), 100),
-    'babyai': ((6, 13, 20), 100),
-}
-
+from agentrl_jax.run.config import read as read_config
 
 # ---- the table ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('name', RELEASED)
-def test_stages_of_the_release_change_at_the_multiples_of_their_length(name):
-    """Steps from 0: with 100 a stage, 0 to 99, 100 to 199 and the rest."""
-    (first, second, third), length = RELEASED[name]
-    shape = dict(rounds=(first, second, third), stage_steps=length)
-    expected = [first] * length + [second] * length + [third] * 2 * length
-    assert [horizon(step, **shape) for step in range(4 * length)] == expected
-    assert horizon(10**9, **shape) == third
 
 
 def test_an_interpolated_horizon_by_hand():
@@ -76,31 +56,19 @@ def test_horizons_are_those_of_a_counter_and_never_shrink(rounds, stage_steps):
     assert all(a <= b <= c for a, b, c in zip(table, climbing, later, strict=True))
 
 
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'curriculum.rounds': (0, 2)}, r'rounds=\(0, 2\) must be positive and increasing'),
-        ({'curriculum.rounds': (2, 2)}, r'rounds=\(2, 2\) must be positive and increasing'),
-        ({'curriculum.rounds': (2, 1)}, r'rounds=\(2, 1\) must be positive and increasing'),
-        ({'curriculum.rounds': (1, 3)}, 'more turns than env.max_turns=2.* raise it'),
-        ({'curriculum.rounds': (1.0, 2.0)}, 'must be whole numbers of turns'),
-        ({'curriculum.interpolate': True}, r'no effect with curriculum.rounds=\(\): give two'),
-        ({'curriculum.stage_steps': 0}, 'curriculum.stage_steps=0 must be at least 1'),
-    ],
-)
-def test_rounds_that_cannot_be_played_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check.check(micro_runs.config('frozen_lake', **changes))
-
-
 def test_a_config_without_rounds_plays_every_turn():
     cfg = micro_runs.config('frozen_lake')
-    assert [derived.turn_limit(cfg, step) for step in (0, 500)] == [2, 2]
+    assert [read_config(cfg, None).turn_limit(step) for step in (0, 500)] == [2, 2]
     cfg.curriculum.rounds, cfg.curriculum.stage_steps = (1, 2), 500
-    check.check(cfg)
-    assert [derived.turn_limit(cfg, step) for step in (0, 499, 500)] == [1, 1, 2]
+    read_config(cfg)
+    assert [read_config(cfg, None).turn_limit(step) for step in (0, 499, 500)] == [1, 1, 2]
     cfg.curriculum.rounds, cfg.curriculum.interpolate, cfg.env.max_turns = (1, 5), True, 5
-    assert [derived.turn_limit(cfg, step) for step in (124, 125, 499, 500)] == [1, 2, 4, 5]
+    assert [read_config(cfg, None).turn_limit(step) for step in (124, 125, 499, 500)] == [
+        1,
+        2,
+        4,
+        5,
+    ]
 
 
 # ---- what it is for ----------------------------------------------------------------------------
@@ -132,11 +100,3 @@ def test_a_growing_horizon_beats_fixed_ones_in_a_long_dangerous_corridor():
     assert solved[0] >= 7 and solved[1] <= 3 and solved[2] == 0, (scaled, long, short)
     assert scaled[1].mean() > long[1].mean() + 2, (scaled, long)  # cells, of 8
     assert (scaled[2] < 0.8 * long[2]).all(), (scaled, long)
-
-
-@pytest.mark.soak
-def test_where_little_can_go_wrong_the_long_horizon_learns_as_well():
-    """One pit in nine: what a curriculum buys is an answer to risk, not to length alone."""
-    for turns in (SCALED, [LONG] * STEPS):
-        success, _, _ = corridor.train('grpo', 1, turns)
-        assert (success > 0.9).all(), success

@@ -10,31 +10,11 @@ import sys
 import tempfile
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from test_checkpoint import abstract, make_state
 
 from agentrl_jax.machine import checkpoint, checksums
-from agentrl_jax.types import TrainState
-
-
-def make_state(seed=0):
-    key = jax.random.key(seed)
-    params = {'embed': jax.random.normal(key, (64, 32)), 'norm': jnp.ones(32, jnp.bfloat16)}
-    return TrainState(
-        step=jnp.int32(seed),
-        params=params,
-        opt_state=optax.adamw(1e-3).init(params),
-        critic_params=None,
-        critic_opt_state=None,
-        kl_coef=jnp.float32(0.1),
-        skipped=jnp.int32(0),
-    )
-
-
-def abstract(state):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
 
 
 def save_steps(workdir, steps=(1, 2)):
@@ -51,9 +31,9 @@ def folder(tmp_path):
     return save_steps(tmp_path)
 
 
-def load(folder, step=None):
-    opened = checkpoint.Checkpoints(folder, 9, None, True, None)
-    return checkpoint.restore(opened, abstract(make_state()), step=step)
+def load(folder):
+    opened = checkpoint.Checkpoints(folder, 9, None)
+    return checkpoint.restore(opened, abstract(make_state()))
 
 
 def files(path):
@@ -70,15 +50,19 @@ def truncate(file, rng):
     file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)])
 
 
+def remove(file, rng):
+    file.unlink()
+
+
 def attack(folder, damages, seed):
     """Damages the newest step so often, in one place at a time; every time it must be noticed.
 
     Whoever reads, whole states or parameters, is told the file and never gets an array.
     """
     rng, path = random.Random(seed), folder / '2'
+    everything = files(path)
     for damage, count in damages.items():
         for number in range(count):
-            everything = files(path)
             file = everything[number] if number < len(everything) else rng.choice(everything)
             whole = file.read_bytes()
             damage(file, rng)
@@ -90,38 +74,16 @@ def attack(folder, damages, seed):
                     read()
                 said = str(caught.value)
                 assert f'checkpoint 2 is damaged: {file} ' in said
+                assert damage is not remove or f'{file} is missing' in said
                 assert said.endswith('--fallback goes back to step 1') and len(said) < 400
             file.write_bytes(whole)
     state, _ = load(folder)
     jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
 
 
-def test_flipped_bits_and_truncated_files_are_named_and_nothing_is_loaded(folder):
+def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
     """60 of 60 flipped bits of arrays came back as parameters, and truncation printed a tree."""
-    attack(folder, {flip: 14, truncate: 12}, seed=0)
-
-
-def test_missing_files_are_named(folder):
-    for file in files(folder / '2'):
-        whole = file.read_bytes()
-        file.unlink()
-        with pytest.raises(checkpoint.Damaged, match=f'{file} is missing'):
-            load(folder)
-        file.write_bytes(whole)
-
-
-@pytest.mark.parametrize('text', ['', 'x', '[]', '{}', '{"custom_metadata": {}}', 'null'])
-@pytest.mark.parametrize('digests', [True, False])
-def test_damaged_metadata_are_named_before_a_config_is_read(folder, text, digests):
-    """They gave KeyError: 'config'. digests: of this version, or of one that wrote none."""
-    mark = folder / '2' / checkpoint.MARK
-    if not digests:
-        as_older_versions_saved(folder / '2')
-    mark.write_text(text)
-    for read in (lambda: checkpoint.read_extra(folder), lambda: load(folder)):
-        with pytest.raises(checkpoint.Damaged, match=f'checkpoint 2 is damaged: {mark} '):
-            read()
-    assert checkpoint.read_extra(folder, step=1) == {'config': {'seed': 1}}
+    attack(folder, {flip: 12, truncate: 12, remove: len(files(folder / '2'))}, seed=0)
 
 
 def as_older_versions_saved(path):
@@ -132,18 +94,29 @@ def as_older_versions_saved(path):
     (path / checkpoint.MARK).write_text(json.dumps(saved))
 
 
-def test_checkpoints_of_older_versions_load_with_a_warning(folder, capsys):
+@pytest.mark.parametrize('digests', [True, False])
+def test_damaged_metadata_are_named_before_a_config_is_read(folder, digests):
+    """They gave KeyError: 'config'. digests: of this version, or of one that wrote none."""
+    mark = folder / '2' / checkpoint.MARK
+    if not digests:
+        as_older_versions_saved(folder / '2')
+    for text in ('', 'x', '[]', '{}', '{"custom_metadata": {}}', 'null'):
+        mark.write_text(text)
+        for read in (lambda: checkpoint.read_extra(folder), lambda: load(folder)):
+            with pytest.raises(checkpoint.Damaged, match=f'checkpoint 2 is damaged: {mark} '):
+                read()
+    assert checkpoint.read_extra(folder, step=1) == {'config': {'seed': 1}}
+
+
+def test_checkpoints_of_older_versions_load_with_a_warning_or_fail_in_a_line(folder, capsys):
+    """Orbax's own error repeats the whole tree: 9 to 20 kB for a run."""
     as_older_versions_saved(folder / '2')
     state, extra = load(folder)
     jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
     assert extra == {'config': {'seed': 2}}
     said = capsys.readouterr().err
     assert said.count('\n') == 1 and 'checkpoints/2 was saved without checksums' in said
-
-
-def test_what_an_older_version_saved_and_cannot_be_read_is_one_line(folder):
-    """Orbax's own error repeats the whole tree: 9 to 20 kB for a run."""
-    as_older_versions_saved(folder / '2')
+    failures = 0
     for file in files(folder / '2' / 'state'):
         whole = file.read_bytes()
         file.write_bytes(whole[:-7])
@@ -151,7 +124,9 @@ def test_what_an_older_version_saved_and_cannot_be_read_is_one_line(folder):
             load(folder)
         except checkpoint.Damaged as error:
             assert '\n' not in str(error) and len(str(error)) < 600
+            failures += 1
         file.write_bytes(whole)
+    assert failures
 
 
 def test_an_array_that_changed_before_it_was_written_is_named(folder, monkeypatch):
@@ -162,11 +137,12 @@ def test_an_array_that_changed_before_it_was_written_is_named(folder, monkeypatc
     (other / '1' / 'state').rename(folder / '2' / 'state')  # a whole state, but another step's
     with pytest.raises(checkpoint.Damaged, match='is not the array that was saved'):
         load(folder)
-    with pytest.raises(checkpoint.Damaged, match=r'params\.embed is not the array'):
+    with pytest.raises(checkpoint.Damaged, match=r'params\.embed\.weight is not the array'):
         checkpoint.load_params_only(folder, abstract(make_state().params))
 
 
-def test_the_newest_whole_step_is_found_and_the_others_are_named(tmp_path, capsys):
+def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, capsys):
+    checkpoint.set_aside_damaged(tmp_path)  # a new run: nothing to do
     folder = save_steps(tmp_path, (1, 2, 3))
     assert checkpoint.fall_back(tmp_path) == 3 and capsys.readouterr().err == ''
     damaged = [files(folder / str(step))[0] for step in (2, 3)]
@@ -180,24 +156,17 @@ def test_the_newest_whole_step_is_found_and_the_others_are_named(tmp_path, capsy
     ]
     assert str(damaged[1]) in said[0] and said[0].endswith('falling back to step 2')
     assert checkpoint.fall_back(tmp_path, step=1) == 1
-    files(folder / '1')[0].write_bytes(b'x')
-    with pytest.raises(checkpoint.Damaged, match='there is no older step'):
-        checkpoint.fall_back(tmp_path)
-
-
-def test_training_sets_damaged_steps_aside_and_writes_them_again(tmp_path):
-    checkpoint.set_aside_damaged(tmp_path)  # a new run: nothing to do
-    folder = save_steps(tmp_path, (1, 2, 3))
-    files(folder / '3')[0].write_bytes(b'x')
     checkpoint.set_aside_damaged(tmp_path)
-    assert checkpoint.steps(folder) == [1, 2] and (folder / '3.damaged').is_dir()
-    opened = checkpoint.open_checkpoints(tmp_path, keep=3)
-    assert checkpoint.save(opened, 3, make_state(3), {})
-    checkpoint.close(opened)
+    assert checkpoint.steps(folder) == [1] and (folder / '3.damaged').is_dir()
+    save_steps(tmp_path, (1, 2, 3))  # training writes them again
     assert checkpoint.fall_back(tmp_path) == 3
     files(folder / '3')[1].write_bytes(b'x')
     checkpoint.set_aside_damaged(tmp_path)  # its older copy makes room
     assert checkpoint.steps(folder) == [1, 2]
+    for step in (1, 2):
+        files(folder / str(step))[0].write_bytes(b'x')
+    with pytest.raises(checkpoint.Damaged, match='there is no older step'):
+        checkpoint.fall_back(tmp_path)
 
 
 if __name__ == '__main__':

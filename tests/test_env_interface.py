@@ -14,44 +14,52 @@ import tiny_agents
 from every_world import World
 from flax import struct
 
-from agentrl_jax.envs import ENVIRONMENTS, Bandit, FrozenLake, Library, Sokoban, simulation
-from agentrl_jax.envs.base import TextEnvironment, build_world, environment
+from agentrl_jax.envs import (
+    ENVIRONMENTS,
+    WORLDS,
+    Bandit,
+    FrozenLake,
+    Library,
+    Sokoban,
+    simulation,
+)
+from agentrl_jax.envs.base import TextEnvironment, build, environment, of_pool, read_world
 from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.envs.sokoban.world import OTHER_SYMBOLS
+from agentrl_jax.run.config import read
 from agentrl_jax.run.parts import build_environment
+from agentrl_jax.settings import tree
 from agentrl_jax.text.task import build_task
 
-DEFAULTS = {name: (world(), {}) for name, world in ENVIRONMENTS.items()}
+DEFAULTS = {name: world() for name, world in ENVIRONMENTS.items()}
 RULES = {  # other rules
-    'lake 6x6': (FrozenLake(size=6), dict(frozen=0.7, success_rate=1.0)),
-    'sokoban 8x8': (Sokoban(dim=8, num_boxes=2), dict(search_depth=10)),
-    'library 9 boxes graded': (Library(side=3, graded=True, lookup_cost=0.1), dict(cards=16)),
+    'lake 6x6': FrozenLake(size=6, frozen=0.7, success_rate=1.0),
+    'sokoban 8x8': Sokoban(dim=8, num_boxes=2, search_depth=10),
+    'library 9 boxes graded': Library(side=3, graded=True, lookup_cost=0.1, cards=16),
 }
 FORMATS = {  # they change what is shown, not what happens
-    'bandit v0423': (Bandit(pairs='v0423'), {}),
-    'lake 8x8': (FrozenLake(size=8), {}),
-    'lake 6x6 cells': (FrozenLake(size=6, observation_format='cells'), {}),
-    'lake coord': (FrozenLake(observation_format='coord'), {}),
-    'lake grid_coord': (FrozenLake(observation_format='grid_coord'), dict(frozen=0.6)),
-    'lake 3x3 grid_coord': (FrozenLake(size=3, observation_format='grid_coord'), {}),
-    'sokoban other symbols': (Sokoban(symbols=OTHER_SYMBOLS), dict(search_depth=30)),
-    'sokoban cells': (Sokoban(observation_format='cells'), {}),
-    'sokoban coord': (Sokoban(observation_format='coord'), {}),
-    'sokoban grid_coord': (Sokoban(observation_format='grid_coord'), {}),
-    'sokoban 8x8 grid_coord': (
-        Sokoban(dim=8, num_boxes=2, observation_format='grid_coord'),
-        dict(search_depth=10),
+    'bandit v0423': Bandit(pairs='v0423'),
+    'lake 8x8': FrozenLake(size=8),
+    'lake 6x6 cells': FrozenLake(size=6, observation_format='cells'),
+    'lake coord': FrozenLake(observation_format='coord'),
+    'lake grid_coord': FrozenLake(observation_format='grid_coord', frozen=0.6),
+    'lake 3x3 grid_coord': FrozenLake(size=3, observation_format='grid_coord'),
+    'sokoban other symbols': Sokoban(symbols=OTHER_SYMBOLS, search_depth=30),
+    'sokoban cells': Sokoban(observation_format='cells'),
+    'sokoban coord': Sokoban(observation_format='coord'),
+    'sokoban grid_coord': Sokoban(observation_format='grid_coord'),
+    'sokoban 8x8 grid_coord': Sokoban(
+        dim=8, num_boxes=2, observation_format='grid_coord', search_depth=10
     ),
-    'sokoban 7x7 3 boxes': (
-        Sokoban(dim=7, num_boxes=3, observation_format='grid_coord'),
-        dict(search_depth=10),
+    'sokoban 7x7 3 boxes': Sokoban(
+        dim=7, num_boxes=3, observation_format='grid_coord', search_depth=10
     ),
 }
 
 
 @functools.cache
 def world(case):
-    return World(*(DEFAULTS | RULES | FORMATS)[case])
+    return World((DEFAULTS | RULES | FORMATS)[case])
 
 
 def named(check):
@@ -70,14 +78,16 @@ def test_every_rule(case, check):
     check(world(case))
 
 
-@pytest.mark.parametrize('check', every_world.TEXTS, ids=named)
 @pytest.mark.parametrize('case', FORMATS)
-def test_every_format(case, check):
-    check(world(case))
+def test_every_format(case):
+    every_world.lines_concatenate_to_the_observation_text(world(case))
 
 
-def test_a_world_is_known_by_its_name():
-    assert all(world.name == name for name, world in ENVIRONMENTS.items())
+def test_every_field_of_a_world_is_a_setting():
+    """A class variable of another base would hide one of its name."""
+    for name, world in WORLDS.items():
+        assert world.name == name and world() == world()
+        assert tree.hints(world).keys() == {field.name for field in dataclasses.fields(world)}
 
 
 def test_environments_are_gymnax_environments_without_importing_all_of_gymnax():
@@ -96,50 +106,73 @@ assert type(gymnax.make('CartPole-v1')[0].action_space()).__module__ == 'gymnax.
 # ---- from a config to a world ------------------------------------------------------------------
 
 
-def test_a_section_is_split_into_the_class_and_its_pool():
+def test_a_world_is_made_of_its_section_and_of_the_fields_of_its_pool():
     cfg = micro_runs.config('library', **{'library.side': 3, 'library.cards': 5})
-    env, params = build_environment(cfg, 'validation')
-    assert env == Library(side=3)
-    expected = Library(side=3).make_params('validation', num_levels=12, seed=0, cards=5)
+    env, params = build_environment(read(cfg), 'validation')
+    assert (env.side, env.cards) == (3, 5)
+    expected = Library(side=3, cards=5).make_params('validation', num_levels=12, seed=0)
     assert (params.cards == expected.cards).all() and len(params.cards) == cfg.env.eval_levels
+    assert (np.asarray(params.cards) >= 0).sum() == 5 * 12
+
+
+@pytest.mark.parametrize('name', ENVIRONMENTS)
+def test_fields_of_the_pool_are_those_that_make_params_alone_reads(name):
+    """Worlds that differ in them share compilations, so nothing traced may know them."""
+    env = WORLDS[name]()
+    drawn = [field.name for field in dataclasses.fields(env) if not field.compare]
+    assert drawn == OF_POOL[name]
+    hidden = dataclasses.replace(env, **dict.fromkeys(drawn))
+    assert hidden == env and hash(hidden) == hash(env)
+    every_world.lines_concatenate_to_the_observation_text(Hidden(env, hidden))
+
+
+OF_POOL = {
+    'frozen_lake': ['frozen', 'success_rate'],
+    'sokoban': ['search_depth'],
+    'bandit': [],
+    'library': ['cards', 'min_hops', 'max_hops'],
+    'babyai': ['levels', 'solvable', 'train_ids', 'test_ids'],
+}
+
+
+class Hidden(World):
+    """A world whose fields of the pool are None once its pool is drawn."""
+
+    def __init__(self, env, hidden):
+        super().__init__(hidden)
+        self.pools = lambda split: env.make_params(split, num_levels=8)
 
 
 @dataclasses.dataclass(frozen=True)
-class Demanding(TextEnvironment):
-    pairs: str
-    sizes: tuple = dataclasses.field(default_factory=tuple)
-    name = 'demanding'
+class Chosen(TextEnvironment):
+    pairs: str = 'main'
+    sizes: tuple[int, ...] = ()
+    depth: int = of_pool(1)
+    name = 'chosen'
 
-    def make_params(self, split, *, num_levels, seed, depth, width=1):
-        return split, num_levels, seed, depth, width
+    def problems(self):
+        if self.pairs == 'none':
+            yield 'chosen.pairs is none'
+
+    def make_params(self, split, *, num_levels, seed):
+        return split, num_levels, seed, self.depth
 
 
 @pytest.mark.parametrize(
     'settings, said',
     [
-        (dict(pairs='main', depth=3, height=2), 'demanding.height is neither.*sizes, depth, width'),
-        (dict(pairs='main', depth=3, seed=2), 'demanding.seed is neither'),
-        (dict(depth=3), 'demanding.pairs is missing'),
-        (dict(pairs='main'), 'demanding.depth is missing'),
+        (dict(pairs='main', dept=3), r'chosen.dept is no field; did you mean chosen.depth\?'),
+        (dict(depth=3, seed=2), 'chosen.seed is no field'),
+        (dict(depth=1.5), 'chosen.depth=1.5 must be a whole number'),
+        (dict(pairs='none'), 'chosen.pairs is none'),
     ],
 )
-def test_a_setting_too_many_or_too_few_is_named(settings, said):
-    env, params = build_world(
-        Demanding, dict(depth=3, pairs='main', width=4), 'test', num_levels=2, seed=5
-    )
-    assert env == Demanding('main') and params == ('test', 2, 5, 3, 4)
+def test_what_is_wrong_with_a_section_is_named(settings, said):
+    env = read_world(Chosen, dict(depth=3, sizes=[1, 2]))
+    assert env.sizes == (1, 2) and hash(env) == hash(Chosen(sizes=(1, 2)))
+    assert build(env, 'test', num_levels=2, seed=5) == (env, ('test', 2, 5, 3))
     with pytest.raises(ValueError, match=said):
-        build_world(Demanding, settings, 'train', num_levels=2, seed=0)
-
-
-def test_an_unknown_world_and_one_without_a_section_are_named(monkeypatch):
-    cfg = micro_runs.config('bandit')
-    cfg.env.name = 'chess'
-    with pytest.raises(ValueError, match='frozen_lake, sokoban, bandit, library'):
-        build_environment(cfg, 'train')
-    monkeypatch.setitem(ENVIRONMENTS, 'chess', Bandit)
-    with pytest.raises(ValueError, match='section cfg.chess'):
-        build_environment(cfg, 'train')
+        build(read_world(Chosen, settings), 'train', num_levels=2, seed=0)
 
 
 # ---- a world with and without an expert, whose rewards may be wrong ----------------------------
@@ -232,30 +265,48 @@ def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
 
 
 @pytest.mark.parametrize(
-    'make, word',
+    'name, settings, said',
     [
-        (lambda: FrozenLake(observation_format='pixels'), 'observation_format'),
-        (lambda: FrozenLake(size=9), 'size'),
-        (lambda: FrozenLake(size=6, observation_format='coord'), 'size'),
-        (lambda: FrozenLake().make_params('dev'), 'split'),
-        (lambda: FrozenLake().make_params(frozen=1.5), 'frozen'),
-        (lambda: FrozenLake().make_params(success_rate=-0.1), 'success_rate'),
-        (lambda: FrozenLake(size=2).make_params(num_levels=500), 'num_levels'),
-        (lambda: Sokoban(dim=12), 'dim'),
-        (lambda: Sokoban(num_boxes=0), 'num_boxes'),
-        (lambda: Sokoban(symbols='##OxXPS'), 'symbols'),
-        (lambda: Sokoban(observation_format=''), 'observation_format'),
-        (lambda: Sokoban(dim=4).make_params(num_levels=5000), 'num_levels'),
-        (lambda: Bandit(pairs='none'), 'pairs'),
-        (lambda: Bandit().make_params('dev'), 'split'),
-        (lambda: Library(side=5), 'side'),
-        (lambda: Library(tool_reward=0.25), 'tool_reward'),
-        (lambda: Library(lookup_cost=-0.1), 'lookup_cost'),
-        (lambda: Library().make_params('dev'), 'split'),
-        (lambda: Library().make_params(cards=2, max_hops=3), 'max_hops'),
-        (lambda: Library().make_params('test', cards=1, max_hops=1), 'num_levels'),
+        ('frozen_lake', dict(observation_format='pixels'), 'observation_format'),
+        ('frozen_lake', dict(size=9), r'size=9 must be in \[2, 8\]'),
+        ('frozen_lake', dict(size=1), 'size=1'),
+        ('frozen_lake', dict(size=5, observation_format='coord'), 'size <= 4'),
+        ('frozen_lake', dict(frozen=1.5), 'frozen=1.5'),
+        ('frozen_lake', dict(success_rate=-0.1), 'success_rate'),
+        ('frozen_lake', dict(size=2), 'num_levels'),
+        ('frozen_lake', dict(split='dev'), 'split'),
+        ('sokoban', dict(dim=9), r'dim=9 must be in \[4, 8\]'),
+        ('sokoban', dict(dim=3), 'dim'),
+        ('sokoban', dict(num_boxes=0), 'num_boxes'),
+        ('sokoban', dict(num_boxes=4), 'num_boxes'),
+        ('sokoban', dict(symbols='##OxXPS'), 'symbols'),
+        ('sokoban', dict(symbols='#_OxXPS?'), 'symbols'),
+        ('sokoban', dict(observation_format=''), 'observation_format'),
+        ('sokoban', dict(dim=4), 'num_levels'),
+        ('bandit', dict(pairs='none'), 'pairs'),
+        ('bandit', dict(split='dev'), 'split'),
+        ('library', dict(side=5), 'side'),
+        ('library', dict(tool_reward=0.25), 'tool_reward=0.25 must be a multiple'),
+        ('library', dict(lookup_cost=-0.1), 'lookup_cost'),
+        ('library', dict(split='dev'), 'split'),
+        ('library', dict(cards=2, max_hops=3), 'max_hops=3, cards=2'),
+        ('library', dict(min_hops=0), 'min_hops'),
+        ('library', dict(cards=17), 'cards'),
+        ('library', dict(cards=1, max_hops=1, split='test'), 'num_levels'),
+        ('babyai', dict(actions='both'), 'actions'),
+        ('babyai', dict(agentgym_wording=True), "actions='macro'"),
+        ('babyai', dict(brief=True), "brief needs actions='macro'"),
+        ('babyai', dict(actions='macro', brief=True, agentgym_wording=True), 'excludes'),
+        ('babyai', dict(most_seen=0), 'most_seen'),
+        ('babyai', dict(levels='GoToMoon'), 'GoToMoon'),
+        ('babyai', dict(split='dev'), 'split'),
+        ('babyai', dict(train_ids='0:9'), 'give both'),
+        ('babyai', dict(train_ids='0:9', test_ids='8'), 'share the number 8'),
+        ('babyai', dict(train_ids='0-9', test_ids='9'), 'such as 0:810'),
+        ('babyai', dict(train_ids='0:9', test_ids='9'), 'train_levels'),
     ],
 )
-def test_impossible_settings_are_named(make, word):
-    with pytest.raises(ValueError, match=word):
-        make()
+def test_impossible_settings_are_named(name, settings, said):
+    split = settings.pop('split', 'train')
+    with pytest.raises(ValueError, match=said):
+        build(read_world(WORLDS[name], settings), split, num_levels=5000, seed=0)

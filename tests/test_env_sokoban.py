@@ -101,8 +101,8 @@ def gym_sokoban(dim, num_boxes, monkeypatch):
 @pytest.mark.parametrize('dim, num_boxes', [(6, 1), (8, 2), (7, 3)])
 def test_dynamics_and_rewards_equal_gym_sokobans_on_random_play(dim, num_boxes, monkeypatch):
     theirs = gym_sokoban(dim, num_boxes, monkeypatch)
-    env, levels, steps = Sokoban(dim=dim, num_boxes=num_boxes), 60, 80
-    params = env.make_params('train', num_levels=levels, search_depth=12)
+    env, levels, steps = Sokoban(dim=dim, num_boxes=num_boxes, search_depth=12), 60, 80
+    params = env.make_params('train', num_levels=levels)
     states = jax.vmap(env.reset_level, in_axes=(0, None))(jnp.arange(levels), params)
     actions = np.random.default_rng(0).integers(4, size=(steps, levels))
 

@@ -15,8 +15,9 @@ from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.rollout import device
-from agentrl_jax.run import derived, parts
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run import parts
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.sweeps import spec
 from agentrl_jax.text import agents as text_agents
 from experiments import (
@@ -24,7 +25,6 @@ from experiments import (
     common,
     mtgrpo_credit,
     mtgrpo_search,
-    ragen_actions,
     ragen_starpo_vs_s,
     scaling_inter,
     turn_credit,
@@ -138,23 +138,6 @@ def test_updates_of_a_step_are_those_of_ragen(scale):
         )
 
 
-def test_budgets_of_actions_grow_or_stay():
-    growing = [list(cell.values()) for cell in ragen_actions.GROWING]
-    assert growing == [[k, 5, 5 * k] for k in range(1, 8)]  # count, turns, budget
-    fixed = [list(cell.values()) for cell in ragen_actions.FIXED]
-    assert fixed == [
-        [1, 10, 10],
-        [2, 5, 10],
-        [3, 4, 10],
-        [4, 3, 10],
-        [5, 2, 10],
-        [6, 2, 10],
-        [7, 2, 10],
-    ]
-    assert all(count * turns >= 10 for count, turns, _ in fixed)  # the whole budget can be used
-    assert len(make_plan('ragen_actions', 'tiny').cells) == 7 + 7 - 1  # two in five turns: both
-
-
 def test_horizons_end_alike_and_see_as_many_episodes():
     for scale in scaling_inter.SCALES:
         short, long, growing = fields('scaling_inter', scale)
@@ -228,7 +211,7 @@ def test_agents_differ_in_their_turns_and_play_as_much_of_a_trial():
     for world in worlds:
         arms = [cfg for cfg in configs if cfg.env.name == world]
         for cfg in arms:
-            agent = derived.agent(cfg)
+            agent = read_config(cfg, None).agent.build()
             assert agent.acting_turns(cfg.env.max_turns) == 3
             assert agent.trial_turns(cfg.env.max_turns) * agent.trials + (
                 agent.reflects * (agent.trials - 1)
@@ -242,7 +225,10 @@ def test_agents_differ_in_their_turns_and_play_as_much_of_a_trial():
 
 def test_what_agents_write_has_room_in_a_turn():
     for cfg in fields('agents', 'tiny'):
-        tokenizer, agent = parts.build_tokenizer(cfg), derived.agent(cfg)
+        tokenizer, agent = (
+            parts.build_tokenizer(read_config(cfg, None)),
+            read_config(cfg, None).agent.build(),
+        )
 
         def tokens(actions, end, encode=tokenizer.encode):
             return len(encode(' || '.join(['Left'] * actions) + end)) + 1  # the end of the turn
@@ -263,31 +249,23 @@ def test_the_longest_episode_of_a_small_policy_fits_its_tokens(name):
     for cfg in fields(name, 'tiny'):
         episode = (cfg.env.name, cfg.env.max_turns, cfg.env.max_actions_per_turn)
         episode += (cfg.agent.name, cfg.env.think)
-        if episode in seen or derived.on_hosts(cfg):  # whose prompts are read as they come
+        if (
+            episode in seen or read_config(cfg, None).on_hosts
+        ):  # whose prompts are read as they come
             continue
         seen.add(episode)
         cfg.env.eval_levels = 4
-        task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
+        task = parts.build_text_task(
+            read_config(cfg, None),
+            parts.build_tokenizer(read_config(cfg, None)),
+            'validation',
+            None,
+        )
         device.check_budget(
             task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
         )
         turn = task.width + cfg.rollout.max_response
         assert task.prefix.shape[0] + cfg.env.max_turns * turn <= cfg.rollout.max_tokens
-
-
-def test_published_figures_add_up():
-    # MT-GRPO v2: the averages are means of NQ, TriviaQA, PopQA, HotpotQA, 2Wiki and Musique
-    assert round((49.0 + 64.7 + 45.9 + 45.3 + 42.4 + 20.9) / 6, 1) == 44.7
-    assert round((48.3 + 63.9 + 45.6 + 43.5 + 38.2 + 19.9) / 6, 1) == 43.2
-    assert mtgrpo_credit.PUBLISHED['MT-PPO'].startswith('44.7')
-    assert mtgrpo_credit.PUBLISHED['PPO-OR'].startswith('43.2')
-    # The replication: content 30.12 - 23.53 = +6.6, placement 27.43 - 30.12 = -2.7
-    assert round(30.12 - 23.53, 1) == 6.6 and round(27.43 - 30.12, 1) == -2.7
-    # RAGEN's Table 3 counts successes among 256 episodes
-    for share in ragen_actions.PRINTED['Sokoban']:
-        assert abs(share * 2.56 - round(share * 2.56)) < 0.0129  # half a unit of the last digit
-    rows = {*ragen_starpo_vs_s.METHODS, *ragen_starpo_vs_s.ALONE, *ragen_starpo_vs_s.RATIOS}
-    assert ragen_starpo_vs_s.AT_200.keys() == ragen_starpo_vs_s.PEAK.keys() <= rows
 
 
 def test_rows_that_fields_do_not_tell_apart_are_refused():

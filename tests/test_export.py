@@ -25,12 +25,12 @@ from agentrl_jax.run.build import build
 from agentrl_jax.run.params import saved_policy
 from agentrl_jax.run.state import open_state
 from agentrl_jax.run.streams import Streams
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.text.task import system_text
 from agentrl_jax.tokens import hf_folder, unigram
 from agentrl_jax.tokens.chat import CHATML, build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 transformers = pytest.importorskip('transformers')
 torch = pytest.importorskip('torch')

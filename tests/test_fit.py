@@ -10,16 +10,19 @@ from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, fit, programs
 from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from configs import frozen_lake
 
 GIB = 2**30
 
 
 def estimate(cfg, config=None):
-    mesh = parts.build_mesh(cfg, jax.devices()[:1])
-    config = fit.sizes_of(cfg) if config is None else config
-    state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
+    mesh = parts.build_mesh(read_config(cfg, None), jax.devices()[:1])
+    config = programs.sizes_of(cfg) if config is None else config
+    state, frozen = programs.state_of(
+        cfg, config, mesh, parts.build_optimisers(read_config(cfg, None))
+    )
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
     return fit.estimate(shapes), shapes
 
@@ -27,18 +30,11 @@ def estimate(cfg, config=None):
 def qwen(**changes):
     """Qwen2.5-0.5B in float32, 1,024 tokens, micro-batches of one row: killed at 24 GB."""
     cfg = frozen_lake.get_config()
-    cfg.update_from_flattened_dict(
-        {
-            'model.dtype': 'float32',
-            'model.remat': False,
-            'rollout.max_tokens': 1024,
-            'batch.microbatch_rows': 1,
-        }
-        | changes
-    )
+    fixed = {'model.dtype': 'float32', 'model.remat': False, 'rollout.max_tokens': 1024}
+    cfg.update_from_flattened_dict(fixed | {'batch.microbatch_rows': 1} | changes)
     cfg = effective(cfg)
     named = sizes.named('Qwen2.5-0.5B')
-    return estimate(cfg, dataclasses.replace(named, **parts.execution(cfg)))
+    return estimate(cfg, dataclasses.replace(named, **parts.execution(read_config(cfg, None))))
 
 
 @pytest.mark.parametrize('remat, compiled', [(False, 19.52), (True, 19.08)])

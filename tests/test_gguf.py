@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import TINY, by_hf_name, forward, hf_tensors
+import tiny_models
+from tiny_models import LLAMA, TINY, by_hf_name, forward, hf_tensors
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
@@ -21,9 +22,10 @@ from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
 
-LLAMA = dataclasses.replace(TINY, tie_embeddings=False, qkv_bias=False)
 # 128 is what transformers takes for Qwen3, whatever a GGUF file says of the heads' width
-QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=128)
+QWEN3 = dataclasses.replace(tiny_models.QWEN3, head_dim=128)
+CONFIGS = tiny_models.FAMILIES | {'qwen3': QWEN3}
+each_family = pytest.mark.parametrize('config', CONFIGS.values(), ids=CONFIGS)
 DOWN = 'model.layers.1.mlp.down_proj.weight'
 
 
@@ -45,12 +47,19 @@ GGUF_NAMES = {
 }
 
 
-def gguf_name(name):
+POST_NORM = {  # OLMo 2's
+    'post_attention_layernorm': 'post_attention_norm',
+    'post_feedforward_layernorm': 'post_ffw_norm',
+}
+
+
+def gguf_name(name, config):
+    known = GGUF_NAMES | (POST_NORM if architecture(config) == 'olmo2' else {})
     module, _, kind = name.rpartition('.')
-    if module in GGUF_NAMES:
-        return f'{GGUF_NAMES[module]}.{kind}'
+    if module in known:
+        return f'{known[module]}.{kind}'
     layer, _, inner = module.removeprefix('model.layers.').partition('.')
-    return f'blk.{layer}.{GGUF_NAMES[inner]}.{kind}'
+    return f'blk.{layer}.{known[inner]}.{kind}'
 
 
 def llama_order(weight, heads):
@@ -66,7 +75,7 @@ def llama_order(weight, heads):
 
 
 def architecture(config):
-    return 'qwen2' if config.qkv_bias else 'qwen3' if config.qk_norm else 'llama'
+    return config.to_hf()['model_type']
 
 
 def gguf_writer(path, config):
@@ -79,7 +88,7 @@ def gguf_writer(path, config):
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
-    if config.qk_norm:
+    if architecture(config) == 'qwen3':
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     return writer
@@ -101,7 +110,9 @@ def add_tensors(writer, path, config, tensors, kind):
             heads = config.num_heads if 'q_proj' in name else config.num_kv_heads
             array = llama_order(array, heads)
         quant = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, quant), raw_dtype=quant)
+        writer.add_tensor(
+            gguf_name(name, config), gguf.quants.quantize(array, quant), raw_dtype=quant
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,7 +121,7 @@ def add_tensors(writer, path, config, tensors, kind):
 
 
 @pytest.mark.parametrize('kind', ['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'])
-@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
+@each_family
 def test_a_gguf_file_loads_to_what_its_quantisation_keeps(tmp_path, config, kind):
     quant = gguf.GGMLQuantizationType[kind]
     tensors = hf_tensors(config)
@@ -234,49 +245,36 @@ def test_a_gguf_file_that_announces_what_it_does_not_hold_is_refused_at_once(tmp
         assert str(error.value).startswith(f'{path}: ') and '\n' not in str(error.value)
 
 
+WHOLE = hf_tensors(TINY)
+
+
 @pytest.mark.parametrize(
-    ('change', 'message'),
+    ('change', 'tensors', 'fields', 'message'),
     [
-        ({'num_layers': 1000}, 'announces 1000 layers, and there are tensors of 2'),
-        (
-            {'num_layers': 2**31},
-            'qwen2.block_count is 2147483648 and must be a whole number',
-        ),
-        ({'num_heads': 0}, 'qwen2.attention.head_count is 0'),
-        ({'hidden_size': 2**32 - 1}, 'qwen2.embedding_length is 4294967295'),
-        ({'rope_theta': 0.0}, 'qwen2.rope.freq_base is 0.0'),
-        ({'rope_theta': float('nan')}, 'qwen2.rope.freq_base is nan'),
-        ({'rms_norm_eps': -1.0}, 'qwen2.attention.layer_norm_rms_epsilon is -1.0'),
-        ({'rms_norm_eps': float('nan')}, 'qwen2.attention.layer_norm_rms_epsilon is nan'),
+        ({'num_layers': 1000}, WHOLE, {}, 'announces 1000 layers, and there are tensors of 2'),
+        ({'num_layers': 2**31}, WHOLE, {}, 'qwen2.block_count is 2147483648 and must be a whole'),
+        ({'num_heads': 0}, WHOLE, {}, 'qwen2.attention.head_count is 0'),
+        ({'hidden_size': 2**32 - 1}, WHOLE, {}, 'qwen2.embedding_length is 4294967295'),
+        ({'rope_theta': float('nan')}, WHOLE, {}, 'qwen2.rope.freq_base is nan'),
+        ({'rms_norm_eps': -1.0}, WHOLE, {}, 'qwen2.attention.layer_norm_rms_epsilon is -1.0'),
+        ({}, {k: v for k, v in WHOLE.items() if k != DOWN}, {}, f'tensors missing: {DOWN}'),
+        ({}, {}, {}, 'token_embd.weight missing'),
+        ({}, WHOLE, {'ARCH__rope__scaling__type': 'yarn'}, 'rope scaling'),
+        ({}, WHOLE, {'ARCH__expert_count': 4}, 'mixtures of experts'),
+        ({}, WHOLE, {'split__count': 2}, 'split files'),
+        ({}, WHOLE, {'ARCH__rope__dimension_count': 8}, 'part of a head'),
     ],
 )
-def test_sizes_of_a_gguf_file_out_of_bounds_are_refused_by_name(tmp_path, change, message):
+def test_a_gguf_file_that_does_not_fit_is_refused_by_name(
+    tmp_path, change, tensors, fields, message
+):
     """A million layers were made one by one before anything was compared."""
-    config = types.SimpleNamespace(**dataclasses.asdict(TINY) | change)
-    quant = gguf.GGMLQuantizationType.F32
-    path = write_gguf(tmp_path / 'm.gguf', config, hf_tensors(TINY), quant)
+    config = types.SimpleNamespace(**dataclasses.asdict(TINY) | change, to_hf=TINY.to_hf)
+    quant = gguf.GGMLQuantizationType.F16
+    path = write_gguf(tmp_path / 'm.gguf', config, tensors, quant, **fields)
     with pytest.raises(ValueError, match=message) as error:
         weights.load_model(path)
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ('tensors', 'fields', 'message'),
-    [
-        ({k: v for k, v in hf_tensors(TINY).items() if k != DOWN}, {}, f'tensors missing: {DOWN}'),
-        ({}, {}, 'token_embd.weight missing'),
-        (hf_tensors(TINY), {'ARCH__rope__scaling__type': 'yarn'}, 'rope scaling'),
-        (hf_tensors(TINY), {'ARCH__expert_count': 4}, 'mixtures of experts'),
-        (hf_tensors(TINY), {'split__count': 2}, 'split files'),
-        (hf_tensors(TINY), {'ARCH__rope__dimension_count': 8}, 'part of a head'),
-    ],
-)
-def test_a_gguf_file_that_does_not_fit_is_refused_by_name(tmp_path, tensors, fields, message):
-    quant = gguf.GGMLQuantizationType.F16
-    path = write_gguf(tmp_path / 'm.gguf', TINY, tensors, quant, **fields)
-    with pytest.raises(ValueError, match=message) as error:
-        weights.load_model(path)
-    assert 'm.gguf' in str(error.value)
 
 
 def test_gguf_files_of_other_kinds_are_refused_by_name(tmp_path):
@@ -300,7 +298,7 @@ def write_gguf_with_tokenizer(path, config, named=True):
     writer.add_context_length(512)
     writer.add_tokenizer_model('gpt2')
     if named:
-        writer.add_tokenizer_pre('qwen2' if config.qkv_bias else 'smollm')
+        writer.add_tokenizer_pre('qwen2' if architecture(config) == 'qwen2' else 'smollm')
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 3) + [3] * 3)
     writer.add_token_merges(['u p'])
@@ -323,7 +321,7 @@ def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_p
         load_tokenizer(unknown)
 
 
-@pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
+@each_family
 def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp_path, config):
     source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)
     config, params = weights.load_model(source)
@@ -341,7 +339,7 @@ def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp
     assert len(before.encode('up')) == 1
     for name in ('vocab_size', 'pad_id', 'eos_ids', 'chat_template'):
         assert getattr(before, name) == getattr(after, name)
-    assert hf_folder.is_qwen2(out) == config.qkv_bias
+    assert hf_folder.is_qwen2(out) == (architecture(config) == 'qwen2')
     hf = json.loads((out / 'config.json').read_text())
     end, begin, over = before.special('<|im_end|>'), before.special('<|im_start|>'), before.pad_id
     assert (hf['eos_token_id'], hf['bos_token_id'], hf['pad_token_id']) == (end, begin, over)

@@ -14,8 +14,9 @@ from agentrl_jax.envs.hosts import environments, textcraft
 from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
-from agentrl_jax.run import check, cloning, parts
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run import cloning, parts
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text.agents import Agent
 
 SHORT = {
@@ -44,9 +45,11 @@ def config(**changes):
 def run():
     """What demonstrations need of a run, which is no model."""
     cfg = effective(config())
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = parts.build_tokenizer(read_config(cfg, None))
     training, validation = (
-        types.SimpleNamespace(task=parts.build_text_task(cfg, tokenizer, split, None))
+        types.SimpleNamespace(
+            task=parts.build_text_task(read_config(cfg, None), tokenizer, split, None)
+        )
         for split in ('train', 'validation')
     )
     return types.SimpleNamespace(
@@ -55,7 +58,7 @@ def run():
         tokenizer=tokenizer,
         training=training,
         validation=validation,
-        worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
+        worlds={cfg.env.name: parts.build_worlds(read_config(cfg, None), tokenizer)},
     )
 
 
@@ -137,8 +140,8 @@ def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
     assert report.reference(slow) == {}
     cfg = effective(config(**{'env.name': 'gymnasium', 'clone.episodes': 2}))
     with pytest.raises(ValueError, match="needs an expert, and env.name='gymnasium' has none"):
-        check.check(cfg)
-    check.check(effective(config(**{'env.name': 'sciworld'})))
+        read_config(cfg)
+    read_config(effective(config(**{'env.name': 'sciworld'})))
 
 
 @pytest.mark.parametrize(
@@ -147,18 +150,22 @@ def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
 )
 def test_configs_for_real_checkpoints_are_agentgym_rls(name, groups, rounds, tokens, answer):
     cfg = effective(importlib.import_module(f'configs.{name}').get_config())
-    check.check(cfg)
+    read_config(cfg)
     shape = cfg.rollout.num_groups, cfg.env.max_turns, cfg.rollout.max_tokens
     assert (*shape, cfg.rollout.max_response) == (groups, rounds, tokens, answer)
     assert (cfg.algorithm, cfg.rollout.group_size, cfg.batch.minibatch_rows) == ('grpo', 8, 64)
     assert (cfg.loss.clip_low, cfg.loss.kl_estimator, cfg.optim.lr) == (0.2, 'k3', 1e-6)
     assert cfg.loss.kl_coef == cfg.loss.entropy_coef == 0.001
     tokenizer = qwen_vocabulary.qwen_tokenizer()
-    task = parts.build_text_task(cfg, tokenizer, 'train', None)
+    task = parts.build_text_task(read_config(cfg, None), tokenizer, 'train', None)
     said = tokenizer.decode(task.prefix)
     assert said.count(task.env.instruction) == 1 and "OK. I'll follow" in said
     assert len(task.env_params.items) == cfg.env.train_levels
     if name == 'textcraft':
         world = textcraft.TextCraft()
         longest = max((world.reset(item) for item in range(544)), key=len)
-        assert not parts.build_conversation(cfg, tokenizer, task.env).prompt(longest).cut
+        assert (
+            not parts.build_conversation(read_config(cfg, None), tokenizer, task.env)
+            .prompt(longest)
+            .cut
+        )

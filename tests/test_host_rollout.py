@@ -1,5 +1,6 @@
 """Rollouts against worlds on hosts: the clock decides when, never what."""
 
+import dataclasses
 import functools
 import itertools
 import threading
@@ -170,7 +171,7 @@ def test_rows_are_changed_in_place():
 def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
     """Token for token; the host's prefix ends at the system message, the device's behind 'user'."""
     env, _ = tiny.environment('frozen_lake')
-    env_params = env.make_params('train', num_levels=16, success_rate=1.0)
+    env_params = dataclasses.replace(env, success_rate=1.0).make_params(num_levels=16)
     on_device = tiny.build_task(env, env_params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
     params = tiny.cloned('frozen_lake')[0]
     expected, _ = tiny.play('frozen_lake', params, tiny.KEY, task_=on_device)
@@ -179,7 +180,7 @@ def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
         name, instruction, system = 'frozen_lake', '', 'frozen_lake\n'
 
         def make_params(self, **_):
-            return super().make_params().replace(items=np.arange(16, dtype=np.int32))
+            return super().make_params()._replace(items=np.arange(16, dtype=np.int32))
 
     conversation = Conversation(build_chat(tiny.tokenizer()), '<think>', 100)
     task = build_host_task(Env(), Env().make_params(), conversation, max_turns=3)

@@ -22,8 +22,10 @@ from agentrl_jax.envs.hosts.world import WorldDown, WorldError
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
-from agentrl_jax.run import check, command, derived, parts, state
+from agentrl_jax.run import command, parts, state
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import as_json
+from agentrl_jax.run.config import read as read_config
 
 
 def config(**changes):
@@ -349,13 +351,13 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
 
 
 def test_a_run_resumes_though_the_defaults_of_other_worlds_have_changed():
-    old = state.config_dict(config(**{'gymnasium.keywords': '{"is_slippery": false}'}))
+    old = as_json(config(**{'gymnasium.keywords': '{"is_slippery": false}'}))
     now = config()
     free = (*state.MAY_DIFFER, *state.unplayed(now))
-    checkpoint.check_config(state.comparable(old), state.config_dict(now), may_differ=free)
-    other = state.config_dict(config(**{'objects.num_items': 7}))
+    checkpoint.check_config(state.comparable(old), as_json(now), may_differ=free)
+    other = as_json(config(**{'objects.num_items': 7}))
     with pytest.raises(ValueError, match='objects.num_items'):
-        checkpoint.check_config(state.comparable(other), state.config_dict(now), may_differ=free)
+        checkpoint.check_config(state.comparable(other), as_json(now), may_differ=free)
 
 
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
@@ -386,14 +388,14 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
 )
 def test_what_needs_a_world_on_the_device_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check.check(config(**changes))
+        read_config(config(**changes))
 
 
 def test_servers_of_a_run_hold_all_that_is_played_at_once():
     craft = {'env.name': 'textcraft', 'textcraft.launch': 2, 'clone.episodes': 0}
-    needed = derived.worlds_at_once(config(**craft))
+    needed = read_config(config(**craft), None).worlds_at_once
     with pytest.raises(ValueError, match=f'hold {2 * (needed // 4)} worlds, and {needed} episodes'):
-        check.check(config(**craft | {'textcraft.room': needed // 4}))
-    check.check(config(**craft | {'textcraft.room': needed // 2}))
-    check.check(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))
-    check.check(config(**craft | {'textcraft.room': 1, 'textcraft.urls': ('http://one',)}))
+        read_config(config(**craft | {'textcraft.room': needed // 4}))
+    read_config(config(**craft | {'textcraft.room': needed // 2}))
+    read_config(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))
+    read_config(config(**craft | {'textcraft.room': 1, 'textcraft.urls': ('http://one',)}))

@@ -4,18 +4,14 @@ Refused is a ValueError of one line that names the file. Everything else (TypeEr
 RecursionError) fails here.
 """
 
-import copy
 import functools
 import json
 import os
-import pathlib
-import tempfile
+import random
 
 import fuzz_files
 import pytest
 import tiny_agents as tiny
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from test_trajectories import record
 from test_view import document, episode, reply, turn
 
@@ -29,60 +25,14 @@ from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import compact, load
 from agentrl_jax.rollout import replies
 
-SURROGATES = st.sampled_from(['\ud800', 'x\udfff', '\ud83d\ude00'])
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.integers(10**15, 10**320)
-    | st.floats()
-    | st.text(max_size=5)
-    | SURROGATES
-    | st.sampled_from(['nan', 'inf', '-inf', 'gpt', '<script>', 'a\nb', '../..'])
-)
-JSON = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-DEEP = '400 levels deep'  # stands for them: hypothesis prints its examples, and cannot print those
-LEVELS = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
-FUZZ = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+DEEP = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
 
 
-def paths_of(value, path=()):
-    """Paths of all values inside a JSON value, its own included."""
-    yield path
-    if isinstance(value, dict | list):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, part in inner:
-            yield from paths_of(part, (*path, key))
-
-
-@st.composite
-def spoiled(draw, good):
-    """A good JSON value with one or two of its parts replaced, or one field taken away."""
-    value = copy.deepcopy(good)
-    for _ in range(draw(st.integers(1, 2))):
-        *above, last = draw(st.sampled_from([path for path in paths_of(value) if path] or [(0,)]))
-        if not isinstance(value, dict | list) or not value:
-            return draw(JSON)
-        parent = functools.reduce(lambda part, key: part[key], above, value)
-        if isinstance(parent, dict) and draw(st.booleans()):
-            del parent[last]
-        else:
-            parent[last] = draw(JSON)
-    return value
-
-
-def text_of(value):
-    return json.dumps(value).replace(json.dumps(DEEP), json.dumps(LEVELS))
+def spoiled(good, count=60):
+    """Other JSON values, then the good one with a part of another type: always the same ones."""
+    rng = random.Random(0)
+    parts = [fuzz_files.spoiled_value(rng, good, rng.randrange(10**6)) for _ in range(count)]
+    return [value for value in (*fuzz_files.WRONG, *parts) if len(json.dumps(value)) < 50_000]
 
 
 def refused_or(read, *names):
@@ -96,12 +46,6 @@ def refused_or(read, *names):
         return None
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder for each example: hypothesis calls a test many times with one tmp_path."""
-    return lambda: pathlib.Path(tempfile.mkdtemp(dir=tmp_path))
-
-
 # ---- pages -------------------------------------------------------------------------------------
 
 WORLDS = {'replies': 1, 'seconds': 0.5, 'slowest': 0.5, 'retries': 0, 'faults': 0}
@@ -111,19 +55,20 @@ PAGE = document(
     title='page',
     worlds=WORLDS,
 )
+PAGES = [
+    document(episode(turns=None)),
+    document(episode(), about=DEEP),
+    {'version': 1, 'title': '', 'env': '', 'episodes': [{'turns': None}]},
+]
 
 
-@FUZZ
-@given(spoiled(PAGE) | JSON)
-@example(document(episode(turns=None)))
-@example(document(episode(), about=DEEP))
-@example({'version': 1, 'title': '', 'env': '', 'episodes': [{'turns': None}]})
-def test_rollout_documents(folder, value):
-    path = folder() / 'page.json'
-    path.write_text(text_of(value))
-    found = refused_or(lambda: documents.read(path), 'page.json')
-    if found is not None:
-        render_page(found).encode('utf-8')
+def test_rollout_documents(tmp_path):
+    path = tmp_path / 'page.json'
+    for value in (*PAGES, *spoiled(PAGE, 120)):
+        path.write_text(json.dumps(value))
+        found = refused_or(lambda: documents.read(path), 'page.json')
+        if found is not None:
+            render_page(found).encode('utf-8')
 
 
 # ---- runs --------------------------------------------------------------------------------------
@@ -134,16 +79,25 @@ ROWS = [
     {'step': 0, 'time_s': 1.0, 'eval/success': 0.5, 'perf/tokens_per_s': 7.0, 'time/step_s': 1.0},
     {'step': 1, 'time_s': 2.0, 'eval/success': 0.75, 'eval/valid_format': 1.0},
 ]
+GOOD_RUN = {'run': {'config': CONFIG}, 'reference': REFERENCE, 'rows': ROWS, 'end': {'step': 1}}
+RUNS = [
+    {'run': {'config': DEEP}},
+    {'run': {'config': CONFIG | {'seed': [0]}}},
+    {'run': {'config': CONFIG | {'steps': 'many'}}},
+    {'rows': [ROWS[0] | {'a\n': 'b'}]},
+    {'rows': [ROWS[0] | {'time/step_s': 'inf'}, ROWS[1]]},
+    {'end': None},
+]
 
 
-def write_run(folder, config, reference, rows, finished):
-    run = folder / 'a run'
-    run.mkdir()
-    (run / 'run.json').write_text(text_of(config))
-    (run / 'reference.json').write_text(text_of(reference))
-    lines = ''.join(text_of(row) + '\n' for row in rows) if isinstance(rows, list) else str(rows)
-    (run / 'metrics.jsonl').write_text(lines, errors='replace')
-    (run / 'finished.json').write_text(text_of(finished))
+def write_run(folder, *, run, reference, rows, end):
+    folder = folder / 'a run'
+    folder.mkdir(exist_ok=True)
+    (folder / 'run.json').write_text(json.dumps(run))
+    (folder / 'reference.json').write_text(json.dumps(reference))
+    lines = [json.dumps(row) for row in rows] if isinstance(rows, list) else [str(rows)]
+    (folder / 'metrics.jsonl').write_text('\n'.join([*lines, '']), errors='replace')
+    (folder / 'finished.json').write_text(json.dumps(end))
 
 
 def show(folder):
@@ -154,25 +108,13 @@ def show(folder):
     return [form(table).encode('utf-8') for form in forms]
 
 
-@FUZZ
-@given(
-    st.one_of(
-        st.tuples(
-            spoiled({'config': CONFIG}) | JSON, st.just(REFERENCE), st.just(ROWS), st.just({})
-        ),
-        st.tuples(st.just({'config': CONFIG}), spoiled(REFERENCE) | JSON, spoiled(ROWS), JSON),
-        st.tuples(st.just({'config': CONFIG}), st.just(REFERENCE), spoiled(ROWS) | JSON, st.none()),
-    )
-)
-@example(({'config': DEEP}, REFERENCE, ROWS, {'step': 1}))
-@example(({'config': CONFIG | {'seed': [0]}}, REFERENCE, ROWS, {'step': 1}))
-@example(({'config': CONFIG}, REFERENCE, [ROWS[0] | {'a\n': 'b'}], {'step': 1}))
-@example(({'config': CONFIG | {'steps': 'many'}}, REFERENCE, ROWS, {'step': 1}))
-@example(({'config': CONFIG}, REFERENCE, [ROWS[0] | {'time/step_s': 'inf'}, ROWS[1]], {'step': 1}))
-def test_runs(folder, files):
-    place = folder()
-    write_run(place, *files)
-    refused_or(lambda: show(place), 'a run')
+def test_runs(tmp_path):
+    write_run(tmp_path, **GOOD_RUN)
+    show(tmp_path)
+    cases = [{name: value} for name, good in GOOD_RUN.items() for value in spoiled(good)]
+    for changes in (*RUNS, *cases):
+        write_run(tmp_path, **GOOD_RUN | changes)
+        refused_or(lambda: show(tmp_path), 'a run')
 
 
 HEADER = {
@@ -184,16 +126,18 @@ COMMON = {'fields': {'steps': 1, 'env.name': 'bandit'}}
 LINES = [HEADER, [0, 0.0, 0.5], [1, 1.0, 0.75]]
 
 
-@FUZZ
-@given(spoiled(COMMON) | st.just(COMMON), spoiled(LINES) | JSON)
-@example(COMMON, [HEADER | {'columns': 'step'}, [0]])
-@example(COMMON, [HEADER, [0, 0.0, 0.5], [1, None, {}]])
-def test_compact_folders(folder, common, lines):
-    place = folder()
-    (place / 'common.json').write_text(text_of(common))
-    text = '\n'.join(map(text_of, lines)) if isinstance(lines, list) else text_of(lines)
-    (place / 'seed_0.jsonl').write_text(text)
-    refused_or(lambda: show(place), place.name, 'run seed_0 ')
+def test_compact_folders(tmp_path):
+    cases = [
+        (COMMON, [HEADER | {'columns': 'step'}, [0]]),
+        (COMMON, [HEADER, [0, 0.0, 0.5], [1, None, {}]]),
+        *((common, LINES) for common in spoiled(COMMON)),
+        *((COMMON, lines) for lines in spoiled(LINES)),
+    ]
+    for common, lines in cases:
+        (tmp_path / 'common.json').write_text(json.dumps(common))
+        lines = lines if isinstance(lines, list) else [lines]
+        (tmp_path / 'seed_0.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+        refused_or(lambda: show(tmp_path), tmp_path.name, 'run seed_0 ')
 
 
 SPEC = {
@@ -211,24 +155,23 @@ SPEC = {
         'baseline': 'PPO',
     }
 }
+SPECS = [
+    {'../elsewhere': SPEC['table']},
+    {'table': {'rows': 5}},
+    {'table': SPEC['table'] | {'rows': '0\n0'}},
+    {'table': SPEC['table'] | {'at': '2' * 5000}},
+]
 
 
-@FUZZ
-@given(spoiled(SPEC) | JSON)
-@example({'../elsewhere': SPEC['table']})
-@example({'table': {'rows': 5}})
-@example({'table': SPEC['table'] | {'rows': '0\n0'}})
-@example({'table': SPEC['table'] | {'at': '2' * 5000}})
-def test_descriptions_of_tables(folder, value):
-    place = folder()
-    write_run(place, {'config': CONFIG}, REFERENCE, ROWS, {'step': 1})
-    compact(load([place]), place / 'try' / 'metrics')
-    (place / 'try' / 'table.json').write_text(text_of(value))
-    before = set(place.iterdir())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables.curves, 'write', lambda table, folder, endings: [])
-        refused_or(lambda: tables.rebuild(place), 'table.json')
-    assert set(place.iterdir()) == before  # nothing is written beside the experiment
+def test_descriptions_of_tables(tmp_path, monkeypatch):
+    write_run(tmp_path, **GOOD_RUN)
+    compact(load([tmp_path]), tmp_path / 'try' / 'metrics')
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(tables.curves, 'write', lambda table, folder, endings: [])
+    for value in (*SPECS, *spoiled(SPEC)):
+        (tmp_path / 'try' / 'table.json').write_text(json.dumps(value))
+        refused_or(lambda: tables.rebuild(tmp_path), 'table.json')
+        assert set(tmp_path.iterdir()) == before  # nothing is written beside the experiment
 
 
 # ---- trajectories ------------------------------------------------------------------------------
@@ -236,21 +179,23 @@ def test_descriptions_of_tables(folder, value):
 RECORDS = [record('P\n', 'Up'), record('O\n', '<think>x</think>', 'P\n', 'Left')]
 
 
-@FUZZ
-@given(spoiled(RECORDS) | JSON, st.sampled_from(['a.json', 'a.jsonl']))
-@example([record('P\n', 'Up') | {'item_id': ['x' * 1000]}], 'a.json')
-@example([{'item_id': 'a', 'conversations': [{'from': [1], 'loss': None, 'value': ''}]}], 'a.json')
-@example([record('P\n', 'Up \ud800')], 'a.jsonl')
-@example(DEEP, 'a.jsonl')
-def test_trajectories(folder, value, name):
-    path = folder() / name
-    lines = value if isinstance(value, list) and name == 'a.jsonl' else [value]
-    path.write_text('\n'.join(map(text_of, lines)))
-    found = refused_or(lambda: trajectories.read_records(path), name)
-    if found:
-        trajectories.demonstrations_of(
-            found, tiny.tokenizer(), openings=('<think>',), max_tokens=10_000
-        )
+@pytest.mark.parametrize('name', ['a.json', 'a.jsonl'])
+def test_trajectories(tmp_path, name):
+    path = tmp_path / name
+    examples = [
+        [record('P\n', 'Up') | {'item_id': ['x' * 1000]}],
+        [{'item_id': 'a', 'conversations': [{'from': [1], 'loss': None, 'value': ''}]}],
+        [record('P\n', 'Up \ud800')],
+        DEEP,
+    ]
+    for value in (*examples, *spoiled(RECORDS)):
+        lines = value if isinstance(value, list) and name == 'a.jsonl' else [value]
+        path.write_text('\n'.join(map(json.dumps, lines)))
+        found = refused_or(lambda: trajectories.read_records(path), name)
+        if found:
+            trajectories.demonstrations_of(
+                found, tiny.tokenizer(), openings=('<think>',), max_tokens=10_000
+            )
 
 
 # ---- models, tokenizers, templates and replies ------------------------------------------------
@@ -274,50 +219,26 @@ def test_files_of_models_and_replies_are_loaded_or_refused_in_a_line(files_to_sp
 @pytest.mark.soak
 def test_two_thousand_files_are_loaded_or_refused_in_a_line():
     found = fuzz_files.run(2000)
-    assert not fuzz_files.failures(found), fuzz_files.table(found)
+    assert not fuzz_files.failures(found), fuzz_files.tally(found)
 
 
-LINE = {
-    'step': 0,
-    'split': 'train',
-    'stream': 0,
-    'trial': 0,
-    'turn': 0,
-    'item': 0,
-    'action': 0,
-    'observation': 'O',
-    'instruction': '',
-    'reward': 0.0,
-    'done': False,
-    'success': None,
-    'figures': [],
-    'fault': '',
-    'seconds': 0.5,
-    'tries': 1,
-}
-DAMAGED_LINES = {
-    'a byte that is no text': (b'{"step": "\xff"}', 'no UTF-8 text'),
-    'a line without a step': (
-        json.dumps({k: v for k, v in LINE.items() if k != 'step'}).encode(),
-        'no object with a step',
-    ),
-    'a line that is no object': (b'[0]', 'no object with a step'),
-    'broken JSON': (b'{"step": 0', 'broken JSON'),
-    'another type': (json.dumps(LINE | {'turn': 'x'}).encode(), 'turn is no part of a reply'),
-    'nan': (json.dumps(LINE | {'reward': float('nan')}).encode(), 'no finite number'),
-    'half a character': (json.dumps(LINE | {'observation': '\ud800'}).encode(), 'half of a surro'),
-}
+LINE = fuzz_files.REPLY | {'figures': []}
+DAMAGED_LINES = [
+    (b'{"step": "\xff"}', 'no UTF-8 text'),
+    (b'{"turn": 0}', 'no object with a step'),
+    (b'[0]', 'no object with a step'),
+    (b'{"step": 0', 'broken JSON'),
+    (json.dumps(LINE | {'turn': 'x'}).encode(), 'turn is no part of a reply'),
+    (json.dumps(LINE | {'reward': float('nan')}).encode(), 'no finite number'),
+    (json.dumps(LINE | {'observation': '\ud800'}).encode(), 'half of a surro'),
+]
 
 
-@pytest.mark.parametrize('name', DAMAGED_LINES)
-def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_refused_by_a_replay(
-    tmp_path, capsys, name
-):
+def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_refused_by_a_replay(tmp_path, capsys):
     """No run needs it, and every run stopped at it, some without the file's name."""
-    damage, said = DAMAGED_LINES[name]
     good = json.dumps(LINE).encode()
     path = tmp_path / 'replies.jsonl'
-    for number in (1, 2):
+    for number, (damage, said) in enumerate(DAMAGED_LINES, 1):
         path.write_bytes(b'\n'.join([good, damage, good, b'']))
         with pytest.raises(ValueError, match=f'replies.jsonl, line 2: .*{said}'):
             replies.choose(path, {'step': 0, 'split': 'train'})
@@ -345,21 +266,21 @@ def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
 # ---- what is no regular file -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    'name', ['run.json', 'config.json', 'reference.json', 'metrics.jsonl', 'finished.json']
-)
-def test_a_pipe_among_the_files_of_a_run_is_refused_or_passed_over(tmp_path, name):
+def test_a_pipe_among_files_is_refused(tmp_path):
     """Nobody writes into it: it was waited for for ever."""
-    write_run(tmp_path, {'config': CONFIG}, REFERENCE, ROWS, {'step': 1})
+    write_run(tmp_path, **GOOD_RUN)
     run_log.write_config(tmp_path / 'a run', CONFIG)
-    (tmp_path / 'a run' / name).unlink()
-    os.mkfifo(tmp_path / 'a run' / name)
-    with pytest.raises(ValueError, match=f'{name} is no regular file'):
-        load([tmp_path])
-
-
-def test_a_pipe_in_a_compact_folder_is_refused(tmp_path):
-    (tmp_path / 'common.json').write_text(text_of(COMMON))
-    os.mkfifo(tmp_path / 'seed_0.jsonl')
+    names = ['run.json', 'config.json', 'reference.json', 'metrics.jsonl', 'finished.json']
+    for path in [tmp_path / 'a run' / name for name in names]:
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(ValueError, match=f'{path.name} is no regular file'):
+            load([tmp_path])
+        path.unlink()
+        path.write_bytes(content)
+    (tmp_path / 'compact').mkdir()
+    (tmp_path / 'compact' / 'common.json').write_text(json.dumps(COMMON))
+    os.mkfifo(tmp_path / 'compact' / 'seed_0.jsonl')
     with pytest.raises(ValueError, match='seed_0.jsonl is no regular file'):
-        load([tmp_path])
+        load([tmp_path / 'compact'])

@@ -12,7 +12,7 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import run_log
-from agentrl_jax.run import check
+from agentrl_jax.run.config import read as read_config
 from configs import base, demo
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'agentrl_jax' / 'envs' / 'hosts'
@@ -79,7 +79,7 @@ def test_it_trains_by_the_command_s_fields(guess, tmp_path):
 def test_its_commands_are_possible(words, guess):
     cfg = demo.get_config()
     cfg.update_from_flattened_dict(fields(words))
-    check.check(cfg)
+    read_config(cfg)
 
 
 def test_files_and_kinds_of_worlds_that_are_named_exist():

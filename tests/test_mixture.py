@@ -1,4 +1,4 @@
-"""Several worlds in one run: shares, rows, streams, metrics; a mixture of one is the plain run."""
+"""Several worlds in one run: shares, rows, streams, sums. Whole runs: test_runs.py."""
 
 import dataclasses
 import json
@@ -11,28 +11,24 @@ import numpy as np
 import pytest
 import toy_rollouts
 
-from agentrl_jax import evaluate, train
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import validation
-from agentrl_jax.planning import programs
 from agentrl_jax.records import report, run_log
-from agentrl_jax.rollout import replies
-from agentrl_jax.run import check, cloning, collecting, derived, mixture, parts
+from agentrl_jax.run import cloning, collecting, mixture
 from agentrl_jax.run.build import build
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.types import Demonstrations
 
 pytestmark = pytest.mark.usefixtures('quick_runs')
-HALVES = (('frozen_lake', 0.5), ('sokoban', 0.5))
 MIX = (('frozen_lake', 0.5), ('catch', 0.5))
 UNEVEN = (('frozen_lake', 0.75), ('catch', 0.25))
-MIX_NAMES = ['frozen_lake', 'catch']
-GROWS = {'curriculum.rounds': (1, 2), 'curriculum.stage_steps': 1}
+MIX_NAMES = ('frozen_lake', 'catch')
 
 
 def config(mix, **changes):
@@ -49,12 +45,6 @@ def config(mix, **changes):
     return cfg
 
 
-def run(cfg, workdir):
-    assert train.train(cfg, str(workdir)) == 0
-    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-    return micro_runs.without_times(rows), micro_runs.saved_state(effective(cfg), workdir)
-
-
 def assert_same(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
@@ -65,7 +55,6 @@ def assert_same(left, right):
 @pytest.mark.parametrize(
     'shares, total, expected',
     [
-        ((0.5, 0.5), 8, (4, 4)),
         ((0.75, 0.25), 8, (6, 2)),
         ((0.5, 0.5), 7, (4, 3)),  # 3.5 each: of equals the first
         ((0.5, 0.3, 0.2), 8, (4, 2, 2)),  # 4, 2.4, 1.6
@@ -76,76 +65,23 @@ def assert_same(left, right):
 )
 def test_groups_by_share_by_hand(shares, total, expected):
     cfg = config(tuple((f'world {i}', share) for i, share in enumerate(shares)))
-    assert derived.apportion(cfg, total) == expected
+    assert read_config(cfg, None).env.apportion(total) == expected
 
 
 def test_a_member_is_the_config_of_a_run_of_its_own():
     cfg = effective(config(UNEVEN, **{'clone.episodes': 10}))
-    assert cfg.env.name == 'frozen_lake+catch' and derived.worlds(cfg) == ('frozen_lake', 'catch')
+    run = read_config(cfg, None)
+    assert cfg.env.name == 'frozen_lake+catch' and run.env.worlds == MIX_NAMES
     assert effective(cfg) == cfg
-    lake, catch = mixture.members(cfg)
+    lake, catch = run.members
     assert (lake.env.name, lake.env.mix, lake.rollout.num_groups) == ('frozen_lake', (), 6)
     assert (catch.env.name, catch.rollout.num_groups) == ('catch', 2)
     assert (lake.clone.episodes, catch.clone.episodes) == (8, 2)
     saved = ml_collections.ConfigDict(json.loads(cfg.to_json()))  # its pairs are lists
     assert tuple(effective(saved).env.mix) == UNEVEN
-    assert [member.env.name for member in mixture.members(effective(saved))] == MIX_NAMES
-    plain = effective(config(()))
-    assert mixture.members(plain) == (plain,)
-
-
-@pytest.mark.parametrize(
-    'mix, changes, message',
-    [
-        (('frozen_lake', 0.5), {}, 'must be pairs of a world and its share'),
-        ((('chess', 1.0),), {}, 'must name different worlds: frozen_lake, '),
-        (
-            (('objects', 0.5), ('sokoban', 0.5)),
-            {'clone.episodes': 4},
-            "needs an expert, and env.name='objects' has none",
-        ),
-        (
-            (('objects', 0.5), ('gymnasium', 0.5)),
-            {'rollout.stop_at_answer': True},
-            "no effect on env.name='objects'",
-        ),
-        ((('sokoban', 0.5), ('sokoban', 0.5)), {}, 'must name different worlds'),
-        ((('frozen_lake', 0.5), ('sokoban', 0.4)), {}, 'shares must be above 0 and sum to 1'),
-        ((('frozen_lake', 1.5), ('sokoban', -0.5)), {}, 'shares must be above 0'),
-        ((('frozen_lake', 0.98), ('sokoban', 0.02)), {}, 'a world none of rollout.num_groups=4'),
-        (HALVES, {'context.window': 1}, 'context.window=1 does not go with several worlds'),
-        (HALVES, {'alarm.mi_every': 1}, 'alarm.mi_every=1 does not go with several worlds'),
-        (HALVES, {'algorithm': 'ppo', 'fork.value_every': 1}, 'fork.value_every=1 does not go'),
-        (HALVES, {'algorithm': 'dapo'}, r'filter.refill=\d+ does not go with several worlds'),
-        ((('frozen_lake', float('nan')),), {}, 'shares must be above 0'),
-        (HALVES, {'eval.worlds': ('sokoban',)}, r"other than env.name='frozen_lake\+sokoban'"),
-    ],
-)
-def test_mixtures_that_cannot_be_are_refused(mix, changes, message):
-    with pytest.raises(ValueError, match=message):
-        check.check(config(mix, **changes))
-
-
-def test_each_world_has_a_multiple_of_the_mesh():
-    check.check(config(HALVES, **{'rollout.num_groups': 6}), 4)
-    with pytest.raises(ValueError, match='gives the worlds 12, 12 episodes, .* of the 8 data'):
-        check.check(config(HALVES, **{'rollout.num_groups': 6}), 8)
-
-
-def test_worlds_with_different_small_tokenizers_need_one_that_is_named():
-    assert parts.tokenizer_source(config(HALVES)) == parts.BUNDLED_TOKENIZER
-    assert parts.tokenizer_source(config((('babyai', 1.0),))).name == 'babyai.model'
-    both = (('babyai', 0.5), ('frozen_lake', 0.5))
-    with pytest.raises(ValueError, match=r'\(babyai.model, demo.model\): name one in model.token'):
-        parts.tokenizer_source(config(both))
-    named = str(parts.BUNDLED_TOKENIZER)
-    assert str(parts.tokenizer_source(config(both, **{'model.tokenizer': named}))) == named
-
-
-def test_only_train_takes_several_worlds():
-    for ask, more in ((parts.build_environment, 'validation'), (programs.shapes, jax.devices())):
-        with pytest.raises(ValueError, match='is for train alone: set it to .* frozen_lake, catch'):
-            ask(config(MIX), more)
+    assert tuple(member.env.name for member in read_config(saved, None).members) == MIX_NAMES
+    plain = read_config(config(()), None)
+    assert plain.members == (plain,)
 
 
 # ---- parts -------------------------------------------------------------------------------------
@@ -175,7 +111,8 @@ def test_sums_of_worlds_keep_the_figures_that_all_have():
 
 
 def test_own_demonstrations_are_of_each_world_by_its_share():
-    made = build(config(HALVES, **{'clone.episodes': 6, 'rollout.max_tokens': 144}))
+    halves = (('frozen_lake', 0.5), ('sokoban', 0.5))
+    made = build(config(halves, **{'clone.episodes': 6, 'rollout.max_tokens': 144}))
     found = cloning.find_demonstrations(made)
     assert len(found.tokens) == 6
     lake, sokoban = (np.asarray(task.prefix) for task in made.training.task.tasks)
@@ -183,38 +120,25 @@ def test_own_demonstrations_are_of_each_world_by_its_share():
     assert (tokens[:3, : len(lake)] == lake).all() and (tokens[3:, : len(sokoban)] == sokoban).all()
 
 
-@pytest.fixture(scope='module')
-def uneven(one_device):
-    """Over eight devices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, 'build_mesh', one_device)
-        return build(config(UNEVEN))
-
-
-def test_streams_are_different_in_all_rows_and_levels_come_from_their_own_pools(uneven):
-    lake, catch = uneven.training.draw(jax.random.key(0), 3, 100)
-    assert np.concatenate([lake.token_stream, catch.token_stream]).tolist() == [*range(100, 132)]
-    assert lake.level.shape == (24,) and len(set(catch.level.tolist())) == 2
-    plain = build(config((), **{'rollout.num_groups': 6}))
-    assert_same(lake, plain.training.draw(jax.random.key(0), 3, 100))
-
-
 def played(run):
     """(rollout, episodes) of the first step."""
     training = run.training
-    drawn = training.draw(jax.random.key(1), 0, 0)
+    drawn = training.draw(jax.random.key(1), 0, 100)
     rollout, counters = training.collect(run.params, training.task, drawn, jax.random.key(2))
     collecting.check_counters(counters)
     return rollout, drawn
 
 
-def test_rows_of_a_rollout_stand_world_by_world(uneven):
-    """Each block begins with the prompt of its world."""
-    rollout, drawn = played(uneven)
-    assert uneven.mesh.size == 8
-    assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(uneven.mesh), 2)
-    blocks = list(mixture.blocks(uneven.training.task, jax.device_get(rollout)))
+def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
+    """Over eight devices. Streams differ in all rows; each block begins with its world's prompt."""
+    run = build(config(UNEVEN, **{'mesh.data': 8}))
+    rollout, drawn = played(run)
+    assert run.mesh.size == 8
+    assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(run.mesh), 2)
+    assert np.concatenate([world.token_stream for world in drawn]).tolist() == [*range(100, 132)]
+    blocks = list(mixture.blocks(run.training.task, jax.device_get(rollout)))
     assert [len(rows.tokens) for _, rows in blocks] == [24, 8]
+    assert len(set(drawn[1].level.tolist())) == 2  # groups of four
     for (task, rows), listed in zip(blocks, drawn, strict=True):
         prefix = np.asarray(task.prefix)
         assert (rows.tokens[:, : len(prefix)] == prefix).all()
@@ -272,52 +196,6 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     assert mixture.joined((plain, doubtful)).judged.tolist() == [[True]] * 2 + [[False]] * 2
 
 
-# ---- runs --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope='module')
-def mixed(tmp_path_factory):
-    """A run whose episodes may take one turn at first, and two from then on."""
-    workdir = tmp_path_factory.mktemp('mixed')
-    return workdir, *run(config(MIX, **GROWS), workdir)
-
-
-def test_a_mixture_of_one_world_is_the_plain_run(tmp_path):
-    steps = {'steps': 2}
-    plain, state = run(config((), **steps), tmp_path / 'plain')
-    rows, other = run(config((('frozen_lake', 1.0),), **steps), tmp_path / 'mixed')
-    assert_same(state, other)
-    for row, expected in zip(rows, plain, strict=True):
-        np.testing.assert_equal({name: row[name] for name in expected}, expected)
-        if 'eval/success' in row:
-            assert row['eval_frozen_lake/return'] == row['eval/return']
-        if 'rollout/success' in row:
-            assert row['rollout_frozen_lake/tokens'] == row['rollout/tokens']
-
-
-def test_figures_are_told_for_each_world(mixed):
-    workdir, rows, _ = mixed
-    for row in rows[:-1]:
-        assert row['perf/recompiles'] == 0
-        for name in ('success', 'return', 'turns', 'tokens'):  # as many episodes of each
-            lake, catch = row[f'rollout_frozen_lake/{name}'], row[f'rollout_catch/{name}']
-            np.testing.assert_allclose(row[f'rollout/{name}'], (lake + catch) / 2, rtol=1e-5)
-    turns = [[row[f'rollout_{name}/turns'] for row in rows[:-1]] for name in MIX_NAMES]
-    assert all(first == 1 < second for first, second, _ in turns)
-    last = rows[-1]
-    both = [last[f'eval_{name}/success'] for name in MIX_NAMES]
-    np.testing.assert_allclose(last['eval/success'], np.mean(both))
-    reference = json.loads((workdir / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
-    each = [reference[f'eval_{name}/random'] for name in MIX_NAMES]
-    np.testing.assert_allclose(reference['random'], np.mean(each))
-    assert 0 < min(each)
-    best = [reference[f'eval_{name}/oracle'] for name in MIX_NAMES]
-    np.testing.assert_allclose(reference['oracle'], np.mean(best))
-    assert best[1] == 1
-    pages = {path.name for path in (workdir / 'rollouts').glob('*.html')}
-    assert pages == {f'{name}_step_{step:06d}.html' for name in MIX_NAMES for step in (0, 2)}
-
-
 def test_a_mean_of_references_lacks_what_one_world_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(report, 'reference', lambda figures: figures)
     pools = {'eval_a': {'random': 0.25, 'oracle': 1.0}, 'eval_b': {'random': 0.75}}
@@ -325,64 +203,3 @@ def test_a_mean_of_references_lacks_what_one_world_lacks(tmp_path, monkeypatch):
     found = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
     each = {f'{prefix}/{name}': x for prefix, one in pools.items() for name, x in one.items()}
     assert found == {'random': 0.5, **each}
-
-
-def test_a_mixed_run_goes_on_where_it_stopped(mixed, tmp_path):
-    _, rows, state = mixed
-    run(config(MIX, **GROWS, steps=2), tmp_path)
-    resumed, other = run(config(MIX, **GROWS), tmp_path)
-    assert_same(state, other)
-    np.testing.assert_equal(resumed[2:], rows[2:])
-
-
-ON_HOSTS = {
-    'objects.make_object': 'host_worlds:Echo',
-    'objects.instruction': 'Say something.\n',
-    'hosts.max_observation': 40,
-    'hosts.read_tokens': 16,
-    'rollout.max_tokens': 160,
-    'rollout.read_tokens': 8,  # of those on the device
-}
-
-
-@pytest.mark.soak
-def test_worlds_on_hosts_train_beside_those_on_the_device(tmp_path):
-    cfg = config((('frozen_lake', 0.5), ('objects', 0.5)), **ON_HOSTS)
-    whole, again = tmp_path / 'whole', tmp_path / 'again'
-    rows, state = run(cfg, whole)
-    for row in rows[:-1]:
-        assert row['perf/recompiles'] == 0 and row['rollout/env_error'] == 0
-        lake, echo = row['rollout_frozen_lake/tokens'], row['rollout_objects/tokens']
-        np.testing.assert_allclose(row['rollout/tokens'], (lake + echo) / 2, rtol=1e-5)
-    assert {'eval_frozen_lake/success', 'eval_objects/success'} <= rows[-1].keys()
-    said = replies.read_log(whole / 'replies_objects.jsonl')
-    streams = {
-        split: {line['stream'] for line in said if line['split'] == split}
-        for split in ('train', 'validation')
-    }
-    assert streams['train'] == set(range(8, 16)) and streams['validation']  # behind the lake's
-    made = json.loads((whole / 'rollouts' / 'objects_step_000002.json').read_text())
-    assert made['worlds']['replies'] > 0 and made['worlds']['faults'] == 0
-
-    with cfg.unlocked():
-        cfg.steps -= 1
-    run(cfg, again)
-    cfg.steps += 1
-    resumed, other = run(cfg, again)
-    assert_same(state, other)
-    np.testing.assert_equal(resumed[-2:], rows[-2:])
-    assert len(replies.read_log(again / 'replies_objects.jsonl')) == len(said)
-
-
-def test_a_mixed_run_is_evaluated_world_by_world(mixed, tmp_path):
-    workdir, rows, _ = mixed
-    with pytest.raises(ValueError, match='evaluated one by one: .* frozen_lake, catch'):
-        evaluate.evaluate(config(MIX), str(workdir), str(tmp_path), None)
-    saved = parts.config_of_run(workdir)
-    cfg = mixture.one_world(saved, 'catch')
-    found = evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
-    assert found['eval/success'] == rows[-1]['eval_catch/success']
-    other = mixture.one_world(saved, 'bandit')
-    other.rollout.max_tokens = micro_runs.MAX_TOKENS['bandit']
-    with pytest.raises(ValueError, match='env.name'):
-        evaluate.evaluate(other, str(workdir), str(tmp_path), None)

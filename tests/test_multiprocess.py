@@ -39,7 +39,7 @@ step_fn = jax.jit(
 )
 """
 
-SAVE_AND_RESUME = """
+SAVE_RESUME_AND_STOP = """
 ckpts = checkpoint.open_checkpoints(workdir, keep=2)
 state = init()
 for _ in range(3):
@@ -56,29 +56,21 @@ assert extra == {'processes': 2} and int(resumed['b']) == 3
 for _ in range(2):
     resumed = step_fn(resumed)
 assert [np.asarray(x.data).tobytes() for x in resumed['w'].addressable_shards] == direct
-checkpoint.save(ckpts, 5, resumed, {'processes': 2})
-checkpoint.close(ckpts)
-print('done', flush=True)
-"""
-
-STOP = """
-state, step = init(), 0
+step = 5
 with runtime.Preemption() as preemption:
     while not preemption.agreed():
-        state, step = step_fn(state), step + 1
+        resumed, step = step_fn(resumed), step + 1
         print(step, flush=True)
         assert step < 3000
-ckpts = checkpoint.open_checkpoints(workdir, keep=1)
-checkpoint.save(ckpts, step, state, {'asked': preemption.requested})
+checkpoint.save(ckpts, step, resumed, {'processes': 2})
 checkpoint.close(ckpts)
 print('stopped', step, preemption.requested, flush=True)
 sys.exit(runtime.EXIT_PREEMPTED)
 """
 
-
 JOIN = """
 from agentrl_jax.machine import processes
-processes.initialize_distributed('localhost:1', 2, 1, timeout_s=1)
+processes.initialize_distributed(timeout_s=1)
 """
 
 TRAIN_ALONE = """
@@ -94,37 +86,37 @@ except (ValueError, RuntimeError) as error:
 """
 
 
-def start(program: str, *arguments, processes: int = 2, **variables) -> list[subprocess.Popen]:
-    """The program in so many processes, which have four devices together."""
+def variables_of(count: int) -> list[dict[str, str]]:
+    """The environment variables by which each of `count` processes joins the others."""
     with socket.socket() as probe:
         probe.bind(('localhost', 0))
-        port = probe.getsockname()[1]
-    shared = dict(
-        PYTHONPATH=str(ROOT),
-        JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
-        JAX_NUM_PROCESSES=str(processes),
-        JAX_NUM_CPU_DEVICES=str(4 // processes),
-        **variables,
-    )
+        address = f'localhost:{probe.getsockname()[1]}'
+    shared = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(count)}
+    return [shared | {'JAX_PROCESS_ID': str(index)} for index in range(count)]
+
+
+def start(program: str, *arguments, **variables) -> list[subprocess.Popen]:
+    """The program in two processes, which have four devices together."""
+    shared = dict(os.environ, PYTHONPATH=str(ROOT), JAX_NUM_CPU_DEVICES='2', **variables)
     return [
         subprocess.Popen(
             [sys.executable, '-c', START + program, *map(str, arguments)],
-            env={**os.environ, **shared, 'JAX_PROCESS_ID': str(process_id)},
+            env=shared | joined,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for process_id in range(processes)
+        for joined in variables_of(2)
     ]
 
 
-def said_line(process: subprocess.Popen, wanted: str) -> None:
+def wait_for_line(process: subprocess.Popen, wanted: str) -> None:
     """Returns when the process has printed the line; fails when it ends without."""
     assert any(line.strip() == wanted for line in process.stdout)
 
 
 def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
-    """What each printed; nobody is left behind, whatever happens."""
+    """What each printed; none is left running, whatever happens."""
     deadline = time.monotonic() + 90
     try:
         said = [p.communicate(timeout=deadline - time.monotonic())[0] for p in processes]
@@ -136,52 +128,41 @@ def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
     return said
 
 
-def read_state(workdir: pathlib.Path):
-    opened = checkpoint.open_checkpoints(workdir, keep=2)
-    wanted = {
-        'w': jax.ShapeDtypeStruct((8, 4), np.float32),
-        'b': jax.ShapeDtypeStruct((), np.int32),
-    }
+def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
+    """One of them gets the signal; one process reads what they saved."""
+    processes = start(SAVE_RESUME_AND_STOP, tmp_path)
+    wait_for_line(processes[1], '9')
+    processes[1].send_signal(signal.SIGTERM)
+    said = finish(processes, code=runtime.EXIT_PREEMPTED)
+    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
+    shapes = {'w': ((8, 4), np.float32), 'b': ((), np.int32)}
+    wanted = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
     state, extra = checkpoint.restore(opened, wanted)
     checkpoint.close(opened)
-    return state, extra, checkpoint.steps(opened.directory)
-
-
-def test_two_processes_write_one_checkpoint_that_one_process_reads(tmp_path):
-    said = finish(start(SAVE_AND_RESUME, tmp_path), code=0)
-    assert all(text.endswith('done\n') for text in said)
-    state, extra, steps = read_state(tmp_path)
-    assert steps == [3, 5] and extra == {'processes': 2} and int(state['b']) == 5
+    first, last = checkpoint.steps(opened.directory)
+    assert first == 3 and last >= 9 and int(state['b']) == last and extra == {'processes': 2}
+    for index, text in enumerate(said):  # the other one hears of it
+        assert text.endswith(f'stopped {last} {index == 1}\n')
     expected = np.arange(32.0).reshape(8, 4)
-    for _ in range(5):
+    for _ in range(last):
         expected = expected + 1.0 / (1.0 + np.sum(expected**2))
     np.testing.assert_allclose(state['w'], expected, rtol=1e-6)
 
 
 @pytest.mark.soak
-def test_sigterm_to_one_of_four_processes_stops_all_at_the_same_step(tmp_path):
-    processes = start(STOP, tmp_path, processes=4)
-    said_line(processes[1], '5')
-    processes[1].send_signal(signal.SIGTERM)
-    said = finish(processes, code=runtime.EXIT_PREEMPTED)
-    state, _, steps = read_state(tmp_path)
-    assert len(steps) == 1 and steps[0] >= 5 and int(state['b']) == steps[0]
-    for index, text in enumerate(said):  # the others are told
-        assert text.endswith(f'stopped {steps[0]} {index == 1}\n')
-
-
-@pytest.mark.soak
 def test_a_process_says_whom_it_waits_for_and_ends_when_they_do_not_come():
     """It was silent for five minutes, and jax then wrote of a task that died."""
+    variables = variables_of(2)[1]
     done = subprocess.run(
         [sys.executable, '-c', JOIN],
-        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        env={**os.environ, 'PYTHONPATH': str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=90,
     )
     assert done.returncode not in (0, runtime.EXIT_PREEMPTED)
-    waits = 'process 1 of 2 waits for the others at localhost:1, for 1 s at most\n'
+    address = variables['JAX_COORDINATOR_ADDRESS']
+    waits = f'process 1 of 2 waits for the others at {address}, for 1 s at most\n'
     assert done.stderr.startswith(waits), done.stderr
 
 
@@ -195,37 +176,21 @@ def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
     return text
 
 
-@pytest.fixture(scope='module')
-def pair(tmp_path_factory):
-    """(process id of the first of two that train, what two others say of it, how the first ends).
-
-    The others come while the two train; then the second of the two is killed.
-    """
-    workdir = tmp_path_factory.mktemp('pair')
-    first = start(TRAIN_ALONE, workdir)
-    said_line(first[1], 'trains')
+@pytest.mark.soak
+def test_two_others_are_refused_and_one_of_a_pair_ends_at_once_when_the_other_is_killed(tmp_path):
+    """Their connection breaks, so the survivor need not wait for a heartbeat of 100 s."""
+    first = start(TRAIN_ALONE, tmp_path)
+    wait_for_line(first[1], 'trains')
     try:
-        refused = finish(start(TRAIN_ALONE, workdir), code=1)
+        refused = finish(start(TRAIN_ALONE, tmp_path), code=1)
         first[1].kill()
-        text = ended_without(first[0], within_s=60)  # of a heartbeat of 100
+        text = ended_without(first[0], within_s=60)
     finally:
         for process in first:
             process.kill()
             process.communicate()
-    return first[0].pid, refused, text
-
-
-@pytest.mark.soak
-def test_two_processes_are_refused_where_two_others_train(pair):
-    trains, refused, _ = pair
-    assert f'is in use by a training (process {trains} on ' in refused[0]
+    assert f'is in use by a training (process {first[0].pid} on ' in refused[0]
     assert 'is in use by another training, says process 0' in refused[1]
-
-
-@pytest.mark.soak
-def test_the_others_end_at_once_when_one_is_killed(pair):
-    """Their connection to it breaks, so they need not wait for a heartbeat."""
-    text = pair[-1]
     assert 'process 0 of 2 ends' in text and 'goes on from the newest checkpoint' in text
 
 
@@ -233,7 +198,7 @@ def test_the_others_end_at_once_when_one_is_killed(pair):
 def test_the_others_end_within_the_heartbeat_when_one_is_silent(tmp_path):
     """A stopped process keeps its connections: only the missing heartbeat tells of it."""
     processes = start(TRAIN_ALONE, tmp_path, AGENTRL_HEARTBEAT_S='5')
-    said_line(processes[0], 'trains')
+    wait_for_line(processes[0], 'trains')
     processes[0].send_signal(signal.SIGSTOP)
     try:
         text = ended_without(processes[1], within_s=60)

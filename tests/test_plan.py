@@ -21,6 +21,7 @@ from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import Demonstrations
 
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
@@ -36,37 +37,23 @@ def cost(function, *shapes, weights=(), machine=MACHINE):
     return plan_cost.count(jax.make_jaxpr(function)(*arrays(*shapes)), marks, machine)
 
 
-@pytest.mark.parametrize(
-    'name, kind, axes',
-    [('v5e:2x4', 'v5e', (2, 4)), ('v5p:2x2x1', 'v5p', (2, 2, 1)), ('cpu:8', 'cpu', (8,))],
-)
-def test_a_topology_is_a_kind_and_its_axes(name, kind, axes):
-    assert hardware.parse(name) == (kind, axes)
-
-
-@pytest.mark.parametrize('name', ['v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', ''])
-def test_an_unknown_topology_is_refused_with_examples(name):
-    with pytest.raises(ValueError, match='say v5e:2x4'):
-        hardware.parse(name)
-
-
-def test_devices_that_are_missing_are_named():
+def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
+    known = {'v5e:2x4': ('v5e', (2, 4)), 'v5p:2x2x1': ('v5p', (2, 2, 1)), 'cpu:8': ('cpu', (8,))}
+    assert {name: hardware.parse(name) for name in known} == known
+    for name in ('v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', ''):
+        with pytest.raises(ValueError, match='say v5e:2x4'):
+            hardware.parse(name)
     with pytest.raises(ValueError, match='needs a GPU'):
         hardware.find('gpu:1')
     with pytest.raises(ValueError, match='8 CPU devices; set jax_num_cpu_devices to 16'):
         hardware.find('cpu:16')
 
 
-@pytest.mark.parametrize(
-    'name, published',  # billions, table 1 of arXiv:2412.15115 and the model cards
-    [('0.5B', 0.49), ('1.5B', 1.54), ('3B', 3.09), ('7B', 7.61)],
-)
-def test_named_sizes_have_the_published_number_of_parameters(name, published):
-    count = sizes.named(f'Qwen2.5-{name}').param_count()
-    assert count / 1e9 == pytest.approx(published, abs=0.006)
-
-
-def test_an_unknown_model_is_refused():
+def test_named_sizes_have_the_published_number_of_parameters():
+    """Billions, table 1 of arXiv:2412.15115 and the model cards."""
+    for name, published in {'0.5B': 0.49, '1.5B': 1.54, '3B': 3.09, '7B': 7.61}.items():
+        count = sizes.named(f'Qwen2.5-{name}').param_count()
+        assert count / 1e9 == pytest.approx(published, abs=0.006)
     with pytest.raises(ValueError, match='not one of Qwen2.5-0.5B'):
         sizes.named('Qwen2.5-8B')
 
@@ -141,16 +128,19 @@ def test_remat_computes_the_forward_products_again():
     assert again == plain + 2 * 2 * 8**3 / 4
 
 
-def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_attention():
-    config = sizes.named('Qwen2.5-0.5B')
-    rows, length = 4, 256
+def cost_of_forward(config, rows, length, machine):
     params = jax.eval_shape(config.init, jax.random.key(0))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     mask = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
     traced = jax.jit(lambda *a: config.forward(a[0], *a[1:])).trace(params, ids, ids, mask)
     marks = [True] * len(jax.tree.leaves(params)) + [False] * 3
+    return plan_cost.count(traced.jaxpr, marks, machine)
+
+
+def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_attention():
+    config, rows, length = sizes.named('Qwen2.5-0.5B'), 4, 256
     machine = plan_cost.Machine('tpu', 1.0, 1.0, (), 1, 1, 1)
-    found = plan_cost.count(traced.jaxpr, marks, machine).flops
+    found = cost_of_forward(config, rows, length, machine).flops
     d, f, kv = config.hidden_size, config.intermediate_size, config.num_kv_heads * config.head_dim
     kernels = config.num_layers * (2 * d * d + 2 * d * kv + 3 * d * f)
     attention = config.num_layers * 2 * 2 * rows * length**2 * d
@@ -159,25 +149,21 @@ def test_the_forward_pass_of_a_model_costs_two_flops_a_parameter_and_token_plus_
 
 def test_a_loop_over_layers_costs_its_layers_and_the_states_it_carries():
     rows, length = 4, 16
-    shapes = jax.eval_shape(TINY.init, jax.random.key(0))
-    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    mask = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
-
-    def of(scan):
-        config = dataclasses.replace(TINY, scan_layers=scan)
-        traced = jax.jit(lambda *a: config.forward(a[0], *a[1:])).trace(shapes, ids, ids, mask)
-        marks = [True] * len(jax.tree.leaves(shapes)) + [False] * 3
-        return plan_cost.count(traced.jaxpr, marks, MACHINE)
-
-    loop, unrolled = of(True), of(False)
+    loop, unrolled = (
+        cost_of_forward(dataclasses.replace(TINY, scan_layers=scan), rows, length, MACHINE)
+        for scan in (True, False)
+    )
     assert loop.flops == unrolled.flops > 0
     states = 4 * rows * length * TINY.hidden_size  # read and written in each layer, split over fsdp
     assert loop.bytes == unrolled.bytes + 2 * TINY.num_layers * states / 2
 
 
+MESH = {'mesh.fsdp': 4, 'mesh.tensor': 2}
+
+
 @pytest.fixture(scope='module')
 def cfg():
-    return micro_runs.config('frozen_lake', **{'mesh.fsdp': 4, 'mesh.tensor': 2})
+    return micro_runs.config('frozen_lake', **MESH)
 
 
 @pytest.fixture(scope='module')
@@ -185,28 +171,21 @@ def shapes(cfg):
     return programs.shapes(cfg, jax.devices())
 
 
+def assert_laid_out_alike(one, other):
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    assert one.sharding.is_equivalent_to(other.sharding, other.ndim)
+
+
 @pytest.mark.parametrize('rank', [0, 4])
 def test_shapes_are_those_of_a_real_run(rank):
-    cfg = micro_runs.config(
-        'frozen_lake', **{'mesh.fsdp': 4, 'mesh.tensor': 2, 'lora.rank': rank, 'loss.kl_coef': 0.1}
-    )
+    cfg = micro_runs.config('frozen_lake', **MESH, **{'lora.rank': rank, 'loss.kl_coef': 0.1})
     shapes = programs.shapes(cfg, jax.devices())
     run = build(cfg)
     state = start.start_state(run, run.params)
     base = run.params if rank else {}
     real = (state, run_params.Frozen(base, run_params.policy_of(state.params, {})))
     planned = (shapes.state, shapes.frozen)
-    assert jax.tree.all(
-        jax.tree.map(
-            lambda a, b: (
-                a.shape == b.shape
-                and a.dtype == b.dtype
-                and a.sharding.is_equivalent_to(b.sharding, b.ndim)
-            ),
-            planned,
-            real,
-        )
-    )
+    jax.tree.map(assert_laid_out_alike, planned, real)
     device = jax.devices()[0]
     held = sum(
         part.data.nbytes
@@ -225,16 +204,11 @@ def test_the_update_of_a_plan_has_the_demonstrations_that_join_it():
     shapes = programs.shapes(cfg, jax.devices()[:4])
     rows = Demonstrations(np.ones((9, 60), np.int32), *np.ones((2, 9, 60), bool))
     run = types.SimpleNamespace(
-        cfg=shapes.cfg, mesh=shapes.mesh, tokenizer=parts.build_tokenizer(cfg)
+        cfg=shapes.cfg, mesh=shapes.mesh, tokenizer=parts.build_tokenizer(read_config(cfg, None))
     )
-    real, planned = draw_base(run, rows, 0), shapes.learn[1][-1]
-    assert jax.tree.map(laid_out, planned) == jax.tree.map(laid_out, real)
+    planned = shapes.learn[1][-1]
+    jax.tree.map(assert_laid_out_alike, planned, draw_base(run, rows, 0))
     assert planned.tokens.shape == (8, cfg.rollout.max_tokens)
-
-
-def laid_out(x):
-    """What a device holds of an array."""
-    return x.dtype, x.shape, x.sharding.shard_shape(x.shape)
 
 
 def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
@@ -269,11 +243,7 @@ def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, 
     costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'compile_seconds', 'beside'), 0)
     found = programs.Compiled(name='learn', **fields, **costs)
     assert found.total == used * 2**30 and found.refused
-    chip = hardware.TPU['v6e']
-    assert not plan.program_row(found, chip)['fits']
-
-
-def test_any_other_refusal_is_an_error():
+    assert not plan.program_row(found, hardware.TPU['v6e'])['fits']
     with pytest.raises(ValueError, match='learn does not compile: UNIMPLEMENTED'):
         programs.refused('learn', 'UNIMPLEMENTED: sort')
 
@@ -281,17 +251,9 @@ def test_any_other_refusal_is_an_error():
 def test_two_depths_make_a_line():
     def made(depth):
         costs = dict.fromkeys(('flops', 'bytes', 'seconds', 'xla_flops', 'xla_bytes'), depth + 0.5)
-        return programs.Compiled(
-            name='learn',
-            arguments=10 * depth,
-            outputs=5,
-            shared=5,
-            temporaries=7 + 3 * depth,
-            code=0,
-            beside=0,
-            compile_seconds=9.0,
-            **costs,
-        )
+        known = {'name': 'learn', 'beside': 0, 'outputs': 5, 'shared': 5, 'code': 0}
+        made = {'arguments': 10 * depth, 'temporaries': 7 + 3 * depth, 'compile_seconds': 9.0}
+        return programs.Compiled(**known, **made, **costs)
 
     line = plan.extrapolate([made(2), made(4)], (2, 4), 24)
     assert (line.arguments, line.temporaries, line.total) == (240, 79, 240 + 79)

@@ -10,12 +10,15 @@ import pytest
 
 from agentrl_jax import play, train
 from agentrl_jax.run import parts
+from agentrl_jax.run.config import read as read_config
 
 
 def played(name, lines, level=2, **changes):
     """(return, solved, what was said) of a game in which a person types the given lines."""
     cfg = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
-    task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
+    task = parts.build_text_task(
+        read_config(cfg, None), parts.build_tokenizer(read_config(cfg, None)), 'validation', None
+    )
     said, typed = [], itertools.chain(lines(task), itertools.repeat(''))
     found = play.play_by_hand(
         task, level=level, seed=0, ask=lambda prompt: next(typed), say=said.append

@@ -12,7 +12,8 @@ from agentrl_jax import train
 from agentrl_jax.imitation import kept, trajectories
 from agentrl_jax.machine import files, profiling, sharding
 from agentrl_jax.run import command, parts
-from agentrl_jax.run.state import config_dict
+from agentrl_jax.run.config import as_json
+from agentrl_jax.run.config import read as read_config
 from configs import base
 
 
@@ -32,22 +33,15 @@ def play(folder, *, first, last, steps=6):
                 double(jnp.float32(step)).block_until_ready()
 
 
-def test_the_steps_asked_for_are_one_trace(tmp_path):
-    play(tmp_path, first=2, last=4)
-    assert steps_in_trace(tmp_path) == [2, 3, 4]
-    assert len(list(tmp_path.glob('profile/plugins/profile/*/*.xplane.pb'))) == 1
-
-
-def test_a_run_that_stops_early_keeps_what_was_traced(tmp_path):
+def test_the_steps_asked_for_are_one_trace_of_which_a_run_that_stops_early_keeps_its_own(tmp_path):
     """A roll back plays on in the same process: its own trace must be able to start."""
-    play(tmp_path / 'a', first=1, last=9, steps=3)
-    play(tmp_path / 'b', first=0, last=0)
-    assert steps_in_trace(tmp_path / 'a') == [1, 2] and steps_in_trace(tmp_path / 'b') == [0]
-
-
-def test_no_steps_are_no_trace(tmp_path):
-    play(tmp_path, first=2, last=1)
+    play(tmp_path / 'none', first=2, last=1)
     assert not list(tmp_path.iterdir())
+    play(tmp_path / 'early', first=1, last=9, steps=3)
+    play(tmp_path / 'all', first=2, last=4)
+    assert steps_in_trace(tmp_path / 'early') == [1, 2]
+    assert steps_in_trace(tmp_path / 'all') == [2, 3, 4]
+    assert len(list(tmp_path.glob('all/profile/plugins/profile/*/*.xplane.pb'))) == 1
 
 
 def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
@@ -76,6 +70,9 @@ def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert files.local_path('runs/a').parts == ('runs', 'a')
     workdir = files.check_workdir('gs://bucket/run')
     assert workdir.is_dir() and (bucket / 'run').is_dir()
+    kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}
+    assert files.in_mounts(kept_as_they_are) == kept_as_they_are
+    assert isinstance(files.in_mounts(('x',)), tuple)
 
 
 def test_settings_of_a_world_may_be_in_a_bucket(bucket):
@@ -89,18 +86,12 @@ def test_settings_of_a_world_may_be_in_a_bucket(bucket):
     cfg.env.name = 'search'
     cfg.search.corpus = 'gs://bucket/corpus.jsonl'
     cfg.search.questions = tuple(f'gs://bucket/{name}' for name in names)
-    env, _ = parts.build_environment(cfg, 'test')
+    env, _ = parts.build_environment(read_config(cfg, None), 'test')
     assert list(env.item_range('test')) == [2]
     world = env.near()
     assert 'test.jsonl?' in world.reset(2)
     assert world.corpus.search(['capital'], 1)[0][0][0]['id'] == '0'
     assert cfg.search.corpus == 'gs://bucket/corpus.jsonl'  # a run's config holds what was said
-
-
-def test_words_and_addresses_of_settings_are_no_paths():
-    kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}
-    assert files.in_mounts(kept_as_they_are) == kept_as_they_are
-    assert isinstance(files.in_mounts(('x',)), tuple)
 
 
 def test_trajectories_and_clones_may_be_in_a_bucket(tmp_path, bucket):
@@ -112,7 +103,7 @@ def test_trajectories_and_clones_may_be_in_a_bucket(tmp_path, bucket):
     record = {'item_id': 'lake_3', 'conversations': said}
     (bucket / 'all.json').write_text(json.dumps([record]))
     assert trajectories.read_records('gs://bucket/all.json') == [record]
-    config = config_dict(base.get_config())
+    config = as_json(base.get_config())
     config['clone'] |= {'keep_in': 'gs://bucket/clones', 'file': 'gs://bucket/all.json'}
     params = jax.device_put({'x': jnp.arange(3.0)})
     abstract = sharding.abstract_of(params)
@@ -138,16 +129,13 @@ def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch
     assert command.PROGRAMS not in os.environ
 
 
-@pytest.mark.parametrize('path', ['gs://other/run', 'gs://plain/run', 'gs:///run'])
-def test_a_bucket_that_is_not_mounted_is_refused(path, tmp_path, monkeypatch):
+def test_a_bucket_that_is_not_mounted_is_refused(tmp_path, monkeypatch):
     """Else a run would go to a disk that vanishes with its machine."""
     monkeypatch.setenv(files.BUCKETS, str(tmp_path))
     (tmp_path / 'plain').mkdir()  # a mount that has gone leaves its folder behind
-    with pytest.raises(ValueError, match='nothing is mounted at .*tpu_scripts/setup'):
-        files.check_workdir(path)
-
-
-def test_a_bucket_without_mounts_and_other_schemes_are_refused(monkeypatch):
+    for path in ('gs://other/run', 'gs://plain/run', 'gs:///run'):
+        with pytest.raises(ValueError, match='nothing is mounted at .*tpu_scripts/setup'):
+            files.check_workdir(path)
     monkeypatch.delenv(files.BUCKETS, raising=False)
     with pytest.raises(ValueError, match='AGENTRL_GCS must name the folder'):
         files.local_path('gs://bucket/run')

@@ -14,12 +14,16 @@ import agentrl_jax
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize('name', agentrl_jax.__all__)
-def test_a_public_name_is_the_one_its_module_defines(name):
-    module = importlib.import_module(f'agentrl_jax.{agentrl_jax._MODULES[name]}')
-    assert getattr(agentrl_jax, name) is getattr(module, name)
-    # A class or function is named where it is defined, not where it is passed on.
-    assert getattr(getattr(module, name), '__module__', module.__name__) == module.__name__
+def test_a_public_name_is_the_one_its_module_defines():
+    for name in agentrl_jax.__all__:
+        module = importlib.import_module(f'agentrl_jax.{agentrl_jax._MODULES[name]}')
+        found = getattr(agentrl_jax, name)
+        assert found is getattr(module, name), name
+        # A class or function is named where it is defined, not where it is passed on.
+        assert getattr(found, '__module__', module.__name__) == module.__name__, name
+    with pytest.raises(AttributeError, match="'agentrl_jax' has no attribute 'colect'"):
+        agentrl_jax.colect  # noqa: B018
+    assert set(agentrl_jax.__all__) <= set(dir(agentrl_jax))
 
 
 def test_the_docstring_tells_of_every_public_name_and_command():
@@ -31,10 +35,9 @@ def test_the_docstring_tells_of_every_public_name_and_command():
     assert set(commands.split(', ')) == files - {'__init__', 'types'}
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'agentrl_jax' has no attribute 'colect'"):
-        agentrl_jax.colect  # noqa: B018
-    assert set(agentrl_jax.__all__) <= set(dir(agentrl_jax))
+def words_of(program):
+    """What a program prints."""
+    return subprocess.check_output([sys.executable, '-c', program], cwd=ROOT, text=True).split()
 
 
 def test_importing_the_package_imports_nothing_heavy():
@@ -43,10 +46,7 @@ def test_importing_the_package_imports_nothing_heavy():
         'import sys; before = set(sys.modules); import agentrl_jax; '
         'print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))'
     )
-    made = subprocess.run(
-        [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = set(made.stdout.split())
+    loaded = set(words_of(program))
     assert 'agentrl_jax' in loaded and loaded - {'agentrl_jax'} <= sys.stdlib_module_names
 
 
@@ -62,10 +62,7 @@ def test_a_server_of_worlds_imports_no_jax():
         'kinds = [workers.WORLDS[name].split(":")[0] for name in names]; '
         '[__import__(kind) for kind in kinds]; print("jax" in sys.modules, len(kinds))'
     )
-    made = subprocess.run(
-        [sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert made.stdout.split() == ['False', '9']
+    assert words_of(program) == ['False', '9']
 
 
 @pytest.mark.parametrize('name', ['agentrl_jax.envs', 'agentrl_jax.envs.hosts'])

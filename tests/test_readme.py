@@ -11,6 +11,7 @@ import shlex
 import tomllib
 
 import jax.numpy as jnp
+import micro_runs
 import numpy as np
 import pytest
 import qwen_vocabulary
@@ -21,12 +22,14 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import report, run_log
-from agentrl_jax.run import bounds, check
-from agentrl_jax.run.effective import effective
+from agentrl_jax.rl.algorithm import Filter
+from agentrl_jax.run.config import Config, effective
 from agentrl_jax.run.parts import build_environment
+from agentrl_jax.settings import pages, tree
+from agentrl_jax.settings.marks import OneOf
 from agentrl_jax.text import prompts
 from agentrl_jax.text import task as text
-from configs import base
+from configs import base, demo
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / 'agentrl_jax'
@@ -252,13 +255,13 @@ def test_algorithms_and_environments_are_those_there_are():
 
 
 def test_filters_and_styles_of_prompts_are_those_there_are():
-    rules = check.OPTIONAL_CHOICES['filter.rule']
+    rules = tree.leaves(Filter)['filter.rule'].marks[OneOf].names
     assert sorted(table_names(section('algorithms', 'Filters'))) == sorted(rules)
     assert table_names(section('text', 'Wording')) == list(prompts.STYLES)
 
 
 def test_options_of_single_algorithms_are_those_they_take():
-    """What the table says of an option's users is what their SETTINGS say."""
+    """What the table says of an option's users is what their fields say."""
     rows = re.findall(
         r'^\| (`.+?) \| (.+) \|$',
         section('algorithms', 'Options of single algorithms'),
@@ -267,7 +270,7 @@ def test_options_of_single_algorithms_are_those_they_take():
     assert len(rows) == 16
     for names, users in rows:
         option = re.search(r'`(\w+\.\w+)`', names)[1]
-        takers = {name for name, module in ALGORITHMS.items() if option in module.DEFAULTS}
+        takers = {name for name, cls in ALGORITHMS.items() if option in tree.leaves(cls)}
         said = set(re.findall(r'`(\w+)`', users))
         if users.startswith('all but'):
             said = ALGORITHMS.keys() - said
@@ -278,7 +281,7 @@ def test_options_of_single_algorithms_are_those_they_take():
 
 def test_the_tables_of_metrics_and_bounds_are_those_in_the_code():
     assert metrics.metrics_table() in section('measure', 'Metrics')
-    assert bounds.table() in section('run', 'Bounds of numbers')
+    assert pages.table(Config) in section('run', 'Fields')
 
 
 def test_the_table_of_signals_has_each_with_its_metric_limit_and_patience():
@@ -398,7 +401,24 @@ def test_configs_for_real_checkpoints_are_the_paper_s(name):
     assert cfg.env.max_turns == (1 if name == 'bandit' else 5)
 
 
-# ---- the example ------------------------------------------------------------------------------
+# ---- the examples -----------------------------------------------------------------------------
+
+
+def test_the_ten_lines_run(monkeypatch, capsys, tmp_path, one_device):
+    """They are played with a smaller config than the demo's."""
+    monkeypatch.setattr(demo, 'get_config', lambda: micro_runs.plain('frozen_lake'))
+    (source,) = blocks('python', README)
+    assert sum(bool(line.strip()) for line in source.splitlines()) <= 10
+    load('ten_lines', source, tmp_path)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(')')[0] for line in printed] == [f'{n} (16, 96' for n in range(3)]
+
+
+def test_the_dialogue_is_that_of_the_experiment():
+    page = (ROOT / 'experiments' / 'smollm2' / 'README.md').read_text(encoding='utf-8')
+    dialogue = re.search(r'^```\n(before .*?)^```$', README, flags=re.MULTILINE | re.DOTALL)[1]
+    for line in dialogue.splitlines():
+        assert re.sub('^(before|after)? *', '', line) in page, line
 
 
 def example(mark):
@@ -411,7 +431,7 @@ def example(mark):
 @pytest.fixture(scope='module')
 def imitation(tmp_path_factory):
     source = example('def make_batch')
-    return load('imitation', source, tmp_path_factory.mktemp('readme'))
+    return load('imitation', source, tmp_path_factory.mktemp('readme')).Imitation()
 
 
 def test_the_example_algorithm_by_hand(imitation):

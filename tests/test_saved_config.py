@@ -16,8 +16,10 @@ from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import command, saved_config
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import as_json
 from agentrl_jax.run.streams import Streams
 
+pytestmark = pytest.mark.usefixtures('one_device')
 CHANGES = {
     'algorithm': 'grpo',
     'env.train_levels': 24,
@@ -29,7 +31,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope='module')
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, one_device):
     """(config, workdir) with checkpoints of steps 2 and 4, and a newer one without its mark."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
@@ -133,7 +135,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     cfg, workdir, _ = saved
     evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
     out, err = capsys.readouterr()
-    digest = files.config_hash(start.config_dict(cfg))
+    digest = files.config_hash(as_json(cfg))
     assert f'checkpoint  step 4 of {workdir}, config {digest[:12]}, commit ' in out
     assert f'WARNING: 6 in {workdir} was never finished' in err and 'step 4 is taken' in err
     record = json.loads((tmp_path / 'evaluation_validation.json').read_text())

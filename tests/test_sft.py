@@ -139,8 +139,8 @@ def replayed_success(task, shown, seed=0):
 
 def test_the_oracle_crosses_every_lake_without_slips():
     """Budgets that allow any 4x4 map: at most 15 moves, three a turn."""
-    env = FrozenLake()
-    env_params = env.make_params('train', num_levels=16, success_rate=1.0)
+    env = FrozenLake(success_rate=1.0)
+    env_params = env.make_params('train', num_levels=16)
     task = build_task(
         env,
         env_params,
@@ -327,7 +327,3 @@ def test_a_clone_compiles_its_step_once():
     assert counts[0] == counts[2]
     jax.tree.map(lambda x, at: x.sharding == at or pytest.fail(str(x.sharding)), params, layout)
     assert_close(cloned(steps=3), params)
-
-
-def test_cloning_is_the_same_every_time():
-    jax.tree.map(np.testing.assert_array_equal, cloned(), cloned())

@@ -3,8 +3,6 @@
 import ast
 import pathlib
 
-import pytest
-
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'agentrl_jax'
 SPECIAL = ('__init__', '__call__')  # of the names with underscores, those that callers use
 
@@ -40,10 +38,9 @@ def untyped_parts(function, first):
     return missing + ['return'] * (function.returns is None and function.name != '__init__')
 
 
-@pytest.mark.parametrize('path', sorted(PACKAGE.rglob('*.py')), ids=lambda p: p.stem)
-def test_public_functions_say_what_they_take_and_return(path):
-    missing = untyped(path.read_text(encoding='utf-8'))
-    assert not missing, f'{path.relative_to(PACKAGE.parent)}: types are missing of {missing}'
+def test_public_functions_say_what_they_take_and_return():
+    found = {path: untyped(path.read_text(encoding='utf-8')) for path in PACKAGE.rglob('*.py')}
+    assert not {str(path): missing for path, missing in found.items() if missing}
 
 
 def test_what_lacks_a_type_is_found_and_what_is_private_is_not():

@@ -35,12 +35,19 @@ def start(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.02, fault=())
 
 
 def run_here(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.01, fault=()):
-    """(exit code, what was said) of a sweep in this process."""
+    """(exit code, what was said, most runs at once) of a sweep in this process."""
     plan = fake_sweep.plan(workdir, runs, jobs, retries, steps, step_s, *map(str, fault))
-    said = io.StringIO()
-    with Board(said) as board:
+    said, most = io.StringIO(), 0
+
+    class Watcher(Board):
+        def show(self, statuses):
+            nonlocal most
+            most = max(most, sum(status.state == 'running' for status in statuses))
+            super().show(statuses)
+
+    with Watcher(said) as board:
         code = local.train_all(plan, board, poll_s=0.01, refresh_s=0.05)
-    return code, said.getvalue()
+    return code, said.getvalue(), most
 
 
 def until(condition, seconds=240):
@@ -78,35 +85,36 @@ def assert_all_done(workdir, runs, steps):
 # ---- one sweep left alone ----------------------------------------------------------------------
 
 
-def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path):
-    code, said = run_here(tmp_path, runs=3, jobs=2)
-    assert code == 0 and '3 runs: 3 done' in said
+def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path, monkeypatch):
+    """Attempts were differences of times of day: negative, or hours too long."""
+    jumps, tell, began = iter([0.0, -86400.0, 86400.0]), time.time, time.monotonic()
+    monkeypatch.setattr(sweep_status.time, 'time', lambda: tell() + next(jumps, -3600.0))
+    code, said, most = run_here(tmp_path, runs=3, jobs=2, step_s=0.03)
+    assert code == 0 and '3 runs: 3 done' in said and most == 2
     assert_all_done(tmp_path, 3, 5)
-    assert all(outcomes(tmp_path / f'run-{i}') == ['done'] for i in range(3))
-    before = starts_of(tmp_path / 'run-0')
-    code, said = run_here(tmp_path, runs=3, jobs=2)
-    assert code == 0 and starts_of(tmp_path / 'run-0') == before
+    folders = [tmp_path / f'run-{i}' for i in range(3)]
+    assert all(outcomes(folder) == ['done'] for folder in folders)
+    spent = [sweep_status.read_attempts(folder)[0]['seconds'] for folder in folders]
+    assert min(spent) > 0 and sum(spent) < 2 * (time.monotonic() - began)
+    before = starts_of(folders[0])
+    assert run_here(tmp_path, runs=3, jobs=2)[0] == 0 and starts_of(folders[0]) == before
 
 
-def test_no_more_runs_at_once_than_jobs(tmp_path):
-    plan = fake_sweep.plan(tmp_path, 4, 2, 0, 3, 0.02)
-    most = []
-
-    class Watcher:
-        def show(self, statuses):
-            most.append(sum(status.state == 'running' for status in statuses))
-
-    assert local.train_all(plan, Watcher(), poll_s=0.01, refresh_s=0.01) == 0
-    assert max(most) == 2
-
-
-def test_a_failed_run_goes_on_from_its_checkpoint(tmp_path):
-    code, said = run_here(tmp_path, steps=6, fault=('once', 4))
-    assert code == 0 and outcomes(tmp_path / 'run-0') == ['failed', 'done']
-    assert [first for _, first in starts_of(tmp_path / 'run-0')] == [0, 4]
-    assert 'failed at attempt 1 (exit code 3), 2 more attempts' in said
-    assert 'this went wrong' in said
-    assert_all_done(tmp_path, 1, 6)
+@pytest.mark.parametrize(
+    'fault, retries, code, ends, firsts, words',
+    [
+        ('once', 2, 0, ['failed', 'done'], [0, 3], 'failed at attempt 1 (exit code 3), 2 more att'),
+        ('quiet', 0, 1, ['failed'], [0], 'it ended without finishing'),
+        ('busy', 0, 0, ['preempted', 'done'], [0, 3], '1 runs: 1 done'),  # 75 is not counted
+    ],
+)
+def test_a_run_that_ends_early_goes_on_from_its_checkpoint_while_it_may(
+    fault, retries, code, ends, firsts, words, tmp_path
+):
+    found, said, _ = run_here(tmp_path, retries=retries, fault=(fault, 3))
+    assert found == code and outcomes(tmp_path / 'run-0') == ends and words in said
+    assert [first for _, first in starts_of(tmp_path / 'run-0')] == firsts
+    assert ('this went wrong' in said) == ('failed' in ends)
 
 
 def test_a_run_that_always_fails_is_given_up_and_the_others_are_trained(tmp_path):
@@ -114,25 +122,13 @@ def test_a_run_that_always_fails_is_given_up_and_the_others_are_trained(tmp_path
     fake_sweep.plan(tmp_path, 1, 1, 2, 3, 0.01)
     (tmp_path / 'run-0' / 'saved').write_text('2')  # only run-0 comes by step 2 ...
     (tmp_path / 'run-1').mkdir()
-    (tmp_path / 'run-1' / 'saved').write_text('3')  # ... and run-1 is behind it
+    (tmp_path / 'run-1' / 'saved').write_text('3')  # ... and run-1 is past it
     for tried in (3, 6):
-        code, said = run_here(tmp_path, runs=2, retries=2, steps=4, fault=('always', 2))
+        code, said, _ = run_here(tmp_path, runs=2, retries=2, steps=4, fault=('always', 2))
         assert code == 1 and 'given up' in said
         assert outcomes(tmp_path / 'run-0') == ['failed'] * tried
         assert f'failed ({tried} attempts)' in said
     assert outcomes(tmp_path / 'run-1') == ['done']
-
-
-def test_an_end_without_the_finished_marker_is_a_failure(tmp_path):
-    code, said = run_here(tmp_path, retries=0, fault=('quiet', 3))
-    assert code == 1 and 'it ended without finishing' in said
-    assert outcomes(tmp_path / 'run-0') == ['failed']
-
-
-def test_exit_code_75_is_tried_again_without_being_counted(tmp_path):
-    code, _ = run_here(tmp_path, retries=0, fault=('busy', 3))
-    assert code == 0 and outcomes(tmp_path / 'run-0') == ['preempted', 'done']
-    assert [first for _, first in starts_of(tmp_path / 'run-0')] == [0, 3]
 
 
 def test_each_slot_has_its_own_environment(tmp_path):
@@ -152,17 +148,10 @@ def test_each_slot_has_its_own_environment(tmp_path):
 # ---- locks -------------------------------------------------------------------------------------
 
 
-def test_a_claim_excludes_others_until_it_is_closed(tmp_path):
-    lock = sweep_status.claim(tmp_path)
-    assert lock is not None and sweep_status.claim(tmp_path) is None
-    assert sweep_status.is_locked(tmp_path)
-    os.close(lock)
-    assert not sweep_status.is_locked(tmp_path)
-
-
-def test_the_lock_is_the_child_s_own(tmp_path):
+def test_a_claim_excludes_others_and_is_the_child_s_own(tmp_path):
     """The parent's descriptor is closed and the child still holds the lock, until kill -9."""
     lock = sweep_status.claim(tmp_path)
+    assert sweep_status.claim(tmp_path) is None and sweep_status.is_locked(tmp_path)
     child = subprocess.Popen(
         [sys.executable, '-S', '-c', 'input()'], stdin=subprocess.PIPE, pass_fds=(lock,)
     )
@@ -176,80 +165,23 @@ def test_the_lock_is_the_child_s_own(tmp_path):
 # ---- what is killed ----------------------------------------------------------------------------
 
 
-def test_an_orphan_is_not_doubled_and_its_end_is_seen(tmp_path):
-    """kill -9 of the sweep while its child lives on: a second sweep waits for the child."""
+def test_an_orphan_is_not_doubled_and_keeps_its_slot(tmp_path):
+    """kill -9 of the sweep while its child lives on: a second sweep waits for the child.
+
+    With one job, nothing else is started while an orphan still has the machine's memory.
+    """
     folder = tmp_path / 'run-0'
-    first = start(tmp_path, steps=150)
+    first = start(tmp_path, runs=2, steps=100)
     until(lambda: len(steps_of(folder)) > 2)
     first.kill()
     first.wait()
     assert sweep_status.is_locked(folder) and outcomes(folder) == [None]
-    code, said = run_here(tmp_path, steps=150)
+    code, said, _ = run_here(tmp_path, runs=2, steps=100, step_s=0)
     assert code == 0 and 'run-0  running' in said
     assert len(starts_of(folder)) == 1 and outcomes(folder) == [None]  # one start, done
-    assert_all_done(tmp_path, 1, 150)
-
-
-@pytest.mark.soak
-def test_an_orphan_keeps_its_slot(tmp_path):
-    """With one job, nothing else is started while an orphan still has the machine's memory."""
-    first = start(tmp_path, runs=2, steps=100)
-    until(lambda: len(steps_of(tmp_path / 'run-0')) > 2)
-    first.kill()
-    first.wait()
-    assert run_here(tmp_path, runs=2, steps=100, step_s=0)[0] == 0
     assert_all_done(tmp_path, 2, 100)
-    assert len(starts_of(tmp_path / 'run-0')) == 1
     (attempt,) = sweep_status.read_attempts(tmp_path / 'run-1')
-    assert attempt['started'] > (tmp_path / 'run-0' / 'finished.json').stat().st_mtime
-
-
-@pytest.mark.soak
-def test_a_killed_child_is_retried_from_its_checkpoint(tmp_path):
-    folder = tmp_path / 'run-0'
-    sweep = start(tmp_path, steps=60)
-    until(lambda: len(steps_of(folder)) > 2)
-    os.kill(starts_of(folder)[0][0], signal.SIGKILL)
-    assert sweep.wait(240) == 0
-    assert outcomes(folder) == ['failed', 'done'] and starts_of(folder)[1][1] > 1
-    assert_all_done(tmp_path, 1, 60)
-
-
-def test_attempts_last_as_long_as_they_do_whatever_the_clock_is_set_to(tmp_path, monkeypatch):
-    """They were differences of times of day: negative, or hours too long."""
-    jumps, tell = iter([0.0, -86400.0, 86400.0]), time.time
-    monkeypatch.setattr(sweep_status.time, 'time', lambda: tell() + next(jumps, -3600.0))
-    began = time.monotonic()
-    assert run_here(tmp_path, runs=3)[0] == 0
-    spent = [sweep_status.read_attempts(tmp_path / f'run-{i}')[0]['seconds'] for i in range(3)]
-    assert min(spent) > 0 and sum(spent) < time.monotonic() - began
-
-
-@pytest.mark.soak
-def test_an_orphan_that_is_killed_is_taken_over(tmp_path):
-    folder = tmp_path / 'run-0'
-    first = start(tmp_path, steps=100)
-    until(lambda: len(steps_of(folder)) > 2)
-    first.kill()
-    first.wait()
-    second = start(tmp_path, steps=100)
-    until(lambda: 'running' in ''.join(p.read_text() for p in tmp_path.glob('sweep_*.txt')))
-    os.kill(starts_of(folder)[0][0], signal.SIGKILL)
-    assert second.wait(240) == 0
-    assert len(starts_of(folder)) == 2 and outcomes(folder) == [None, 'done']
-    assert_all_done(tmp_path, 1, 100)
-
-
-@pytest.mark.soak
-def test_two_sweeps_at_once_share_the_work(tmp_path):
-    sweeps = [start(tmp_path, runs=6, jobs=1, steps=20) for _ in range(2)]
-    assert [sweep.wait(240) for sweep in sweeps] == [0, 0]
-    assert_all_done(tmp_path, 6, 20)
-    assert [len(starts_of(tmp_path / f'run-{i}')) for i in range(6)] == [1] * 6
-    began = [sweep_status.read_attempts(tmp_path / f'run-{i}')[0] for i in range(6)]
-    spans = sorted((attempt['started'], attempt['seconds']) for attempt in began)
-    # One job each, and yet some run began before the one before it had ended.
-    assert any(a + length > b for (a, length), (b, _) in zip(spans, spans[1:], strict=False))
+    assert attempt['started'] > (folder / 'finished.json').stat().st_mtime
 
 
 @pytest.mark.soak
@@ -312,39 +244,28 @@ def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
     """One micro run, started by the command line; its folder has an = and a comma in its name."""
     listed = tmp_path / 'listed.py'
     listed.write_text("def sweep(add):\n    add(seed=3, **{'optim.lr': 0.002})\n")
-    words = [
-        sys.executable,
-        '-m',
-        'agentrl_jax.sweep',
-        '--config=tests/micro_runs.py',
-        f'--sweep={listed}',
-        f'--workdir={tmp_path}/w',
-        '--config.steps=1',
-        '--config.clone.episodes=0',
-        '--config.loss.kl_coef=0',
-        '--config.loss.kl_target=0',
-        '--config.log.rollouts_every=0',
-    ]
-    done = subprocess.run(
-        words,
-        cwd=micro_runs.ROOT,
-        env=micro_runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    few = {'steps': 1, 'clone.episodes': 0, 'loss.kl_coef': 0, 'loss.kl_target': 0}
+    words = [sys.executable, '-m', 'agentrl_jax.sweep', '--config=tests/micro_runs.py']
+    words += [f'--sweep={listed}', f'--workdir={tmp_path}/w', '--config.log.rollouts_every=0']
+    words += [f'--config.{name}={value}' for name, value in few.items()]
+
+    def call(*more):
+        done = subprocess.run(
+            [*words, *more],
+            cwd=micro_runs.ROOT,
+            env=micro_runs.environment(),
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    call()
     (folder,) = (tmp_path / 'w').glob('seed=3,lr=0.002-*')
     assert run_log.finished_step(folder) == 1 and checkpoint.steps(folder / 'checkpoints') == [0, 1]
     planned, used = (json.loads((folder / f'{n}.json').read_text()) for n in ('run', 'config'))
     assert planned['config'] == used['config'] and used['config']['seed'] == 3
     assert 'held-out success' in (folder / 'output.txt').read_text()
-    again = subprocess.run(
-        [*words, '--launcher=print'],
-        cwd=micro_runs.ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    again = call('--launcher=print')
     assert again.stdout == '' and f'{folder.name} is done' in again.stderr

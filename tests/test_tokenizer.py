@@ -9,9 +9,10 @@ from tokenizers import decoders, pre_tokenizers, trainers
 
 from agentrl_jax.envs import FrozenLake, Sokoban
 from agentrl_jax.envs.hosts.search import drawn
-from agentrl_jax.text import agents, demo_tokenizer
+from agentrl_jax.text import agents
 from agentrl_jax.tokens import gguf_tokenizer, unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
 
 TEXTS = [
     "You're at (3, 4): 12 boxes!\n\n  Turn 10:\n\tState:\n##√_\n",
@@ -20,6 +21,7 @@ TEXTS = [
     "WE'LL 'tis  \n \n x",
     '',
 ]
+GOAL = 'Find me a lip balm with these: tea tree, long lasting with pack: 2 count'
 
 
 def toy_backend() -> tokenizers.Tokenizer:
@@ -167,7 +169,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(demo):
         check_fits(demo, used - 1)
 
 
-def test_unreadable_tokenizers_give_one_clear_error(tmp_path, demo):
+def test_unreadable_tokenizers_give_one_clear_error(tmp_path):
     for path, command in [
         ('Qwen2.5-0.5B-Instruct', 'Qwen/Qwen2.5-0.5B-Instruct --local-dir Qwen2.5-0.5B-Instruct'),
         ('a b/Qwen3-0.6B/', "Qwen/Qwen3-0.6B --local-dir 'a b/Qwen3-0.6B'"),
@@ -178,30 +180,25 @@ def test_unreadable_tokenizers_give_one_clear_error(tmp_path, demo):
         with pytest.raises(ValueError, match='no such folder or file.*: ') as error:
             load_tokenizer(path)
         assert str(error.value).endswith(f': hf download {command}')
-    (tmp_path / 'empty').mkdir()
-    with pytest.raises(ValueError, match='no tokenizer.json'):
-        load_tokenizer(tmp_path / 'empty')
-    (tmp_path / 'x.bin').write_bytes(b'1')
-    with pytest.raises(ValueError, match='not a folder, a .gguf or a SentencePiece'):
-        load_tokenizer(tmp_path / 'x.bin')
-    (tmp_path / 'x.model').write_bytes(b'not a model')
-    with pytest.raises(ValueError, match='not a SentencePiece model'):
-        load_tokenizer(tmp_path / 'x.model')
     half = demo_tokenizer.DEMO_MODEL.read_bytes()[:4000]
-    (tmp_path / 'half.model').write_bytes(half)
-    with pytest.raises(ValueError, match='half.model: '):
-        load_tokenizer(tmp_path / 'half.model')
-    (tmp_path / 'empty' / 'tokenizer.json').write_text('{"model": ')
-    with pytest.raises(ValueError, match='broken JSON'):
-        load_tokenizer(tmp_path / 'empty')
-    (tmp_path / 'empty' / 'tokenizer.json').write_text('{"model": {}}')
-    with pytest.raises(ValueError, match='not a tokenizer'):
-        load_tokenizer(tmp_path / 'empty')
+    for name, content, message in [
+        ('x.bin', b'1', 'not a folder, a .gguf or a SentencePiece'),
+        ('x.model', b'not a model', 'not a SentencePiece model'),
+        ('half.model', half, 'half.model: '),
+        ('empty/unrelated', b'', 'no tokenizer.json'),
+        ('empty/tokenizer.json', b'{"model": ', 'broken JSON'),
+        ('empty/tokenizer.json', b'{"model": {}}', 'not a tokenizer'),
+    ]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_tokenizer(path if path.parent == tmp_path else path.parent)
 
 
-def spoiled(folder, **changes):
+def spoiled(folder, settings, **changes):
     """A byte-level tokenizer whose tokenizer.json has other values at some dotted places."""
-    write_folder(folder, eos_token='<|im_end|>')
+    write_folder(folder, **settings)
     spec = json.loads((folder / 'tokenizer.json').read_text())
     for where, value in changes.items():
         *above, last = where.split('__')
@@ -213,58 +210,53 @@ def spoiled(folder, **changes):
     return folder
 
 
+END = {'eos_token': '<|im_end|>'}
+
+
 @pytest.mark.parametrize(
-    ('changes', 'message'),
+    ('settings', 'changes', 'message'),
     [
-        ({'model__vocab__u': 2**32 - 1}, 'a token has id 4,294,967,295; the largest is'),
-        ({'model__vocab__u': 2**32}, 'no tokenizer .invalid value'),
-        ({'model__vocab__u': -1}, 'no tokenizer .invalid value'),
-        ({'model__merges': 'x'}, 'no tokenizer .data did not match'),
-        ({'model': 'x'}, "model is 'x' and must be an object"),
-        ({'model': None}, 'no model'),
-        ({'model__type': 5}, 'type is 5 and must be a text'),
-        ({'added_tokens': {'a': 1}}, 'added_tokens is .* and must be a list'),
-        ({'added_tokens': ['x']}, "added token 'x' is no object"),
-        ({'added_tokens__0__special': 'yes'}, "special is 'yes' and must be true or false"),
-        ({'added_tokens__0__id': None}, 'an added token has no id'),
-        ({'added_tokens__0__content': ['a']}, 'content is .* and must be a text'),
+        (END, {'model__vocab__u': 2**32 - 1}, 'a token has id 4,294,967,295; the largest is'),
+        (END, {'model__vocab__u': 2**32}, 'no tokenizer .invalid value'),
+        (END, {'model__merges': 'x'}, 'no tokenizer .data did not match'),
+        (END, {'model': 'x'}, "model is 'x' and must be an object"),
+        (END, {'model': None}, 'no model'),
+        (END, {'model__type': 5}, 'type is 5 and must be a text'),
+        (END, {'added_tokens': {'a': 1}}, 'added_tokens is .* and must be a list'),
+        (END, {'added_tokens': ['x']}, "added token 'x' is no object"),
+        (END, {'added_tokens__0__special': 'yes'}, "special is 'yes' and must be true or false"),
+        (END, {'added_tokens__0__id': None}, 'an added token has no id'),
+        (END, {'added_tokens__0__content': ['a']}, 'content is .* and must be a text'),
+        ({'eos_token': ['a']}, {}, 'tokenizer_config.json: eos_token is .* a text or an object'),
+        ({'eos_token': '<|no\n|>'}, {}, r'no special token <\|no\\n\|>'),
+        ({'pad_token': {'content': 5}}, {}, 'content is 5'),
+        ({'chat_template': 5}, {}, 'chat_template is 5 and must be a text or a list'),
+        ({'chat_template': ['x']}, {}, "chat template 'x' is no object"),
     ],
 )
-def test_a_tokenizer_json_of_other_types_is_refused_in_a_line(tmp_path, changes, message):
+def test_a_tokenizer_of_other_types_is_refused_in_a_line(tmp_path, settings, changes, message):
     """Most were tracebacks: the library raises Exception. A large id made a list of 34 GB."""
-    folder = spoiled(tmp_path / 't', **changes)
+    folder = spoiled(tmp_path / 't', settings, **changes)
     with pytest.raises(ValueError, match=message) as error:
         load_tokenizer(folder)
     assert str(folder) in str(error.value) and '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ('settings', 'message'),
+    ('ids', 'message'),
     [
-        (
-            {'eos_token': ['a']},
-            'tokenizer_config.json: eos_token is .* a text or an object',
-        ),
-        ({'eos_token': '<|no\n|>'}, r'no special token <\|no\\n\|>'),
-        ({'pad_token': {'content': 5}}, 'content is 5'),
-        ({'chat_template': 5}, 'chat_template is 5 and must be a text or a list'),
-        ({'chat_template': ['x']}, "chat template 'x' is no object"),
-        ({'eos_ids': 'x'}, "generation_config.json: eos_token_id is 'x'"),
-        ({'eos_ids': [-1]}, '-1 is no id of a token'),
-        ({'eos_ids': [10**30]}, '10000.* is no id of a token'),
-        ({'eos_ids': [True]}, 'True is no id of a token'),
-        ({'eos_ids': [[1]]}, r'\[1\] is no id of a token'),
+        ('x', "generation_config.json: eos_token_id is 'x'"),
+        ([-1], '-1 is no id of a token'),
+        ([10**30], '10000.* is no id of a token'),
+        ([True], 'True is no id of a token'),
     ],
 )
-def test_declarations_of_other_types_are_refused_in_a_line(tmp_path, settings, message):
-    folder = tmp_path / 't'
-    write_folder(folder, **{k: v for k, v in settings.items() if k != 'eos_ids'})
-    if 'eos_ids' in settings:
-        generation = {'eos_token_id': settings['eos_ids']}
-        (folder / 'generation_config.json').write_text(json.dumps(generation))
+def test_ends_of_other_types_are_refused_in_a_line(tmp_path, ids, message):
+    write_folder(tmp_path)
+    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': ids}))
     with pytest.raises(ValueError, match=message) as error:
-        load_tokenizer(folder)
-    assert str(folder) in str(error.value) and '\n' not in str(error.value)
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(error.value) and '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('part', ['vocab', 'unk_id', 'pairs', 'special'])
@@ -293,50 +285,55 @@ def test_other_kinds_of_gguf_tokenizers_are_refused(tmp_path):
         load_tokenizer(tmp_path / 'pre.gguf')
 
 
-def test_a_cell_a_tag_and_an_action_are_one_token_each(demo):
-    assert len(demo.encode('#_O√XPS\nW.GCBA@\n')) == 16
-    assert len(demo.encode('<think></think><answer>Left || Up</answer>')) == 7
-    assert len(demo.encode('<answer>VentureCapitalist</answer>')) == 3
-    demo_tokenizer.check(demo_tokenizer.DEMO_MODEL.read_bytes())
+COSTS = [  # tokens of texts of the worlds that a small tokenizer was trained on
+    ('demo', '<think></think><answer>Left || Up</answer>', 7),
+    ('demo', '<answer>VentureCapitalist</answer>', 3),
+    ('demo', '#_O√XPS\nW.GCBA@\n', 16),
+    (
+        'babyai',
+        'go to a yellow ball\nblue closed door 1 ahead 3 left\ncarrying red key\n16 left\n',
+        12,
+    ),
+    ('babyai', '<answer>turn left || pick up</answer>', 5),
+    ('babyai', 'nothing happens\nred ball 2 1 ahead 3 left\n', 7),
+    ('babyai', '<answer>pick up red ball 2</answer>', 5),
+    ('textcraft', 'craft 4 dark oak planks using 1 dark oak logs', 10),
+    ('textcraft', 'get 2 quartz', 3),
+    ('search', '<answer>Republic of Macedonia</answer>', 3),
+    ('shop', 'click[0000000003]', 3),
+    ('shop', 'click[2 count]', 3),
+    ('shop', 'search[lip balm]', 3),
+    ('shop', 'click[buy now]', 3),
+    ('shop', f'Instruction: [SEP] {GOAL}', 8),
+    ('miniwob', "[4] button 'Odd'\n[5] StaticText '-5'\n[6] button 'okay'\n", 9),
+    ('miniwob', 'click [4]```', 3),
+    ('miniwob', 'okay', 1),
+    *(('agents', f'{part.opening}Left || Up{part.closing}', 5) for part in agents.WRITTEN.values()),
+    *(('agents', line, 2) for line in FrozenLake(size=6).lines()),
+    *(('agents', line, 1) for line in Sokoban().lines()),
+]
 
 
-def test_training_again_gives_the_committed_pieces():
-    """The prompts the demo tokenizer was trained on are still those of the environments."""
-    assert as_trained_again('demo')
-
-
-def as_trained_again(name):
-    """A committed tokenizer, of which training again gives the same pieces."""
-    committed = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name(f'{name}.model'))
+@pytest.mark.parametrize('name', demo_tokenizer.WORLDS)
+def test_a_small_tokenizer_is_made_of_the_words_of_its_worlds(name):
+    """Training again gives the committed pieces: the prompts are still those of the worlds."""
+    committed = small(name)
     again = unigram.load_model(demo_tokenizer.WORLDS[name](), 'trained again')
     assert sorted(again.token_bytes()) == sorted(committed.token_bytes()), (
-        f'texts changed: run python -m agentrl_jax.text.demo_tokenizer --name={name}'
+        f'texts changed: run python -m agentrl_jax.tools.demo_tokenizer --name={name}'
     )
-    return committed
+    if name == 'demo':
+        demo_tokenizer.check(demo_tokenizer.DEMO_MODEL.read_bytes())
+    costs = [(text, count) for which, text, count in COSTS if which == name]
+    assert costs and [(text, len(committed.encode(text))) for text, _ in costs] == costs
 
 
-def test_the_small_tokenizer_of_babyai_is_made_of_its_words():
-    committed = as_trained_again('babyai')
-    shown = 'go to a yellow ball\nblue closed door 1 ahead 3 left\ncarrying red key\n16 left\n'
-    assert len(committed.encode(shown)) == 12
-    assert len(committed.encode('<answer>turn left || pick up</answer>')) == 5
-    shown = 'nothing happens\nred ball 2 1 ahead 3 left\n'
-    assert len(committed.encode(shown)) == 7
-    assert len(committed.encode('<answer>pick up red ball 2</answer>')) == 5
+def small(name):
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name(f'{name}.model'))
 
 
-def test_the_small_tokenizer_of_textcraft_is_made_of_its_words():
-    committed = as_trained_again('textcraft')
-    line = 'craft 4 dark oak planks using 1 dark oak logs'
-    assert len(committed.encode(line)) == len(line.split())
-    assert len(committed.encode('get 2 quartz')) == 3
-    assert committed.decode(committed.encode('what else? ')) == 'what else? '
-
-
-def test_the_small_tokenizer_of_search_is_made_of_countries_and_of_pieces_of_regions():
-    committed = as_trained_again('search')
-    encode = committed.encode
-    assert len(encode('<answer>Republic of Macedonia</answer>')) == 3
+def test_questions_of_search_share_the_pieces_of_their_regions_with_answers():
+    encode = small('search').encode
     (first, *asked, last) = encode('Which country does the region Berat belong to?')
     assert encode('<search>Berat region belongs</search>')[1:-2] == asked  # what must be copied
     shown = encode('Berat is a region that belongs to the country Albania.')
@@ -345,43 +342,11 @@ def test_the_small_tokenizer_of_search_is_made_of_countries_and_of_pieces_of_reg
     assert frame.isdisjoint(asked) and len(frame) == 4
 
 
-def test_the_small_tokenizer_of_agents_has_half_rows_of_longer_lakes_and_all_tags():
-    committed = as_trained_again('agents')
-    encode = committed.encode
-    for line in FrozenLake(size=6).lines():
-        halves = [committed.decode([i]) for i in encode(line)]
-        assert halves == [line[:3], line[3:]]
-    assert all(len(encode(line)) == 1 for line in Sokoban().lines())
-    for part in agents.WRITTEN.values():
-        assert len(encode(f'{part.opening}Left || Up{part.closing}')) == 5
-
-
 def test_names_of_drawn_questions_are_tokens():
-    encode = load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name('search.model')).encode
+    encode = small('search').encode
     for item in (0, 1, 2):
         question = drawn.draw(item)
         region = question.documents[0]['contents'].split('"')[1]
         assert len(encode(region)) == len(encode(question.answers[0])) == 1
         assert len(encode(question.text)) == 3
         assert {len(encode(d['contents'].split('\n')[1])) for d in question.documents} == {4}
-
-
-def test_the_small_tokenizer_of_the_shop_is_made_of_the_words_of_stalls():
-    committed = as_trained_again('shop')
-    encode = committed.encode
-    assert len(encode('click[0000000003]')) == len(encode('click[2 count]')) == 3
-    assert len(encode('search[lip balm]')) == len(encode('click[buy now]')) == 3
-    goal = 'Find me a lip balm with these: tea tree, long lasting with pack: 2 count'
-    assert len(encode(f'Instruction: [SEP] {goal}')) == 8
-
-
-def test_the_small_tokenizer_of_miniwob_is_made_of_lines_and_numbers():
-    committed = as_trained_again('miniwob')
-    encode = committed.encode
-    shown = encode("[4] button 'Odd'\n[5] StaticText '-5'\n[6] button 'okay'\n")
-    assert len(shown) == 9 and encode('[4]') == shown[:1] and encode('okay')[0] in shown
-    assert encode('click [4]```')[1] == shown[0] and len(encode('click [4]```')) == 3
-
-
-def test_training_is_deterministic():
-    assert demo_tokenizer.train() == demo_tokenizer.train()

@@ -7,13 +7,13 @@ import socket
 
 import micro_runs
 import pytest
-from tpu_bench import Bench, eventually, group, vanish
+from tpu_bench import Bench, eventually, group
 
 from agentrl_jax.records import run_log
 
 pytestmark = pytest.mark.soak
 
-STEPS = 5
+STEPS = 4
 
 
 def free_port():
@@ -32,8 +32,12 @@ def local(tmp_path):
     bench.call('delete', 'demo', '--yes')
 
 
-def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(local):
-    """The hosts vanish once; then one process is asked to stop; the run ends all the same."""
+def test_babysit_brings_training_on_two_hosts_through_a_signal(local):
+    """One process of two is asked to stop: both save the same step, and the run ends all the same.
+
+    What hosts that vanish leave behind: test_distributed_training.py, with fake training
+    test_tpu_scripts.py.
+    """
     run = local.buckets / 'my-bucket' / 'runs' / 'run'  # where setup puts runs/
     babysit = local.start(
         'babysit',
@@ -54,11 +58,9 @@ def test_babysit_brings_training_on_two_hosts_through_a_preemption_and_a_signal(
         '--config.log.rollouts_every=0',
     )
     eventually(lambda: (run / 'checkpoints' / '1').is_dir(), within_s=240, while_runs=babysit)
-    vanish(local)
-    eventually(lambda: (run / 'checkpoints' / '3').is_dir(), within_s=240, while_runs=babysit)
     os.killpg(group(local, 1), signal.SIGTERM)
     said = local.end(babysit, within_s=240)
-    assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
+    assert 'again, from the last checkpoint' in said
     rows = run_log.read_metrics(run / run_log.METRICS_FILE)
     assert [row['step'] for row in rows] == list(range(STEPS + 1))
     assert json.loads((run / run_log.FINISHED_FILE).read_text())['step'] == STEPS

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax.algorithms import rloo, turn_grpo
+from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import KL
 from benchmarks import turn_credit as bench
 
 GROUPS, MEMBERS = 100_000, 4
@@ -141,16 +143,13 @@ def test_returns_to_go_against_the_others_by_hand():
 
 def test_with_one_turn_it_is_rloo_and_its_scale_is_one_number_for_the_batch():
     rollout = toy.random_rollout(0, turns=1)
-    scores = toy.scores_of(rollout)
-    plain = turn_grpo.make_batch(rollout, scores, group_size=4, scale='none')
-    want = rloo.make_batch(rollout, scores, group_size=4)
+    plain, want, scaled = (
+        how.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+        for how in (TurnGRPO(scale='none'), RLOO(), TurnGRPO())
+    )
     np.testing.assert_allclose(plain.advantages, want.advantages, atol=1e-6)
-    scaled = turn_grpo.make_batch(rollout, scores, group_size=4).advantages
-    mask = np.asarray(plain.mask)
-    size = np.sqrt((np.asarray(plain.advantages)[mask] ** 2).mean())
-    np.testing.assert_allclose(scaled, plain.advantages / size, rtol=1e-5)
-    with pytest.raises(ValueError, match='std'):
-        turn_grpo.make_batch(rollout, scores, group_size=4, scale='std')
+    size = np.sqrt((np.asarray(plain.advantages)[np.asarray(plain.mask)] ** 2).mean())
+    np.testing.assert_allclose(scaled.advantages, plain.advantages / size, rtol=1e-5)
 
 
 def test_the_kl_of_a_turn_is_part_of_what_it_and_earlier_turns_earned():
@@ -160,6 +159,6 @@ def test_the_kl_of_a_turn_is_part_of_what_it_and_earlier_turns_earned():
     scores = scores.replace(
         old_logprobs=jnp.array([[0.0, 0, 0, 2], [0, 0, 0, 0]]), ref_logprobs=jnp.zeros((2, 4))
     )
-    kl = dict(kl_coef=0.5, kl_in_reward=True, scale='none')
-    batch = turn_grpo.make_batch(rollout, scores, group_size=2, **kl)
+    how = TurnGRPO(scale='none', kl=KL(0.5, 'reward'))
+    batch = how.make_batch(rollout, scores, group_size=2, kl_coef=0.5)
     np.testing.assert_allclose(batch.advantages, [[0, -1, 0, -1], [0, 1, 0, 1]])

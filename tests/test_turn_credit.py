@@ -27,20 +27,19 @@ def golden(mode, **kwargs):
     return turn_credit.turn_advantages(R_TURN, R_OUT, TWO, FOUR, group_size=4, mode=mode, **kwargs)
 
 
-@pytest.mark.parametrize('mode', ['mt_v1', 'mt_cumulative', 'mt_local'])
-def test_two_turn_golden_vector_of_mt_grpo(mode):
-    out = golden(mode)
-    np.testing.assert_allclose(out[:, 0], A_FIRST, atol=2e-5)
-    np.testing.assert_allclose(out[:, 1], A_OUT, atol=2e-5)
-
-
-def test_golden_vectors_of_outcome_and_merged_rewards():
-    np.testing.assert_allclose(golden('or'), np.stack([A_OUT, A_OUT], 1), atol=2e-5)
-    np.testing.assert_allclose(golden('mr'), np.stack([A_MERGED, A_MERGED], 1), atol=2e-5)
-
-
-def test_flattened_is_the_first_turn_everywhere():
-    np.testing.assert_allclose(golden('flattened'), np.stack([A_FIRST, A_FIRST], 1), atol=2e-5)
+@pytest.mark.parametrize(
+    'mode, first, second',
+    [
+        ('mt_v1', A_FIRST, A_OUT),
+        ('mt_cumulative', A_FIRST, A_OUT),
+        ('mt_local', A_FIRST, A_OUT),
+        ('flattened', A_FIRST, A_FIRST),
+        ('or', A_OUT, A_OUT),
+        ('mr', A_MERGED, A_MERGED),
+    ],
+)
+def test_golden_vectors_of_two_turns(mode, first, second):
+    np.testing.assert_allclose(golden(mode), np.stack([first, second], 1), atol=2e-5)
 
 
 def test_coefficients_scale_their_terms():
@@ -66,33 +65,6 @@ def test_gtpo_and_hybrid_by_hand():
     np.testing.assert_allclose(out, [[-1.7, 0.3, 0.3], [1.7, 0, 0]], rtol=1e-6)
 
 
-def test_the_removed_cae_variant_is_gtpo_of_two_turns():
-    """First turn norm(R_T + gamma R_O), second norm(R_O)."""
-    out = golden('gtpo', gamma=0.5, norm='mean')
-    first = R_TURN[:, 0] + 0.5 * R_OUT
-    np.testing.assert_allclose(out[:, 0], first - first.mean(), atol=1e-6)
-    np.testing.assert_allclose(out[:, 1], R_OUT - R_OUT.mean(), atol=1e-6)
-
-
-@pytest.mark.parametrize('mode', turn_credit.MODES)
-def test_one_turn_and_only_the_outcome_is_grpo(mode):
-    rng = np.random.default_rng(0)
-    outcome, healthy = rng.normal(size=8).astype(np.float32), rng.random(8) < 0.8
-    outcome_coef = 1.0 if mode != 'hybrid' else 0.0
-    out = turn_credit.turn_advantages(
-        jnp.zeros((8, 1)),
-        outcome,
-        jnp.ones(8, jnp.int32),
-        healthy,
-        group_size=4,
-        mode=mode,
-        eps=1e-6,
-        outcome_coef=outcome_coef,
-    )
-    want = adv.group_normalize(outcome, healthy, group_size=4)
-    np.testing.assert_allclose(out[:, 0], want, atol=1e-6)
-
-
 def test_turn_k_is_compared_only_with_those_that_reached_it():
     # three reach turn 1 with 1, 2, 6; the fourth ended before: filling in 0 would bias all
     r = jnp.array([[0, 1.0], [0, 2], [0, 6], [0, 0]])
@@ -100,16 +72,6 @@ def test_turn_k_is_compared_only_with_those_that_reached_it():
         r, jnp.zeros(4), jnp.array([2, 2, 2, 1]), FOUR, group_size=4, mode='mt_local', norm='mean'
     )
     np.testing.assert_allclose(out, [[0, -2], [0, -1], [0, 3], [0, 0]])
-
-
-@pytest.mark.parametrize('mode', turn_credit.MODES)
-def test_advantages_of_a_turn_sum_to_zero_when_all_reach_it(mode):
-    rng = np.random.default_rng(1)
-    r, o = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=8).astype(np.float32)
-    out = turn_credit.turn_advantages(
-        r, o, jnp.full(8, 3), jnp.ones(8, bool), group_size=4, mode=mode
-    )
-    np.testing.assert_allclose(out.reshape(2, 4, 3).sum(1), np.zeros((2, 3)), atol=1e-5)
 
 
 def reference_norm(x, members):
@@ -186,11 +148,6 @@ def test_every_mode_equals_float64_loops(mode, seed, gamma):
         np.testing.assert_allclose(out[rows], want, atol=1e-6)
 
 
-def test_an_unknown_mode_is_named():
-    with pytest.raises(ValueError, match='archer'):
-        golden('archer')
-
-
 # ---- anchors -----------------------------------------------------------------------------------
 
 
@@ -212,5 +169,3 @@ def test_step_advantages_by_hand():
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
     out = turn_credit.step_advantages(returns, anchors, played, group_size=1)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
-    with pytest.raises(ValueError, match='rank'):
-        turn_credit.step_advantages(returns, anchors, played, group_size=2, norm='rank')

@@ -9,12 +9,16 @@ import numpy as np
 import optax
 import pytest
 import toy_rollouts as toy
+import updates
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.algorithms import grpo, ppo
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses, objective, update, widths
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.types import TrainState
 
 TX = optax.sgd(0.1)
@@ -37,7 +41,7 @@ def own_critic_state(tx=TX, **kwargs):
     return state_of(toy.toy_params(0), toy.toy_params(1), tx, **kwargs)
 
 
-MAKE_BATCH = jax.jit(functools.partial(ppo.make_batch, group_size=4))
+MAKE_BATCH = jax.jit(functools.partial(PPO().make_batch, group_size=4))
 
 
 @functools.cache
@@ -46,15 +50,24 @@ def toy_batch(seed=0, **kwargs):
     return MAKE_BATCH(rollout, toy.scores_of(rollout))
 
 
-@functools.cache  # compiling is most of the time of this file
-def toy_update(tx=TX, **kwargs):
-    kwargs = dict(values_fn=toy.toy_values, critic_tx=tx) | kwargs
-    return jax.jit(
-        functools.partial(
-            update.update_step, hidden_fn=toy.toy_hidden, head_fn=toy.toy_head, tx=tx, **kwargs
-        ),
-        compiler_options={'xla_backend_optimization_level': 0},
-    )
+COMPILED = jax.jit(
+    update.update_step,
+    static_argnames=('fns', 'how'),
+    compiler_options={'xla_backend_optimization_level': 0},
+)
+SHARED = ModelFns(toy.toy_hidden, toy.toy_head, toy.toy_values)
+WITH_HEAD = SHARED.replace(value_head=toy.toy_value_head)
+ALONE = ModelFns(toy.toy_hidden, toy.toy_head)
+
+
+def toy_update(tx=TX, fns=SHARED, **fields):
+    """update_step of a state and a batch, with fields of updates.settings."""
+
+    def run(state, batch, key=None):
+        how = updates.settings(len(batch.tokens), tx=tx, **fields)
+        return COMPILED(state, batch, key, fns=fns, how=how)
+
+    return run
 
 
 def assert_close(a, b, atol=1e-6):
@@ -80,10 +93,9 @@ SEQUENCES = 'seq_mean_token_mean'
 def test_every_split_into_microbatches_gives_the_same_step(shared):
     """With sgd of rate 0.1 parameters to 1e-7 mean gradients to 1e-6."""
     state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
-    batch = toy_batch()
-    head = toy.toy_value_head if shared else None
+    batch, fns = toy_batch(), WITH_HEAD if shared else SHARED
     results = [
-        toy_update(num_microbatches=parts, value_head_fn=head, **EVERYTHING)(state, batch)
+        toy_update(num_microbatches=parts, fns=fns, **EVERYTHING)(state, batch)
         for parts in ((1, 2, 8) if shared else (1, 4))
     ]
     for result in results[1:]:
@@ -94,7 +106,7 @@ def test_every_split_into_microbatches_gives_the_same_step(shared):
 @pytest.mark.parametrize('aggregation', ['seq_mean_token_mean', 'token_sum_norm'])
 def test_other_aggregations_are_the_same_in_four_microbatches(aggregation):
     state, batch = state_of(toy.toy_params(0)), toy_batch()
-    run = functools.partial(toy_update, values_fn=None, aggregation=aggregation, norm_length=5)
+    run = functools.partial(toy_update, fns=ALONE, aggregation=aggregation, norm_length=5)
     assert_close(run()(state, batch)[0], run(num_microbatches=4)(state, batch)[0], atol=1e-7)
 
 
@@ -122,7 +134,7 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
         mesh = jax.make_mesh((4,), ('data',), axis_types=kinds, devices=jax.devices()[:devices])
         layout = NamedSharding(mesh, P('data'))
         state, rows = jax.device_put((state, rows), (NamedSharding(mesh, P()), layout))
-    split = dict(together=4, sparse=True, num_microbatches=4, row_sharding=layout)
+    split = dict(together=4, sparse=True, num_microbatches=4, layout=layout)
     after, metrics = toy_update(**split, **settings)(state, rows, key=key)
     assert_close(whole, after, atol=3e-7)
     del measured['batch/tokens'], metrics['batch/tokens']  # rows of their own have other positions
@@ -132,7 +144,7 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
 def test_means_of_microbatches_count_episodes_too():
     """Of each part the episodes that have rows in it: a mean over them, then over the parts."""
     mask = jnp.ones((8, 2), bool).at[7].set(False)  # two episodes of four rows, two parts
-    weights = update.weigher('seq_mean_token_mean', None, parts=2, episodes=2)
+    weights = update.make_token_weights('seq_mean_token_mean', None, parts=2, episodes=2)
     got = weights(mask, jnp.arange(8) // 4).sum(1)
     # each part has two rows of either episode but the second, which has one of the last
     np.testing.assert_allclose(got, [1 / 8] * 4 + [1 / 8, 1 / 4, 1 / 8, 0], rtol=1e-6)
@@ -144,9 +156,9 @@ def test_an_update_of_cut_rows_is_the_same_step(shared):
     batch = toy_batch(rows=16, length=30, turns=4)
     lengths = widths.used(batch.mask)
     assert len(set(jnp.searchsorted(jnp.asarray(widths.menu(30, 4)), lengths).tolist())) > 1
-    settings = dict(value_head_fn=toy.toy_value_head if shared else None, **EVERYTHING)
+    settings = dict(fns=WITH_HEAD if shared else SHARED, **EVERYTHING)
     whole, measured = toy_update(**settings)(state, batch)
-    for cut in (dict(num_microbatches=4) if shared else dict(num_microbatches=2, unit=2), {}):
+    for cut in (dict(num_microbatches=4) if shared else dict(num_microbatches=2), {}):
         after, metrics = toy_update(widths=4, **cut, **settings)(state, batch)
         assert_close(whole, after, atol=1e-7)
         assert_close(measured, metrics, atol=1e-5)
@@ -177,7 +189,7 @@ def test_rows_on_four_devices_give_the_step_of_one():
     kwargs = dict(tx=tx, num_minibatches=2, num_microbatches=2, **EVERYTHING)
     one, metrics = toy_update(**kwargs)(state, batch)
     spread = jax.device_put((state, batch), (NamedSharding(mesh, P()), rows))
-    four, metrics_four = toy_update(row_sharding=rows, sparse=True, **kwargs)(*spread)
+    four, metrics_four = toy_update(layout=rows, sparse=True, **kwargs)(*spread)
     assert_close(one, four)
     assert_close(metrics, metrics_four, atol=1e-5)
 
@@ -185,7 +197,7 @@ def test_rows_on_four_devices_give_the_step_of_one():
 def test_the_chunked_head_gives_the_same_step():
     state, batch = own_critic_state(), toy_batch()
     whole, chunked = (
-        toy_update(chunk_size=size, **EVERYTHING)(state, batch)[0] for size in (None, 16)
+        toy_update(head_chunk=size, **EVERYTHING)(state, batch)[0] for size in (2**20, 16)
     )
     assert_close(whole, chunked, atol=1e-7)
 
@@ -248,8 +260,8 @@ def test_the_step_is_sgd_on_the_written_loss():
 
 def test_a_shared_backbone_learns_from_both_losses():
     state, batch = state_of(toy.toy_params(0)), toy_batch()
-    separate = toy_update(values_fn=None)(state, batch)[0]
-    with_head, metrics = toy_update(value_head_fn=toy.toy_value_head, value_coef=0.5)(state, batch)
+    separate = toy_update(fns=ALONE)(state, batch)[0]
+    with_head, metrics = toy_update(fns=WITH_HEAD, value_coef=0.5)(state, batch)
     without_head, _ = toy_update(value_coef=0.5)(state, batch)
     assert_close(with_head, without_head)  # a forward pass saved, the same step
     np.testing.assert_array_equal(separate.params['value'], state.params['value'])
@@ -277,7 +289,7 @@ def test_a_shared_backbone_learns_from_both_losses():
 def test_the_critic_moves_before_the_policy_and_apart_from_it():
     state, batch = own_critic_state(), toy_batch()
     both, metrics = toy_update()(state, batch)
-    alone, _ = toy_update(values_fn=None)(state_of(state.params), batch)
+    alone, _ = toy_update(fns=ALONE)(state_of(state.params), batch)
     assert_close(both.params, alone.params)
     assert (both.critic_params['value'] != state.critic_params['value']).any()
     assert metrics['value/grad_norm'] > 0
@@ -337,14 +349,14 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     assert metrics['update/applied'] == 0.5 and metrics['update/critic_applied'] == 1
     assert np.isfinite(metrics['policy/loss']) and np.isfinite(metrics['policy/grad_norm'])
     second = jax.tree.map(lambda x: x[4:], batch)
-    want, _ = toy_update(tx, values_fn=None)(state_of(state.params, tx=tx), second)
+    want, _ = toy_update(tx, fns=ALONE)(state_of(state.params, tx=tx), second)
     assert_close(new.params, want.params)
     assert_close(new.opt_state, want.opt_state)
 
 
 def test_a_batch_without_trained_tokens_changes_nothing():
     """Adam with momentum and weight decay would move parameters on a gradient of zero."""
-    tx = update.make_optimizer(1e-2)
+    tx = Optim().tx(1e-2)
     state = own_critic_state(tx)
     state, _ = toy_update(tx)(state, toy_batch())
     empty = toy_batch(faulty=range(8))
@@ -367,12 +379,12 @@ def test_an_update_whose_every_step_is_skipped_reports_no_loss():
     """Loss and gradient norm were 0.0, as if all were well."""
     state, batch = state_of(toy.toy_params(0)), toy_batch()
     wrong = batch.replace(advantages=jnp.where(batch.mask, jnp.nan, 0.0))
-    new, metrics = toy_update(values_fn=None, num_minibatches=2)(state, wrong)
+    new, metrics = toy_update(fns=ALONE, num_minibatches=2)(state, wrong)
     assert_same(new.params, state.params)
     assert metrics['update/skipped'] == 2 and metrics['update/applied'] == 0
     assert np.isnan(metrics['policy/loss']) and np.isnan(metrics['policy/grad_norm'])
     good = batch.replace(advantages=batch.advantages.at[:4].set(jnp.nan))
-    _, metrics = toy_update(values_fn=None, num_minibatches=2)(state, good)
+    _, metrics = toy_update(fns=ALONE, num_minibatches=2)(state, good)
     assert metrics['update/applied'] == 0.5 and np.isfinite(metrics['policy/loss'])
 
 
@@ -414,7 +426,7 @@ def test_the_kl_coefficient_follows_the_target_in_an_update():
 
 def test_the_optimizer_clips_the_global_norm_and_warms_up():
     params = {'w': jnp.array([3.0])}
-    tx = update.make_optimizer(0.1, weight_decay=0.0, warmup_steps=4, betas=(0.0, 0.0))
+    tx = Optim(weight_decay=0.0, warmup_steps=4, beta1=0.0, beta2=0.0).tx(0.1)
     opt_state = tx.init(params)
     steps = []
     for _ in range(6):
@@ -424,7 +436,7 @@ def test_the_optimizer_clips_the_global_norm_and_warms_up():
     np.testing.assert_allclose(steps, [0.025, 0.05, 0.075, 0.1, 0.1, 0.1], rtol=1e-5)
     clipped, _ = optax.clip_by_global_norm(1.0).update({'w': jnp.array([50.0])}, optax.EmptyState())
     assert clipped['w'][0] == 1.0
-    decayed = update.make_optimizer(0.1, weight_decay=0.5)
+    decayed = Optim(weight_decay=0.5).tx(0.1)
     updates, _ = decayed.update({'w': jnp.zeros(1)}, decayed.init(params), params)
     np.testing.assert_allclose(updates['w'], [-0.1 * 0.5 * 3.0], rtol=1e-6)
 
@@ -433,14 +445,14 @@ def test_the_optimizer_clips_the_global_norm_and_warms_up():
 def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
     """Adam without memory steps by the rate; a roll back halves it; a skipped step is none."""
     settings = dict(warmup_steps=2, schedule=schedule, schedule_steps=4, final_lr=0.1)
-    tx = update.make_optimizer(0.1, weight_decay=0.0, betas=(0.0, 0.0), **settings)
+    optim = Optim(lr=0.1, critic_lr=0.3, weight_decay=0.0, beta1=0.0, beta2=0.0, **settings)
+    tx = optim.tx(0.1)
     params, logged, taken = {'w': jnp.array([3.0])}, [], []
     state = state_of(params, critic_params=params, tx=tx)
     state = state.replace(critic_opt_state=tx.init(params))
-    rates = dict(rate=update.rate_of(0.1, **settings), critic_rate=0.3)
     for finite in (True, False, True, True, True, True, True, True):
-        found = update.learning_rates(state, 0.5, **rates)
-        assert found['optim/critic_lr'] == pytest.approx(0.15)
+        found = update.learning_rates(state, 0.5, optim)
+        assert found['optim/critic_lr'] == pytest.approx(0.5 * 0.3 / 2)  # it takes no step
         moved, opt_state, _, _, took = update.apply_if_finite(
             tx,
             {'w': jnp.array([50.0 if finite else jnp.nan])},
@@ -457,14 +469,14 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
     assert logged[:2] == pytest.approx([0.025, 0.05])
     ends = {'constant': 0.05, 'linear': 0.05 * 0.1, 'cosine': 0.05 * 0.1}
     assert logged[-1] == pytest.approx(ends[schedule])
-    alone = update.learning_rates(state.replace(critic_params=None), 1.0, **rates)
+    alone = update.learning_rates(state.replace(critic_params=None), 1.0, optim)
     assert list(alone) == ['optim/lr']
 
 
 def test_explained_variance_by_hand():
     # returns 1 3 (var 1), values 1 2: residuals 0 1 (var .25) -> .75
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
-    batch = ppo.make_batch(rollout, toy.scores_of(rollout), group_size=1, whiten=False)
+    batch = PPO(whiten=False).make_batch(rollout, toy.scores_of(rollout), group_size=1)
     batch = batch.replace(returns=jnp.array([[0.0, 1, 3]]), old_values=jnp.array([[0.0, 1, 2]]))
     metrics = update.batch_metrics(batch, True)
     assert metrics['value/explained_variance'] == pytest.approx(0.75)
@@ -494,7 +506,7 @@ def test_repeated_updates_raise_the_likelihood_of_rewarded_tokens():
     reward = jnp.where(rollout.action_mask, good, 0).sum(1).astype(jnp.float32)
     rollout = rollout.replace(rewards=jnp.zeros_like(rollout.rewards).at[:, 0].set(reward))
     state = state_of(toy.toy_params(0))
-    run = toy_update(values_fn=None, epochs=20, clip_high=10.0, clip_low=1.0)
+    run = toy_update(fns=ALONE, epochs=20, clip_high=10.0, clip_low=1.0)
 
     @jax.jit
     def likelihood(params):
@@ -503,7 +515,7 @@ def test_repeated_updates_raise_the_likelihood_of_rewarded_tokens():
         logp = jax.nn.log_softmax(hidden @ params['head'])[:, :-1, 2]
         return jnp.where(rollout.action_mask[:, 1:], logp, 0).sum()
 
-    new, _ = run(state, grpo.make_batch(rollout, toy.scores_of(rollout), group_size=8))
+    new, _ = run(state, GRPO().make_batch(rollout, toy.scores_of(rollout), group_size=8))
     assert likelihood(new.params) > likelihood(state.params) + 1
 
 
@@ -524,22 +536,14 @@ TINY = Qwen2(
 def test_a_bf16_qwen_keeps_float32_masters_and_donates_its_state():
     config = dataclasses.replace(TINY, dtype='bfloat16', remat=True)
     params = jax.jit(config.init)(jax.random.key(0))
-    tx = update.make_optimizer(1e-6)
-    run = jax.jit(
-        functools.partial(
-            update.update_step,
-            hidden_fn=lambda p, *x: config.forward(p, *x),
-            head_fn=lambda p: config.head_kernel(p),
-            tx=tx,
-            num_microbatches=2,
-            chunk_size=32,
-        ),
-        donate_argnums=0,
-    )
+    how = updates.settings(8, num_microbatches=2, head_chunk=32)
+    tx = how.optim.tx(1e-6)
+    fns = ModelFns(hidden=config.forward, head=config.head_kernel)
+    run = jax.jit(functools.partial(update.update_step, fns=fns, how=how), donate_argnums=0)
     state = state_of(params, tx=tx)
     before = jax.device_get(state.params)
     rollout = toy.random_rollout(0)
-    new, metrics = run(state, grpo.make_batch(rollout, toy.scores_of(rollout), group_size=4))
+    new, metrics = run(state, GRPO().make_batch(rollout, toy.scores_of(rollout), group_size=4))
     for old, leaf in zip(jax.tree.leaves(before), jax.tree.leaves(new.params), strict=True):
         assert leaf.dtype == jnp.float32
         # a step of 1e-6 would be lost in bfloat16

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +10,17 @@ import numpy as np
 import optax
 import pytest
 import toy_rollouts as toy
+import updates
 
-from agentrl_jax import train
-from agentrl_jax.algorithms import turn_grpo, vine
+from agentrl_jax.algorithms.turn_grpo import TurnGRPO
+from agentrl_jax.algorithms.vine import Vine
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
-from agentrl_jax.records import document, run_log
+from agentrl_jax.records import document
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import filtering, turn_credit, update
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.run import build, check, derived, parts
+from agentrl_jax.run import build, config, parts
 from agentrl_jax.run.params import Frozen
 from agentrl_jax.run.state import start_state
 from benchmarks import turn_credit as bench
@@ -73,23 +73,6 @@ def test_a_faulty_episode_takes_its_continuations_with_it():
     np.testing.assert_allclose(own[0], [0, -2])  # alone in its group at turn 0
 
 
-def test_the_plays_of_a_turn_s_start_are_a_step_group_of_mean_zero():
-    rollout = toy.forked(toy.random_rollout(1, turns=3), (2, 2, 2, 1, 1, 1))
-    own, forked, count = turn_credit.against_continuations(
-        rollout.rewards,
-        rollout.num_turns,
-        rollout.healthy,
-        rollout.continuations.turn,
-        rollout.continuations.rollout.rewards.sum(2),
-        rollout.continuations.turn > 0,
-        group_size=4,
-    )
-    for k in (1, 2):
-        at = np.asarray(rollout.continuations.turn == k)
-        total = np.asarray(own)[:, k] + np.where(at, forked, 0).sum(1)
-        np.testing.assert_allclose(total[np.asarray(count)[:, k] > 0], 0, atol=1e-5)
-
-
 def test_gigpo_s_step_groups_of_plays_from_one_start_are_vine_s_advantages():
     """But for its own return in each mean, the factor M / (1 + M)."""
     rollout = toy.forked(toy.random_rollout(6, turns=2), (1, 1))
@@ -116,12 +99,12 @@ def test_gigpo_s_step_groups_of_plays_from_one_start_are_vine_s_advantages():
 def test_without_continuations_vine_is_turn_grpo():
     rollout = toy.random_rollout(2)
     scores = toy.scores_of(rollout)
-    wanted = turn_grpo.make_batch(rollout, scores, group_size=4)
-    plain = vine.make_batch(rollout, scores, group_size=4)
+    wanted = TurnGRPO().make_batch(rollout, scores, group_size=4)
+    plain = Vine().make_batch(rollout, scores, group_size=4)
     jax.tree.map(np.testing.assert_array_equal, plain, wanted)
     none = toy.forked(rollout.replace(num_turns=jnp.ones(8, jnp.int32)), (1,))
-    batch = vine.make_batch(none, toy.scores_of(none.with_continuations), group_size=4)
-    one = turn_grpo.make_batch(none, scores, group_size=4)
+    batch = Vine().make_batch(none, toy.scores_of(none.with_continuations), group_size=4)
+    one = TurnGRPO().make_batch(none, scores, group_size=4)
     np.testing.assert_allclose(batch.advantages[::2], one.advantages, atol=1e-6)
     assert not batch.mask[1::2].any()
 
@@ -129,7 +112,7 @@ def test_without_continuations_vine_is_turn_grpo():
 def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
     rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
     scores = toy.scores_of(rollout.with_continuations)
-    batch = vine.make_batch(rollout, scores, group_size=4, scale='none')
+    batch = Vine(scale='none').make_batch(rollout, scores, group_size=4)
     more, turn = rollout.continuations.rollout, np.asarray(rollout.continuations.turn)
     mask = np.asarray(batch.mask).reshape(8, 5, -1)
     own = np.asarray(rollout.action_mask & rollout.healthy[:, None])
@@ -138,23 +121,13 @@ def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weig
     first &= (turn > 0)[:, :, None] & np.asarray(rollout.healthy)[:, None, None]
     np.testing.assert_array_equal(mask[:, 1:], first)
     assert first.any() and not mask[5].any()
-    unweighted = vine.make_batch(
-        rollout, toy.scores_of(rollout), group_size=4, scale='none', train='trunks'
-    )
+    alone = Vine(scale='none', train='trunks')
+    unweighted = alone.make_batch(rollout, toy.scores_of(rollout), group_size=4)
     weight = np.where(np.asarray(rollout.turn) == 0, 1.0, 1 / 3)
     trunks = np.asarray(batch.advantages).reshape(8, 5, -1)[:, 0]
     np.testing.assert_allclose(trunks, np.asarray(unweighted.advantages) * weight, rtol=1e-6)
-    scaled = vine.make_batch(rollout, scores, group_size=4)
+    scaled = Vine().make_batch(rollout, scores, group_size=4)
     assert masked_mean(scaled.advantages**2, scaled.mask) == pytest.approx(1, rel=1e-4)
-
-
-def test_what_vine_cannot_do_is_refused():
-    rollout = toy.forked(toy.random_rollout(3), (1,))
-    make = functools.partial(vine.make_batch, rollout, toy.scores_of(rollout), group_size=4)
-    with pytest.raises(ValueError, match='loss.kl_in=loss'):
-        make(kl_in_reward=True, kl_coef=0.1)
-    with pytest.raises(ValueError, match="train='all' is not one of weighted, trunks"):
-        make(train='all')
 
 
 # ---- bias ----------------------------------------------------------------------------------------
@@ -254,117 +227,36 @@ def test_kept_groups_keep_their_continuations():
 
 def test_rows_that_train_fill_the_first_micro_batches():
     mask = jnp.zeros((12, 2), bool).at[jnp.array([1, 4, 5, 9, 10]), 0].set(True)
-    rows = update.trained_first(jnp.arange(12), mask, 4)
+    rows = update.sort_trained_first(jnp.arange(12), mask, 4)
     parts = update._split(mask[rows].any(1), 4, None)
     assert parts.sum(1).tolist() == [3, 2, 0, 0]
     assert sorted(rows.tolist()) == list(range(12))
 
 
-def test_leaving_empty_micro_batches_out_changes_no_gradient():
-    def loss(params, batch, weights):
-        per_row = jnp.where(batch.mask.any(1), batch.tokens @ params, 0.0)
-        return (per_row * weights).sum(), {'policy/ratio_max': per_row.max()}
-
-    @dataclasses.dataclass
-    class Rows:
-        mask: jax.Array
-        tokens: jax.Array
-
-    jax.tree_util.register_dataclass(Rows, ['mask', 'tokens'], [])
-    mask = jnp.zeros((8, 3), bool).at[jnp.array([0, 4, 1]), 0].set(True)
-    rows = Rows(mask, jax.random.normal(jax.random.key(0), (8, 3)))
-    run = functools.partial(
-        update.accumulate,
-        loss,
-        jnp.arange(3.0) + 1,
-        (rows, jnp.arange(8.0) / 8),
-        parts=4,
-        sharding=None,
-        mask=mask,
-    )
-    jax.tree.map(np.testing.assert_array_equal, run(sparse=True), run(sparse=False))
-
-
-# ---- runs ----------------------------------------------------------------------------------------
+# ---- meshes --------------------------------------------------------------------------------------
 
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
 
 
-def test_a_config_names_the_turns_and_says_what_is_wrong():
-    cfg = micro_runs.config('frozen_lake', **VINE)
-    assert (cfg.fork.turns, cfg.fork.continuations, cfg.fork.train) == ('every', 2, 'weighted')
-    assert derived.continuations(cfg) == 4 and derived.batch_rows(cfg) == 5
-    refused = [
-        (
-            {'fork.turns': '3'},
-            "fork.turns='3' must be every, ahead, or different turns from 1 to 2",
-        ),
-        ({'env.max_turns': 1}, 'has none: set it to 2 or more'),
-        ({'fork.train': 'all'}, "fork.train='all' is not one of weighted, trunks"),
-        ({'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'set loss.kl_in=loss'),
-        ({'loss.aggregation': 'seq_mean_token_mean'}, 'would undo the weights'),
-        ({'parity.microbatch_means': True}, 'would undo the weights'),
-        ({'parity.loss_on': 'all'}, 'does not go with fork.turns'),
-        ({'algorithm': 'grpo', 'fork.turns': 'every'}, 'has no effect on .*grpo.*, only on vine'),
-    ]
-    for changes, words in refused:
-        with pytest.raises(ValueError, match=words):
-            check.check(micro_runs.plain('frozen_lake', **VINE | changes))
-
-
-RUNS = {
-    'every turn': {'curriculum.rounds': (2, 3), 'curriculum.stage_steps': 2, 'batch.shuffle': True},
-    'a window and one turn drawn ahead': {
-        'context.window': 1,
-        'fork.turns': 'ahead',
-        'fork.continuations': 3,
-        'loss.kl_coef': 0.1,
-        'filter.rule': 'varied',
-        'filter.refill': 1,
-    },
-    'lookups in bfloat16': {'env.name': 'library', 'model.dtype': 'bfloat16'},
-}
-GAPS = dict.fromkeys(RUNS, 1e-5) | {'lookups in bfloat16': 0.1}  # as of any run in bfloat16
-
-
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory, quick_runs):
-    @functools.cache
-    def run(name):
-        cloned = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
-        cfg = micro_runs.config('frozen_lake', **VINE | cloned | RUNS[name])
-        workdir = tmp_path_factory.mktemp('vine')
-        assert train.train(cfg, str(workdir)) == 0
-        return cfg, workdir, run_log.read_metrics(workdir / run_log.METRICS_FILE)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(n, marks=[] if n == 'every turn' else pytest.mark.soak) for n in RUNS],
-)
-def test_a_run_trains_on_what_it_sampled_and_compiles_once(finished, name):
-    cfg, workdir, rows = finished(name)
-    for row in rows[:-1]:
-        assert set(row) - {'step', 'time_s'} <= set(metrics.METRICS)
-        assert row['sampler/logprob_gap'] <= GAPS[name] and row['policy/grad_norm'] > 0
-        assert row['update/skipped'] == 0 and np.isfinite(row['policy/loss'])
-        assert row['batch/trained_rows'] <= 16 and row['perf/recompiles'] == 0
-        assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
-    page = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
-    assert page['totals']['episodes'] == 16
+def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
+    # three turns: two later ones, two continuations of each
+    every, one = Vine(), Vine(turns='2', train='trunks')
+    assert (every.continuations(3), every.trained_continuations(3)) == (4, 4)
+    assert (one.continuations(3), one.trained_continuations(3)) == (2, 0)
+    assert Vine(turns='ahead', forks=3).continuations(3) == 3
+    assert TurnGRPO().continuations(3) == TurnGRPO().trained_continuations(3) == 0
 
 
 def learned(run, rollout, devices, **mesh):
     """(parameters, metrics) after two plain gradient steps on a mesh of these devices."""
-    cfg = micro_runs.config('frozen_lake', **VINE, **mesh)
+    cfg, tx = config.read(micro_runs.config('frozen_lake', **VINE, **mesh)), optax.sgd(1.0)
     mesh = parts.build_mesh(cfg, devices)
     layout = sharding.specs(run.params, sharding.TRAIN_RULES, mesh)
     params = jax.device_put(jax.device_get(run.params), layout)
-    txs = (optax.sgd(1.0), None)
-    laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=txs)
-    learn = build.build_learn(cfg, mesh, run.config, run.training.task, run.tokenizer, txs)
+    laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=(tx, None))
+    how = build.build_learning(cfg, mesh, run.training.task, run.tokenizer)
+    how = dataclasses.replace(how, optim=updates.Given(of=tx))
+    learn = build.build_learn(parts.build_functions(cfg, run.config, mesh), how)
     placed = jax.device_put(rollout, sharding.shard_rows(mesh))
     state, found, *_ = learn(start_state(laid_out, params), Frozen({}, None), placed)
     return jax.device_get((state.params, found))
@@ -389,19 +281,3 @@ def test_no_mesh_changes_what_vine_learns():
         np.testing.assert_allclose(one, other, atol=1e-5)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, jax.device_get(run.params))
     assert max(jax.tree.leaves(moved)) > 1e-3
-
-
-def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, tmp_path):
-    cfg, workdir, rows = finished('every turn')
-    for steps in (2, 3):
-        resumed = cfg.copy_and_resolve_references()
-        resumed.steps = steps
-        assert train.train(resumed, str(tmp_path)) == 0
-    again = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    plain = micro_runs.without_times(again)
-    wanted = micro_runs.without_times(rows)
-    assert [row for row in plain if row['step'] in (0, 1, 3)] == [
-        row for row in wanted if row['step'] in (0, 1, 3)
-    ]
-    one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, tmp_path))
-    jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -20,9 +20,9 @@ from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.answer import END, parse_answer
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
@@ -41,11 +41,11 @@ def tokenizer():
 def environment(name):
     """(environment, pool of 16 levels); the lake goes where it should two times in three."""
     if name == 'frozen_lake':
-        env = FrozenLake()
-        return env, env.make_params('train', num_levels=16, success_rate=2.0 / 3.0)
+        env = FrozenLake(success_rate=2.0 / 3.0)
+        return env, env.make_params('train', num_levels=16)
     if name == 'sokoban':
-        env = Sokoban()
-        return env, env.make_params('train', num_levels=16, search_depth=30)
+        env = Sokoban(search_depth=30)
+        return env, env.make_params('train', num_levels=16)
     env = Bandit(pairs='v0423')
     return env, env.make_params('train')
 

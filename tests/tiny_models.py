@@ -1,5 +1,7 @@
 """Tiny random models, and HuggingFace folders of them."""
 
+import dataclasses
+import functools
 import json
 
 import jax
@@ -9,7 +11,8 @@ from safetensors.numpy import save_file
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import weights
+from agentrl_jax.models import lora, weights
+from agentrl_jax.models.olmo2 import Olmo2
 from agentrl_jax.models.qwen2 import Qwen2
 
 TINY = Qwen2(
@@ -22,6 +25,11 @@ TINY = Qwen2(
     head_dim=16,
 )
 
+UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
+LLAMA = dataclasses.replace(UNTIED, qkv_bias=False)
+QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True, head_dim=32)
+OLMO2 = Olmo2(**{field.name: getattr(TINY, field.name) for field in dataclasses.fields(Olmo2)})
+FAMILIES = {'qwen2': TINY, 'llama': LLAMA, 'qwen3': QWEN3, 'olmo2': OLMO2}  # one of each model_type
 forward = jax.jit(lambda params, config, *rows: config.forward(params, *rows), static_argnums=1)
 
 
@@ -39,10 +47,27 @@ def random_params(config, seed=0):
     return jax.tree.unflatten(tree, out)
 
 
+def with_adapters(config, rank=3):
+    """A random model whose adapters all correct something."""
+    params, rng = random_params(config), np.random.default_rng(2)
+    init = functools.partial(lora.init, jax.random.key(0), rank=rank, targets=lora.TARGETS)
+    shapes = jax.eval_shape(init, params['model'])
+    adapters = jax.tree.map(lambda x: jnp.float32(rng.normal(0, 0.1, x.shape)), shapes)
+    return {**params, 'lora': adapters}
+
+
 def rows(config, batch=3, length=12, seed=1):
     tokens = np.random.default_rng(seed).integers(config.vocab_size, size=(batch, length))
     positions = np.broadcast_to(np.arange(length), tokens.shape)
     return jnp.asarray(tokens, jnp.int32), jnp.asarray(positions, jnp.int32)
+
+
+def padded(lengths, width, left):
+    """(attention mask bool [B, T], positions int32 [B, T]) of rows padded left or right."""
+    column = np.arange(width)[None]
+    lengths = np.asarray(lengths)[:, None]
+    mask = column >= width - lengths if left else column < lengths
+    return jnp.asarray(mask), jnp.asarray(np.maximum(np.cumsum(mask, 1) - 1, 0), jnp.int32)
 
 
 def hf_tensors(config, dtype=np.float32, seed=0):

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.rl import update
-from agentrl_jax.types import Continuations, EpisodeStop, Rollout, Scores, TrainState
+from agentrl_jax.types import Continuations, EpisodeStop, Rollout, Scores
 
 VOCAB, WIDTH = 7, 4
 
@@ -136,30 +135,3 @@ def toy_value_head(params, hidden):
 def toy_values(params, critic_params, tokens, positions, attention_mask):
     model = params if critic_params is None else critic_params
     return toy_value_head(model, toy_hidden(model, tokens, positions, attention_mask))
-
-
-def table_state(params, tx, critic=None):
-    """A TrainState in front of the first step."""
-    return TrainState(
-        step=jnp.int32(0),
-        params=params,
-        opt_state=tx.init(params),
-        critic_params=critic,
-        critic_opt_state=tx.init(critic) if critic else None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
-
-
-def table_update(state, batch, algorithm, tx, hidden_fn, values_fn=None):
-    """The state after an update of a policy that is a table: its head is params['table']."""
-    return update.update_step(
-        state,
-        batch,
-        hidden_fn=hidden_fn,
-        head_fn=lambda params: params['table'],
-        values_fn=values_fn,
-        tx=tx,
-        critic_tx=tx if values_fn else None,
-        loss=algorithm.loss,
-    )[0]

@@ -1,47 +1,39 @@
-"""Algorithms by name. Each is a module with
-
-make_batch(rollout, scores, *, group_size, keep, kl_coef, kl_in_reward, ...) -> Batch
-loss(logprobs, batch, *, clip_low, clip_high, dual_clip) -> float32 [B, T], per token
-clipped(the same) -> {metric: bool [B, T]}, the tokens that the loss clips
-SETTINGS      further keywords of make_batch: fields of cfg.loss, turn_credit, fork, evol or dpo
-DEFAULTS      {field: value}: every field of a config that it takes, with the value of its paper
-USES_CRITIC   whether scores.values are needed
+"""Algorithms by name. Each is a module with one frozen dataclass: its settings, with its paper's
+values, make_batch and loss (base.Algorithm).
 """
 
-from agentrl_jax.algorithms import (
-    agent_evol,
-    cispo,
-    dapo,
-    dpo,
-    dr_grpo,
-    gigpo,
-    grpo,
-    gspo,
-    gspo_turn,
-    mt_grpo,
-    ppo,
-    reinforce_pp,
-    reinforce_pp_baseline,
-    rloo,
-    turn_grpo,
-    vine,
-)
+from agentrl_jax.algorithms.agent_evol import AgentEvol
+from agentrl_jax.algorithms.cispo import CISPO
+from agentrl_jax.algorithms.dapo import DAPO
+from agentrl_jax.algorithms.dpo import DPO
+from agentrl_jax.algorithms.dr_grpo import DrGRPO
+from agentrl_jax.algorithms.gigpo import GiGPO
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.algorithms.gspo import GSPO
+from agentrl_jax.algorithms.gspo_turn import GSPOTurn
+from agentrl_jax.algorithms.mt_grpo import MTGRPO
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
+from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
+from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.algorithms.turn_grpo import TurnGRPO
+from agentrl_jax.algorithms.vine import Vine
 
 ALGORITHMS = {
-    'ppo': ppo,
-    'grpo': grpo,
-    'dr_grpo': dr_grpo,
-    'dapo': dapo,
-    'rloo': rloo,
-    'reinforce_pp': reinforce_pp,
-    'reinforce_pp_baseline': reinforce_pp_baseline,
-    'turn_grpo': turn_grpo,
-    'vine': vine,
-    'mt_grpo': mt_grpo,
-    'gspo': gspo,
-    'gspo_turn': gspo_turn,
-    'cispo': cispo,
-    'gigpo': gigpo,
-    'agent_evol': agent_evol,
-    'dpo': dpo,
+    'ppo': PPO,
+    'grpo': GRPO,
+    'dr_grpo': DrGRPO,
+    'dapo': DAPO,
+    'rloo': RLOO,
+    'reinforce_pp': ReinforcePP,
+    'reinforce_pp_baseline': ReinforcePPBaseline,
+    'turn_grpo': TurnGRPO,
+    'vine': Vine,
+    'mt_grpo': MTGRPO,
+    'gspo': GSPO,
+    'gspo_turn': GSPOTurn,
+    'cispo': CISPO,
+    'gigpo': GiGPO,
+    'agent_evol': AgentEvol,
+    'dpo': DPO,
 }

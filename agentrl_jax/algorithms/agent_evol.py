@@ -8,9 +8,10 @@ reward keeps the size of the loss, and the weight of a demonstration (1), apart 
 environment's rewards; with rewards of 0 and 1 it is filtered cloning. The released code only
 filters ('equal'; threshold .99, SciWorld 99 of 100, BabyAI 0).
 
-What stands around the loss is evol.py: in each iteration of evol.iteration steps the policy of its
-beginning explores, the learner starts again from the policy of step 0 (evol.restart), and evol.base
-demonstrations join every step's episodes, D_m u D_base. Defaults: 4 iterations, as the paper.
+What is around the loss is in rl/evol.py: in each iteration of evol.iteration steps the policy of
+its beginning explores, the learner starts again from the policy of step 0 (evol.restart), and
+evol.base_rows demonstrations join every step's episodes, D_m u D_base. Defaults: 4 iterations, as
+the paper.
 It differs from the paper in that
   explored episodes are used when they are played, batch.epochs times, instead of being collected
     first and then trained on for some epochs;
@@ -23,63 +24,58 @@ penalties. configs/agent_evol.py is the whole method. Tables: the main results o
 (BC_base, BC_large, AgentEvol; Llama-2-7B).
 """
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common
-from agentrl_jax.rl import objective
+from agentrl_jax.rl.algorithm import Exploring, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-clipped = objective.nothing_clipped
-SETTINGS = ('threshold', 'weights')
-DEFAULTS = common.WITHOUT_RATIO | {
-    'loss.entropy_coef': 0.0,
-    'evol.threshold': 0.0,
-    'evol.weights': 'reward',
-}
-WEIGHTS = ('reward', 'equal')
+from agentrl_jax.settings.marks import FINITE, At
+from agentrl_jax.types import Batch
 
 
-def episode_weights(
-    returns: jax.Array, rows: jax.Array, *, threshold: float, weights: str
-) -> jax.Array:
-    """float32 [B]: weight of each episode, 0 unless rows and R > threshold; mean 1 over kept ones.
+@dataclasses.dataclass(frozen=True)
+class AgentEvol(Exploring):
+    threshold: Annotated[float, FINITE, At('evol.threshold')] = 0.0  # episodes whose return is
+    # above are imitated
+    weigh_by: Annotated[Literal['reward', 'equal'], At('evol.weights')] = 'reward'  # weight of an
+    # episode: its return (reward) or equal
 
-    Weights by reward need a threshold of 0 or more: there is no imitating with negative weight.
-    """
-    kept = rows & (returns > threshold)
-    if weights == 'equal':
-        return kept.astype(returns.dtype)
-    if weights != 'reward':
-        raise ValueError(f'weights={weights!r} is not one of {", ".join(WEIGHTS)}')
-    mean = masked_mean(returns, kept)
-    return jnp.where(kept, returns, 0.0) / jnp.where(mean > 0, mean, 1.0)
+    HAS_RATIO = False
+    EXPLORES = True
+    COMPARES_GROUPS = False
 
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """Advantages are the weights of episodes; those that are not kept leave the mask."""
+        rows, mask = trained(rollout, keep)
+        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        weight = self.episode_weights(returns, rows)
+        mask = mask & (weight != 0)[:, None]
+        return build_batch(rollout, scores, mask, weight[:, None] * mask)
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    threshold: float = 0.0,
-    weights: str = 'reward',
-) -> Batch:
-    """Advantages are the weights of episodes; those that are not kept leave the mask."""
-    rows, mask = common.trained(rollout, keep)
-    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    weight = episode_weights(returns, rows, threshold=threshold, weights=weights)
-    mask = mask & (weight != 0)[:, None]
-    return common.build_batch(rollout, scores, mask, weight[:, None] * mask)
+    def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+        """-w log pi of each token; [B, T]."""
+        current = jnp.where(batch.mask, logprobs, 0.0)
+        return -jnp.where(batch.mask, batch.advantages, 0.0) * current
 
+    def episode_weights(self, returns: jax.Array, rows: jax.Array) -> jax.Array:
+        """Of each episode, 0 unless rows and R > threshold, mean 1 over kept ones; float32 [B].
 
-def loss(
-    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
-) -> jax.Array:
-    """-w log pi of each token; [B, T]."""
-    current = jnp.where(batch.mask, logprobs, 0.0)
-    return -jnp.where(batch.mask, batch.advantages, 0.0) * current
+        Weights by reward need a threshold of 0 or more: there is no imitating with negative weight.
+        """
+        kept = rows & (returns > self.threshold)
+        if self.weigh_by == 'equal':
+            return kept.astype(returns.dtype)
+        mean = masked_mean(returns, kept)
+        return jnp.where(kept, returns, 0.0) / jnp.where(mean > 0, mean, 1.0)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.threshold < 0 and self.weigh_by != 'equal':
+            yield (
+                f'evol.threshold={self.threshold} is negative: set evol.weights=equal, or episodes '
+                'of negative return would be unlearnt'
+            )

@@ -8,57 +8,51 @@ the most it can sample and the buffer a fifth of that, unless set; max_length 0 
 out.
 """
 
-import jax
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated
 
-from agentrl_jax.algorithms import common, grpo
+from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
-from agentrl_jax.types import Batch, Rollout, Scores
+from agentrl_jax.rl.algorithm import KL, Clip, Filter, Weights, most_sampled
+from agentrl_jax.settings.marks import ZERO, From, Off, When
 
-USES_CRITIC = False
-SETTINGS = (*grpo.SETTINGS, 'max_length', 'overlong_buffer', 'overlong_coef')
-DEFAULTS = common.DEFAULTS | {
-    'loss.clip_high': 0.28,
-    'loss.aggregation': 'token_mean',
-    'loss.norm': 'std',
-    'loss.eps': 1e-6,
-    'loss.std_floor': 0.0,
-    'loss.max_length': lambda longest: longest,
-    'loss.overlong_buffer': lambda longest: longest // 5,  # 4096 of 20480 tokens
-    'loss.overlong_coef': 1.0,
-    'filter.rule': 'varied',
-    'filter.refill': 9,  # ten rollouts at most, as its recipe has it
-}
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+PENALISES = When(lambda dapo: bool(dapo.max_length), 'loss.max_length')
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    norm: str = 'std',
-    eps: float = 1e-6,
-    std_floor: float = 0.0,
-    max_length: int = 0,
-    overlong_buffer: int = 0,
-    overlong_coef: float = 1.0,
-) -> Batch:
-    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    if max_length:
-        returns = returns + adv.overlong_penalty(
+@dataclasses.dataclass(frozen=True)
+class DAPO(GRPO):
+    clip: Clip = Clip(high=0.28)
+    kl: KL = KL()
+    weights: Weights = Weights('token_mean')
+    filter: Filter = Filter('varied', refill=9)  # ten rollouts at most, as its recipe has it
+    max_length: Annotated[
+        int | None, ZERO, Off(0), From(most_sampled, 'the most tokens that an episode can sample')
+    ] = None  # sampled tokens of an episode; 0 = no penalty
+    overlong_buffer: Annotated[
+        int | None,
+        ZERO,
+        PENALISES,
+        From(lambda run: most_sampled(run) // 5, 'a fifth of the most that it can sample'),
+    ] = None  # last tokens before max_length that cost (paper: 4096 of 20480)
+    overlong_coef: Annotated[float, ZERO, PENALISES] = 1.0  # penalty at max_length
+
+    def returns(self, rollout, scores, mask, kl_coef):
+        """Those of episodes, less the penalty for their length; [B]."""
+        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        if not self.max_length:
+            return returns
+        return returns + adv.overlong_penalty(
             rollout.action_mask.sum(1),
-            max_length=max_length,
-            buffer=overlong_buffer,
-            coef=overlong_coef,
+            max_length=self.max_length,
+            buffer=self.overlong_buffer,
+            coef=self.overlong_coef,
         )
-    per_episode = adv.compare(
-        returns, rows, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor
-    )
-    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.max_length and (self.overlong_buffer or 0) >= self.max_length:
+            yield (
+                f'loss.overlong_buffer={self.overlong_buffer} must be smaller than '
+                f'loss.max_length={self.max_length}'
+            )

@@ -1,4 +1,4 @@
-"""DPO: the better episode of a pair shall gain on the worse one (arXiv:2305.18290, eq. 7).
+"""DPO: the better episode of a pair gains on the worse one (arXiv:2305.18290, eq. 7).
 
   s_b = sum over the episode's sampled tokens of log pi - log pi_ref
   loss = mean over pairs of -log sigmoid(beta (s_better - s_worse))
@@ -10,8 +10,8 @@ learning rate 5e-7 and 3 epochs; there one pair of an item is made off-line, of 
 own trajectory. Here pairs are of the policy's own episodes and fresh at every step. Observation
 tokens between turns belong to the context, never to the sum. The reference is the policy of step 0.
 
-A loss couples the two rows of a pair, so they must meet in one micro-batch: `order_rows` puts them
-side by side, make_batch pairs what stands there, and update_step(unit=2) keeps such rows together;
+A loss couples the two rows of a pair, so they must be in one micro-batch: `order_rows` puts them
+side by side, make_batch pairs what is there, and ROWS_PER_PAIR = 2 keeps such rows together;
 a half pair gives nan, so that its step is skipped and counted instead of being wrong. A[b, t] is
 +-beta. Each row of a pair has the whole loss of the pair on its last token: with seq_mean_token_sum
 (1 / trained rows), which is always used with it, that is the mean over pairs. clip_* and dual_clip
@@ -19,29 +19,93 @@ do not apply.
 Tables: none of the papers'; AgentGym ships it as an example (examples/dpo).
 """
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
-from agentrl_jax.types import Batch, Rollout, Scores
+from agentrl_jax.rl.algorithm import Algorithm, Weights, build_batch, trained
+from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
+from agentrl_jax.types import Batch
 
-USES_CRITIC = False
-clipped = objective.nothing_clipped
-SETTINGS = ('beta', 'pairs', 'min_gap')
-DEFAULTS = common.WITHOUT_RATIO | {
-    'loss.aggregation': 'seq_mean_token_sum',
-    'dpo.beta': 0.1,
-    'dpo.pairs': 1,
-    'dpo.min_gap': 0.01,
-}
+
+@dataclasses.dataclass(frozen=True)
+class DPO(Algorithm):
+    weights: Weights = Weights('seq_mean_token_sum')
+    beta: Annotated[float, POSITIVE, At('dpo.beta')] = 0.1  # how much log-ratios to the start
+    # policy count
+    pairs: Annotated[int, ONE, At('dpo.pairs')] = 1  # of a group: best with worst, second with
+    # second, ...
+    min_gap: Annotated[float, ZERO, At('dpo.min_gap')] = 0.01  # returns of a pair differ by more
+
+    HAS_RATIO = False
+    WHOLE_EPISODES = True
+    ROWS_PER_PAIR = 2
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        if run.rollout.group_size % 2 or run.batch.microbatch_rows % 2:
+            yield (
+                f'rollout.group_size={run.rollout.group_size} and batch.microbatch_rows='
+                f'{run.batch.microbatch_rows} must be even: dpo compares two episodes'
+            )
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's.
+
+        The rows are those of order_rows.
+        """
+        rows, mask = trained(rollout, keep)
+        rows = rows & mask.any(1)
+        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        pair, sign = preferences(
+            returns, rows, group_size=group_size, pairs=self.pairs, min_gap=self.min_gap
+        )
+        mask = mask & (pair > 0)[:, None]
+        batch = build_batch(rollout, scores, mask, self.beta * sign[:, None] * mask)
+        return batch.replace(pair=pair)
+
+    def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+        """-log sigmoid(margin) of its pair on the last trained token of each row; [B, T]."""
+        gained = jnp.where(batch.mask, logprobs - batch.ref_logprobs, 0.0)
+        gain = (jnp.where(batch.mask, batch.advantages, 0.0) * gained).sum(1)
+        same = (batch.pair[:, None] == batch.pair[None]) & (batch.pair > 0)[None]  # [B, B]
+        margin = jnp.where(same, gain[None], 0.0).sum(1)
+        complete = same.sum(1) == 2
+        per_row = jnp.where(complete, jax.nn.softplus(-margin), jnp.nan)
+        return jnp.where(adv.episode_ends(batch.mask), per_row[:, None], 0.0)
+
+    def order_rows(self, returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.Array:
+        """int32 [B]: the rows of a batch, those of a pair side by side."""
+        return order_rows(returns, rows, group_size=group_size)
+
+    @property
+    def uses_reference(self) -> bool:
+        return True
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.weights.aggregation != 'seq_mean_token_sum':
+            yield (
+                f'loss.aggregation={self.weights.aggregation!r} does not go with dpo, whose loss '
+                'is a mean over pairs: leave it unset'
+            )
+        if self.filter.soft or self.filter.scaling != 'none':
+            yield 'filter.soft and filter.scaling do not go with dpo: they would scale its beta'
+        if self.kl.in_reward:
+            yield (
+                "loss.kl_in='reward' does not go with dpo, which compares returns: set "
+                'loss.kl_in=loss'
+            )
 
 
 def slots(returns: jax.Array, rows: jax.Array, *, group_size: int) -> tuple[jax.Array, jax.Array]:
     """(slot int32 [P, G] of each member, number of pairs int32 [P, 1]) of groups.
 
-    Slots 2j and 2j + 1 are the j-th best and j-th worst of the n members in `rows`; behind these
+    Slots 2j and 2j + 1 are the j-th best and j-th worst of the n members in `rows`; after these
     n // 2 pairs comes the middle one of an odd n, then those outside `rows`. Ties keep their order.
     """
     r, ok = returns.reshape(-1, group_size), rows.reshape(-1, group_size)
@@ -79,41 +143,3 @@ def preferences(
     first = group_size * jnp.arange(len(r), dtype=jnp.int32)[:, None]
     pair = jnp.where(used, 1 + first + place[None] // 2, 0)
     return pair.reshape(-1), jnp.where(used, better, 0.0).reshape(-1)
-
-
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    beta: float = 0.1,
-    pairs: int = 1,
-    min_gap: float = 0.01,
-) -> Batch:
-    """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's.
-
-    The rows are those of order_rows.
-    """
-    rows, mask = common.trained(rollout, keep)
-    rows = rows & mask.any(1)
-    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    pair, sign = preferences(returns, rows, group_size=group_size, pairs=pairs, min_gap=min_gap)
-    mask = mask & (pair > 0)[:, None]
-    batch = common.build_batch(rollout, scores, mask, beta * sign[:, None] * mask)
-    return batch.replace(pair=pair)
-
-
-def loss(
-    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
-) -> jax.Array:
-    """-log sigmoid(margin) of its pair on the last trained token of each row; [B, T]."""
-    gained = jnp.where(batch.mask, logprobs - batch.ref_logprobs, 0.0)
-    gain = (jnp.where(batch.mask, batch.advantages, 0.0) * gained).sum(1)
-    same = (batch.pair[:, None] == batch.pair[None]) & (batch.pair > 0)[None]  # [B, B]
-    margin = jnp.where(same, gain[None], 0.0).sum(1)
-    complete = same.sum(1) == 2
-    per_row = jnp.where(complete, jax.nn.softplus(-margin), jnp.nan)
-    return jnp.where(adv.episode_ends(batch.mask), per_row[:, None], 0.0)

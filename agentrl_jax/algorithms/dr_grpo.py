@@ -5,31 +5,19 @@ The paper's second half, a constant instead of each row's length, is aggregation
 with norm_length, the most tokens that an episode can sample.
 """
 
-import jax
+import dataclasses
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ()
-DEFAULTS = common.DEFAULTS | {'loss.aggregation': 'token_sum_norm'}
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-) -> Batch:
-    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    per_episode = adv.group_center(returns, rows, group_size=group_size)
-    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)
+@dataclasses.dataclass(frozen=True)
+class DrGRPO(Clipped):
+    weights: Weights = Weights('token_sum_norm')
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per episode."""
+        rows, mask = trained(rollout, keep)
+        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        per_episode = adv.group_center(returns, rows, group_size=group_size)
+        return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -9,52 +9,37 @@ episode means run over episodes (the released code's default runs over steps, so
 weigh more).
 """
 
-import jax
+import dataclasses
+from typing import Annotated, Literal
+
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective, turn_credit
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ('step_coef', 'turn_gamma', 'norm')
-DEFAULTS = common.DEFAULTS | {
-    'loss.kl_coef': 0.01,
-    'loss.norm': 'mean',
-    'turn_credit.turn_gamma': 0.95,
-    'turn_credit.step_coef': 1.0,
-}
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, trained
+from agentrl_jax.settings.marks import FINITE, SHARE, At
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    step_coef: float = 1.0,
-    turn_gamma: float = 0.95,
-    norm: str = 'mean',
-) -> Batch:
-    """One advantage per turn; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    turns = rollout.rewards.shape[1]
-    played = turn_credit.turns_played(rollout.num_turns, rows, turns)
-    kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
-    rewards = rollout.rewards + rollout.penalties
-    rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=turns)
-    rewards = jnp.where(played, rewards, 0.0)
-    to_go = turn_credit.discounted_to_go(
-        rewards, jnp.zeros_like(rewards[:, 0]), rollout.num_turns, gamma=turn_gamma
-    )
-    per_turn = step_coef * turn_credit.step_advantages(
-        to_go, rollout.anchor, played, group_size=group_size, norm=norm
-    )
-    episode = adv.compare(rewards.sum(1), rows, group_size=group_size, norm=norm)
-    per_turn = per_turn + episode[:, None]
-    return common.build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
+@dataclasses.dataclass(frozen=True)
+class GiGPO(Clipped):
+    kl: KL = KL(0.01)
+    norm: Literal['std', 'mean'] = 'mean'  # comparison in a group
+    turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma')] = 0.95  # discount per turn
+    step_coef: Annotated[float, FINITE, At('turn_credit.step_coef')] = 1.0  # weight of the step
+    # advantage
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per turn."""
+        rows, mask = trained(rollout, keep)
+        played = turn_credit.turns_played(rollout.num_turns, rows, rollout.rewards.shape[1])
+        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
+        rewards = jnp.where(played, rewards, 0.0)
+        to_go = turn_credit.discounted_to_go(
+            rewards, jnp.zeros_like(rewards[:, 0]), rollout.num_turns, gamma=self.turn_gamma
+        )
+        per_turn = self.step_coef * turn_credit.step_advantages(
+            to_go, rollout.anchor, played, group_size=group_size, norm=self.norm
+        )
+        episode = adv.compare(rewards.sum(1), rows, group_size=group_size, norm=self.norm)
+        per_turn = per_turn + episode[:, None]
+        return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

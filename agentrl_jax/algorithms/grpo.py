@@ -7,42 +7,26 @@ Rows weigh the same (seq_mean_token_mean), KL loss .04 by k3 (RAGEN .001); MT-GR
 with its turn rewards.
 """
 
-import jax
+import dataclasses
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ('norm', 'eps', 'std_floor')
-DEFAULTS = common.DEFAULTS | {
-    'loss.kl_coef': 0.04,
-    'loss.aggregation': 'seq_mean_token_mean',
-    'loss.norm': 'std',
-    'loss.eps': 1e-6,
-    'loss.std_floor': 0.0,
-}
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.rl.algorithm import KL, Clipped, Comparison, Weights, build_batch, trained
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    norm: str = 'std',
-    eps: float = 1e-6,
-    std_floor: float = 0.0,
-) -> Batch:
-    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    per_episode = adv.compare(
-        returns, rows, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor
-    )
-    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)
+@dataclasses.dataclass(frozen=True)
+class GRPO(Clipped):
+    kl: KL = KL(0.04)
+    weights: Weights = Weights('seq_mean_token_mean')
+    comparison: Comparison = Comparison()
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per episode."""
+        rows, mask = trained(rollout, keep)
+        returns = self.returns(rollout, scores, mask, kl_coef)
+        comparison = dataclasses.asdict(self.comparison)
+        per_episode = adv.compare(returns, rows, group_size=group_size, **comparison)
+        return build_batch(rollout, scores, mask, per_episode[:, None] * mask)
+
+    def returns(self, rollout, scores, mask, kl_coef):
+        """What episodes are compared by; [B]."""
+        return self.episode_returns(rollout, scores, mask, kl_coef)

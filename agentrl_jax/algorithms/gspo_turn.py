@@ -1,16 +1,25 @@
-"""GSPO with one ratio per turn, on MT-GRPO's advantage per turn (gspo.turn_loss, mt_grpo).
+"""GSPO with one ratio per turn, on MT-GRPO's advantage per turn (gspo, mt_grpo).
 
 No paper's: the clip ranges are those of GSPO.
 """
 
-from agentrl_jax.algorithms import gspo, mt_grpo
+import dataclasses
 
-USES_CRITIC = False
-SETTINGS = mt_grpo.SETTINGS
-DEFAULTS = mt_grpo.DEFAULTS | {
-    'loss.clip_low': 3e-4,
-    'loss.clip_high': 4e-4,
-    'loss.aggregation': 'seq_mean_token_mean',
-}
-make_batch = mt_grpo.make_batch
-loss, clipped = gspo.turn_loss, gspo.turn_clipped
+import jax
+
+from agentrl_jax.algorithms.gspo import GSPO
+from agentrl_jax.algorithms.mt_grpo import MTGRPO
+from agentrl_jax.rl.algorithm import Clip, Weights
+from agentrl_jax.types import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class GSPOTurn(MTGRPO):
+    clip: Clip = Clip(3e-4, 4e-4)
+    weights: Weights = Weights('seq_mean_token_mean')
+
+    log_ratios, loss = GSPO.log_ratios, GSPO.loss
+
+    def segment(self, batch: Batch) -> jax.Array:
+        """What shares a ratio: the tokens of a turn; int32 [B, T]."""
+        return batch.turn

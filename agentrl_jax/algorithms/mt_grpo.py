@@ -18,38 +18,70 @@ listed at turn_credit.turn_advantages and measured in benchmarks/turn_credit.md;
 That turn k >= 1 of independent episodes starts from different states costs variance, not bias.
 """
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective, turn_credit
-from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
+from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import Clipped, Comparison, build_batch, trained
+from agentrl_jax.settings.marks import FINITE, SHARE, At, OneOf, When
+from agentrl_jax.types import EpisodeStop, Rollout
 
-USES_CRITIC = False
-SETTINGS = (
-    'mode',
-    'outcome',
-    'turn_coef',
-    'outcome_coef',
-    'turn_gamma',
-    'norm',
-    'eps',
-    'std_floor',
-)
-DEFAULTS = common.DEFAULTS | {
-    'turn_credit.mode': 'mt_cumulative',
-    'turn_credit.outcome': 'answer',
-    'turn_credit.turn_coef': 1.0,
-    'turn_credit.outcome_coef': 1.0,
-    'turn_credit.turn_gamma': 0.9,
-    'loss.norm': 'std',
-    'loss.eps': 1e-4,
-    'loss.std_floor': 0.0,
-}
-OUTCOMES = ('success', 'final', 'return', 'answer')
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+DISCOUNTS = When(lambda mt: mt.mode in ('gtpo', 'hybrid'), 'turn_credit.mode=gtpo or hybrid')
+
+
+@dataclasses.dataclass(frozen=True)
+class MTGRPO(Clipped):
+    mode: Annotated[str, OneOf(turn_credit.MODES), At('turn_credit.mode')] = 'mt_cumulative'  # a
+    # name in agentrl_jax.rl.turn_credit.MODES: or, mr, mt_v1, mt_cumulative, mt_local, gtpo,
+    # hybrid, flattened
+    outcome: Annotated[
+        Literal['success', 'final', 'return', 'answer'], At('turn_credit.outcome')
+    ] = 'answer'  # answer, final, success, return: see agentrl_jax/algorithms/mt_grpo.py
+    turn_coef: Annotated[float, FINITE, At('turn_credit.turn_coef')] = 1.0  # weight of the turn
+    # rewards
+    outcome_coef: Annotated[float, FINITE, At('turn_credit.outcome_coef')] = 1.0  # weight of the
+    # outcome
+    turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma'), DISCOUNTS] = 0.9  # discount
+    # per turn
+    comparison: Comparison = Comparison(eps=1e-4)
+
+    @property
+    def credits_locally(self) -> bool:
+        return self.mode == 'mt_local'
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        ahead = self.mode in ('or', 'mt_v1') and self.outcome != 'return'
+        if run.agent.reward == 'gain' and ahead:
+            yield (
+                f'turn_credit.mode={self.mode!r} credits later turns with the outcome, and '
+                f'agent.reward=gain changes no turn_credit.outcome={self.outcome!r}: set that to '
+                'return (what the last trial earned), or agent.reward to whole'
+            )
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per turn."""
+        rows, mask = trained(rollout, keep)
+        rewards, outcomes = split_rewards(rollout, self.outcome)
+        per_turn = turn_credit.turn_advantages(
+            rewards - self.turn_kl(rollout, scores, mask, kl_coef),
+            outcomes,
+            rollout.num_turns,
+            rows,
+            group_size=group_size,
+            mode=self.mode,
+            turn_coef=self.turn_coef,
+            outcome_coef=self.outcome_coef,
+            gamma=self.turn_gamma,
+            acts=rollout.acts,
+            **dataclasses.asdict(self.comparison),
+        )
+        return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:
@@ -59,48 +91,7 @@ def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]
         return rewards, rollout.success.astype(rewards.dtype)
     if outcome == 'return':
         return rewards, rewards.sum(1)
-    if outcome not in OUTCOMES:
-        raise ValueError(f'outcome={outcome!r} must be one of {", ".join(OUTCOMES)}')
     last = jnp.arange(rewards.shape[1])[None] == rollout.num_turns[:, None] - 1
     if outcome == 'answer':
         last &= (rollout.episode_stop == EpisodeStop.TERMINATED)[:, None]
     return jnp.where(last, 0.0, rewards), jnp.where(last, rewards, 0.0).sum(1)
-
-
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    mode: str = 'mt_cumulative',
-    outcome: str = 'answer',
-    turn_coef: float = 1.0,
-    outcome_coef: float = 1.0,
-    turn_gamma: float = 0.9,
-    norm: str = 'std',
-    eps: float = 1e-4,
-    std_floor: float = 0.0,
-) -> Batch:
-    """One advantage per turn; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    rewards, outcomes = split_rewards(rollout, outcome)
-    kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
-    per_turn = turn_credit.turn_advantages(
-        rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1]),
-        outcomes,
-        rollout.num_turns,
-        rows,
-        group_size=group_size,
-        mode=mode,
-        turn_coef=turn_coef,
-        outcome_coef=outcome_coef,
-        gamma=turn_gamma,
-        norm=norm,
-        eps=eps,
-        std_floor=std_floor,
-        acts=rollout.acts,
-    )
-    return common.build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

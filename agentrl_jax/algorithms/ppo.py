@@ -6,142 +6,144 @@
 one advantage per turn), 'bi_level' (turns with turn_gamma, then tokens inside a turn).
 RAGEN: gamma = lam = 1, reward_on 'episode'. MT-PPO (arXiv:2505.11821 v2): reward_on 'turn'.
 An episode that its budget of turns or tokens cuts is over, as in RAGEN and AgentGym-RL: what it
-would still have earned counts as 0. With bootstrap_truncated the critic's value of the state behind
-its last token stands for that (arXiv:1712.00378); the critic learns such values where episodes go
-on, from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
+would still have earned counts as 0. With bootstrap_truncated it counts as the critic's value of the
+state after its last token (arXiv:1712.00378); the critic learns such values where episodes go on,
+from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
 """
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
+from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, token_rewards, trained
+from agentrl_jax.settings.marks import SHARE, At, Off, OneOf, When
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
-USES_CRITIC = True
-SETTINGS = (
-    'gamma',
-    'lam',
-    'reward_on',
-    'whiten',
-    'reward_normalization',
-    'estimator',
-    'turn_gamma',
-    'bootstrap_truncated',
-)
-DEFAULTS = common.DEFAULTS | {
-    'loss.entropy_coef': 0.001,
-    'loss.kl_in': 'reward',
-    'loss.gamma': 1.0,
-    'loss.lam': 1.0,
-    'loss.reward_on': 'turn',
-    'loss.whiten': True,
-    'loss.reward_normalization': 'identity',
-    'loss.estimator': 'token',
-    'turn_credit.turn_gamma': 1.0,
-    'loss.bootstrap_truncated': False,
-}
-ESTIMATORS = ('token', 'turn', 'bi_level')
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+BY_TOKENS = When(lambda ppo: ppo.estimator != 'turn', 'loss.estimator=token or bi_level')
+BY_TURNS = When(lambda ppo: ppo.estimator != 'token', 'loss.estimator=turn or bi_level')
+PLACED_WHOLE = When(lambda ppo: ppo.reward_on == 'episode', 'loss.reward_on=episode')
 
 
-def token_rewards(
-    rollout: Rollout,
-    rows: jax.Array,
-    mask: jax.Array,
-    *,
-    reward_on: str,
-    normalization: str,
-    group_size: int,
-) -> jax.Array:
-    """common.token_rewards, with RAGEN's normalisations of the return where it is placed whole."""
-    if normalization == 'identity':
-        return common.token_rewards(rollout, mask, reward_on=reward_on)
-    if reward_on != 'episode':
-        raise ValueError(
-            f'reward normalisation {normalization!r} is of episode returns: it needs '
-            "reward_on='episode'"
+@dataclasses.dataclass(frozen=True)
+class PPO(Clipped):
+    entropy_coef: float = 0.001
+    kl: KL = KL(where='reward')
+    gamma: Annotated[float, SHARE, Off(1.0), BY_TOKENS] = 1.0  # discount, per action token
+    lam: Annotated[float, SHARE, Off(1.0)] = 1.0  # lambda of GAE, per action token
+    reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
+    # its turn's end; episode: all at the last
+    whiten: bool = True  # advantages to mean 0, variance 1 over action tokens
+    reward_normalization: Annotated[
+        str, OneOf(adv.NORMALIZATIONS), Off('identity'), PLACED_WHOLE
+    ] = 'identity'  # with reward_on='episode': identity, mean, mean_std or asym_clip of the returns
+    # of a group
+    estimator: Literal['token', 'turn', 'bi_level'] = 'token'  # recursion of GAE: token
+    # (observations are stepped over), turn (turn ends only, one advantage per turn), bi_level
+    # (turns with turn_gamma, then tokens inside a turn)
+    turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma'), BY_TURNS] = 1.0  # discount
+    # per turn
+    bootstrap_truncated: Annotated[bool, Off(False)] = False  # episodes cut by a budget of turns or
+    # tokens go on with the critic's value; False: they are over
+
+    USES_CRITIC = True
+    COMPARES_GROUPS = False
+
+    @property
+    def bootstraps(self) -> bool:
+        return self.bootstrap_truncated
+
+    def unlike_returns(self) -> Iterator[str]:
+        if self.estimator == 'turn':
+            yield (
+                'reads values where answers begin, and loss.estimator=turn trains those where they '
+                'end: set it to 0'
+            )
+        discounts = {} if self.estimator == 'turn' else {'loss.gamma': self.gamma}
+        if self.estimator != 'token':
+            discounts['turn_credit.turn_gamma'] = self.turn_gamma
+        for name, x in discounts.items():
+            if x != 1:
+                yield f'needs undiscounted values: set {name}={x} to 1'
+        if self.reward_normalization != 'identity':
+            yield (
+                'needs values of returns, and loss.reward_normalization='
+                f'{self.reward_normalization} has them of another quantity: set it to identity'
+            )
+        if self.bootstrap_truncated:
+            yield (
+                'needs values of episodes that end with their budget: set '
+                'loss.bootstrap_truncated=False'
+            )
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """Advantages and critic targets."""
+        rows, mask = trained(rollout, keep)
+        rewards = self.token_rewards(rollout, rows, mask, group_size)
+        rewards = rewards - self.token_kl(scores, mask, kl_coef)
+        turn, value_mask = rollout.turn, mask
+        if self.bootstrap_truncated:
+            discount = self.gamma if self.estimator == 'token' else self.turn_gamma
+            rewards = rewards + discount * cut_values(rollout, scores, mask)
+        if self.estimator == 'token':
+            advantages = adv.gae(rewards, scores.values, mask, gamma=self.gamma, lam=self.lam)
+        elif self.estimator == 'turn':
+            value_mask = adv.turn_ends(mask, turn)
+            advantages = adv.turn_wise_gae(
+                rewards, scores.values, mask, turn, turn_gamma=self.turn_gamma, lam=self.lam
+            )
+        else:
+            advantages = adv.bi_level_gae(
+                rewards,
+                scores.values,
+                mask,
+                turn,
+                gamma=self.gamma,
+                turn_gamma=self.turn_gamma,
+                lam=self.lam,
+            )
+        returns = advantages + scores.values
+        if self.whiten:
+            advantages = adv.whiten(advantages, mask, over=value_mask)
+        batch = build_batch(
+            rollout, scores, mask, advantages, returns=returns, value_mask=value_mask
         )
-    returns = adv.normalize_returns(
-        rollout.returns, rows, method=normalization, group_size=group_size
-    )
-    return adv.place_on_episode_end(returns, mask)
+        return with_turn_starts(batch, scores) if self.bootstrap_truncated else batch
+
+    def token_rewards(
+        self, rollout: Rollout, rows: jax.Array, mask: jax.Array, group_size: int
+    ) -> jax.Array:
+        """base.token_rewards, with RAGEN's normalisations of returns that are placed whole."""
+        if self.reward_normalization == 'identity':
+            return token_rewards(rollout, mask, reward_on=self.reward_on)
+        returns = adv.normalize_returns(
+            rollout.returns, rows, method=self.reward_normalization, group_size=group_size
+        )
+        return adv.place_on_episode_end(returns, mask)
 
 
 def cut_values(rollout: Rollout, scores: Scores, mask: jax.Array) -> jax.Array:
-    """The value behind the last token of episodes that a budget of turns or tokens cut; [B, T]."""
+    """The value after the last token of episodes that a budget of turns or tokens cut; [B, T]."""
     stop = rollout.episode_stop[:, None]
     cut = (stop == EpisodeStop.TURN_BUDGET) | (stop == EpisodeStop.TOKEN_BUDGET)
     return jnp.where(adv.episode_ends(mask) & cut, scores.next_values, 0.0)
 
 
 def with_turn_starts(batch: Batch, scores: Scores) -> Batch:
-    """The batch in which the critic learns the value behind each turn that another one follows.
+    """The batch in which the critic learns the value after each turn that another one follows.
 
     Its target is that of the next token whose value is trained: nothing is earned in between.
     """
     on = adv.turn_ends(batch.mask, batch.turn) & ~adv.episode_ends(batch.mask)
-    behind, targets, old = (
+    after, targets, old = (
         jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
         for x in (on, adv.next_masked(batch.returns, batch.value_mask), scores.next_values)
     )
     return batch.replace(
-        value_mask=batch.value_mask | behind,
-        returns=jnp.where(behind, targets, batch.returns),
-        old_values=jnp.where(behind, old, batch.old_values),
+        value_mask=batch.value_mask | after,
+        returns=jnp.where(after, targets, batch.returns),
+        old_values=jnp.where(after, old, batch.old_values),
     )
-
-
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    reward_on: str = 'turn',
-    whiten: bool = True,
-    reward_normalization: str = 'identity',
-    estimator: str = 'token',
-    turn_gamma: float = 1.0,
-    bootstrap_truncated: bool = False,
-) -> Batch:
-    """Advantages and critic targets of a rollout; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    rewards = token_rewards(
-        rollout,
-        rows,
-        mask,
-        reward_on=reward_on,
-        normalization=reward_normalization,
-        group_size=group_size,
-    ) - common.token_kl(scores, mask, kl_coef, kl_in_reward)
-    turn, value_mask = rollout.turn, mask
-    if bootstrap_truncated:
-        discount = gamma if estimator == 'token' else turn_gamma
-        rewards = rewards + discount * cut_values(rollout, scores, mask)
-    if estimator == 'token':
-        advantages = adv.gae(rewards, scores.values, mask, gamma=gamma, lam=lam)
-    elif estimator == 'turn':
-        value_mask = adv.turn_ends(mask, turn)
-        advantages = adv.turn_wise_gae(
-            rewards, scores.values, mask, turn, turn_gamma=turn_gamma, lam=lam
-        )
-    elif estimator == 'bi_level':
-        advantages = adv.bi_level_gae(
-            rewards, scores.values, mask, turn, gamma=gamma, turn_gamma=turn_gamma, lam=lam
-        )
-    else:
-        raise ValueError(f'estimator={estimator!r} must be token, turn or bi_level')
-    returns = advantages + scores.values
-    if whiten:
-        advantages = adv.whiten(advantages, mask, over=value_mask)
-    batch = common.build_batch(
-        rollout, scores, mask, advantages, returns=returns, value_mask=value_mask
-    )
-    return with_turn_starts(batch, scores) if bootstrap_truncated else batch

@@ -7,40 +7,27 @@ gives each turn the rewards from itself on, 'episode' the whole return. The KL t
 is taken off the reward of each token.
 """
 
-import jax
+import dataclasses
+from typing import Annotated, Literal
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ('gamma', 'reward_on')
-DEFAULTS = common.DEFAULTS | {
-    'loss.kl_coef': 0.01,
-    'loss.kl_in': 'reward',
-    'loss.gamma': 1.0,
-    'loss.reward_on': 'turn',
-}
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, token_rewards, trained
+from agentrl_jax.settings.marks import SHARE, Off
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    gamma: float = 1.0,
-    reward_on: str = 'turn',
-) -> Batch:
-    """Advantages of a rollout; keep bool [B] marks the rows a filter kept."""
-    del group_size
-    _, mask = common.trained(rollout, keep)
-    rewards = common.token_rewards(rollout, mask, reward_on=reward_on)
-    rewards = rewards - common.token_kl(scores, mask, kl_coef, kl_in_reward)
-    to_go = adv.rewards_to_go(rewards, mask, gamma=gamma)
-    return common.build_batch(rollout, scores, mask, adv.whiten(to_go, mask))
+@dataclasses.dataclass(frozen=True)
+class ReinforcePP(Clipped):
+    kl: KL = KL(0.01, 'reward')
+    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount, per action token
+    reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
+    # its turn's end; episode: all at the last
+
+    COMPARES_GROUPS = False
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per token."""
+        _, mask = trained(rollout, keep)
+        rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
+        rewards = rewards - self.token_kl(scores, mask, kl_coef)
+        to_go = adv.rewards_to_go(rewards, mask, gamma=self.gamma)
+        return build_batch(rollout, scores, mask, adv.whiten(to_go, mask))

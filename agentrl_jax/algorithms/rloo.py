@@ -6,35 +6,20 @@ R is less its KL to the start policy, and an episode is one action: the loss sum
 there is none here either, later ones clip those of tokens.
 """
 
-import jax
+import dataclasses
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ()
-DEFAULTS = common.DEFAULTS | {
-    'loss.kl_coef': 0.05,
-    'loss.kl_in': 'reward',
-    'loss.aggregation': 'seq_mean_token_sum',
-}
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.rl.algorithm import KL, Clipped, Weights, build_batch, trained
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-) -> Batch:
-    """One advantage per episode; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    returns = common.episode_returns(rollout, scores, mask, kl_coef, kl_in_reward)
-    per_episode = adv.leave_one_out(returns, rows, group_size=group_size)
-    return common.build_batch(rollout, scores, mask, per_episode[:, None] * mask)
+@dataclasses.dataclass(frozen=True)
+class RLOO(Clipped):
+    kl: KL = KL(0.05, 'reward')
+    weights: Weights = Weights('seq_mean_token_sum')
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per episode."""
+        rows, mask = trained(rollout, keep)
+        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        per_episode = adv.leave_one_out(returns, rows, group_size=group_size)
+        return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -19,48 +19,37 @@ division by the episode's own length (seq_mean_token_mean) would favour lengths.
 the first optimiser step on a rollout; later ones have the ratio and clip range of every algorithm.
 """
 
+import dataclasses
+from typing import Annotated, Literal
+
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective, turn_credit
+from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import Clipped, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ('scale',)
-DEFAULTS = common.DEFAULTS | {'turn_credit.scale': 'rms'}
-SCALES = ('rms', 'none')
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.settings.marks import At
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    scale: str = 'rms',
-) -> Batch:
-    """One advantage per turn; keep bool [B] marks the rows a filter kept."""
-    rows, mask = common.trained(rollout, keep)
-    kl = common.token_kl(scores, mask, kl_coef, kl_in_reward)
-    rewards = rollout.rewards + rollout.penalties
-    rewards = rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
-    per_turn = turn_credit.against_others(rewards, rollout.num_turns, rows, group_size=group_size)
-    advantages = scaled(adv.to_tokens(per_turn, rollout.turn, mask), mask, scale)
-    return common.build_batch(rollout, scores, mask, advantages)
+@dataclasses.dataclass(frozen=True)
+class TurnGRPO(Clipped):
+    scale: Annotated[Literal['rms', 'none'], At('turn_credit.scale')] = 'rms'  # advantages by their
+    # rms in the batch (rms) or in units of the return (none)
 
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per turn."""
+        rows, mask = trained(rollout, keep)
+        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
+        per_turn = turn_credit.against_others(
+            rewards, rollout.num_turns, rows, group_size=group_size
+        )
+        advantages = self.scaled(adv.to_tokens(per_turn, rollout.turn, mask), mask)
+        return build_batch(rollout, scores, mask, advantages)
 
-def scaled(advantages: jax.Array, mask: jax.Array, scale: str) -> jax.Array:
-    """Advantages [B, T] over their root mean square on the mask ('rms') or as they are ('none')."""
-    if scale == 'rms':
+    def scaled(self, advantages: jax.Array, mask: jax.Array) -> jax.Array:
+        """Advantages [B, T] over their root mean square on the mask, or as they are."""
+        if self.scale == 'none':
+            return advantages
         size = jnp.sqrt(masked_mean(advantages**2, mask))
         return jnp.where(size > adv.MIN_STD, advantages / size, 0.0)
-    if scale == 'none':
-        return advantages
-    raise ValueError(f'scale={scale!r} is not one of {", ".join(SCALES)}')

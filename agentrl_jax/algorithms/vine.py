@@ -10,7 +10,7 @@ without any is compared as the first is, a stop counting as 0: without forks it 
 A turn's start, the episode's turn and the first turns of its M continuations are a step group that
 really shares its state. With train='weighted' all 1 + M of them train, at 1 / (1 + M) each: without
 these weights late turns, of which more are played, would count more than early ones, a bias. With
-'trunks' only episodes train. What continuations play behind their first turn is return only.
+'trunks' only episodes train. What continuations play after their first turn is return only.
 
 It has no stopping bias and the least variance of an update in worlds of more than two turns
 (benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for
@@ -20,75 +20,94 @@ scale: as in turn_grpo. token_mean divides by one number too; a division by a se
 (seq_mean_token_mean) would undo the weights. An episode and its continuations are one sequence.
 """
 
-import jax
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
 import jax.numpy as jnp
 
-from agentrl_jax.algorithms import common, turn_grpo
+from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import objective, turn_credit
-from agentrl_jax.types import Batch, Rollout, Scores
-
-USES_CRITIC = False
-SETTINGS = ('scale', 'train')
-DEFAULTS = common.DEFAULTS | {
-    'turn_credit.scale': 'rms',
-    'fork.turns': 'every',
-    'fork.continuations': 2,
-    'fork.train': 'weighted',
-}
-TRAIN = ('weighted', 'trunks')
-loss = objective.clipped_loss
-clipped = objective.clipped_tokens
+from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import build_batch, trained
+from agentrl_jax.rollout.episodes import fork_turns, forks_of_each
+from agentrl_jax.settings.marks import ONE, At
 
 
-def make_batch(
-    rollout: Rollout,
-    scores: Scores,
-    *,
-    group_size: int,
-    keep: jax.Array | None = None,
-    kl_coef: jax.Array | float = 0.0,
-    kl_in_reward: bool = False,
-    scale: str = 'rms',
-    train: str = 'weighted',
-) -> Batch:
-    """One advantage per turn; keep bool [B] marks the rows a filter kept.
+@dataclasses.dataclass(frozen=True)
+class Vine(TurnGRPO):
+    turns: Annotated[str, At('fork.turns')] = 'every'  # from whose starts: every, ahead (one, drawn
+    # for each episode before it is played), or numbers such as 1,2; the first turn is 0
+    forks: Annotated[int, ONE, At('fork.continuations')] = 2  # from each of these turns that is
+    # reached
+    train: Annotated[Literal['weighted', 'trunks'], At('fork.train')] = 'weighted'  # weighted: the
+    # first turn of a continuation trains too, at 1 / (1 + continuations) each; trunks: only
+    # episodes train
 
-    With train='weighted' scores and batch have the rows of rollout.with_continuations.
-    """
-    if rollout.continuations is None:  # every turn is compared as the first is
-        kl = dict(kl_coef=kl_coef, kl_in_reward=kl_in_reward)
-        return turn_grpo.make_batch(
-            rollout, scores, group_size=group_size, keep=keep, scale=scale, **kl
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per turn.
+
+        With train='weighted' scores and batch have the rows of rollout.with_continuations.
+        """
+        if rollout.continuations is None:  # every turn is compared as the first is
+            return super().make_batch(
+                rollout, scores, group_size=group_size, keep=keep, kl_coef=kl_coef
+            )
+        rows, mask = trained(rollout, keep)
+        forks, turn = rollout.continuations.rollout, rollout.continuations.turn
+        usable = (turn > 0) & forks.healthy & rows[:, None]
+        own, forked, count = turn_credit.against_continuations(
+            rollout.rewards + rollout.penalties,
+            rollout.num_turns,
+            rows,
+            turn,
+            forks.returns,
+            usable,
+            group_size=group_size,
         )
-    if kl_in_reward:
-        raise ValueError('vine has no KL in the reward: set loss.kl_in=loss')
-    if train not in TRAIN:
-        raise ValueError(f'train={train!r} is not one of {", ".join(TRAIN)}')
-    rows, mask = common.trained(rollout, keep)
-    forks, turn = rollout.continuations.rollout, rollout.continuations.turn
-    usable = (turn > 0) & forks.healthy & rows[:, None]
-    own, forked, count = turn_credit.against_continuations(
-        rollout.rewards + rollout.penalties,
-        rollout.num_turns,
-        rows,
-        turn,
-        forks.returns,
-        usable,
-        group_size=group_size,
-    )
-    if train == 'trunks':
-        advantages = adv.to_tokens(own, rollout.turn, mask)
-    else:
-        weight = 1.0 / (1 + count)
-        advantages = adv.to_tokens(own * weight, rollout.turn, mask)
-        first = forks.action_mask & usable[:, :, None] & (forks.turn == turn[:, :, None])
-        forked = forked * jnp.take_along_axis(weight, turn, axis=1)
-        tokens = jnp.where(first, forked[:, :, None], 0.0)
-        rollout = rollout.with_continuations
-        mask, advantages = (
-            jnp.concatenate([trunk[:, None], continued], axis=1).reshape(rollout.tokens.shape)
-            for trunk, continued in ((mask, first), (advantages, tokens))
-        )
-    advantages = turn_grpo.scaled(advantages, mask, scale)
-    return common.build_batch(rollout, scores, mask, advantages)
+        if self.train == 'trunks':
+            advantages = adv.to_tokens(own, rollout.turn, mask)
+        else:
+            weight = 1.0 / (1 + count)
+            advantages = adv.to_tokens(own * weight, rollout.turn, mask)
+            first = forks.action_mask & usable[:, :, None] & (forks.turn == turn[:, :, None])
+            forked = forked * jnp.take_along_axis(weight, turn, axis=1)
+            tokens = jnp.where(first, forked[:, :, None], 0.0)
+            rollout = rollout.with_continuations
+            mask, advantages = (
+                jnp.concatenate([trunk[:, None], continued], axis=1).reshape(rollout.tokens.shape)
+                for trunk, continued in ((mask, first), (advantages, tokens))
+            )
+        return build_batch(rollout, scores, mask, self.scaled(advantages, mask))
+
+    def continuations(self, max_turns: int) -> int:
+        return forks_of_each(self.turns, max_turns, self.forks)
+
+    def trained_continuations(self, max_turns: int) -> int:
+        return self.continuations(max_turns) if self.train == 'weighted' else 0
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        if run.env.max_turns < 2:
+            yield (
+                f'algorithm={run.algorithm_name!r} plays on from later turns than the first, and '
+                f'env.max_turns={run.env.max_turns} has none: set it to 2 or more'
+            )
+            return
+        try:
+            fork_turns(self.turns, run.env.max_turns)
+        except ValueError as error:
+            yield str(error)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.kl.in_reward:
+            yield (
+                "loss.kl_in='reward' does not go with algorithm='vine', which compares returns of "
+                'continuations: set loss.kl_in=loss'
+            )
+        if self.train == 'weighted' and self.weights.aggregation == 'seq_mean_token_mean':
+            yield (
+                f'loss.aggregation={self.weights.aggregation!r} would undo the weights of '
+                'fork.train=weighted: set it to token_mean'
+            )

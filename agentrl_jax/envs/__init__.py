@@ -8,7 +8,8 @@ import importlib
 # Public name -> the module that defines it.
 _MODULES = {
     'ENVIRONMENTS': 'environments',
-    'GAMES': 'borrowed',
+    'GAMES': 'environments',
+    'HOSTS': 'environments',
     'SPLITS': 'splits',
     'BabyAI': 'babyai',
     'Bandit': 'bandit',
@@ -16,6 +17,7 @@ _MODULES = {
     'Library': 'library',
     'Sokoban': 'sokoban',
     'TextEnvironment': 'base',
+    'WORLDS': 'environments',
 }
 __all__ = tuple(_MODULES)
 

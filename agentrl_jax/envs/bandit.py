@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from flax import struct
 
 from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
 from agentrl_jax.envs.splits import SPLITS
+from agentrl_jax.settings.marks import OneOf
 
 # (low arm, high arm) by set and split. Train and test pairs are RAGEN's: 'main' of its main branch,
 # the others of branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has
@@ -110,21 +111,17 @@ class EnvParams(environment.EnvParams):
 class Bandit(TextEnvironment):
     """Pull one of two named arms, once. Action 0 or 1 is the arm's place in the question.
 
-    `pairs` names a set in PAIRS. ACTION_NAMES holds the arms of all its splits, so that pools of
-    different splits share their tables; env_action maps a name to an arm of the question at hand.
+    ACTION_NAMES holds the arms of all splits, so that pools of different splits share their tables;
+    env_action maps a name to an arm of the question at hand.
     """
 
-    pairs: str = 'main'
+    pairs: Annotated[str, OneOf(PAIRS)] = 'main'  # which arm names
 
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
     name: ClassVar[str] = 'bandit'
-    instruction: ClassVar[str] = ''  # it stands in the observation
+    instruction: ClassVar[str] = ''  # it is in the observation
     num_actions: ClassVar[int] = 2
-
-    def __post_init__(self):
-        if self.pairs not in PAIRS:
-            raise ValueError(f'pairs={self.pairs!r} is not one of {tuple(PAIRS)}')
 
     @property
     def ACTION_NAMES(self) -> tuple[str, ...]:

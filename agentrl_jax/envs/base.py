@@ -11,16 +11,16 @@ offer beside these, on the host and for many levels at once:
   offered                                                     what random play draws from (traced)
   observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
-A config reaches a world by names only: a section of its name holds the fields of the class and the
-keywords of make_params (see build_world).
+Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
+bounds cannot say is in `problems`. Those that say which levels are drawn are of_pool: no traced
+method reads them, and worlds that differ in them alone are equal.
 """
 
 import dataclasses
 import importlib.util
-import inspect
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs import simulation
+from agentrl_jax.settings import tree
 
 
 def gymnax_module(name: str) -> ModuleType:
@@ -52,6 +53,11 @@ def gymnax_module(name: str) -> ModuleType:
 environment, spaces = gymnax_module('environment'), gymnax_module('spaces')
 
 
+def of_pool(default: Any) -> Any:
+    """A field that says which levels are drawn: other values of it compile nothing anew."""
+    return dataclasses.field(default=default, compare=False)
+
+
 class TextEnvironment(environment.Environment[Any, Any]):
     """A gymnax environment over a pool of levels whose observations are lists of known lines."""
 
@@ -60,6 +66,10 @@ class TextEnvironment(environment.Environment[Any, Any]):
     REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
     REWARDS_ROUNDED: ClassVar[bool] = False  # prompts show the nearest multiple
     name: ClassVar[str]
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for everything that is wrong with the settings, beside their bounds."""
+        return iter(())
 
     @property
     def instruction(self) -> str:
@@ -124,7 +134,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         raise NotImplementedError
 
     def line_slots(self, params: Any) -> list[range]:
-        """For each place r of line_ids: the ids that may stand there (besides -1)."""
+        """For each place r of line_ids: the ids that it may hold (besides -1)."""
         raise NotImplementedError
 
     def line_ids(self, state: Any, params: Any) -> jax.Array:
@@ -136,7 +146,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         raise NotImplementedError
 
     def cells(self, state: Any) -> list[list[str]]:
-        """What stands where, row by row, in words (host; for pages that draw the world)."""
+        """What is where, row by row, in words (host; for pages that draw the world)."""
         raise NotImplementedError
 
     def plans(
@@ -222,43 +232,21 @@ class TextEnvironment(environment.Environment[Any, Any]):
         return self.observe(key, after, action, params), after, reward, terminated, info
 
 
-def build_world(
-    world: type[TextEnvironment],
-    settings: Mapping[str, Any],
-    split: str,
-    *,
-    num_levels: int,
-    seed: int,
-) -> tuple[TextEnvironment, Any]:
-    """(environment, its EnvParams) of a world's settings by name.
+def read_world(world: type, settings: Mapping[str, Any]) -> Any:
+    """The world of a section of a config, or of JSON; ValueError with everything that is wrong."""
+    section = {world.name: settings}
+    wrong = tree.unknown(list(tree.flat(section)), tree.leaves(world, f'{world.name}.'))
+    if wrong:
+        raise ValueError('; '.join(wrong))
+    return tree.read(world, section, f'{world.name}.')
 
-    Those that are fields of the class make the environment, the others go to make_params.
-    """
-    fields = {field.name: field for field in dataclasses.fields(world)}
-    pool = {
-        name: parameter
-        for name, parameter in inspect.signature(world.make_params).parameters.items()
-        if name not in ('self', 'split', 'num_levels', 'seed', *fields)
-    }
-    for name in settings:
-        if name not in fields and name not in pool:
-            raise ValueError(
-                f'{world.name}.{name} is neither a field of {world.__name__} nor an argument of '
-                f'its make_params; known are {", ".join([*fields, *pool])}'
-            )
-    empty = dataclasses.MISSING, inspect.Parameter.empty
-    required = [
-        name
-        for name, field in fields.items()
-        if field.default in empty and field.default_factory in empty
-    ]
-    required += [name for name, parameter in pool.items() if parameter.default in empty]
-    for name in required:
-        if name not in settings:
-            raise ValueError(f'{world.name}.{name} is missing; {world.__name__} has no default')
-    env = world(**{name: value for name, value in settings.items() if name in fields})
-    rest = {name: value for name, value in settings.items() if name in pool}
-    return env, env.make_params(split, num_levels=num_levels, seed=seed, **rest)
+
+def build(env: Any, split: str, *, num_levels: int, seed: int) -> tuple[Any, Any]:
+    """(env, its parameters with a pool of the split); ValueError where it cannot be played."""
+    wrong = list(env.problems())
+    if wrong:
+        raise ValueError('; '.join(wrong))
+    return env, env.make_params(split, num_levels=num_levels, seed=seed)
 
 
 class Lines:

@@ -12,12 +12,6 @@ ROWS_ONLY = ('grid', 'cells')
 FORMATS = (*ROWS_ONLY, 'coord', 'grid_coord')
 
 
-def check_format(observation_format: str) -> None:
-    """ValueError for a format that there is not."""
-    if observation_format not in FORMATS:
-        raise ValueError(f'observation_format={observation_format!r} is not in {FORMATS}')
-
-
 def row(signs: Sequence[str], observation_format: str) -> str:
     """The line of one row."""
     return ''.join(f' {sign}' if observation_format == 'cells' else sign for sign in signs) + '\n'

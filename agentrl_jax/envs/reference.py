@@ -19,10 +19,13 @@ import numpy as np
 
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, Bandit, FrozenLake, Sokoban, TextEnvironment
 from agentrl_jax.envs.hosts import HOSTS, agentgym, players
-from agentrl_jax.envs.hosts.environments import Served
+from agentrl_jax.envs.hosts.served import Served
 from agentrl_jax.envs.simulation import NoExpert
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
+
+
+AS_THEY_COME = dict(split=None, unique=False)  # levels of all splits, repetitions included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,90 +35,48 @@ class Row:
     label: str
     player: str  # random or oracle
     env: Any
-    pool: dict[str, Any]  # of make_params
-    published: tuple[float, ...]  # at `budgets`, as measured on RAGEN's own code; () = none
+    published: tuple[float, ...] = ()  # at `budgets`, as measured on RAGEN's own code; () = none
     boards: int = 256  # behind the published figures
     budgets: tuple[int, ...] = BUDGETS
+    pool: Mapping[str, Any] = dataclasses.field(default_factory=lambda: AS_THEY_COME)
 
 
-AS_THEY_COME = dict(split=None, unique=False)  # levels of all splits, repetitions included
-SIMPLE = dict(search_depth=300, **AS_THEY_COME)
-LAKE = dict(frozen=0.8, success_rate=1 / 3, **AS_THEY_COME)
+def lake(frozen: float, success_rate: float) -> FrozenLake:
+    return FrozenLake(frozen=frozen, success_rate=success_rate)
+
+
+TEN = dict(budgets=(10,))
+BANDIT = dict(budgets=(1,), pool={})
 ROWS = (
-    Row(
-        'Sokoban 6x6, 1 box',
-        'random',
-        Sokoban(),
-        SIMPLE,
-        (12.3, 19.0, 23.2, 26.6, 29.4, 31.5, 33.5),
-    ),
+    Row('Sokoban 6x6, 1 box', 'random', Sokoban(), (12.3, 19.0, 23.2, 26.6, 29.4, 31.5, 33.5)),
     Row(
         'Sokoban 6x6, search depth 30',
         'random',
-        Sokoban(),
-        dict(search_depth=30, **AS_THEY_COME),
+        Sokoban(search_depth=30),
         (11.4, 18.3, 23.2, 26.5, 29.3, 31.5, 33.1),
     ),
     Row(
         'Sokoban 8x8, 2 boxes',
         'random',
-        Sokoban(dim=8, num_boxes=2),
-        dict(search_depth=10, **AS_THEY_COME),
+        Sokoban(dim=8, num_boxes=2, search_depth=10),
         (0.8, 3.0, 4.4, 5.7, 7.1, 8.3, 9.4),
         boards=227,
     ),
-    Row(
-        'FrozenLake p .8', 'random', FrozenLake(), LAKE, (15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5)
-    ),
-    Row(
-        'FrozenLake p .9',
-        'random',
-        FrozenLake(),
-        dict(frozen=0.9, success_rate=0.8, **AS_THEY_COME),
-        (16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5),
-    ),
+    Row('FrozenLake p .8', 'random', lake(0.8, 1 / 3), (15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5)),
+    Row('FrozenLake p .9', 'random', lake(0.9, 0.8), (16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5)),
     Row(
         'FrozenLake p .8, rate 1/3',
         'oracle',
-        FrozenLake(),
-        LAKE,
+        lake(0.8, 1 / 3),
         (29.0, 48.3, 61.3, 69.8, 75.4, 79.3, 81.9),
     ),
-    Row(
-        'FrozenLake p .8, rate .8',
-        'oracle',
-        FrozenLake(),
-        dict(frozen=0.8, success_rate=0.8, **AS_THEY_COME),
-        (89.0,),
-        budgets=(10,),
-    ),
-    Row(
-        'FrozenLake p .9, rate 1/3',
-        'oracle',
-        FrozenLake(),
-        dict(frozen=0.9, success_rate=1 / 3, **AS_THEY_COME),
-        (55.1,),
-        budgets=(10,),
-    ),
-    Row(
-        'FrozenLake p .9, rate .8',
-        'oracle',
-        FrozenLake(),
-        dict(frozen=0.9, success_rate=0.8, **AS_THEY_COME),
-        (94.4,),
-        budgets=(10,),
-    ),
-    Row(
-        'FrozenLake p .9, rate 1',
-        'oracle',
-        FrozenLake(),
-        dict(frozen=0.9, success_rate=1.0, **AS_THEY_COME),
-        (100.0,),
-        budgets=(10,),
-    ),
-    Row('Sokoban 6x6, 1 box', 'oracle', Sokoban(), SIMPLE, (78.0, 100.0), budgets=(5, 10)),
-    Row('Bandit', 'random', Bandit(), {}, (50.0,), budgets=(1,)),
-    Row('Bandit', 'oracle', Bandit(), {}, (100.0,), budgets=(1,)),
+    Row('FrozenLake p .8, rate .8', 'oracle', lake(0.8, 0.8), (89.0,), **TEN),
+    Row('FrozenLake p .9, rate 1/3', 'oracle', lake(0.9, 1 / 3), (55.1,), **TEN),
+    Row('FrozenLake p .9, rate .8', 'oracle', lake(0.9, 0.8), (94.4,), **TEN),
+    Row('FrozenLake p .9, rate 1', 'oracle', lake(0.9, 1.0), (100.0,), **TEN),
+    Row('Sokoban 6x6, 1 box', 'oracle', Sokoban(), (78.0, 100.0), budgets=(5, 10)),
+    Row('Bandit', 'random', Bandit(), (50.0,), **BANDIT),
+    Row('Bandit', 'oracle', Bandit(), (100.0,), **BANDIT),
 )
 
 
@@ -183,7 +144,7 @@ def unpublished(worlds: Mapping[str, type[TextEnvironment]]) -> list[Row]:
     """Rows of the worlds of which nothing is published."""
     known = {row.env.name for row in ROWS}
     return [
-        Row(name, player, world(), {}, ())
+        Row(name, player, world(), pool={})
         for name, world in worlds.items()
         for player in ('random', 'oracle')
         if name not in known

@@ -1,8 +1,9 @@
 """Behaviour cloning: demonstrations in the tokens of a rollout, then cross-entropy on answers."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.rl.update import accumulate
+from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 from agentrl_jax.types import Demonstrations, Params
 
 
@@ -27,7 +29,7 @@ def clone_loss(
 ) -> jax.Array:
     """Sum of -log p over the answers' tokens / count; None: their number, which makes it a mean.
 
-    row_tokens: the most that a row can have of them; the head is computed for so many (None: all).
+    row_tokens: the most that a row can have of them; the head takes that many (None: all).
     """
     positions = positions_of(batch.attention_mask)
     hidden = hidden_fn(params, batch.tokens, positions, batch.attention_mask)
@@ -107,3 +109,60 @@ def clone(
         )
         report(i, loss)
     return params
+
+
+@dataclasses.dataclass(frozen=True)
+class Clone:
+    """Behaviour cloning before step 0."""
+
+    file: str = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = demonstrations of the
+    # world's expert:
+    episodes: Annotated[int, ZERO] = 0  # expert demonstrations cloned before step 0; 0 = none
+    oracle: Annotated[float, SHARE] = 0.5  # share of turns played by the expert, the rest at random
+    thoughts: bool = False  # their thoughts name what the expert would do from there; False: they
+    # are empty
+    # Limits of expert demonstrations; 0 = those of env and rollout. If they are set, arms whose
+    # episodes differ can start from one clone.
+    max_turns: Annotated[int, ZERO] = 0
+    max_actions_per_turn: Annotated[int, ZERO] = 0
+    max_actions_per_episode: Annotated[int, ZERO] = 0
+    max_tokens: Annotated[int, ZERO] = 0
+    steps: Annotated[int, ZERO] = 300  # optimiser steps
+    batch: Annotated[int, ONE] = 64  # episodes per step
+    microbatch_rows: Annotated[int, ZERO] = 0  # episodes per forward and backward pass; 0 = all of
+    # a step
+    lr: Annotated[float, POSITIVE] = 1e-3  # falls linearly to 0
+    keep_in: str = ''  # folder, below the workdir ('../clones'), whose clones runs share; '' =
+    # every run clones for itself
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether there are demonstrations, of a file or of the expert."""
+        return bool(self.file) or self.episodes > 0
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether expert demonstrations have limits that are not those of the run's episodes."""
+        limits = 'max_turns', 'max_actions_per_turn', 'max_actions_per_episode', 'max_tokens'
+        return any(getattr(self, name) for name in limits)
+
+    def problems(self) -> Iterator[str]:
+        if self.file and self.has_limits:
+            yield (
+                'clone.max_turns and its like are for own demonstrations, not for those of '
+                'clone.file: set them to 0'
+            )
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        micro = self.microbatch_rows
+        if micro and (self.batch % micro or micro % shards):
+            yield (
+                f'clone.batch={self.batch} must be a multiple of clone.microbatch_rows={micro}, '
+                f'and that of the {shards} data shards of the mesh'
+            )
+        own = self.episodes and not self.file
+        if self.thoughts and (not own or run.on_hosts or not run.env.think):
+            yield (
+                'clone.thoughts has an effect only on own demonstrations (clone.episodes) of '
+                'worlds on the device whose answers think (env.think=True): set it to False'
+            )

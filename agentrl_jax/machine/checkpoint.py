@@ -2,7 +2,7 @@
 
 A step becomes visible by one rename when all of it is on disk, so whatever kills a run, the newest
 step found is whole. A checkpoint does not depend on the mesh: the shardings of the abstract state
-say where its arrays go. Beside the arrays lies contents.jsonl: a checksum of each of them, taken
+say where its arrays go. Next to the arrays is contents.jsonl: a checksum of each of them, taken
 where they were computed, and a digest of each file; what does not fit them is never loaded.
 """
 
@@ -19,30 +19,28 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from agentrl_jax.machine import checksums, files
+from agentrl_jax.machine import checksums, files, processes
 
 FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
 MARK = '_CHECKPOINT_METADATA'  # Orbax's file about a whole step, `extra` included
-CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'arrays', 'files', 'metrics'}
+CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'arrays', 'files'}
 HAS_CONTENTS = 'has_contents'  # beside `extra`; checkpoints of older versions have none
 NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # ends of folders that are no steps
 PATIENCE_S = 1200  # for Orbax to write a step
 # Orbax counts its own patience in times of day: where the clock is set meanwhile, a save fails.
 UNTIMED = ocp.options.AsyncOptions(timeout_secs=None, create_directories_asynchronously=False)
-LAID_OUT_OTHERWISE = (OSError, ValueError, KeyError, TypeError)  # Orbax met what it did not write
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
-    """Orbax logs pages of stacks about errors that it raises as well; those are said here."""
+    """Orbax logs pages of stacks about errors that it raises as well; those are reported here."""
     return f'{os.sep}orbax{os.sep}' not in record.pathname
 
 
@@ -66,20 +64,13 @@ class Checkpoints:
 
     directory: pathlib.Path
     keep: int
-    best: str | None
-    asynchronous: bool
     writer: concurrent.futures.ThreadPoolExecutor
     writing: concurrent.futures.Future | None = None
     need: int = 0  # bytes of what is being written
 
 
-def open_checkpoints(
-    workdir: str | os.PathLike, *, keep: int, best: str | None = None, async_: bool = True
-) -> Checkpoints:
-    """Open workdir/checkpoints, remove what a killed run left half-written, keep the last `keep`.
-
-    With best='eval/success' the step whose saved metric of that name is highest is kept as well.
-    """
+def open_checkpoints(workdir: str | os.PathLike, *, keep: int) -> Checkpoints:
+    """Open workdir/checkpoints, remove what a killed run left half-written; `keep` steps stay."""
     if keep < 1:
         raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
     directory = files.check_workdir(files.local_path(workdir) / FOLDER).resolve()
@@ -88,7 +79,7 @@ def open_checkpoints(
             for left in directory.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True)
     writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
-    return Checkpoints(directory, keep, best, async_, writer)
+    return Checkpoints(directory, keep, writer)
 
 
 def state_bytes(state: Any) -> int:
@@ -96,14 +87,7 @@ def state_bytes(state: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
-def save(
-    ckpts: Checkpoints,
-    step: int,
-    state: Any,
-    extra: Mapping[str, Any],
-    *,
-    metrics: Mapping[str, float] | None = None,
-) -> bool:
+def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) -> bool:
     """Start writing `state` and `extra` (JSON) as `step`; False if that step is already there.
 
     Returns when the arrays are copied, so `state` may be donated afterwards. An error of an
@@ -115,27 +99,23 @@ def save(
     need, free = state_bytes(state), shutil.disk_usage(ckpts.directory).free
     if free < need // jax.process_count():
         raise _disk_full(ckpts.directory, f'step {step} was not saved', need)
-    known = {'arrays': checksums.arrays(state), 'metrics': dict(metrics or {})}
-    beside = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
+    arrays = checksums.arrays(state)
+    metadata = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
     new = ckpts.directory / f'{step}{NEW}'
     try:
         with ocp.Context(async_options=UNTIMED):
             response = ocp.save_checkpointables_async(
-                new, {STATE: state}, overwrite=True, custom_metadata=beside
+                new, {STATE: state}, overwrite=True, custom_metadata=metadata
             )
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory, need) from error
-    ckpts.writing, ckpts.need = (
-        ckpts.writer.submit(_complete, ckpts, step, new, response, known),
-        need,
-    )
-    if not ckpts.asynchronous:
-        wait(ckpts)
+    ckpts.writing = ckpts.writer.submit(_complete, ckpts, step, new, response, arrays)
+    ckpts.need = need
     return True
 
 
 def _complete(
-    ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any, known: dict[str, Any]
+    ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any, arrays: dict[str, str]
 ) -> None:
     """In the background: waits for Orbax, then process 0 makes a step of what it wrote.
 
@@ -146,7 +126,7 @@ def _complete(
         return
     # Reading also brings every file to the disk: an emptied one after a power loss was the most
     # likely damage of all.
-    body = json.dumps({**known, 'files': checksums.files(new)}).encode()
+    body = json.dumps({'arrays': arrays, 'files': checksums.files(new)}).encode()
     head = json.dumps({'sha256': hashlib.sha256(body).hexdigest()}).encode()
     with (new / CONTENTS).open('wb') as file:
         file.write(head + b'\n' + body + b'\n')
@@ -154,30 +134,15 @@ def _complete(
         os.fsync(file.fileno())
     place = ckpts.directory / str(step)
     if place.exists():  # without its mark, so it was no step
-        _remove(place)
+        remove(place)
     os.replace(new, place)
     _sync_folder(ckpts.directory)
-    for old in _superfluous(ckpts):
-        _remove(ckpts.directory / str(old))
+    for old in steps(ckpts.directory)[: -ckpts.keep]:
+        remove(ckpts.directory / str(old))
 
 
-def _superfluous(ckpts: Checkpoints) -> list[int]:
-    """Steps that need not be kept: neither among the last ones nor the best one."""
-    *older, newest = steps(ckpts.directory)
-    kept = {newest, *older[max(len(older) + 1 - ckpts.keep, 0) :]}
-    if ckpts.best is not None:
-        known = {step: _contents(ckpts.directory / str(step)) for step in [*older, newest]}
-        scores = {
-            step: contents['metrics'][ckpts.best]
-            for step, contents in known.items()
-            if contents is not None and ckpts.best in contents['metrics']
-        }
-        kept |= {max(scores, key=scores.__getitem__)} if scores else set()
-    return [step for step in older if step not in kept]
-
-
-def _remove(path: pathlib.Path) -> None:
-    """Renamed first: a half-removed folder must not look like a checkpoint."""
+def remove(path: pathlib.Path) -> None:
+    """Removes a step. Renamed first: a half-removed folder must not look like a checkpoint."""
     gone = path.with_name(path.name + REMOVED)
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
@@ -198,13 +163,11 @@ def remove_from(ckpts: Checkpoints, step: int) -> None:
     """Removes the finished steps from `step` on; in all processes together."""
     wait(ckpts)
     later = [number for number in steps(ckpts.directory) if number >= step]
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices('steps to remove are listed')
+    processes.barrier('steps to remove are listed')
     if jax.process_index() == 0:
         for number in later:
-            _remove(ckpts.directory / str(number))
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices('steps are removed')
+            remove(ckpts.directory / str(number))
+    processes.barrier('steps are removed')
 
 
 def wait(ckpts: Checkpoints) -> None:
@@ -216,8 +179,7 @@ def wait(ckpts: Checkpoints) -> None:
         writing.result()
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory, ckpts.need) from error
-    if jax.process_count() > 1:  # process 0 renames last of all
-        multihost_utils.sync_global_devices('checkpoint written')
+    processes.barrier('checkpoint written')  # process 0 renames last of all
 
 
 def close(ckpts: Checkpoints) -> None:
@@ -231,10 +193,11 @@ def close(ckpts: Checkpoints) -> None:
 def steps(directory: str | os.PathLike) -> list[int]:
     """The finished steps of a checkpoint folder, ascending."""
     found = [
-        *pathlib.Path(directory).glob(f'*/{MARK}'),
-        *pathlib.Path(directory).glob(f'*/{CONTENTS}'),
+        file.parent.name
+        for mark in (MARK, CONTENTS)
+        for file in pathlib.Path(directory).glob(f'*/{mark}')
     ]
-    return sorted({int(mark.parent.name) for mark in found if mark.parent.name.isdigit()})
+    return sorted({int(name) for name in found if name.isdigit()})
 
 
 def latest_step(ckpts: Checkpoints) -> int | None:
@@ -323,8 +286,8 @@ def check_files(path: pathlib.Path, *, alone: bool = False) -> dict[str, Any] | 
 def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True) -> None:
     part, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
     found = checksums.first_difference(path, known, part=part, of=of)
-    if of > 1:  # what is wrong is said by who saw it; the others know the file
-        numbers = multihost_utils.process_allgather(np.array([found[0] if found else len(known)]))
+    if of > 1:  # the process that saw it says what is wrong; the others know the file
+        numbers = processes.gather(np.array([found[0] if found else len(known)]))
         if found is None and numbers.min() < len(known):
             found = int(numbers.min()), 'is not as it was written, says another process'
     if found:
@@ -355,7 +318,7 @@ def _check_arrays(loaded: Any, known: dict[str, Any] | None, path: pathlib.Path)
 
 
 def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
-    """The newest step that is whole, from `step` (or the newest) on; says what it passed over.
+    """The newest step that is whole, from `step` (or the newest) on; warns of those it skips.
 
     Path as find_step. Damaged when none is whole. For one process.
     """
@@ -364,6 +327,7 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
     for at, then in zip(older, [*older[1:], None], strict=True):
         try:
             check_files(start.parent / str(at), alone=True)
+            return at
         except Damaged as damage:
             if then is None:
                 raise
@@ -372,8 +336,6 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
                 file=sys.stderr,
                 flush=True,
             )
-        else:
-            return at
     raise AssertionError('find_step found a step')
 
 
@@ -390,8 +352,7 @@ def set_aside_damaged(workdir: str | os.PathLike) -> None:
             aside = directory / f'{step}{DAMAGED}'
             shutil.rmtree(aside, ignore_errors=True)
             (directory / str(step)).rename(aside)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices('damaged checkpoints set aside')
+    processes.barrier('damaged checkpoints set aside')
 
 
 def check_config(
@@ -401,11 +362,16 @@ def check_config(
 
     may_differ: dotted names ('steps', 'log') of fields or groups that a resumed run may change.
     """
-    before, now = _flat(saved), _flat(current)
+    before, now = (
+        {name: json.dumps(value) for name, value in files.flat(config).items()}
+        for config in (saved, current)
+    )
+    absent = dict.fromkeys(sorted({*before, *now}), 'absent')
+    before, now = absent | before, absent | now
     different = [
-        f'{name}: {_shown(before, name)} in the checkpoint, {_shown(now, name)} now'
-        for name in sorted({*before, *now})
-        if _shown(before, name) != _shown(now, name)
+        f'{name}: {before[name]} in the checkpoint, {now[name]} now'
+        for name in absent
+        if before[name] != now[name]
         and not any(name == free or name.startswith(free + '.') for free in may_differ)
     ]
     if different:
@@ -413,20 +379,6 @@ def check_config(
             'this workdir holds a run with another config; use its config or another workdir. '
             + '; '.join(different)
         )
-
-
-def _flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, str]:
-    fields = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            fields.update(_flat(value, f'{prefix}{name}.'))
-        else:
-            fields[prefix + name] = json.dumps(value)
-    return fields
-
-
-def _shown(fields: dict[str, str], name: str) -> str:
-    return fields[name] if name in fields else 'absent'
 
 
 def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
@@ -454,10 +406,10 @@ def _metadata(path: pathlib.Path) -> dict[str, Any]:
         whole = isinstance(saved['custom_metadata'], dict) and STATE in saved['item_handlers']
     except FileNotFoundError as error:
         raise Damaged(path, f'{file} is missing') from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(path, f'{file} is no metadata of a checkpoint') from error
+    except (ValueError, KeyError, TypeError):
+        whole = False
     if not whole:
-        raise Damaged(path, f'{file} is no metadata of a checkpoint')
+        raise Damaged(path, f'{file} is invalid checkpoint metadata')
     return saved
 
 
@@ -469,10 +421,8 @@ def _extra(path: pathlib.Path) -> dict[str, Any]:
 def _array_metadata(path: pathlib.Path) -> Any:
     """Shapes and dtypes of the saved arrays, in nested dicts."""
     _metadata(path)
-    try:
+    with _readable(path):
         saved = ocp.checkpointables_metadata(path).metadata[STATE]
-    except LAID_OUT_OTHERWISE as error:
-        raise Damaged(path, f'{path / STATE} cannot be read ({_first_line(error)})') from error
     if saved is None:  # Orbax has logged why
         raise Damaged(path, f'{path / STATE} does not say which arrays it holds')
     return saved
@@ -486,28 +436,32 @@ def _load(path: pathlib.Path, abstract: Any) -> Any:
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first_device)
 
-    try:
+    with _readable(path):
         return ocp.load_checkpointables(path, {STATE: jax.tree.map(placed, abstract)})[STATE]
-    except LAID_OUT_OTHERWISE as error:
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax met what it did not write
         raise Damaged(path, f'{path / STATE} cannot be read ({_first_line(error)})') from error
 
 
 def _first_line(error: Exception) -> str:
-    """Orbax repeats the whole tree behind the first line."""
+    """Orbax repeats the whole tree after the first line."""
     return str(error).strip().partition('\n')[0][:200]
 
 
 def _explained(error: Exception, directory: pathlib.Path, need: int) -> Exception:
     """Tensorstore's errors are ValueErrors whose text ends with the system's number."""
-    number = getattr(error, 'errno', None)
     found = re.search(r"os_error_code='(\d+)'", str(error))
-    number = int(found[1]) if found else number
+    number = int(found[1]) if found else getattr(error, 'errno', None)
     if number == errno.ENOSPC:
         return _disk_full(directory, 'the newest step was not saved', need)
     if number is None:
-        return OSError(
-            errno.EIO, f'no checkpoint was written: {_first_line(error)}', str(directory)
-        )
+        said = f'no checkpoint was written: {_first_line(error)}'
+        return OSError(errno.EIO, said, str(directory))
     return OSError(number, os.strerror(number), str(directory))
 
 

@@ -2,7 +2,7 @@
 
 training.lock is locked (flock) as long as process 0 of a run lives. The kernel frees it however
 that process ends, so after kill -9 the next start on this host works at once. Where hosts share the
-folder (NFS, gcsfuse), flock may not reach the others: for them lease.json says who trains, with a
+folder (NFS, gcsfuse), flock may not reach the others: for them lease.json names who trains, with a
 count that the owner raises every BEAT_S seconds. Clocks of hosts are never compared: who finds the
 lease of another host watches it for STALE_S seconds of its own monotonic clock, and takes over if
 nothing moves. An owner that was stopped for so long and wakes up finds the other's lease, and ends.
@@ -26,8 +26,8 @@ from agentrl_jax.machine import files
 LOCK_FILE, LEASE_FILE = 'training.lock', 'lease.json'  # in the workdir
 HERE = 'here'  # of owners: a process that this one can see
 BEAT_S = 10.0  # between two signs of life
-STALE_S = 60.0  # without one, after which another host's training is taken for dead
-PATIENCE_S = 1.0  # for a lock that is held for a moment by who looks whether it is free
+STALE_S = 60.0  # without one, after which another host's training counts as dead
+PATIENCE_S = 1.0  # for a lock held for a moment by a process that looks whether it is free
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # file systems without flock
 
 
@@ -87,7 +87,7 @@ def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
     unknown = dict.fromkeys(('host', 'pid', 'started', 'kernel', 'since'), 'unknown')
     try:
         return {**unknown, 'token': text, **json.loads(text)}
-    except (ValueError, TypeError):  # damaged: whoever wrote it is told by a change
+    except (ValueError, TypeError):  # damaged: liveness is inferred from changes
         return {**unknown, 'token': text}
 
 
@@ -136,13 +136,13 @@ def take(
         time.sleep(PATIENCE_S / 20)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
-        _wait_for_life(workdir, stale_s)
+        _wait_for_signs_of_life(workdir, stale_s)
         lease = Lease(workdir, descriptor, beat_s, lost or _end)
         stack.pop_all()
     return lease
 
 
-def _wait_for_life(workdir: pathlib.Path, stale_s: float) -> None:
+def _wait_for_signs_of_life(workdir: pathlib.Path, stale_s: float) -> None:
     """Returns when no other training can be alive though its lease is there."""
     lease = read_lease(workdir)
     if lease is None:

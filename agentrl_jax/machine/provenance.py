@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 def commit(folder: Path = PACKAGE) -> str | None:
     """The commit of the checkout that a folder of code lies in; None outside of one.
 
-    '-modified' behind it: tracked files differ from that commit.
+    '-modified' after it: tracked files differ from that commit.
     """
     # An installed package can lie below another project's checkout, which does not track it.
     if _git(folder, 'ls-files', '--', '.') in (None, ''):
@@ -19,7 +19,7 @@ def commit(folder: Path = PACKAGE) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None if there is no git or it refuses."""
+    """The output of git; None if there is no git or it fails."""
     try:
         answer = subprocess.run(
             ['git', '-C', str(folder), *arguments], capture_output=True, text=True, check=True

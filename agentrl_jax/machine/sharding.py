@@ -4,15 +4,18 @@ Rows of a batch are split over ('data', 'fsdp'). For training parameters are spl
 'tensor'; for rollouts over 'tensor' only, so that a shard decodes without waiting for the others.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.settings.marks import ONE, In
 
 AXES = ('data', 'fsdp', 'tensor')
 Rules = tuple[tuple[str, P], ...]
@@ -89,9 +92,10 @@ def _fit(spec: P, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """NamedSharding of every array of a parameter tree (arrays or ShapeDtypeStructs).
+    """NamedSharding of every array of a tree (arrays or ShapeDtypeStructs).
 
-    Scalars are whole on every device; any other array must match a rule.
+    Scalars are whole on every device; any other array must match a rule. In a TrainState moments
+    lie as their parameters, whose paths are parts of theirs.
     """
 
     def one(path, leaf):
@@ -104,11 +108,6 @@ def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
         raise ValueError(f'no partition rule matches the parameter {name}')
 
     return jax.tree_util.tree_map_with_path(one, tree)
-
-
-def state_specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """specs of a whole TrainState: optimiser moments lie as their parameters."""
-    return specs(tree, rules, mesh)
 
 
 def shard_rows(mesh: Mesh) -> NamedSharding:
@@ -146,3 +145,12 @@ def with_layout(tree: Any, layout: Any) -> Any:
     if isinstance(layout, jax.sharding.Sharding):
         return jax.tree.map(lambda x: one(x, layout), tree)
     return jax.tree.map(one, tree, layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSizes:
+    """Devices: data x fsdp x tensor."""
+
+    data: Annotated[int, In(low=1, also=(-1,))] = -1  # rows; -1 = all devices that remain
+    fsdp: Annotated[int, ONE] = 1  # rows and parameters
+    tensor: Annotated[int, ONE] = 1  # heads and hidden units

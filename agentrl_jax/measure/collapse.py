@@ -4,14 +4,16 @@ A signal watches one metric. Every value beyond its limit, one after another up 
 makes a streak; half of `patience` (rounded up) is a warning, all of it an alarm. A limit is a
 number, or a multiple of what the run itself has shown: the mean of its first `baseline_steps`
 values, or its highest value. What the references define, and the figures behind limits that they
-leave open, stand at SIGNALS.
+leave open, are beside SIGNALS.
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from agentrl_jax.settings.marks import FINITE, ONE, PART, ZERO, In, OneOf
 
 LEVELS = ('ok', 'warn', 'alarm')
 ACTIONS = ('off', 'warn', 'stop', 'roll_back')
@@ -67,7 +69,7 @@ class Signal:
 #   critic_skipped  the same of a critic with parameters of its own
 #   faults        episodes are lost to their worlds: what is left may be the easy ones
 #   cut           episodes end because no further turn fits into the token budget: what they would
-#                 have earned is not seen
+#                 have earned is unknown
 #   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
 #                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
 #                 so the limit is a multiple of the best so far, once that is above the limit itself
@@ -135,7 +137,7 @@ def judge(
 
 
 def _start_of(history: Sequence[Row], metric: str, count: int) -> tuple[float, int]:
-    """(mean of the first `count` values, index behind the last of them); nan if there are fewer.
+    """(mean of the first `count` values, index after the last of them); nan if there are fewer.
 
     Steps that measured nothing (nan) are no part of it.
     """
@@ -256,3 +258,65 @@ def smoothed_z(history: Sequence[Row]) -> float:
             new = row['collapse/marginal_std']
             average = new if math.isnan(average) else EMA_DECAY * average + (1 - EMA_DECAY) * new
     return history[-1]['collapse/mi_token'] / (average + STD_EPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reaction:
+    """What a signal of collapse does, and when."""
+
+    action: Annotated[str, OneOf(ACTIONS)] = 'warn'
+    limit: Annotated[float, ZERO] = 0.0  # a number, or a multiple of what the run has shown
+    patience: Annotated[int, ONE] = 10  # measurements in a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarms:
+    """What watches for collapse."""
+
+    baseline_steps: Annotated[int, ONE] = 10  # first values whose mean is the run's start
+    std_drop: Reaction = Reaction('warn', 0.1, 10)  # group/return_std below 0.1 x start (RAGEN)
+    no_success: Reaction = Reaction('warn', 0.01, 5)  # eval/success below 0.01 (RAGEN)
+    grad_spike: Reaction = Reaction('warn', 10.0, 3)  # policy/grad_norm above 10 x start
+    entropy_drop: Reaction = Reaction('warn', 0.05, 10)  # policy/entropy below 0.05 x start
+    entropy_rise: Reaction = Reaction('warn', 2.0, 10)  # policy/entropy above 2 x start
+    information_drop: Reaction = Reaction('warn', 0.1, 3)  # collapse/mi_share below 0.1 x its best
+    skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/applied: no optimiser step was taken
+    critic_skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/critic_applied: of the critic
+    faults: Reaction = Reaction('warn', 0.2, 4)  # rollout/env_error above 0.2
+    cut: Reaction = Reaction('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
+    max_roll_backs: Annotated[int, ZERO] = 2  # the next one is a stop
+    roll_back_lr: Annotated[float, PART] = 0.5  # factor of both learning rates for each roll back
+    mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:
+    # 5); 0 = off
+    mi_pairs: Annotated[int, In(low=2)] = 64  # answers scored under every prompt
+    mi_turns: Literal['first', 'any'] = 'first'  # first: first turns, a prompt per group; any: each
+    # its own prompt
+    mi_text: Literal['reasoning', 'answer'] = 'reasoning'  # what is scored: reasoning (up to
+    # </think>) or answer (all)
+    low_mi: Annotated[float, FINITE] = 0.1  # collapse/quadrant: share of its bound below which
+    # information is low
+    low_entropy: Annotated[float, FINITE] = 0.05  # ... and nats a token below which entropy is low
+
+    def problems(self) -> Iterator[str]:
+        if self.information_drop.action in ('stop', 'roll_back') and not self.mi_every:
+            yield 'alarm.information_drop.action can only act with alarm.mi_every > 0'
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        if self.mi_every and self.mi_turns == 'any' and run.context.window:
+            yield (
+                "alarm.mi_turns='any' needs context.window=0: other turns were not played from "
+                'all that comes before them'
+            )
+        if self.mi_every and self.mi_text == 'reasoning' and not run.env.think:
+            yield 'alarm.mi_text=reasoning needs env.think=True; without thinking take answer'
+        every = {'eval/success': run.eval.every, 'collapse/mi_share': self.mi_every}
+        saved = (run.checkpoint.keep - 1) * run.checkpoint.every
+        for name, signal in SIGNALS.items():
+            own = getattr(self, name)
+            steps = own.patience * every.get(signal.metric, 1)
+            if own.action == 'roll_back' and saved <= steps:
+                yield (
+                    f'alarm.{name}.action=roll_back looks back over {steps} steps, and '
+                    f'checkpoint.keep, checkpoint.every only keep {saved}: raise one of them'
+                )

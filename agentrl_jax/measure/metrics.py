@@ -12,7 +12,7 @@ from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 NGRAM = 4
-TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')  # those whose success is told apart
+TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')  # those whose success is reported apart
 # Returns are sums of a few rewards: equal outcomes reached in another order differ by rounding.
 EQUAL_RETURNS = 1e-5
 

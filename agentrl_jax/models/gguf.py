@@ -18,29 +18,28 @@ _MODULES = {
     'output_norm': 'model.norm',
     'output': 'lm_head',
 }
-_LAYER_MODULES = {
-    'attn_norm': 'input_layernorm',
+_LAYER = {  # what every family has; others are in Model.GGUF_LAYER
     'attn_q': 'self_attn.q_proj',
     'attn_k': 'self_attn.k_proj',
     'attn_v': 'self_attn.v_proj',
     'attn_output': 'self_attn.o_proj',
     'attn_q_norm': 'self_attn.q_norm',
     'attn_k_norm': 'self_attn.k_norm',
-    'ffn_norm': 'post_attention_layernorm',
     'ffn_gate': 'mlp.gate_proj',
     'ffn_up': 'mlp.up_proj',
     'ffn_down': 'mlp.down_proj',
 }
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, family: type[Model]) -> str:
     """HuggingFace's name of a GGUF tensor; unknown names come back as they are."""
     module, _, kind = name.rpartition('.')
+    layer = {**_LAYER, **family.GGUF_LAYER}
     if module in _MODULES:
         return f'{_MODULES[module]}.{kind}'
     parts = module.split('.')
-    if len(parts) == 3 and parts[0] == 'blk' and parts[2] in _LAYER_MODULES:
-        return f'model.layers.{parts[1]}.{_LAYER_MODULES[parts[2]]}.{kind}'
+    if len(parts) == 3 and parts[0] == 'blk' and parts[2] in layer:
+        return f'model.layers.{parts[1]}.{layer[parts[2]]}.{kind}'
     return name
 
 
@@ -50,8 +49,6 @@ class GGUFSource:
     def __init__(self, path: Path):
         self.path = path
         self._fields, tensors = gguf_file.read(path)
-        self._tensors = {hf_name(name): tensor for name, tensor in tensors.items()}
-        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.config_name = f'{path.name} metadata'
         self._architecture = self._field('general.architecture')
         if self._architecture not in list(FAMILIES):
@@ -59,6 +56,9 @@ class GGUFSource:
                 f'{path}: architecture {reprlib.repr(self._architecture)} is not supported '
                 f'({", ".join(FAMILIES)})'
             )
+        self._family = FAMILIES[self._architecture]
+        self._tensors = {hf_name(name, self._family): t for name, t in tensors.items()}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self._refuse_unsupported()
 
     def _field(self, name: str, *default: Any) -> Any:
@@ -125,18 +125,17 @@ class GGUFSource:
             rms_norm_eps=self._size('rms_norm_eps'),
         )
         try:
-            family = FAMILIES[self._architecture]
-            return family(
+            return self._family(
                 **sizes,
                 tie_embeddings='lm_head.weight' not in self.shapes,
-                **family.options(self._architecture, {}),
+                **self._family.options(self._architecture, {}),
                 **compute,
             )
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}') from error
 
     def hf_fields(self) -> dict[str, Any]:
-        """What config.json says of a model beside its sizes, as far as the metadata has it."""
+        """Fields of config.json other than sizes, as far as the metadata has them."""
         fields = {'model_type': self._architecture}
         length = FIELDS['max_position_embeddings']
         if self._own(length.gguf, None) is not None:

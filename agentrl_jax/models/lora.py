@@ -1,17 +1,22 @@
 """LoRA: trained low-rank corrections to the kernels of a frozen model (arXiv:2106.09685).
 
 x W becomes x W + s (x A) B with A [in, rank], B [rank, out] and s = alpha / rank. Adapters are a
-tree of their own, params['lora'], whose paths are those of the kernels in params['model'].
+separate tree, params['lora'], whose paths are those of the kernels in params['model'].
 
 Model.forward *applies* them (two thin products a layer): gradients exist for A and B only, and
 neither a kernel's gradient nor a corrected copy of it is ever computed or stored, as it would be
 if the gradient went through `merge`. Sampling uses `merge`, once for all tokens of a rollout.
 """
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from agentrl_jax.settings.marks import POSITIVE, ZERO
 from agentrl_jax.types import Params
 
 ATTENTION = ('q_proj', 'k_proj', 'v_proj', 'o_proj')
@@ -56,9 +61,41 @@ def merge(params: Params, scale: float) -> Params:
         return params
     kernels = traverse_util.flatten_dict(params['model'])
     adapters = traverse_util.flatten_dict(params['lora'])
-    for where in {path[:-1] for path in adapters}:
+    for where in sorted({path[:-1] for path in adapters}):  # so that every process traces the same
         a, b = adapters[*where, 'lora_a'], adapters[*where, 'lora_b']
         # the default precision of a product is less than float32 on a TPU, and W must not lose it
         kernels[*where, 'kernel'] += scale * jnp.matmul(a, b, precision='highest')
     rest = {name: part for name, part in params.items() if name != 'lora'}
     return {**rest, 'model': traverse_util.unflatten_dict(kernels)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (RAGEN: rank 64, lr 1e-5, critic_lr 1e-4)."""
+
+    rank: Annotated[int, ZERO] = 0  # of trained corrections to the frozen kernels; 0 = train all
+    # parameters
+    alpha: Annotated[float, POSITIVE] = 64.0  # corrections are scaled by alpha / rank
+    targets: str = 'all-linear'  # or some of q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,...
+
+    @property
+    def scale(self) -> float:
+        """Factor of the corrections."""
+        return self.alpha / self.rank if self.rank else 1.0
+
+    def problems(self) -> Iterator[str]:
+        try:
+            target_names(self.targets) if self.rank else ()
+        except ValueError as error:
+            yield str(error)
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        size = run.model
+        head = size.hidden_size // size.num_heads
+        narrowest = min(size.hidden_size, size.intermediate_size, head * size.num_kv_heads)
+        if not size.path and self.rank > narrowest:
+            yield (
+                f'lora.rank={self.rank} must be at most {narrowest}, the narrowest side of an '
+                'adapted matrix: more would train nothing else'
+            )

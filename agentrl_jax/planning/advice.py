@@ -1,11 +1,10 @@
 """What to turn when a program does not fit: each knob with an estimate of what it saves.
 
 Sizes of parameters, moments and caches are exact; those of activations are counted from shapes, so
-the order of the knobs is meant, not the last digit. Compile again after a change.
+trust the order of the knobs, not the last digit. Compile again after a change.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from agentrl_jax.models import Model
 from agentrl_jax.models.attention import SCORE_BYTES
 from agentrl_jax.planning import programs
 from agentrl_jax.planning.programs import Shapes
-from agentrl_jax.run import derived
+from agentrl_jax.run.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ def knobs(shapes: Shapes, tightest: str) -> list[Knob]:
     return sorted((k for k in options if k.saves > 0), key=lambda k: -k.saves)
 
 
-def cache_bytes(cfg: Any, config: Model, mesh: Mesh, rows: int) -> int:
+def cache_bytes(cfg: Config, config: Model, mesh: Mesh, rows: int) -> int:
     """Keys and values of whole conversations of `rows` slots, a device."""
     width = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype).itemsize
     entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
@@ -42,7 +41,7 @@ def cache_bytes(cfg: Any, config: Model, mesh: Mesh, rows: int) -> int:
     return max(rows // shards, 1) * cfg.rollout.max_tokens * entry // mesh.shape['tensor']
 
 
-def layer_bytes(cfg: Any, config: Model, mesh: Mesh) -> int:
+def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     """What the backward pass keeps of a layer for a micro-batch, a device."""
     width = jnp.dtype(config.dtype).itemsize
     rows = cfg.batch.microbatch_rows // sharding.row_shards(mesh)
@@ -55,7 +54,7 @@ def layer_bytes(cfg: Any, config: Model, mesh: Mesh) -> int:
     return rows * cfg.rollout.max_tokens * (inside + scores) // mesh.shape['tensor']
 
 
-def activation_bytes(cfg: Any, config: Model, mesh: Mesh) -> int:
+def activation_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     """What the backward pass keeps of a micro-batch, a device."""
     width = jnp.dtype(config.dtype).itemsize
     tokens = cfg.batch.microbatch_rows // sharding.row_shards(mesh) * cfg.rollout.max_tokens
@@ -63,38 +62,33 @@ def activation_bytes(cfg: Any, config: Model, mesh: Mesh) -> int:
     return border + layer_bytes(cfg, config, mesh) * (1 if config.remat else config.num_layers)
 
 
-def logit_bytes(cfg: Any, config: Model, mesh: Mesh) -> int:
+def logit_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     """Float32 logits of a chunk of tokens, a device."""
     tokens = cfg.batch.head_chunk // sharding.row_shards(mesh)
     return tokens * config.vocab_size * 4 // mesh.shape['tensor']
 
 
 def _of_state(shapes: Shapes) -> list[Knob]:
-    cfg, mesh = shapes.cfg, shapes.mesh
-    state = programs.device_bytes(shapes.state)
-    reference = programs.device_bytes(shapes.frozen.reference)
-    frozen = programs.device_bytes(shapes.frozen)
-    fsdp, options = mesh.devices.size // mesh.shape['tensor'], []
-    if fsdp > mesh.shape['fsdp']:
-        share = 1 - mesh.shape['fsdp'] / fsdp
-        options.append(Knob(f'mesh.fsdp={fsdp}', int((state + frozen) * share)))
-    critic = (shapes.state.critic_params, shapes.state.critic_opt_state)
-    if shapes.state.critic_params is not None:
-        saving = programs.device_bytes(critic)
-        options.append(Knob('critic.share_backbone=True', saving))
-    if reference:
-        options.append(Knob('loss.kl_coef=0 (no reference model)', reference))
-    if not cfg.lora.rank:  # the policy's parameters stay, as the base of policy and critic
-        left = programs.device_bytes(shapes.state.params)
-        options.append(Knob('lora.rank=64', state + reference - left))
-    return options
+    mesh, state, frozen = shapes.mesh, shapes.state, shapes.frozen
+    reference = programs.device_bytes(frozen.reference)
+    critic = programs.device_bytes((state.critic_params, state.critic_opt_state))
+    fsdp = mesh.devices.size // mesh.shape['tensor']
+    spread = programs.device_bytes((state, frozen)) * (1 - mesh.shape['fsdp'] / fsdp)
+    # The policy's parameters stay, as the base of policy and critic
+    adapted = programs.device_bytes(state) + reference - programs.device_bytes(state.params)
+    return [
+        Knob(f'mesh.fsdp={fsdp}', int(spread)),
+        Knob('critic.share_backbone=True', critic),
+        Knob('loss.kl_coef=0 (no reference model)', reference),
+        Knob('lora.rank=64', 0 if shapes.cfg.lora.rank else adapted),
+    ]
 
 
 def _of_collect(shapes: Shapes) -> list[Knob]:
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     shards, tensor = sharding.row_shards(mesh), mesh.shape['tensor']
     width = jnp.dtype(config.dtype).itemsize
-    slots = cfg.rollout.slots or derived.episodes(cfg)
+    slots = cfg.rollout.slots or cfg.rollout.episodes
     cache = cache_bytes(cfg, config, mesh, slots)
     policy = sum(x.size for x in jax.tree.leaves(shapes.state.params)) * width // tensor
     options = []

@@ -2,12 +2,12 @@
 
 The compiler's own counts take the body of a loop once. Here bodies count as often as they run:
 scans as long as they are, the two loops of a rollout as often as assumed. Of branches the most
-expensive one counts, unless it is said how often each is taken.
+expensive one counts, unless it is known how often each is taken.
 - FLOPs are those of matrix products (2 m n k). Bytes are operands and results of these, what is
   gathered and scattered, and the carry of scans (parameters, moments, summed gradients) read and
-  written once an iteration; everything elementwise is taken to be fused into its neighbours.
-- Work is taken to be split evenly over devices, but every device reads all weights of a product
-  (a share of them with 'tensor'). Transfers between devices are taken to hide behind the rest.
+  written once an iteration; everything elementwise is assumed to be fused into its neighbours.
+- Work is assumed to be split evenly over devices, but every device reads all weights of a product
+  (a share of them with 'tensor'). Transfers between devices are assumed to overlap with the rest.
 - Each operation takes the longer of its FLOPs at peak and its bytes at full bandwidth; the sum of
   these is a lower bound in practice, not a prediction.
 """
@@ -106,15 +106,13 @@ class _Counter:
         total = Cost()
 
         def is_weight(var):
-            return not isinstance(var, core.Literal) and marks[var] if var in marks else False
+            return not isinstance(var, core.Literal) and var in marks and marks[var]
 
         for eqn in jaxpr.eqns:
-            flags = [not isinstance(v, core.Literal) and is_weight(v) for v in eqn.invars]
-            cost, out = self.equation(eqn, flags)
+            cost, out = self.equation(eqn, [is_weight(v) for v in eqn.invars])
             total.add(cost)
             marks.update(zip(eqn.outvars, out, strict=True))
-        outputs = [not isinstance(v, core.Literal) and is_weight(v) for v in jaxpr.outvars]
-        return total, outputs
+        return total, [is_weight(v) for v in jaxpr.outvars]
 
     def equation(self, eqn: Any, weights: list[bool]) -> tuple[Cost, list[bool]]:
         name, none = eqn.primitive.name, [False] * len(eqn.outvars)

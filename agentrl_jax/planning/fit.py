@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.machine import files
-from agentrl_jax.models import Model, weights
 from agentrl_jax.planning import advice, programs
-from agentrl_jax.run import derived, parts
+from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
-from agentrl_jax.run.effective import effective
-from agentrl_jax.run.params import holds_run
+from agentrl_jax.run.config import Config, read
 
 CLOSE = 0.9  # share of the memory from which on a run is warned
 MEMINFO = Path('/proc/meminfo')
@@ -66,20 +64,8 @@ class Estimate:
         return 'collect' if 'cache' in self.pieces else 'learn'
 
 
-def sizes_of(cfg: Any) -> Model:
-    """Sizes of the model of a config; of a file only its head is read."""
-    path = files.local_path(cfg.model.path) if cfg.model.path else None
-    if path is not None and holds_run(path):
-        config = sizes_of(parts.config_of_run(path))
-    elif path is not None:
-        config = weights.open_source(path).config()
-    else:
-        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    return dataclasses.replace(config, **parts.execution(cfg))
-
-
 def of_device(device: jax.Device) -> int | None:
-    """Bytes that the programs of a run may use on a device; None where nobody says.
+    """Bytes that the programs of a run may use on a device; None if that is unknown.
 
     The devices of a CPU share the memory of the machine, or of the container, and its swap.
     """
@@ -119,13 +105,13 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     )
 
 
-def rows(cfg: Any) -> int:
+def rows(cfg: Config) -> int:
     """Episodes played at once, of training or of validation."""
-    most = max(derived.episodes(cfg), cfg.env.eval_levels * cfg.eval.samples)
+    most = max(cfg.rollout.episodes, cfg.env.eval_levels * cfg.eval.samples)
     return min(cfg.rollout.slots or most, most)
 
 
-def verdict(cfg: Any, found: Estimate, memory: int, knobs: list[advice.Knob]) -> str:
+def verdict(cfg: Config, found: Estimate, memory: int, knobs: list[advice.Knob]) -> str:
     """A sentence for a run that will not fit, or may not; '' where it fits.
 
     knobs: what would save memory, the largest saving first.
@@ -152,17 +138,17 @@ def verdict(cfg: Any, found: Estimate, memory: int, knobs: list[advice.Knob]) ->
     )
 
 
-def check(cfg: Any) -> None:
+def check(given: Any) -> None:
     """WrongUsage where a config cannot fit into this machine; a warning where it may not.
 
-    cfg: one that check.check has passed. Nothing is loaded or allocated.
+    given: the ConfigDict. Nothing is loaded or allocated.
     """
-    cfg = effective(cfg)
+    cfg = read(given, None)
     mesh = parts.build_mesh(cfg)
     memory = of_device(mesh.local_devices[0])
     if memory is None:
         return
-    config = sizes_of(cfg)
+    config = programs.sizes_of(cfg)
     state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
     found = estimate(shapes)

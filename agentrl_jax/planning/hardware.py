@@ -7,9 +7,9 @@ data sheets (SXM).
 """
 
 import dataclasses
+import importlib.util
 import os
 import re
-import sys
 from typing import Any
 
 import jax
@@ -55,8 +55,11 @@ def peak_flops(device: Any) -> float | None:
     """bfloat16 FLOP/s that the vendor publishes of a device; None where that is not known."""
     if device.device_kind in KINDS:
         return TPU[KINDS[device.device_kind]].flops
-    known = (peaks[0] for part, peaks in GPU.items() if part in device.device_kind)
-    return next(known, None)
+    return _gpu_peaks(device.device_kind)[0]
+
+
+def _gpu_peaks(kind: str) -> tuple[float, float] | tuple[None, None]:
+    return next((peaks for part, peaks in GPU.items() if part in kind), (None, None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +110,11 @@ def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
     try:
         return topologies.get_topology_desc(platform='tpu', topology_name=name, **single).devices
     except (RuntimeError, ImportError, ValueError) as error:
-        if 'libtpu' in sys.modules or _has_libtpu():
+        if importlib.util.find_spec('libtpu') is not None:
             raise ValueError(f'topology {name!r}: {error}') from error
         raise ValueError(
             f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements-plan.txt'
         ) from error
-
-
-def _has_libtpu() -> bool:
-    try:
-        import libtpu  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _cpu(count: int) -> tuple[Any, Chip]:
@@ -143,7 +138,5 @@ def _gpu(count: int) -> tuple[Any, Chip]:
         ) from error
     if len(devices) < count:
         raise ValueError(f'topology gpu:{count}: there are {len(devices)} GPUs')
-    usable = devices[0].memory_stats()['bytes_limit']
-    kind = devices[0].device_kind
-    peaks = next((peak for part, peak in GPU.items() if part in kind), (None, None))
-    return devices[:count], Chip(kind, usable, *peaks)
+    usable, kind = devices[0].memory_stats()['bytes_limit'], devices[0].device_kind
+    return devices[:count], Chip(kind, usable, *_gpu_peaks(kind))

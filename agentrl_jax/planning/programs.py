@@ -16,10 +16,11 @@ from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import check, derived, parts
-from agentrl_jax.run.build import build_learn
-from agentrl_jax.run.effective import effective
-from agentrl_jax.run.params import Frozen, player_of, policy_of
+from agentrl_jax.run import config as settings
+from agentrl_jax.run import parts
+from agentrl_jax.run.build import build_learn, build_learning
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.params import holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
 
 OUT_OF_MEMORY = (  # of libtpu 0.0.42
@@ -33,7 +34,7 @@ UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 class Shapes:
     """A run as shapes with layouts."""
 
-    cfg: Any
+    cfg: Config
     config: Any  # sizes of the model
     mesh: jax.sharding.Mesh
     state: Any  # TrainState
@@ -68,31 +69,34 @@ class Compiled:
         return self.beside + self.arguments + new
 
 
-def model_config(cfg: Any, tokenizer: Any, model: str, layers: int = 0) -> Any:
-    """Sizes of the model: by name, of cfg.model.path, or of the config; layers replaces theirs."""
+def sizes_of(cfg: Config, model: str = '') -> Any:
+    """Sizes of a model: by name, or of the config's; of a file only its head is read."""
+    path = files.local_path(cfg.model.path) if cfg.model.path else None
     if model:
         config = sizes.named(model)
-    elif cfg.model.path:
-        config = weights.open_source(files.local_path(cfg.model.path)).config()
+    elif path is None:
+        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
+    elif holds_run(path):
+        config = sizes_of(parts.config_of_run(path))
     else:
-        config = parts.random_model_config(cfg, tokenizer)
-    config = dataclasses.replace(config, **parts.execution(cfg))
-    return dataclasses.replace(config, num_layers=layers) if layers else config
+        config = weights.open_source(path).config()
+    return dataclasses.replace(config, **parts.execution(cfg))
 
 
-def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
-    """The collect and learn programs of a config with their arguments, over the given devices."""
-    cfg = effective(cfg)
-    if derived.on_hosts(cfg):
+def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
+    """The collect and learn programs of a ConfigDict with their arguments, over the devices."""
+    cfg = settings.read(given, None)
+    if cfg.on_hosts:
         raise ValueError(
             f'env.name={cfg.env.name!r} is on hosts, and plan knows rollouts on the device '
             'alone: plan a world on the device with the same rollout.max_tokens'
         )
     mesh = parts.build_mesh(cfg, devices)
-    check.check(cfg, sharding.row_shards(mesh))
+    cfg = settings.read(given, sharding.row_shards(mesh))
     whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
-    config = model_config(cfg, tokenizer, model, layers)
+    config = sizes_of(cfg, model)
+    config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     task = sharding.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
     txs = parts.build_optimisers(cfg)
     state, frozen = state_of(cfg, config, mesh, txs)
@@ -105,11 +109,12 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     collect = parts.build_collect(cfg, config, mesh, training=True)
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
-    learn = build_learn(cfg, mesh, config, task, tokenizer, txs)
+    fns = parts.build_functions(cfg, config, mesh)
+    learn = build_learn(fns, build_learning(cfg, mesh, task, tokenizer))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
-    joining = demonstrations(rollout, derived.base_rows(cfg), rows)
+    joining = demonstrations(rollout, cfg.base_rows, rows)
     return Shapes(
         cfg=cfg,
         config=config,
@@ -121,15 +126,15 @@ def shapes(cfg: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     )
 
 
-def state_of(cfg: Any, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
-    """(TrainState, params.Frozen) as state.open_state makes them."""
+def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
+    """(TrainState, Frozen) as state.open_state makes them."""
     params = config.abstract_params()
     params = sharding.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
-    state = sharding.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
-    reference = policy_of(state.params, {}) if derived.needs_reference(cfg) else None
-    return state, Frozen(params if cfg.lora.rank else {}, reference)
+    state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
+    reference = policy_of(state.params, {}) if cfg.needs_reference else None
+    return state, types.Frozen(params if cfg.lora.rank else {}, reference)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
@@ -153,7 +158,9 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        return Compiled(**known, **refused(name, str(error)), compile_seconds=since(began))
+        return Compiled(
+            **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
+        )
     memory, xla = compiled.memory_analysis(), compiled.cost_analysis()
     return Compiled(
         **known,
@@ -164,7 +171,7 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         code=memory.generated_code_size_in_bytes,
         xla_flops=xla['flops'],
         xla_bytes=xla['bytes accessed'],
-        compile_seconds=since(began),
+        compile_seconds=time.monotonic() - began,
     )
 
 
@@ -174,10 +181,6 @@ def beside(name: str, shapes: Shapes) -> int:
         return 0
     policy = shapes.collect[1][0]
     return device_bytes((shapes.state, shapes.frozen)) - device_bytes(policy)
-
-
-def since(began: float) -> float:
-    return time.monotonic() - began
 
 
 def refused(name: str, message: str) -> dict[str, Any]:

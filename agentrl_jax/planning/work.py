@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl_jax.models import Model
 from agentrl_jax.planning import hardware
-from agentrl_jax.run import derived, settings
+from agentrl_jax.run.config import Config
 
 
 def body(config: Model, tokens: float, length: float) -> float:
@@ -29,30 +29,30 @@ def head(config: Model, tokens: float) -> float:
     return 2.0 * tokens * config.hidden_size * config.vocab_size
 
 
-def step_flops(cfg: Any, config: Model, row: Mapping[str, Any]) -> float | None:
+def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | None:
     """FLOPs of the rollouts, scores and updates of a step, by its metrics.
 
     None where rows are no whole episodes (context.window, continuations), or none trained.
     """
     rows = float(row['batch/trained_rows'])
-    if cfg.context.window or derived.continuations(cfg) or not rows > 0:
+    if cfg.context.window or cfg.continuations or not rows > 0:
         return None
-    episodes = derived.episodes(cfg) * float(row['filter/collects'])
+    episodes = cfg.rollout.episodes * float(row['filter/collects'])
     length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])
     played = body(config, episodes * length, length) + head(config, episodes * sampled)
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
     backward = 1 if cfg.lora.rank else 2  # of frozen weights there is no gradient
-    passes = cfg.batch.epochs * (1 + backward) + derived.needs_reference(cfg)
-    passes += settings.recomputes(cfg)
+    passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
+    passes += cfg.sampler.corrects or cfg.parity.loss_on != 'sampled'
     critic = 0
-    if derived.needs_critic(cfg):  # values before the update; one of its own moves too
-        critic = 1 if derived.shares_backbone(cfg) else 1 + 3 * cfg.batch.epochs
+    if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too
+        critic = 1 if cfg.shares_backbone else 1 + 3 * cfg.batch.epochs
     learnt = (passes + critic) * body(config, tokens, tokens / rows)
     return played + learnt + passes * head(config, trained)
 
 
 def rates(
-    cfg: Any, config: Model, devices: Sequence[Any], row: Mapping[str, Any]
+    cfg: Config, config: Model, devices: Sequence[Any], row: Mapping[str, Any]
 ) -> dict[str, float]:
     """perf/flops_ metrics of a step that took row['time/step_s'] seconds on these devices."""
     flops = step_flops(cfg, config, row)

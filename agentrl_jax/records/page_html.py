@@ -1,38 +1,29 @@
-"""A rollout document as one HTML page: page_template.html filled with escaped text."""
+"""A rollout document as one HTML page: page_template.html filled."""
 
-import importlib.resources
 import itertools
 import math
 import re
-import string
-import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from agentrl_jax.machine import files
 from agentrl_jax.measure.stats import wilson_interval
 from agentrl_jax.records import document as documents
-from agentrl_jax.records.page_episode import (
-    ADVANTAGE_EDGES,
-    LOGPROB_EDGES,
-    RATIO_EDGES,
-    draw_board,
-    draw_episode,
-    draw_prompt,
-    escape,
-    escape_attribute,
-    filter_data,
-    flags_of,
-    many,
-    to_float,
-)
+from agentrl_jax.records import markup, page_episode
+from agentrl_jax.records.markup import many, to_float
+from agentrl_jax.records.page_episode import Episode
 
 MAX_EPISODES = 64
 MAX_TOKENS = 200_000  # about 25 MB of page
 HEATS = {'logprob': 'lp', 'ratio': 'ratio', 'advantage': 'adv', 'mask': None}
+HEAT_LABELS = {heat: heat for heat in HEATS} | {
+    'logprob': 'log-probability',
+    'mask': 'mask (trained)',
+}
 SORTS = {  # what groups, and the episodes of each, are sorted by: letter -> label
     'n': 'as played',
     's': 'success',
@@ -42,7 +33,6 @@ SORTS = {  # what groups, and the episodes of each, are sorted by: letter -> lab
 }
 # No other file is linked to: no name can be an address or an attribute of its own.
 PAGE_NAME = re.compile(r'([A-Za-z][\w.=,+-]*?)(\d*)\.html', re.ASCII)
-Episode = Mapping[str, Any]
 
 
 def render_page(
@@ -66,20 +56,19 @@ def render_page(
     }
     advantages = [abs(to_float(token['adv'])) for e in episodes for token in e['tokens']]
     largest = max((a for a in advantages if math.isfinite(a)), default=0.0)
-    groups = _groups(document, episodes)
-    template = importlib.resources.files('agentrl_jax.records').joinpath('page_template.html')
-    return string.Template(template.read_text(encoding='utf-8')).substitute(
-        title=escape_attribute(document['title'] or document['env']),  # no elements inside <title>
-        heading=escape(document['title'] or document['env']),
-        about=_about(document),
-        links=''.join(_link(label, name) for label, name in (links or {}).items()),
+    return markup.render(
+        'page_template.html',
+        name=document['title'] or document['env'],
+        about={'world': document['env'], **document['about']},
+        links=links or {},
         tiles=_tiles(document['totals'], document['worlds']),
-        subtitle=_shown(document, len(episodes)),
-        heat_choices=_heat_choices(known),
-        sort_choices=_sort_choices(known['advantage']),
+        subtitle=_subtitle(document, len(episodes)),
+        sorts=SORTS,
+        heats=known,
+        first_heat=next(heat for heat in HEATS if known[heat]),
+        HEAT_LABELS=HEAT_LABELS,
         scales=_scales(largest),
-        map='\n'.join(_strip(*found) for found in groups),
-        groups='\n'.join(_group(*found, largest, known['advantage']) for found in groups),
+        groups=_groups(document, episodes, largest, known['advantage']),
         count=len(episodes),
     )
 
@@ -87,20 +76,7 @@ def render_page(
 # ---- the head ----------------------------------------------------------------------------------
 
 
-def _about(document: Mapping[str, Any]) -> str:
-    about = {'world': document['env'], **document['about']}
-    return ''.join(
-        f'<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>'
-        for label, text in about.items()
-    )
-
-
-def _link(label: str, name: str) -> str:
-    """A link to a file of this folder, quoted: no name is another address or an attribute."""
-    return f'<a href="./{urllib.parse.quote(name, safe="")}">{escape(label)}</a>'
-
-
-def _shown(document: Mapping[str, Any], shown: int) -> str:
+def _subtitle(document: Mapping[str, Any], shown: int) -> str:
     """Which of the episodes played are on the page; the figures above are of all of them."""
     played, every = document['totals']['episodes'], document['every']
     if shown >= played:
@@ -120,102 +96,98 @@ def _ordinal(n: int) -> str:
     return f'{n}{"th" if regular else endings[n % 10]}'
 
 
-def _tiles(totals: Mapping[str, Any], worlds: Mapping[str, Any] | None) -> str:
-    """Figures of the whole step; faulty episodes only in their own count."""
-    healthy = totals['episodes'] - totals['faulty']
-    share = f'{100 * totals["solved"] / max(healthy, 1):.1f} %'
+def _tiles(
+    totals: Mapping[str, Any], worlds: Mapping[str, Any] | None
+) -> dict[str, tuple[str, str]]:
+    """Figures of the whole step, each with a note; faulty episodes only in their own count."""
+    healthy, interval = totals['episodes'] - totals['faulty'], ''
     if 0 <= totals['solved'] <= healthy:
         ends = wilson_interval(totals['solved'], healthy)
         if 'success_low' in totals:  # of levels, whose episodes are not independent
             ends = to_float(totals['success_low']), to_float(totals['success_high'])
-        low, high = (100 * end for end in ends)
-        share += f' <small>95 % interval {low:.1f} to {high:.1f}</small>'
-    invalid = f'{totals["invalid"]} of {many(totals["turns"], "turn")}'
+        interval = '95 % interval {:.1f} to {:.1f}'.format(*(100 * end for end in ends))
     tiles = {
-        'success': share,
-        'solved': f'{totals["solved"]} of {healthy}',
-        'mean return': f'{to_float(totals["return"]):.3g}',
-        'mean turns': f'{totals["turns"] / max(healthy, 1):.3g}',
-        **({} if totals['invalid'] is None else {'invalid answers': invalid}),
-        'truncated episodes': f'{totals["truncated"]}',
-        'faulty worlds': f'{totals["faulty"]}',
+        'success': (f'{100 * totals["solved"] / max(healthy, 1):.1f} %', interval),
+        'solved': (f'{totals["solved"]} of {healthy}', ''),
+        'mean return': (f'{to_float(totals["return"]):.3g}', ''),
+        'mean turns': (f'{totals["turns"] / max(healthy, 1):.3g}', ''),
+        'invalid answers': (f'{totals["invalid"]} of {many(totals["turns"], "turn")}', ''),
+        'truncated episodes': (f'{totals["truncated"]}', ''),
+        'faulty worlds': (f'{totals["faulty"]}', ''),
     }
+    if totals['invalid'] is None:
+        del tiles['invalid answers']
     if worlds is not None:
-        slowest = f'<small>slowest {to_float(worlds["slowest"]):.3g}</small>'
-        tiles['seconds of a reply'] = f'{to_float(worlds["seconds"]):.3g} {slowest}'
-        tiles['worlds asked again'] = f'{many(worlds["retries"], "time")}'
-    return ''.join(f'<div><dt>{k}</dt><dd>{v}</dd></div>' for k, v in tiles.items())
+        slowest = f'slowest {to_float(worlds["slowest"]):.3g}'
+        tiles['seconds of a reply'] = f'{to_float(worlds["seconds"]):.3g}', slowest
+        tiles['worlds asked again'] = many(worlds['retries'], 'time'), ''
+    return tiles
 
 
-def _heat_choices(known: Mapping[str, bool]) -> str:
-    first = next(heat for heat in HEATS if known[heat])
-    labels = {'logprob': 'log-probability', 'mask': 'mask (trained)'}
-    choices = []
-    for heat, present in known.items():
-        state = ' checked' if heat == first else '' if present else ' disabled'
-        label = labels[heat] if heat in labels else heat
-        label += '' if present else ' (not recorded)'
-        choices.append(
-            f'<label><input type="radio" name="heat" id="heat-{heat}"{state}> {label}</label>'
-        )
-    return '\n'.join(choices)
-
-
-def _sort_choices(advantages: bool) -> str:
-    choices = []
-    for letter, label in SORTS.items():
-        missing = letter == 'a' and not advantages
-        state = ' checked' if letter == 'n' else ' disabled' if missing else ''
-        choices.append(
-            f'<label><input type="radio" name="sort" id="sort-{letter}"{state}> {label}</label>'
-        )
-    return '\n'.join(choices)
-
-
-def _scales(largest: float) -> str:
-    """One legend per heat-map, made of the classes that colour the tokens."""
-    probabilities = [f'{math.exp(-edge):.2g}' for edge in LOGPROB_EDGES]
-    swatches = [f'p > {probabilities[0]}', *[f'≤ {p}' for p in probabilities]]
+def _scales(largest: float) -> dict[str, list[tuple[str, str]]]:
+    """A legend for each heat-map, (class, label), of the classes that colour the tokens."""
+    probabilities = [f'{math.exp(-edge):.2g}' for edge in page_episode.LOGPROB_EDGES]
+    swatches = [Markup(f'p > {probabilities[0]}'), *[f'≤ {p}' for p in probabilities]]
     scales = {'logprob': [(f'l{n}', label) for n, label in enumerate(swatches)]}
-    for heat, letter, labels in (
-        ('ratio', 'r', [(math.exp(-edge), math.exp(edge)) for edge in RATIO_EDGES]),
-        ('advantage', 'a', [(-edge * largest, edge * largest) for edge in ADVANTAGE_EDGES]),
-    ):
-        below = [(f'{letter}n{n}', f'&lt; {low:.3g}') for n, (low, _) in enumerate(labels, 1)]
-        above = [(f'{letter}p{n}', f'&gt; {high:.3g}') for n, (_, high) in enumerate(labels, 1)]
-        middle = (f'{letter}p0', '1' if heat == 'ratio' else '0')
-        scales[heat] = [*reversed(below), middle, *above]
-    scales['mask'] = [('', 'sampled by the policy: trained')]
-    lines = []
-    for heat, swatches in scales.items():
-        shown = ' '.join(f'<span class="t {css}">{label}</span>' for css, label in swatches)
-        lines.append(f'<span class="scale scale-{heat}">{shown}</span>')
-    return '\n'.join(lines)
+    ratios = [(math.exp(-edge), math.exp(edge)) for edge in page_episode.RATIO_EDGES]
+    advantages = [(-edge * largest, edge * largest) for edge in page_episode.ADVANTAGE_EDGES]
+    for heat, middle, labels in (('ratio', '1', ratios), ('advantage', '0', advantages)):
+        below = [(f'{heat[0]}n{n}', f'< {low:.3g}') for n, (low, _) in enumerate(labels, 1)]
+        above = [(f'{heat[0]}p{n}', f'> {high:.3g}') for n, (_, high) in enumerate(labels, 1)]
+        scales[heat] = [*reversed(below), (f'{heat[0]}p0', middle), *above]
+    return scales | {'mask': [('', 'sampled by the policy: trained')]}
 
 
 # ---- groups ------------------------------------------------------------------------------------
 
 
-def _groups(document: Mapping[str, Any], episodes: Sequence[Episode]) -> list[tuple]:
-    """(what is known of a group or None, its order, its episodes, their orders), as played."""
+def _groups(
+    document: Mapping[str, Any], episodes: Sequence[Episode], largest: float, updated: bool
+) -> list[dict[str, Any]]:
+    """Groups as the template draws them, in the order of play.
+
+    updated: an update was made of the rollout, of some of its groups at least.
+    """
     known = {group['group']: group for group in document['groups']}
     members: dict[int, list[Episode]] = {}
     for episode in episodes:
         members.setdefault(episode['group'], []).append(episode)
-    keys = [
+    orders = _orders(
         _group_keys(known[number]) if number in known else _episode_keys(found[0])
         for number, found in members.items()
-    ]
-    orders = dict(zip(members, _orders(keys), strict=True))
-    return [
-        (
-            known[number] if number in known else None,
-            orders[number],
-            found,
-            _orders([_episode_keys(episode) for episode in found]),
+    )
+    views = []
+    for order, (number, found) in zip(orders, members.items(), strict=True):
+        first, alone = found[0], len(found) == 1
+        common = 0 if alone else _common_prompt(found)
+        places = _orders(map(_episode_keys, found))
+        start = list(enumerate(first['tokens'][:common]))
+        shown = [
+            page_episode.view(
+                episode,
+                order if alone else place,
+                largest,
+                common=common,
+                opened=episode['row'] == 0 if alone else episode is first,
+            )
+            | {'place': place}
+            for episode, place in zip(found, places, strict=True)
+        ]
+        facts, left_out = _facts(known.get(number), len(found), updated)
+        board = common and first['turns'] and first['turns'][0]['grid']
+        views.append(
+            {
+                'number': number,
+                'order': order,
+                'level': first['level'],
+                'facts': facts,
+                'left_out': left_out,
+                'board': page_episode.draw_board(board or None),
+                'prompt': page_episode.prompt(start, folded=False) if common else None,
+                'episodes': shown,
+            }
         )
-        for number, found in members.items()
-    ]
+    return views
 
 
 def _group_keys(group: Mapping[str, Any]) -> dict[str, float]:
@@ -239,75 +211,26 @@ def _episode_keys(episode: Episode) -> dict[str, float]:
     }
 
 
-def _orders(keys: Sequence[Mapping[str, float]]) -> list[str]:
+def _orders(entries: Iterable[Mapping[str, float]]) -> list[str]:
     """For each entry its place by every key, the largest first, as custom properties of a style.
 
     Equal keys have one place; nan comes last.
     """
-    places: list[list[str]] = [[f'--n:{n}'] for n in range(len(keys))]
-    for letter in SORTS:
-        if letter != 'n':
-            values = [key[letter] for key in keys]
-            ranked = sorted({value for value in values if not math.isnan(value)}, reverse=True)
-            place = {value: n for n, value in enumerate(ranked)}
-            for found, value in zip(places, values, strict=True):
-                found.append(f'--{letter}:{place[value] if value in place else len(ranked)}')
+    keys = list(entries)
+    places = [[f'--n:{n}'] for n in range(len(keys))]
+    for letter in 'srla':
+        values = [key[letter] for key in keys]
+        ranked = sorted({value for value in values if not math.isnan(value)}, reverse=True)
+        place = {value: n for n, value in enumerate(ranked)}
+        for found, value in zip(places, values, strict=True):
+            found.append(f'--{letter}:{place.get(value, len(ranked))}')
     return [';'.join(found) for found in places]
 
 
-def _strip(
-    group: Mapping[str, Any] | None, order: str, episodes: Sequence[Episode], orders: Sequence[str]
-) -> str:
-    """A group in the map of the page: a link to it and one to each of its episodes."""
-    cells = ''.join(_cell(*found) for found in zip(episodes, orders, strict=True))
-    number = episodes[0]['group']
-    name = '' if len(episodes) == 1 else f'<a class="name" href="#g{number}">{number}</a>'
-    return f'<span class="strip rank" style="{order}">{name}{cells}</span>'
-
-
-def _cell(episode: Episode, order: str) -> str:
-    flags = flags_of(episode)
-    mark = '!' if flags['faulty'] else '✓' if flags['success'] else '·'
-    css = 'faulty' if flags['faulty'] else 'solved' if flags['success'] else 'failed'
-    title = f'#{episode["row"]}, level {episode["level"]}: return {to_float(episode["return"]):.4g}'
-    return (
-        f'<a class="cell item rank {css}" href="#e{episode["row"]}" title="{title}" '
-        f'style="{order}" {filter_data(flags)}>{mark}</a>'
-    )
-
-
-def _group(
-    group: Mapping[str, Any] | None,
-    order: str,
-    episodes: Sequence[Episode],
-    orders: Sequence[str],
-    largest: float,
-    updated: bool,
-) -> str:
-    """A group with its prompt once and its episodes; an episode that is alone stands for itself."""
-    first = episodes[0]
-    if len(episodes) == 1:
-        return draw_episode(first, order, largest, common=0, opened=first['row'] == 0)
-    common = _common_prompt(episodes)
-    prompt = draw_prompt(list(enumerate(first['tokens'][:common])), folded=False) if common else ''
-    board = draw_board(first['turns'][0]['grid']) if common and first['turns'] else ''
-    start = f'<div class="start">{board}<div class="chat">{prompt}</div></div>' if common else ''
-    body = '\n'.join(
-        draw_episode(episode, place, largest, common=common, opened=episode is first)
-        for episode, place in zip(episodes, orders, strict=True)
-    )
-    facts = ''.join(f'<span>{fact}</span>' for fact in _group_facts(group, len(episodes), updated))
-    return (
-        f'<section class="group rank" id="g{first["group"]}" style="{order}">'
-        f'<header><h2>Group {first["group"]}</h2><span>level {first["level"]}</span>{facts}'
-        f'</header>\n{start}<div class="episodes">\n{body}</div></section>'
-    )
-
-
-def _group_facts(group: Mapping[str, Any] | None, shown: int, updated: bool) -> list[str]:
-    """updated: an update was made of the rollout, of some of its groups at least."""
+def _facts(group: Mapping[str, Any] | None, shown: int, updated: bool) -> tuple[list[str], str]:
+    """(what all members of a group did, how many of them are shown where some are not)."""
     if group is None:
-        return []
+        return [], ''
     spread = to_float(group['return_std'])
     facts = [
         f'{group["solved"]} of {group["episodes"] - group["faulty"]} solved',
@@ -319,25 +242,20 @@ def _group_facts(group: Mapping[str, Any] | None, shown: int, updated: bool) -> 
     if updated:
         apart = to_float(group['advantages'])
         facts.append('not trained on' if math.isnan(apart) else f'advantages {apart:.3g} apart')
-    if shown < group['episodes']:
-        facts.append(f'<em>{shown} of {group["episodes"]} shown</em>')
-    return facts
+    left_out = f'{shown} of {group["episodes"]} shown' if shown < group['episodes'] else ''
+    return facts, left_out
 
 
 def _common_prompt(episodes: Sequence[Episode]) -> int:
-    """Tokens in front of the first answer, where all episodes begin with the same; else 0."""
-    starts = [
-        [
-            token['s']
-            for token in itertools.takewhile(
-                lambda t: t['k'] != 'a' and t['turn'] == 0, episode['tokens']
-            )
-        ]
-        for episode in episodes
-    ]
-    boards = [episode['turns'][0]['grid'] if episode['turns'] else None for episode in episodes]
-    same = all(start == starts[0] for start in starts) and all(b == boards[0] for b in boards)
-    return len(starts[0]) if same else 0
+    """Tokens before the first answer, where all episodes begin with the same; else 0."""
+
+    def start(episode: Episode) -> tuple:
+        tokens = itertools.takewhile(lambda t: t['k'] != 'a' and t['turn'] == 0, episode['tokens'])
+        board = episode['turns'][0]['grid'] if episode['turns'] else None
+        return [token['s'] for token in tokens], board
+
+    starts = list(map(start, episodes))
+    return len(starts[0][0]) if all(found == starts[0] for found in starts) else 0
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -67,23 +67,11 @@ def place_on_episode_end(returns: jax.Array, action_mask: jax.Array) -> jax.Arra
     return jnp.where(episode_ends(action_mask), returns[:, None], 0.0)
 
 
-def subtract_kl(
-    rewards: jax.Array,
-    old_logprobs: jax.Array,
-    ref_logprobs: jax.Array,
-    mask: jax.Array,
-    *,
-    kl_coef: jax.Array | float,
-) -> jax.Array:
-    """r_t - kl_coef (log pi_old - log pi_ref) on the mask; all [B, T] (specs: KL in the reward)."""
-    return rewards - kl_coef * jnp.where(mask, old_logprobs - ref_logprobs, 0.0)
-
-
 # ---- recursions over action tokens ---------------------------------------------------------------
 
 
 def linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
-    """y_t = x_t + decay_t y_{t+1} with y behind the end 0; [B, T], in log2(T) passes."""
+    """y_t = x_t + decay_t y_{t+1} with y after the end 0; [B, T], in log2(T) passes."""
 
     def compose(later, earlier):
         return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
@@ -132,7 +120,7 @@ def turn_wise_gae(
     """GAE over turn ends only, copied to every token of the turn; all [B, T] (VAGEN).
 
     delta_k = r_k + turn_gamma V[E_{k+1}] - V[E_k] with E_k the last action token of turn k and r_k
-    the sum of the rewards of its tokens: a KL term stands on each of them.
+    the sum of the rewards of its tokens: a KL term is on each of them.
     """
     ends = turn_ends(mask, turn)
     summed = _turn_sums(rewards, mask, turn, ends)
@@ -259,11 +247,7 @@ def normalize_returns(
     if method == 'mean':
         return group_center(returns, healthy, group_size=group_size)
     normal = group_normalize(returns, healthy, group_size=group_size)
-    if method == 'mean_std':
-        return normal
-    if method == 'asym_clip':
-        return jnp.clip(normal, -1.0, 3.0)
-    raise ValueError(f'reward normalisation {method!r}: identity, mean, mean_std or asym_clip')
+    return jnp.clip(normal, -1.0, 3.0) if method == 'asym_clip' else normal
 
 
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
@@ -284,6 +268,4 @@ def compare(
         return _alone(returns, healthy)
     if norm == 'mean':
         return group_center(returns, healthy, group_size=group_size)
-    if norm == 'std':
-        return group_normalize(returns, healthy, group_size=group_size, **std_settings)
-    raise ValueError(f'norm={norm!r} must be std, mean or none')
+    return group_normalize(returns, healthy, group_size=group_size, **std_settings)

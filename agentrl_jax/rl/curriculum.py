@@ -15,6 +15,12 @@ SciWorld 10, 20, 30 / 100; BabyAI 6, 13, 20 / 100. The paper finds other stages 
 36.8 to 39.1 % over six of them).
 """
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from agentrl_jax.settings.marks import ONE, Words
+
 
 def horizon(
     step: int, *, rounds: tuple[int, ...], stage_steps: int, interpolate: bool = False
@@ -33,20 +39,31 @@ def horizon(
     return rounds[stage] + climb
 
 
-def problems(rounds: tuple[int, ...], interpolate: bool, max_turns: int) -> list[str]:
-    """What is wrong with a curriculum; max_turns is what the shapes have room for."""
-    if not all(type(turns) is int for turns in rounds):
-        return [f'curriculum.rounds={rounds} must be whole numbers of turns']
-    found = []
-    if interpolate and len(rounds) < 2:
-        found.append(
-            f'curriculum.interpolate has no effect with curriculum.rounds={rounds}: give two'
-        )
-    if any(after <= before for before, after in zip((0, *rounds), rounds, strict=False)):
-        found.append(f'curriculum.rounds={rounds} must be positive and increasing')
-    if max(rounds, default=0) > max_turns:
-        found.append(
-            f'curriculum.rounds={rounds} asks for more turns than env.max_turns={max_turns}, which '
-            'fixes the shapes of an episode: raise it to the last of the rounds'
-        )
-    return found
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """ScalingInter-RL; validation plays env.max_turns."""
+
+    rounds: Annotated[tuple[int, ...], Words('whole numbers of turns')] = ()  # turns of an episode
+    # stage by stage, such as (2, 3, 5); () = off
+    stage_steps: Annotated[int, ONE] = 100  # steps of a stage; the last stage lasts to the end
+    interpolate: bool = False  # climb evenly within a stage instead of at its end
+
+    def turn_limit(self, step: int, max_turns: int) -> int:
+        """Turns an episode of a training step may take: `horizon`, or all."""
+        if not self.rounds:
+            return max_turns
+        stages = dict(stage_steps=self.stage_steps, interpolate=self.interpolate)
+        return horizon(step, rounds=self.rounds, **stages)
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        rounds, max_turns = self.rounds, run.env.max_turns
+        if self.interpolate and len(rounds) < 2:
+            yield f'curriculum.interpolate has no effect with curriculum.rounds={rounds}: give two'
+        if any(after <= before for before, after in zip((0, *rounds), rounds, strict=False)):
+            yield f'curriculum.rounds={rounds} must be positive and increasing'
+        if max(rounds, default=0) > max_turns:
+            yield (
+                f'curriculum.rounds={rounds} asks for more turns than env.max_turns={max_turns}, '
+                'which fixes the shapes of an episode: raise it to the last of the rounds'
+            )

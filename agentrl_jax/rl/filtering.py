@@ -19,11 +19,6 @@ from agentrl_jax.types import Rollout
 ZERO = 1e-10  # scores up to this are "zero" for include_zero=False
 
 
-def group_scores(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
-    """Unbiased std of the raw returns of each group's healthy members, 0 below two; [B] -> [P]."""
-    return advantages.group_std(returns, healthy, group_size=group_size)
-
-
 def row_mask(keep: jax.Array, *, group_size: int) -> jax.Array:
     """Keep mask of groups [P] as one of rows: bool [B]."""
     return jnp.repeat(keep, group_size)
@@ -52,7 +47,7 @@ def keep_top_p(
 ) -> jax.Array:
     """Largest scores until their sum reaches p * total - eps; p >= 1 keeps all (RAGEN-2, linear).
 
-    Nothing is kept when no score is positive or the threshold is not: the step is to be skipped.
+    Nothing is kept when no score is positive or the threshold is not: the step must be skipped.
     """
     eligible = include_zero | (jnp.abs(scores) > ZERO)
     if p >= 1:
@@ -136,10 +131,10 @@ def keep_within_groups(
 def refill(
     held: Any, count: jax.Array, fresh: Any, keep: jax.Array, *, group_size: int
 ) -> tuple[Any, jax.Array]:
-    """Puts the kept groups of `fresh` behind the `count` groups held; (held, count).
+    """Puts the kept groups of `fresh` after the `count` groups held; (held, count).
 
-    held and fresh are pytrees of arrays with rows in front, held with room for a fixed number of
-    groups: what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
+    held and fresh are pytrees of arrays [rows, ...], held with room for a fixed number of groups:
+    what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
     """
     rows = jax.tree.leaves(held)[0].shape[0]
     slot = count + jnp.cumsum(keep) - 1  # place of each kept group
@@ -187,7 +182,7 @@ def keep_rows(
     returns, healthy = rollout.returns, rollout.healthy
     if normalised:
         returns = advantages.group_normalize(returns, healthy, group_size=group_size)
-    scores = group_scores(returns, healthy, group_size=group_size)
+    scores = advantages.group_std(returns, healthy, group_size=group_size)
     if rule == 'within_group':
         return scores, keep_within_groups(returns, healthy, group_size=group_size, **settings)
     return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
@@ -206,7 +201,7 @@ def select(
     """(rollout [b], its rows int32 [b], which of them train bool [b], factors [b] | None, metrics).
 
     keep_fn(rollout) -> (scores [P], bool [B]). order: 'all' takes the rows as they are; 'compact'
-    the kept ones, exactly `count`; 'kept_first' all, whole kept groups in front, so that optimiser
+    the kept ones, exactly `count`; 'kept_first' all, whole kept groups first, so that optimiser
     steps without a kept row come last and are skipped. Factors (None: 1) multiply advantages: by
     the spread of the group (soft), by the share that is kept (scaling).
     """
@@ -217,8 +212,6 @@ def select(
         rows = jnp.nonzero(keep, size=count)[0].astype(jnp.int32)
     elif order == 'kept_first':
         rows = jnp.argsort(~keep, stable=True).astype(jnp.int32)
-    elif order != 'all':
-        raise ValueError(f'order={order!r} must be all, compact or kept_first')
     if order != 'all':
         rollout = jax.tree.map(lambda x: x[rows], rollout)
     if not soft and scaling == 'none':

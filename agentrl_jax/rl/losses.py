@@ -158,25 +158,23 @@ def clipped_surrogate(
     return loss
 
 
-def clipped_policy_loss(
-    logprobs: jax.Array,
-    old_logprobs: jax.Array,
+def clipped_sides(
+    log_ratios: jax.Array,
     advantages: jax.Array,
-    mask: jax.Array,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-) -> jax.Array:
-    """clipped_surrogate of each token's own ratio; all [B, T]."""
-    return clipped_surrogate(
-        log_ratio(logprobs, old_logprobs, mask),
-        advantages,
-        mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> dict[str, jax.Array]:
+    """Where clipped_surrogate is flat, by the name of the metric; bool [B, T] each."""
+    ratio, up, down = jnp.exp(log_ratios), advantages > 0, advantages < 0
+    sides = {
+        'policy/clip_frac_high': up & (ratio > 1.0 + clip_high),
+        'policy/clip_frac_low': down & (ratio < 1.0 - clip_low),
+    }
+    if dual_clip is not None:
+        sides['policy/clip_frac_dual'] = down & (ratio > dual_clip)
+    return sides
 
 
 def sampler_weights(

@@ -1,66 +1,13 @@
 """The objective around an algorithm's per-token surrogate: entropy, KL, the critic, and metrics."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
+from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
-
-
-def clipped_loss(
-    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
-) -> jax.Array:
-    """losses.clipped_policy_loss of a batch; [B, T]."""
-    return losses.clipped_policy_loss(
-        logprobs,
-        batch.old_logprobs,
-        batch.advantages,
-        batch.mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
-
-
-def clipped_sides(
-    log_ratios: jax.Array,
-    advantages: jax.Array,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None,
-) -> dict[str, jax.Array]:
-    """Where losses.clipped_surrogate is flat, by the name of the metric; bool [B, T] each."""
-    ratio, up, down = jnp.exp(log_ratios), advantages > 0, advantages < 0
-    sides = {
-        'policy/clip_frac_high': up & (ratio > 1.0 + clip_high),
-        'policy/clip_frac_low': down & (ratio < 1.0 - clip_low),
-    }
-    if dual_clip is not None:
-        sides['policy/clip_frac_dual'] = down & (ratio > dual_clip)
-    return sides
-
-
-def clipped_tokens(
-    logprobs: jax.Array, batch: Batch, *, clip_low: float, clip_high: float, dual_clip: float | None
-) -> dict[str, jax.Array]:
-    """What clipped_loss clips; bool [B, T] by metric."""
-    return clipped_sides(
-        losses.log_ratio(logprobs, batch.old_logprobs, batch.mask),
-        batch.advantages,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
-
-
-def nothing_clipped(logprobs: jax.Array, batch: Batch, **clip: float | None) -> dict:
-    """Of a loss without a ratio: no metric of clipping."""
-    del logprobs, batch, clip
-    return {}
 
 
 def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
@@ -80,57 +27,56 @@ def policy_loss(
     batch: Batch,
     weights: jax.Array,
     kl_coef: jax.Array,
-    *,
-    hidden_fn: Callable,
-    head_fn: Callable,
-    loss: Callable = clipped_loss,
-    clipped: Callable = clipped_tokens,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    entropy_coef: float = 0.0,
-    kl_estimator: str | None = None,
-    has_reference: bool = False,
-    temperature: float = 1.0,
-    chunk_size: int | None = None,
-    row_tokens: int | None = None,
+    fns: ModelFns,
+    how: Learning,
 ) -> tuple[jax.Array, tuple[dict, jax.Array]]:
     """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, (metric sums, hidden)).
 
-    weights float32 [B, T] from losses.token_weights on the whole optimiser batch. clipped: what the
-    loss clips, bool [B, T] by metric. kl_estimator None leaves the KL term out; with has_reference
-    it is measured all the same. row_tokens: the most that a row can have of trained tokens; the
-    head is computed for so many (None: for all).
+    weights float32 [B, T] from losses.token_weights on the whole optimiser batch. The KL is
+    measured wherever there is a reference, and part of the loss where the algorithm says so.
     """
-    hidden = hidden_fn(
-        params, batch.tokens, positions_of(batch.attention_mask), batch.attention_mask
-    )
+    algorithm, attention = how.algorithm, batch.attention_mask
+    hidden = fns.hidden(params, batch.tokens, positions_of(attention), attention)
     logprobs, entropy = losses.token_logprobs(
-        hidden,
-        head_fn(params),
-        batch.tokens,
-        temperature=temperature,
-        chunk_size=chunk_size,
-        with_entropy=True,
-        mask=batch.mask,
-        row_tokens=row_tokens,
+        hidden, fns.head(params), batch.tokens, with_entropy=True, mask=batch.mask, **how.head
     )
-    clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    per_token, fixed = loss(logprobs, batch, **clip), jax.lax.stop_gradient(logprobs)
+    per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
     sums = ratio_sums(fixed, batch)
-    for name, tokens in clipped(fixed, batch, **clip).items():
+    for name, tokens in algorithm.clipped(fixed, batch).items():
         sums[name] = masked_sum(tokens, batch.mask)
     sums['policy/entropy'] = masked_sum(jax.lax.stop_gradient(entropy), batch.mask)
     sums['policy/surrogate'] = losses.weighted_sum(weights, per_token)
-    if entropy_coef:
-        per_token = per_token - entropy_coef * jnp.where(batch.mask, entropy, 0.0)
-    if kl_estimator is not None or has_reference:
-        estimator = kl_estimator or 'k3'
+    if algorithm.entropy:
+        per_token = per_token - algorithm.entropy * jnp.where(batch.mask, entropy, 0.0)
+    if algorithm.kl.in_loss or how.has_reference:
+        estimator = algorithm.kl.estimator if algorithm.kl.in_loss else 'k3'
         kl = losses.kl_penalty(logprobs, batch.ref_logprobs, batch.mask, estimator=estimator)
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
-        if kl_estimator is not None:
+        if algorithm.kl.in_loss:
             per_token = per_token + kl_coef * kl
     return losses.weighted_sum(weights, per_token), (sums, hidden)
+
+
+def joint_loss(
+    params: Params,
+    batch: Batch,
+    weights: jax.Array,
+    value_weights: jax.Array,
+    kl_coef: jax.Array,
+    fns: ModelFns,
+    how: Learning,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy loss, plus critic.coef * value loss where a critic shares the backbone (fns)."""
+    total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how)
+    if fns.value_head is not None:
+        raw = fns.value_head(params, hidden)
+    elif fns.values is not None:
+        attention = batch.attention_mask
+        raw = fns.values(params, None, batch.tokens, positions_of(attention), attention)
+    else:
+        return total, sums
+    value, more = value_loss(raw, batch, value_weights, clip_value=how.critic.clip or None)
+    return total + how.critic.coef * value, {**sums, **more, 'value/loss': value}
 
 
 def value_loss(

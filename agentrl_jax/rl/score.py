@@ -1,4 +1,4 @@
-"""score: what the critic, the reference and (if asked) the policy itself say of a rollout."""
+"""score: values and log-probabilities of a rollout under critic, reference and policy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import windows as context
@@ -30,9 +31,7 @@ def score(
     ref_params: Params | None,
     rollout: Rollout,
     *,
-    hidden_fn: Callable,
-    head_fn: Callable,
-    values_fn: Callable | None,
+    fns: ModelFns,
     microbatch_rows: int,
     temperature: float,
     chunk_size: int,
@@ -44,10 +43,9 @@ def score(
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
-    again (for a sampler of another precision). values_fn(params, critic_params, tokens, positions,
-    attention_mask) -> raw values [B, T]. row_tokens: as in losses.token_logprobs. with_next: the
-    values behind tokens as well (not with windows).
-    With windows every token is scored behind what the policy saw of the conversation.
+    again (for a sampler of another precision). row_tokens: as in losses.token_logprobs. with_next:
+    the values after tokens as well (not with windows).
+    With windows every token is scored after what the policy saw of the conversation.
     """
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
     zeros = jnp.zeros_like(rollout.logprobs)
@@ -55,10 +53,10 @@ def score(
         rows = context.split_turns(rows[:2], windows) + (context.own_rows(rows[2], windows),)
 
     def logprobs(model, tokens, attention, mask):
-        hidden = hidden_fn(model, tokens, positions_of(attention), attention)
+        hidden = fns.hidden(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
             hidden,
-            head_fn(model),
+            fns.head(model),
             tokens,
             temperature=temperature,
             chunk_size=chunk_size,
@@ -67,7 +65,7 @@ def score(
         )[0]
 
     def values(tokens, attention):
-        raw = values_fn(params, critic_params, tokens, positions_of(attention), attention)
+        raw = fns.values(params, critic_params, tokens, positions_of(attention), attention)
         return (losses.token_values(raw), raw) if with_next else losses.token_values(raw)
 
     def every(fn, *rows):
@@ -76,15 +74,17 @@ def score(
             return scores
         return context.put_back(scores, windows, rollout.tokens.shape[1])
 
-    old, ref, value, behind = rollout.logprobs, zeros, zeros, None
+    old, ref, value, following = rollout.logprobs, zeros, zeros, None
     if recompute:
         old = every(lambda *x: logprobs(params, *x), *rows)
     if ref_params is not None:
         ref = every(lambda *x: logprobs(ref_params, *x), *rows)
-    if values_fn is not None:
+    if fns.values is not None:
         value = every(values, *rows[:2])
         if with_next:
-            value, behind = value
+            value, following = value
     mask = rollout.action_mask
     scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
-    return scores if behind is None else scores.replace(next_values=jnp.where(mask, behind, 0.0))
+    if following is None:
+        return scores
+    return scores.replace(next_values=jnp.where(mask, following, 0.0))

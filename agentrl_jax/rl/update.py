@@ -6,8 +6,6 @@ In each mini-batch the critic moves before the policy. A step whose loss or grad
 or that has no trained token, leaves parameters and optimiser as they were.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +15,12 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import MIN_STD
+from agentrl_jax.rl.algorithm import KL
+from agentrl_jax.rl.learning import Learning, Optim
 from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
 from agentrl_jax.types import Batch, Params, TrainState
 
@@ -27,71 +28,23 @@ GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy tha
 MAXIMA = ('policy/ratio_max', GAP)  # metrics that are maxima; all others are sums
 NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all others sums over tokens
 
-SCHEDULES = ('constant', 'linear', 'cosine')
-
-
-def rate_of(
-    lr: float,
-    *,
-    warmup_steps: int = 0,
-    schedule: str = 'constant',
-    schedule_steps: int = 0,
-    final_lr: float = 0.0,
-) -> optax.ScalarOrSchedule:
-    """The learning rate of each optimiser step: it rises linearly to lr in warmup_steps.
-
-    The first of n warm-up steps uses lr / n, so no step is lost. After the warm-up the rate stays,
-    or falls in schedule_steps to final_lr * lr: linearly, or along half a cosine.
-    """
-    rate = lr
-    if schedule == 'linear':
-        rate = optax.linear_schedule(lr, final_lr * lr, schedule_steps)
-    elif schedule == 'cosine':
-        rate = optax.cosine_decay_schedule(lr, schedule_steps, alpha=final_lr)
-    elif schedule != 'constant':
-        raise ValueError(f'schedule={schedule!r} is not one of {", ".join(SCHEDULES)}')
-    if warmup_steps:
-        rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
-        rate = rise if rate is lr else optax.join_schedules([rise, rate], [warmup_steps])
-    return rate
-
-
-def make_optimizer(
-    lr: float,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    weight_decay: float = 0.01,
-    max_grad_norm: float = 1.0,
-    **schedule: Any,
-) -> optax.GradientTransformation:
-    """Global-norm clip, then AdamW with the rate of rate_of(lr, **schedule)."""
-    rate = rate_of(lr, **schedule)
-    return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
-        optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay),
-    )
-
 
 def learning_rates(
-    state: TrainState,
-    lr_scale: jax.Array | float = 1.0,
-    *,
-    rate: optax.ScalarOrSchedule,
-    critic_rate: optax.ScalarOrSchedule,
+    state: TrainState, lr_scale: jax.Array | float, optim: Optim
 ) -> dict[str, jax.Array]:
-    """Rates of the next optimiser step, of make_optimizer's AdamW; float32 [].
+    """Rates of the next optimiser step; float32 [].
 
     A critic in the policy's backbone has none of its own.
     """
 
     def at(rate, opt_state):
         if callable(rate):
-            rate = rate(opt_state[1][0].count)  # of Adam, behind the clip: skipped steps are none
+            rate = rate(opt_state[1][0].count)  # of Adam, after the clip: skipped steps are none
         return jnp.float32(rate) * lr_scale
 
-    found = {'optim/lr': at(rate, state.opt_state)}
+    found = {'optim/lr': at(optim.rate(optim.lr), state.opt_state)}
     if state.critic_params is not None:
-        found['optim/critic_lr'] = at(critic_rate, state.critic_opt_state)
+        found['optim/critic_lr'] = at(optim.rate(optim.critic_lr), state.critic_opt_state)
     return found
 
 
@@ -109,13 +62,13 @@ def trained_episodes(mask: jax.Array, together: int) -> jax.Array:
     return trains.sum() if together == 1 else trains.reshape(-1, together).any(1).sum()
 
 
-def steered_kl_coef(
-    state: TrainState, batch: Batch, target: float, horizon: float, together: int
-) -> jax.Array:
+def adaptive_kl_coef(state: TrainState, batch: Batch, kl: KL, together: int) -> jax.Array:
     """adapt_kl_coef by the batch's mean of log pi_old - log pi_ref; unchanged if not finite."""
-    kl = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
+    mean = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
     episodes = trained_episodes(batch.mask, together)
-    new = adapt_kl_coef(state.kl_coef, kl, target=target, horizon=horizon, episodes=episodes)
+    new = adapt_kl_coef(
+        state.kl_coef, mean, target=kl.target, horizon=kl.horizon, episodes=episodes
+    )
     return jnp.where(jnp.isfinite(new), new, state.kl_coef)
 
 
@@ -154,7 +107,7 @@ def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1
     return jax.tree.map(one, batch)
 
 
-def weigher(
+def make_token_weights(
     aggregation: str, norm_length: int | None, parts: int, episodes: int | None = None
 ) -> Callable:
     """Token weights of a mask bool [B, T], whose denominators are counted in each of `parts` parts.
@@ -176,7 +129,7 @@ def weigher(
     return whole if parts == 1 else weights
 
 
-def trained_first(rows: jax.Array, mask: jax.Array, parts: int) -> jax.Array:
+def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int) -> jax.Array:
     """Rows of a mini-batch int32 [n] so that those that train fill the first slices of _split."""
     order = rows[jnp.argsort(~mask[rows].any(1), stable=True)]
     return order.reshape(parts, -1).T.reshape(-1)
@@ -257,57 +210,37 @@ def apply_if_finite(
     return params, opt_state, norm, finite, take
 
 
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    """What stays the same over the optimiser steps of one update."""
-
-    objective: Callable  # joint_loss of (params, batch, weights, value_weights, kl_coef)
-    values_fn: Callable | None
-    value_clip: float | None
-    weights: Callable  # token weights of a mask and the episodes of its rows
-    tx: optax.GradientTransformation
-    critic_tx: optax.GradientTransformation | None
-    parts: int
-    unit: int
-    widths: int
-    row_sharding: NamedSharding | None
-    critic_warmup: int
-    lr_scale: jax.Array | float
-    together: int = 1  # rows of an episode
-    sparse: bool = False  # rows may not train
-
-
 def critic_step(
-    state: TrainState, batch: Batch, weights: jax.Array, s: _Settings
+    state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, fns: ModelFns, how: Learning
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of a critic with parameters of its own; (state, metrics, finite, taken)."""
 
     def loss_of(critic_params, batch, weights):
         attention = batch.attention_mask
-        raw = s.values_fn(
+        raw = fns.values(
             state.params, critic_params, batch.tokens, positions_of(attention), attention
         )
-        return objective.value_loss(raw, batch, weights, clip_value=s.value_clip)
+        return objective.value_loss(raw, batch, weights, clip_value=how.critic.clip or None)
 
     loss, sums, grads = accumulate(
         loss_of,
         state.critic_params,
         (batch, weights),
-        parts=s.parts,
-        sharding=s.row_sharding,
-        sparse=s.sparse,
+        parts=how.microbatches,
+        sharding=how.layout,
+        sparse=how.sparse,
         mask=batch.value_mask,
-        widths=s.widths,
+        widths=how.batch.widths,
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
-        s.critic_tx,
+        how.optim.tx(how.optim.critic_lr),
         grads,
         state.critic_opt_state,
         state.critic_params,
         loss,
         tokens > 0,
-        s.lr_scale,
+        lr_scale,
     )
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
@@ -316,33 +249,41 @@ def critic_step(
 
 
 def policy_step(
-    state: TrainState, batch: Batch, weights: jax.Array, value_weights: jax.Array, s: _Settings
+    state: TrainState,
+    batch: Batch,
+    weights: jax.Array,
+    value_weights: jax.Array,
+    lr_scale: Any,
+    fns: ModelFns,
+    how: Learning,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of the policy, and of a critic in its backbone; (state, metrics, finite, taken)."""
+    if state.critic_params is not None:  # it has a step of its own
+        fns = fns.replace(values=None, value_head=None)
 
     def loss_of(params, *rows):
-        return s.objective(params, *rows, state.kl_coef)
+        return objective.joint_loss(params, *rows, state.kl_coef, fns, how)
 
     loss, sums, grads = accumulate(
         loss_of,
         state.params,
         (batch, weights, value_weights),
-        parts=s.parts,
-        sharding=s.row_sharding,
-        unit=s.unit,
-        sparse=s.sparse,
+        parts=how.microbatches,
+        sharding=how.layout,
+        unit=how.algorithm.ROWS_PER_PAIR,
+        sparse=how.sparse,
         mask=batch.mask | batch.value_mask,
-        widths=s.widths,
+        widths=how.batch.widths,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
-        s.tx,
+        how.optim.tx(how.optim.lr),
         grads,
         state.opt_state,
         state.params,
         loss,
-        (tokens > 0) & (state.step >= s.critic_warmup),
-        s.lr_scale,
+        (tokens > 0) & (state.step >= how.critic.warmup_steps),
+        lr_scale,
     )
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
     counts |= {name: 1 for name in NOT_PER_TOKEN}
@@ -352,150 +293,82 @@ def policy_step(
 
 
 def one_step(
-    state: TrainState, rows: jax.Array, batch: Batch, s: _Settings
+    state: TrainState,
+    rows: jax.Array,
+    batch: Batch,
+    weigh: Callable,
+    lr_scale: Any,
+    fns: ModelFns,
+    how: Learning,
 ) -> tuple[TrainState, dict]:
     """One mini-batch: the critic's optimiser step, then the policy's."""
-    if s.sparse:
-        rows = trained_first(rows, batch.mask, s.parts)
+    if how.sparse:
+        rows = sort_trained_first(rows, batch.mask, how.microbatches)
     part = jax.tree.map(lambda x: x[rows], batch)
-    if s.row_sharding is not None:
-        part = jax.lax.with_sharding_constraint(part, s.row_sharding)
-    episode = None if s.together == 1 else rows // s.together
-    weights, value_weights = (s.weights(mask, episode) for mask in (part.mask, part.value_mask))
+    if how.layout is not None:
+        part = jax.lax.with_sharding_constraint(part, how.layout)
+    episode = None if how.rows_per_episode == 1 else rows // how.rows_per_episode
+    weights, value_weights = (weigh(mask, episode) for mask in (part.mask, part.value_mask))
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
-        state, metrics, finite, taken = critic_step(state, part, value_weights, s)
+        state, metrics, finite, taken = critic_step(state, part, value_weights, lr_scale, fns, how)
         skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), taken, jnp.nan)
-    state, measured, finite, taken = policy_step(state, part, weights, value_weights, s)
+    state, measured, finite, taken = policy_step(
+        state, part, weights, value_weights, lr_scale, fns, how
+    )
     state = state.replace(skipped=state.skipped + skipped + ~finite)
     metrics |= measured
-    # What the critic's warm-up holds is not meant to move
-    metrics['update/applied'] = jnp.where(state.step >= s.critic_warmup, taken, jnp.nan)
-    # A step without a trained token is no part of any mean.
+    # What the critic's warm-up holds does not move on purpose
+    metrics['update/applied'] = jnp.where(state.step >= how.critic.warmup_steps, taken, jnp.nan)
+    # A step without a trained token is excluded from means
     trains = part.mask.any()
     return state, {name: jnp.where(trains, x, jnp.nan) for name, x in metrics.items()}
-
-
-def joint_loss(
-    params: Params,
-    batch: Batch,
-    weights: jax.Array,
-    value_weights: jax.Array,
-    kl_coef: jax.Array,
-    *,
-    values_fn: Callable | None,
-    value_head_fn: Callable | None,
-    value_clip: float | None,
-    value_coef: float,
-    **policy: Any,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Policy loss, plus value_coef * value loss where a critic shares the backbone."""
-    total, (sums, hidden) = objective.policy_loss(params, batch, weights, kl_coef, **policy)
-    if value_head_fn is not None:
-        raw = value_head_fn(params, hidden)
-    elif values_fn is not None:
-        attention = batch.attention_mask
-        raw = values_fn(params, None, batch.tokens, positions_of(attention), attention)
-    else:
-        return total, sums
-    value, value_sums = objective.value_loss(raw, batch, value_weights, clip_value=value_clip)
-    return total + value_coef * value, {**sums, **value_sums, 'value/loss': value}
 
 
 def update_step(
     state: TrainState,
     batch: Batch,
-    *,
-    hidden_fn: Callable,
-    head_fn: Callable,
-    tx: optax.GradientTransformation,
-    values_fn: Callable | None = None,
-    value_head_fn: Callable | None = None,
-    critic_tx: optax.GradientTransformation | None = None,
-    aggregation: str = 'token_mean',
-    norm_length: int | None = None,
-    value_clip: float | None = 0.5,
-    value_coef: float = 1.0,
-    num_minibatches: int = 1,
-    num_microbatches: int = 1,
-    epochs: int = 1,
-    critic_warmup: int = 0,
-    lr_scale: jax.Array | float = 1.0,
-    microbatch_means: bool = False,
-    kl_target: float | None = None,
-    kl_horizon: float = 10000.0,
     key: jax.Array | None = None,
-    row_sharding: NamedSharding | None = None,
-    unit: int = 1,
-    together: int = 1,
-    sparse: bool = False,
-    widths: int = 1,
-    **policy: Any,
+    lr_scale: jax.Array | float = 1.0,
+    *,
+    fns: ModelFns,
+    how: Learning,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """epochs x num_minibatches optimiser steps of num_microbatches slices each.
+    """Optimiser steps over the rows of a batch, how.batch.epochs times.
 
-    hidden_fn(params, tokens, positions, attention_mask) -> [B, T, D], head_fn(params) -> [D, V],
-    values_fn(params, critic_params, tokens, positions, attention_mask) -> raw values [B, T].
-    Without state.critic_params the critic shares the backbone and value_coef * value loss joins the
-    policy's loss; value_head_fn(params, hidden) -> raw values [B, T] then saves a forward pass.
-    key permutes rows, None keeps their order; row_sharding lays out the rows of mini-batches;
-    unit: so many rows side by side stay in one micro-batch (2 for the pairs of DPO);
-    together: so many rows side by side are one episode, its windows or it and its continuations:
-    they are in one optimiser step and weigh as one sequence;
-    sparse: rows that do not train are put together, and micro-batches of nothing else left out;
-    widths: so many are compiled, and each micro-batch takes the narrowest that holds its rows (see
-    rl.widths);
-    microbatch_means counts the denominators of losses in each micro-batch, as references do;
-    lr_scale: factor of both learning rates; policy: keywords of objective.policy_loss (loss, ...).
+    Without state.critic_params the critic shares the backbone and critic.coef * value loss joins
+    the policy's loss; fns.value_head then saves a forward pass. key permutes rows, None keeps their
+    order; lr_scale: factor of both learning rates. The how.rows_per_episode rows of an episode are
+    in one optimiser step and weigh as one sequence.
     """
-    shared = (values_fn, value_head_fn) if state.critic_params is None else (None, None)
-    settings = _Settings(
-        objective=functools.partial(
-            joint_loss,
-            hidden_fn=hidden_fn,
-            head_fn=head_fn,
-            value_clip=value_clip,
-            value_coef=value_coef,
-            values_fn=shared[0],
-            value_head_fn=shared[1],
-            **policy,
-        ),
-        values_fn=values_fn,
-        value_clip=value_clip,
-        tx=tx,
-        critic_tx=critic_tx,
-        lr_scale=lr_scale,
-        weights=weigher(
-            aggregation,
-            norm_length,
-            parts=num_microbatches if microbatch_means else 1,
-            episodes=len(batch.tokens) // together,
-        ),
-        parts=num_microbatches,
-        unit=unit,
-        together=together,
-        widths=widths,
-        row_sharding=row_sharding,
-        critic_warmup=critic_warmup,
-        sparse=sparse,
+    together, unit, weights = (
+        how.rows_per_episode,
+        how.algorithm.ROWS_PER_PAIR,
+        how.algorithm.weights,
+    )
+    weigh = make_token_weights(
+        weights.aggregation,
+        weights.norm_length,
+        parts=how.microbatches if how.parity.microbatch_means else 1,
+        episodes=len(batch.tokens) // together,
     )
     rows = minibatch_rows(
         key,
         rows=len(batch.tokens),
-        num_minibatches=num_minibatches,
-        epochs=epochs,
+        num_minibatches=len(batch.tokens) // (together * how.batch.minibatch_rows),
+        epochs=how.batch.epochs,
         unit=unit * together,
     )
     before = state.skipped
-    state, steps = jax.lax.scan(lambda s, r: one_step(s, r, batch, settings), state, rows)
-    metrics = reduce_steps(steps) | batch_metrics(batch, values_fn is not None, together)
+    state, steps = jax.lax.scan(
+        lambda s, r: one_step(s, r, batch, weigh, lr_scale, fns, how), state, rows
+    )
+    metrics = reduce_steps(steps) | batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
-    if kl_target is not None:
-        state = state.replace(
-            kl_coef=steered_kl_coef(state, batch, kl_target, kl_horizon, together)
-        )
+    if how.algorithm.kl.target:
+        state = state.replace(kl_coef=adaptive_kl_coef(state, batch, how.algorithm.kl, together))
     return state.replace(step=state.step + 1), metrics
 
 

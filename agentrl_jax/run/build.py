@@ -12,16 +12,20 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import batches, score
+from agentrl_jax.rl.learn import learn, learning_of
+from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.score import score
+from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import check, collecting, command, derived, hosts, mixture, parts, settings
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run import collecting, command, config, hosts, mixture, parts
+from agentrl_jax.run.config import Config
 from agentrl_jax.run.mixture import Mixture
-from agentrl_jax.run.params import Frozen, player_of
+from agentrl_jax.run.params import player_of
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.types import Demonstrations, Params, Rollout, Scores, TrainState
+from agentrl_jax.tokens.tokenizer import IM_START
+from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Validation:
 class Run:
     """The parts of a run, none of which changes."""
 
-    cfg: Any
+    cfg: Config
+    face: Any  # the same as the ConfigDict that records hold
     mesh: Mesh
     tokenizer: Any
     config: Model
@@ -69,40 +74,6 @@ class Run:
     def pools(self) -> tuple[Validation, ...]:
         """All that is validated on."""
         return (self.validation, *self.also)
-
-
-def learn(
-    state: TrainState,
-    frozen: Frozen,
-    rollout: Rollout,
-    key: jax.Array | None = None,
-    lr_scale: float | jax.Array = 1.0,
-    base: Demonstrations | None = None,
-    *,
-    fns: ModelFns,
-    learning: batches.Learning,
-) -> tuple:
-    """One update from one rollout: keep groups, score, make the batch, optimise.
-
-    Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
-    rows that did not train). A key shuffles; base: demonstrations that join the batch.
-    """
-    fns = on_base(fns, frozen.model)
-    rates = learning.rates(state, lr_scale)
-    samples, rows, advantages, selected = batches.prepare(
-        state, frozen.reference, rollout, base, fns=fns, learning=learning
-    )
-    state, measured = learning.update(
-        state,
-        samples,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
-        values_fn=fns.values,
-        value_head_fn=fns.value_head,
-        key=key,
-        lr_scale=lr_scale,
-    )
-    return state, measured | selected | rates, rows, advantages
 
 
 def measure_episodes(
@@ -127,33 +98,29 @@ def scores_of(
     critic_params: Params | None,
     rollout: Rollout,
     *,
-    values_fn: Callable | None,
     recompute: bool,
     fns: ModelFns,
-    cfg: Any,
-    task: TextTask,
+    how: Learning,
 ) -> Scores:
     """Log-probabilities, if computed again, and values [B, T] of the tokens of a rollout."""
-    windows = settings.build_windows(cfg, task)
-    return score.score(
+    return score(
         params,
         critic_params,
         None,
         rollout,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
-        values_fn=values_fn,
-        windows=None if windows is None else windows(rollout),
-        microbatch_rows=cfg.batch.microbatch_rows,
-        temperature=cfg.rollout.temperature,
-        chunk_size=cfg.batch.head_chunk,
+        fns=fns,
+        windows=None if how.context is None else windows.windows(rollout, how.context),
+        microbatch_rows=how.batch.microbatch_rows,
+        temperature=how.temperature,
+        chunk_size=how.batch.head_chunk,
         recompute=recompute,
     )
 
 
-def rescore(params: Params, rollout: Rollout, **of: Any) -> jax.Array:
+def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -> jax.Array:
     """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
-    return scores_of(params, None, rollout, values_fn=None, recompute=True, **of).old_logprobs
+    fns = fns.replace(values=None)
+    return scores_of(params, None, rollout, recompute=True, fns=fns, how=how).old_logprobs
 
 
 def measure_critic(
@@ -167,7 +134,7 @@ def measure_critic(
     draw: Callable,
     collect: Callable,
     fns: ModelFns,
-    cfg: Any,
+    how: Learning,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """The critic's error on the episodes of a step, which are played with continuations.
 
@@ -179,38 +146,40 @@ def measure_critic(
         state.params,
         state.critic_params,
         rollout,
-        values_fn=fns.values,
         recompute=False,
         fns=fns,
-        cfg=cfg,
-        task=task,
+        how=how,
     ).values
-    whole = cfg.loss.reward_on == 'episode'
+    whole = how.algorithm.reward_on == 'episode'
     return critic_error.critic_error(values, rollout, whole=whole), counters
 
 
-def build_learn(
-    cfg: Any, mesh: Mesh, config: Model, task: TextTask, tokenizer: Any, txs: tuple
-) -> Callable:
-    """Jitted learn(state, frozen, rollout, key, lr_scale, base); the state is donated."""
-    learner = functools.partial(
-        learn,
-        fns=parts.build_functions(cfg, config, mesh),
-        learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
+def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
+    """The settings of an update; task: for the width of its prompts, where windows are cut."""
+    seen, longest = cfg.context.window, cfg.rollout.max_response
+    return learning_of(
+        cfg,
+        context=windows.Context.of(task, seen, longest) if seen else None,
+        start_id=tokenizer.special(IM_START),
+        layout=sharding.shard_rows(mesh),
     )
-    return jax.jit(learner, donate_argnums=0)
 
 
-def build(cfg: Any, *, probe: bool = True) -> Run:
-    """Checks the config and assembles its parts; cfg of the run is the effective config.
+def build_learn(fns: ModelFns, how: Learning) -> Callable:
+    """Jitted learn(state, frozen, rollout, key, lr_scale, base); the state is donated."""
+    return jax.jit(functools.partial(learn, fns=fns, how=how), donate_argnums=0)
+
+
+def build(cfg: Config, *, probe: bool = True) -> Run:
+    """Checks the ConfigDict and assembles the parts of its run.
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
     ends the command now. A command.WrongUsage is about the config.
     """
     with command.usage():
-        cfg = effective(cfg)
-        mesh = parts.build_mesh(cfg)
-        check.check(cfg, sharding.row_shards(mesh))
+        face = config.effective(cfg)
+        mesh = parts.build_mesh(config.read(face, None))
+        cfg = config.read(face, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
     with command.usage():
         task = build_task(cfg, tokenizer, mesh)
@@ -220,33 +189,32 @@ def build(cfg: Any, *, probe: bool = True) -> Run:
         for one in tasks_of(task) if probe else ():
             if isinstance(one, HostTask):
                 hosts.probe(one.env, cfg.hosts.tries)
-    config, params = parts.build_model(cfg, tokenizer, mesh)
+    model, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
     worlds = {
         member.env.name: parts.build_worlds(member, tokenizer)
-        for member in mixture.members(cfg)
-        if derived.on_hosts(member)
+        for member in cfg.members
+        if member.on_hosts
     }
-    validations = build_validations(cfg, mesh, config, held_out, worlds)
+    validations = build_validations(cfg, mesh, model, held_out, worlds)
     return Run(
         cfg=cfg,
+        face=face,
         mesh=mesh,
         tokenizer=tokenizer,
-        config=config,
+        config=model,
         params=params,
         txs=txs,
-        training=build_training(cfg, mesh, config, task, tokenizer, txs, worlds),
+        training=build_training(cfg, mesh, model, task, tokenizer, worlds),
         validation=validations[0],
         also=validations[1:],
         worlds=worlds,
     )
 
 
-def build_task(cfg: Any, tokenizer: Any, mesh: Mesh) -> TextTask | HostTask | Mixture:
+def build_task(cfg: Config, tokenizer: Any, mesh: Mesh) -> TextTask | HostTask | Mixture:
     """What is trained on, as text."""
-    tasks = [
-        parts.build_text_task(member, tokenizer, 'train', mesh) for member in mixture.members(cfg)
-    ]
+    tasks = [parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members]
     return mixture.mixture(cfg, tasks) if cfg.env.mix else tasks[0]
 
 
@@ -255,27 +223,27 @@ def tasks_of(task: TextTask | HostTask | Mixture) -> tuple[TextTask | HostTask, 
     return task.tasks if isinstance(task, Mixture) else (task,)
 
 
-def build_held_out(cfg: Any, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
+def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
     """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
 
     Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
     """
     own, pools = cfg.eval.split, {}
     for split in (own, *cfg.eval.also):
-        for member in mixture.members(cfg):
+        for member in cfg.members:
             prefix = 'eval' if split == own else f'eval_{split}'
             prefix += f'_{member.env.name}' if cfg.env.mix else ''
             pools[prefix] = parts.build_text_task(member, tokenizer, split, mesh)
-    for world in cfg.eval.worlds:
-        other = mixture.one_world(cfg, world)
+    for world in cfg.others:
+        other = cfg.of_world(world)
         try:
-            pools[f'eval_{world}'] = parts.build_text_task(other, tokenizer, own, mesh)
+            pools[f'eval_{world.name}'] = parts.build_text_task(other, tokenizer, own, mesh)
         except ValueError as error:
-            raise ValueError(f'eval.worlds, {world}: {error}') from error
+            raise ValueError(f'eval.worlds, {world.name}: {error}') from error
     return pools
 
 
-def build_draw(cfg: Any, task: TextTask | HostTask) -> Callable:
+def build_draw(cfg: Config, task: TextTask | HostTask) -> Callable:
     """draw_episodes of a world."""
     return functools.partial(
         draw_episodes,
@@ -288,7 +256,7 @@ def build_draw(cfg: Any, task: TextTask | HostTask) -> Callable:
 
 
 def build_play(
-    cfg: Any, mesh: Mesh, config: Model, task: Any, worlds: dict[str, Worlds]
+    cfg: Config, mesh: Mesh, config: Model, task: Any, worlds: dict[str, Worlds]
 ) -> tuple[Callable, Callable, Callable]:
     """(draw, collect, metrics of a rollout), jitted."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
@@ -303,64 +271,73 @@ def build_play(
         return draw, make(cfg), jax.jit(measure, out_shardings=whole)
     each = [
         (build_draw(member, one), make(member))
-        for member, one in zip(mixture.members(cfg), task.tasks, strict=True)
+        for member, one in zip(cfg.members, task.tasks, strict=True)
     ]
     together = functools.partial(
-        measure_episodes, agent=derived.agent(cfg), group_size=cfg.rollout.group_size
+        measure_episodes, agent=cfg.agent.build(), group_size=cfg.rollout.group_size
     )
     return mixture.programs(task, each, one=measure, together=together, rows=rows, whole=whole)
 
 
 def build_training(
-    cfg: Any,
+    cfg: Config,
     mesh: Mesh,
     config: Model,
     task: TextTask | HostTask | Mixture,
     tokenizer: Any,
-    txs: tuple,
     worlds: dict[str, Worlds],
 ) -> Training:
     """The programs of a step."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
-    fns = parts.build_functions(cfg, config, mesh)
+    fns, how = parts.build_functions(cfg, config, mesh), build_learning(cfg, mesh, task, tokenizer)
     draw, collect, measure = build_play(cfg, mesh, config, task, worlds)
     information = functools.partial(
         mutual_information.information,
         hidden_fn=fns.hidden,
         head_fn=fns.head,
         layout=whole,
-        **settings.information_settings(cfg),
+        group_size=cfg.rollout.group_size,
+        pairs=cfg.alarm.mi_pairs,
+        turns=cfg.alarm.mi_turns,
+        text=cfg.alarm.mi_text,
+        low_mi=cfg.alarm.low_mi,
+        low_entropy=cfg.alarm.low_entropy,
+        max_response=cfg.rollout.max_response,
+        microbatch_rows=cfg.batch.microbatch_rows,
+        temperature=cfg.rollout.temperature,
+        chunk_size=cfg.batch.head_chunk,
     )
     return Training(
         task=task,
         draw=draw,
         collect=collect,
-        pack=collecting.build_pack(
-            cfg, settings.build_keep(cfg), settings.build_credit(cfg), rows, whole
-        ),
+        pack=collecting.build_pack(how, rows, whole),
         metrics=measure,
         information=jax.jit(information, out_shardings=whole),
-        learn=build_learn(cfg, mesh, config, task, tokenizer, txs),
-        rescore=jax.jit(
-            functools.partial(rescore, fns=fns, cfg=cfg, task=task), out_shardings=rows
-        ),
-        critic_error=build_critic_error(cfg, task, collect, fns, whole),
+        learn=build_learn(fns, how),
+        rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
+        critic_error=build_critic_error(cfg, task, collect, fns, how, whole),
     )
 
 
 def build_critic_error(
-    cfg: Any, task: Any, collect: Callable, fns: ModelFns, whole: NamedSharding
+    cfg: Config,
+    task: Any,
+    collect: Callable,
+    fns: ModelFns,
+    how: Learning,
+    whole: NamedSharding,
 ) -> Callable | None:
     """Jitted measure_critic, None where nobody asks for it."""
-    if not cfg.fork.value_every:
+    if not cfg.forks.value_every:
         return None
     draw = functools.partial(build_draw(cfg, task), forks=parts.build_label_forks(cfg))
-    program = functools.partial(measure_critic, draw=draw, collect=collect, fns=fns, cfg=cfg)
+    program = functools.partial(measure_critic, draw=draw, collect=collect, fns=fns, how=how)
     return jax.jit(program, out_shardings=whole)
 
 
 def build_validations(
-    cfg: Any,
+    cfg: Config,
     mesh: Mesh,
     config: Model,
     held_out: dict[str, TextTask | HostTask],
@@ -377,7 +354,7 @@ def build_validations(
 
 
 def build_validation(
-    cfg: Any, mesh: Mesh, prefix: str, task: TextTask | HostTask, collect: Callable
+    cfg: Config, mesh: Mesh, prefix: str, task: TextTask | HostTask, collect: Callable
 ) -> Validation:
     """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)

@@ -1,18 +1,18 @@
 """Demonstrations of a run, the policy cloned from them, and those that join its batches."""
 
-import copy
 import sys
 from typing import Any
 
 import jax
 
 from agentrl_jax.envs.hosts.world import WorldError
-from agentrl_jax.imitation import clone, demonstrations, kept, trajectories
+from agentrl_jax.imitation import clone, demonstrations, trajectories
 from agentrl_jax.machine import sharding
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
-from agentrl_jax.run import derived, mixture, parts
+from agentrl_jax.run import parts
 from agentrl_jax.run.build import Run
+from agentrl_jax.run.config import Config
 from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
 from agentrl_jax.types import Demonstrations, Params
@@ -38,15 +38,15 @@ def demonstrations_of_all(run: Run) -> Demonstrations:
     cfg, task = run.cfg, run.training.task
     if not cfg.env.mix:
         return own_demonstrations(run, cfg, task)
-    each = zip(mixture.members(cfg), task.tasks, strict=True)
+    each = zip(cfg.members, task.tasks, strict=True)
     found = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
     return demonstrations.join(found, run.tokenizer.pad_id)
 
 
-def own_demonstrations(run: Run, cfg: Any, task: Any) -> Demonstrations:
+def own_demonstrations(run: Run, cfg: Config, task: Any) -> Demonstrations:
     """Oracle and random play of the training levels of one world."""
-    if derived.demonstrates_apart(cfg):
-        cfg = with_clone_limits(cfg)
+    if cfg.clone.has_limits:
+        cfg = cfg.with_clone_limits
         task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
     chosen = dict(
         seed=cfg.seed,
@@ -54,7 +54,7 @@ def own_demonstrations(run: Run, cfg: Any, task: Any) -> Demonstrations:
         oracle=cfg.clone.oracle,
         max_tokens=cfg.rollout.max_tokens,
     )
-    if derived.on_hosts(cfg):
+    if cfg.on_hosts:
         player, conversation = task.env.player(), run.worlds[cfg.env.name].conversation
         try:
             with Progress(cfg.clone.episodes, 'demonstrating') as progress:
@@ -86,7 +86,7 @@ def read_demonstrations(run: Run) -> Demonstrations:
         records,
         run.tokenizer,
         max_tokens=cfg.rollout.max_tokens,
-        openings=(*agents.openings(derived.agent(cfg)), derived.answer_opening(cfg)),
+        openings=(*agents.openings(cfg.agent.build()), cfg.answer_opening),
     )
     if dropped:
         print(
@@ -96,14 +96,6 @@ def read_demonstrations(run: Run) -> Demonstrations:
             flush=True,
         )
     return found
-
-
-def with_clone_limits(cfg: Any) -> Any:
-    """The config with the limits of own demonstrations in the place of the run's."""
-    cfg = copy.deepcopy(cfg)
-    for section, field in kept.LIMITS:
-        cfg[section][field] = cfg.clone[field] or cfg[section][field]
-    return cfg
 
 
 def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
@@ -136,7 +128,7 @@ def draw_base(run: Run, base: Demonstrations | None, step: int) -> Demonstration
     drawn = evol.draw(
         base,
         Streams(cfg.seed).key(BASE, step),
-        rows=derived.base_rows(cfg),
+        rows=cfg.base_rows,
         max_tokens=cfg.rollout.max_tokens,
         pad_id=run.tokenizer.pad_id,
     )

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.rl import filtering
+from agentrl_jax.rl import filtering, learn
+from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import derived, hosts
+from agentrl_jax.run import hosts
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
 from agentrl_jax.types import EpisodeStop, Params, Rollout
 
@@ -58,7 +59,7 @@ def play(
     """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
     hosts.label(run, step=step, split='train', number=number)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
-    drawn = run.training.draw(levels, step, number * derived.episodes(run.cfg))
+    drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes)
     rollout, counters = run.training.collect(params, task, drawn, streams.key(COLLECT, step))
     counted = counters if run.cfg.env.mix else [counters]
     check_counters(counted)  # the host's only look at it
@@ -74,7 +75,7 @@ def collect(
     if run.training.pack is None:
         return played, sampled(counted), measured | counts(counted)
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
-    for number in range(1 + run.cfg.filter.refill):
+    for number in range(1 + run.cfg.algorithm.filter.refill):
         if number:
             played, counters = play(run, params, task, streams, step, number)
             counted += counters
@@ -104,13 +105,21 @@ def nonfinite(counted: list[dict[str, Any]]) -> int:
 
 
 def pack(
-    held: Played, count: jax.Array, played: Played, *, keep_fn: Any, group_size: int
+    held: Played, count: jax.Array, played: Played, *, how: Learning
 ) -> tuple[Played, jax.Array, jax.Array]:
-    """Puts the groups of `played` that keep_fn keeps behind the `count` held: (held, count, kept).
+    """Appends the groups of `played` that the filter keeps to the `count` held.
 
-    What stands behind the groups that are held is not trained on: it is marked as faulty.
+    Groups are kept by the rewards that train. What comes after the groups that are held is not
+    trained on: it is marked as faulty. Returns (held, count, groups kept of `played`).
     """
-    keep = keep_fn(played[0])[1].reshape(-1, group_size).any(1)
+    group_size = how.group_size
+    _, keep = how.algorithm.filter.keep_rows(
+        learn.credited(played[0], how),
+        groups=how.num_groups,
+        group_size=group_size,
+        normalised=how.parity.filter_normalised,
+    )
+    keep = keep.reshape(-1, group_size).any(1)
     held, count_after = filtering.refill(held, count, played, keep, group_size=group_size)
     rollout, episodes = held
     empty = jnp.arange(rollout.tokens.shape[0]) >= count_after * group_size
@@ -118,18 +127,8 @@ def pack(
     return (rollout.replace(episode_stop=stop), episodes), count_after, keep.sum()
 
 
-def _keep_credited(rollout: Rollout, *, keep_fn: Any, credit: Any) -> Any:
-    return keep_fn(credit(rollout))
-
-
-def build_pack(cfg: Any, keep_fn: Any, credit: Any, rows: Any, whole: Any) -> Any:
-    """Jitted pack over the mesh, None without dynamic sampling.
-
-    credit: of a rollout with the rewards that the worlds paid; groups are kept by those that train.
-    """
-    if not cfg.filter.refill:
+def build_pack(how: Learning, rows: Any, whole: Any) -> Any:
+    """Jitted pack over the mesh, None without dynamic sampling."""
+    if not how.algorithm.filter.refill:
         return None
-    if credit is not None:
-        keep_fn = functools.partial(_keep_credited, keep_fn=keep_fn, credit=credit)
-    program = functools.partial(pack, keep_fn=keep_fn, group_size=cfg.rollout.group_size)
-    return jax.jit(program, out_shardings=(rows, whole, whole))
+    return jax.jit(functools.partial(pack, how=how), out_shardings=(rows, whole, whole))

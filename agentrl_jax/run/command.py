@@ -5,8 +5,8 @@
       command.begin(__doc__, needs=('workdir',))
   import jax
 
-What is wrong with a command line is said in one line (exit code 2), --help has exit code 0, and
-both answer before jax is imported.
+What is wrong with a command line is reported in one line (exit code 2), --help has exit code 0,
+and both answer before jax is imported.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where pro
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
-DRAWN = tuple(  # fields of the config that only a model with random weights has
+RANDOM_MODEL_FIELDS = tuple(  # fields of the config that only a model with random weights has
     f'model.{name}'
     for name in (
         'hidden_size',
@@ -75,12 +75,12 @@ SYNONYMS = {  # names that people look for -> ours
 
 
 class WrongUsage(ValueError):
-    """A command line, or the config that it names, cannot be meant: exit code 2."""
+    """The command line, or the config that it names, is invalid: exit code 2."""
 
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """What is wrong in here is wrong with what was asked for: a WrongUsage of a line."""
+    """An error in here is an error of the command line: a WrongUsage of one line."""
     try:
         yield
     except WrongUsage:
@@ -92,7 +92,7 @@ def usage() -> Iterator[None]:
 
 
 def missing(error: ImportError) -> str:
-    """What to install, of a module that is not there; else what the error says."""
+    """What to install if a module is missing; otherwise the text of the error."""
     module = (error.name or '').partition('.')[0]
     if module not in EXTRAS:
         return str(error)
@@ -115,19 +115,19 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
     """Parses the flags that the command has defined; ends it for --help and for what is wrong.
 
     needs: flags without which it cannot begin. says: printed at once, since the imports that follow
-    take seconds. From then on Ctrl-C is said in a line, unless interrupts.py answers it.
+    take seconds. From then on Ctrl-C is reported in a line, unless interrupts.py handles it.
     """
     if any(word in HELP for word in sys.argv[1:]):
         print(help_text(doc))
         sys.exit(0)
     parse(sys.argv, needs)
     prepare_jax()
-    sys.excepthook = say_interrupted
+    sys.excepthook = report_interrupt
     if says:
         print(says, file=sys.stderr, flush=True)
 
 
-def say_interrupted(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+def report_interrupt(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """An exception that ends the command: Ctrl-C needs no stack, nor does what is not installed."""
     if issubclass(kind, KeyboardInterrupt):
         print('\ninterrupted', file=sys.stderr, flush=True)
@@ -184,7 +184,7 @@ def wants_fallback(argv: Sequence[str]) -> bool:
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
-    """flags.FLAGS of the command line; ends with one line for what it cannot mean."""
+    """flags.FLAGS of the command line; ends with one line if it is invalid."""
     try:
         left = flags.FLAGS(list(argv), known_only=False)[1:]
         for name in needs:
@@ -194,9 +194,9 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        refuse(sentence_of(error, argv))
+        refuse(one_line(error, argv))
     if left:
-        refuse(f'{left[0]!r} is no flag{meant(left[0])}')
+        refuse(f'unknown flag {left[0]!r}{suggest_flag(left[0])}')
 
 
 def check_config_file() -> None:
@@ -209,14 +209,14 @@ def check_config_file() -> None:
 
 
 def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
-    """Refuses sizes of a model that is drawn where another one is loaded, which has its own.
+    """Refuses sizes of a random model where another one is loaded, which has its own.
 
-    given: fields that were set beside those of the config file, which has sizes for the case that
-    nothing is loaded.
+    given: fields set in addition to those of the config file, whose sizes count if nothing is
+    loaded.
     """
     if 'model' not in cfg or not cfg.model.path:
         return
-    for name in DRAWN:
+    for name in RANDOM_MODEL_FIELDS:
         if name in given:
             raise ValueError(
                 f'{name}={given[name]!r} is a size of a model that is drawn, and '
@@ -224,8 +224,8 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def meant(word: str) -> str:
-    """': did you mean ...?' of a word that is no flag, or ''."""
+def suggest_flag(word: str) -> str:
+    """': did you mean ...?' of an unknown flag, or ''."""
     name = word.split('=')[0]
     if name.split('.')[0] in flags.FLAGS:
         return f': did you mean --{word}?'
@@ -233,45 +233,34 @@ def meant(word: str) -> str:
     return f': did you mean --{word.replace(name, close[0], 1)}?' if close else ''
 
 
-def sentence_of(error: BaseException, argv: Sequence[str] = ()) -> str:
-    """What an exception says, on one line; argv: of a field that a config lacks names its place."""
+def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
+    """An exception on one line; argv: locates a field that the config lacks."""
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
-    if field:
-        return no_field(field[1], argv)
-    return ' '.join(text.split())
-
-
-def no_field(field: str, argv: Sequence[str]) -> str:
-    """That the config has no such field, where it was looked for, and what there is instead."""
+    if field is None:
+        return ' '.join(text.split())
     from configs import base
 
-    given = re.compile(rf'--?config\.((?:\w+\.)*){field}(?:\.|=|$)')
-    found = next((match for match in map(given.match, argv) if match), None)
-    section = found[1].rstrip('.') if found else ''
-    known = list(leaves(base.get_config()))
-    near = [name.removeprefix(found[1]) for name in known if found and name.startswith(found[1])]
-    asked = f'the config has no field {found[1] if found else ""}{field}'
-    close = difflib.get_close_matches(SYNONYMS.get(field, field), near, n=1)
-    close = [f'{found[1]}{name}' for name in close] if close else []
-    wanted = {field, SYNONYMS.get(field, field)}
-    elsewhere = [name for name in known if name.rpartition('.')[2] in wanted]
-    meant = close or elsewhere if section else elsewhere or close
-    if meant:
-        return f'{asked}; did you mean {" or ".join(meant[:4])}?'
+    given = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
+    names = [match[1] for match in map(given.match, argv) if match]
+    return no_field(names[0] if names else field[1], base.get_config())
+
+
+def no_field(name: str, cfg: Any) -> str:
+    """That the config has no field of this dotted name, and what there is instead."""
+    section, dot, field = name.rpartition('.')
+    known, asked = list(files.flat(cfg)), f'the config has no field {name}'
+    near = [other.removeprefix(section + dot) for other in known if other.startswith(section + dot)]
+    synonym = SYNONYMS.get(field, field)
+    close = [section + dot + word for word in difflib.get_close_matches(synonym, near, n=1)]
+    elsewhere = [other for other in known if other.rpartition('.')[2] in (field, synonym)]
+    suggested = close or elsewhere if section else elsewhere or close
+    if suggested:
+        return f'{asked}; did you mean {" or ".join(suggested[:4])}?'
     if section and near:
         return f'{asked}; {section} has {", ".join(near)}'
     return f'{asked}; --show_config prints those there are'
-
-
-def leaves(cfg: Any, prefix: str = '') -> Iterator[str]:
-    """Dotted names of the fields of a config."""
-    for name, value in cfg.items():
-        if hasattr(value, 'items'):
-            yield from leaves(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -281,7 +270,7 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def show_frames_of(path: str) -> None:
-    """A traceback that goes through the given file begins there: what called it is our business."""
+    """A traceback that goes through the given file begins there: internal frames are hidden."""
     wanted = os.path.abspath(path)
 
     def hook(kind, error, trace):
@@ -313,7 +302,7 @@ def resume_line(argv: Sequence[str], module: str) -> str:
 
 def prepare_jax() -> None:
     """What must be so before jax is imported: it reads the environment once."""
-    spare_tpu_search()
+    skip_tpu_search()
     if PROGRAMS not in os.environ:
         return
     try:
@@ -322,7 +311,7 @@ def prepare_jax() -> None:
         refuse(f'{PROGRAMS}={error}')
 
 
-def spare_tpu_search() -> None:
+def skip_tpu_search() -> None:
     """Where libtpu is installed but no accelerator is there, jax does not look for TPUs.
 
     libtpu prints five lines of errors when it finds none.

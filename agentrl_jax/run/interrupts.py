@@ -19,27 +19,27 @@ BEGINS = 'the same command begins anew'
 def stop_when_asked() -> None:
     """SIGTERM or Ctrl-C outside of training ends the process at once with EXIT_STOPPED.
 
-    Nothing is lost then that was saved. A thread listens, for Python's own handlers wait as long as
-    a program compiles. While training listens itself (processes.Preemption), only a second Ctrl-C
+    What was saved is not lost. A thread listens, since Python's own handlers wait while a program
+    compiles. During training, which listens itself (processes.Preemption), only a second Ctrl-C
     ends the process here.
     """
-    heard, said = os.pipe()
-    os.set_blocking(said, False)
-    signal.set_wakeup_fd(said, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _noted)
-    threading.Thread(target=_listen, args=(heard,), daemon=True).start()
+        signal.signal(number, _ignore)
+    threading.Thread(target=_listen, args=(reader,), daemon=True).start()
 
 
-def _noted(number: int, frame: types.FrameType | None) -> None:
-    """The handler outside of training: the thread has heard it already."""
+def _ignore(number: int, frame: types.FrameType | None) -> None:
+    """The handler outside of training: the thread has received it already."""
 
 
-def _listen(heard: int) -> None:
+def _listen(reader: int) -> None:
     interrupts = 0
-    while number := os.read(heard, 1):
+    while number := os.read(reader, 1):
         interrupts += number[0] == signal.SIGINT
-        if signal.getsignal(number[0]) is _noted:
+        if signal.getsignal(number[0]) is _ignore:
             word = signal.Signals(number[0]).name
             _leave(f'{word}: stopped; {what_is_left(sys.argv)}', EXIT_STOPPED)
         if interrupts > 1:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import derived
+from agentrl_jax.run.config import Config
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.types import Params, Rollout
@@ -34,29 +34,9 @@ class Mixture:
     rows: tuple[int, ...] = struct.field(pytree_node=False)  # episodes of each in a rollout
 
 
-def one_world(cfg: Any, name: str) -> Any:
-    """The config of a run of this world alone."""
-    other = cfg.copy_and_resolve_references()
-    with other.unlocked():
-        other.env.name, other.env.mix = name, ()
-    return other
-
-
-def members(cfg: Any) -> tuple[Any, ...]:
-    """Configs of the worlds of a run, each with its share of groups and demonstrations."""
-    if not cfg.env.mix:
-        return (cfg,)
-    found = tuple(one_world(cfg, name) for name in derived.worlds(cfg))
-    groups = derived.apportion(cfg, cfg.rollout.num_groups)
-    shown = derived.apportion(cfg, cfg.clone.episodes)
-    for member, own_groups, own_episodes in zip(found, groups, shown, strict=True):
-        member.rollout.num_groups, member.clone.episodes = own_groups, own_episodes
-    return found
-
-
-def mixture(cfg: Any, tasks: Sequence[TextTask | HostTask]) -> Mixture:
-    """The tasks of members(cfg) as one."""
-    rows = tuple(derived.episodes(member) for member in members(cfg))
+def mixture(cfg: Config, tasks: Sequence[TextTask | HostTask]) -> Mixture:
+    """The tasks of cfg.members as one."""
+    rows = tuple(member.rollout.episodes for member in cfg.members)
     return Mixture(tasks=tuple(tasks), turn_limit=tasks[0].turn_limit, rows=rows)
 
 

@@ -7,6 +7,7 @@ They come from model.path again when a run resumes; weights that were drawn or c
   <workdir>/best       what was trained, as it was at the best validation (checkpoint.best)
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -14,23 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import struct
 
 from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import Model, critic, lora
-from agentrl_jax.run import derived
+from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
+from agentrl_jax.types import Frozen as Frozen
 from agentrl_jax.types import Params, TrainState
 
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
-
-
-@struct.dataclass
-class Frozen:
-    """Parameters that a run reads and never changes."""
-
-    model: Params  # under the adapters of policy and critic; {} without LoRA
-    reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it
 
 
 def policy_of(params: Params, base: Params) -> Params:
@@ -43,7 +36,7 @@ def player_of(state: TrainState, base: Params) -> Params:
     return policy_of(state.params if state.explorer is None else state.explorer, base)
 
 
-def trained_part(params: Params, cfg: Any, index: int) -> Params:
+def trained_part(params: Params, cfg: Config, index: int) -> Params:
     """What is trained of a model: all of it, or adapters (number 0 for policy, 1 for critic)."""
     if not cfg.lora.rank:
         return dict(params)
@@ -52,10 +45,10 @@ def trained_part(params: Params, cfg: Any, index: int) -> Params:
     return {'lora': lora.init(key, params['model'], rank=cfg.lora.rank, targets=targets)}
 
 
-def trained_policy(params: Params, cfg: Any, config: Model) -> Params:
+def trained_policy(params: Params, cfg: Config, config: Model) -> Params:
     """TrainState.params of step 0: the policy's part, with the head of a critic that shares it."""
     trained = trained_part(params, cfg, 0)
-    if derived.shares_backbone(cfg):
+    if cfg.shares_backbone:
         trained['value_head'] = critic.init_head(config)
     return trained
 
@@ -65,27 +58,27 @@ def holds_run(path: Path) -> bool:
     return (path / checkpoint.FOLDER).is_dir() or bool(checkpoint.steps(path))
 
 
-def base_is_given(cfg: Any) -> bool:
+def base_is_given(cfg: Config) -> bool:
     """Does the base come from model.path, as it is? Then nothing is kept of it.
 
     A run is no such place: it may go on, and then holds other weights.
     """
-    path, cloned = cfg['model']['path'], cfg['clone']['file'] or cfg['clone']['episodes']
-    return bool(path) and not cloned and not holds_run(files.local_path(path))
+    path = cfg.model.path
+    return bool(path) and not cfg.clone.demonstrates and not holds_run(files.local_path(path))
 
 
-def keep_base(cfg: Any, workdir: Path, params: Params) -> None:
+def keep_base(cfg: Config, workdir: Path, params: Params) -> None:
     """Keeps the parameters under the adapters, unless there are none or model.path has them."""
     if cfg.lora.rank and not base_is_given(cfg):
         frozen.keep(workdir / BASE_FOLDER, params)
 
 
-def open_base(cfg: Any, workdir: Path | str, params: Params) -> Params:
-    """The frozen parameters of a run with the config cfg (or its JSON); {} without LoRA.
+def open_base(cfg: Config, workdir: Path | str, params: Params) -> Params:
+    """The frozen parameters of a run with the config cfg; {} without LoRA.
 
     params: those of model.path, or of the same shapes and layout.
     """
-    if not cfg['lora']['rank']:
+    if not cfg.lora.rank:
         return {}
     if not (Path(workdir) / BASE_FOLDER).is_dir() and base_is_given(cfg):
         return params
@@ -113,14 +106,14 @@ def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Seq
     new = saved['eval/success']
     if math.isnan(new) or any(score >= new for score in before):
         return
-    kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1, async_=False)
+    kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1)
     checkpoint.remove_from(kept, saved['step'])
     checkpoint.save(kept, saved['step'], {'params': params}, saved)
     checkpoint.close(kept)
 
 
 def saved_policy(
-    cfg: Any,
+    cfg: Config,
     config: Model,
     mesh: jax.sharding.Mesh,
     params: Params,
@@ -133,6 +126,7 @@ def saved_policy(
     layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
     abstract = sharding.with_layout(abstract, layout)
     trained = checkpoint.load_params_only(workdir, abstract, step=step)
-    saved = checkpoint.read_extra(workdir, step=step)['config'] | {'lora': cfg.lora}
+    saved = read_saved(checkpoint.read_extra(workdir, step=step))
+    saved = dataclasses.replace(saved, lora=cfg.lora)
     of_run = Path(workdir).parent if Path(workdir).name == BEST_FOLDER else workdir
     return policy_of(trained, open_base(saved, of_run, params))

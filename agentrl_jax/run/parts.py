@@ -9,23 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 import optax
 
-from agentrl_jax.envs import ENVIRONMENTS, GAMES
-from agentrl_jax.envs.base import build_world
-from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
+from agentrl_jax.envs.base import build
+from agentrl_jax.envs.hosts import HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, lora, weights
 from agentrl_jax.models.base import transpose_kernels
 from agentrl_jax.models.functions import ModelFns, model_functions
-from agentrl_jax.rl import update
 from agentrl_jax.rollout import device, host, rewards
 from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
-from agentrl_jax.run import derived
+from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
@@ -40,30 +37,21 @@ BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
 TRANSPOSE_FROM = 2**24  # parameters: more are not in the caches of a core where rows are sampled
 
 
-def build_environment(cfg: Any, split: str) -> tuple[Any, Any]:
+def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
     """(environment, its parameters with the pool of the split)."""
-    name, known = cfg.env.name, ENVIRONMENTS | GAMES | HOSTS
     if cfg.env.mix:
         raise ValueError(
             f'env.mix={cfg.env.mix!r} is for train alone: set it to () and env.name to one of '
-            f'{", ".join(derived.worlds(cfg))}'
+            f'{", ".join(cfg.env.worlds)}'
         )
-    if name not in known:
-        raise ValueError(f'env.name={name!r} is not one of {", ".join(known)}')
-    if name not in cfg:
-        raise ValueError(f'env.name={name!r} needs a section cfg.{name}, which may be empty')
-    return build_world(
-        known[name],
-        files.in_mounts(cfg[name].to_dict()),
-        split,
-        num_levels=cfg.env.train_levels if split == 'train' else cfg.env.eval_levels,
-        seed=cfg.env.pool_seed,
-    )
+    (world,) = cfg.worlds
+    levels = cfg.env.train_levels if split == 'train' else cfg.env.eval_levels
+    return build(world, split, num_levels=levels, seed=cfg.env.pool_seed)
 
 
-def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask | HostTask:
+def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> TextTask | HostTask:
     """The environment as text, replicated over the mesh; without one, on the host."""
-    make = host_task if derived.on_hosts(cfg) else device_task
+    make = host_task if cfg.on_hosts else device_task
     task = make(cfg, tokenizer, split)
     enough = device.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
@@ -82,7 +70,7 @@ def build_text_task(cfg: Any, tokenizer: Any, split: str, mesh: Any) -> TextTask
     return task if mesh is None else sharding.replicate(task, mesh)
 
 
-def device_task(cfg: Any, tokenizer: Any, split: str) -> TextTask:
+def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
     """An environment on the device as text."""
     env, env_params = build_environment(cfg, split)
     return build_task(
@@ -90,18 +78,18 @@ def device_task(cfg: Any, tokenizer: Any, split: str) -> TextTask:
         env_params,
         tokenizer,
         style=cfg.env.prompt,
-        generation_prefix=derived.answer_opening(cfg),
+        generation_prefix=cfg.answer_opening,
         max_turns=cfg.env.max_turns,
         max_actions_per_turn=cfg.env.max_actions_per_turn,
         max_actions_per_episode=cfg.env.max_actions_per_episode,
         format_penalty=cfg.env.format_penalty,
         max_words=cfg.env.max_words,
         past_turns=cfg.context.summary,
-        agent=derived.agent(cfg),
+        agent=cfg.agent.build(),
     )
 
 
-def host_task(cfg: Any, tokenizer: Any, split: str) -> HostTask:
+def host_task(cfg: Config, tokenizer: Any, split: str) -> HostTask:
     """Worlds on hosts as text."""
     env, env_params = build_environment(cfg, split)
     return build_host_task(
@@ -109,25 +97,25 @@ def host_task(cfg: Any, tokenizer: Any, split: str) -> HostTask:
     )
 
 
-def build_conversation(cfg: Any, tokenizer: Any, env: HostEnvironment) -> Conversation:
+def build_conversation(cfg: Config, tokenizer: Any, env: HostEnvironment) -> Conversation:
     """Between texts of worlds on hosts and token ids."""
     return Conversation(
         build_chat(tokenizer),
-        derived.answer_opening(cfg),
+        cfg.answer_opening,
         cfg.hosts.max_observation,
         told=env.instruction,
-        agent=derived.agent(cfg),
+        agent=cfg.agent.build(),
     )
 
 
-def build_worlds(cfg: Any, tokenizer: Any) -> host.Worlds:
+def build_worlds(cfg: Config, tokenizer: Any) -> host.Worlds:
     """Worlds on hosts; they are made when they are needed."""
     env, _ = build_environment(cfg, 'train')
     conversation = build_conversation(cfg, tokenizer, env)
     return host.Worlds(Pool(env.make, conversation.prompt), conversation)
 
 
-def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
+def build_mesh(cfg: Config, devices: Any = None) -> jax.sharding.Mesh:
     """The mesh of cfg.mesh; data = -1 takes the devices that fsdp and tensor leave."""
     count = jax.device_count() if devices is None else len(devices)
     data, rest = cfg.mesh.data, cfg.mesh.fsdp * cfg.mesh.tensor
@@ -136,7 +124,7 @@ def build_mesh(cfg: Any, devices: Any = None) -> jax.sharding.Mesh:
     return sharding.make_mesh(data, cfg.mesh.fsdp, cfg.mesh.tensor, devices)
 
 
-def tokenizer_source(cfg: Any) -> Path:
+def tokenizer_source(cfg: Config) -> Path:
     """Where the tokenizer comes from: its own field, the model's folder, or this package.
 
     Where model.path is a run, that run's.
@@ -145,10 +133,10 @@ def tokenizer_source(cfg: Any) -> Path:
     if path is not None and not cfg.model.tokenizer and holds_run(path):
         return tokenizer_source(config_of_run(path))
     given = cfg.model.tokenizer or cfg.model.path
-    return files.local_path(given or bundled_tokenizer(*derived.worlds(cfg)))
+    return files.local_path(given or bundled_tokenizer(*cfg.env.worlds))
 
 
-def checkpoint_source(cfg: Any) -> Path | None:
+def checkpoint_source(cfg: Config) -> Path | None:
     """The checkpoint that a policy began with, through any number of runs; None: with none."""
     path = files.local_path(cfg.model.path) if cfg.model.path else None
     if path is not None and holds_run(path):
@@ -169,22 +157,22 @@ def bundled_tokenizer(*worlds: str) -> Path:
     return found.pop()
 
 
-def build_tokenizer(cfg: Any) -> Any:
+def build_tokenizer(cfg: Config) -> Any:
     return load_tokenizer(tokenizer_source(cfg))
 
 
-def execution(cfg: Any) -> dict[str, Any]:
+def execution(cfg: Config) -> dict[str, Any]:
     """Fields of Model that say how a model computes, whatever its sizes."""
     how = cfg.model
     return dict(
         dtype=how.dtype,
         remat=how.remat,
         scan_layers=how.scan_layers,
-        lora_scale=derived.lora_scale(cfg),
+        lora_scale=cfg.lora.scale,
     )
 
 
-def random_model_config(cfg: Any, tokenizer: Any) -> Model:
+def random_model_config(cfg: Config, tokenizer: Any) -> Model:
     """Sizes of a model that is not loaded."""
     size = cfg.model
     return DRAWN(
@@ -201,7 +189,7 @@ def random_model_config(cfg: Any, tokenizer: Any) -> Model:
     )
 
 
-def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[Model, Any]:
+def build_model(cfg: Config, tokenizer: Any, mesh: Any) -> tuple[Model, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
         path = files.local_path(cfg.model.path)
@@ -214,9 +202,9 @@ def build_model(cfg: Any, tokenizer: Any, mesh: Any) -> tuple[Model, Any]:
     return config, sharding.init_sharded(config.init, key, sharding.TRAIN_RULES, mesh)
 
 
-def config_of_run(path: Path) -> Any:
+def config_of_run(path: Path) -> Config:
     """The config of the newest checkpoint of a workdir, or of its folder `best`."""
-    return ml_collections.ConfigDict(checkpoint.read_extra(path)['config'])
+    return read_saved(checkpoint.read_extra(path))
 
 
 def load_run(path: Path, *, mesh: Any) -> tuple[Model, Any]:
@@ -230,34 +218,34 @@ def load_run(path: Path, *, mesh: Any) -> tuple[Model, Any]:
         start = config.abstract_params()
         start = sharding.with_layout(start, sharding.specs(start, sharding.TRAIN_RULES, mesh))
     policy = saved_policy(cfg, config, mesh, start, path)
-    merged = jax.jit(functools.partial(lora.merge, scale=derived.lora_scale(cfg)))(policy)
+    merged = jax.jit(functools.partial(lora.merge, scale=cfg.lora.scale))(policy)
     return config, merged if cfg.lora.rank else policy
 
 
-def build_functions(cfg: Any, config: Model, mesh: Any) -> ModelFns:
+def build_functions(cfg: Config, config: Model, mesh: Any) -> ModelFns:
     """The model of a run as pure functions."""
     return model_functions(
         config,
         sharding.shard_rows(mesh),
-        has_critic=derived.needs_critic(cfg),
+        has_critic=cfg.algorithm.USES_CRITIC,
         shares_backbone=cfg.critic.share_backbone,
     )
 
 
-def build_forks(cfg: Any) -> Callable | None:
+def build_forks(cfg: Config) -> Callable | None:
     """draw_forks of a key and the episodes of a step; None where nothing is forked."""
-    if not derived.continuations(cfg):
+    if not cfg.continuations:
         return None
     return functools.partial(
         draw_forks,
-        turns=cfg.fork.turns,
-        continuations=cfg.fork.continuations,
+        turns=cfg.algorithm.turns,
+        continuations=cfg.algorithm.forks,
         max_turns=cfg.env.max_turns,
         common=cfg.rollout.common_random_numbers,
     )
 
 
-def build_label_forks(cfg: Any) -> Callable:
+def build_label_forks(cfg: Config) -> Callable:
     """draw_forks for exact values: two continuations of every later turn, of independent luck."""
     return functools.partial(
         draw_forks, turns='every', continuations=2, max_turns=cfg.env.max_turns, common=False
@@ -273,7 +261,7 @@ def transposes(config: Model, mesh: Any) -> bool:
 REWARD = 'reward.function'
 
 
-def build_reward(cfg: Any) -> Callable | None:
+def build_reward(cfg: Config) -> Callable | None:
     """The function of reward.function; None where the world's own rewards count."""
     if not cfg.reward.function:
         return None
@@ -286,7 +274,7 @@ def build_reward(cfg: Any) -> Callable | None:
         ) from error
 
 
-def check_reward(cfg: Any, task: TextTask | HostTask) -> None:
+def check_reward(cfg: Config, task: TextTask | HostTask) -> None:
     """ValueError where reward.function gives no rewards of this world; nothing is compiled."""
     function, name = build_reward(cfg), f'{REWARD}={cfg.reward.function!r}'
     if function is None:
@@ -307,14 +295,14 @@ def check_reward(cfg: Any, task: TextTask | HostTask) -> None:
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
         ),
-        jax.ShapeDtypeStruct((derived.episodes(cfg),), np.int32),
+        jax.ShapeDtypeStruct((cfg.rollout.episodes,), np.int32),
         task.prefix,
     )
     rewards.check_traced(function, shapes, task, name=name)
 
 
 def build_collect(
-    cfg: Any,
+    cfg: Config,
     config: Model,
     mesh: Any,
     *,
@@ -325,7 +313,7 @@ def build_collect(
 
     Jitted; with worlds on hosts it is a loop of the host around jitted programs.
     """
-    rows = derived.episodes(cfg) if training else cfg.env.eval_levels * cfg.eval.samples
+    rows = cfg.rollout.episodes if training else cfg.env.eval_levels * cfg.eval.samples
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
     sample = cfg.rollout if training else cfg.eval
@@ -375,7 +363,7 @@ def build_collect(
 
 
 def build_host_collect(
-    cfg: Any, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: dict[str, Any]
+    cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: dict[str, Any]
 ) -> host.HostCollect:
     """collect against worlds on hosts."""
     hosts, reward = cfg.hosts, build_reward(cfg)
@@ -400,19 +388,14 @@ def build_host_collect(
     )
 
 
-def build_optimisers(cfg: Any) -> tuple:
+def build_optimisers(cfg: Config) -> tuple:
     """Optimisers of policy and critic (the latter None without a critic)."""
-    make = functools.partial(
-        update.make_optimizer,
-        betas=(cfg.optim.beta1, cfg.optim.beta2),
-        weight_decay=cfg.optim.weight_decay,
-        max_grad_norm=cfg.optim.max_grad_norm,
-        **derived.lr_schedule(cfg),
-    )
-    return make(cfg.optim.lr), make(cfg.optim.critic_lr) if derived.needs_critic(cfg) else None
+    optim = cfg.optim
+    critic = optim.tx(optim.critic_lr) if cfg.algorithm.USES_CRITIC else None
+    return optim.tx(optim.lr), critic
 
 
-def clone_optimiser(cfg: Any) -> optax.GradientTransformation:
+def clone_optimiser(cfg: Config) -> optax.GradientTransformation:
     """AdamW with a linear decay to zero over the cloning steps."""
     schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
     adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)

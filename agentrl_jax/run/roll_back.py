@@ -1,4 +1,4 @@
-"""What a run does about its alarms: says them, stops, or goes back and on with other luck.
+"""What a run does about its alarms: reports them, stops, or rolls back and resumes with new seeds.
 
 A roll back is written down before anything is removed, so that a run that is killed at any moment
 and started again does the same. What happened stays: the abandoned rows of metrics.jsonl are copied
@@ -6,21 +6,18 @@ to metrics_abandoned_<n>.jsonl, and roll_backs.json says when, why and to where.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
-from agentrl_jax.machine import checkpoint, files
+from agentrl_jax.machine import checkpoint, files, processes
 from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 
 FILE = 'roll_backs.json'
 ABANDONED = 'metrics_abandoned_{}.jsonl'
-REMOVED = 'abandoned_checkpoint'  # a folder on its way out
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
@@ -32,7 +29,7 @@ def read(workdir: Path) -> list[dict[str, Any]]:
 def watch(
     history: list[dict[str, float]], settings: Mapping[str, Any], *, used: int
 ) -> dict[str, collapse.Alarm]:
-    """What the signals say of the rows so far; the newest row gets its alarm/ metrics."""
+    """What the signals report of the rows so far; the newest row gets its alarm/ metrics."""
     newest = history[-1]
     if 'collapse/mi_token' in newest:
         newest['collapse/mi_z_ema'] = collapse.smoothed_z(history)
@@ -52,7 +49,7 @@ def react(
     used: int,
     say: Callable[[str], None],
 ) -> str:
-    """Says what is new and does what the config asks for: '', 'stop' or 'roll_back' (recorded)."""
+    """Reports what is new, does what the config asks for: '', 'stop' or 'roll_back' (recorded)."""
     for alarm in alarms.values():
         if alarm.news:
             say(f'step {step}: {alarm.reason}')
@@ -106,21 +103,13 @@ def record(workdir: Path, *, at_step: int, to_step: int, signal: str, reason: st
 
 def settle(workdir: Path) -> int:
     """Removes checkpoints that a roll back has abandoned; how many roll backs there were."""
-    _wait_for_all('roll back written')
+    processes.barrier('roll back written')
     past = read(workdir)
     if past and jax.process_index() == 0:
         folder = workdir / checkpoint.FOLDER
         for step in checkpoint.steps(folder):
             played_after = checkpoint.read_extra(folder, step=step)['roll_backs']
             if any(step > later['to_step'] for later in past[played_after:]):
-                # Renamed first: a half-removed folder must not look like a checkpoint.
-                shutil.rmtree(workdir / REMOVED, ignore_errors=True)
-                (folder / str(step)).rename(workdir / REMOVED)
-        shutil.rmtree(workdir / REMOVED, ignore_errors=True)
-    _wait_for_all('abandoned checkpoints removed')
+                checkpoint.remove(folder / str(step))
+    processes.barrier('abandoned checkpoints removed')
     return len(past)
-
-
-def _wait_for_all(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)

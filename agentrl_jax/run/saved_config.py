@@ -12,13 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_collections
-
-from agentrl_jax.envs import GAMES
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import command
-from agentrl_jax.run.state import comparable
-from configs import base
+from agentrl_jax.run import command, config
 
 HASH_SHOWN = 12  # digits of a config's hash, and of a commit, in a line for people
 
@@ -54,13 +49,13 @@ class Origin:
         )
 
 
-def origin(workdir: str, config: Any, *, step: int | None = None) -> Origin:
+def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
     """The checkpoint that is opened: that of `step`, or the newest finished one; says what it is.
 
-    config: what the hash is of where there is no run.
+    face: the ConfigDict, whose hash it is where there is no run.
     """
     if not workdir:
-        return Origin('', None, files.config_hash(config), provenance.commit())
+        return Origin('', None, files.config_hash(config.as_json(face)), provenance.commit())
     folder = checkpoint.find_step(workdir, step=step)
     saved = checkpoint.read_extra(folder)['config']
     return Origin(
@@ -133,27 +128,12 @@ def _value(argv: Sequence[str], flag: str) -> str | None:
 
 
 def get_config(folder: str) -> Any:
-    """The config in a checkpoint, as a config of this version."""
-    cfg = base.get_config()
-    saved = checkpoint.read_extra(folder)['config']
-    with cfg.unlocked():  # games have a section only in a config that sets something of them
-        for name in saved.keys() & GAMES.keys():
-            cfg[name] = ml_collections.ConfigDict(comparable(saved)[name])
-    unknown = sorted(_unknown(saved, cfg.to_dict()))
-    if unknown:
-        raise ValueError(
-            f'{folder}: its config has fields that this version of the code does not know: '
-            f'{", ".join(unknown)}; use the version that it was made with, or give --config'
-        )
-    cfg.update(comparable(saved))
+    """The config in a checkpoint, as a ConfigDict of this version."""
+    extra = checkpoint.read_extra(folder)
+    version = extra['version'] if 'version' in extra else 0
+    try:
+        cfg = config.migrate(extra['config'], version)
+    except ValueError as error:
+        raise ValueError(f'{folder}: {error}') from error
+    cfg.update(config.comparable(extra))
     return cfg
-
-
-def _unknown(saved: dict, known: dict, prefix: str = '') -> list[str]:
-    names = []
-    for name, value in saved.items():
-        if name not in known:
-            names.append(prefix + name)
-        elif isinstance(value, dict) and isinstance(known[name], dict):
-            names += _unknown(value, known[name], f'{prefix}{name}.')
-    return names

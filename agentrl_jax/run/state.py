@@ -2,27 +2,22 @@
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
-from agentrl_jax.envs import ENVIRONMENTS, GAMES
-from agentrl_jax.envs.hosts import HOSTS
+from agentrl_jax.envs import WORLDS
 from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.rl import evol
-from agentrl_jax.run import derived
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.effective import effective, idle
+from agentrl_jax.run.config import Config, as_json, comparable, saved_with
 from agentrl_jax.run.params import (
     REFERENCE_FOLDER,
-    Frozen,
     keep_base,
     open_base,
     open_start,
@@ -31,11 +26,10 @@ from agentrl_jax.run.params import (
     trained_policy,
 )
 from agentrl_jax.run.streams import Streams
-from agentrl_jax.types import Demonstrations, Params, TrainState
-from configs import base
+from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
 
 # What a resumed run may change
-MAY_DIFFER = (
+CHANGEABLE_ON_RESUME = (
     'steps',
     'log',
     'checkpoint',
@@ -48,7 +42,7 @@ MAY_DIFFER = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class RunState:
     """What a run continues from."""
 
     state: TrainState
@@ -57,49 +51,20 @@ class Opened:
     streams: Streams
 
 
-def config_dict(cfg: Any) -> dict:
-    return json.loads(cfg.to_json_best_effort())
-
-
-def with_later_fields(saved: dict) -> dict:
-    """The config of an older run, with the fields that came after it at their defaults."""
-
-    def filled(defaults, section):
-        return {
-            name: filled(value, section.get(name, {})) if isinstance(value, dict) else value
-            for name, value in defaults.items()
-        } | {name: x for name, x in section.items() if not isinstance(x, dict)}
-
-    return saved | filled(config_dict(base.get_config()), saved)
-
-
-def comparable(saved: dict) -> dict:
-    """A config as JSON by what it does: unset fields have their values, idle ones none.
-
-    Configs of older runs say of fields without effect what they had in them.
-    """
-    cfg = effective(ml_collections.ConfigDict(with_later_fields(saved)))
-    found = config_dict(cfg)
-    for name in idle(cfg):
-        section, leaf = name.split('.')
-        found[section][leaf] = None
-    return found
-
-
-def unplayed(cfg: Any) -> set[str]:
+def unplayed(cfg: Config) -> set[str]:
     """Sections of worlds that a run does not play, whose defaults a later version may change."""
-    return {*ENVIRONMENTS, *GAMES, *HOSTS} - {*derived.worlds(cfg), *cfg.eval.worlds}
+    return WORLDS.keys() - {*cfg.env.worlds, *cfg.eval.worlds}
 
 
-def saved_beside(cfg: Any, streams: Streams) -> dict:
+def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
-    return {'config': config_dict(cfg), 'roll_backs': streams.roll_backs}
+    return saved_with(run.face) | {'roll_backs': streams.roll_backs}
 
 
-def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
+def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
     """State of step 0 around the given policy parameters; pure."""
     policy, critic_params, critic_opt_state = trained_policy(params, cfg, config), None, None
-    if derived.needs_critic(cfg) and not cfg.critic.share_backbone:
+    if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
         critic_params = critic.init(trained_part(params, cfg, 1), config)
         critic_opt_state = txs[1].init(critic_params)
     return TrainState(
@@ -108,16 +73,16 @@ def make_state(params: Any, cfg: Any, config: Any, txs: tuple) -> TrainState:
         opt_state=txs[0].init(policy),
         critic_params=critic_params,
         critic_opt_state=critic_opt_state,
-        kl_coef=jnp.float32(cfg.loss.kl_coef),
+        kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
-        explorer=jax.tree.map(jnp.copy, policy) if derived.explores(cfg) else None,
+        explorer=jax.tree.map(jnp.copy, policy) if cfg.explores else None,
     )
 
 
 def start_state(run: Run, params: Any) -> TrainState:
     """State of step 0 around the given policy parameters, laid out over the mesh."""
     make = functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs)
-    layout = sharding.state_specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
+    layout = sharding.specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
 
 
@@ -126,31 +91,31 @@ def abstract_state(run: Run) -> TrainState:
     state = jax.eval_shape(
         functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs), run.params
     )
-    layout = sharding.state_specs(state, sharding.TRAIN_RULES, run.mesh)
+    layout = sharding.specs(state, sharding.TRAIN_RULES, run.mesh)
     return sharding.with_layout(state, layout)
 
 
-def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> Opened:
+def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
     """What to continue from: the newest checkpoint, or a fresh step 0."""
     workdir = checkpoints.directory.parent
-    joins = derived.base_rows(run.cfg) > 0
+    joins = run.cfg.base_rows > 0
     examples = find_demonstrations(run) if joins else None
     if checkpoint.latest_step(checkpoints) is None:
         params = first_params(run, workdir, examples)
         state = start_state(run, params)
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
-        checkpoint.save(checkpoints, 0, state, saved_beside(run.cfg, streams))
+        checkpoint.save(checkpoints, 0, state, saved_beside(run, streams))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
         model = params if run.cfg.lora.rank else {}
     else:
         saved = checkpoint.read_extra(checkpoints.directory)
-        before, now = comparable(saved['config']), comparable(config_dict(run.cfg))
-        checkpoint.check_config(before, now, may_differ=(*MAY_DIFFER, *unplayed(run.cfg)))
+        before, now = comparable(saved), comparable(saved_with(run.face))
+        checkpoint.check_config(before, now, may_differ=(*CHANGEABLE_ON_RESUME, *unplayed(run.cfg)))
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)
-    return Opened(
+    return RunState(
         state=state,
         frozen=Frozen(model, reference),
         base=jax.device_get(examples) if joins else None,
@@ -160,15 +125,15 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
 
 def first_params(run: Run, workdir: Path, examples: Demonstrations | None) -> Params:
     """Parameters of step 0: those of the run, or cloned from demonstrations."""
-    if not derived.clones(run.cfg):
+    if not run.cfg.clone.demonstrates:
         return run.params
     make = functools.partial(cloned_policy, run, examples)
-    return kept.kept(config_dict(run.cfg), workdir, sharding.abstract_of(run.params), make)
+    return kept.kept(as_json(run.face), workdir, sharding.abstract_of(run.params), make)
 
 
 def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
     """The policy of step 0 if some loss asks for it; kept beside the checkpoints at step 0."""
-    if not derived.keeps_start(run.cfg):
+    if not run.cfg.keeps_start:
         return None
     policy = policy_of(state.params, {})
     folder = workdir / REFERENCE_FOLDER
@@ -180,13 +145,13 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
             'put it back, or start anew in another workdir'
         )
     # AgentEvol's start policy lies on disk until the next iteration begins
-    return open_start(workdir, policy) if derived.needs_reference(run.cfg) else None
+    return open_start(workdir, policy) if run.cfg.needs_reference else None
 
 
 def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
     """AgentEvol: at the first step of an iteration explorer and learner change; else nothing."""
     cfg = run.cfg
-    if not derived.begins_iteration(cfg, step):
+    if not cfg.begins_iteration(step):
         return state
     start = open_start(workdir, policy_of(state.params, {})) if cfg.evol.restart else None
     return evol.begin_iteration(state, run.txs[0], start)
@@ -195,6 +160,6 @@ def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> Tra
 def space_needed(run: Run) -> int:
     """Bytes of the checkpoints that are on disk at once."""
     state = jax.eval_shape(functools.partial(start_state, run), run.params)
-    once = run.params if run.cfg.lora.rank or derived.keeps_start(run.cfg) else {}
+    once = run.params if run.cfg.lora.rank or run.cfg.keeps_start else {}
     keep = run.cfg.checkpoint.keep + 1
     return checkpoint.state_bytes(state) * keep + checkpoint.state_bytes(once)

@@ -67,7 +67,7 @@ def train_all(
 ) -> int:
     """Trains until every run is done or has failed; the exit code: 0, 1 (failures), 75 (stopped).
 
-    board: show(statuses) and say(text), see sweep_board.Board.
+    board: show(statuses) and say(text), see board.py.
     """
     before = {r.name: sweep_status.count_failures(plan.workdir / r.name) for r in plan.runs}
     work = Work(plan, before)
@@ -187,7 +187,7 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
 
 
 def finish(child: Child, work: Work) -> str:
-    """Notes how a child ended and frees its run; what to say of a failure, '' of any other end."""
+    """Records how a child ended and frees its run; a report of a failure, '' of any other end."""
     code, name = child.process.returncode, child.run.name
     outcome = judge(sweep_status.is_done(child.run, child.folder), code)
     sweep_status.end_attempt(child.folder, code, outcome, time.monotonic() - child.began)

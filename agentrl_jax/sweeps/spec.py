@@ -13,11 +13,9 @@ Both give a list of overrides {dotted field: value}; a `config.` in front of a f
 """
 
 import copy
-import difflib
 import functools
 import importlib.util
 import itertools
-import json
 import math
 import re
 import shlex
@@ -26,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import files
-from agentrl_jax.run import check
-from agentrl_jax.run.command import check_sizes
-from agentrl_jax.run.effective import effective
+from agentrl_jax.run import config
+from agentrl_jax.run.command import check_sizes, no_field
 from agentrl_jax.sweeps.status import Overrides, Run
 
 TRAIN = 'agentrl_jax.train'
@@ -122,10 +119,9 @@ def expand(
             raise ValueError(f'{where} sets {", ".join(clash)}, and so does the command line')
         try:
             check_sizes(cfg, settings)
-            check.check(cfg)
-            cfg = effective(cfg)
-            config = json.loads(cfg.to_json_best_effort())
-            digest = files.config_hash(config)
+            config.read(cfg)
+            full = config.as_json(config.effective(cfg))
+            digest = files.config_hash(full)
         except ValueError as error:
             raise ValueError(f'{where} ({_text_of(settings)}): {error}') from error
         if digest in numbers:
@@ -134,17 +130,22 @@ def expand(
                 'list it once'
             )
         numbers[digest] = number
-        runs.append(Run(run_name(settings, digest), settings, config, cfg.steps))
+        runs.append(Run(run_name(settings, digest), settings, full, cfg.steps))
     return runs
 
 
 def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
     """(a copy of the config with the overrides set, the overrides as the config holds them)."""
-    cfg, settings = copy.deepcopy(base), {}
+    cfg, settings, known = copy.deepcopy(base), {}, files.flat(base)
     for name, value in overrides.items():
         name = name.removeprefix('config.')
-        if name not in fields(base):
-            raise ValueError(f'{where} sets {name}, {_no_field(base, name)}')
+        inside = [other for other in known if other.startswith(f'{name}.')]
+        if inside:
+            raise ValueError(
+                f'{where} sets {name}, which is a group of fields: name one, such as {inside[0]}'
+            )
+        if name not in known:
+            raise ValueError(f'{where} sets {name}, but {no_field(name, base)}')
         *groups, leaf = name.split('.')
         parent = functools.reduce(lambda part, key: part[key], groups, cfg)
         value, old = _plain(value), parent[leaf]
@@ -158,26 +159,6 @@ def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides
         if not _can_be_given(settings[name]):
             raise ValueError(f'{where} sets {name}={value!r}, which no command line can give')
     return cfg, settings
-
-
-def fields(cfg: Any, prefix: str = '') -> list[str]:
-    """Dotted names of all fields of a config."""
-    names = []
-    for name, value in cfg.items():
-        is_group = hasattr(value, 'items')
-        names += fields(value, f'{prefix}{name}.') if is_group else [prefix + name]
-    return names
-
-
-def _no_field(cfg: Any, name: str) -> str:
-    names = fields(cfg)
-    inside = [other for other in names if other.startswith(name + '.')]
-    if inside:
-        return f'which is a group of fields: name one, such as {inside[0]}'
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    near += [other for other in names if other.split('.')[-1] == name.split('.')[-1]]
-    hint = f' (did you mean {near[0]}?)' if near else ''
-    return f'which is no field of the config{hint}'
 
 
 def _plain(value: Any) -> Any:
@@ -248,19 +229,11 @@ def matches(run: Run, text: str) -> bool:
     pairs = [part.partition('=') for part in text.split(',')]
     if not all(name and equals for name, equals, _ in pairs):
         return False
-    values = _flat(run.config)
+    values = files.flat(run.config)
     return all(
         (field := _full_name(name, run, values)) is not None and _equal(values[field], value)
         for name, _, value in pairs
     )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-    found = {}
-    for name, value in tree.items():
-        inner = isinstance(value, Mapping)
-        found |= _flat(value, f'{prefix}{name}.') if inner else {prefix + name: value}
-    return found
 
 
 def _full_name(name: str, run: Run, values: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,7 @@
-"""How a run of a sweep stands, told by the files in its folder and by nothing else.
+"""The state of a run of a sweep, read from the files in its folder and from nothing else.
 
 run.json       what the run is; written for all runs before the first one starts
-lock           locked (flock) as long as the training process lives, whoever started it; says who
+lock           locked (flock) as long as the training process lives, whoever started it; names who
 attempts.json  one entry for each start; 'outcome' is null when the sweep did not see the end
 output.txt     what training printed
 metrics.jsonl, finished.json   written by training itself (run_log)
@@ -20,7 +20,7 @@ from agentrl_jax.machine import files, lock
 from agentrl_jax.records import run_log
 
 RUN_FILE, LOCK_FILE, ATTEMPTS_FILE, OUTPUT_FILE = 'run.json', 'lock', 'attempts.json', 'output.txt'
-STATES = ('running', 'failed', 'preempted', 'waiting', 'done')  # in the order they are shown
+STATES = ('running', 'failed', 'preempted', 'waiting', 'done')  # in the order of the table
 TAIL_BYTES = 1 << 18  # of metrics.jsonl: some hundred rows
 
 
@@ -157,7 +157,7 @@ def is_done(run: Run, folder: Path) -> bool:
 
 
 def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 0) -> Status:
-    """How a run stands; it has failed after more than `retries` failures beyond those `before`."""
+    """The state of a run; failed after more than `retries` failures beyond those `before`."""
     attempts = read_attempts(folder)
     failures = sum(attempt['outcome'] == 'failed' for attempt in attempts)
     if is_done(run, folder):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from flax import struct
 from agentrl_jax.envs.babyai import expert, instructions, macros, pool, rules, sight, texts
 from agentrl_jax.envs.babyai.rules import EnvState
 from agentrl_jax.envs.babyai.words import SIDE
-from agentrl_jax.envs.base import TextEnvironment, environment, spaces
+from agentrl_jax.envs.base import TextEnvironment, environment, of_pool, spaces
+from agentrl_jax.settings.marks import In
 
-LAYERS = ('primitive', 'macro')
 PRIMITIVE_NAMES = ('turn left', 'turn right', 'move forward', 'pick up', 'drop', 'toggle')
 
 INSTRUCTION = (
@@ -67,31 +67,33 @@ class EnvParams(environment.EnvParams):
 class BabyAI(TextEnvironment):
     """Follow an instruction in rooms of which seven by seven cells are seen at a time.
 
-    actions: 'primitive', the six of MiniGrid, or 'macro', AgentGym's (see macros). The reward is
-    MiniGrid's, 1 - 0.9 steps / max_steps for success; with agentgym_rewards, what AgentGym's
-    wrapper makes of it: its score is the sum of our rewards.
+    The reward is MiniGrid's, 1 - 0.9 steps / max_steps for success; with agentgym_rewards, what
+    AgentGym's wrapper makes of it: its score is the sum of our rewards.
     """
 
-    actions: str = 'primitive'
-    brief: bool = False  # of macro actions: short lines, and no list of those on offer
-    agentgym_wording: bool = False  # of macro actions: nothing tells the order of two tasks, ...
-    agentgym_rewards: bool = False  # of macro actions: late success does not end an episode, ...
-    most_seen: int = 12  # objects that an observation names
+    levels: str = of_pool('all')  # names in pool.LEVELS, with commas; they share the pool
+    solvable: bool = of_pool(False)  # without levels for which the expert finds no way
+    train_ids: str = of_pool('')  # AgentGym's numbers of levels, such as 0:810, in place of them
+    test_ids: str = of_pool('')  # the same for validation and test
+    actions: Literal['primitive', 'macro'] = 'primitive'  # MiniGrid's six; macro: AgentGym's, such
+    # as go to red ball 1; then one action a turn
+    brief: bool = False  # macro: short lines, and no list of the actions on offer
+    agentgym_wording: bool = False  # macro: its texts; the order of two tasks is not given
+    agentgym_rewards: bool = False  # macro: its score; late success does not end an episode
+    most_seen: Annotated[int, In(1, 40)] = 12  # objects that an observation names, the nearest ones
 
     REWARD_QUANTUM: ClassVar[float] = 0.01
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     REWARDS_ROUNDED: ClassVar[bool] = True
     name: ClassVar[str] = 'babyai'
 
-    def __post_init__(self):
-        if self.actions not in LAYERS:
-            raise ValueError(f'actions={self.actions!r} is not in {LAYERS}')
+    def problems(self) -> Iterator[str]:
         if not self.macro and (self.agentgym_wording or self.agentgym_rewards):
-            raise ValueError("agentgym_wording and agentgym_rewards need actions='macro'")
+            yield "babyai: agentgym_wording and agentgym_rewards need actions='macro'"
         if self.brief and (not self.macro or self.agentgym_wording):
-            raise ValueError("brief needs actions='macro' and excludes agentgym_wording")
-        if not 1 <= self.most_seen <= 40:
-            raise ValueError(f'most_seen={self.most_seen} must be from 1 to 40')
+            yield "babyai: brief needs actions='macro' and excludes agentgym_wording"
+        if bool(self.train_ids) != bool(self.test_ids):
+            yield 'babyai: train_ids and test_ids belong together: give both or neither'
 
     @property
     def macro(self) -> bool:
@@ -118,23 +120,13 @@ class BabyAI(TextEnvironment):
         *,
         num_levels: int = 1024,
         seed: int = 0,
-        levels: str = 'all',
-        solvable: bool = False,
-        train_ids: str = '',
-        test_ids: str = '',
     ) -> EnvParams:
-        """A pool of the named levels ('GoToLocalS8N7,PickupLoc'), in equal shares.
-
-        solvable: without those for which the expert finds no way. train_ids, test_ids: AgentGym's
-        numbers of levels ('0:810,900') take the place of all that; the latter for validation, too.
-        """
-        if bool(train_ids) != bool(test_ids):
-            raise ValueError('train_ids and test_ids belong together: give both or neither')
-        if train_ids:
-            drawn = pool.agentgym_split(split, num_levels, train_ids, test_ids)
+        """A pool of the named levels, in equal shares, or of AgentGym's numbers."""
+        if self.train_ids:
+            drawn = pool.agentgym_split(split, num_levels, self.train_ids, self.test_ids)
         else:
-            names = pool.LEVELS if levels == 'all' else tuple(levels.split(','))
-            drawn = pool.draw(split, num_levels, names, seed=seed, solvable=solvable)
+            names = pool.LEVELS if self.levels == 'all' else tuple(self.levels.split(','))
+            drawn = pool.draw(split, num_levels, names, seed=seed, solvable=self.solvable)
         return EnvParams(**{name: jnp.asarray(values) for name, values in device_arrays(drawn)})
 
     def num_levels(self, params: EnvParams) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,15 @@ import jax.numpy as jnp
 from agentrl_jax.envs.borrowed import experts
 from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState, library
 from agentrl_jax.envs.pieces import Grid, Layout
+from agentrl_jax.settings.marks import ONE, In
 
 
 @dataclasses.dataclass(frozen=True)
 class Catch(BorrowedWorld):
     """Reward 1 for a ball that is caught, -1 for one that is not."""
 
-    rows: int = 6
-    columns: int = 5
+    rows: Annotated[int, In(low=2)] = 6  # of the board
+    columns: Annotated[int, ONE] = 5  # of the board
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Stay', 'Right')
     REWARD_QUANTUM: ClassVar[float] = 1.0

@@ -1,7 +1,7 @@
 """2048 of pgx: slide tiles until one of them shows the number that is asked for."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from agentrl_jax.envs.borrowed import experts
 from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
 from agentrl_jax.envs.pieces import Grid, Layout, Offers
+from agentrl_jax.settings.marks import ONE
 
 TILES = ('.', *(str(2**n) for n in range(1, 18)))
 EXPONENTS = tuple('.123456789ABCDEFGH')
@@ -18,7 +19,7 @@ EXPONENTS = tuple('.123456789ABCDEFGH')
 class Game2048(PgxWorld):
     """Reward: what was merged, as a share of the tile that ends the game."""
 
-    goal: int = 32
+    goal: Annotated[int, ONE] = 32  # number of the tile that ends it
 
     GAME: ClassVar[str] = '2048'
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Up', 'Right', 'Down')

@@ -1,7 +1,7 @@
 """Minesweeper, with rules of our own: open every cell without a mine."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from agentrl_jax.envs.borrowed import experts
 from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState
 from agentrl_jax.envs.pieces import Grid, Layout
+from agentrl_jax.settings.marks import In
 
 SIDE, CELLS, AROUND = 4, 16, experts.around(4)
 Game = tuple[jax.Array, jax.Array]  # bool [16] each: where mines are, which cells are open
@@ -18,7 +19,7 @@ Game = tuple[jax.Array, jax.Array]  # bool [16] each: where mines are, which cel
 class Minesweeper(BorrowedWorld):
     """Reward 1 when all cells without a mine are open, -1 for a mine. One cell is open at first."""
 
-    mines: int = 3
+    mines: Annotated[int, In(1, CELLS - 1)] = 3  # in 16 cells
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = tuple(f'{a}{n}' for n in '1234' for a in 'ABCD')
     REWARD_QUANTUM: ClassVar[float] = 1.0

@@ -17,8 +17,6 @@ def make_maps(
     `unique` drops repetitions; split None takes the maps of all splits.
     """
     check_split(split)
-    if not 0.0 <= frozen <= 1.0:
-        raise ValueError(f'frozen={frozen} is a probability')
     rng = np.random.default_rng([seed, size])
     found: dict[Any, np.ndarray] = {}
     for _ in range(64):

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 
 from agentrl_jax.envs import boards
-from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.envs.frozen_lake.levels import (
     FROZEN,
     GOAL,
@@ -21,6 +21,7 @@ from agentrl_jax.envs.frozen_lake.levels import (
     make_maps,
 )
 from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
+from agentrl_jax.settings.marks import SHARE, In, OneOf
 
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
 PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
@@ -69,24 +70,23 @@ class FrozenLake(TextEnvironment):
     """Reach the goal; a hole ends the episode. Reward 1 at the goal, else 0.
 
     A move goes where it should with probability success_rate and to either side with half the rest
-    each (gymnasium). `size` is the side n of the map.
+    each (gymnasium).
     """
 
-    size: int = 4
-    observation_format: str = 'grid'
+    size: Annotated[int, In(2, 8)] = 4  # side of the map
+    observation_format: Annotated[str, OneOf(boards.FORMATS)] = 'grid'  # cells (' P _'): for BPE
+    frozen: Annotated[float, SHARE] = of_pool(0.8)  # probability that a cell is ice (RAGEN: or .9)
+    success_rate: Annotated[float, SHARE] = of_pool(1.0 / 3.0)  # that a move goes where it should
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Down', 'Right', 'Up')
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
     name: ClassVar[str] = 'frozen_lake'
 
-    def __post_init__(self):
-        boards.check_format(self.observation_format)
-        if not 2 <= self.size <= 8:
-            raise ValueError(f'size={self.size} must be from 2 to 8')
+    def problems(self) -> Iterator[str]:
         if self.observation_format not in boards.ROWS_ONLY and self.size > 4:
             # One line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5.
-            raise ValueError(f'observation_format={self.observation_format!r} needs size <= 4')
+            yield f'frozen_lake.observation_format={self.observation_format!r} needs size <= 4'
 
     @property
     def instruction(self) -> str:
@@ -103,24 +103,20 @@ class FrozenLake(TextEnvironment):
 
     def make_params(
         self,
-        split: str = 'train',
+        split: str | None = 'train',
         *,
         num_levels: int = 1024,
         seed: int = 0,
-        frozen: float = 0.8,
-        success_rate: float = 1.0 / 3.0,
         unique: bool = True,
     ) -> EnvParams:
-        """Random maps whose cells are ice with probability `frozen` (RAGEN: 0.8, later 0.9)."""
-        if not 0.0 <= success_rate <= 1.0:
-            raise ValueError(f'success_rate={success_rate} must be from 0 to 1')
+        """Random maps; unique: no map twice."""
         boards = make_maps(
-            split, num_levels, size=self.size, frozen=frozen, seed=seed, unique=unique
+            split, num_levels, size=self.size, frozen=self.frozen, seed=seed, unique=unique
         )
         return EnvParams(
             boards=jnp.asarray(boards),
             optimal_length=jnp.asarray(distance_to_goal(boards)),
-            success_rate=jnp.float32(success_rate),
+            success_rate=jnp.float32(self.success_rate),
         )
 
     def num_levels(self, params: EnvParams) -> int:
@@ -154,7 +150,7 @@ class FrozenLake(TextEnvironment):
         return (tile == GOAL) | (tile == HOLE)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """The player stands on the goal."""
+        """The player is on the goal."""
         return self._tile(state) == GOAL
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:

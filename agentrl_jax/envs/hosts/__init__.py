@@ -4,22 +4,12 @@ import importlib
 
 # Public name -> the module that defines it.
 _MODULES = {
-    'HOSTS': 'environments',
-    'AgentGymEnvironment': 'environments',
-    'Gymnasium': 'gymnasium_text',
-    'HostEnvironment': 'base',
-    'MiniWoBEnvironment': 'environments',
-    'Objects': 'objects',
-    'OpenEnvEnvironment': 'environments',
-    'Reply': 'world',
-    'SciWorldEnvironment': 'environments',
-    'SearchEnvironment': 'environments',
-    'ShopEnvironment': 'environments',
-    'TextCraftEnvironment': 'environments',
-    'WebEnvironment': 'environments',
-    'World': 'world',
-    'WorldDown': 'world',
-    'WorldError': 'world',
+    'HOSTS': '..environments',
+    'HostEnvironment': '.base',
+    'Reply': '.world',
+    'World': '.world',
+    'WorldDown': '.world',
+    'WorldError': '.world',
 }
 __all__ = tuple(_MODULES)
 
@@ -27,4 +17,4 @@ __all__ = tuple(_MODULES)
 def __getattr__(name: str):
     if name not in _MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from agentrl_jax.envs.hosts import sciworld, textcraft
+from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
 from agentrl_jax.envs.hosts.connection import Connection, number_of, text_of, truth_of
 from agentrl_jax.envs.hosts.search import dialects
@@ -47,7 +47,7 @@ class Quirks:
     truth: bool = False  # the reward is true where a goal is met; elsewhere that is no number
     running: bool = False  # the reward is a score so far: steps get its differences
     last_only: bool = False  # a reward counts only with the last step
-    bounds: tuple[float, float] = (-1e6, 1e6)  # of what stands in the reward's field
+    bounds: tuple[float, float] = (-1e6, 1e6)  # of what is in the reward's field
     solved_above: float = 0.99  # score; AgentEvol's thresholds where it has one
     faults: tuple[str, ...] = ()  # texts of 200s that are none
     closes: bool = True  # /close exists
@@ -81,10 +81,12 @@ _TOOL = Quirks(
 )
 _WEB = dataclasses.replace(_TOOL, create=None, item='session_id', look='observation', text='state')
 ENVIRONMENTS = {
-    'textcraft': Quirks(instruction=textcraft.AGENTGYM_PROMPT, create={}, bounds=(0, 1), rounds=30),
+    'textcraft': Quirks(
+        instruction=agentgym_prompts.TEXTCRAFT, create={}, bounds=(0, 1), rounds=30
+    ),
     'sciworld': Quirks(
         reader='last_action',
-        instruction=sciworld.AGENTGYM_PROMPT,
+        instruction=agentgym_prompts.SCIWORLD,
         first=_joined('task_description', 'observation'),
         reward='score',
         running=True,

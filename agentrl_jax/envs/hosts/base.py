@@ -1,20 +1,20 @@
 """What a run must know of worlds on hosts before it has one: items, splits, words, how to make one.
 
-A subclass is a frozen dataclass of settings, as the worlds on the device are, and a config reaches
-it in the same way: a section of its name holds the fields and the keywords of make_params.
+A subclass is a frozen dataclass whose fields are the section of its name in a config, as those of
+worlds on the device. Servers of worlds import its module, and no JAX with it.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from flax import struct
 
 from agentrl_jax.envs.hosts.world import Player, World
+from agentrl_jax.envs.splits import level_split
 
 
-@struct.dataclass
-class Items:
+class Items(NamedTuple):
     """A pool: what a level of it is called by the world."""
 
     items: np.ndarray  # int32 [N]
@@ -33,10 +33,19 @@ class HostEnvironment:
     SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
     quick: ClassVar[bool] = False  # the player can play the held-out items in every run
 
+    def problems(self) -> Iterator[str]:
+        """A sentence for everything that is wrong with the settings, beside their bounds."""
+        return iter(())
+
     @property
     def here(self) -> bool:
         """Whether worlds are in this process."""
         return True
+
+    @property
+    def local_server_capacity(self) -> int:
+        """Worlds in the servers that each process of a run starts; 0 = it starts none."""
+        return 0
 
     def check(self) -> None:
         """Raises what a world needs and is not installed, by name."""
@@ -75,3 +84,8 @@ class HostEnvironment:
         """Figures of this environment's own, as TextEnvironment.episode_metrics."""
         del actions, level, params
         return {}
+
+
+def hashed(items: range, split: str) -> np.ndarray:
+    """The items of a split, by a digest of their numbers; int32."""
+    return np.array([i for i in items if level_split(str(i).encode()) == split], np.int32)

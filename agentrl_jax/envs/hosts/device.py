@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from agentrl_jax.envs import ENVIRONMENTS, GAMES
-from agentrl_jax.envs.base import TextEnvironment, build_world
+from agentrl_jax.envs.base import TextEnvironment, build, read_world
 from agentrl_jax.envs.hosts.world import Reply
 
 UNKNOWN = 'No such action. The actions are: '
@@ -41,9 +41,8 @@ class Device:
         known = ENVIRONMENTS | GAMES
         if name not in known:
             raise ValueError(f'name={name!r} is not one of {", ".join(known)}')
-        self.env, self.params = build_world(
-            known[name], settings or {}, split, num_levels=levels, seed=seed
-        )
+        env = read_world(known[name], settings or {})
+        self.env, self.params = build(env, split, num_levels=levels, seed=seed)
         self.instruction = self.env.instruction
         self.actions = {text: index for index, text in enumerate(self.env.ACTION_NAMES)}
         self.state: Any = None

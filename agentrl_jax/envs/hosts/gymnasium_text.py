@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -78,30 +79,26 @@ class GymnasiumWorld:
 class Gymnasium(HostEnvironment):
     """Any environment of Gymnasium's registry that can be read."""
 
-    id: str = ''
-    keywords: str = '{}'  # of gymnasium.make, a JSON object
+    id: str = ''  # such as FrozenLake-v1
+    keywords: str = '{}'  # of gymnasium.make, JSON, such as {"render_mode": "ansi"}
     actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
-    instruction: str = ''
-    accepted: str = ''
-    system: str = ''
+    instruction: str = ''  # what the task is
 
     name = 'gymnasium'
 
-    def __post_init__(self):
-        object.__setattr__(self, 'actions', tuple(self.actions))  # a list where it was JSON
+    def problems(self) -> Iterator[str]:
         if not self.id:
-            raise ValueError(
+            yield (
                 'gymnasium.id is empty: name an environment of Gymnasium, such as FrozenLake-v1, '
                 'and what it needs (gymnasium.keywords, actions, instruction)'
             )
         try:
-            keywords = json.loads(self.keywords)
+            if not isinstance(json.loads(self.keywords), dict):
+                yield f'gymnasium.keywords={self.keywords!r} must be a JSON object'
         except ValueError as error:
-            raise ValueError(f'gymnasium.keywords={self.keywords!r} is no JSON: {error}') from error
-        if not isinstance(keywords, dict):
-            raise ValueError(f'gymnasium.keywords={self.keywords!r} must be a JSON object')
+            yield f'gymnasium.keywords={self.keywords!r} is no JSON: {error}'
         if importlib.util.find_spec('gymnasium') is None:
-            raise ValueError(
+            yield (
                 "env.name='gymnasium' needs gymnasium, which is not installed: pip install "
                 'gymnasium'
             )
@@ -110,7 +107,7 @@ class Gymnasium(HostEnvironment):
         import gymnasium
 
         env = gymnasium.make(self.id, **json.loads(self.keywords))
-        return GymnasiumWorld(env, tuple(self.actions), self.instruction)
+        return GymnasiumWorld(env, self.actions, self.instruction)
 
     def item_range(self, split: str) -> np.ndarray:
         """Seeds; those of different splits are different thousands of millions."""

@@ -2,14 +2,14 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import numpy as np
 
-from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.world import Reply, WorldError
-from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.marks import MANY
 
 
 class ObjectWorld:
@@ -60,22 +60,22 @@ def import_callable(name: str, field: str = 'objects.make_object') -> Callable:
 class Objects(HostEnvironment):
     """Worlds that a callable makes, one for each thread."""
 
-    make_object: str = ''  # 'package.module:callable'
-    instruction: str = ''
-    accepted: str = ''
-    system: str = ''
-    deterministic: bool = True
-    num_items: int = 1000  # items 0 .. num_items - 1; a hash says which split one is in
+    make_object: str = ''  # package.module:callable, called once for each world
+    instruction: str = ''  # what the task is
+    deterministic: bool = True  # the same item and actions give the same replies
+    num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
 
     name = 'objects'
 
-    def __post_init__(self):
-        import_callable(self.make_object)
+    def problems(self) -> Iterator[str]:
+        try:
+            import_callable(self.make_object)
+        except ValueError as error:
+            yield str(error)
 
     def make(self) -> ObjectWorld:
         thing = import_callable(self.make_object)()
         return ObjectWorld(thing, deterministic=self.deterministic, instruction=self.instruction)
 
     def item_range(self, split: str) -> np.ndarray:
-        items = np.arange(self.num_items)
-        return np.array([i for i in items if level_split(str(i).encode()) == split], np.int32)
+        return hashed(range(self.num_items), split)

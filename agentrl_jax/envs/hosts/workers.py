@@ -64,7 +64,7 @@ def maker(env: str, settings: dict) -> Callable[[], World]:
     if hasattr(kind, 'check'):
         kind.check()  # a class may say at once that something is missing
     try:
-        inspect.signature(kind).bind(**settings)
+        inspect.signature(getattr(kind, 'PLAY', kind)).bind(**settings)  # PLAY: its keywords
     except TypeError as error:
         raise ValueError(f'--settings of {env}: {error}') from error
     return lambda: kind(**settings)

@@ -5,7 +5,9 @@ closes it; it may block for as long as it likes. It knows no token and no model.
 """
 
 import dataclasses
+import importlib.util
 import numbers
+import pathlib
 import queue
 import re
 import threading
@@ -35,6 +37,14 @@ def shown(text: str) -> str:
     password. Of what it returned before it changes nothing.
     """
     return LOGIN.sub('://', UNPRINTED.sub(lambda found: spelled(found[0]), text))
+
+
+def package_folder(name: str, missing: str) -> pathlib.Path:
+    """The folder of an installed package, which is not imported; ModuleNotFoundError(missing)."""
+    found = importlib.util.find_spec(name)
+    if found is None:
+        raise ModuleNotFoundError(missing)
+    return pathlib.Path(found.submodule_search_locations[0])
 
 
 class WorldError(RuntimeError):

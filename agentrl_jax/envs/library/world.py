@@ -17,18 +17,19 @@ two names, which is how question answering grades answers: 0.5 for one word of t
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.envs.library.levels import EMPTY, PEOPLE, draw_pool
 from agentrl_jax.envs.library.solver import next_action
 from agentrl_jax.envs.splits import check_split
+from agentrl_jax.settings.marks import ONE, ZERO, In
 
 LETTERS = 'ACEF'
 COUNTED_LOOKUPS = 10  # further ones cost as much as this one
@@ -66,12 +67,15 @@ class Library(TextEnvironment):
     `side` letters times `side` numbers are the boxes. Rewards must be multiples of 0.1.
     """
 
-    side: int = 4
-    tool_reward: float = 0.2
-    presence_reward: float = 0.5
-    answer_reward: float = 1.5
-    lookup_cost: float = 0.0
-    graded: bool = False
+    cards: Annotated[int, In(1, len(PEOPLE))] = of_pool(8)  # of a level; 16 people may be asked for
+    min_hops: Annotated[int, ONE] = of_pool(1)  # lookups that a question needs, at least ...
+    max_hops: Annotated[int, ONE] = of_pool(3)  # ... and at most; the answer takes a turn more
+    side: Annotated[int, In(2, len(LETTERS))] = 4  # a guess is right one time in side x side
+    tool_reward: Annotated[float, ZERO] = 0.2  # for a lookup that finds a card not shown before
+    presence_reward: Annotated[float, ZERO] = 0.5  # more, if it is the card with the answer
+    answer_reward: Annotated[float, ZERO] = 1.5  # for the right answer
+    graded: bool = False  # outcome: word F1 of the answer; False: exact match
+    lookup_cost: Annotated[float, ZERO] = 0.0  # taken off a lookup, times the lookups so far
 
     REWARD_QUANTUM: ClassVar[float] = 0.05
     name: ClassVar[str] = 'library'
@@ -81,13 +85,16 @@ class Library(TextEnvironment):
         'at a time, and name the box when you have seen it. Naming a box ends the game.'
     )
 
-    def __post_init__(self):
-        if not 2 <= self.side <= len(LETTERS):
-            raise ValueError(f'side={self.side} must be from 2 to {len(LETTERS)}')
+    def problems(self) -> Iterator[str]:
         for field in ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost'):
             value = getattr(self, field)
-            if value < 0 or abs(10 * value - round(10 * value)) > 1e-6:
-                raise ValueError(f'{field}={value} must be a multiple of 0.1 and not negative')
+            if abs(10 * value - round(10 * value)) > 1e-6:
+                yield f'library.{field}={value} must be a multiple of 0.1'
+        if not self.min_hops <= self.max_hops <= self.cards:
+            yield (
+                f'library.min_hops={self.min_hops}, max_hops={self.max_hops}, cards={self.cards} '
+                'must be in this order'
+            )
 
     @property
     def REWARD_BOUNDS(self) -> tuple[float, float]:
@@ -112,21 +119,18 @@ class Library(TextEnvironment):
         *,
         num_levels: int = 1024,
         seed: int = 0,
-        cards: int = 8,
-        min_hops: int = 1,
-        max_hops: int = 3,
     ) -> EnvParams:
-        """Tables of `cards` cards and questions of min_hops to max_hops lookups."""
+        """Tables and questions."""
         check_split(split)
-        if not 1 <= min_hops <= max_hops <= cards <= len(PEOPLE):
-            raise ValueError(
-                f'min_hops={min_hops}, max_hops={max_hops}, cards={cards} must be in this order, '
-                f'from 1 to {len(PEOPLE)}'
-            )
-        pool = draw_pool(
-            split, num_levels, seed, boxes=self.num_boxes, cards=cards, hops=(min_hops, max_hops)
+        drawn = draw_pool(
+            split,
+            num_levels,
+            seed,
+            boxes=self.num_boxes,
+            cards=self.cards,
+            hops=(self.min_hops, self.max_hops),
         )
-        return EnvParams(**{name: jnp.asarray(x, jnp.int32) for name, x in pool.items()})
+        return EnvParams(**{name: jnp.asarray(x, jnp.int32) for name, x in drawn.items()})
 
     def num_levels(self, params: EnvParams) -> int:
         return params.start.shape[0]
@@ -261,7 +265,7 @@ class Library(TextEnvironment):
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
     ) -> np.ndarray:
-        """Exact: who never guesses solves a level if an action is left behind its lookups."""
+        """Exact: who never guesses solves a level if an action is left after its lookups."""
         return np.asarray(params.hops)[None] < np.asarray(budgets)[:, None]
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ import numpy as np
 from flax import struct
 
 from agentrl_jax.envs import boards
-from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
+from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
+from agentrl_jax.settings.marks import ONE, In, OneOf
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
 CELL_NAMES = (
@@ -74,27 +75,22 @@ class Sokoban(TextEnvironment):
     """Push every box onto a target. A move into a box pushes it if the cell behind is free.
 
     Reward -0.1 a step, +1 when a box gets onto a target, -1 when one leaves, +10 when all are on.
-    `dim` is the side n of the room, walls included; `symbols` are in the order of CELL_NAMES.
     """
 
-    dim: int = 6
-    num_boxes: int = 1
-    observation_format: str = 'grid'
-    symbols: str = SYMBOLS
+    dim: Annotated[int, In(4, 8)] = 6  # side of the room, walls included
+    num_boxes: Annotated[int, In(1, 3)] = 1  # as many targets
+    search_depth: Annotated[int, ONE] = of_pool(300)  # of reverse play (RAGEN: 300, 30, 10)
+    observation_format: Annotated[str, OneOf(boards.FORMATS)] = 'grid'  # cells (' # P'): for BPE
+    symbols: str = SYMBOLS  # wall, floor, target, box on target, box, player, on target
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Up', 'Down', 'Left', 'Right')
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.1, 10.9)
     name: ClassVar[str] = 'sokoban'
 
-    def __post_init__(self):
-        boards.check_format(self.observation_format)
-        if not 4 <= self.dim <= 8:
-            raise ValueError(f'dim={self.dim} must be from 4 to 8 (walls included)')
-        if not 1 <= self.num_boxes <= 3:
-            raise ValueError(f'num_boxes={self.num_boxes} must be from 1 to 3')
-        if len(set(self.symbols)) != len(CELL_NAMES) or len(self.symbols) != len(CELL_NAMES):
-            raise ValueError(f'symbols={self.symbols!r} must be {len(CELL_NAMES)} different signs')
+    def problems(self) -> Iterator[str]:
+        if not len(set(self.symbols)) == len(self.symbols) == len(CELL_NAMES):
+            yield f'sokoban.symbols={self.symbols!r} must be {len(CELL_NAMES)} different signs'
 
     @property
     def instruction(self) -> str:
@@ -105,24 +101,23 @@ class Sokoban(TextEnvironment):
 
     def make_params(
         self,
-        split: str = 'train',
+        split: str | None = 'train',
         *,
         num_levels: int = 1024,
         seed: int = 0,
-        search_depth: int = 300,
         unique: bool = True,
     ) -> EnvParams:
-        """Rooms of RAGEN's generator; search_depth (300, 30, 10 there) bounds reverse play."""
-        pool = make_pool(
+        """Rooms of RAGEN's generator; unique: no room twice."""
+        rooms = make_pool(
             split,
             num_levels,
             dim=self.dim,
             num_boxes=self.num_boxes,
-            search_depth=search_depth,
+            search_depth=self.search_depth,
             seed=seed,
             unique=unique,
         )
-        return EnvParams(**{name: jnp.asarray(x) for name, x in pool._asdict().items()})
+        return EnvParams(**{name: jnp.asarray(x) for name, x in rooms._asdict().items()})
 
     def num_levels(self, params: EnvParams) -> int:
         return params.fixed.shape[0]
@@ -161,7 +156,7 @@ class Sokoban(TextEnvironment):
         return self.success(state, params)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """Every box stands on a target."""
+        """Every box is on a target."""
         return self._on_target(state) == self.num_boxes
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:

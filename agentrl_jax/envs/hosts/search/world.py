@@ -7,10 +7,10 @@ from any server of Search-R1's protocol (retrieval.py), the questions from publi
 regions that do not exist (drawn.py).
 """
 
+import dataclasses
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from agentrl_jax.envs.hosts.search import countries, drawn, questions, retrieval
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.search.questions import Question
 from agentrl_jax.envs.hosts.search.scoring import ERROR, NORMALISERS, REWARDS, Golds, Step
+from agentrl_jax.envs.hosts.served import Calls, Served, checked
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import SPLITS, level_split
+from agentrl_jax.settings.marks import ZERO, OneOf
 
 NAME = r'[A-Z]\w*(?: [A-Z]\w*)*|\d+'
 KINDS = (countries.COUNTRY, countries.REGION)
@@ -37,81 +39,40 @@ def bank(files: tuple[str, ...] = ()) -> tuple[Question, ...]:
     return tuple(question for path in files for question in questions.read(path))
 
 
-def items(
-    split: str,
-    *,
-    files: tuple[str, ...] = (),
-    hops: Sequence[int] = (1, 2),
-    about: Sequence[str] = KINDS,
-    longest_name: int = 0,
-) -> list[int]:
-    """Items of a split; of questions about countries those of some hops, and about some of KINDS.
+@dataclasses.dataclass(frozen=True)
+class Play(Calls):
+    """Of a world, wherever it is."""
 
-    longest_name: letters from A to Z of which a subject's name may be, in one word; 0 = any name.
-
-    Several files are those of train, validation and test, in this order. A single one, and the
-    questions about countries, are divided by a digest of what a question is about.
-    """
-    known = bank(files)
-    if len(files) > 1:
-        sizes = [len(questions.read(path)) for path in files]
-        place = SPLITS.index(split)
-        found = range(sum(sizes[:place]), sum(sizes[: place + 1]))
-    else:
-        found = [
-            number
-            for number, question in enumerate(known)
-            if level_split((question.subject or question.text).encode()) == split
-        ]
-    if files:
-        return list(found)
-    short = re.compile(f'[A-Za-z]{{1,{longest_name}}}' if longest_name else '.*')
-    return [
-        number
-        for number in found
-        if known[number].hops in hops
-        and known[number].kind in about
-        and short.fullmatch(known[number].subject)
-    ]
+    dialect: Annotated[str, OneOf(DIALECTS)] = 'plain'  # of its calls and answers
+    rewards: Annotated[str, OneOf(REWARDS)] = 'exact'  # match; format: Search-R1 v0.3's
+    normaliser: Annotated[str, OneOf(NORMALISERS)] = 'squad'  # of answers that are compared
+    retries: bool = True  # a wrong answer may be followed by another, as in AgentGym
+    turns: Annotated[int, ZERO] = 0  # the last of them earns the outcome; 0: env.max_turns cuts it
+    calls: Annotated[int, ZERO] = 0  # that end an episode, the last one not carried out (MT-GRPO
+    # 2); 0 = any number
+    topk: Annotated[int, ZERO] = 0  # documents of a result; 0 = the dialect's: 3, MT-GRPO 1
+    corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
+    questions: tuple[str, ...] = ()  # files of train, validation and test; () = about countries
 
 
 class Search:
     """One reader with a question; actions are whole answers of the policy."""
 
     deterministic = True
+    PLAY = Play
 
-    def __init__(
-        self,
-        *,
-        dialect: str = 'plain',
-        rewards: str = 'exact',
-        normaliser: str = 'squad',  # of answers that are compared
-        retries: bool = True,  # a wrong answer may be followed by another, as in AgentGym
-        turns: int = 0,  # of an episode, the last of which earns its outcome; 0 = any number
-        calls: int = 0,  # an episode ends with so many, the last not carried out: MT-GRPO 2
-        topk: int = 0,  # documents of a result; 0 = as many as in the dialect
-        corpus: str = '',  # '' = countries, or what retrieval.open_corpus takes
-        questions: Sequence[str] = (),  # files
-        timeout_s: float = 30.0,  # of a search on a server
-        token: str = '',  # file whose first line the server asks for
-    ):
-        for name, value, known in (
-            ('dialect', dialect, DIALECTS),
-            ('rewards', rewards, REWARDS),
-            ('normaliser', normaliser, NORMALISERS),
-        ):
-            if value not in known:
-                raise ValueError(f'search.{name}={value!r} is one of {", ".join(known)}')
-        for name, value in (('turns', turns), ('calls', calls), ('topk', topk)):
-            if value < 0:
-                raise ValueError(f'search.{name}={value} is negative')
-        self.dialect, self.rewards = DIALECTS[dialect], REWARDS[rewards]
+    def __init__(self, **settings: Any):
+        play = checked('search', Play(**settings))
+        self.dialect, self.rewards = DIALECTS[play.dialect], REWARDS[play.rewards]
         self.instruction = self.dialect.instruction
-        self.normaliser, self.retries = normaliser, retries
-        self.turns, self.most_calls, self.topk = turns, calls, topk or self.dialect.topk
-        self.bank = bank(tuple(questions))
-        # None: that of each question, or about countries
-        self.corpus = retrieval.open_corpus(corpus, timeout_s, token_in(token)) if corpus else None
+        self.normaliser, self.retries = play.normaliser, play.retries
+        self.turns, self.most_calls, self.topk = play.turns, play.calls, play.topk
+        self.topk = self.topk or self.dialect.topk
+        self.bank = bank(play.questions)
+        self.corpus = None  # that of each question, or about countries
+        if play.corpus:
+            token = token_in(play.token)
+            self.corpus = retrieval.open_corpus(play.corpus, play.timeout_s, token)
         self.steps: list[Step] = []
         self.calls, self.asked = 0, set()  # of the episode: number, queries
 
@@ -202,3 +163,57 @@ class SearchQA(Search):
 
     def __init__(self, *, dialect: str = 'agentgym', **settings: Any):
         super().__init__(dialect=dialect, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchEnvironment(Served, Play):
+    hops: tuple[int, ...] = (1, 2)  # of the questions about countries
+    about: tuple[str, ...] = KINDS  # what these ask about
+    longest_name: Annotated[int, ZERO] = 0  # letters of that, of one word of A to Z; 0 = any name
+
+    name, WORLD, FIGURES = 'search', Search, FIGURES
+
+    @property
+    def instruction(self) -> str:
+        return DIALECTS[self.dialect].instruction
+
+    @property
+    def accepted(self) -> str:
+        return DIALECTS[self.dialect].accepted
+
+    @property
+    def quick(self) -> bool:
+        """Documents of this process are found at once."""
+        return not self.corpus.startswith('http')
+
+    def needs(self) -> None:
+        if self.quick:
+            retrieval.check()
+
+    def near(self) -> Search:
+        return self.world()
+
+    def player(self) -> Search:
+        return self.world()
+
+    def our_items(self, split: str) -> np.ndarray:
+        """Several files are those of train, validation and test, in this order.
+
+        A single one, and the questions about countries, are divided by a digest of what a question
+        is about.
+        """
+        known = bank(self.questions)
+        if len(self.questions) > 1:
+            sizes = [len(questions.read(path)) for path in self.questions]
+            place = SPLITS.index(split)
+            return np.arange(sum(sizes[:place]), sum(sizes[: place + 1]), dtype=np.int32)
+        short = re.compile(f'[A-Za-z]{{1,{self.longest_name}}}' if self.longest_name else '.*')
+
+        def chosen(question: Question) -> bool:
+            if level_split((question.subject or question.text).encode()) != split:
+                return False
+            asked = question.hops in self.hops and question.kind in self.about
+            return bool(self.questions or asked and short.fullmatch(question.subject))
+
+        numbers = [number for number, question in enumerate(known) if chosen(question)]
+        return np.array(numbers, np.int32)

@@ -5,17 +5,19 @@ tasks x seed + task. Tasks do not time out, what they pay does not shrink with t
 does not animate, so the clock decides nothing but in those of TIMED.
 """
 
-import importlib.util
+import dataclasses
 import pathlib
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.answers import Read, Unreadable
+from agentrl_jax.envs.hosts.base import hashed
+from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.web import actions, chromium, experts, tabs
-from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
+from agentrl_jax.settings.marks import ONE, POSITIVE, OneOf
 
 PROMPT = (
     'You use a web page. Each round shows you the task and the page as lines "[id] role \'name\'"; '
@@ -26,7 +28,6 @@ PROMPT = (
 )
 SHORT_PROMPT = 'Do the task on the page: ```click [id]```, ```type [id] [text] [0]```.'
 PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
-REWARDS = ('score', 'success')
 SIZE = (500, 320)
 TIMED = frozenset(  # tasks that move by themselves, or measure time
     'ascending-numbers book-flight book-flight-nodelay button-delay chase-circle click-pie '
@@ -49,10 +50,8 @@ STATE = '({done: WOB_DONE_GLOBAL, score: WOB_RAW_REWARD_GLOBAL})'
 
 def pages() -> pathlib.Path:
     """The folder of the tasks' pages; ModuleNotFoundError that says how to get it."""
-    found = importlib.util.find_spec('miniwob')
-    if found is None:
-        raise ModuleNotFoundError('MiniWoB++ needs its pages: pip install miniwob==1.1.0')
-    return pathlib.Path(found.submodule_search_locations[0]) / 'html' / 'miniwob'
+    missing = 'MiniWoB++ needs its pages: pip install miniwob==1.1.0'
+    return package_folder('miniwob', missing) / 'html' / 'miniwob'
 
 
 def filling_words() -> list[str]:
@@ -62,29 +61,33 @@ def filling_words() -> list[str]:
     return sorted(set(re.findall('"([a-z]+),?"', listed)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a world, wherever it is."""
+
+    prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
+    rewards: Literal['score', 'success'] = 'score'  # -1 to 1, as the page says; success: 1 for a
+    # 1, else 0
+    tasks: tuple[str, ...] = ()  # names of pages; () = those that the expert knows
+    settle_s: Annotated[float, POSITIVE] = 10.0  # that a page may take to come to rest
+
+
 class MiniWoB:
     """One page after another; actions are bare (`answers.py` reads replies)."""
 
-    def __init__(
-        self,
-        *,
-        prompt: str = 'long',
-        rewards: str = 'score',  # -1 to 1 as the page says; or success: 1 for a score of 1, else 0
-        tasks: Sequence[str] = (),  # names of pages; () = those that the expert knows
-        settle_s: float = 10.0,  # that a page may take to come to rest
-    ):
-        for name, value, known in (('prompt', prompt, PROMPTS), ('rewards', rewards, REWARDS)):
-            if value not in known:
-                raise ValueError(f'miniwob.{name}={value!r} is one of {", ".join(known)}')
-        self.instruction, self.rewards = PROMPTS[prompt], rewards
-        self.tasks = tuple(tasks) or tuple(experts.EXPERTS)
+    PLAY = Play
+
+    def __init__(self, **settings: Any):
+        play = checked('miniwob', Play(**settings))
+        self.instruction, self.rewards = PROMPTS[play.prompt], play.rewards
+        self.tasks = play.tasks or tuple(experts.EXPERTS)
         self.deterministic = TIMED.isdisjoint(self.tasks)
         self.folder = pages()
         for task in self.tasks:
             if not (self.folder / f'{task}.html').exists():
                 raise ValueError(f'miniwob.tasks: {task!r} is no page of MiniWoB++')
         width, height = SIZE
-        self.visitor = tabs.Visitor((), width=width, height=height, settle_s=settle_s)
+        self.visitor = tabs.Visitor((), width=width, height=height, settle_s=play.settle_s)
         self.task, self.goal, self.before, self.done = '', '', 'none', True
         self.text = ''  # of the page that is shown
 
@@ -162,3 +165,21 @@ class Player(Read):
             return f'```click [{element}]```'
         words = re.findall(r'[\w-]+', self.world.goal) or ['x']
         return f'```type [{element}] [{words[generator.integers(len(words))]}] [0]```'
+
+
+@dataclasses.dataclass(frozen=True)
+class MiniWoBEnvironment(Served, Play):
+    seeds: Annotated[int, ONE] = 100  # of each task, an item each
+    room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
+
+    name, WORLD, PROMPTS = 'miniwob', MiniWoB, PROMPTS
+
+    @property
+    def accepted(self) -> str:
+        return super().accepted if self.prompt == 'long' else ''
+
+    def player(self) -> Player:
+        return Player(self.world())
+
+    def our_items(self, split: str) -> np.ndarray:
+        return hashed(range(self.seeds * len(self.tasks or experts.EXPERTS)), split)

@@ -5,19 +5,23 @@ ends an episode and alone is rewarded (scoring.py). An item is a task's number i
 (tasks.py). Every episode begins in an empty profile; what it changes on the sites stays there.
 """
 
+import dataclasses
 import functools
 import importlib
 import json
 import pathlib
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import numpy as np
 
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
+from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.web import actions, chromium, scoring, tabs
 from agentrl_jax.envs.hosts.web.tasks import Task, read_sites, read_tasks
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.marks import ONE, POSITIVE, OneOf
 
 PROMPT = (
     'You use a web browser to reach an objective. Each round shows you the open tabs, the part of '
@@ -66,31 +70,34 @@ def judge_of(place: str) -> scoring.Judge | None:
     return getattr(importlib.import_module(module), name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a world, wherever it is."""
+
+    tasks: str = ''  # file of tasks, such as test.raw.json of libwebarena
+    sites: tuple[str, ...] = ()  # name=address: the only addresses that pages can reach
+    states: str = ''  # folder of cookies of those who are logged in; '' = nobody is
+    prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
+    judge: str = ''  # module:function of answers that need not be literal; '' = none
+    login: str = 'admin:admin1234'  # of the shop's administrator, for programs that ask it
+    settle_s: Annotated[float, POSITIVE] = 10.0  # that a page may take to come to rest
+
+
 class WebArena:
     """One visitor; actions are bare (`answers.py` reads replies)."""
 
     deterministic = False  # sites remember what was done on them
 
-    def __init__(
-        self,
-        *,
-        tasks: str = '',  # file of tasks
-        sites: Sequence[str] = (),  # name=address: the only addresses that pages can reach
-        states: str = '',  # folder of cookies of those who are logged in; '' = nobody is
-        prompt: str = 'long',
-        judge: str = '',  # module:function of answers that need not be literal; '' = none
-        login: str = 'admin:admin1234',  # of the shop's administrator, for programs that ask it
-        settle_s: float = 10.0,  # that a page may take to come to rest
-    ):
-        if prompt not in PROMPTS:
-            raise ValueError(f'web.prompt={prompt!r} is one of {", ".join(PROMPTS)}')
-        self.instruction = PROMPTS[prompt]
-        self.tasks = read(tasks, tuple(sites))
-        self.sites = read_sites(sites)
-        self.states, self.login, self.judge = states, login, judge_of(judge)
+    PLAY = Play
+
+    def __init__(self, **settings: Any):
+        play = checked('web', Play(**settings))
+        self.instruction = PROMPTS[play.prompt]
+        self.tasks, self.sites = read(play.tasks, play.sites), read_sites(play.sites)
+        self.states, self.login, self.judge = play.states, play.login, judge_of(play.judge)
         width, height = WINDOW
         self.visitor = tabs.Visitor(
-            tuple(self.sites.values()), width=width, height=height, settle_s=settle_s
+            tuple(self.sites.values()), width=width, height=height, settle_s=play.settle_s
         )
         self.task: Task | None = None
         self.before, self.done = 'none', True
@@ -183,3 +190,16 @@ def cookies(path: pathlib.Path) -> list[dict]:
     if any(0 < cookie['expires'] < time.time() for cookie in found if 'expires' in cookie):
         raise WorldError(f'{path}: the login has expired; make it anew')
     return [{k: v for k, v in cookie.items() if (k, v) != ('expires', -1)} for cookie in found]
+
+
+@dataclasses.dataclass(frozen=True)
+class WebEnvironment(Served, Play):
+    """WebArena's tasks, or others of its form, on sites of the user's."""
+
+    room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
+    timeout_s: Annotated[float, POSITIVE] = 120.0  # of a call to a server
+
+    name, WORLD, PROMPTS = 'web', WebArena, PROMPTS
+
+    def our_items(self, split: str) -> np.ndarray:
+        return np.array(items(split, self.tasks, self.sites, self.judge), np.int32)

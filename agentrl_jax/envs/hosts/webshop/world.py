@@ -14,16 +14,18 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.search import retrieval
+from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.marks import ONE, ZERO, OneOf
 
 PROMPT = (
     'You shop on a website. Each round shows you a page; you answer with one action: '
@@ -34,7 +36,6 @@ PROMPT = (
 )
 SHORT_PROMPT = 'Buy what the instruction asks for: search[words] and click[text].'
 PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
-REWARDS = ('score', 'success')
 FIGURES = ('score',)
 BETWEEN = ' [SEP] '
 FOUND, SHOWN = 50, 10  # results of a search, and on a page
@@ -101,7 +102,7 @@ def items(split: str, shop: Shop) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """Where a customer is; every page behind the first knows the search that led there."""
+    """Where a customer is; every page after the first knows the search that led there."""
 
     found: tuple[str, ...] | None = None  # asins; None = on the search page
     number: int = 0  # of the page of results, from 0
@@ -110,37 +111,40 @@ class Page:
     chosen: tuple[tuple[str, str], ...] = ()  # options, by kind
 
 
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a world, wherever it is."""
+
+    prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
+    rewards: Literal['score', 'success'] = 'score'  # of the purchase; success: 1 for a score of 1,
+    # else 0 (RAGEN)
+    list_actions: bool = True  # below each page; AgentGym's does not
+    files: tuple[str, ...] = ()  # WebShop's, of products and of instructions; () = the seed's
+    products: Annotated[int, ONE] = 1000  # that the seed draws
+    seed: int = 0  # of products
+    stalls: Annotated[int, ZERO] = 0  # shops of few products, an item has one to itself; 0 = one
+    # shop for all
+
+
 class WebShop:
     """One customer; actions are bare (`answers.py` reads replies)."""
 
     deterministic = True
+    PLAY = Play
 
-    def __init__(
-        self,
-        *,
-        prompt: str = 'long',
-        rewards: str = 'score',  # or success: 1 for a score of 1, else 0
-        list_actions: bool = True,  # below each page; AgentGym's does not
-        files: Sequence[str] = (),
-        products: int = 1000,
-        seed: int = 0,
-        stalls: int = 0,  # of so many products, an item is the first goal of one; 0 = one shop
-    ):
-        for name, value, known in (('prompt', prompt, PROMPTS), ('rewards', rewards, REWARDS)):
-            if value not in known:
-                raise ValueError(f'shop.{name}={value!r} is one of {", ".join(known)}')
-        if products < 1:
-            raise ValueError(f'shop.products={products} must be at least 1')
-        if stalls < 0 or stalls and (files or products > len(catalogue.STALL_KINDS)):
+    def __init__(self, **settings: Any):
+        play = self.play = checked('shop', Play(**settings))
+        most = len(catalogue.STALL_KINDS)
+        if play.stalls and (play.files or play.products > most):
             raise ValueError(
-                f'shop.stalls={stalls} shops of their own hold 1 to {len(catalogue.STALL_KINDS)} '
-                f'products each, not {products}, and have no files'
+                f'shop.stalls={play.stalls} shops of their own hold 1 to {most} '
+                f'products each, not {play.products}, and have no files'
             )
-        self.instruction = PROMPTS[prompt]
-        self.rewards, self.list_actions = rewards, list_actions
-        self.stalls, self.products, self.seed = stalls, products, seed
+        self.instruction = PROMPTS[play.prompt]
         self.shop = (
-            open_stall(products, seed, 0) if stalls else open_shop((*files,), products, seed)
+            open_stall(play.products, play.seed, 0)
+            if play.stalls
+            else open_shop(play.files, play.products, play.seed)
         )
         self.goal, self.page, self.done = self.shop.goals[0], Page(), False
 
@@ -149,12 +153,12 @@ class WebShop:
         retrieval.check()
 
     def reset(self, item: int) -> str:
-        count = self.stalls or len(self.shop.goals)
+        count = self.play.stalls or len(self.shop.goals)
         if not 0 <= item < count:
             raise ValueError(f'item {item} is not in 0..{count - 1}')
-        if self.stalls:
-            self.shop = open_stall(self.products, self.seed, item)
-        goal = self.shop.goals[0 if self.stalls else item]
+        if self.play.stalls:
+            self.shop = open_stall(self.play.products, self.play.seed, item)
+        goal = self.shop.goals[0 if self.play.stalls else item]
         self.goal, self.page, self.done = goal, Page(), False
         return self.shown()
 
@@ -217,7 +221,7 @@ class WebShop:
                 product = self.shop.products[asin]
                 lines += [asin, product.title, product.price_tag]
         text = BETWEEN.join(lines)
-        if not self.list_actions:
+        if not self.play.list_actions:
             return text
         actions = [f'click[{button.lower()}]' for button in self.buttons()]
         return f'{text}\nActions: {", ".join(actions or ["search[words]"])}'
@@ -277,7 +281,7 @@ class WebShop:
         text = BETWEEN.join(
             ('Thank you for shopping with us!', 'Your score (min 0.0, max 1.0)', f'{total:g}')
         )
-        reward = total if self.rewards == 'score' else float(success)
+        reward = total if self.play.rewards == 'score' else float(success)
         return Reply(text, reward, done=True, success=success, figures=(total,), valid=True)
 
     # -- players
@@ -297,7 +301,7 @@ class WebShop:
         return self._rest(page)
 
     def _rest(self, page: Page) -> list[str]:
-        """What is to be clicked on the goal's page."""
+        """What remains to be clicked on the goal's page."""
         chosen = dict(page.chosen).values()
         left = dict.fromkeys(value for _, value in self.goal.options if value not in chosen)
         return [*(f'click[{value}]' for value in left), 'click[buy now]']
@@ -354,3 +358,17 @@ class Player(Read):
         words = re.findall(r'\w+', self.world.goal.text)
         among = generator.integers(len(words), size=generator.integers(1, 4))
         return f'Action: search[{" ".join(words[number] for number in among)}]'
+
+
+@dataclasses.dataclass(frozen=True)
+class ShopEnvironment(Served, Play):
+    name, quick, WORLD, PROMPTS, FIGURES = 'shop', True, WebShop, PROMPTS, FIGURES
+
+    def player(self) -> Player:
+        return Player(self.world())
+
+    def our_items(self, split: str) -> np.ndarray:
+        WebShop.check()
+        if self.stalls:
+            return np.array(stalls_of(split, self.stalls), np.int32)
+        return np.array(items(split, open_shop(self.files, self.products, self.seed)), np.int32)

@@ -1,6 +1,6 @@
 """Trains the small tokenizer of the demo on the project's own prompts and environment texts.
 
-  python -m agentrl_jax.text.demo_tokenizer [--name=agents]
+  python -m agentrl_jax.tools.demo_tokenizer [--name=agents]
 
 A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
 name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
@@ -226,7 +226,8 @@ def search_symbols() -> list[str]:
 
 def search_corpus() -> list[str]:
     """Names of the regions that are trained on, of one word."""
-    items = search.items('train', hops=(1,), about=(countries.REGION,), longest_name=12)
+    asked = search.SearchEnvironment(hops=(1,), about=(countries.REGION,), longest_name=12)
+    items = asked.our_items('train')
     return [search.bank()[item].subject for item in items]
 
 

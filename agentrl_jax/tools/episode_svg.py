@@ -1,6 +1,6 @@
 """An episode of FrozenLake as an animated SVG: the board, and every token as it is written.
 
-  python -m experiments.demo.episode_svg runs/demo/rollouts/step_000199.json --episode=34 \\
+  python -m agentrl_jax.tools.episode_svg runs/demo/rollouts/step_000199.json --episode=34 \\
       --out=experiments/demo/episode.svg --excerpt=experiments/demo/episode.json
 
 Everything drawn is in the rollout document. Its boards are those before and after a turn; the steps

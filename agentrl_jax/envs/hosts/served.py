@@ -1,0 +1,198 @@
+"""Worlds behind servers: what the settings of all of them share."""
+
+import atexit
+import dataclasses
+import functools
+import importlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from agentrl_jax.envs.hosts import agentgym, workers
+from agentrl_jax.envs.hosts.agentgym import AgentGym, Quirks, Servers
+from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
+from agentrl_jax.envs.hosts.connection import token_in
+from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.world import World
+from agentrl_jax.envs.splits import SPLITS
+from agentrl_jax.settings import tree
+from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
+
+SERVER = ('fastapi', 'uvicorn')  # what a server of this machine imports
+ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
+Settings = TypeVar('Settings')
+
+
+@functools.cache
+def launched(env: str, settings: str, workers: int, worlds: int) -> Launched:
+    """A server of this process, started when the first world needs it."""
+    made = Launched(env, settings=json.loads(settings), workers=workers, worlds=worlds)
+    atexit.register(made.close)
+    return made
+
+
+@functools.cache
+def shared(urls: tuple[str, ...]) -> Servers:
+    """What the threads of a run know of its servers."""
+    return Servers(urls)
+
+
+def checked(name: str, settings: Settings) -> Settings:
+    """Keywords of a world as their types have them; ValueError with everything that is wrong."""
+    return tree.read(type(settings), {name: vars(settings)}, f'{name}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """How servers are called."""
+
+    token: str = ''  # file whose first line the servers ask for
+    timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call to a server
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote(HostEnvironment, Calls):
+    """Worlds behind servers of AgentGym's protocol."""
+
+    urls: tuple[str, ...] = ()  # of servers; () = in this process, or launch
+    item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
+
+    def problems(self) -> Iterator[str]:
+        if self.item_files and len(self.item_files) != len(SPLITS):
+            yield f'{self.name}.item_files names one file for each of {SPLITS}'
+
+    def our_items(self, split: str) -> np.ndarray:
+        raise NotImplementedError
+
+    @property
+    def here(self) -> bool:
+        return False
+
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
+
+    def connect(self, env: str, quirks: Quirks | None = None) -> AgentGym:
+        """A world of the servers, which call its kind `env`."""
+        with ONE_AT_A_TIME:
+            servers = shared(self.addresses())
+        return AgentGym(
+            env,
+            servers,
+            instruction=self.instruction,
+            token=token_in(self.token),
+            timeout_s=self.timeout_s,
+            quirks=quirks,
+        )
+
+    def item_range(self, split: str) -> np.ndarray:
+        if self.item_files:
+            path = self.item_files[SPLITS.index(split)]
+            return np.array(agentgym.read_items(path), np.int32)
+        return self.our_items(split)
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentGymEnvironment(Remote):
+    """Another environment of AgentGym, on its servers."""
+
+    env: str = ''  # a name in agentgym.ENVIRONMENTS
+    told: Annotated[str, At('agentgym.instruction')] = ''  # '' = AgentGym's, where we know it
+    num_items: Annotated[int, ZERO] = 0  # items 0 .. num_items - 1 where there are no files
+
+    name = 'agentgym'
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.env not in agentgym.ENVIRONMENTS:
+            known = ', '.join(agentgym.ENVIRONMENTS)
+            yield f'agentgym.env={self.env!r} must be one of {known}'
+
+    @property
+    def instruction(self) -> str:
+        return self.told or agentgym.ENVIRONMENTS[self.env].instruction
+
+    @property
+    def accepted(self) -> str:
+        return agentgym.ENVIRONMENTS[self.env].accepted
+
+    def make(self) -> World:
+        return self.connect(self.env)
+
+    def our_items(self, split: str) -> np.ndarray:
+        return hashed(range(self.num_items), split)
+
+    def solved(self, returned: float) -> bool:
+        return returned > agentgym.ENVIRONMENTS[self.env].solved_above
+
+
+@dataclasses.dataclass(frozen=True)
+class Served(Remote):
+    """Worlds that may be in this process too, or behind servers that the run starts."""
+
+    launch: Annotated[int, ZERO] = 0  # processes of a server that the run starts for itself
+    room: Annotated[int, ONE] = 64  # worlds in each of them
+
+    WORLD: ClassVar[Any]  # class; its PLAY is the dataclass of its keywords
+    PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, by the field prompt
+    QUIRKS: ClassVar[Quirks | None] = None  # None: those of its name in agentgym.ENVIRONMENTS
+
+    @property
+    def instruction(self) -> str:
+        return self.PROMPTS[self.prompt]
+
+    @property
+    def quirks(self) -> Quirks:
+        return self.QUIRKS or agentgym.ENVIRONMENTS[self.name]
+
+    @property
+    def accepted(self) -> str:
+        return self.quirks.accepted
+
+    def settings(self) -> dict:
+        """Keywords of the world."""
+        names = {field.name for field in dataclasses.fields(self.WORLD.PLAY)}
+        own = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in own if name in names}
+
+    @property
+    def here(self) -> bool:
+        return not self.urls and not self.launch
+
+    @property
+    def local_server_capacity(self) -> int:
+        return 0 if self.urls else self.launch * self.room
+
+    def check(self) -> None:
+        if self.urls:
+            return
+        self.needs()
+        for module in SERVER if self.launch else ():
+            importlib.import_module(module)
+
+    def needs(self) -> None:
+        """As check, of a world in a process of this machine."""
+        if hasattr(self.WORLD, 'check'):
+            self.WORLD.check()
+
+    def world(self) -> Any:
+        """A world of this process, which takes bare actions."""
+        return self.WORLD(**self.settings())
+
+    def near(self) -> World:
+        """A world of this process."""
+        return Read(self.world(), self.quirks.reader)
+
+    def addresses(self) -> tuple[str, ...]:
+        if self.urls:
+            return self.urls
+        settings = json.dumps(self.settings(), sort_keys=True)
+        place = f'{self.WORLD.__module__}:{self.WORLD.__name__}'
+        kind = self.name if self.name in workers.WORLDS else place
+        return (launched(kind, settings, self.launch, self.room).url,)
+
+    def make(self) -> World:
+        return self.near() if self.here else self.connect(self.name, self.quirks)

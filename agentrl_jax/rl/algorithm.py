@@ -1,0 +1,447 @@
+"""What algorithms share: groups of settings, which tokens train, rewards on tokens, the batch.
+
+A group has one home for its fields and their place in a config (AT). Algorithms hold groups with
+their paper's values; PRESETS.md names the sources.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import filtering, losses
+from agentrl_jax.settings.marks import (
+    FINITE,
+    ONE,
+    PART,
+    POSITIVE,
+    SHARE,
+    ZERO,
+    At,
+    From,
+    In,
+    Off,
+    OneOf,
+    When,
+)
+from agentrl_jax.types import Batch, Rollout, Scores
+
+ZERO_RULES = ('top_p', 'top_p_softmax', 'min_p')  # of a filter, with include_zero
+
+
+def most_sampled(run: Any) -> int:
+    """Tokens that an episode can sample at most."""
+    return run.env.max_turns * run.rollout.max_response
+
+
+def share(part: float, whole: int) -> int:
+    """RAGEN's int(part * whole), at least one."""
+    return max(int(part * whole + 1e-9), 1)
+
+
+# ---- groups of settings --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Of the ratio pi / pi_old."""
+
+    AT = 'loss.clip_'
+    low: Annotated[float, SHARE] = 0.2  # the ratio is clipped to 1 - clip_low
+    high: Annotated[float, ZERO] = 0.2  # ... and 1 + clip_high
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip(Range):
+    """A range whose loss can be bounded as well."""
+
+    dual: Annotated[float, At('loss.dual_clip'), In(1, open_low=True, also=(0,)), Off(0.0)] = 0.0
+    # bound of the loss at negative advantages; 0 = none
+
+    @property
+    def keywords(self) -> dict[str, float | None]:
+        """Of losses.clipped_surrogate and clipped_sides."""
+        return dict(clip_low=self.low, clip_high=self.high, dual_clip=self.dual or None)
+
+
+@dataclasses.dataclass(frozen=True)
+class KL:
+    """To the start policy: a term of the loss, or taken off rewards."""
+
+    AT = 'loss.kl_'
+    coef: Annotated[float, ZERO] = 0.0  # weight of the KL to the start policy; 0 = no reference
+    where: Annotated[Literal['loss', 'reward'], At('loss.kl_in')] = 'loss'  # what it is a part of
+    estimator: Annotated[
+        str,
+        OneOf(losses.KL_ESTIMATORS),
+        When(lambda kl: kl.in_loss, 'loss.kl_coef > 0 and loss.kl_in=loss'),
+    ] = 'k3'  # k1, k2, k3; k1+, k3+: that with the gradient of k2
+    target: Annotated[float, ZERO] = 0.0  # adaptive coefficient: KL per token to steer to (others
+    # count it per sequence, which is as many times more as answers have tokens); 0 = fixed
+    horizon: Annotated[float, POSITIVE] = 10000.0  # episodes over which the adaptive coefficient
+    # reacts
+
+    @property
+    def in_loss(self) -> bool:
+        return self.coef > 0 and self.where == 'loss'
+
+    @property
+    def in_reward(self) -> bool:
+        return self.coef > 0 and self.where == 'reward'
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for each combination of its fields that cannot be."""
+        if self.target > 0 and self.coef == 0:
+            yield (
+                f'loss.kl_target={self.target} has no effect without loss.kl_coef > 0, the '
+                'coefficient that it steers'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Of tokens in the loss (losses.token_weights)."""
+
+    AT = 'loss.'
+    aggregation: Annotated[str, OneOf(losses.AGGREGATIONS)] = 'token_mean'  # how tokens are
+    # averaged: token_mean, seq_mean_token_mean, seq_mean_token_sum, token_sum_norm
+    norm_length: Annotated[
+        int | None,
+        ONE,
+        From(most_sampled, 'the most tokens that an episode can sample'),
+        When(lambda w: w.aggregation == 'token_sum_norm', 'loss.aggregation=token_sum_norm'),
+    ] = None  # of token_sum_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Of returns in a group (advantages.compare)."""
+
+    AT = 'loss.'
+    norm: Annotated[str, OneOf(adv.NORMS)] = 'std'  # comparison in a group: std, mean, none
+    eps: Annotated[float, ZERO, When(lambda c: c.norm == 'std', 'loss.norm=std')] = 1e-6
+    # added to a group's std
+    std_floor: Annotated[float, ZERO, When(lambda c: c.norm == 'std', 'loss.norm=std')] = 0.0
+    # smaller stds of a group count as this
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """Which groups train, by the std of their raw returns (filtering)."""
+
+    AT = 'filter.'
+    rule: Annotated[str, OneOf((*filtering.RULES, 'within_group'))] = 'top_k'  # top_k (a share of
+    # them), top_p and top_p_softmax (a share of their sum), min_p, percentile, varied (all that
+    # vary: DAPO), all; within_group keeps members
+    keep: Annotated[float, PART] = 1.0  # top_k: share of groups; within_group: share of a group's
+    # episodes
+    smallest: bool = False  # top_k: those with the smallest spread instead
+    p: Annotated[float, SHARE] = 0.9  # top_p, top_p_softmax: share of the sum; min_p: of the
+    # largest
+    eps: Annotated[float, ZERO] = 0.01  # top_p: what may be lacking
+    include_zero: bool | None = None  # top_p, min_p (False), top_p_softmax (True): may groups
+    # without any spread be kept
+    low: Annotated[float, SHARE] = 0.0  # percentile: first rank kept, from the largest, as a share
+    high: Annotated[float, SHARE] = 1.0  # ... and the first one no longer kept
+    compact: bool = True  # top_k, percentile: the others are left out of the update, which saves
+    # their compute; False, and all other rules: they weigh 0
+    soft: bool = False  # advantages x the group's spread / the largest
+    scaling: Literal['none', 'linear', 'sqrt'] = 'none'  # advantages x the share kept
+    refill: Annotated[
+        int,
+        ZERO,
+        Off(0),
+        When(lambda f: f.drops_groups, 'a filter.rule that drops groups, such as varied'),
+    ] = 0  # dynamic sampling: further rollouts of other levels until the batch is full of kept
+    # groups, at most this many; 0 = none
+    max_empty: Annotated[int, ZERO] = 5  # steps in a row that keep nothing end the run; 0 = never
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether it can drop whole groups."""
+        return self.rule not in ('all', 'within_group') and not (
+            self.rule == 'top_k' and self.keep == 1
+        )
+
+    def kept(self, groups: int) -> int:
+        """Groups that enter an update: those that are kept where their number is known before."""
+        if self.refill or not self.compact:
+            return groups
+        if self.rule == 'top_k':
+            return share(self.keep, groups)
+        if self.rule == 'percentile':
+            return round(self.high * groups) - round(self.low * groups)
+        return groups
+
+    def order(self, groups: int) -> str:
+        """How the rows of a rollout are handed on: an `order` of filtering.select."""
+        if self.refill or not self.drops_groups:
+            return 'all'
+        return 'compact' if self.kept(groups) < groups else 'kept_first'
+
+    def keep_rows(
+        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """filtering.keep_rows by its rule."""
+        zero = {} if self.include_zero is None else {'include_zero': self.include_zero}
+        rules = {
+            'top_k': dict(keep=share(self.keep, groups), smallest=self.smallest),
+            'top_p': dict(p=self.p, eps=self.eps) | zero,
+            'top_p_softmax': dict(p=self.p) | zero,
+            'min_p': dict(p=self.p) | zero,
+            'percentile': dict(low=self.low, high=self.high),
+            'within_group': dict(keep=share(self.keep, group_size)),
+        }
+        return filtering.keep_rows(
+            rollout,
+            group_size=group_size,
+            rule=self.rule,
+            normalised=normalised,
+            **rules.get(self.rule, {}),
+        )
+
+    def select(
+        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+    ) -> tuple[Rollout, jax.Array, jax.Array, jax.Array | None, dict[str, jax.Array]]:
+        """filtering.select by its rule; a batch that was refilled holds kept groups alone."""
+
+        def keep_fn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+            if self.refill:
+                return filtering.keep_rows(rollout, group_size=group_size, rule='all')
+            sizes = dict(groups=groups, group_size=group_size)
+            return self.keep_rows(rollout, normalised=normalised, **sizes)
+
+        return filtering.select(
+            rollout,
+            keep_fn=keep_fn,
+            group_size=group_size,
+            order=self.order(groups),
+            count=self.kept(groups) * group_size,
+            soft=self.soft,
+            scaling=self.scaling,
+        )
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for each combination of its fields that cannot be."""
+        if self.keep != 1 and self.rule not in ('top_k', 'within_group'):
+            yield (
+                f'filter.keep={self.keep} has no effect on filter.rule={self.rule!r}, only on '
+                'top_k and within_group: set it to 1'
+            )
+        if self.refill and self.scaling != 'none':
+            yield (
+                f'filter.scaling={self.scaling!r} has no effect with filter.refill: the batch is '
+                'filled'
+            )
+        if self.smallest and self.rule != 'top_k':
+            yield f'filter.smallest has no effect on filter.rule={self.rule!r}, only on top_k'
+        if self.include_zero is not None and self.rule not in ZERO_RULES:
+            yield (
+                f'filter.include_zero has no effect on filter.rule={self.rule!r}, only on '
+                f'{", ".join(ZERO_RULES)}'
+            )
+
+    def problems_of_groups(self, groups: int) -> Iterator[str]:
+        """A sentence where it would keep none of a rollout's groups whatever they earn."""
+        if self.rule == 'percentile' and round(self.low * groups) >= round(self.high * groups):
+            yield f'filter.low={self.low} to filter.high={self.high} holds none of {groups} groups'
+
+
+# ---- algorithms ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A way to learn from a rollout; a subclass has its settings, make_batch and loss."""
+
+    AT = 'loss.'
+    kl: KL = KL()
+    weights: Weights = Weights()
+    filter: Filter = Filter()
+
+    USES_CRITIC: ClassVar[bool] = False  # scores.values are needed
+    HAS_RATIO: ClassVar[bool] = True  # pi / pi_old is part of its loss
+    COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
+    WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
+    ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
+    EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
+
+    def make_batch(
+        self,
+        rollout: Rollout,
+        scores: Scores,
+        *,
+        group_size: int,
+        keep: jax.Array | None = None,
+        kl_coef: jax.Array | float = 0.0,
+    ) -> Batch:
+        """The batch of an update; keep bool [B] marks the rows that a filter kept.
+
+        kl_coef: the coefficient as it is now, for a KL in the reward.
+        """
+        raise NotImplementedError
+
+    def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+        """Per token; [B, T]."""
+        raise NotImplementedError
+
+    def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        """The tokens that the loss clips, by the name of the metric; bool [B, T] each."""
+        return {}
+
+    @property
+    def entropy(self) -> float:
+        """Weight of the entropy bonus."""
+        return 0.0
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether log-probabilities of the start policy are needed."""
+        return self.kl.coef > 0
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether scores.next_values are needed."""
+        return False
+
+    def continuations(self, max_turns: int) -> int:
+        """Continuations that an episode of a rollout can have; 0 = it is never forked."""
+        return 0
+
+    def trained_continuations(self, max_turns: int) -> int:
+        """Those of them that have rows in an update."""
+        return 0
+
+    @property
+    def credits_locally(self) -> bool:
+        """Whether a turn is credited with its own reward alone."""
+        return False
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for each combination of its fields that cannot be."""
+        yield from self.kl.problems()
+        yield from self.filter.problems()
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        """A sentence for each combination with the rest of the run that cannot be."""
+        del shards
+        yield from self.filter.problems_of_groups(run.rollout.num_groups)
+        if self.WHOLE_EPISODES and run.context.window:
+            yield (
+                f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
+                f'{run.context.window} makes each turn a sample of its own: set it to 0, or use '
+                'gspo_turn'
+            )
+        if self.bootstraps and run.context.window:
+            yield (
+                f'loss.bootstrap_truncated needs the whole conversation: context.window='
+                f'{run.context.window} has no row that holds a turn and what comes after it'
+            )
+
+    def unlike_returns(self) -> Iterator[str]:
+        """Why its critic's values are no returns of episodes, and what to set."""
+        yield from ()
+
+    def token_kl(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
+        """kl_coef (log pi_old - log pi_ref), what token rewards lose; 0 unless asked. [B, T]"""
+        if not self.kl.in_reward:
+            return jnp.zeros_like(scores.old_logprobs)
+        return kl_coef * jnp.where(mask, scores.old_logprobs - scores.ref_logprobs, 0.0)
+
+    def turn_kl(
+        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+    ) -> jax.Array:
+        """token_kl summed over each turn; [B, K]."""
+        kl, turns = self.token_kl(scores, mask, kl_coef), rollout.rewards.shape[1]
+        return adv.per_turn(kl, rollout.turn, mask, turns=turns)
+
+    def turn_rewards(
+        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+    ) -> jax.Array:
+        """Reward of each turn, penalties included, less its KL where that is asked; [B, K]."""
+        kl = self.token_kl(scores, mask, kl_coef)
+        rewards = rollout.rewards + rollout.penalties
+        return rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
+
+    def episode_returns(
+        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+    ) -> jax.Array:
+        """Return of each episode, penalties included, less its KL where that is asked; [B]."""
+        return rollout.returns - self.token_kl(scores, mask, kl_coef).sum(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploring(Algorithm):
+    """With an entropy bonus."""
+
+    entropy_coef: Annotated[float, FINITE, Off(0.0)] = 0.0  # weight of the entropy bonus
+
+    @property
+    def entropy(self) -> float:
+        return self.entropy_coef
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped(Exploring):
+    """With PPO's clipped surrogate of a ratio (losses.clipped_surrogate)."""
+
+    clip: Clip = Clip()
+
+    def log_ratios(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+        """Of each token, 0 off the mask; [B, T]."""
+        return losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
+
+    def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
+        log_ratios = self.log_ratios(logprobs, batch)
+        return losses.clipped_surrogate(
+            log_ratios, batch.advantages, batch.mask, **self.clip.keywords
+        )
+
+    def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        log_ratios = self.log_ratios(logprobs, batch)
+        return losses.clipped_sides(log_ratios, batch.advantages, **self.clip.keywords)
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def trained(rollout: Rollout, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """(rows bool [B], tokens bool [B, T]) that take part: healthy, kept, and sampled."""
+    rows = rollout.healthy if keep is None else rollout.healthy & keep
+    return rows, rollout.action_mask & rows[:, None]
+
+
+def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
+    """[B, T]: each turn's reward and penalty at its end, or the whole return at the last token."""
+    if reward_on == 'turn':
+        return adv.place_on_turn_ends(rollout.rewards + rollout.penalties, mask, rollout.turn)
+    return adv.place_on_episode_end(rollout.returns, mask)
+
+
+def build_batch(
+    rollout: Rollout,
+    scores: Scores,
+    mask: jax.Array,
+    advantages: jax.Array,
+    *,
+    returns: jax.Array | None = None,
+    value_mask: jax.Array | None = None,
+) -> Batch:
+    """The Batch of per-token advantages; without returns nothing is asked of a critic."""
+    zeros = jnp.zeros_like(advantages)
+    value_mask = mask if value_mask is None else value_mask
+    return Batch(
+        tokens=rollout.tokens,
+        attention_mask=rollout.attention_mask,
+        mask=mask,
+        value_mask=value_mask if returns is not None else jnp.zeros_like(mask),
+        turn=rollout.turn,
+        old_logprobs=jnp.where(mask, scores.old_logprobs, 0.0),
+        ref_logprobs=jnp.where(mask, scores.ref_logprobs, 0.0),
+        advantages=jnp.where(mask, advantages, 0.0),
+        returns=zeros if returns is None else jnp.where(value_mask, returns, 0.0),
+        old_values=jnp.where(mask, scores.values, 0.0),
+    )

@@ -1,0 +1,275 @@
+"""Settings of an update, each section once, and what follows from them."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import optax
+from jax.sharding import NamedSharding
+
+from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rollout.windows import Context
+from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
+
+SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """From the rows of a rollout to optimiser steps."""
+
+    minibatch_rows: Annotated[int, ONE] = 32  # episodes per optimiser step
+    microbatch_rows: Annotated[int, ONE] = 8  # episodes per forward and backward pass
+    epochs: Annotated[int, ONE] = 1  # passes over a rollout
+    shuffle: bool = False  # draw the episodes of optimiser steps anew in each pass
+    head_chunk: Annotated[int, ONE] = 1024  # tokens per chunk of the output head
+    widths: Annotated[int, ONE] = 1  # widths that are compiled, for updates and cloning: each
+    # micro-batch of rows of like length takes the narrowest; 1 = all as wide as rollout.max_tokens
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
+        joined = ''
+        if run.base_rows:
+            joined = f' and {run.base_rows} demonstrations join them (evol.base_rows)'
+        if (kept + run.base_rows) % self.minibatch_rows:
+            yield (
+                f'{kept} episodes of each rollout ({run.rollout.episodes} played) enter an '
+                f'update{joined}, which is no multiple of '
+                f'batch.minibatch_rows={self.minibatch_rows}'
+            )
+        if self.minibatch_rows % self.microbatch_rows:
+            yield (
+                f'batch.minibatch_rows={self.minibatch_rows} must be a multiple of '
+                f'batch.microbatch_rows={self.microbatch_rows}'
+            )
+        if self.microbatch_rows % shards:
+            yield (
+                f'batch.microbatch_rows={self.microbatch_rows} must be a multiple of the {shards} '
+                'data shards of the mesh'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """The model of values, where the algorithm has one."""
+
+    share_backbone: bool = False  # a value head on the policy instead of a model of its own
+    warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a critic of its own trains
+    clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # of values around the old ones; 0 =
+    # off
+    coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
+    # critic.share_backbone; that loss is in squared units of the return: returns up to 10 need a
+    # hundredth of what suits 1
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        if self.warmup_steps and (self.share_backbone or not run.algorithm.USES_CRITIC):
+            yield (
+                f'critic.warmup_steps={self.warmup_steps} needs a critic of its own '
+                '(algorithm=ppo, critic.share_backbone=False)'
+            )
+        if self.warmup_steps >= run.steps > 0:
+            yield (
+                f'critic.warmup_steps={self.warmup_steps} must be below steps={run.steps}: no step '
+                'would be left to train the policy'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """For a sampler that is not the trainer: pi_trainer / pi_sampler as a factor of advantages."""
+
+    AT = 'loss.sampler_'
+    correction: Literal['off', 'tis', 'icepop'] = 'off'  # clipped (tis), or 0 outside the bounds
+    # (icepop)
+    low: Annotated[float | None, ZERO] = None  # lower bound of the factor (tis 0, icepop .5)
+    high: Annotated[float | None, ZERO] = None  # upper bound (tis 2, icepop 5)
+    sequence: bool = False  # one factor for an episode, the product of its tokens'
+
+    @property
+    def corrects(self) -> bool:
+        return self.correction != 'off'
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        low, high = SAMPLER_BOUNDS[self.correction]
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+    def problems(self) -> Iterator[str]:
+        if not self.corrects and (self.low, self.high, self.sequence) != (None, None, False):
+            yield (
+                'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
+                'loss.sampler_correction=off'
+            )
+        if (self.low or 0) > 1 or (self.high is not None and self.high < 1):
+            yield (
+                f'loss.sampler_low={self.low} must be at most 1 and loss.sampler_high={self.high} '
+                'at least 1, the factor of equal models'
+            )
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        if self.corrects and not run.algorithm.HAS_RATIO:
+            yield (
+                f'loss.sampler_correction={self.correction!r} has no effect on algorithm='
+                f'{run.algorithm_name!r}, which has no ratio: set it to off'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """What reference implementations do, for comparison (rl/parity.py)."""
+
+    loss_on: Literal['sampled', 'answers', 'all'] = 'sampled'  # tokens that train: those of the
+    # policy, also the chat markers around them (answers: RAGEN's leak), or everything after the
+    # system message (all)
+    microbatch_means: bool = False  # losses are averaged in each micro-batch, then over them
+    filter_normalised: bool = False  # the filter ranks returns that are normalised already
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        weighted = run.algorithm.trained_continuations(run.env.max_turns)
+        if self.microbatch_means and weighted:
+            yield (
+                'parity.microbatch_means would undo the weights of fork.train=weighted: leave it '
+                'False'
+            )
+        if self.microbatch_means and run.algorithm.ROWS_PER_PAIR > 1:
+            yield 'parity.microbatch_means does not go with dpo, whose loss is a mean over pairs'
+        if self.loss_on == 'sampled':
+            return
+        beyond = f'parity.loss_on={self.loss_on!r} trains tokens that nobody sampled: it needs '
+        if run.continuations:
+            yield (
+                f'parity.loss_on={self.loss_on!r} does not go with fork.turns: set it to sampled'
+            )
+        if run.sampler.corrects:
+            yield f'{beyond}loss.sampler_correction=off'
+        if run.context.window:
+            yield f'{beyond}context.window=0'
+        if getattr(run.algorithm, 'max_length', 0):
+            yield f'{beyond}loss.max_length=0'
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim:
+    """AdamW after a global-norm clip."""
+
+    lr: Annotated[float, POSITIVE] = 1e-6
+    critic_lr: Annotated[float, POSITIVE] = 1e-5
+    beta1: Annotated[float, MOMENT] = 0.9
+    beta2: Annotated[float, MOMENT] = 0.999
+    weight_decay: Annotated[float, ZERO] = 0.01
+    max_grad_norm: Annotated[float, POSITIVE] = 1.0  # global norm
+    warmup_steps: Annotated[int, ZERO] = 0  # optimiser steps of linear warm-up
+    schedule: Literal['constant', 'linear', 'cosine'] = 'constant'  # of both rates after the
+    # warm-up
+    schedule_steps: Annotated[int, ZERO] = 0  # optimiser steps until the rates are at their end;
+    # needed for linear and cosine, so that a longer run is the same run
+    final_lr: Annotated[float, SHARE] = 0.0  # where linear and cosine end, as a share of the rate
+
+    def rate(self, lr: float) -> optax.ScalarOrSchedule:
+        """The learning rate of each optimiser step: it rises linearly to lr in warmup_steps.
+
+        The first of n warm-up steps uses lr / n, so no step is lost. After the warm-up the rate
+        stays, or falls in schedule_steps to final_lr * lr: linearly, or along half a cosine.
+        """
+        rate, n = lr, self.warmup_steps
+        if self.schedule == 'linear':
+            rate = optax.linear_schedule(lr, self.final_lr * lr, self.schedule_steps)
+        elif self.schedule == 'cosine':
+            rate = optax.cosine_decay_schedule(lr, self.schedule_steps, alpha=self.final_lr)
+        if n:
+            rise = optax.linear_schedule(lr / n, lr, max(n - 1, 1))
+            rate = rise if rate is lr else optax.join_schedules([rise, rate], [n])
+        return rate
+
+    def tx(self, lr: float) -> optax.GradientTransformation:
+        """Global-norm clip, then AdamW with the rate of rate(lr)."""
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.adamw(
+                self.rate(lr), b1=self.beta1, b2=self.beta2, weight_decay=self.weight_decay
+            ),
+        )
+
+    def problems(self) -> Iterator[str]:
+        if (self.schedule == 'constant') != (self.schedule_steps == 0):
+            yield (
+                f'optim.schedule={self.schedule!r} and optim.schedule_steps={self.schedule_steps} '
+                'do not go together: linear and cosine need the optimiser steps they take, '
+                'constant 0'
+            )
+        if self.schedule == 'constant' and self.final_lr:
+            yield (
+                f'optim.final_lr={self.final_lr} has no effect on optim.schedule=constant: set it '
+                'to 0'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """All that an update depends on beside arrays: one static argument of jit."""
+
+    algorithm: Algorithm
+    batch: Batching = Batching()
+    critic: Critic = Critic()
+    sampler: Sampler = Sampler()
+    parity: Parity = Parity()
+    optim: Optim = Optim()
+    num_groups: int = 1
+    group_size: int = 1
+    max_turns: int = 1
+    max_response: int | None = None  # sampled tokens of a turn at most; None = any number
+    temperature: float = 1.0
+    base_rows: int = 0  # demonstrations among the rows of the batch
+    gain: bool = False  # trials are paid for what they gain (rl/trials.py)
+    context: Context | None = None  # what the policy sees; None = the whole conversation
+    start_id: int = -1  # token that opens a message, for parity.loss_on
+    has_reference: bool = False
+    layout: NamedSharding | None = None  # of rows over the mesh
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Keywords of everything that computes log-probabilities of a batch."""
+        # No row can have more tokens to train, but demonstrations; with a window a row is a turn.
+        turns = 1 if self.context else self.max_turns
+        any_number = self.parity.loss_on != 'sampled' or self.base_rows or not self.max_response
+        return dict(
+            temperature=self.temperature,
+            chunk_size=self.batch.head_chunk,
+            row_tokens=None if any_number else self.max_response * turns,
+        )
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the trainer's own forward pass gives the old log-probabilities."""
+        return self.sampler.corrects or self.parity.loss_on != 'sampled'
+
+    @property
+    def with_continuations(self) -> bool:
+        """Whether the continuations of a rollout have rows in the batch."""
+        return self.algorithm.trained_continuations(self.max_turns) > 0
+
+    @property
+    def rows_per_episode(self) -> int:
+        """Rows of the batch for an episode: its windows, or it and its continuations."""
+        forked = 1 + self.algorithm.trained_continuations(self.max_turns)
+        return forked * (self.max_turns if self.context else 1)
+
+    @property
+    def microbatches(self) -> int:
+        """Slices of an optimiser step."""
+        rows = self.rows_per_episode * self.batch.minibatch_rows
+        return rows // self.batch.microbatch_rows
+
+    @property
+    def sparse(self) -> bool:
+        """Whether rows may have nothing to train: groups not kept, turns not played.
+
+        Never where it matters which rows share a micro-batch: means of its own, pairs.
+        """
+        if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
+            return False
+        order = self.algorithm.filter.order(self.num_groups)
+        return self.with_continuations or order == 'kept_first' or self.context is not None

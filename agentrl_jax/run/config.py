@@ -1,0 +1,268 @@
+"""Every setting of a run: the root of the tree, what follows from it, and how it is read.
+
+Users change a ConfigDict (`get_config`, configs/*.py, --config.a.b=c). `read` makes the Config of
+it, in which every field has a value, or says everything that is wrong with it.
+"""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import ml_collections
+
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
+from agentrl_jax.envs.base import read_world
+from agentrl_jax.imitation import trajectories
+from agentrl_jax.imitation.clone import Clone
+from agentrl_jax.machine import files
+from agentrl_jax.machine.sharding import MeshSizes
+from agentrl_jax.measure.collapse import Alarms
+from agentrl_jax.models.lora import Lora
+from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rl.curriculum import Curriculum
+from agentrl_jax.rl.evol import Evolution
+from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
+from agentrl_jax.run import sections
+from agentrl_jax.run.command import WrongUsage
+from agentrl_jax.settings import pages, tree
+from agentrl_jax.settings.marks import Chosen, In
+
+VERSION = 1  # of the configs in checkpoints; see migrate
+STEPS = (lambda saved: saved,)  # from each version to the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A run."""
+
+    seed: Annotated[int, In(low=0, high=2**63 - 1)] = 0
+    steps: Annotated[int, In(low=0, high=2**31 - 1)] = 200  # rollout-update cycles
+    env: sections.Env = sections.Env()
+    agent: sections.Agent = sections.Agent()
+    reward: sections.Reward = sections.Reward()
+    hosts: sections.Hosts = sections.Hosts()
+    model: sections.Model = sections.Model()
+    lora: Lora = Lora()
+    rollout: sections.Sampling = sections.Sampling()
+    curriculum: Curriculum = Curriculum()
+    context: sections.Context = sections.Context()
+    algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # agentrl_jax/algorithms
+    sampler: Sampler = Sampler()
+    parity: Parity = Parity()
+    critic: Critic = Critic()
+    forks: sections.Forks = sections.Forks()
+    optim: Optim = Optim()
+    batch: Batching = Batching()
+    mesh: MeshSizes = MeshSizes()
+    clone: Clone = Clone()
+    evol: Evolution = Evolution()
+    eval: sections.Eval = sections.Eval()
+    checkpoint: sections.Checkpoint = sections.Checkpoint()
+    alarm: Alarms = Alarms()
+    log: sections.Log = sections.Log()
+    # Sections of worlds, by their names in env: those that train, and those of eval.worlds
+    worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+    others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+
+    @property
+    def algorithm_name(self) -> str:
+        return Chosen(ALGORITHMS).key(self.algorithm)
+
+    @property
+    def on_hosts(self) -> bool:
+        """Whether episodes of this one world are played against worlds on hosts."""
+        return self.env.name in HOSTS
+
+    @property
+    def members(self) -> tuple['Config', ...]:
+        """A run of each world alone, with its share of groups and demonstrations."""
+        if not self.env.mix:
+            return (self,)
+        groups = self.env.apportion(self.rollout.num_groups)
+        shown = self.env.apportion(self.clone.episodes)
+        return tuple(
+            dataclasses.replace(
+                self.of_world(world),
+                rollout=dataclasses.replace(self.rollout, num_groups=own_groups),
+                clone=dataclasses.replace(self.clone, episodes=own_episodes),
+            )
+            for world, own_groups, own_episodes in zip(self.worlds, groups, shown, strict=True)
+        )
+
+    def of_world(self, world: Any) -> 'Config':
+        """The same run of another world alone."""
+        env = dataclasses.replace(self.env, name=world.name, mix=())
+        return dataclasses.replace(self, env=env, worlds=(world,))
+
+    @property
+    def with_clone_limits(self) -> 'Config':
+        """With the limits of expert demonstrations in the place of the run's."""
+        clone = self.clone
+        names = 'max_turns', 'max_actions_per_turn', 'max_actions_per_episode'
+        limits = {name: getattr(clone, name) or getattr(self.env, name) for name in names}
+        most = clone.max_tokens or self.rollout.max_tokens
+        return dataclasses.replace(
+            self,
+            env=dataclasses.replace(self.env, **limits),
+            rollout=dataclasses.replace(self.rollout, max_tokens=most),
+        )
+
+    @property
+    def answer_opening(self) -> str:
+        """What is forced in front of answers that act."""
+        if self.on_hosts:
+            return self.hosts.answer_prefix
+        if self.agent.name == 'react':
+            return 'Thought:'
+        return '<think>' if self.env.think else '<answer>'
+
+    @property
+    def worlds_at_once(self) -> int:
+        """Episodes on hosts that a run plays side by side, all of its processes together."""
+        evaluated = self.env.eval_levels * self.eval.samples if self.eval.every else 0
+        rows = max(self.rollout.episodes, evaluated)
+        return min(self.rollout.slots or rows, rows)
+
+    @property
+    def shares_backbone(self) -> bool:
+        """Whether the critic is a head on the policy's own hidden states."""
+        return self.algorithm.USES_CRITIC and self.critic.share_backbone
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether some KL term or DPO compares with the policy of step 0."""
+        return self.algorithm.uses_reference
+
+    @property
+    def explores(self) -> bool:
+        """Whether episodes are played by the policy of an iteration's beginning (AgentEvol)."""
+        return self.algorithm.EXPLORES
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the policy of step 0 is kept on disk: as a reference, or to begin again from."""
+        return self.needs_reference or self.explores
+
+    def begins_iteration(self, step: int) -> bool:
+        """AgentEvol: whether explorer and learner change before the step."""
+        return self.explores and step > 0 and step % self.evol.iteration == 0
+
+    @property
+    def base_rows(self) -> int:
+        """Demonstrations that join the episodes of a step (AgentEvol)."""
+        return self.evol.base_rows if self.explores else 0
+
+    def turn_limit(self, step: int) -> int:
+        """Turns an episode of a training step may take: those of the curriculum, or all."""
+        return self.curriculum.turn_limit(step, self.env.max_turns)
+
+    @property
+    def continuations(self) -> int:
+        """Continuations that an episode of a rollout can have; 0 = it is never forked."""
+        return self.algorithm.continuations(self.env.max_turns)
+
+    def problems(self, shards: int = 1) -> list[str]:
+        """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
+        parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        parts += [*self.worlds, *self.others]
+        found = [line for part in parts if hasattr(part, 'problems') for line in part.problems()]
+        if found:  # what follows divides by numbers that are right
+            return found
+        parts = [part for part in parts if hasattr(part, 'conflicts')]
+        return [line for part in parts for line in part.conflicts(self, shards)]
+
+
+def get_config() -> Any:
+    """The ConfigDict that configs change: every field with its default, unset where algorithms'
+    differ."""
+    cfg = tree.config_dict(Config)
+    for name, world in {**ENVIRONMENTS, **HOSTS}.items():
+        cfg[name] = tree.config_dict(world, name)
+    return cfg
+
+
+def section_of(cfg: Any, name: str) -> Any:
+    """The settings of a world; games have a section only in a config that sets something."""
+    return read_world(WORLDS[name], files.in_mounts(cfg[name].to_dict()) if name in cfg else {})
+
+
+def read(cfg: Any, shards: int | None = 1) -> Config:
+    """The settings of a ConfigDict; WrongUsage with everything that is wrong.
+
+    shards: of rows over the mesh; None leaves rules between fields unchecked.
+    """
+    try:
+        run = tree.read(Config, cfg)
+        train, other = (
+            tuple(section_of(cfg, name) for name in names if name in WORLDS)
+            for names in (run.env.worlds, run.eval.worlds)
+        )
+    except ValueError as error:
+        raise WrongUsage(f'impossible configuration: {error}') from error
+    run = dataclasses.replace(run, worlds=train, others=other)
+    if shards is not None and (found := run.problems(shards)):
+        raise WrongUsage('impossible configuration: ' + '; '.join(found))
+    if shards is not None and run.clone.file:
+        trajectories.read_records(run.clone.file)  # before the model is loaded
+    return run
+
+
+def effective(cfg: Any) -> Any:
+    """A copy of the ConfigDict with the values that the run has; unset: without effect."""
+    full = copy.deepcopy(cfg)
+    full.update_from_flattened_dict(tree.values(tree.read(Config, cfg)))
+    return full
+
+
+def as_json(cfg: Any) -> dict[str, Any]:
+    """A ConfigDict as plain values."""
+    return json.loads(cfg.to_json_best_effort())
+
+
+def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
+    """The ConfigDict of a saved config of any version.
+
+    Fields that came later have their defaults; ValueError names those that are gone.
+    """
+    values = tree.migrate({**saved, 'version': version}, STEPS)
+    cfg = get_config()
+    with cfg.unlocked():
+        for name in saved.keys() & GAMES.keys():
+            cfg[name] = ml_collections.ConfigDict(saved[name])
+    known = tree.flat(cfg)
+    unknown = sorted(name for name in values if name not in known)
+    if unknown:
+        raise ValueError(
+            'its config has fields that this version of the code does not know: '
+            f'{", ".join(unknown)}; use the version that it was made with, or give --config'
+        )
+    cfg.update_from_flattened_dict({n: x for n, x in values.items() if x is not None})
+    return cfg
+
+
+def saved_with(cfg: Any) -> dict[str, Any]:
+    """What a checkpoint holds of a ConfigDict."""
+    return {'config': as_json(cfg), 'version': VERSION}
+
+
+def read_saved(extra: Mapping[str, Any]) -> Config:
+    """The settings of the run that wrote a checkpoint; extra: what lies beside its arrays."""
+    return read(migrate(extra['config'], extra['version'] if 'version' in extra else 0), None)
+
+
+def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The config beside a checkpoint as JSON by what it does: idle fields have no value."""
+    cfg = effective(migrate(extra['config'], extra['version'] if 'version' in extra else 0))
+    idle = {name for _, _, every in tree.variants(Config) for name in every}
+    idle -= tree.values(tree.read(Config, cfg)).keys()
+    cfg.update_from_flattened_dict(dict.fromkeys(idle))
+    return as_json(cfg)
+
+
+def show(cfg: Any) -> str:
+    """The effective config, a field a line, with the values of its algorithm."""
+    return pages.show(Config, effective(cfg), tree.flat(cfg))

@@ -1,0 +1,185 @@
+"""What a run leaves behind while it trains: rows of metrics, a progress bar, pages of rollouts."""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from agentrl_jax.machine import memory, processes, profiling
+from agentrl_jax.measure import collapse, totals
+from agentrl_jax.planning import work
+from agentrl_jax.records import about, pages, run_log
+from agentrl_jax.records.beacon import Beacon
+from agentrl_jax.records.progress import Progress
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.run import hosts, mixture, roll_back
+from agentrl_jax.run.build import Run
+from agentrl_jax.types import Params, Rollout
+
+WARM_UP_STEPS = 2  # steps in which programs may compile
+
+
+class Played(NamedTuple):
+    """What the page of a step shows."""
+
+    rollout: Rollout
+    episodes: Episodes | tuple[Episodes, ...]  # of a mixture those of each world
+    key: jax.Array  # that collect was given
+    horizon: int  # turns that an episode could have
+    rows: jax.Array  # int32 [b]  rows of the update
+    advantages: jax.Array  # float32 [b, T]
+
+
+class Recorder(contextlib.ExitStack):
+    """Rows, progress and pages of the steps from `first` on; a context around them."""
+
+    def __init__(self, run: Run, workdir: Path, first: int, used: int):
+        """used: roll backs so far."""
+        super().__init__()
+        self.run, self.workdir, self.first, self.used = run, workdir, first, used
+        self.compiled, self.warm, self.validated = processes.CompileCounter(), None, False
+        self.alarm = dataclasses.asdict(run.cfg.alarm)
+
+    def __enter__(self) -> 'Recorder':
+        super().__enter__()
+        run, cfg, workdir, first = self.run, self.run.cfg, self.workdir, self.first
+        if jax.process_index() == 0:
+            run_log.write_config(workdir, run.face, sys.argv)
+            pages.cut(workdir, first)
+        self.log = self.enter_context(
+            run_log.RunLog(
+                workdir,
+                resume_step=first,
+                tensorboard=cfg.log.tensorboard,
+                wandb_project=cfg.log.wandb_project,
+                config=run.face,
+                process_index=jax.process_index(),
+            )
+        )
+        self.progress = self.enter_context(Progress(cfg.steps, 'training', done=first))
+        self.enter_context(Beacon(workdir, self.progress.now))
+        last = min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
+        traced = profiling.Trace(workdir, first=first + WARM_UP_STEPS, last=last)
+        self.trace = self.enter_context(traced)
+        rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+        # Process 0 may not have truncated it yet
+        self.history = [row for row in rows if row['step'] < first]
+        self.progress.watch('worlds', functools.partial(hosts.in_flight, run))
+        self.say(f'step {first}: compiling the programs of validation, rollout and update')
+        return self
+
+    def say(self, text: str) -> None:
+        self.progress.say(text)
+
+    def begin(self, step: int) -> None:
+        self.step, self.began, self.before = step, time.monotonic(), self.compiled.count
+
+    @contextlib.contextmanager
+    def validating(self):
+        """Around a validation, whose first one compiles."""
+        with self.compiled:
+            yield
+        if self.warm is not None and not self.validated:  # a resumed run validates late at first
+            self.warm += self.compiled.count - self.before
+        self.validated = True
+
+    @contextlib.contextmanager
+    def training(self):
+        """Around a training step."""
+        with self.compiled, self.trace.step(self.step):
+            yield
+
+    def write(
+        self, row: dict[str, Any], sampled: int | None
+    ) -> tuple[dict[str, float], Mapping[str, collapse.Alarm]]:
+        """Completes and writes the row of the step: (it, alarms); sampled: tokens of training.
+
+        None: the step did not train.
+        """
+        cfg, run, step = self.run.cfg, self.run, self.step
+        spent = time.monotonic() - self.began
+        if step == self.first:
+            took = f'{self.compiled.seconds:.0f} s for {self.compiled.count} programs'
+            self.say(f'step {step} is done, compiled: {took}')
+        if self.warm is None and step - self.first + 1 == WARM_UP_STEPS:
+            self.warm = self.compiled.count
+        row['time/step_s'] = spent
+        row['perf/recompiles'] = 0 if self.warm is None else self.compiled.count - self.warm
+        if sampled is not None:
+            row['time/update_s'] = spent - row['time/collect_s']
+            row['perf/tokens_per_s'] = sampled / spent
+            row |= work.rates(cfg, run.config, run.mesh.devices.flat, row)
+        row |= totals.so_far(
+            self.history, row, step, sampled=sampled or 0, episodes=cfg.rollout.episodes
+        )
+        row |= memory.peaks()
+        self.history.append(run_log.plain_row(step, row))
+        alarms = roll_back.watch(self.history, self.alarm, used=self.used)
+        self.log.write(step, self.history[-1])
+        return self.history[-1], alarms
+
+    def advance(self) -> None:
+        """A step further on the progress bar."""
+        row = self.history[-1]
+        evaluated = [before['eval/success'] for before in self.history if 'eval/success' in before]
+        self.progress.advance(
+            1,
+            success=row['rollout/success'],
+            **{'held-out': evaluated[-1] if evaluated else float('nan')},
+            **{'return': row['rollout/return']},
+            entropy=row['policy/entropy'],
+        )
+
+    def page(self, policy: Params, played: Played) -> None:
+        """The rollout of the step as a page where one is due, with the ratios after its update."""
+        cfg, every = self.run.cfg, self.run.cfg.log.rollouts_every
+        if self.step == cfg.steps - 1 or (every and self.step % every == 0):
+            save_page(self.run, self.workdir, self.step, policy, played)
+
+
+def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played) -> None:
+    """The rollout of a step as a page, with the ratios its update led to."""
+    rollout, episodes = jax.tree.map(processes.fetch, (played.rollout, played.episodes))
+    after = processes.fetch(run.training.rescore(policy, played.rollout))
+    spread = np.full(rollout.tokens.shape, np.nan, np.float32)
+    spread[processes.fetch(played.rows)] = processes.fetch(played.advantages)
+    if jax.process_index():
+        return
+    extras = {'ratio': np.exp(after - rollout.logprobs), 'advantages': spread}
+    shown = [(f'step_{step:06d}', run.training.task, episodes, (rollout, extras))]
+    if run.cfg.env.mix:  # a page for each world
+        parts = mixture.blocks(run.training.task, (rollout, extras))
+        shown = [
+            (f'{task.env.name}_step_{step:06d}', task, listed, rows)
+            for (task, rows), listed in zip(parts, episodes, strict=True)
+        ]
+    for name, task, listed, (rows, beside) in shown:
+        pages.write(
+            workdir,
+            name,
+            rows,
+            task=task.replace(turn_limit=np.int32(played.horizon)),
+            tokenizer=run.tokenizer,
+            streams=listed.world_stream,
+            key=played.key,
+            replies=hosts.said(
+                run,
+                task.env.name,
+                workdir / hosts.log_name(hosts.log_stem(run.cfg, task.env.name)),
+                listed.token_stream,
+                step=step,
+                split='train',
+            ),
+            group_size=run.cfg.rollout.group_size,
+            title=f'training rollout of step {step}',
+            extras=beside,
+            limit=pages.PAGE_EPISODES,
+            about=about.of_run(run.face, sys.argv),
+        )

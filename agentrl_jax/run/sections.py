@@ -1,0 +1,490 @@
+"""The sections of a run's config that no algorithm and no world owns, with the rules of each.
+
+A field has its default, bound or choice and meaning here and nowhere else (agentrl_jax/settings).
+`problems` are rules of a section alone, `conflicts` rules between it and the rest of the run.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import jax
+
+from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
+from agentrl_jax.rl.trials import REWARDS
+from agentrl_jax.settings.marks import (
+    MANY,
+    ONE,
+    PART,
+    POSITIVE,
+    SHARE,
+    WORD,
+    ZERO,
+    At,
+    In,
+    OneOf,
+    Words,
+)
+from agentrl_jax.text import agents
+
+DTYPES = Literal['float32', 'bfloat16']
+MIX = Words("pairs of a world and its share, such as (('frozen_lake', .5), ('sokoban', .5))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """What is played."""
+
+    name: str = 'frozen_lake'  # a world: agentrl_jax.envs, agentrl_jax.envs.hosts
+    mix: Annotated[tuple[tuple[str, float], ...], MIX] = ()  # ((world, share of the groups), ...):
+    # several worlds, in the place of name
+    prompt: str = 'ragen'  # wording: a name in agentrl_jax.text.prompts.STYLES
+    think: bool = True  # answers open with <think>; False: with <answer>
+    max_turns: Annotated[int, ONE] = 5
+    max_actions_per_turn: Annotated[int, ONE] = 5  # further actions of an answer are cut
+    max_actions_per_episode: Annotated[int, ONE] = 10
+    format_penalty: Annotated[float, In(high=0)] = -0.1  # for a turn whose answer is not well
+    # formed
+    max_words: Annotated[int, ONE] = 100  # named in the prompt only
+    train_levels: Annotated[int, MANY] = 4096  # size of the training pool
+    eval_levels: Annotated[int, MANY] = 256  # size of the validation and test pools, and episodes
+    # played
+    pool_seed: Annotated[int, WORD] = 0  # pools of different splits never share a map
+
+    def __post_init__(self):
+        if self.mix:
+            object.__setattr__(self, 'name', '+'.join(self.worlds))
+
+    @property
+    def worlds(self) -> tuple[str, ...]:
+        """Names of the worlds that train."""
+        return tuple(name for name, _ in self.mix) or (self.name,)
+
+    def apportion(self, total: int) -> tuple[int, ...]:
+        """Whole parts of a total for each world, by its share.
+
+        Rounded down; the rest goes to those that lost most.
+        """
+        exact = [share * total for _, share in self.mix] or [total]
+        parts = [int(part + 1e-6) for part in exact]
+        lost = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])  # of equals the first
+        return tuple(part + (i in lost[: total - sum(parts)]) for i, part in enumerate(parts))
+
+    def problems(self) -> Iterator[str]:
+        shares = [share for _, share in self.mix]
+        if not self.mix and self.name not in WORLDS:
+            yield f'env.name={self.name!r} is not one of {", ".join(WORLDS)}'
+        elif not set(self.worlds) <= set(WORLDS) or len(set(self.worlds)) < len(self.worlds):
+            yield f'env.mix={self.mix!r} must name different worlds: {", ".join(WORLDS)}'
+        elif shares and not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
+            yield f'env.mix={self.mix!r}: shares must be above 0 and sum to 1'
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        """What the worlds of a mixture cannot be given, and what does not go with several."""
+        if not self.mix:
+            return
+        groups, mix = self.apportion(run.rollout.num_groups), f'env.mix={self.mix!r}'
+        rows = [count * run.rollout.group_size for count in groups]
+        several = 'does not go with several worlds (env.mix)'
+        if min(groups) < 1:
+            yield f'{mix} leaves a world none of rollout.num_groups={run.rollout.num_groups}'
+        if any(count % shards for count in rows):
+            yield (
+                f'{mix} gives the worlds {", ".join(map(str, rows))} episodes, which must be '
+                f'multiples of the {shards} data shards of the mesh'
+            )
+        if run.context.window:
+            yield (
+                f'context.window={run.context.window} {several}, whose prompts differ in length: '
+                'set it to 0'
+            )
+        if run.algorithm.filter.refill:
+            yield (
+                f'filter.refill={run.algorithm.filter.refill} {several}: what it fills a batch '
+                'with would undo their shares; set it to 0'
+            )
+        if run.alarm.mi_every:
+            yield (
+                f'alarm.mi_every={run.alarm.mi_every} {several}: it compares answers to the '
+                'prompts of one; set it to 0'
+            )
+        if run.forks.value_every:
+            yield (
+                f'fork.value_every={run.forks.value_every} {several}: it plays the episodes of one '
+                'again; set it to 0'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+    """Turns beside those that act, and trials of a level."""
+
+    name: Annotated[str, OneOf(agents.NAMES)] = 'act'  # plan (a plan is written before a trial's
+    # first action), reflect (after a failed trial what went wrong is written); act and react: none
+    trials: Annotated[int, ONE] = 1  # times that a level is tried, which share env.max_turns evenly
+    plan_every: Annotated[int, ZERO] = 0  # a plan is written anew after n turns that act; 0 = never
+    reward: Annotated[str, OneOf(REWARDS)] = 'whole'  # of an episode: the sum of its trials;
+    # gain: that of the last one, for each trial takes back what the one before earned
+
+    def build(self) -> agents.Agent:
+        return agents.build_agent(self.name, trials=self.trials, plan_every=self.plan_every)
+
+    def problems(self) -> Iterator[str]:
+        if self.name == 'reflect' and self.trials == 1:
+            yield 'agent.name=reflect writes between trials: set agent.trials to 2 or more'
+        if self.plan_every and self.name != 'plan':
+            yield (
+                f'agent.plan_every={self.plan_every} has no effect on agent.name={self.name!r}: '
+                'set it to 0'
+            )
+        if self.reward == 'gain' and self.trials == 1:
+            yield 'agent.reward=gain has no effect on agent.trials=1: set it to whole'
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        built, trial = self.build(), f'agent.name={self.name!r} with agent.trials={self.trials}'
+        turns = min((run.env.max_turns, *run.curriculum.rounds))
+        turns = min(turns, run.clone.max_turns or turns)
+        needed = built.trials * (1 + built.plans) + (built.trials - 1) * built.reflects
+        acting = built.acting_turns(max(turns, needed))
+        if self.name == 'react' and not run.env.think:
+            yield 'agent.name=react writes its thoughts: set env.think=True'
+        if self.name == 'react' and run.rollout.stop_at_answer:
+            yield (
+                'rollout.stop_at_answer has no effect on agent.name=react, whose answers end with '
+                'the turn: set it to False'
+            )
+        if self.reward == 'gain' and (run.continuations or run.forks.value_every):
+            yield (
+                'agent.reward=gain does not go with continuations (algorithm=vine, '
+                'fork.value_every), which begin within a trial: set it to whole'
+            )
+        if turns < needed:
+            yield (
+                f'{trial} takes {needed} turns at least, and env.max_turns, curriculum.rounds or '
+                f'clone.max_turns allow {turns}'
+            )
+        for world in run.worlds:
+            if world.name == 'search' and world.turns > acting:
+                yield (
+                    f'search.turns={world.turns} is when the outcome is earned, and {trial} has '
+                    f'{acting} turns that act in a trial (env.max_turns, curriculum.rounds): set '
+                    'it to at most that'
+                )
+        if run.context.summary and (built.writes or built.trials > 1):
+            yield (
+                f'context.summary={run.context.summary} lists turns of a single trial that all '
+                "act: set it to 0, or agent.name='act' and agent.trials=1"
+            )
+        if run.alarm.mi_every and built.writes:
+            yield (
+                f'alarm.mi_every={run.alarm.mi_every} compares answers of one kind, and '
+                f'agent.name={self.name!r} writes others: set it to 0'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """Rewards of your own."""
+
+    function: str = ''  # module:name of a function whose rewards take the place of the world's
+    # (agentrl_jax/rollout/README.md); '' = those that the world pays
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        asked = f'reward.function={self.function!r}'
+        if self.function and (run.continuations or run.forks.value_every):
+            yield (
+                f'{asked} is a function of whole episodes, and continuations (algorithm=vine, '
+                'fork.value_every) hold the turns from a later one on'
+            )
+        if self.function and len({name in HOSTS for name in run.env.worlds}) > 1:
+            yield (
+                f'{asked} is a function of rollouts on the device and of texts on hosts, and '
+                f'env.mix={run.env.mix!r} has both kinds of worlds'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """Rollouts against worlds on hosts (agentrl_jax.envs.hosts.HOSTS)."""
+
+    answer_prefix: str = ''  # forced in front of each answer, such as '<think>'
+    stop: tuple[str, ...] = ()  # texts that end a turn once the policy has written them
+    max_observation: Annotated[int, ONE] = 512  # tokens of a text of a world; the middle of longer
+    # ones is cut
+    read_tokens: Annotated[int, ONE] = 32  # of a row in a block: longer texts are read in several
+    # blocks
+    poll: Annotated[int, ONE] = 8  # tokens that are sampled at most before replies are looked for
+    timeout_s: Annotated[float, POSITIVE] = 120.0  # a world that is later is given up, and a fresh
+    # one takes over
+    tries: Annotated[int, ONE] = 3  # of a step, each in a fresh world, before its episode is a
+    # faulty one
+    outage_s: Annotated[float, ZERO] = 3600.0  # the run waits this long when no world can be
+    # reached
+    min_healthy: Annotated[float, SHARE] = 0.5  # share of a rollout's episodes that must not be
+    # faulty
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        """What needs a world on the device; what is for the device alone passes mixtures by."""
+        del shards
+        for member in run.members:
+            if member.on_hosts:
+                yield from self._of_world(member, all(name in HOSTS for name in run.env.worlds))
+
+    def _of_world(self, run: Any, alone: bool) -> Iterator[str]:
+        (world,), clone, agent = run.worlds, run.clone, run.agent.build()
+        name = f'env.name={run.env.name!r}'
+        if clone.episodes and not world.has_player():
+            yield (
+                f'clone.episodes={clone.episodes} needs an expert, and {name} has none: set it to '
+                '0, or name trajectories in clone.file'
+            )
+        if clone.episodes and (agent.writes or agent.trials > 1):
+            yield (
+                f'clone.episodes={clone.episodes} plays one trial of turns that act on hosts, and '
+                f'agent.name={run.agent.name!r} with agent.trials={agent.trials} has others: set '
+                'it to 0, or name trajectories in clone.file'
+            )
+        if run.agent.name == 'react':
+            yield (
+                f'agent.name=react words the prompts of worlds on the device, and {name} brings '
+                "its own: set hosts.answer_prefix='Thought:' and agent.name='act'"
+            )
+        if run.alarm.mi_every:
+            yield (
+                f'alarm.mi_every={run.alarm.mi_every} needs answers of a known form, and those to '
+                f'{name} are free text: set it to 0'
+            )
+        if run.context.summary:
+            yield (
+                f'context.summary={run.context.summary} needs lines of a world on the device, and '
+                f'{name} is on hosts: set it to 0'
+            )
+        if run.continuations:
+            yield (
+                f'fork.continuations={run.algorithm.forks} rewinds worlds on the device, '
+                f'and {name} is on hosts: set it to 0'
+            )
+        if run.forks.value_every:
+            yield (
+                f'fork.value_every={run.forks.value_every} rewinds worlds on the device, and '
+                f'{name} is on hosts: set it to 0'
+            )
+        if run.eval.worlds:
+            yield (
+                f'eval.worlds={run.eval.worlds} are on the device, and {name} is on hosts: '
+                'evaluate the run on them by itself'
+            )
+        if run.rollout.stop_at_answer and alone:
+            yield (f"rollout.stop_at_answer has no effect on {name}: set hosts.stop=('</answer>',)")
+        if run.rollout.read_tokens and alone:
+            yield (
+                f'rollout.read_tokens={run.rollout.read_tokens} has no effect on {name}: set '
+                'hosts.read_tokens'
+            )
+        room, needed = world.local_server_capacity, -(-run.worlds_at_once // jax.process_count())
+        if 0 < room < needed:
+            yield (
+                f'{world.name}.launch and {world.name}.room hold {room} worlds, and {needed} '
+                f'episodes are played at once: raise {world.name}.room, or lower rollout.slots'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The policy's architecture and weights, and how they compute."""
+
+    path: str = ''  # HuggingFace folder (hf download ...), .gguf, or the workdir of a run (or its
+    # folder best); '' = random weights of the sizes below
+    tokenizer: str = ''  # folder, .gguf or .model; '' = that of path, or the bundled one
+    dtype: DTYPES = 'float32'  # compute dtype; parameters and optimiser stay float32
+    remat: bool = False  # recompute activations in the backward pass, layer by layer
+    scan_layers: bool | None = None  # training runs the layers as one loop, which makes a small
+    # program of a deep model; unset: with remat, from 8 layers on
+    hidden_size: Annotated[int, In(low=2)] = 128
+    intermediate_size: Annotated[int, ONE] = 256
+    num_layers: Annotated[int, ONE] = 4
+    num_heads: Annotated[int, ONE] = 4
+    num_kv_heads: Annotated[int, ONE] = 2
+    tie_embeddings: bool = True  # one matrix for the embedding and the output head
+    rope_theta: Annotated[float, In(low=1)] = 1e6  # base of the rotary positions
+
+    def problems(self) -> Iterator[str]:
+        if not self.path and self.hidden_size % (2 * self.num_heads):
+            yield (
+                f'model.hidden_size={self.hidden_size} must be a multiple of '
+                f'2 x model.num_heads={self.num_heads}'
+            )
+        if not self.path and self.num_heads % self.num_kv_heads:
+            yield (
+                f'model.num_heads={self.num_heads} must be a multiple of '
+                f'model.num_kv_heads={self.num_kv_heads}'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How episodes are played."""
+
+    num_groups: Annotated[int, MANY] = 8  # different levels (prompts) per step
+    group_size: Annotated[int, MANY] = 16  # episodes per level
+    max_tokens: Annotated[int, ONE] = 3072  # tokens of an episode, prompts included
+    max_response: Annotated[int, ONE] = 400  # sampled tokens of a turn
+    # Below .01 log-probabilities of other tokens than the best leave float32
+    temperature: Annotated[float, In(low=0.01, high=100)] = 1.0
+    sampler_dtype: Literal['', 'float32', 'bfloat16'] = ''  # compute dtype of playing; '' =
+    # model.dtype
+    slots: Annotated[int, ZERO] = 0  # episodes played at once; 0 = all
+    serve_rows: Annotated[int, ONE] = 8  # waiting slots that are served together
+    read_tokens: Annotated[int, ZERO] = 0  # tokens of a waiting slot that are read at a time, where
+    # prompts differ much in length; 0 = all of a prompt, in a block as wide as the longest can be
+    stop_at_answer: bool = False  # end a turn at </answer>; else at the end-of-turn token
+    common_random_numbers: bool = False  # members of a group share the world's random numbers
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of a rollout."""
+        return self.num_groups * self.group_size
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        if self.episodes % shards:
+            yield (
+                f'{self.episodes} episodes (rollout.num_groups x rollout.group_size) must be a '
+                f'multiple of the {shards} data shards of the mesh'
+            )
+        if self.slots % shards:
+            yield (
+                f'rollout.slots={self.slots} must be a multiple of the {shards} data shards of the '
+                'mesh'
+            )
+        if self.group_size == 1 and run.algorithm.COMPARES_GROUPS:
+            yield (
+                f'rollout.group_size=1 leaves algorithm={run.algorithm_name!r} nothing to compare '
+                'an episode with: set it to 2 or more'
+            )
+        if self.group_size == 1 and run.algorithm.filter.drops_groups:
+            yield (
+                f'rollout.group_size=1 leaves filter.rule={run.algorithm.filter.rule!r} no spread '
+                'to go by: set filter.rule=all, or rollout.group_size to 2 or more'
+            )
+        if self.read_tokens and run.context.window:
+            yield (
+                f'rollout.read_tokens={self.read_tokens} needs the whole conversation in the '
+                'cache: set it or context.window to 0'
+            )
+        if self.read_tokens and run.continuations:
+            yield (
+                f'rollout.read_tokens={self.read_tokens} does not go with fork.turns: set it to 0'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What the policy sees of a conversation."""
+
+    window: Annotated[int, ZERO] = 0  # turns that it sees, this one included; 0 = all of them
+    summary: Annotated[int, ZERO] = 0  # with window=1: earlier turns that each prompt lists in
+    # words
+
+    def problems(self) -> Iterator[str]:
+        if self.summary and self.window != 1:
+            yield (
+                f'context.summary={self.summary} lists turns that the policy does not see: set '
+                'context.window=1'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Forks:
+    """How the critic is measured: a step's episodes are played again, with continuations."""
+
+    value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
+    # (value/vine_error): two continuations of each later turn are played; 0 = off
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        """What a critic estimates must be the return that continuations earn."""
+        del shards
+        if not self.value_every:
+            return
+        asked = f'fork.value_every={self.value_every}'
+        if not run.algorithm.USES_CRITIC:
+            yield (
+                f'{asked} measures a critic, and algorithm={run.algorithm_name!r} has none: set it '
+                'to 0'
+            )
+            return
+        if run.env.max_turns < 2:
+            yield (
+                f'{asked} plays on from later turns than the first, and env.max_turns='
+                f'{run.env.max_turns} has none: set it to 0'
+            )
+        yield from (f'{asked} {why}' for why in run.algorithm.unlike_returns())
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Validation."""
+
+    every: Annotated[int, ZERO] = 10  # steps; 0 = only at the start and the end
+    split: Literal['validation', 'test'] = 'validation'
+    temperature: Annotated[float, In(low=0.01, high=100, also=(0,))] = 0.5  # RAGEN; 0 = greedy
+    top_k: Annotated[int, ZERO] = 0  # 0 = all
+    top_p: Annotated[float, PART] = 1.0
+    samples: Annotated[int, ONE] = 1  # episodes a level: eval/success is their mean (mean@k),
+    # eval/pass_at_k the share of levels that one of them solves
+    also: tuple[str, ...] = ()  # further splits to play at every validation, such as ('test',)
+    worlds: tuple[str, ...] = ()  # and other worlds, such as ('sokoban',), with their sections
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        if not set(self.also) <= {'train', 'validation', 'test'} - {self.split}:
+            yield (
+                f'eval.also={self.also} must name splits of train, validation, test other than '
+                f'eval.split={self.split!r}'
+            )
+        if not set(self.worlds) <= set(ENVIRONMENTS) - set(run.env.worlds):
+            yield (
+                f'eval.worlds={self.worlds} must name worlds of {", ".join(ENVIRONMENTS)} other '
+                f'than env.name={run.env.name!r}'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """What is kept of a run."""
+
+    every: Annotated[int, ONE] = 50  # steps
+    keep: Annotated[int, ONE] = 2  # newest ones kept
+    best: bool = False  # keep the policy of the best eval/success too, in workdir/best
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        if self.best and run.eval.split == 'test':
+            yield (
+                'checkpoint.best chooses by eval.split, and a policy chosen on the test split has '
+                'no test figure left: set eval.split=validation'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """Where figures go beside metrics.jsonl."""
+
+    tensorboard: bool = False
+    wandb_project: str = ''  # '' = off
+    profile_steps: Annotated[int, ZERO] = 0  # steps to trace once compiled, after every start; 0 =
+    # none
+    rollouts_every: Annotated[int, ZERO] = 50  # steps between saved rollout pages; 0 = only the
+    # last
+
+    def problems(self) -> Iterator[str]:
+        """Loggers whose package is not installed."""
+        asked = {'log.wandb_project': bool(self.wandb_project), 'log.tensorboard': self.tensorboard}
+        for name, package in {
+            'log.wandb_project': 'wandb',
+            'log.tensorboard': 'tensorboardX',
+        }.items():
+            if asked[name] and importlib.util.find_spec(package) is None:
+                yield f'{name} needs {package}, which is not installed: pip install {package}'

@@ -1,0 +1,74 @@
+"""What settings say of themselves: the comments beside fields, --show_config, tables of fields."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_jax.settings import tree
+from agentrl_jax.settings.marks import When
+
+
+@functools.cache
+def comments(cls: type) -> Mapping[str, str]:
+    """The comment beside each field and the lines of comment that follow; {} without source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    notes = {t.start[0]: t for t in tokens if t.type == tokenize.COMMENT}
+    alone = {line for line, t in notes.items() if t.line.lstrip().startswith('#')}
+    found = {}
+    for node in ast.parse(source).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            following = node.end_lineno + 1
+            while following in alone:
+                following += 1
+            lines = [line for line in range(node.lineno, following) if line in notes]
+            found[node.target.id] = ' '.join(notes[line].string.lstrip('# ') for line in lines)
+    return found
+
+
+def doc(leaf: tree.Leaf) -> str:
+    """The comment of the nearest class that has one."""
+    classes = (cls for cls in leaf.owner.__mro__ if dataclasses.is_dataclass(cls))
+    return next(filter(None, (comments(cls).get(leaf.attribute) for cls in classes)), '')
+
+
+def show(root: type, full: Any, given: Mapping[str, Any]) -> str:
+    """A ConfigDict, a field a line; after those of a chosen class, its name and its own value.
+
+    full: with the values that a run has; given: {dotted name: value} as it was before.
+    """
+    notes = {}
+    for leaf, each, every in tree.variants(root):
+        own = tree.values(tree.read(root, {n: x for n, x in given.items() if n not in every}))
+        for name, one in each[given[leaf.name]].items():
+            value = one.default if own[name] is None else own[name]
+            notes[name] = (given[leaf.name], value)
+    lines = []
+    for name, value in tree.flat(full).items():
+        lines.append(f'{name} = {value!r}')
+        if name in notes and value is not None:
+            key, own = notes[name]
+            lines[-1] += f'  # {key}' if value == own else f'  # {key}: {own!r}'
+    return '\n'.join(lines)
+
+
+def table(root: type, section: str = '') -> str:
+    """Every field of a root, or of the section of that name, as rows of markdown.
+
+    Default '' where classes that can be chosen differ.
+    """
+    rows = ['| field | default | must be | |', '| --- | --- | --- | --- |']
+    for name, leaf in tree.defaults(root, section and f'{section}.').items():
+        value = '' if leaf.default is None else f'`{leaf.default!r}`'
+        needs = f' Needs {leaf.marks[When].words}.' if When in leaf.marks else ''
+        rows.append(f'| `{name}` | {value} | {leaf.rule} | {doc(leaf)}{needs} |')
+    return '\n'.join(rows)

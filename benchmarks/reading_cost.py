@@ -1,0 +1,227 @@
+"""What a newcomer reads before changing something: files and lines, counted from the source.
+
+  python -m benchmarks.reading_cost [--files] [--write]
+
+Config -> rollout -> loss -> update: from ENTRIES every function, class and constant of the
+repository that their code names is followed, and so on. A file counts with all its lines once
+anything in it is reached. Nothing is followed into ASIDE, which says why it may be left unread: it
+is a subject of its own with a README, or a branch that the demo does not take. So a file that a
+change adds to the path counts without being listed here. What README.md says to read is a part of
+these files: the rest are leaves, which a reader opens for one function. --files prints them all;
+--write puts the table into README.md.
+"""
+
+import argparse
+import ast
+import fnmatch
+import functools
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ENTRIES = (  # the loop; the demo's config; the algorithm, which the loop finds by its name
+    'agentrl_jax.train:train',
+    'configs.demo:get_config',
+    'agentrl_jax.algorithms.grpo:*',
+)
+ON_PATH = {'agentrl_jax.algorithms.grpo'}
+ASIDE = {
+    'agentrl_jax.algorithms*': 'the other algorithms',
+    'agentrl_jax.envs.*': 'worlds',
+    'agentrl_jax.imitation.*': 'cloning, before the first step',
+    'agentrl_jax.machine.*': 'devices, files and processes',
+    'agentrl_jax.measure.*': 'metrics, which change nothing',
+    'agentrl_jax.models*': 'the network',
+    'agentrl_jax.planning.*': 'memory and speed of other machines',
+    'agentrl_jax.records.*': 'what a run leaves behind',
+    'agentrl_jax.settings.*': 'how a field becomes a flag, a check and a line of help',
+    'agentrl_jax.text.*': 'a world as a conversation',
+    'agentrl_jax.tokens.*': 'text to token ids',
+    # Branches that the demo does not take
+    'agentrl_jax.rl.curriculum': 'a horizon that grows',
+    'agentrl_jax.rl.evol': 'AgentEvol',
+    'agentrl_jax.rl.parity': 'weights of DPO',
+    'agentrl_jax.rl.trials': 'several trials of a level',
+    'agentrl_jax.rl.turn_credit': 'advantages of turns',
+    'agentrl_jax.rollout.forks': 'continuations',
+    'agentrl_jax.rollout.host*': 'worlds on hosts',
+    'agentrl_jax.rollout.keepers': 'worlds on hosts',
+    'agentrl_jax.rollout.programs': 'worlds on hosts',
+    'agentrl_jax.rollout.replies': 'worlds on hosts',
+    'agentrl_jax.rollout.world_calls': 'worlds on hosts',
+    'agentrl_jax.rollout.rewards': 'rewards from a file of the user',
+    'agentrl_jax.rollout.windows': 'episodes longer than the context',
+    'agentrl_jax.run.cloning': 'cloning, before the first step',
+    'agentrl_jax.run.command': 'the command line',
+    'agentrl_jax.run.hosts': 'worlds on hosts',
+    'agentrl_jax.run.mixture': 'several worlds',
+    'agentrl_jax.run.recorder': 'what a run leaves behind',
+    'agentrl_jax.run.roll_back': 'rolling back after an alarm',
+    'agentrl_jax.run.state': 'resuming',
+}
+BASE = 'configs.base'
+CLIP_HIGH = re.compile(r'([\w.]*\.)?(clip_high|clip\.high)|(Range|Clip): (self\.)?high')
+
+
+class Module:
+    """A file: what it defines at its top, and what its other names mean."""
+
+    def __init__(self, path):
+        name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+        self.name, self.path = name.removesuffix('.__init__'), path
+        self.text = path.read_text(encoding='utf-8')
+        self.tree = ast.parse(self.text)
+        self.lines = self.text.count('\n')
+        self.defines, self.imports = {}, {}
+        for node in self.tree.body:
+            targets = getattr(node, 'targets', [getattr(node, 'target', None)])
+            for name in [getattr(node, 'name', None), *(getattr(x, 'id', None) for x in targets)]:
+                self.defines |= {name: node} if name else {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = {x.asname or x.name: f'{node.module}.{x.name}' for x in node.names}
+                self.imports |= names
+
+
+@functools.cache
+def modules():
+    paths = [path for name in ('agentrl_jax', 'configs') for path in (ROOT / name).rglob('*.py')]
+    return {module.name: module for module in map(Module, sorted(paths))}
+
+
+def named(module, node):
+    """(module, name) of everything of the repository that the code of a node names."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and part.id in module.defines:
+            yield module.name, part.id
+        whole = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ''
+        first, _, rest = whole.partition('.')
+        if first in module.imports:
+            whole = '.'.join([module.imports[first], *rest.split('.')])
+            pieces = whole.split('.')
+            for end in range(len(pieces) - 1, 0, -1):
+                if '.'.join(pieces[:end]) in modules():
+                    yield '.'.join(pieces[:end]), pieces[end]
+                    break
+
+
+def is_aside(name):
+    return name not in ON_PATH and any(fnmatch.fnmatch(name, aside) for aside in ASIDE)
+
+
+@functools.cache
+def reading():
+    """{module on the path: the names reached in it}."""
+    entries = [tuple(entry.split(':')) for entry in ENTRIES]
+    known = modules()
+    todo = [(m, n) for m, name in entries for n in (known[m].defines if name == '*' else [name])]
+    reached = {}
+    while todo:
+        name, wanted = todo.pop()
+        if wanted in known[name].defines and wanted not in reached.setdefault(name, set()):
+            reached[name].add(wanted)
+            found = named(known[name], known[name].defines[wanted])
+            todo += [(where, what) for where, what in found if not is_aside(where)]
+    return reached
+
+
+def scopes(node, scope=()):
+    """Every node with the names of the function and the classes around it."""
+    for child in ast.iter_child_nodes(node):
+        inner = isinstance(child, ast.FunctionDef | ast.ClassDef)
+        yield child, (*scope, child.name) if inner else scope
+        yield from scopes(child, (*scope, child.name) if inner else scope)
+
+
+def stations(pattern):
+    """Functions, fields and tables on the path that name a setting; not configs of users."""
+    found = set()
+    for module in (modules()[name] for name in reading()):
+        for node, scope in scopes(module.tree):
+            names = [getattr(node, 'arg', None), getattr(node, 'value', None)]
+            if isinstance(node, ast.Name | ast.Attribute):
+                names = [ast.unparse(node), f'{[*scope, ""][0]}: {ast.unparse(node)}']
+            if any(isinstance(name, str) and pattern.fullmatch(name) for name in names):
+                found.add((module.name, scope))
+    return {
+        station for station in found if not station[0].startswith('configs.') or station[0] == BASE
+    }
+
+
+def takes_config(node):
+    """Whether a function has an argument `cfg: Any`."""
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return any(ast.unparse(x) == 'cfg: Any' for x in arguments)
+
+
+def lines_of(*prefixes):
+    return sum(x.lines for name, x in modules().items() if name.startswith(prefixes))
+
+
+def loop_lines():
+    """Lines of the function of train.py that holds the loop over steps."""
+    loops = [
+        node
+        for node in modules()['agentrl_jax.train'].tree.body
+        if isinstance(node, ast.FunctionDef) and 'for step in range' in ast.unparse(node)
+    ]
+    return sum(node.end_lineno - node.lineno + 1 for node in loops)
+
+
+def to_read():
+    """The modules of the list in README.md, each of which is on the path."""
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    steps = readme.split('What to read, in this order:\n\n')[1].split('\n\n')[0]
+    names = [
+        x.replace('/', '.') for x in re.findall(r'`((?:agentrl_jax|configs)/[\w/]+)\.py`', steps)
+    ]
+    if apart := [name for name in names if not reading().get(name)]:
+        raise ValueError(f'README.md says to read what is not on the path: {apart}')
+    return [modules()[name] for name in names]
+
+
+def size(files):
+    return f'{len(files)} files, {sum(module.lines for module in files):,} lines'
+
+
+def table():
+    path = {modules()[name]: names for name, names in reading().items() if names}
+    parts = {module.defines[name] for module, names in path.items() for name in names}
+    reached = sum(node.end_lineno - node.lineno + 1 for node in parts)
+    signatures = [takes_config(x) for module in modules().values() for x in ast.walk(module.tree)]
+    config = 'agentrl_jax.run', 'agentrl_jax.algorithms', 'agentrl_jax.settings', BASE
+    package = lines_of('agentrl_jax') - lines_of('agentrl_jax.tools')
+    cells = {
+        'to read, as listed above': size(to_read()),
+        'all that config -> rollout -> loss -> update passes': size(path),
+        'of these the functions and classes that it passes': f'{reached:,} lines',
+        'functions and fields among them that name `clip_high`': len(stations(CLIP_HIGH)),
+        'functions that take `cfg: Any`': sum(signatures),
+        'the loop of `train.py`': f'{loop_lines()} lines',
+        'run/, settings/, algorithms/ and `configs/base.py`': f'{lines_of(*config):,} lines',
+        'the package without tools/': f'{package:,} lines',
+    }
+    rows = [f'| {name} | {value} |' for name, value in cells.items()]
+    return '\n'.join(['| reading cost | |', '| --- | --- |', *rows])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--files', action='store_true', help='print the files of the path')
+    parser.add_argument('--write', action='store_true', help='put the table into README.md')
+    options = parser.parse_args()
+    print(table())
+    if options.files:
+        for name in sorted(reading()):
+            print(f'{modules()[name].lines:5} {name}')
+        print(*sorted(stations(CLIP_HIGH)), sep='\n')
+    if options.write:
+        readme = ROOT / 'README.md'
+        parts = re.split(r'(?<=<!-- reading cost -->\n)(?:\|.*\n)+', readme.read_text())
+        readme.write_text(f'{table()}\n'.join(parts))
+
+
+if __name__ == '__main__':
+    main()

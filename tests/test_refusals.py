@@ -1,0 +1,147 @@
+"""Configs that cannot be, or would do nothing, are refused in a sentence before time is spent.
+
+Bounds and choices of single fields, and those that an algorithm lacks: test_settings.py.
+"""
+
+import micro_runs
+import pytest
+
+from agentrl_jax.planning import programs
+from agentrl_jax.run import build, parts
+from agentrl_jax.run.config import read as read_config
+
+HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
+VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
+EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
+
+
+def mixed(*shares):
+    return HALVES | {'env.mix': shares}
+
+
+REFUSED = {
+    'shapes': [
+        ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
+        ({'batch.microbatch_rows': 3}, 'must be a multiple of batch.microbatch_rows=3'),
+        ({'batch.microbatch_rows': 4}, 'batch.microbatch_rows=4 must be a multiple of the 8 data'),
+        ({'rollout.slots': 12}, 'rollout.slots=12 must be a multiple of the 8 data shards'),
+        (
+            {'rollout.num_groups': 5, 'batch.minibatch_rows': 4, 'batch.microbatch_rows': 4},
+            '20 episodes .* must be a multiple of the 8 data shards',
+        ),
+        ({'model.num_heads': 3}, 'hidden_size=32 must be a multiple of 2 x model.num_heads=3'),
+        ({'clone.microbatch_rows': 3}, 'clone.batch=16 must be a multiple of clone.microbatch'),
+    ],
+    'filters': [
+        ({'filter.rule': 'percentile', 'filter.low': 0.5, 'filter.high': 0.5}, 'holds none of 4'),
+        ({'filter.rule': 'varied', 'filter.smallest': True}, 'only on top_k'),
+        ({'filter.include_zero': True}, "no effect on filter.rule='top_k', only on top_p"),
+        ({'filter.refill': 2}, 'it needs a filter.rule that drops groups'),
+        ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
+        (
+            {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
+            "filter.scaling='sqrt' has no effect with filter.refill",
+        ),
+    ],
+    'horizons': [
+        ({'curriculum.rounds': (0, 2)}, r'rounds=\(0, 2\) must be positive and increasing'),
+        ({'curriculum.rounds': (2, 2)}, r'rounds=\(2, 2\) must be positive and increasing'),
+        ({'curriculum.rounds': (1, 3)}, 'more turns than env.max_turns=2.* raise it'),
+        ({'curriculum.rounds': (1.0, 2.0)}, 'must be whole numbers of turns'),
+        ({'curriculum.interpolate': True}, r'no effect with curriculum.rounds=\(\): give two'),
+    ],
+    'several worlds': [
+        (mixed('frozen_lake', 0.5), 'must be pairs of a world and its share'),
+        (mixed(('chess', 1.0)), 'must name different worlds: frozen_lake, '),
+        (mixed(('sokoban', 0.5), ('sokoban', 0.5)), 'must name different worlds'),
+        (mixed(('frozen_lake', 0.5), ('sokoban', 0.4)), 'shares must be above 0 and sum to 1'),
+        (mixed(('frozen_lake', 1.5), ('sokoban', -0.5)), 'shares must be above 0'),
+        (mixed(('frozen_lake', float('nan'))), 'shares must be above 0'),
+        (mixed(('frozen_lake', 0.98), ('sokoban', 0.02)), 'a world none of rollout.num_groups=4'),
+        (
+            mixed(('objects', 0.5), ('sokoban', 0.5)) | {'clone.episodes': 4},
+            "needs an expert, and env.name='objects' has none",
+        ),
+        (
+            mixed(('objects', 0.5), ('gymnasium', 0.5)) | {'rollout.stop_at_answer': True},
+            "no effect on env.name='objects'",
+        ),
+        (HALVES | {'context.window': 1}, 'context.window=1 does not go with several worlds'),
+        (HALVES | {'alarm.mi_every': 1}, 'alarm.mi_every=1 does not go with several worlds'),
+        (HALVES | {'algorithm': 'ppo', 'fork.value_every': 1}, 'fork.value_every=1 does not go'),
+        (HALVES | {'algorithm': 'dapo'}, r'filter.refill=\d+ does not go with several worlds'),
+        (HALVES | {'eval.worlds': ('sokoban',)}, r"other than env.name='frozen_lake\+sokoban'"),
+        (HALVES | {'rollout.num_groups': 6}, 'the worlds 12, 12 episodes, .* of the 8 data'),
+    ],
+    'continuations': [
+        (VINE | {'fork.turns': '3'}, 'must be every, ahead, or different turns from 1 to 2'),
+        (VINE | {'env.max_turns': 1}, 'has none: set it to 2 or more'),
+        (VINE | {'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'set loss.kl_in=loss'),
+        (VINE | {'loss.aggregation': 'seq_mean_token_mean'}, 'would undo the weights'),
+        (VINE | {'parity.microbatch_means': True}, 'would undo the weights'),
+        (VINE | {'parity.loss_on': 'all'}, 'does not go with fork.turns'),
+        ({'algorithm': 'grpo', 'fork.turns': 'every'}, 'has no effect on .*grpo.*, only on vine'),
+    ],
+    'imitation': [
+        ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'needs demonstrations: set clone.file'),
+        (EVOL | {'algorithm': 'ppo'}, "has no effect on algorithm='ppo'"),
+        (EVOL | {'clone.max_turns': 1}, 'has the limits of rollouts'),
+        (
+            EVOL | {'evol.base_rows': 4},
+            '16 episodes .* 4 demonstrations join .* no multiple of batch.minibatch_rows=8',
+        ),
+        ({'algorithm': 'agent_evol', 'evol.threshold': -1.0}, 'set evol.weights=equal'),
+        ({'evol.threshold': 1.0}, "evol.threshold=1.0 has no effect on algorithm='ppo'"),
+        ({'clone.file': 'shown.json', 'clone.max_turns': 1}, 'not for those of clone.file'),
+        ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be above 0'),
+        ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
+        ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),
+    ],
+}
+
+
+@pytest.mark.parametrize('changes, message', [case for about in REFUSED.values() for case in about])
+def test_a_config_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(micro_runs.plain('frozen_lake', **changes), 8)
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'env.max_turns': 0}, 'env.max_turns=0 must be at least 1'),
+        ({'env.name': 'chess'}, "env.name='chess' is not one of frozen_lake, sokoban, bandit"),
+        ({'env.prompt': 'long'}, "env.prompt='long' is not one of"),
+        ({'mesh.data': 3}, 'mesh data=3 x fsdp=1 x tensor=1 does not use exactly the 8 devices'),
+        ({'mesh.fsdp': 0}, 'fsdp=0'),
+        ({'rollout.max_tokens': 20}, 'rollout.max_tokens=20 is too small: .* set it to at least'),
+        ({'model.tokenizer': 'none.model'}, 'none.model: no such folder or file'),
+    ],
+)
+def test_a_run_is_refused_before_any_parameter_is_made(changes, message, monkeypatch):
+    def too_late(*_):
+        raise AssertionError('parameters were made')
+
+    monkeypatch.setattr(parts, 'build_model', too_late)
+    with pytest.raises(ValueError, match=message):
+        build.build(micro_runs.plain('frozen_lake', **changes))
+
+
+def test_only_train_takes_several_worlds():
+    cfg = micro_runs.config('frozen_lake', **HALVES)
+    for ask, more in ((parts.build_environment, 'validation'), (programs.shapes, None)):
+        with pytest.raises(ValueError, match='is for train alone: set it to .* frozen_lake, sokob'):
+            ask(cfg, more)
+
+
+def test_worlds_with_different_small_tokenizers_need_one_that_is_named():
+    def source(*shares, **changes):
+        return parts.tokenizer_source(micro_runs.config('frozen_lake', **mixed(*shares) | changes))
+
+    lake, maze = ('frozen_lake', 0.5), ('babyai', 0.5)
+    assert source(lake, ('sokoban', 0.5)) == parts.BUNDLED_TOKENIZER
+    assert source(('babyai', 1.0)).name == 'babyai.model'
+    with pytest.raises(ValueError, match=r'\(babyai.model, demo.model\): name one in model.token'):
+        source(maze, lake)
+    named = str(parts.BUNDLED_TOKENIZER)
+    assert str(source(maze, lake, **{'model.tokenizer': named})) == named

@@ -1,0 +1,615 @@
+"""Whole runs in miniature: what they leave behind, that they resume exactly, what is made of them.
+
+A few configs cover the features in pairs; each is trained once, and every test reads its workdir.
+"""
+
+import functools
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import micro_runs
+import ml_collections
+import numpy as np
+import pytest
+from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
+from safetensors.numpy import load_file
+
+from agentrl_jax import evaluate, export, train
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.measure import collapse, metrics
+from agentrl_jax.models import weights
+from agentrl_jax.records import report, run_log
+from agentrl_jax.rollout import replies
+from agentrl_jax.run import mixture, parts
+from agentrl_jax.run import params as run_params
+from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import read as read_config
+
+CLONED = {'clone.episodes': 32, 'clone.steps': 12}
+CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
+UNTRAINED = {'algorithm': 'grpo', 'loss.norm': 'none'}  # all answer badly and alike
+RUNS = {
+    'a critic': (
+        'frozen_lake',
+        {
+            'filter.keep': 0.5,
+            'checkpoint.every': 2,
+            'checkpoint.keep': 2,
+            'mesh.data': 2,
+            'mesh.fsdp': 2,
+            'mesh.tensor': 2,
+            'env.eval_levels': 12,
+            'eval.temperature': 0.5,
+            **CLONED,
+        },
+    ),
+    'a shared backbone': (
+        'frozen_lake',
+        {
+            'critic.share_backbone': True,
+            'loss.reward_on': 'episode',
+            'loss.bootstrap_truncated': True,
+            'batch.epochs': 2,
+            **CLONED,
+        },
+    ),
+    'adapters': (
+        'sokoban',
+        {
+            'algorithm': 'grpo',
+            'lora.rank': 2,
+            'lora.alpha': 8.0,
+            'lora.targets': 'q_proj,v_proj,down_proj',
+            'loss.norm': 'none',
+            'loss.kl_coef': 0.1,
+            'loss.kl_target': 0.01,
+            'loss.kl_horizon': 100.0,
+            'loss.aggregation': 'seq_mean_token_mean',
+            'filter.keep': 0.5,
+            'filter.refill': 1,
+            **CLONED,
+        },
+    ),
+    'two worlds': (
+        'frozen_lake',
+        {
+            'env.mix': (('frozen_lake', 0.5), ('catch', 0.5)),
+            'env.eval_levels': 8,
+            'loss.kl_coef': 0.1,
+            'loss.kl_in': 'reward',
+            'rollout.sampler_dtype': 'bfloat16',
+            'loss.sampler_correction': 'tis',
+            'curriculum.rounds': (1, 2),
+            'curriculum.stage_steps': 2,
+            **UNTRAINED,
+        },
+    ),
+    'continuations': (
+        'library',
+        {
+            'algorithm': 'vine',
+            'env.max_turns': 3,
+            'env.max_actions_per_turn': 1,
+            'curriculum.rounds': (2, 3),
+            'curriculum.stage_steps': 2,
+            'batch.shuffle': True,
+            'mesh.data': 2,
+            **CLONED_LONGER,
+        },
+    ),
+    'iterations': (
+        'frozen_lake',
+        {
+            'algorithm': 'agent_evol',
+            'steps': 4,
+            'evol.iteration': 2,
+            'evol.base_rows': 8,
+            'frozen_lake.success_rate': 1.0,
+            'eval.every': 0,
+            'eval.temperature': 0.5,
+            'log.rollouts_every': 0,
+            **CLONED_LONGER,
+        },
+    ),
+    'windows': (
+        'frozen_lake',
+        {
+            'algorithm': 'vine',
+            'env.max_turns': 3,
+            'rollout.max_tokens': 128,
+            'context.window': 1,
+            'fork.turns': 'ahead',
+            'fork.continuations': 3,
+            'loss.kl_coef': 0.1,
+            'filter.rule': 'varied',
+            'filter.refill': 1,
+            **CLONED_LONGER,
+        },
+    ),
+    'a world on hosts': (
+        'frozen_lake',
+        {
+            'env.mix': (('frozen_lake', 0.5), ('objects', 0.5)),
+            'env.eval_levels': 8,
+            'objects.make_object': 'host_worlds:Echo',
+            'objects.instruction': 'Say something.\n',
+            'hosts.max_observation': 40,
+            'hosts.read_tokens': 16,
+            'rollout.max_tokens': 160,
+            'rollout.read_tokens': 8,  # of those on the device
+            **UNTRAINED,
+        },
+    ),
+}
+SOAK = ('windows', 'a world on hosts')
+each_run = pytest.mark.parametrize(
+    'name', [pytest.param(n, marks=[pytest.mark.soak] if n in SOAK else []) for n in RUNS]
+)
+
+
+def config(name, **changes):
+    """Validation plays with the program of training, where nothing says otherwise."""
+    world, own = RUNS[name]
+    more = {
+        'checkpoint.every': 1,
+        'checkpoint.keep': 9,
+        'env.eval_levels': 16,
+        'eval.temperature': 1.0,
+    }
+    cfg = micro_runs.plain(world, **more | own | changes)
+    if name == 'two worlds':
+        cfg.catch = ml_collections.ConfigDict(dict(rows=4, columns=3))
+    return effective(cfg)
+
+
+write_curves = report.write_curves  # which quick_runs leaves out
+
+
+class Finished(NamedTuple):
+    cfg: Any
+    workdir: Path
+    rows: list[dict]
+
+    def state(self, step=None):
+        return micro_runs.saved_state(self.cfg, self.workdir, step)
+
+
+def finish(cfg, workdir):
+    assert train.train(cfg, str(workdir)) == 0
+    return Finished(cfg, workdir, run_log.read_metrics(workdir / run_log.METRICS_FILE))
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory, quick_runs):
+    """name of RUNS -> a run of three steps (four of AgentEvol), one of them with curves."""
+
+    @functools.cache
+    def run(name):
+        with pytest.MonkeyPatch.context() as patch:
+            if name == 'a critic':
+                patch.setattr(report, 'write_curves', write_curves)
+            return finish(config(name), tmp_path_factory.mktemp('run'))
+
+    return run
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def first_leaf(tree):
+    return jax.tree.leaves(tree)[0]
+
+
+# ---- what a run leaves ---------------------------------------------------------------------------
+
+
+@each_run
+def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
+    cfg, _, rows = finished(name)
+    validated = {0, cfg.steps} | ({2} if cfg.eval.every else set())
+    assert [row['step'] for row in rows] == [*range(cfg.steps + 1)]
+    for row in rows:
+        known = {re.sub(r'_(frozen_lake|catch|objects)/', '/', n) for n in row}
+        assert known - {'step', 'time_s'} <= set(metrics.METRICS), row
+        unjudged = '/valid_format' if 'hosts' in name else 'none'
+        assert all(math.isfinite(row[n]) for n in row if not n.endswith(unjudged)), row
+        assert row['perf/recompiles'] == 0 and ('eval/success' in row) == (row['step'] in validated)
+    rollouts = np.cumsum([row['filter/collects'] for row in rows[:-1]])
+    for row in rows[:-1]:
+        assert row['update/skipped'] == 0 and row['policy/grad_norm'] > 0
+        assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
+        # The sampler was the policy of the first mini-batch; later ones see it moved.
+        gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
+        if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
+            assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
+        assert row['progress/episodes'] == 16 * rollouts[row['step']]
+        assert row['optim/lr'] == cfg.optim.lr
+        assert cfg.algorithm == 'vine' or row['perf/flops_per_s'] > 0
+        own = read_config(cfg, None).algorithm.USES_CRITIC and not cfg.critic.share_backbone
+        assert ('optim/critic_lr' in row) == own == ('value/grad_norm' in row)
+        assert ('value/loss' in row) == (cfg.algorithm == 'ppo')
+        assert ('policy/kl_ref' in row) == (cfg.loss.kl_coef > 0)  # in the loss or the reward
+        choice = read_config(cfg, None).algorithm.filter
+        kept = choice.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
+        if cfg.algorithm in ('ppo', 'grpo'):
+            assert row['batch/trained_rows'] == kept
+        if cfg.filter.refill:  # of each rollout top_k keeps half
+            assert row['filter/collects'] == 2 or cfg.filter.rule == 'varied'
+        elif cfg.algorithm in ('ppo', 'grpo'):
+            played = 16 * row['rollout/response_length']
+            assert 0 < row['batch/trained_tokens'] <= played + 1e-3
+            assert kept < 16 or row['batch/trained_tokens'] == pytest.approx(played)
+        if cfg.algorithm == 'vine':
+            assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
+            assert row['batch/trained_rows'] <= 16
+        else:
+            assert not any(figure.startswith('fork/') for figure in row)
+    if cfg.algorithm != 'vine' and not cfg.filter.refill:
+        tokens = [16 * row['rollout/response_length'] for row in rows[:-1]]
+        assert [row['progress/tokens'] for row in rows] == pytest.approx(
+            np.append(np.cumsum(tokens), sum(tokens)), abs=0.1
+        )
+
+
+def test_every_documented_metric_is_written_by_some_run(finished):
+    written = set().union(
+        *(row for name in RUNS if name not in SOAK for row in finished(name).rows)
+    )
+    seldom = (
+        'collapse/',
+        'filter/',
+        'alarm/',
+        'sampler/',
+        'hosts/',
+        'babyai/',
+        'search/',
+        'agent/',
+        'shop/',
+        'policy/clip_frac_dual',
+        'value/vine_',
+        'eval/pass_at_k',
+        'eval/solvable_success',
+        'eval/exact_match',
+        'eval/format',
+        'eval/trials',
+        'eval/success_',
+        'eval/gain',
+        'eval/score',
+        'perf/flops_share',
+        'perf/device_peak_bytes',
+    )  # only where their options or worlds are set
+    assert not {name for name in metrics.METRICS if not name.startswith(seldom)} - written
+
+
+@each_run
+def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
+    cfg, workdir, _ = finished(name)
+    found = {path.name for path in workdir.iterdir()}
+    assert {'metrics.jsonl', 'config.json', 'checkpoints', 'reference.json'} <= found
+    begins_again = cfg.algorithm == 'agent_evol'
+    assert ('reference' in found) == (cfg.loss.kl_coef > 0 or begins_again)
+    assert (run_params.BASE_FOLDER in found) == (cfg.lora.rank > 0)
+    assert ('curves.png' in found) == ('curves.svg' in found) == (name == 'a critic')
+    assert checkpoint.read_extra(workdir)['config']['env']['name'] == cfg.env.name
+    steps = [2, 3] if name == 'a critic' else [*range(cfg.steps + 1)]
+    assert checkpoint.steps(workdir / 'checkpoints') == steps
+    shown = (0, 2) if cfg.log.rollouts_every else (cfg.steps - 1,)
+    worlds = [f'{world}_' for world in read_config(cfg, None).env.worlds] if cfg.env.mix else ['']
+    assert {path.name for path in (workdir / 'rollouts').iterdir()} == {
+        f'{world}step_{step:06d}.{kind}'
+        for world in worlds
+        for step in shown
+        for kind in ('html', 'json')
+    }
+    for world in worlds:
+        file = workdir / 'rollouts' / f'{world}step_{shown[-1]:06d}.json'
+        document = json.loads(file.read_text())
+        assert document['env'] == (world[:-1] or cfg.env.name)
+        episodes = document['episodes']
+        assert len(episodes) == document['totals']['episodes'] == 16 // len(worlds)
+        sampled = [x for episode in episodes for x in episode['tokens'] if x['k'] == 'a']
+        assert all(token['lp'] <= 0 and token['ratio'] > 0 for token in sampled)
+        if cfg.algorithm in ('ppo', 'grpo'):  # groups the filter dropped have no advantage
+            dropped = cfg.filter.keep < 1 and not cfg.filter.refill
+            assert any(token['adv'] == 'nan' for token in sampled) == dropped
+    reference = json.loads((workdir / 'reference.json').read_text())
+    assert 'hosts' in name or 0 <= reference['random'] <= reference['oracle'] <= 1
+
+
+# ---- a run that goes on --------------------------------------------------------------------------
+
+
+@each_run
+def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path):
+    """With adapters it begins with their base alone: it was killed before its first checkpoint."""
+    cfg, workdir, rows = finished(name)
+    if cfg.lora.rank:
+        base = run_params.BASE_FOLDER
+        shutil.copytree(workdir / base, tmp_path / base)
+    finish(config(name, steps=2), tmp_path)
+    again = finish(config(name), tmp_path)
+    np.testing.assert_equal(*map(micro_runs.without_times, (again.rows, rows)))
+    assert_same(again.state(), finished(name).state())
+    for page in (workdir / 'rollouts').glob('[!o]*.json'):  # replies of objects took their time
+        assert (tmp_path / 'rollouts' / page.name).read_bytes() == page.read_bytes()
+
+
+def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
+    """The same command again: no step is trained, the state stays bit for bit."""
+    before = finished('a critic')
+    state = before.state()
+    again = finish(before.cfg, before.workdir)
+    assert_same(state, again.state())
+    assert micro_runs.without_times(again.rows) == micro_runs.without_times(before.rows)
+    with pytest.raises(ValueError, match='optim.lr: 0.001 in the checkpoint, 0.002 now'):
+        train.train(config('a critic', **{'optim.lr': 2e-3}), str(before.workdir))
+
+
+def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
+    finished, tmp_path, monkeypatch, capsys
+):
+    cfg = finished('a shared backbone').cfg
+    monkeypatch.setattr(collapse, 'starved', lambda rows, most: f'no {most}' * (len(rows) == 2))
+    assert train.train(cfg, str(tmp_path)) == 1
+    assert [row['step'] for row in run_log.read_metrics(tmp_path / run_log.METRICS_FILE)] == [0, 1]
+    assert f'step 1: no {cfg.filter.max_empty}' in capsys.readouterr().err
+    assert not (tmp_path / run_log.FINISHED_FILE).exists()
+
+
+# ---- what its features do ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'name, horizons', [('two worlds', [1, 1, 2]), ('continuations', [2, 2, 3])]
+)
+def test_a_horizon_grows_and_validation_plays_every_turn(finished, name, horizons):
+    rows = finished(name).rows
+    assert [row['rollout/horizon'] for row in rows[:-1]] == horizons
+    turns = [row['rollout/turns'] for row in rows[:-1]]
+    assert max(turns[:2]) <= horizons[0] < turns[2] <= horizons[-1]
+    # An untrained policy breaks the format: -.1 a turn, two turns where the horizon was one.
+    assert name != 'two worlds' or rows[0]['eval_frozen_lake/return'] < -0.15
+
+
+def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
+    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 16 / 100."""
+    rows = finished('adapters').rows
+    coefficients = [row['policy/kl_coef'] for row in rows[:-1]]
+    assert coefficients[0] == pytest.approx(0.1)
+    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 16 / 100), rel=1e-5)
+    assert rows[1]['policy/kl_ref'] > 0
+
+
+def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(finished):
+    run = finished('iterations')
+    states = [run.state(step) for step in range(5)]
+    base = states[0].params
+    for state in states[:3]:
+        assert_same(base, state.explorer)
+    assert not np.array_equal(*map(first_leaf, (base, states[2].params)))
+    # Step 2 begins the second iteration: the policy learnt so far explores.
+    for state in states[3:]:
+        assert_same(states[2].params, state.explorer)
+    # Learning started again: Adam's count is that of one step's optimiser steps, (16 + 8) / 8.
+    assert [int(first_leaf(state.opt_state)) for state in states] == [0, 3, 6, 3, 6]
+    # Demonstrations are among the trained rows of every step.
+    trained = [row['batch/trained_rows'] for row in run.rows[:-1]]
+    assert min(trained) >= 8 and 8 < max(trained) <= 24
+
+
+# ---- several worlds ------------------------------------------------------------------------------
+
+
+def test_figures_of_worlds_are_beside_their_means(finished):
+    _, workdir, rows = finished('two worlds')
+    for row in rows[:-1]:
+        for name in ('success', 'return', 'turns', 'tokens'):  # as many episodes of each
+            lake, catch = row[f'rollout_frozen_lake/{name}'], row[f'rollout_catch/{name}']
+            np.testing.assert_allclose(row[f'rollout/{name}'], (lake + catch) / 2, rtol=1e-5)
+    both = [rows[-1][f'eval_{name}/success'] for name in ('frozen_lake', 'catch')]
+    np.testing.assert_allclose(rows[-1]['eval/success'], np.mean(both))
+    reference = json.loads((workdir / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
+    for player in ('random', 'oracle'):
+        each = [reference[f'eval_{name}/{player}'] for name in ('frozen_lake', 'catch')]
+        np.testing.assert_allclose(reference[player], np.mean(each))
+        assert min(each) > 0
+    assert reference['eval_catch/oracle'] == 1
+
+
+def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
+    plain = finished('a shared backbone')
+    mixed = finish(config('a shared backbone', **{'env.mix': (('frozen_lake', 1.0),)}), tmp_path)
+    assert_same(plain.state(), mixed.state())
+    for row, expected in zip(*map(micro_runs.without_times, (mixed.rows, plain.rows)), strict=True):
+        np.testing.assert_equal({name: row[name] for name in expected}, expected)
+        if 'eval/success' in row:
+            assert row['eval_frozen_lake/return'] == row['eval/return']
+        if 'rollout/success' in row:
+            assert row['rollout_frozen_lake/tokens'] == row['rollout/tokens']
+
+
+def test_a_mixed_run_is_evaluated_world_by_world(finished, tmp_path):
+    cfg, workdir, rows = finished('two worlds')
+    with pytest.raises(ValueError, match='evaluated one by one: .* frozen_lake, catch'):
+        evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
+    saved = parts.config_of_run(workdir)
+    found = evaluate.evaluate(mixture.one_world(saved, 'catch'), str(workdir), str(tmp_path), None)
+    assert found['eval/success'] == rows[-1]['eval_catch/success']
+    other = mixture.one_world(saved, 'bandit')
+    other.rollout.max_tokens = micro_runs.MAX_TOKENS['bandit']
+    with pytest.raises(ValueError, match='env.name'):
+        evaluate.evaluate(other, str(workdir), str(tmp_path), None)
+
+
+@pytest.mark.soak
+def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
+    _, workdir, rows = finished('a world on hosts')
+    for row in rows[:-1]:
+        assert row['rollout/env_error'] == 0
+        lake, echo = row['rollout_frozen_lake/tokens'], row['rollout_objects/tokens']
+        np.testing.assert_allclose(row['rollout/tokens'], (lake + echo) / 2, rtol=1e-5)
+    assert {'eval_frozen_lake/success', 'eval_objects/success'} <= rows[-1].keys()
+    said = replies.read_log(workdir / 'replies_objects.jsonl')
+    streams = {
+        split: {line['stream'] for line in said if line['split'] == split}
+        for split in ('train', 'validation')
+    }
+    assert streams['train'] == set(range(8, 16)) and streams['validation']  # after the lake's
+    made = json.loads((workdir / 'rollouts' / 'objects_step_000002.json').read_text())
+    assert made['worlds']['replies'] > 0 and made['worlds']['faults'] == 0
+
+
+# ---- adapters ------------------------------------------------------------------------------------
+
+
+def base_of(run):
+    """(parameters below the adapters, parameters as drawn)."""
+    built = train.build(run.cfg)
+    return jax.device_get(run_params.open_base(run.cfg, run.workdir, built.params)), built.params
+
+
+def test_checkpoints_hold_adapters_and_their_moments_only(finished):
+    """Rank 2: q, v and down_proj of 1 layer, [32, 32], [32, 16], [64, 32]."""
+    run = finished('adapters')
+    state = run.state()
+    assert sum(x.size for x in jax.tree.leaves(state) if x.ndim) == 3 * 2 * (64 + 48 + 96)
+    base, drawn = base_of(run)
+    assert checkpoint.state_bytes(base) > 10 * checkpoint.state_bytes(state)
+    up = [x['model']['layers_0']['mlp']['up_proj']['kernel'] for x in (base, drawn)]
+    assert (up[0] != up[1]).any()  # it was cloned
+
+
+def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
+    cfg, workdir, _ = finished('adapters')
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(ValueError, match='holds the parameters of another run'):
+        run_params.keep_base(cfg, tmp_path, train.build(cfg).params)
+    shutil.rmtree(tmp_path / run_params.BASE_FOLDER)
+    with pytest.raises(FileNotFoundError, match='base'):
+        train.train(cfg, str(tmp_path))
+
+
+def test_evaluate_plays_adapters_on_their_base(finished, tmp_path):
+    """The same episodes as the run's last validation."""
+    cfg, workdir, rows = finished('adapters')
+    found = evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
+    for name in ('eval/success', 'eval/return', 'eval/valid_format'):
+        assert found[name] == rows[-1][name]
+    with pytest.raises(ValueError, match='lora.alpha: 8.0 in the checkpoint, 4.0 now'):
+        changed = config('adapters', **{'lora.alpha': 4.0})
+        evaluate.evaluate(changed, str(workdir), str(tmp_path), None)
+
+
+def export_to(out, cfg, workdir, part):
+    return export.export_checkpoint(
+        cfg, str(workdir), str(out), step=None, dtype='float32', part=part
+    )
+
+
+@pytest.fixture(scope='module')
+def exported(finished, tmp_path_factory):
+    """part -> folder."""
+    cfg, workdir, _ = finished('adapters')
+    out = tmp_path_factory.mktemp('exported')
+    return {part: export_to(out / part, cfg, workdir, part) for part in export.PARTS}
+
+
+def test_the_exported_policy_is_the_base_plus_the_adapter(exported):
+    """W + alpha / rank B A with alpha 8, rank 2, in the files' layout: W [out, in].
+
+    Names, shapes and settings: huggingface.co/docs/peft/developer_guides/checkpoint.
+    """
+    policy, base = (load_file(exported[part] / weights.SINGLE) for part in ('policy', 'base'))
+    adapter = load_file(exported['adapter'] / 'adapter_model.safetensors')
+    layer = 'base_model.model.model.layers.0'
+    assert {name: array.shape for name, array in adapter.items()} == {
+        f'{layer}.self_attn.q_proj.lora_A.weight': (2, 32),
+        f'{layer}.self_attn.q_proj.lora_B.weight': (32, 2),
+        f'{layer}.self_attn.v_proj.lora_A.weight': (2, 32),
+        f'{layer}.self_attn.v_proj.lora_B.weight': (16, 2),
+        f'{layer}.mlp.down_proj.lora_A.weight': (2, 64),
+        f'{layer}.mlp.down_proj.lora_B.weight': (32, 2),
+    }
+    assert policy.keys() == base.keys()
+    for name, kernel in base.items():
+        where = f'base_model.model.{name.removesuffix(".weight")}'
+        if f'{where}.lora_A.weight' in adapter:
+            a, b = (np.float64(adapter[f'{where}.lora_{x}.weight']) for x in 'AB')
+            assert b.any()
+            np.testing.assert_allclose(policy[name], kernel + 4.0 * b @ a, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(policy[name], kernel)
+    settings = json.loads((exported['adapter'] / 'adapter_config.json').read_text())
+    assert settings['peft_type'] == 'LORA' and settings['task_type'] == 'CAUSAL_LM'
+    assert (settings['r'], settings['lora_alpha']) == (2, 8.0)
+    assert settings['target_modules'] == ['q_proj', 'v_proj', 'down_proj']
+    assert settings['base_model_name_or_path'] is None  # the base was cloned, see --part=base
+    cards = {part: (exported[part] / 'README.md').read_text() for part in exported}
+    assert 'eval/success' in cards['policy'] and 'eval/success' in cards['adapter']
+    assert 'eval/success' not in cards['base'] and '## Metrics\n\nNone.' in cards['base']
+
+
+def test_peft_opens_the_adapter(exported):
+    peft = pytest.importorskip('peft')
+    import torch
+    import transformers
+
+    tokens = torch.arange(24).reshape(2, 12)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with torch.no_grad():
+        expected = load(exported['policy'])(tokens).logits
+        base = load(exported['base'])
+        plain = base(tokens).logits
+        found = peft.PeftModel.from_pretrained(base, exported['adapter'])(tokens).logits
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (plain - expected).abs().max() > 1e-3
+
+
+def test_parts_of_a_run_without_adapters_are_refused(finished, tmp_path):
+    cfg, workdir, _ = finished('adapters')
+    changed = cfg.copy_and_resolve_references()
+    with pytest.raises(ValueError, match='--part=adapter asks for a run with LoRA'):
+        changed.lora.rank = 0
+        export_to(tmp_path / 'x', changed, workdir, 'adapter')
+    changed.lora.rank, changed.lora.alpha = 2, 4.0
+    with pytest.raises(ValueError, match='lora.alpha: 8.0 in the checkpoint, 4.0 now'):
+        export_to(tmp_path / 'x', changed, workdir, 'policy')
+
+
+def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
+    given = {
+        'model.path': str(exported['policy']),
+        'model.tokenizer': str(DEMO_MODEL),
+        'clone.episodes': 0,
+    }
+    for steps in (1, 2):
+        cfg, workdir, rows = finish(config('adapters', steps=steps, **given), tmp_path / 'run')
+    assert len(rows) == 3 and not (workdir / run_params.BASE_FOLDER).exists()
+    out = export_to(tmp_path / 'out', cfg, workdir, 'adapter')
+    settings = json.loads((out / 'adapter_config.json').read_text())
+    assert settings['base_model_name_or_path'] == str(exported['policy'])
+    as_dict = cfg.to_dict()
+    assert export.base_is_folder(as_dict)
+    as_dict['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
+    assert not export.base_is_folder(as_dict)
+
+
+# ---- the last of this file, for it forgets the programs ---------------------------------------
+
+
+def test_validation_that_comes_late_after_a_resume_is_no_recompile(
+    finished, tmp_path, monkeypatch, shared_programs
+):
+    """Its program compiles when a resumed run first validates, whatever step that is."""
+    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
+    jax.clear_caches()
+    rows = finish(config('iterations', steps=6), tmp_path).rows
+    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 7

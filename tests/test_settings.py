@@ -1,0 +1,382 @@
+"""Settings of a run: a name does what its paper does, what is set wins, nothing is set in vain."""
+
+import importlib
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import typing
+
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import train
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs import ENVIRONMENTS
+from agentrl_jax.measure import collapse
+from agentrl_jax.records import run_log
+from agentrl_jax.rl.algorithm import share
+from agentrl_jax.rl.learn import learning_of
+from agentrl_jax.run import config
+from agentrl_jax.run.config import Config, effective
+from agentrl_jax.settings import tree
+from agentrl_jax.settings.marks import In, Off, OneOf
+from agentrl_jax.sweeps import spec
+from configs import small
+from experiments import common
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DRAWS = int(os.environ.get('CONFIG_DRAWS', '6'))
+LEAVES = tree.defaults(Config)  # every field but those of worlds
+OWN = {name: tree.leaves(cls) for name, cls in ALGORITHMS.items()}
+EVERY = pytest.mark.parametrize('name', ALGORITHMS)
+
+
+def given(algorithm, **changes):
+    cfg = small.get_config()
+    cfg.algorithm = algorithm
+    cfg.update_from_flattened_dict(changes)
+    return cfg
+
+
+# ---- bounds and choices --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'interval, inside, outside, text',
+    [
+        (In(low=1), [1, 7], [0, -3, math.nan, math.inf], 'at least 1'),
+        (In(low=0, open_low=True), [1e-30], [0.0, -1.0], 'above 0'),
+        (In(low=0, high=1, open_high=True), [0, 0.5], [1.0], 'in [0, 1)'),
+        (In(low=1, also=(-1,)), [-1, 1], [0, -2], 'at least 1 or -1'),
+        (In(high=0), [-5, 0], [0.1, -math.inf], 'at most 0'),
+        (In(), [-1e9], [math.nan], 'finite'),
+    ],
+)
+def test_bounds_by_hand(interval, inside, outside, text):
+    assert all(map(interval.holds, inside)) and not any(map(interval.holds, outside))
+    assert str(interval) == text
+
+
+def choices(leaf):
+    """The words that a field may be; () of any other field."""
+    literal = typing.get_origin(leaf.hint) is typing.Literal
+    return typing.get_args(leaf.hint) if literal else tuple(leaf.marks.get(OneOf, OneOf(())).names)
+
+
+def test_each_bound_and_choice_is_enforced():
+    for name, leaf in LEAVES.items():
+        if choices(leaf):
+            good, bad = choices(leaf), ['nothing', 5]
+        elif leaf.kind in (int, float):
+            interval = leaf.marks.get(In, In())
+            ends = [(interval.low, -1, interval.open_low), (interval.high, 1, interval.open_high)]
+            ends = [end for end in ends if math.isfinite(end[0])]
+            good = [leaf.kind(end) for end, _, is_open in ends if not is_open]
+            bad = [leaf.kind(end + (0 if is_open else step)) for end, step, is_open in ends]
+            bad += ['1', True] + ([math.nan, math.inf] if leaf.kind is float else [0.5])
+        else:
+            continue
+        assert all(leaf.take(value) == value for value in good), name
+        for value in bad:
+            with pytest.raises(ValueError, match=re.escape(f'{name}={value!r} must be ')) as error:
+                leaf.take(value)
+            assert '\n' not in str(error.value)
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+PAPERS = [
+    ('gspo', 'clip_low=0.0003 clip_high=0.0004 aggregation=seq_mean_token_mean norm=std'),
+    ('gspo_turn', 'clip_low=0.0003 clip_high=0.0004 aggregation=seq_mean_token_mean eps=0.0001'),
+    ('dr_grpo', 'aggregation=token_sum_norm norm_length=39 kl_coef=0.0 clip_high=0.2'),
+    ('dapo', 'clip_low=0.2 clip_high=0.28 aggregation=token_mean kl_coef=0.0 max_length=39'),
+    ('dapo', 'overlong_buffer=7 overlong_coef=1.0 rule=varied refill=9'),
+    ('cispo', 'clip_low=1.0 clip_high=4.0 aggregation=token_mean kl_coef=0.0'),
+    ('grpo', 'kl_coef=0.04 kl_in=loss kl_estimator=k3 aggregation=seq_mean_token_mean norm=std'),
+    ('rloo', 'kl_coef=0.05 kl_in=reward kl_estimator=None aggregation=seq_mean_token_sum'),
+    ('reinforce_pp', 'kl_coef=0.01 kl_in=reward gamma=1.0 dual_clip=0.0'),
+    ('reinforce_pp_baseline', 'kl_in=loss kl_estimator=k2 kl_coef=1e-05'),
+    ('mt_grpo', 'outcome=answer mode=mt_cumulative eps=0.0001 kl_coef=0.0 turn_gamma=None'),
+    ('turn_grpo', 'scale=rms kl_coef=0.0 clip_low=0.2 clip_high=0.2 aggregation=token_mean'),
+    ('gigpo', 'norm=mean turn_gamma=0.95 step_coef=1.0 kl_coef=0.01'),
+    ('ppo', 'gamma=1.0 lam=1.0 entropy_coef=0.001 kl_coef=0.0 clip_high=0.2 turn_gamma=None'),
+    ('ppo', 'kl_in=reward estimator=token whiten=True reward_on=turn bootstrap_truncated=False'),
+    ('agent_evol', 'threshold=0.0 weights=reward kl_coef=0.0 clip_high=None entropy_coef=0.0'),
+    ('dpo', 'beta=0.1 pairs=1 min_gap=0.01 aggregation=seq_mean_token_sum entropy_coef=None'),
+]
+
+
+@pytest.mark.parametrize('algorithm, values', PAPERS)
+def test_a_name_does_what_its_paper_does(algorithm, values):
+    """GSPO had PPO's clip range, Dr.GRPO the advantage alone, DAPO one of its four pieces, CISPO a
+    closed lower side."""
+    full = tree.flat(effective(given(algorithm)))
+    parts = ('loss', 'turn_credit', 'evol', 'dpo', 'filter')
+    fields = {n.split('.')[1]: x for part in reversed(parts) for n, x in of(part, full).items()}
+    for word in values.split():
+        leaf, value = word.split('=')
+        assert str(fields[leaf]) == value, word
+
+
+def of(section, full):
+    return {name: x for name, x in full.items() if name.split('.')[0] == section}
+
+
+@EVERY
+def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(name):
+    cfg = given(name)
+    before = cfg.to_dict()
+    full = effective(cfg)
+    assert cfg.to_dict() == before and effective(full).to_dict() == full.to_dict()
+    values = tree.flat(full)
+    lacking = {n for _, _, every in tree.variants(Config) for n in every} - OWN[name].keys()
+    assert all(values[n] is None for n in lacking if LEAVES[n].default is None)
+    run = config.read(cfg)
+    assert run == config.read(full) and hash(run.algorithm) == hash(config.read(full).algorithm)
+    saved = json.loads(full.to_json_best_effort())  # with lists for tuples
+    assert config.read(config.migrate(saved, config.VERSION)) == run
+
+
+def test_what_is_set_wins():
+    full = effective(given('gspo', **{'loss.clip_high': 0.3, 'loss.kl_coef': 0.5}))
+    assert (full.loss.clip_low, full.loss.clip_high, full.loss.kl_coef) == (3e-4, 0.3, 0.5)
+    assert full.loss.kl_estimator == 'k3'  # which the KL term now needs
+    full = effective(given('dapo', **{'filter.rule': 'all', 'loss.max_length': 0}))
+    assert full.filter.refill is None and full.loss.overlong_buffer is None
+
+
+def test_configs_of_methods_are_the_methods():
+    """The command for AgentEvol trained on a quarter of the groups and imitated random play; "GRPO
+    as in the paper" had a filter, clip-higher and a fivefold entropy bonus."""
+    run = config.read(common.load_config('configs/agent_evol.py'))
+    how = run.algorithm
+    assert (how.filter.keep, run.clone.oracle, how.kl.coef, how.entropy) == (1, 1, 0, 0)
+    assert run.evol.restart and run.steps == 4 * run.evol.iteration
+    assert run.evol.base_rows % run.batch.microbatch_rows == 0 < run.evol.base_rows
+    run = config.read(common.load_config('configs/scaling_inter.py'))
+    how = run.algorithm
+    assert (run.algorithm_name, how.filter.keep, how.clip.low, how.clip.high) == (
+        'grpo',
+        1,
+        0.2,
+        0.2,
+    )
+    assert (how.kl.coef, how.kl.estimator, how.kl.where) == (0.001, 'k3', 'loss')
+    assert (how.entropy, how.weights.aggregation) == (0.001, 'seq_mean_token_mean')
+
+
+# ---- what was measured before --------------------------------------------------------------------
+
+
+def listed():
+    """(source, its configs) of every published result."""
+    plain = 'demo demo_library demo_library_mt demo_sokoban demo_bandit frozen_lake sokoban bandit'
+    for path in (*plain.split(), 'library'):
+        yield f'configs/{path}.py', [common.load_config(f'configs/{path}.py')]
+    demo = common.load_config('configs/demo.py')
+    for path in ('configs/sweeps/demo_ablation.py', 'configs/sweeps/demo_algorithms.py'):
+        yield path, [spec.resolve(demo, cell, path)[0] for cell in spec.load(ROOT / path)]
+    for name in ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit'):
+        for scale, make_plan in importlib.import_module(f'experiments.{name}').SCALES.items():
+            plan = make_plan()
+            start = common.load_config(plan.config)
+            cells = [spec.resolve(start, cell, name)[0] for cell in plan.cells]
+            yield f'experiments/{name}.py {scale}', cells
+
+
+def behaviour(run):
+    """What an update depends on, in the words of tests/data/effective.json."""
+    how, rows, size = run.algorithm, run.rollout, run.batch
+    kept = how.filter.kept(rows.num_groups) * rows.group_size + run.base_rows
+    known = {n: x.default for n, x in tree.leaves(type(how), default=how).items()}
+    named = {name.split('.')[1]: x for name, x in known.items() if not name.startswith('filter.')}
+    return named | {
+        'kl_estimator': how.kl.estimator if how.kl.in_loss else None,
+        'kl_in_reward': how.kl.in_reward,
+        'entropy_coef': how.entropy,
+        'clip_low': named.get('clip_low'),
+        'clip_high': named.get('clip_high'),
+        'dual_clip': named.get('dual_clip') or None,
+        'value_clip': run.critic.clip or None,
+        'value_coef': run.critic.coef,
+        'num_minibatches': kept // size.minibatch_rows,
+        'num_microbatches': learning_of(run).microbatches,
+        'epochs': size.epochs,
+        'rule': how.filter.rule,
+        'keep': share(how.filter.keep, rows.num_groups),
+        'refill': how.filter.refill,
+    }
+
+
+def test_published_results_have_the_effective_configs_they_were_measured_with():
+    """tests/data/effective.json was written when every field had one default for all algorithms;
+    what trains with turn_grpo came later."""
+    kept, seen = json.loads((ROOT / 'tests' / 'data' / 'effective.json').read_text()), set()
+    for source, configs in listed():
+        wanted = [kept['behaviours'][index] for index in kept['configs'][source]]
+        for number, (cfg, want) in enumerate(zip(configs, wanted, strict=True)):
+            found = behaviour(config.read(cfg, None))
+            want = want | want['make_batch']
+            del want['make_batch']
+            assert {name: found[name] for name in want} == want, (source, number)
+            assert not found.get('bootstrap_truncated')  # which came later
+        seen.add(source)
+    assert seen == set(kept['configs'])
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+# Rules between the sections of a run: test_refusals.py
+
+REFUSED = [
+    # fields that the algorithm lacks
+    ('grpo', {'loss.gamma': 0.9}, r'loss.gamma=0.9 has no effect on .*ppo, reinforce_pp'),
+    ('grpo', {'loss.reward_on': 'episode'}, "loss.reward_on='episode' has no effect .*'?turn'?"),
+    ('rloo', {'loss.whiten': True}, 'loss.whiten=True has no effect'),
+    ('grpo', {'turn_credit.mode': 'gtpo'}, "mode='gtpo' .*'grpo', only on mt_grpo, gspo_turn"),
+    ('ppo', {'loss.norm': 'mean'}, "loss.norm='mean' has no effect on algorithm='ppo', only on gr"),
+    ('grpo', {'loss.max_length': 5}, 'only on dapo: leave it unset'),
+    ('dpo', {'loss.entropy_coef': 0.01}, 'loss.entropy_coef=0.01 has no effect on .*dpo'),
+    ('agent_evol', {'loss.clip_high': 0.3}, 'loss.clip_high=0.3 has no effect'),
+    ('cispo', {'loss.dual_clip': 3.0}, "no effect on algorithm='cispo'"),
+    # fields that need others
+    ('ppo', {'loss.estimator': 'turn', 'loss.gamma': 0.9}, 'estimator=token or bi_level'),
+    ('ppo', {'turn_credit.turn_gamma': 0.9}, 'turn_gamma=0.9 has no effect: it needs loss.estim'),
+    ('ppo', {'loss.reward_normalization': 'mean'}, 'it needs loss.reward_on=episode'),
+    ('mt_grpo', {'turn_credit.turn_gamma': 0.9}, 'turn_credit.mode=gtpo or hybrid'),
+    ('grpo', {'loss.kl_in': 'reward', 'loss.kl_estimator': 'k1'}, 'estimator=.k1. has no effect'),
+    ('gspo', {'loss.kl_estimator': 'k1'}, 'it needs loss.kl_coef > 0'),
+    ('gspo', {'loss.kl_target': 0.1}, 'kl_target=0.1 has no effect without loss.kl_coef > 0'),
+    ('grpo', {'loss.norm': 'mean', 'loss.eps': 0.5}, 'loss.eps=0.5 has no effect'),
+    ('grpo', {'loss.norm': 'mean', 'loss.std_floor': 0.5}, 'loss.std_floor=0.5 has no effect'),
+    ('grpo', {'loss.norm_length': 10}, 'it needs loss.aggregation=token_sum_norm'),
+    ('dapo', {'loss.max_length': 0, 'loss.overlong_coef': 2.0}, 'it needs loss.max_length'),
+    ('dapo', {'filter.keep': 0.5}, "filter.keep=0.5 has no effect on filter.rule='varied'"),
+    # combinations that cannot be
+    ('dpo', {'loss.aggregation': 'token_mean'}, 'mean over pairs'),
+    ('dpo', {'filter.soft': True}, 'would scale its beta'),
+    ('dpo', {'loss.sampler_correction': 'tis'}, 'which has no ratio'),
+    ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, '=4 must be smaller than loss.max'),
+    ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'a critic of its own'),
+    ('grpo', {'critic.warmup_steps': 3}, 'needs a critic of its own'),
+    ('ppo', {'fork.value_every': 1, 'loss.gamma': 0.9}, 'undiscounted values: set loss.gamma=0.9'),
+    ('grpo', {'fork.value_every': 1}, "measures a critic, and algorithm='grpo' has none"),
+    ('gspo', {'context.window': 1}, "algorithm='gspo' compares whole episodes"),
+    (
+        'agent_evol',
+        {'clone.episodes': 64, 'evol.base_rows': 16, 'batch.minibatch_rows': 136},
+        'evol.base_rows=16 must be a multiple of batch.microbatch_rows=32',
+    ),
+    # values out of their bounds
+    ('archer', {}, "algorithm='archer' must be one of ppo, grpo"),
+    ('mt_grpo', {'turn_credit.mode': 'turn'}, 'must be one of or, mr, mt_v1'),
+    ('mt_grpo', {'turn_credit.outcome': 'win'}, 'must be one of success, final, return, answer'),
+    ('gigpo', {'loss.norm': 'none'}, "loss.norm='none' must be one of std, mean"),
+    ('ppo', {'loss.estimator': 'archer'}, "'archer' must be one of token, turn, bi_level"),
+    ('ppo', {'loss.gamma': 1.1}, r'loss.gamma=1.1 must be in \[0, 1\]'),
+    ('grpo', {'loss.eps': -1.0}, 'loss.eps=-1.0 must be at least 0'),
+    ('grpo', {'loss.clip_low': 1.5}, r'loss.clip_low=1.5 must be in \[0, 1\]'),
+    ('grpo', {'loss.dual_clip': 1.0}, 'loss.dual_clip=1.0 must be above 1 or 0'),
+    ('grpo', {'optim.lr': 0.0}, 'optim.lr=0.0 must be above 0'),
+    ('grpo', {'optim.beta1': 1.0}, r'optim.beta1=1.0 must be in \[0, 1\)'),
+    ('grpo', {'optim.max_grad_norm': math.nan}, 'optim.max_grad_norm=nan must be above 0'),
+    ('grpo', {'rollout.temperature': 1e-30}, r'temperature=1e-30 must be in \[0.01, 100\]'),
+    ('grpo', {'model.num_layers': 0}, 'model.num_layers=0 must be at least 1'),
+]
+
+
+@pytest.mark.parametrize('algorithm, changes, words', REFUSED)
+def test_what_would_do_nothing_or_harm_is_refused(algorithm, changes, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        config.read(given(algorithm, **changes))
+    assert '\n' not in str(refused.value)
+
+
+@EVERY
+def test_a_value_that_asks_for_nothing_goes_with_every_algorithm(name):
+    neutral = {n: x.marks[Off].value for n, x in LEAVES.items() if Off in x.marks}
+    config.read(given(name, **neutral | {'filter.rule': 'top_k'}))
+
+
+# ---- shown ---------------------------------------------------------------------------------------
+
+
+def test_the_shown_config_says_what_is_the_algorithm_s_own_and_what_was_set():
+    lines = config.show(given('gspo', **{'loss.clip_high': 0.3})).splitlines()
+    assert 'loss.clip_low = 0.0003  # gspo' in lines
+    assert 'loss.clip_high = 0.3  # gspo: 0.0004' in lines
+    assert "env.name = 'frozen_lake'" in lines and 'loss.gamma = None' in lines
+
+
+def test_the_command_shows_the_config_without_a_workdir():
+    words = '-m agentrl_jax.train --config=configs/small.py --config.algorithm=dapo --show_config'
+    done = subprocess.run(
+        [sys.executable, *words.split()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=micro_runs.environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "filter.rule = 'varied'  # dapo" in done.stdout.splitlines()
+
+
+# ---- what is let through trains ------------------------------------------------------------------
+
+SMALL = {'clone.steps': 2, 'log.profile_steps': 1, 'evol.iteration': 2}  # more is as good and slow
+
+
+def value_of(leaf, default, rng):
+    """A value at the border of its bounds, near the default, or (seldom) out of them."""
+    interval, kind = leaf.marks.get(In, In()), leaf.kind
+    if rng.random() < 0.15:
+        return kind(rng.choice([-1, 0] if kind is int else [-1.0, math.nan, 2.0]))
+    ends = [end for end in (interval.low, interval.high) if math.isfinite(end) and abs(end) < 2**10]
+    near = [default, default * 2, default / 2] if default else [1, 2]
+    value = rng.choice([*ends, *interval.also, *near])
+    return kind(min(value, SMALL.get(leaf.name, math.inf)))
+
+
+def drawn(seed):
+    """A config of a micro run with eight fields drawn at random."""
+    rng = np.random.default_rng(seed)
+    cfg = micro_runs.plain(
+        rng.choice(list(ENVIRONMENTS)).item(), **{'steps': 2, 'log.rollouts_every': 0}
+    )
+    algorithm = rng.choice(list(ALGORITHMS)).item()
+    lacking = {n for _, _, every in tree.variants(Config) for n in every} - OWN[algorithm].keys()
+    known = {n: x for n, x in (LEAVES | OWN[algorithm]).items() if n not in lacking}  # its defaults
+    defaults = {n: x for n, x in tree.flat(cfg).items() if x is not None}
+    numbers = sorted(n for n, x in known.items() if x.kind in (int, float) and n != 'steps')
+    words = sorted(n for n, x in known.items() if choices(x))
+    changes = {'algorithm': algorithm}
+    for name in rng.choice(numbers, 5, replace=False):
+        changes[str(name)] = value_of(
+            known[name], defaults.get(name, known[name].default) or 0, rng
+        )
+    for name in rng.choice(words, 3, replace=False):
+        changes[str(name)] = str(rng.choice(choices(known[name])))
+    cfg.update_from_flattened_dict(changes)
+    return cfg, changes
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize('seed', range(DRAWS))
+def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(seed, tmp_path):
+    """CONFIG_DRAWS=200 draws more."""
+    cfg, changes = drawn(seed)
+    try:
+        code = train.train(cfg, str(tmp_path))
+    except ValueError as refused:
+        assert '\n' not in str(refused) and len(str(refused)) > 20, changes
+        return
+    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert len(rows) == 3 and code == bool(collapse.untrained(rows)), changes
+    for row in rows[:2]:
+        for name in ('rollout/return', 'policy/loss', 'policy/grad_norm', 'policy/entropy'):
+            trained = not row['filter/empty']
+            assert math.isfinite(row[name]) or not trained, (changes, name)

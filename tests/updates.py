@@ -1,0 +1,85 @@
+"""Settings of an update for tests: any optimiser, any split into steps and slices."""
+
+import dataclasses
+
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.rl.algorithm import Clip, Weights
+from agentrl_jax.rl.learning import Batching, Critic, Learning, Optim, Parity
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(Optim):
+    """The optimiser that a test names, for policy and critic alike."""
+
+    of: object = None
+
+    def tx(self, lr):
+        return self.of
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Learning):
+    """Learning whose rows of an episode, of a pair and without training a test may choose."""
+
+    together: int = 1
+    leaves_out: bool = False
+
+    @property
+    def rows_per_episode(self):
+        return self.together
+
+    @property
+    def sparse(self):
+        return self.leaves_out
+
+
+def settings(
+    rows,
+    *,
+    tx=None,
+    algorithm=None,
+    num_minibatches=1,
+    num_microbatches=1,
+    together=1,
+    sparse=False,
+    **fields,
+):
+    """Settings of an update of a batch with so many rows; fields of its sections by name."""
+    algorithm = algorithm or PPO(entropy_coef=0.0)
+    clip = {n: fields.pop(f'clip_{n}') for n in ('low', 'high') if f'clip_{n}' in fields}
+    if 'dual_clip' in fields:
+        clip['dual'] = fields.pop('dual_clip')
+    if clip:
+        algorithm = dataclasses.replace(algorithm, clip=Clip(**clip))
+    kl = {n.removeprefix('kl_'): fields.pop(n) for n in list(fields) if n.startswith('kl_')}
+    if kl:
+        coef = dict(where='loss', coef=1.0)  # how much it counts is the state's kl_coef
+        algorithm = dataclasses.replace(
+            algorithm, kl=dataclasses.replace(algorithm.kl, **(coef | kl))
+        )
+    if 'aggregation' in fields:
+        weights = Weights(fields.pop('aggregation'), fields.pop('norm_length', None))
+        algorithm = dataclasses.replace(algorithm, weights=weights)
+    if 'entropy_coef' in fields:
+        algorithm = dataclasses.replace(algorithm, entropy_coef=fields.pop('entropy_coef'))
+    minibatch = rows // together // num_minibatches
+    return Split(
+        algorithm=algorithm,
+        batch=Batching(
+            minibatch_rows=minibatch,
+            microbatch_rows=minibatch * together // num_microbatches,
+            epochs=fields.pop('epochs', 1),
+            head_chunk=fields.pop('head_chunk', 2**20),
+            widths=fields.pop('widths', 1),
+        ),
+        critic=Critic(
+            warmup_steps=fields.pop('critic_warmup', 0),
+            clip=fields.pop('value_clip', 0.5),
+            coef=fields.pop('value_coef', 1.0),
+        ),
+        parity=Parity(microbatch_means=fields.pop('microbatch_means', False)),
+        optim=Optim() if tx is None else Given(of=tx),
+        together=together,
+        leaves_out=sparse,
+        **fields,
+    )
