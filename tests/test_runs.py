@@ -16,7 +16,6 @@ import micro_runs
 import ml_collections
 import numpy as np
 import pytest
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
@@ -29,6 +28,7 @@ from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ

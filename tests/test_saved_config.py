@@ -39,12 +39,12 @@ def saved(tmp_path_factory, one_device):
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     state = start.start_state(run, run.params)
     for step in (2, 4):
-        checkpoint.save(checkpoints, step, state, start.saved_beside(run.cfg, Streams(0)))
+        checkpoint.save(checkpoints, step, state, start.saved_beside(run, Streams(0)))
     poisoned = state.replace(params=jax.tree.map(lambda x: x.at[0].set(np.nan), state.params))
     checkpoint.close(checkpoints)
     dead = tmp_path_factory.mktemp('dead')
     checkpoints = checkpoint.open_checkpoints(dead, keep=3)
-    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run.cfg, Streams(0)))
+    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run, Streams(0)))
     checkpoint.close(checkpoints)
     (workdir / 'checkpoints' / '6').mkdir()
     return cfg, workdir, dead

@@ -160,7 +160,7 @@ def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learni
     return learning_of(
         cfg,
         context=windows.Context.of(task, seen, longest) if seen else None,
-        start_id=tokenizer.special(IM_START),
+        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
         layout=sharding.shard_rows(mesh),
     )
 
