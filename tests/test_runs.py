@@ -16,7 +16,6 @@ import micro_runs
 import ml_collections
 import numpy as np
 import pytest
-from agentrl_jax.text.demo_tokenizer import DEMO_MODEL
 from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
@@ -585,7 +584,7 @@ def test_parts_of_a_run_without_adapters_are_refused(finished, tmp_path):
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     given = {
         'model.path': str(exported['policy']),
-        'model.tokenizer': str(DEMO_MODEL),
+        'model.tokenizer': str(parts.BUNDLED_TOKENIZER),
         'clone.episodes': 0,
     }
     for steps in (1, 2):
