@@ -24,8 +24,8 @@ from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
-from agentrl_jax.run import parts
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
 
