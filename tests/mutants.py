@@ -173,16 +173,18 @@ class Source(ast.NodeVisitor):
 
 def draw(files, count, seed):
     """The count mutants whose own random numbers are smallest; each one compiles."""
-    drawn, again = [], collections.Counter()
+    drawn, again, mutants = [], collections.Counter(), []
     for place in [place for file in files.values() for place in file.places]:
         key = f'{place["scope"].rpartition(".")[2]}: {place["code"]} {place["kind"]}'
         again[key] += 1
         luck = random.Random(f'{seed} {key} {again[key]}')
         number, edit = luck.random(), luck.choice(place.pop('edits'))
+        drawn.append((number, {'key': f'{key} {again[key]}', **place, 'edit': edit}))
+    for _, mutant in sorted(drawn, key=lambda pair: pair[0]):
         with contextlib.suppress(SyntaxError):
-            compile(edited(files[place['path']].text, edit), place['path'], 'exec')
-            drawn.append((number, {'key': f'{key} {again[key]}', **place, 'edit': edit}))
-    return [mutant for _, mutant in sorted(drawn, key=lambda pair: pair[0])[:count]]
+            text = edited(files[mutant['path']].text, mutant['edit'])
+            mutants += [mutant] if len(mutants) < count and compile(text, '', 'exec') else []
+    return mutants
 
 
 def edited(text, *edits):
