@@ -28,7 +28,6 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
