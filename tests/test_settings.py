@@ -262,7 +262,7 @@ REFUSED = [
     ('dpo', {'loss.sampler_correction': 'tis'}, 'which has no ratio'),
     ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, '=4 must be smaller than loss.max'),
     ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'a critic of its own'),
-    ('grpo', {'critic.warmup_steps': 3}, 'needs a critic of its own'),
+    ('grpo', {'critic.warmup_steps': 3}, 'needs a separate critic'),
     ('ppo', {'fork.value_every': 1, 'loss.gamma': 0.9}, 'undiscounted values: set loss.gamma=0.9'),
     ('grpo', {'fork.value_every': 1}, "measures a critic, and algorithm='grpo' has none"),
     ('gspo', {'context.window': 1}, "algorithm='gspo' compares whole episodes"),

@@ -1,4 +1,4 @@
-"""What a run leaves behind while it trains: rows of metrics, a progress bar, pages of rollouts."""
+"""What a run records while it trains: rows of metrics, a progress bar, pages of rollouts."""
 
 import contextlib
 import dataclasses
