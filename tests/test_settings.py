@@ -261,7 +261,7 @@ REFUSED = [
     ('dpo', {'filter.soft': True}, 'would scale its beta'),
     ('dpo', {'loss.sampler_correction': 'tis'}, 'which has no ratio'),
     ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, '=4 must be smaller than loss.max'),
-    ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'a critic of its own'),
+    ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'a separate critic'),
     ('grpo', {'critic.warmup_steps': 3}, 'needs a separate critic'),
     ('ppo', {'fork.value_every': 1, 'loss.gamma': 0.9}, 'undiscounted values: set loss.gamma=0.9'),
     ('grpo', {'fork.value_every': 1}, "measures a critic, and algorithm='grpo' has none"),
