@@ -4,12 +4,11 @@ Text is data: encode() never yields a special token, whatever the text spells. S
 placed by id only (special('<|im_end|>')), so no observation can forge a chat turn.
 """
 
-import contextlib
 import json
 import re
 import reprlib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -211,19 +210,24 @@ def mark_specials(added_tokens: list[dict]) -> list[dict]:
     ]
 
 
-@contextlib.contextmanager
-def library_errors(source: str) -> Iterator[None]:
+class library_errors:
     """What the `tokenizers` library refuses becomes a ValueError that names the source.
 
     It raises Exception itself, and PanicException, which is no Exception, where its Rust code
     fails.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != 'PanicException':
-            raise
-        raise ValueError(f'{source}: no tokenizer ({files.in_line(str(error))})') from error
+
+    def __init__(self, source: str):
+        self.source = source
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        if kind is Exception or (kind is not None and kind.__name__ == 'PanicException'):
+            raise ValueError(
+                f'{self.source}: no tokenizer ({files.in_line(str(error))})'
+            ) from error
 
 
 def _read_json(path: Path) -> dict:
