@@ -223,13 +223,16 @@ class Player:
         items[:] = [item for item in items if self.order is None or item.nodeid in self.order]
         yield
         if self.order:
-            items.sort(key=lambda item: self.order[item.nodeid])
+            items.sort(key=lambda item: [*self.order].index(item.nodeid))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         before = cpu_s()
         if before > self.budget:
             item.session.shouldstop = 'the budget is spent'  # after this test
+        if self.order:  # what loops for ever ends by a signal
+            limit = int(before + 45 + 5 * self.order[item.nodeid])
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         print(json.dumps({'test': item.nodeid}), file=self.log)
         self.outcome = {'outcome': 'passed'}
         getattr(sys.modules.get('agentrl_jax._reach'), 'seen', set()).clear()
@@ -263,8 +266,6 @@ def play(folder, *arguments, order=None, budget=1e6):
             os.dup2(out, 1), os.dup2(out, 2)
             os.chdir(folder / 'tree')
             sys.path[0] = str(folder / 'tree')
-            limit = int(budget) + 120  # what loops for ever ends here
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
             folders = ['-o', f'cache_dir={folder / "cache"}', f'--basetemp={folder / "temp"}']
             options = ['-q', '-n0', '-m', 'not soak', *folders]
             code = pytest.main([*options, *arguments], [Player(folder, order, budget)])
@@ -304,7 +305,7 @@ def learn_reach(folder, files, numbers, ignored):
 
 
 def reaching(mutant, reach, numbers, budget):
-    """The tests of a mutant in the order to play them, {test: index}, and how many reach it."""
+    """The tests of a mutant in their order, {test: its seconds}, and how many reach it."""
     path, scope, direct = mutant['path'], mutant['scope'], set()
     while scope and not direct:
         direct = {name for name, x in reach.items() if numbers.get((path, scope)) in x['reach']}
@@ -326,7 +327,7 @@ def reaching(mutant, reach, numbers, budget):
     for name in sorted((x for x in reach if scores[file_of[x]]), key=turn):
         if spent + reach[name]['cpu'] <= budget:
             spent += reach[name]['cpu']
-            order[name] = len(order)
+            order[name] = reach[name]['cpu']
     return order, len(direct)
 
 
