@@ -66,7 +66,7 @@ def evaluate(
     trajectories_file: str = '',
     replay: str = '',
 ) -> dict[str, float]:
-    """Plays the pool of eval.split once and writes what came out; returns the metrics.
+    """Plays the pool of eval.split once and writes the results; returns the metrics.
 
     given: the ConfigDict. trajectories_file: a file for the episodes as trajectories; '' = none.
     replay: a log of replies, of this checkpoint and split, that takes the place of worlds on hosts;
@@ -119,18 +119,12 @@ def evaluate(
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
     name = f'evaluation_{cfg.eval.split}'
     passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
-    keep(
-        folder / f'{name}.json',
-        metrics
-        | {
-            'pass_at': {
-                str(k): {'mean': mean, 'low': low, 'high': high}
-                for k, (mean, (low, high)) in passed.items()
-            }
-        }
-        | {'settings': settings_of(cfg), 'checkpoint': origin.fields()},
-    )
-    # Samples of a level side by side; rows behind them only fill the mesh and are in no figure.
+    pass_at = {
+        str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
+    }
+    made_with = {'settings': settings_of(cfg), 'checkpoint': origin.fields()}
+    keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | made_with)
+    # Samples of a level side by side; rows after them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
     host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, played.episodes))
@@ -185,20 +179,18 @@ def keep(path: Path, record: dict[str, Any]) -> None:
     earlier = []
     if path.exists():
         before = files.read_json(path)
-        rest = before.pop('earlier') if 'earlier' in before else []
+        rest = before.pop('earlier', [])
         earlier = [one for one in (before, *rest) if key_of(one) != key_of(record)]
     files.write_atomic(path, json.dumps(record | {'earlier': earlier}, indent=2) + '\n')
 
 
 def key_of(record: dict[str, Any]) -> tuple:
-    """What tells evaluations apart; None for what was not kept when one was made.
+    """What distinguishes evaluations; None for what older ones did not keep.
 
     Of a model without a run the hash is that of the evaluation's own config.
     """
-    origin = record['checkpoint'] if 'checkpoint' in record else {}
-    names = ('workdir', 'step', 'config_hash')
-    settings = record['settings'] if 'settings' in record else None
-    return settings, *(origin[name] if name in origin else None for name in names)
+    origin = record.get('checkpoint', {})
+    return record.get('settings'), *map(origin.get, ('workdir', 'step', 'config_hash'))
 
 
 def describe(

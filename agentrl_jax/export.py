@@ -51,6 +51,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
 
@@ -66,7 +67,6 @@ from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
-PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
 
@@ -112,10 +112,8 @@ def export_hf(
         _write_configs(folder, hf, model_source, tokenizer, budget or {})
         if tokenizer is not None:
             hf_folder.compare(tokenizer, folder)
-        if card is not None:
-            (folder / 'README.md').write_text(card, encoding='utf-8')
 
-    return _appear(out_dir, write)
+    return _appear(out_dir, write, card)
 
 
 def export_adapter(
@@ -157,10 +155,8 @@ def export_adapter(
     def write(folder):
         save_file(tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'})
         _write_json(folder / 'adapter_config.json', settings)
-        if card is not None:
-            (folder / 'README.md').write_text(card, encoding='utf-8')
 
-    return _appear(out_dir, write)
+    return _appear(out_dir, write, card)
 
 
 def _free(out_dir: str | Path) -> Path:
@@ -171,12 +167,14 @@ def _free(out_dir: str | Path) -> Path:
     return out_dir
 
 
-def _appear(out_dir: Path, write: Callable[[Path], None]) -> Path:
-    """Lets write(folder) fill a folder that gets its name when it is complete."""
+def _appear(out_dir: Path, write: Callable[[Path], None], card: str | None) -> Path:
+    """Lets write(folder) fill a folder, with a card, that gets its name when it is complete."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
     try:
         write(temporary)
+        if card is not None:
+            (temporary / 'README.md').write_text(card, encoding='utf-8')
         # Folders of mkdtemp and files of safetensors are private, whatever the umask says.
         mask = os.umask(0)
         os.umask(mask)
@@ -205,10 +203,9 @@ def _plan(config: Model, itemsize: int, max_bytes: int) -> list[list[str]]:
 
 def _tensors(params: Params, paths: list[str], dtype: str) -> Iterator[tuple[str, np.ndarray]]:
     """(HuggingFace name, tensor in its layout and dtype); gathers from all processes."""
+    leaves = traverse_util.flatten_dict(params, sep='/')
     for path in paths:
-        leaf = params
-        for part in path.split('/'):
-            leaf = leaf[part]
+        leaf = leaves[path]
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             leaf = multihost_utils.process_allgather(leaf, tiled=True)
         array = np.asarray(leaf).astype(DTYPES[dtype])

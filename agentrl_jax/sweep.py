@@ -103,19 +103,11 @@ def prepare(
         path = folder / status.RUN_FILE
         if not path.exists() or path.read_text(encoding='utf-8') != text:
             files.write_atomic(path, text)
-    own = {run.name for run in runs}
-    found = sorted(path.parent.name for path in root.glob(f'*/{status.RUN_FILE}'))
-    others = [name for name in found if name not in own]
-    return root, about_others(workdir, others)
-
-
-def about_others(workdir: str, others: Sequence[str]) -> str:
-    if not others:
-        return ''
+    found = {path.parent.name for path in root.glob(f'*/{status.RUN_FILE}')}
+    others = sorted(found - {run.name for run in runs})
     names = ', '.join(others[:SHOWN_NAMES]) + (', ...' if len(others) > SHOWN_NAMES else '')
-    return (
-        f'{workdir} also holds {len(others)} runs of other sweeps or configs: {names}; left alone'
-    )
+    notice = f'also holds {len(others)} runs of other sweeps or configs: {names}; left alone'
+    return root, f'{workdir} {notice}' if others else ''
 
 
 def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: Overrides) -> None:

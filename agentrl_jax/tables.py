@@ -13,7 +13,6 @@ wherever the experiment's README.md has these lines.
 """
 
 import argparse
-import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -39,6 +38,21 @@ SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
 PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
 CURVES = tuple(f'{stem}*.{end}' for stem in ('curves_', 'signals') for end in plots.ENDINGS)
 FOLDER_NAME = re.compile(r'\w[\w.-]*', re.ASCII)
+OPTIONS = {  # fields of Spec that are flags
+    'rows': 'fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
+    'cols': 'config fields that name a column',
+    'metric': f'what the table shows; default: {Spec.metric}',
+    'at': f'{", ".join(PLACES)} or a step; default: {LAST}',
+    'also': f'metrics to show beside it; default: {",".join(Spec.also)}',
+    'baseline': 'row to compare the others with',
+    'where': 'take only runs with field=value or field=value|value; may be given several times',
+    'pooled': 'fields beside the seed that may differ within a cell',
+    'unfinished': f'runs that did not get there: {LEAVE_OUT} (the default) or '
+    f'{COUNT} their last one',
+    'seeds': 'runs that a cell should have; default: as many as any',
+    'overall': 'one more column over all columns',
+    'signals': 'further metrics to draw over steps',
+}
 BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 
 
@@ -119,37 +133,17 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     )
     add = parser.add_argument
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
-    add(
-        '--rows',
-        default='',
-        help='fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
-    )
-    add('--cols', default='', help='config fields that name a column')
-    add('--metric', default=Spec.metric, help=f'what the table shows; default: {Spec.metric}')
-    add('--at', default=LAST, help=f'{", ".join(PLACES)} or a step; default: {LAST}')
-    add(
-        '--also',
-        default=','.join(Spec.also),
-        help=f'metrics to show beside it; default: {",".join(Spec.also)}',
-    )
-    add('--baseline', default='', help='row to compare the others with')
-    add(
-        '--where',
-        action='append',
-        default=[],
-        help='take only runs with field=value or field=value|value; may be given several times',
-    )
-    add('--pooled', default='', help='fields beside the seed that may differ within a cell')
-    add(
-        '--unfinished',
-        default=LEAVE_OUT,
-        help=f'runs that did not get there: {LEAVE_OUT} (the default) or {COUNT} their last one',
-    )
-    add(
-        '--seeds', type=int, default=0, help='runs that a cell should have; default: as many as any'
-    )
-    add('--overall', action='store_true', help='one more column over all columns')
-    add('--signals', default='', help='further metrics to draw over steps')
+    for name, words in OPTIONS.items():
+        default = getattr(Spec, name, '')
+        if name == 'where':
+            add('--where', action='append', default=[], help=words)
+        elif isinstance(default, bool):
+            add(f'--{name}', action='store_true', help=words)
+        elif isinstance(default, int):
+            add(f'--{name}', type=int, default=default, help=words)
+        else:
+            text = default if isinstance(default, str) else ','.join(default)
+            add(f'--{name}', default=text, help=words)
     add('--out', default='', help='folder for the files; without it only Markdown is printed')
     add('--compact', action='store_true', help='write the runs compactly to the last folder')
     add('--rebuild', action='store_true', help='make the tables of all experiments in a folder')
@@ -169,8 +163,7 @@ def run(args: argparse.Namespace) -> None:
         size = sum(path.stat().st_size for path in written)
         print(f'{len(written)} runs, {size / 1000:.0f} kB in {folder}')
     else:
-        names = [field.name for field in dataclasses.fields(Spec)]
-        given = {name: value for name, value in vars(args).items() if name in names}
+        given = {name: value for name, value in vars(args).items() if name in OPTIONS}
         spec = make_spec(given | {'where': _where(args.where)})
         runs: list[Run] = load(args.folders, metrics_of(spec))
         table = build(runs, spec)

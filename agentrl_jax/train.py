@@ -47,7 +47,7 @@ import numpy as np
 
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.measure import collapse, validation
-from agentrl_jax.planning import fit
+from agentrl_jax.planning import fit, work
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import world_calls
 from agentrl_jax.run import collecting, config, hosts, roll_back
@@ -178,7 +178,7 @@ def play(
     cfg, state, streams = run.cfg, opened.state, opened.streams
     first, model = int(state.step), opened.frozen.model
     with (
-        Recorder(run, workdir, first, streams.roll_backs) as record,
+        Recorder(run, workdir, first, streams.roll_backs, work.rates) as record,
         contextlib.suppress(world_calls.Interrupted),
     ):
         for step in range(first, cfg.steps + 1):

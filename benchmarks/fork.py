@@ -106,7 +106,7 @@ def one_fork(
         def once(state):
             tokens = jnp.ones((rows, width), jnp.int32)
             at = jnp.full(rows, begin, jnp.int32)
-            return token_rows.read(
+            return token_rows.prefill(
                 state, params, which, tokens, at, jnp.full(rows, width), config=config
             )
 

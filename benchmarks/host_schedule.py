@@ -23,7 +23,7 @@ import numpy as np
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout import host_rollout, world_calls
 from agentrl_jax.rollout.keepers import Request, Response
-from agentrl_jax.rollout.programs import TALE
+from agentrl_jax.rollout.programs import REPORT_HEADER
 from agentrl_jax.rollout.replies import NoLog
 from agentrl_jax.text import agents
 from agentrl_jax.types import TurnStop
@@ -124,12 +124,12 @@ class Device:
             self.stopped |= self.live & (self.left == 0)
             self.live &= self.left > 0
         self.clock.now += steps * self.costs.step_s + self.costs.call_s
-        report = np.zeros((LINES + 1, TALE + 2 * LONGEST_ANSWER), np.int32)
+        report = np.zeros((LINES + 1, REPORT_HEADER + 2 * LONGEST_ANSWER), np.int32)
         report[:, 0] = self.slots
         for line, row in enumerate(np.flatnonzero(self.stopped)[:LINES]):
-            report[line, :TALE] = row, self.count[row], TurnStop.EOS
+            report[line, :REPORT_HEADER] = row, self.count[row], TurnStop.EOS
             self.stopped[row] = False
-        report[-1, :TALE] = steps, self.live.sum(), self.stopped.sum()
+        report[-1, :REPORT_HEADER] = steps, self.live.sum(), self.stopped.sum()
         return None, report
 
 
@@ -174,8 +174,14 @@ def play(
     ):
         played = schedule(
             Device(clock, slots, costs),
-            Worlds(clock, slow=slow),
             spoken,
+            world_calls.WorldCalls(
+                Worlds(clock, slow=slow),
+                world_calls.RetryPolicy(),
+                log=NoLog(),
+                say=common.note,
+                asked=lambda: False,
+            ),
             params=None,
             key=None,
             task=task,
@@ -185,9 +191,6 @@ def play(
             max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),
             window=0,
             poll=8,
-            policy=world_calls.RetryPolicy(),
-            log=NoLog(),
-            say=common.note,
         )
         played.play(list(range(episodes)))
     return clock.now, played

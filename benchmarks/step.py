@@ -32,12 +32,14 @@ from agentrl_jax.machine import processes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.planning import programs as plan_programs
-from agentrl_jax.rl import batches, update, widths
-from agentrl_jax.run import collecting, derived, parts, settings, streams
+from agentrl_jax.rl import learn, update, widths
+from agentrl_jax.rl.learning import Learning
+from agentrl_jax.run import collecting, parts, streams
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run.build import Run, build
-from agentrl_jax.run.state import Opened, start_state
+from agentrl_jax.run.build import Run, build, build_learning
+from agentrl_jax.run.state import RunState, start_state
 from agentrl_jax.run.streams import Streams
+from agentrl_jax.types import Frozen
 from benchmarks import common, limits
 
 CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
@@ -51,7 +53,7 @@ class Session:
 
     run: Run
     state: Any
-    frozen: run_params.Frozen
+    frozen: Frozen
     rollout: Any = None
 
     @property
@@ -83,33 +85,34 @@ class Session:
         return collecting.play(self.run, self.policy, self.run.training.task, self.streams, 0)
 
     def step(self) -> Any:
-        opened = Opened(self.state, self.frozen, None, self.streams)
+        opened = RunState(self.state, self.frozen, None, self.streams)
         self.state, measured, _, _ = train.train_step(self.run, opened, self.state, 0, first=False)
         return jax.device_get(measured)
 
 
 def open_session(cfg: Any) -> Session:
     """A run at step 0, without a folder."""
+    run = build(cfg)
+    cfg = run.cfg
     if cfg.base_rows:
         raise ValueError('no demonstrations are made here; set evol.base_rows=0')
-    run = build(cfg)
-    cfg = run.cfg  # the effective one
     state = start_state(run, run.params)
     reference = None
     if cfg.needs_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
-    return Session(run, state, run_params.Frozen(run.params if cfg.lora.rank else {}, reference))
+    return Session(run, state, Frozen(run.params if cfg.lora.rank else {}, reference))
+
+
+def learning(run: Run) -> Learning:
+    """The settings of the run's update."""
+    return build_learning(run.cfg, run.mesh, run.training.task, run.tokenizer)
 
 
 def build_score(session: Session) -> Any:
-    """score() -> what batches.prepare makes of the session's rollout, a Batch first."""
-    run, cfg = session.run, session.run.cfg
-    program = functools.partial(
-        batches.prepare,
-        fns=on_base(parts.build_functions(cfg, run.config, run.mesh), session.frozen.model),
-        learning=settings.build_learning(cfg, run.mesh, run.training.task, run.tokenizer, run.txs),
-    )
-    program = jax.jit(program)
+    """score() -> what learn.prepare makes of the session's rollout, a Batch first."""
+    run = session.run
+    fns = on_base(parts.build_functions(run.cfg, run.config, run.mesh), session.frozen.model)
+    program = jax.jit(functools.partial(learn.prepare, fns=fns, how=learning(run)))
     return lambda: program(session.state, session.frozen.reference, session.rollout)
 
 
@@ -208,31 +211,28 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     return out
 
 
-def trained_columns(size: dict[str, Any], batch: Any) -> np.ndarray:
-    """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts].
-
-    size: the settings of rl.update.update_step.
-    """
-    parts, unit = size['num_microbatches'], size['unit']
+def trained_columns(how: Learning, batch: Any) -> np.ndarray:
+    """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts]."""
+    parts, unit = how.microbatches, how.algorithm.ROWS_PER_PAIR
     mask = batch.mask | batch.value_mask
-    menu, lengths = np.array(widths.menu(mask.shape[1], size['widths'])), widths.used(mask)
-    columns = []
-    for rows in np.split(np.arange(len(mask)), size['num_minibatches']):
-        if size['sparse']:
-            rows = update.trained_first(rows, batch.mask, parts)
+    menu, lengths = np.array(widths.menu(mask.shape[1], how.batch.widths)), widths.used(mask)
+    columns, rows_of_step = [], how.rows_per_episode * how.batch.minibatch_rows
+    for rows in np.split(np.arange(len(mask)), len(mask) // rows_of_step):
+        if how.sparse:
+            rows = update.sort_trained_first(rows, batch.mask, parts)
         if len(menu) > 1:
             rows = rows[widths.sorted_rows(lengths[rows], parts=parts, unit=unit)]
         # units are dealt to the parts
         longest = np.asarray(lengths[rows]).reshape(-1, parts, unit).max((0, 2))
         wide = menu[np.searchsorted(menu, longest)]
-        columns.append(np.where(longest > 0, wide, 0) if size['sparse'] else wide)
+        columns.append(np.where(longest > 0, wide, 0) if how.sparse else wide)
     return np.concatenate(columns)
 
 
-def branch_shares(size: dict[str, Any], columns: np.ndarray, length: int) -> tuple:
+def branch_shares(how: Learning, columns: np.ndarray, length: int) -> tuple:
     """How often an update takes each of its nested branches: left out or not, then the widths."""
-    menu, computed, shares = widths.menu(length, size['widths']), columns[columns > 0], []
-    if size['sparse'] and size['num_microbatches'] > 1:
+    menu, computed, shares = widths.menu(length, how.batch.widths), columns[columns > 0], []
+    if how.sparse and how.microbatches > 1:
         shares.append((1 - computed.size / columns.size, computed.size / columns.size))
     if len(menu) > 1:
         shares.append([(computed == width).sum() / max(computed.size, 1) for width in menu])
@@ -303,9 +303,9 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
     tokens = int(session.rollout.attention_mask.sum())
     batch = score()[0]
-    size = settings.build_update(session.run.cfg, session.run.mesh, session.run.txs).keywords
-    columns = trained_columns(size, batch)
-    branches = branch_shares(size, columns, batch.mask.shape[1])
+    how = learning(session.run)
+    columns = trained_columns(how, batch)
+    branches = branch_shares(how, columns, batch.mask.shape[1])
     programs = analyse(session, built, found, counters, branches)
     for name, program in programs.items():
         program['share_of_limit'] = program['limit_s'] / times[name]

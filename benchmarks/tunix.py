@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from agentrl_jax.algorithms import grpo
+from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.envs.hosts.base import Items
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.models import Model
@@ -139,15 +139,13 @@ def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
         max_response=new,
         max_tokens=task.prefix.shape[0] + turns * (task.width + new),
     )
-    optimise = update.build_step(
-        config, update.optimiser(), new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK
-    )
+    optimise = update.build_step(config, new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK)
 
     def step(state):
         played, _ = collect(state.params)
         zeros = jnp.zeros_like(played.logprobs)
         scores = Scores(old_logprobs=played.logprobs, ref_logprobs=zeros, values=zeros)
-        return optimise(state, grpo.make_batch(played, scores, group_size=GROUP))
+        return optimise(state, GRPO().make_batch(played, scores, group_size=GROUP))
 
     params = common.init_params(config)
     out, _ = jax.device_get(jax.jit(collect)(params))

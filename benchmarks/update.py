@@ -7,7 +7,6 @@ Same weights, tokens, advantages, clipping and AdamW on both sides; alternating 
 ours reports. "same gradient" is the relative difference of the gradient norms.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models import Model
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import update
+from agentrl_jax.rl.algorithm import KL, Clip
+from agentrl_jax.rl.learning import Batching, Learning, Optim
 from agentrl_jax.types import Batch, TrainState
 from benchmarks import common, limits
 
 LR, WEIGHT_DECAY, CLIP = 1e-5, 1e-4, 0.2
+OPTIM = Optim(lr=LR, weight_decay=WEIGHT_DECAY)
 
 
 def make_batch(vocab: int, rows: int, prompt: int, new: int) -> Batch:
@@ -46,23 +50,24 @@ def make_batch(vocab: int, rows: int, prompt: int, new: int) -> Batch:
 
 def optimiser() -> Any:
     """AdamW behind a clip of the global norm."""
-    return update.make_optimizer(LR, weight_decay=WEIGHT_DECAY)
+    return OPTIM.tx(LR)
 
 
-def build_step(config: Model, tx: Any, *, new: int, microbatches: int, chunk: int) -> Callable:
+def build_step(config: Model, *, new: int, microbatches: int, chunk: int) -> Callable:
     """step(state, batch) -> (state, metrics); not jitted. new: trained tokens of a row at most."""
-    return functools.partial(
-        update.update_step,
-        hidden_fn=lambda params, *rows: config.forward(params, *rows),
-        head_fn=lambda params: config.head_kernel(params),
-        tx=tx,
-        num_microbatches=microbatches,
-        chunk_size=chunk,
-        row_tokens=new,
-        aggregation='seq_mean_token_mean',
-        clip_low=CLIP,
-        clip_high=CLIP,
-    )
+    fns = ModelFns(hidden=config.forward, head=config.head_kernel)
+
+    def step(state, batch):
+        rows = len(batch.tokens)
+        how = Learning(
+            GRPO(clip=Clip(CLIP, CLIP), kl=KL()),
+            batch=Batching(rows, rows // microbatches, head_chunk=chunk),
+            optim=OPTIM,
+            max_response=new,
+        )
+        return update.update_step(state, batch, fns=fns, how=how)
+
+    return step
 
 
 def first_state(params: Any, tx: Any) -> TrainState:
@@ -82,7 +87,7 @@ def first_state(params: Any, tx: Any) -> TrainState:
 def ours(params: Any, config: Model, batch: Batch, **sizes: int) -> Callable:
     """step() -> metrics of one update; the state stays on the device and is donated."""
     tx = optimiser()
-    program = jax.jit(build_step(config, tx, **sizes), donate_argnums=0)
+    program = jax.jit(build_step(config, **sizes), donate_argnums=0)
     state = first_state(params, tx)
 
     def step():

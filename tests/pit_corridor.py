@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import tiny_agents as tiny
 import toy_rollouts as toy
+import updates
 from flax import struct
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs.base import TextEnvironment, environment
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import update
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Scores, TrainState
 
@@ -130,24 +133,17 @@ def hidden(params, tokens, positions, attention_mask):
 @functools.cache
 def program(name):
     """Jitted (task, horizons int32 [steps], keys) -> (success, score, sampled tokens), per seed."""
-    algorithm = ALGORITHMS[name]
-    tx = update.make_optimizer(0.1, weight_decay=0.0, max_grad_norm=10.0)
+    algorithm = ALGORITHMS[name]()
+    tx = Optim(weight_decay=0.0, max_grad_norm=10.0).tx(0.1)
+    fns = ModelFns(hidden, lambda p: p['table'])
 
     def step(state, task_, key, horizon):
         rollout = play(state.params, key, task_.replace(turn_limit=horizon))
         zeros = jnp.zeros_like(rollout.logprobs)
         scores = Scores(old_logprobs=rollout.logprobs, ref_logprobs=zeros, values=zeros)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
-        state, _ = update.update_step(
-            state,
-            batch,
-            hidden_fn=hidden,
-            head_fn=lambda p: p['table'],
-            values_fn=None,
-            tx=tx,
-            critic_tx=None,
-            loss=algorithm.loss,
-        )
+        how = updates.settings(len(batch.tokens), tx=tx, algorithm=algorithm)
+        state, _ = update.update_step(state, batch, fns=fns, how=how)
         return state, rollout.action_mask.sum()
 
     def run(task_, horizons, key):

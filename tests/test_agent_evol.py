@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import optax
-import pytest
 import tiny_agents as tiny
 import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax import train
-from agentrl_jax.algorithms import agent_evol
+from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.imitation import clone, trajectories
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
@@ -24,31 +23,27 @@ from agentrl_jax.run import cloning
 from agentrl_jax.run.build import build
 from agentrl_jax.types import Demonstrations, TrainState
 
-CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=None)
-
-
 # ---- the loss ----------------------------------------------------------------------------------
 
 
 def test_weights_by_hand():
     # kept above .2 are 1 and 3 (mean 2): weights .5 and 1.5; the last row is no healthy episode
     returns, rows = jnp.array([1.0, 0.2, 3, -1, 9]), jnp.array([True] * 4 + [False])
-    weights = functools.partial(agent_evol.episode_weights, returns, rows, threshold=0.2)
-    np.testing.assert_allclose(weights(weights='reward'), [0.5, 0, 1.5, 0, 0])
-    np.testing.assert_allclose(weights(weights='equal'), [1, 0, 1, 0, 0])
-    none = agent_evol.episode_weights(returns, rows, threshold=5.0, weights='reward')
-    np.testing.assert_array_equal(none, np.zeros(5))
-    with pytest.raises(ValueError, match="weights='best' is not one of reward, equal"):
-        agent_evol.episode_weights(returns, rows, threshold=0.0, weights='best')
+    for how, want in [
+        (AgentEvol(threshold=0.2), [0.5, 0, 1.5, 0, 0]),
+        (AgentEvol(threshold=0.2, weigh_by='equal'), [1, 0, 1, 0, 0]),
+        (AgentEvol(threshold=5.0), [0] * 5),
+    ]:
+        np.testing.assert_allclose(how.episode_weights(returns, rows), want)
 
 
 def test_the_loss_by_hand():
     # returns 2 and 1 (weights 4/3, 2/3), 0 is not kept; log p -.5, -.25 | -1 | -2
     rollout = toy.rollout_of([[(1, 2)], [(2, 1)], [(1, 1)]], [[2.0], [1], [0]], length=4)
-    batch = agent_evol.make_batch(rollout, toy.scores_of(rollout), group_size=3)
+    batch = AgentEvol().make_batch(rollout, toy.scores_of(rollout), group_size=3)
     np.testing.assert_array_equal(batch.mask.sum(1), [2, 1, 0])
     logprobs = jnp.array([[0, -0.5, -0.25, 0], [0, 0, -1.0, 0], [0, -2.0, 0, 0]])
-    loss = agent_evol.loss(logprobs, batch, **CLIP)
+    loss = AgentEvol().loss(logprobs, batch)
     want = [[0, 2 / 3, 1 / 3, 0], [0, 0, 2 / 3, 0], [0] * 4]
     np.testing.assert_allclose(loss, want, rtol=1e-6)
     weights = losses.token_weights(batch.mask, 'token_mean')
@@ -73,20 +68,19 @@ def slow_loss(returns, healthy, sampled, logprobs, threshold, weights):
 @given(
     seed=st.integers(0, 10**6),
     threshold=st.sampled_from([0.0, 0.5, 3.0]),
-    weights=st.sampled_from(agent_evol.WEIGHTS),
+    weights=st.sampled_from(['reward', 'equal']),
 )
 def test_loss_and_gradient_are_those_of_float64_loops(seed, threshold, weights):
     rng = np.random.default_rng(seed)
     rollout = toy.random_rollout(seed, faulty=rng.integers(0, 8, 2))
     rollout = rollout.replace(rewards=2.0 * rollout.rewards)
-    batch = agent_evol.make_batch(
-        rollout, toy.scores_of(rollout), group_size=4, threshold=threshold, weights=weights
-    )
+    how = AgentEvol(threshold=threshold, weigh_by=weights)
+    batch = how.make_batch(rollout, toy.scores_of(rollout), group_size=4)
     logprobs = -rng.random(batch.tokens.shape)
     share = losses.token_weights(batch.mask, 'token_mean')
 
     def mean(x):
-        return losses.weighted_sum(share, agent_evol.loss(x, batch, **CLIP))
+        return losses.weighted_sum(share, how.loss(x, batch))
 
     value, gradient = jax.value_and_grad(mean)(jnp.asarray(logprobs, jnp.float32))
     want, slope = slow_loss(
@@ -107,10 +101,10 @@ def test_observations_and_poisoned_padding_change_nothing():
     for seen, poison in ((1, 0.0), (3, np.nan)):
         rollout = toy.rollout_of([[(seen, 2), (seen, 1)]] * 2, rewards, length=10, seed=seen)
         mask = rollout.action_mask
-        batch = agent_evol.make_batch(rollout, toy.scores_of(rollout), group_size=2)
+        batch = AgentEvol().make_batch(rollout, toy.scores_of(rollout), group_size=2)
         batch = batch.replace(advantages=jnp.where(mask, batch.advantages, poison))
         logprobs = jnp.full(mask.shape, poison).at[mask].set(jnp.array([*sampled, *sampled]))
-        loss, gradient = jax.value_and_grad(lambda x, b=batch: agent_evol.loss(x, b, **CLIP).sum())(
+        loss, gradient = jax.value_and_grad(lambda x, b=batch: AgentEvol().loss(x, b).sum())(
             logprobs
         )
         outcome.append((float(loss), gradient[mask].tolist()))
@@ -139,7 +133,7 @@ def test_demonstrations_are_drawn_without_repetition_and_widened():
 def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
     rollout = toy.random_rollout(0, rows=6, length=8)
     scores = toy.scores_of(rollout)
-    batch = agent_evol.make_batch(rollout, scores, group_size=3)
+    batch = AgentEvol().make_batch(rollout, scores, group_size=3)
     data = evol.draw(toy_demonstrations(3, 8), jax.random.key(1), rows=3, max_tokens=8, pad_id=0)
     shown = evol.base_batch(data, jax.tree.map(lambda x: x[:3] - 1.0, scores))
     mixed = evol.join(batch, shown)

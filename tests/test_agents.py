@@ -12,8 +12,8 @@ import optax
 import pytest
 import tiny_agents as tiny
 import toy_rollouts as toy
+from host_worlds import OBJECTS as HOSTS
 from test_context import samples
-from test_host_runs import HOSTS
 
 from agentrl_jax import train
 from agentrl_jax.algorithms import ALGORITHMS
@@ -23,7 +23,7 @@ from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import pages, report, run_log
-from agentrl_jax.rl import trials, turn_credit
+from agentrl_jax.rl import learn, trials, turn_credit
 from agentrl_jax.rollout import replies, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import build, collecting
@@ -56,34 +56,30 @@ def kinds(agent, ends, trial_turns=99):
     return found
 
 
-def test_a_plan_comes_first_and_again_after_so_many_turns_that_act():
-    assert [kind for kind, _, _ in kinds(Agent(plans=True), ())] == [PLAN] + [ACT] * 9
-    again = kinds(Agent(plans=True, plan_every=2), ())
-    assert [kind for kind, _, _ in again] == [PLAN, ACT, ACT] * 3 + [PLAN]
-    assert all(kind == ACT for kind, _, _ in kinds(Agent(), ()))
+A, P, R = ACT, PLAN, REFLECT
+SCHEDULES = [  # agent, turns that end a trial, turns of a trial; kinds, turns that begin a level
+    (Agent(), (), 99, [A] * 10, []),
+    (Agent(plans=True), (), 99, [P] + [A] * 9, []),
+    (Agent(plans=True, plan_every=2), (), 99, [P, A, A] * 3 + [P], []),
+    # The last turn of a trial acts: nobody would follow its plan
+    (Agent(plans=True, plan_every=1), (), 5, [P, A, P, A, A], []),
+    (Agent(plans=True, plan_every=1, trials=2), {2}, 3, [P, A, A] * 2, [2]),
+    (Agent(reflects=True, trials=3), {1, 4}, 99, [A, A, R, A, A, R] + [A] * 4, [2, 5]),
+    (Agent(trials=2), {3}, 99, [A] * 10, [3]),
+    (Agent(plans=True, trials=2), {3}, 99, [P, A, A, A, P] + [A] * 5, [3]),
+    (Agent(plans=True, reflects=True, trials=2), {1}, 99, [P, A, R, P] + [A] * 6, [2]),
+]
 
 
-def test_the_last_turn_of_a_trial_acts():
-    """With five turns and a plan before each other one the last was a plan that nobody followed."""
-    got = kinds(Agent(plans=True, plan_every=1), (), trial_turns=5)
-    assert [kind for kind, _, _ in got[:5]] == [PLAN, ACT, PLAN, ACT, ACT]
-    got = kinds(Agent(plans=True, plan_every=1, trials=2), {2}, trial_turns=3)
-    assert [kind for kind, _, _ in got[:6]] == [PLAN, ACT, ACT] * 2
-
-
-def test_a_reflection_stands_between_trials_and_the_level_begins_behind_it():
-    got = kinds(Agent(reflects=True, trials=3), {1, 4})
-    assert [kind for kind, _, _ in got] == [ACT, ACT, REFLECT, ACT, ACT, REFLECT] + [ACT] * 4
-    assert [trial for _, trial, _ in got] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
-    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == [2, 5]
-
-
-def test_without_a_reflection_the_level_begins_at_once_and_is_planned_anew():
-    assert [turn for turn, (_, _, fresh) in enumerate(kinds(Agent(trials=2), {3})) if fresh] == [3]
-    got = kinds(Agent(plans=True, trials=2), {3})
-    assert [kind for kind, _, _ in got] == [PLAN, ACT, ACT, ACT, PLAN] + [ACT] * 5
-    both = kinds(Agent(plans=True, reflects=True, trials=2), {1})
-    assert [kind for kind, _, _ in both] == [PLAN, ACT, REFLECT, PLAN] + [ACT] * 6
+@pytest.mark.parametrize(('agent', 'ends', 'limit', 'expected', 'begins'), SCHEDULES)
+def test_which_turn_comes_when_by_hand(agent, ends, limit, expected, begins):
+    got = kinds(agent, ends, limit)[: len(expected)]
+    assert [kind for kind, _, _ in got] == expected
+    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == begins
+    started = [sum(end < turn for end in ends) for turn in range(len(got))]
+    assert [
+        trial for _, trial, _ in got
+    ] == started  # a reflection is of the trial that it prepares
 
 
 def test_trials_share_the_turns_evenly():
@@ -191,50 +187,43 @@ def test_a_written_turn_has_no_reward_that_the_next_prompt_could_tell():
         assert whole - opening == seen
 
 
-@pytest.mark.parametrize('closing', ['</plan>', '</reflect>'])
-def test_a_written_answer_matches_where_it_holds_what_closes_it(closing):
-    pieces = ['a', '<', '</', 'pl', 'an>', '||', '>', 'reflect', '</plan>', '</reflect', ' Up']
-    table = answer.build_answer_table(
-        [piece.encode() for piece in pieces],
-        ['Up', 'Left'],
-        max_actions=2,
-        opening='<think>',
-        closings=('</plan>', '</reflect>'),
-    )
+def every_four(pieces, part=None, **settings):
+    """(texts, whether each matched, its parts) of all answers of four of the pieces."""
+    ends = settings.pop('ends', [])
+    spelled = answer.with_ends([piece.encode() for piece in pieces], ends)
+    table = answer.build_answer_table(spelled, ['Up', 'Left'], max_actions=2, **settings)
     rows = np.asarray(list(itertools.product(range(len(pieces)), repeat=4)), np.int32)
-    part = PLAN if closing == '</plan>' else REFLECT
-    state = answer.init_answer(table, len(rows), jnp.full(len(rows), part))
+    state = answer.init_answer(table, len(rows), part and jnp.full(len(rows), part))
     for column in rows.T:
         state = answer.advance(table, state, column, jnp.ones(len(rows), bool))
-    texts = [''.join(pieces[i] for i in row) for row in rows]
-    wanted = [answer.parse_written(said.encode(), closing) for said in texts]
-    assert 0 < sum(wanted) < len(rows)
-    np.testing.assert_array_equal(answer.matched(table, state), wanted)
-    for said, match, parts in zip(texts, wanted, np.asarray(state.parts), strict=True):
+    texts = [b''.join(spelled[i] for i in row) for row in rows]
+    return texts, np.asarray(answer.matched(table, state)), np.asarray(state.parts).tolist()
+
+
+@pytest.mark.parametrize(('part', 'closing'), [(PLAN, '</plan>'), (REFLECT, '</reflect>')])
+def test_a_written_answer_matches_where_it_holds_what_closes_it(part, closing):
+    pieces = ['a', '<', '</', 'pl', 'an>', '||', '>', 'reflect', '</plan>', '</reflect', ' Up']
+    texts, matched, found = every_four(
+        pieces, part, opening='<think>', closings=('</plan>', '</reflect>')
+    )
+    wanted = [answer.parse_written(said, closing) for said in texts]
+    assert 0 < sum(wanted) < len(texts)
+    np.testing.assert_array_equal(matched, wanted)
+    for said, match, parts in zip(texts, wanted, found, strict=True):
         if match:  # what it names
-            named = [name.strip() for name in said.split(closing)[0].split('||')]
-            found = [0 if name == 'Up' else answer.UNKNOWN for name in named if name]
-            assert parts.tolist() == (found + [answer.ABSENT] * 2)[:2], said
+            named = [name.strip() for name in said.split(closing.encode())[0].split(b'||')]
+            names = [0 if name == b'Up' else answer.UNKNOWN for name in named if name]
+            assert parts == (names + [answer.ABSENT] * 2)[:2], said
 
 
 def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
-    pieces = ['a', 'xAc', 'Act', 'ion', ':', ' Up', '||', 'Left\n', '<', 'Action: Up']
-    ids = [piece.encode() for piece in pieces]
-    names, sizes = ['Up', 'Left'], dict(max_actions=2, opening='Thought:')
-    table = answer.build_answer_table(answer.with_ends([*ids, b'.'], [10]), names, **sizes)
-    rows = np.asarray(list(itertools.product(range(11), repeat=4)), np.int32)
-    state = answer.init_answer(table, len(rows))
-    for column in rows.T:
-        state = answer.advance(table, state, column, jnp.ones(len(rows), bool))
-    matched, found = np.asarray(answer.matched(table, state)), 0
-    texts = [b''.join([*ids, answer.END][i] for i in row) for row in rows]
-    for text_, match, parts in zip(texts, matched, np.asarray(state.parts), strict=True):
-        expected = answer.parse_answer(text_, names, **sizes)
-        assert match == expected[0], text_
-        if match:
-            found += max(expected[1]) >= 0
-            assert parts.tolist() == expected[1], text_
-    assert found > 100 and not matched.all()
+    pieces = ['a', 'xAc', 'Act', 'ion', ':', ' Up', '||', 'Left\n', '<', 'Action: Up', '.']
+    texts, matched, found = every_four(pieces, opening='Thought:', ends=[10])
+    for said, match, parts in zip(texts, matched, found, strict=True):
+        expected = answer.parse_answer(said, ['Up', 'Left'], max_actions=2, opening='Thought:')
+        assert match == expected[0] and (not match or parts == expected[1]), said
+    assert sum(max(parts) >= 0 for parts, match in zip(found, matched, strict=True) if match) > 100
+    assert not matched.all()
 
 
 @pytest.mark.parametrize(
@@ -248,17 +237,8 @@ def test_no_world_asks_for_tags_in_react(env):
     made = text.build_task(env, pool, tiny.tokenizer(), style='ragen', generation_prefix='Thought:')
     said = tiny.tokenizer().decode(np.asarray(made.prefix).tolist())
     said += shown(made, text.begin(made, jnp.int32(0)))
-    assert 'Action: ' in said and '<answer>' not in said and '<think>' not in said
-
-
-def test_react_is_worded_as_its_form_asks():
-    ragen = task('ragen', agent=Agent(), generation_prefix='Thought:')
-    world = text.begin(ragen, jnp.int32(0))
-    prefix = tiny.tokenizer().decode(np.asarray(ragen.prefix).tolist())
-    said = prefix + shown(ragen, world)
-    assert said.endswith('assistant\nThought:') and '<answer>' not in said and '<think>' not in said
     assert 'Thought: [Your thoughts] Action: [your answer] with no' in said
-    assert 'Thought: To forbid the hole' in said and 'Action: Left || Up' in said
+    assert '<answer>' not in said and '<think>' not in said and said.endswith('assistant\nThought:')
 
 
 # ---- rollouts ------------------------------------------------------------------------------------
@@ -297,37 +277,41 @@ def played(request, policy):
     return out, request.param
 
 
-def cut(out, window):
-    task_ = task()
-    sizes = dict(width=task_.width, max_response=RESPONSE, keeps=True, window=window or TURNS)
-    find = functools.partial(windows.windows, prefix=len(task_.prefix), **sizes)
-    return jax.device_get(jax.jit(find)(out))
+def cut(out, window, task_=None):
+    context = windows.Context.of(task_ or task(), window or TURNS, RESPONSE)
+    return jax.device_get(jax.jit(functools.partial(windows.windows, context=context))(out))
+
+
+def gap(policy, out, found=None):
+    """The largest difference between the sampler's and the trainer's log-probabilities."""
+    rows = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask))
+    scores, _ = tiny.score()(policy, *(windows.split_turns(rows, found) if found else rows))
+    scores = windows.put_back(scores, found, out.tokens.shape[1]) if found else scores
+    return np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0).max()
 
 
 def test_the_sampler_is_the_trainer(played, policy):
     out, window = played
-    found = cut(out, window)
-    rows = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask))
-    if window:
-        rows = windows.split_turns(rows, found)
-    scores, _ = tiny.score()(policy, *rows)
-    if window:
-        scores = windows.put_back(scores, found, out.tokens.shape[1])
-    gap = np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0)
-    assert out.action_mask.sum() > 200 and gap.max() <= 1e-5
+    found = cut(out, window) if window else None
+    assert out.action_mask.sum() > 200 and gap(policy, out, found) <= 1e-5
+
+
+def assert_turns_in_order(out, b):
+    """Kinds and trials of an episode's turns follow from where its trials ended: {turn}."""
+    number = int(out.num_turns[b])
+    ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
+    expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
+    assert out.part[b, :number].tolist() == [kind for kind, _, _ in expected]
+    assert out.trial[b, :number].tolist() == [trial for _, trial, _ in expected]
+    return ends
 
 
 def test_kinds_of_turns_follow_from_where_trials_ended(played):
     out, _ = played
     assert {ACT, PLAN, REFLECT} <= set(out.part[out.turn_stop > 0].tolist())
     for b in range(16):
-        number = int(out.num_turns[b])
-        ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-        expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
-        assert [(int(p), int(t)) for p, t in zip(out.part[b], out.trial[b], strict=True)][
-            :number
-        ] == [(kind, trial) for kind, trial, _ in expected]
-        assert len(ends) <= 1 and (ends or out.success[b] or number < TURNS)
+        ends = assert_turns_in_order(out, b)
+        assert len(ends) <= 1 and (ends or out.success[b] or out.num_turns[b] < TURNS)
     written = (out.part != ACT) & (out.turn_stop > 0)
     assert written.any() and not out.num_actions[written].any() and not out.rewards[written].any()
     assert out.valid[written].mean() > 0.3
@@ -335,15 +319,10 @@ def test_kinds_of_turns_follow_from_where_trials_ended(played):
 
 def test_worlds_replayed_from_the_words_of_an_episode_begin_again_where_it_did(played):
     out, _ = played
-    streams = np.arange(16)
-    grids = pages.replay(out, streams, task(), tiny.tokenizer(), tiny.KEY)
-    again = 0
-    for b in range(16):
-        for k in np.flatnonzero((out.part[b] == REFLECT) & (out.turn_stop[b] > 0)):
-            if k + 1 < out.num_turns[b]:
-                again += grids[b][k + 1] == grids[b][0]
-                assert grids[b][k + 1] == grids[b][0]
-    assert again > 3
+    grids = pages.replay(out, np.arange(16), task(), tiny.tokenizer(), tiny.KEY)
+    reflected = np.argwhere((out.part == REFLECT) & (out.turn_stop > 0)).tolist()
+    again = [(b, k + 1) for b, k in reflected if k + 1 < out.num_turns[b]]
+    assert len(again) > 3 and all(grids[b][k] == grids[b][0] for b, k in again)
 
 
 def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
@@ -402,30 +381,23 @@ def test_a_trial_that_takes_back_what_the_one_before_earned_by_hand():
     # From the reflection on: -1 - (-1) = 0 and 9 - (-3) = 12, the gain of the second trial
     np.testing.assert_allclose(out.rewards[:, 2:].sum(1), [0, 12, 0])
     np.testing.assert_allclose(out.returns, [-1, 9, 15])  # what the last trial earned
-
-
-def test_a_turn_credited_with_its_own_reward_alone_gets_the_gain_by_hand():
-    out = trials.gain_rewards(two_trials(), local=True)  # -1 - (-1) = 0 and 9 - (-3) = 12
-    np.testing.assert_allclose(
-        out.rewards, [[-1, 0, 0, 2, -3], [-1, -2, 12, 4, 5], [7, 8, 0, 0, 0]]
-    )
+    # Where a turn is credited with its own reward alone it gets the gain
+    local = trials.gain_rewards(two_trials(), local=True).rewards
+    np.testing.assert_allclose(local, [[-1, 0, 0, 2, -3], [-1, -2, 12, 4, 5], [7, 8, 0, 0, 0]])
+    # A third trial takes back the second alone
+    three = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
+    three = trials.gain_rewards(three.replace(trial=jnp.asarray([[0, 1, 2]])))
+    np.testing.assert_allclose(three.rewards, [[1, 2 - 1, 4 - 2]])
 
 
 @pytest.mark.parametrize('mode', turn_credit.MODES)
 def test_every_mode_takes_the_gain(mode):
     of_outcome = {'turn_credit.outcome': 'return'} if mode in ('or', 'mt_v1') else {}
     changes = AGENT | {'algorithm': 'mt_grpo', 'turn_credit.mode': mode} | of_outcome
-    cfg = micro_runs.config(NAME, **changes)
-    read_config(cfg)
-    paid = settings.build_credit(cfg)(two_trials()).rewards
+    how = learn.learning_of(read_config(micro_runs.config(NAME, **changes)))
+    paid = learn.credited(two_trials(), how).rewards
     local = mode == 'mt_local'
     np.testing.assert_allclose(paid, trials.gain_rewards(two_trials(), local=local).rewards)
-
-
-def test_a_third_trial_takes_back_the_second_alone_whether_or_not_anything_was_written():
-    out = toy.rollout_of([[(1, 1)] * 3], [[1, 2, 4]], length=8)
-    out = trials.gain_rewards(out.replace(trial=jnp.asarray([[0, 1, 2]])))
-    np.testing.assert_allclose(out.rewards, [[1, 2 - 1, 4 - 2]])
 
 
 def test_a_trial_in_which_nothing_was_tried_takes_nothing_back_and_is_not_counted():
@@ -451,8 +423,7 @@ def test_dynamic_sampling_keeps_groups_by_the_rewards_that_train():
     cfg.rollout.num_groups, cfg.rollout.group_size = 1, 2
     for reward, kept in (('whole', 1), ('gain', 0)):
         cfg.agent.reward = reward
-        keep, credit = settings.build_keep(cfg), settings.build_credit(cfg)
-        pack = collecting.build_pack(cfg, keep, credit, None, None)
+        pack = collecting.build_pack(learn.learning_of(read_config(cfg, None)), None, None)
         listed = Episodes(*[jnp.arange(2)] * 3)
         assert int(pack((rollout, listed), np.int32(0), (rollout, listed))[2]) == kept
 
@@ -590,28 +561,10 @@ AGENT = {
 
 
 @pytest.mark.usefixtures('quick_runs')
-@pytest.mark.parametrize(
-    'changes',
-    [
-        AGENT
-        | {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32, 'clone.steps': 10}
-        | {'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2},
-        pytest.param(
-            HOSTS
-            | {'agent.name': 'plan', 'agent.plan_every': 1, 'agent.trials': 2}
-            | {'env.max_turns': 6, 'hosts.max_observation': 160, 'rollout.max_tokens': 1200},
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(
-            {'agent.name': 'react', 'rollout.max_response': 24, 'rollout.max_tokens': 128}
-            | {'clone.episodes': 32, 'clone.steps': 60},
-            marks=pytest.mark.soak,
-        ),
-    ],
-    ids=['reflect in a window', 'plan on hosts', 'react'],
-)
-def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes, monkeypatch):
-    cfg, write, limits = micro_runs.config(NAME, **changes), pages.write, []
+def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypatch):
+    changes = {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32}
+    changes |= {'clone.steps': 10, 'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2}
+    cfg, write, limits = micro_runs.config(NAME, **AGENT | changes), pages.write, []
 
     def noted(*args, task, **rest):
         limits.append(int(task.turn_limit))
@@ -624,13 +577,10 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
     assert max(row['sampler/logprob_gap'] for row in rows if 'sampler/logprob_gap' in row) <= 1e-4
-    shows = {'reflect': 'agent/reflection_tokens', 'plan': 'agent/plan_tokens'}
-    shows = shows | {'react': 'rollout/valid_format'}
-    name = shows[changes['agent.name']]
+    name = 'agent/reflection_tokens'
     assert max(row[name] for row in rows if name in row) > 0
     of_trials = {f'{of}/{name}' for of in ('agent', 'eval') for name in TRIALS}
-    found = of_trials & set().union(*rows)
-    assert found == (of_trials if 'agent.trials' in changes else set())
+    assert of_trials <= set().union(*rows)
     assert list((tmp_path / 'rollouts').glob('*.html'))
 
 
@@ -645,24 +595,18 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, changes,
         ({'agent.name': 'act', 'agent.trials': 1}, 'agent.reward=gain has no effect'),
         ({'algorithm': 'vine'}, 'agent.reward=gain does not go with continuations'),
         ({'fork.value_every': 1, 'algorithm': 'ppo'}, 'agent.reward=gain does not go with contin'),
-        (
-            {'algorithm': 'mt_grpo', 'turn_credit.mode': 'mt_v1'},
-            "turn_credit.mode='mt_v1' credits later turns with the outcome, ",
-        ),
+        ({'algorithm': 'mt_grpo', 'turn_credit.mode': 'mt_v1'}, "mode='mt_v1' credits later turns"),
         ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'set it to False'),
         ({'clone.thoughts': True}, 'clone.thoughts has an effect only on own demonstrations'),
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
         ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
-        (
-            {'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0},
-            'search.turns=5 is when the outcome is earned, .* has 2 turns that act in a trial',
-        ),
+        ({'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0}, 'search.turns=5 is when'),
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
         (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),
         (
             HOSTS | {'agent.name': 'react'},
-            "set hosts.answer_prefix='Thought:' and agent.name='act'",
+            "set hosts.answer_prefix='Thought:'",
         ),
     ],
 )
@@ -675,26 +619,17 @@ def test_agents_that_cannot_be_are_refused(changes, message):
 
 
 def host_play(policy, tmp_path, window=0, lines=None):
-    """A rollout of two episodes each on eight items of hosts.Echo; from a log, if there is one."""
-    env = hosts.Tests()
-    chat = hosts.build_chat(tiny.tokenizer())
+    """A rollout of an episode each on eight items of hosts.Echo; from a log, if there is one."""
+    env, chat = hosts.Tests(), hosts.build_chat(tiny.tokenizer())
     conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
-    params = env.make_params(num_levels=16)
-    task_ = hosts.build_host_task(env, params, conversation, max_turns=TURNS)
+    levels = env.make_params(num_levels=16)
+    task_ = hosts.build_host_task(env, levels, conversation, max_turns=TURNS)
     pool = None if lines is None else replies.LoggedPool(lines, conversation.prompt)
-    collect = hosts.collector(
-        conversation,
-        hosts.Echo,
-        strings=('</answer>', *agents.closings(BOTH)),
-        pool=pool,
-        window=window,
-        temperature=1.0,
-        max_tokens=1600,
-        max_response=RESPONSE,
-    )
+    sizes = dict(temperature=1.0, max_tokens=1600, max_response=RESPONSE, window=window)
+    strings = ('</answer>', *agents.closings(BOTH))
+    collect = hosts.collector(conversation, hosts.Echo, strings=strings, pool=pool, **sizes)
     log = replies.ReplyLog(tmp_path / 'replies.jsonl') if lines is None else replies.NoLog()
-    log.about = {'step': 0}
-    collect.worlds.log = log
+    collect.worlds.log, log.about = log, {'step': 0}
     try:
         stream = jnp.arange(8, dtype=jnp.int32)
         listed = Episodes(level=stream, token_stream=stream, world_stream=stream)
@@ -711,11 +646,7 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
     out, task_ = host_play(policy, tmp_path, window)
     assert out.healthy.all()
     for b in range(8):
-        number = int(out.num_turns[b])
-        ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-        expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
-        expected = [kind for kind, _, _ in expected]
-        assert out.part[b, :number].tolist() == expected
+        assert_turns_in_order(out, b)
     written = (out.part != ACT) & (out.turn_stop > 0)
     assert written.any() and not out.rewards[written].any() and (out.actions[written] == -1).all()
     lines = replies.read_log(tmp_path / 'replies.jsonl')
@@ -727,13 +658,4 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
         assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT
     once_more, _ = host_play(policy, tmp_path, window, lines)
     jax.tree.map(np.testing.assert_array_equal, out, once_more)
-    if not window:
-        return
-    sizes = dict(prefix=len(task_.prefix), width=task_.width, max_response=RESPONSE, keeps=True)
-    find = functools.partial(windows.windows, window=window, **sizes)
-    found = jax.device_get(jax.jit(find)(out))
-    rows = windows.split_turns((out.tokens, out.attention_mask), found)
-    scores, _ = tiny.score()(policy, *rows)
-    scores = windows.put_back(scores, found, out.tokens.shape[1])
-    gap = np.where(out.action_mask, np.abs(np.asarray(scores) - out.logprobs), 0.0)
-    assert gap.max() <= 1e-5
+    assert gap(policy, out, cut(out, window, task_) if window else None) <= 1e-5

@@ -62,6 +62,8 @@ def test_ppo_turn_rewards_by_hand():
     np.testing.assert_allclose(batch.returns, want, rtol=1e-6)
     np.testing.assert_array_equal(batch.mask, rollout.action_mask)
     np.testing.assert_array_equal(batch.value_mask, batch.mask)
+    half = batch_of(PPO(whiten=False, gamma=0.5), rollout, 2)  # .5 + .9 / 2, and half of that
+    np.testing.assert_allclose(half.advantages[0], [0, 0.475, 0.95, 0, 0, 0.9, 0], rtol=1e-6)
 
 
 def test_ppo_episode_placement_and_values_by_hand():
@@ -144,6 +146,9 @@ def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(est
     for stop in (EpisodeStop.ACTION_BUDGET, EpisodeStop.TERMINATED):
         other = rollout.replace(episode_stop=jnp.full(2, stop))
         assert batch_of(asked, other, 2, scores).advantages[1, 2] == 0.5
+    gamma = 'gamma' if estimator == 'token' else 'turn_gamma'
+    half = batch_of(dataclasses.replace(asked, **{gamma: 0.5}), rollout, 2, scores)
+    assert half.advantages[1, 2] == 0.5 + 0.5 * 4
 
 
 def test_values_after_tokens_are_those_before_the_next_ones():
@@ -223,6 +228,10 @@ def test_reinforce_pp_by_hand():
     # row 1: -1 at t=2: -.5, -1.  mean .2, squares .09 .64 .64 .49 1.44 = 3.3, var .825
     batch = batch_of(ReinforcePP(gamma=0.5), two_episodes(), 2)
     want = np.array([[0, 0.3, 0.8, 0, 0, 0.8, 0], [0, -0.7, -1.2, 0, 0, 0, 0]]) / 0.825**0.5
+    np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
+    # whole returns: 1.5 three times, -1 twice; mean .5, squares 3 * 1 + 2 * 2.25, var 1.875
+    batch = batch_of(ReinforcePP(reward_on='episode'), two_episodes(), 2)
+    want = np.array([[0, 1, 1, 0, 0, 1, 0], [0, -1.5, -1.5, 0, 0, 0, 0]]) / 1.875**0.5
     np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
 
 

@@ -18,49 +18,11 @@ OPEN = '</think><answer>'
 
 # Pieces of fuzzed responses. Tags appear whole, in halves and doubled; see also _mutate.
 FRAGMENTS = [
-    '</think>',
-    '<answer>',
-    '</answer>',
-    '<think>',
-    '<|im_start|>',
-    '<|im_end|>',
-    '<|endoftext|>',
-    '</think> \n<answer>',
-    '</',
-    'think>',
-    'ans',
-    'wer>',
-    '<|im_',
-    'start|>',
-    'end|>',
-    '<',
-    '/',
-    '>',
-    '||',
-    '|',
-    '|||',
-    '||||',
-    ' || ',
-    ' ',
-    '\n',
-    '\t\x0b\x0c\r',
-    '\0',
-    '\u2028',
-    'é',
-    '√',
-    '#',
-    'Up',
-    ' up',
-    'UP',
-    'Down',
-    'dOWN',
-    'Left',
-    ' right ',
-    'Jump',
-    'Up Down',
-    'U',
-    'p',
-    'Upp',
+    *'</think> <answer> </answer> <think> <|im_start|> <|im_end|> <|endoftext|> </ think>'.split(),
+    *'ans wer> <|im_ start|> end|> < / > || | ||| |||| \0 é √ # Up UP Down dOWN Left'.split(),
+    *'Jump U p Upp'.split(),
+    *('</think> \n<answer>', ' || ', ' ', '\n', '\t\x0b\x0c\r', '\u2028'),
+    *(' up', ' right ', 'Up Down'),
 ]
 
 
@@ -192,12 +154,10 @@ def test_answers_by_hand():
     assert parts_of('</think> x <answer>Up</answer>') is None
     assert parts_of('</think><think></think>\n\t<answer>Up</answer>') == [0, -2, -2, -2, -2]
     assert parts_of('Up||Down</answer>', opening='<answer>') == [0, 1, -2, -2, -2]
-
-
-def test_only_the_first_parts_are_kept():
-    text = f'{OPEN}Up||Down||Jump||Left</answer>'
-    assert parts_of(text, max_actions=2) == [0, 1]
-    assert parts_of(text, max_actions=3) == [0, 1, -1]
+    # The first parts are kept, and nothing that follows a match changes them
+    assert parts_of(f'{OPEN}Up||Down||Jump||Left</answer>', max_actions=2) == [0, 1]
+    more = f'{OPEN}Up</answer>||Down</answer>{OPEN}Left</answer>'
+    assert parts_of(more, max_actions=3) == [0, -2, -2]
 
 
 def test_marks_inside_an_answer_vanish_before_it_is_split():
@@ -317,11 +277,6 @@ def test_rows_that_are_not_live_and_tokens_without_bytes_change_nothing():
     beyond = tokenizer('demo').vocab_size + 7  # a padding row of the model's embedding
     after = answer.advance(automaton, state, jnp.array([eos, eos, beyond]), jnp.ones(3, bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
-
-
-def test_what_follows_a_match_changes_no_part():
-    rows = [tokenizer('demo').encode(f'{OPEN}Up</answer>||Down</answer>{OPEN}Left</answer>')]
-    assert assert_equal_to_reference('demo', rows) == 1
 
 
 def test_tables_are_small():

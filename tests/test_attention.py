@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tiny_models import TINY, forward, random_params, rows
 
-from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention
 
 
@@ -200,37 +199,3 @@ def test_a_decode_loop_never_copies_its_cache():
 
     assert len(copies()) == 2 * TINY.num_layers  # the argument, once, before the loop
     assert not copies(donate_argnums=0)
-
-
-def test_decoding_inside_shard_map_equals_one_device():
-    params = random_params(TINY)
-    tokens, _ = rows(TINY, batch=8, length=6)
-
-    def play(params, tokens):
-        cache = TINY.init_cache(tokens.shape[0], 6)
-
-        def step(t, carry):
-            cache, out = carry
-            token = jax.lax.dynamic_slice_in_dim(tokens, t, 1, axis=1)
-            hidden, cache = cached(params, TINY, token, jnp.full_like(token, t), cache, None)
-            return cache, out.at[:, t].set(hidden[:, 0])
-
-        out = jnp.zeros((tokens.shape[0], 6, TINY.hidden_size))
-        return jax.lax.fori_loop(0, 6, step, (cache, out))[1]
-
-    one = jax.jit(play)(params, tokens)
-    mesh = sharding.make_mesh(2, 2, 2)
-    layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
-    split = jax.sharding.PartitionSpec(('data', 'fsdp'))
-    whole = jax.sharding.PartitionSpec()
-    many = jax.jit(
-        jax.shard_map(
-            play,
-            mesh=mesh,
-            in_specs=(whole, split),
-            out_specs=split,
-            axis_names={'data', 'fsdp'},
-            check_vma=False,
-        )
-    )(jax.device_put(params, layout), tokens)
-    np.testing.assert_allclose(one, many, rtol=0, atol=1e-5)

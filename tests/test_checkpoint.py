@@ -299,18 +299,20 @@ def test_sigterm_asks_once_and_handlers_are_given_back(monkeypatch):
 
 
 def test_flags_of_processes_are_complete_or_left_to_jax(monkeypatch):
-    for name in ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'):
+    for name in processes.JOIN:
         monkeypatch.delenv(name, raising=False)
     asked = []
     monkeypatch.setattr(jax.distributed, 'initialize', lambda *where, **how: asked.append(how))
     processes.initialize_distributed()  # one process: nothing to do
-    with pytest.raises(ValueError, match='not given: num_processes, process_id'):
-        processes.initialize_distributed('localhost:1')
-    with pytest.raises(ValueError, match=r'process_id=2 must be in 0\.\.1'):
-        processes.initialize_distributed('localhost:1', 2, 2)
-    monkeypatch.setenv('JAX_NUM_PROCESSES', 'two')
-    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES='two' must be a whole number"):
-        processes.initialize_distributed('localhost:1', process_id=0)
+    for name, value, said in (
+        ('JAX_COORDINATOR_ADDRESS', 'localhost:1', 'not set: JAX_NUM_PROCESSES, JAX_PROCESS_ID'),
+        ('JAX_PROCESS_ID', '2', 'not set: JAX_NUM_PROCESSES$'),
+        ('JAX_NUM_PROCESSES', 'two', "JAX_NUM_PROCESSES='two' must be a whole number"),
+        ('JAX_NUM_PROCESSES', '2', r'JAX_PROCESS_ID=2 must be in 0\.\.1'),
+    ):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=said):
+            processes.initialize_distributed()
     assert asked == []
     monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'auto')
     monkeypatch.setenv(processes.HEARTBEAT, '7')

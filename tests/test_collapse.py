@@ -53,12 +53,41 @@ def test_a_std_that_only_shrinks_is_no_alarm():
     assert judge(interpolated(bandit, 200), 'std_drop', **STD) == collapse.OK
 
 
-def test_validation_success_by_hand():
-    rows = rows_of('eval/success', (0.2, 0.0, 0.0, 0.005, 0.0, 0.0))
-    levels = [judge(rows[:n], 'no_success', **SUCCESS).level for n in range(1, 7)]
-    assert levels == ['ok', 'ok', 'ok', 'warn', 'warn', 'alarm']
-    better = [*rows, {'step': 6, 'eval/success': 0.01}]
-    assert judge(better, 'no_success', **SUCCESS).level == 'ok'
+SPIKE = dict(limit=10.0, baseline_steps=2)
+LEVELS = (  # signal, settings, values, the level after each of them
+    ('no_success', SUCCESS, [0.2, 0, 0, 0.005, 0, 0, 0.01], 'ok ok ok warn warn alarm ok'),
+    ('faults', dict(limit=0.2, patience=4), [0.1, 0.3, 0.3, 0.3, 0.3], 'ok ok warn warn alarm'),
+    # start (1 + 3) / 2 = 2, limit 10 x 2: 21 and 25 exceed it, 20 does not
+    ('grad_spike', SPIKE | {'patience': 3}, [1, 3, 20, 21, 25], 'ok ok ok ok warn'),
+    ('grad_spike', SPIKE | {'patience': 2}, [1, 3, 20, 21, 25], 'ok ok ok warn alarm'),
+    # one step without a number had silenced a signal for the whole run
+    ('grad_spike', SPIKE | {'patience': 2}, [math.nan, 1, 3, 21, 25], 'ok ok ok warn alarm'),
+    # the start itself never counts, however high it is
+    ('grad_spike', dict(limit=0.1, baseline_steps=2, patience=1), [1, 3], 'ok ok'),
+    # a share of .4 at best: below .04 it is lost; .05 never was information
+    (
+        'information_drop',
+        dict(limit=0.1, patience=2),
+        [0.01, 0.05, 0.4, 0.3, 0.03, 0.02, math.nan],
+        'ok ok ok ok warn alarm ok',
+    ),
+    ('information_drop', dict(limit=0.1, patience=2), [0.05, 0.0, -0.01, 0.0], 'ok ok ok ok'),
+)
+
+
+@pytest.mark.parametrize('name, settings, values, levels', LEVELS)
+def test_levels_by_hand(name, settings, values, levels):
+    rows = rows_of(collapse.SIGNALS[name].metric, values)
+    found = [judge(rows[: n + 1], name, **settings) for n in range(len(rows))]
+    assert ' '.join(alarm.level for alarm in found) == levels
+    # Rows without the metric neither count nor end a streak, and have no news
+    others = [{'step': 10 * row['step'] + 1} for row in rows]
+    spread = [row | {'step': 10 * row['step']} for row in rows]
+    history = sorted(spread + others, key=lambda row: row['step'])
+    again = [judge(history[: 2 * n + 2], name, **settings) for n in range(len(rows))]
+    assert [(x.level, x.reason) for x in again] == [(x.level, x.reason) for x in found]
+    assert not any(alarm.news for alarm in again)
+    assert [x.since for x in again] == [x.since if x.since < 0 else 10 * x.since for x in found]
 
 
 def test_updates_that_train_nothing_end_the_run():
@@ -136,12 +165,6 @@ def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
     assert collapse.starved([empty_row(), {'eval/success': 0.0}, empty_row()], 2)
 
 
-def test_lost_episodes_raise_an_alarm():
-    rows = rows_of('rollout/env_error', [0.1, 0.3, 0.3, 0.3, 0.3])
-    levels = [judge_all(rows[:n], base.get_config().alarm)['faults'].level for n in range(1, 6)]
-    assert levels == ['ok', 'ok', 'warn', 'warn', 'alarm']
-
-
 def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
     """An untrained policy in a new world stayed at 0 without a word."""
 
@@ -158,23 +181,6 @@ def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
         assert word in hint
 
 
-def test_a_start_is_made_of_what_was_measured():
-    """One step without a number had silenced a signal for the whole run."""
-    rows = rows_of('policy/grad_norm', [math.nan, 1, 3, 21, 25])
-    found = judge(rows, 'grad_spike', limit=10.0, baseline_steps=2, patience=2)
-    assert found.level == 'alarm' and found.since == 3
-
-
-def test_rows_without_the_metric_neither_count_nor_end_a_streak():
-    rows = rows_of('eval/success', [0.0] * 3)
-    spread = [row | {'step': 10 * row['step']} for row in rows]
-    others = [{'step': step} for step in range(1, 30) if step % 10]
-    history = sorted(spread + others, key=lambda row: row['step'])
-    alarm = judge(history, 'no_success', limit=0.01, patience=3)
-    assert alarm.level == 'alarm' and alarm.since == 0
-    assert not alarm.news  # the newest row has no validation: said before
-
-
 def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
     for name in collapse.SIGNALS:
         metric = collapse.SIGNALS[name].metric
@@ -183,27 +189,6 @@ def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
     for name in ('std_drop', 'grad_spike', 'entropy_drop', 'entropy_rise'):
         metric = collapse.SIGNALS[name].metric
         assert judge(rows_of(metric, [0.0] * 50), name, limit=0.1, patience=2) == collapse.OK
-
-
-def test_a_spike_is_measured_by_the_start_of_the_run():
-    # start (1 + 3) / 2 = 2, limit 10 x 2: 21 and 25 exceed it, 20 does not
-    rows = rows_of('policy/grad_norm', [1, 3, 20, 21, 25])
-    spike = dict(limit=10.0, baseline_steps=2)
-    assert judge(rows, 'grad_spike', patience=3, **spike).level == 'warn'  # 2 of 3
-    alarm = judge(rows, 'grad_spike', patience=2, **spike)
-    assert alarm.level == 'alarm' and alarm.since == 3 and 'above 20' in alarm.reason
-    # the start itself never counts, however high it is
-    assert judge(rows[:2], 'grad_spike', patience=1, limit=0.1, baseline_steps=2) == collapse.OK
-
-
-def test_information_falls_from_its_best():
-    # a share of .4 at best: below .04 it is lost; .05 never was information
-    rows = rows_of('collapse/mi_share', [0.01, 0.05, 0.4, 0.3, 0.03, 0.02, math.nan])
-    drop = dict(limit=0.1, patience=2)
-    levels = [judge(rows[:n], 'information_drop', **drop).level for n in range(1, 8)]
-    assert levels == ['ok', 'ok', 'ok', 'ok', 'warn', 'alarm', 'ok']
-    little = rows_of('collapse/mi_share', [0.05, 0.0, -0.01, 0.0])
-    assert judge(little, 'information_drop', **drop) == collapse.OK
 
 
 def test_the_four_regimes():
@@ -324,9 +309,6 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
     ('changes', 'says'),
     [
         ({'alarm.std_drop.action': 'rollback'}, 'is not one of off, warn, stop, roll_back'),
-        ({'alarm.std_drop.patience': 0}, 'must be at least 1'),
-        ({'alarm.grad_spike.limit': -1.0}, 'must be at least 0'),
-        ({'alarm.roll_back_lr': 0.0}, 'roll_back_lr=0.0 must be in'),
         ({'alarm.mi_pairs': 1}, 'mi_pairs=1 must be at least 2'),
         ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window=0'),
         ({'alarm.mi_every': 5, 'env.think': False}, 'needs env.think=True'),

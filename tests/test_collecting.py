@@ -1,6 +1,5 @@
-"""Dynamic sampling: rollouts until the batch is full of groups worth training on."""
+"""Dynamic sampling: rollouts until the batch is full. A whole run: adapters in test_runs.py."""
 
-import dataclasses
 import functools
 import types
 
@@ -11,14 +10,9 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax import train
-from agentrl_jax.machine import processes
 from agentrl_jax.rl import filtering
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes
-from agentrl_jax.run import collecting, parts
-from agentrl_jax.run.build import build
-from agentrl_jax.run.params import Frozen, policy_of
-from agentrl_jax.run.state import Opened, start_state
+from agentrl_jax.run import collecting
 from agentrl_jax.run.streams import Streams
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
@@ -48,7 +42,6 @@ def test_kept_groups_are_packed_and_free_places_do_not_train():
 
 
 STREAMS = Streams(seed=0)
-OPENED = Opened(state=None, frozen=Frozen({}, None), base=None, streams=STREAMS)
 
 
 def stub_run(refill, varied):
@@ -120,59 +113,3 @@ def test_further_rollouts_have_streams_of_their_own():
     own, common = draw(8, common=False), draw(8, common=True)
     assert own.token_stream.tolist() == own.world_stream.tolist() == [8, 9, 10, 11]
     assert common.world_stream.tolist() == [8, 8, 9, 9]
-
-
-# ---- with a policy, on meshes --------------------------------------------------------------------
-
-
-def one_step(monkeypatch, devices):
-    """(run, rollout and rows of the update, state, metrics): one group in four is kept."""
-    mesh = jax.sharding.Mesh(
-        np.array(jax.devices()[:devices]).reshape(devices, 1, 1), ('data', 'fsdp', 'tensor')
-    )
-    monkeypatch.setattr(parts, 'build_mesh', lambda cfg: mesh)
-    cfg = micro_runs.config(
-        'frozen_lake',
-        algorithm='grpo',
-        **{'filter.keep': 0.25, 'filter.refill': 5, 'env.eval_levels': 8, 'optim.lr': 1e-5},
-    )
-    run = build(cfg)
-    params = policy_of(start_state(run, run.params).params, {})
-    collect_without_compiling(run, params)
-    state, measured, _, played = train.train_step(
-        run, OPENED, start_state(run, run.params), 2, first=False
-    )
-    return run, played, state, measured
-
-
-def collect_without_compiling(run, params):
-    """A first step that one rollout fills, then one that takes four: no further program."""
-    cfg = run.cfg.copy_and_resolve_references()
-    cfg.filter.refill = 0
-    collecting.collect(dataclasses.replace(run, cfg=cfg), params, run.training.task, STREAMS, 2)
-    with processes.CompileCounter() as counter:
-        _, _, measured = collecting.collect(run, params, run.training.task, STREAMS, 2)
-    assert measured['filter/collects'] == 4 and counter.count == 0
-
-
-@pytest.mark.soak
-def test_a_refilled_step_repeats_itself_on_one_device_and_on_eight(monkeypatch):
-    """Four rollouts fill a batch of four groups: the best of each, in their order."""
-    run, played, state, measured = one_step(monkeypatch, 8)
-    assert measured['filter/collects'] == 4 and measured['filter/kept'] == 0.25
-    assert measured['batch/trained_rows'] == 16 and measured['filter/empty'] == 0
-    held, params = played.rollout, policy_of(start_state(run, run.params).params, {})
-    keep = settings.build_keep(run.cfg)
-    for number in range(4):
-        (out, _), _ = collecting.play(run, params, run.training.task, STREAMS, 2, number)
-        rows = np.flatnonzero(keep(out)[1])
-        part = slice(4 * number, 4 * number + 4)
-        np.testing.assert_array_equal(held.tokens[part], out.tokens[rows])
-        np.testing.assert_array_equal(held.rewards[part], out.rewards[rows])
-        np.testing.assert_array_equal(played.episodes.level[part], out.level[rows])
-    again = train.train_step(run, OPENED, start_state(run, run.params), 2, first=False)[0]
-    jax.tree.map(np.testing.assert_array_equal, state, again)
-    _, alone, state_alone, _ = one_step(monkeypatch, 1)
-    np.testing.assert_array_equal(held.tokens, alone.rollout.tokens)
-    for a, b in zip(*map(jax.tree.leaves, (state.params, state_alone.params)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)

@@ -299,7 +299,6 @@ def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_l
 
 def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
     """JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
-
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
     said = "Unable to initialize backend 'cuda': no GPU\n (you may need to uninstall it)"
     for error, words in (

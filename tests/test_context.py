@@ -17,19 +17,16 @@ from agentrl_jax.run.config import read as read_config
 KEY, NAME = tiny.KEY, 'frozen_lake'
 
 
-def static(task):
-    sizes = dict(width=task.width, max_response=tiny.MAX_RESPONSE, keeps=task.agent.writes)
-    return dict(prefix=task.prefix.shape[0], **sizes)
-
-
 @functools.cache
-def played(window, style='brief'):
+def played(window, style='brief', past_turns=0):
     """(rollout, its windows) of the cloned policy."""
-    task = tiny.task(NAME, style=style)
-    more = {} if style == 'brief' else {'max_tokens': 512}
-    out, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, window=window, **more)
-    cut = functools.partial(windows.windows, window=window or task.max_turns, **static(task))
-    return out, jax.device_get(jax.jit(cut)(out))
+    task = tiny.task(NAME, style=style, past_turns=past_turns)
+    more = dict(max_tokens=640) if style == 'ragen' else dict(max_tokens=256) if past_turns else {}
+    policy = tiny.cloned(NAME)[0]
+    out, counters = tiny.play(NAME, policy, KEY, task_=task, window=window, **more)
+    assert counters['overflow'] == 0
+    context = windows.Context.of(task, window or task.max_turns, tiny.MAX_RESPONSE)
+    return out, jax.device_get(jax.jit(functools.partial(windows.windows, context=context))(out))
 
 
 def samples(out, found):
@@ -57,63 +54,54 @@ def test_the_sampler_is_the_trainer(window):
     assert out.action_mask.sum() > 50 and gap.max() <= 1e-5
 
 
-@pytest.mark.parametrize(('window', 'style'), [(1, 'ragen'), (2, 'brief')])
-def test_a_sample_is_the_prefix_and_the_last_turns(window, style):
+@pytest.mark.parametrize(
+    ('window', 'style', 'past_turns'),
+    [(1, 'ragen', 0), (2, 'brief', 0), (1, 'brief', 1), (1, 'ragen', 1)],
+)
+def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
+    window, style, past_turns
+):
     """Written out as text: the first turn of a window shows no reward and no end of a turn."""
-    out, found = played(window, style)
-    task = tiny.task(NAME, style=style)
-    got, late = samples(out, found), 0
+    out, found = played(window, style, past_turns)
+    task = tiny.task(NAME, style=style, past_turns=past_turns)
+    assert task.width > tiny.task(NAME, style=style).width or not past_turns
+    got, late, several = samples(out, found), 0, 0
     assert sorted(got) == [(b, k) for b in range(16) for k in range(out.num_turns[b])]
     for b in range(16):
         states, turns = tiny.replay(out, b, task, KEY, b)
         for k in range(int(out.num_turns[b])):
+            matched, parts = tiny.answered(out, b, k, task)
+            turns[k]['said'] = [part for part in parts if matched and part >= 0]
+            several += len(turns[k]['said']) > 1
             first = max(k - window + 1, 0)
             late += first > 0
-            ids = tiny.spelled(tiny.opening_text(task.env, style, task.max_actions_per_episode))
+            text = tiny.opening_text(task.env, style, task.max_actions_per_episode)
+            ids = tiny.spelled(text + told(task, states, turns, k, past_turns))
             for i in range(first, k + 1):
-                before = turns[i - 1] if i else None
-                ids += prompt(task, style, states[i], i, before, out.turn_stop[b], shown=i > first)
+                before = turns[i - 1] if i else dict(reward=0.0, warn=False, used=0)
+                text = tiny.turn_text(
+                    task.env,
+                    style,
+                    states[i],
+                    turn=i if i > first else 0,  # 0: as if no turn had been before it
+                    reward=before['reward'],
+                    warn=before['warn'],
+                    left=task.max_actions_per_episode - before['used'],
+                    sampled_end=i > 0 and out.turn_stop[b, i - 1] == tiny.TurnStop.EOS,
+                )
+                ids += tiny.spelled(text.replace('Turn 1:\n', f'Turn {i + 1}:\n'))
                 ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == i)].tolist()
             assert got[b, k] == ids, (b, k)
     assert late >= 5
+    assert several > 3 or style == 'ragen'  # the policy was cloned with the brief wording
 
 
-def prompt(task, style, state, turn, before, stops, *, shown):
-    """Ids of a turn's prompt; without `shown` as if no turn had been before it."""
-    text = tiny.turn_text(
-        task.env,
-        style,
-        state,
-        turn=turn,
-        reward=before['reward'] if before else 0.0,
-        warn=bool(before and before['warn']),
-        left=task.max_actions_per_episode - (before['used'] if before else 0),
-        sampled_end=turn > 0 and stops[turn - 1] == tiny.TurnStop.EOS,
-    )
-    if turn and not shown:
-        opening = tiny.turn_text(
-            task.env,
-            style,
-            state,
-            turn=turn,
-            reward=before['reward'],
-            warn=False,
-            left=0,
-            sampled_end=stops[turn - 1] == tiny.TurnStop.EOS,
-        ).split(f'Turn {turn + 1}:' if style == 'ragen' else task.env.observation_text(state))[0]
-        text = text.removeprefix(opening)
-    return tiny.spelled(text)
-
-
-def test_a_window_of_all_turns_samples_the_same_tokens_as_no_window():
-    whole, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY)
-    out, _ = played(3)
-    np.testing.assert_array_equal(whole.tokens, out.tokens)
-    np.testing.assert_allclose(whole.logprobs, out.logprobs, atol=1e-5)
-
-
-def test_a_shorter_window_changes_what_the_policy_sees_only_from_the_turn_on_that_it_cuts():
+def test_a_window_changes_what_the_policy_sees_only_from_the_turn_on_that_it_cuts():
+    """One of all turns nothing at all."""
+    free, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY)
     whole, out = played(3)[0], played(1)[0]
+    np.testing.assert_array_equal(free.tokens, whole.tokens)
+    np.testing.assert_allclose(free.logprobs, whole.logprobs, atol=1e-5)
     first = whole.action_mask & (whole.turn == 0)
     np.testing.assert_array_equal(whole.tokens[first], out.tokens[first])
     np.testing.assert_allclose(whole.logprobs[first], out.logprobs[first], atol=1e-5)
@@ -132,112 +120,56 @@ def test_put_back_undoes_split_turns_on_every_answer():
     assert own.sum() == mask.sum()  # each sampled token is trained in one sample
 
 
-HISTORY = (
-    'Summary: {n} turns completed so far. Showing the last {shown}.\n',
-    'Turn {turn}:\n{state}{actions}',
-)
-
-
 def told(task, states, turns, k, m):
     """The history of the last m turns before turn k, as text."""
-    if k == 0:
+    if not k or not m:
         return ''
-    text = HISTORY[0].format(n=k, shown=min(k, m))
+    text = f'Summary: {k} turns completed so far. Showing the last {min(k, m)}.\n'
     for i in range(max(k - m, 0), k):
         names = [task.env.ACTION_NAMES[part] for part in turns[i]['said']] or ['none']
         actions = ''.join(f'Action: {name}\n' for name in names)
         rewarded = f'Reward: {turns[i]["reward"]:.1f}\n' if task.style.rewards_shown() else ''
-        state = task.env.observation_text(states[i])
-        text += HISTORY[1].format(turn=i + 1, state=state, actions=actions + rewarded)
+        text += f'Turn {i + 1}:\n{task.env.observation_text(states[i])}{actions}{rewarded}'
     return text
 
 
-@pytest.mark.parametrize('style', ['brief', 'ragen'])
-def test_a_summary_tells_the_turns_that_the_policy_does_not_see(style):
-    task = tiny.task(NAME, style=style, past_turns=1)
-    assert task.width > tiny.task(NAME, style=style).width
-    sizes = dict(max_tokens=640 if style == 'ragen' else 256, window=1)
-    out, counters = tiny.play(NAME, tiny.cloned(NAME)[0], KEY, task_=task, **sizes)
-    assert counters['overflow'] == 0 and (out.num_turns == 3).any()
-    find = jax.jit(functools.partial(windows.windows, window=1, **static(task)))
-    got, several = samples(out, jax.device_get(find(out))), 0
-    for b in range(16):
-        states, turns = tiny.replay(out, b, task, KEY, b)
-        for k in range(int(out.num_turns[b])):
-            matched, parts = tiny.answered(out, b, k, task)
-            turns[k]['said'] = [part for part in parts if matched and part >= 0]
-            several += len(turns[k]['said']) > 1
-        for k in range(int(out.num_turns[b])):
-            before = turns[k - 1] if k else None
-            opening = tiny.opening_text(task.env, style, task.max_actions_per_episode)
-            block = tiny.turn_text(
-                task.env,
-                style,
-                states[k],
-                turn=0,
-                reward=0.0,
-                warn=bool(k and before['warn']),
-                left=task.max_actions_per_episode - (before['used'] if k else 0),
-                sampled_end=True,
-            ).replace('Turn 1:\n', f'Turn {k + 1}:\n')
-            ids = tiny.spelled(opening + told(task, states, turns, k, 1) + block)
-            ids += out.tokens[b][out.action_mask[b] & (out.turn[b] == k)].tolist()
-            assert got[b, k] == ids, (b, k)
-    assert several > 3 or style == 'ragen'  # the policy was cloned with the brief wording
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'context.window': 2, 'context.summary': 1}, 'set context.window=1'),
+        ({'context.window': 1, 'algorithm': 'gspo'}, 'context.window=1'),
+        (
+            {'context.window': 1, 'rollout.read_tokens': 8},
+            'rollout.read_tokens=8 needs the whole conversation',
+        ),
+        (
+            {'algorithm': 'vine', 'fork.turns': 'every', 'rollout.read_tokens': 8},
+            'rollout.read_tokens=8 does not go with fork.turns',
+        ),
+    ],
+)
+def test_what_windows_do_not_go_with_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(micro(**changes))
 
 
-def test_a_summary_without_a_window_of_one_turn_is_refused():
-    with pytest.raises(ValueError, match='set context.window=1'):
-        read_config(micro(2, **{'context.summary': 1}))
-
-
-def micro(window, **changes):
-    sizes = {
-        'context.window': window,
-        'env.max_turns': 3,
-        'rollout.max_tokens': 144,
-        'clone.episodes': 32,
-        'clone.steps': 12,
-        'steps': 2,
-        'eval.every': 0,
-    }
+def micro(**changes):
+    sizes = {'env.max_turns': 3, 'rollout.max_tokens': 144, 'steps': 2, 'eval.every': 0}
     return micro_runs.config(NAME, **(sizes | changes))
 
 
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
     """Other shapes, the same samples and weights: losses and gradients agree."""
     rows = {}
-    more = {'loss.aggregation': 'seq_mean_token_mean', 'batch.shuffle': True, 'clone.steps': 30}
+    changes = {'algorithm': 'mt_grpo', 'loss.aggregation': 'seq_mean_token_mean'}
+    changes |= {'batch.shuffle': True, 'clone.episodes': 32, 'clone.steps': 30}
     for window in (0, 3):
         folder = tmp_path / str(window)
-        cfg = micro(window, algorithm='mt_grpo', **more)
         with micro_runs.one_device():
-            assert train.train(cfg, str(folder)) == 0
+            assert train.train(micro(**changes, **{'context.window': window}), str(folder)) == 0
         rows[window] = run_log.read_metrics(folder / run_log.METRICS_FILE)
     assert rows[0][0]['policy/grad_norm'] > 0
     names = ('policy/loss', 'policy/grad_norm', 'policy/entropy')
     for name in (*names, 'batch/trained_tokens', 'batch/trained_rows'):
         for step in (0, 1):
             assert rows[3][step][name] == pytest.approx(rows[0][step][name], rel=1e-3, abs=1e-6)
-
-
-@pytest.mark.soak
-def test_a_critic_trains_on_windows(tmp_path):
-    assert train.train(micro(1), str(tmp_path)) == 0
-    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    assert all(np.isfinite(row['value/loss']) and row['value/loss'] > 0 for row in rows[:2])
-    assert max(row['sampler/logprob_gap'] for row in rows[:2]) < 1e-4
-
-
-@pytest.mark.parametrize('algorithm', ['gspo'])
-def test_a_ratio_of_whole_episodes_is_refused(algorithm):
-    with pytest.raises(ValueError, match='context.window=1'):
-        read_config(micro(1, algorithm=algorithm))
-
-
-def test_windows_are_not_read_in_chunks():
-    with pytest.raises(ValueError, match='rollout.read_tokens=8 needs the whole conversation'):
-        read_config(micro(1, **{'rollout.read_tokens': 8}))
-    with pytest.raises(ValueError, match='rollout.read_tokens=8 does not go with fork.turns'):
-        changes = {'algorithm': 'vine', 'fork.turns': 'every', 'rollout.read_tokens': 8}
-        read_config(micro(0, **changes))

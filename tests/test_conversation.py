@@ -37,10 +37,14 @@ def test_a_prompt_is_a_user_message_and_the_opening_of_an_answer():
     assert prompt.tokens == tiny.spelled(text) and not prompt.cut
 
 
-def test_what_an_item_is_about_stands_in_front_of_its_first_observation():
+def test_what_an_item_is_about_is_in_front_of_its_first_observation():
     prompt = conversation().prompt('A box.', 'Find a box.')
     assert 'user\nFind a box.\nA box.<|im_end|>' in shown(prompt)
     assert prompt.anchor == conversation().prompt('A box.').anchor  # of the observation alone
+    # What all items are told is not repeated in front of each
+    spoken = dataclasses.replace(conversation(), told='Find it.')
+    assert spoken.prompt('A box.', 'Find it.') == spoken.prompt('A box.')
+    assert spoken.prompt('A box.', 'Find two.') != spoken.prompt('A box.')
 
 
 def test_no_world_can_forge_a_chat_turn():
@@ -65,22 +69,14 @@ def test_a_long_text_loses_its_middle_and_says_so(length):
     assert text.endswith(f'{length - 1}<|im_end|>\n<|im_start|>assistant\n')
 
 
-def test_a_text_of_the_allowed_length_is_whole():
+def test_a_text_of_the_allowed_length_is_whole_and_no_other_exceeds_it():
     ids = tiny.tokenizer().encode('user\n' + 'w ' * 30)
     most = len(ids) - 1
     assert not conversation(most).prompt('w ' * 30).cut
     assert conversation(most - 1).prompt('w ' * 30).cut
-
-
-@pytest.mark.parametrize('most', [1, 2, 5, 9])
-def test_few_tokens_are_never_exceeded(most):
-    spoken = conversation(most)
-    assert len(spoken.prompt('word ' * 50).tokens) + 1 <= spoken.width
-
-
-def test_a_world_reads_what_the_policy_said_behind_what_was_forced_on_it():
-    spoken = conversation(prefix='<think>')
-    assert spoken.said(tiny.tokenizer().encode('a</think>go up')) == '<think>a</think>go up'
+    for few in (1, 2, 5, 9):
+        spoken = conversation(few)
+        assert len(spoken.prompt('word ' * 50).tokens) + 1 <= spoken.width
 
 
 def test_actions_are_told_apart_by_their_text():
@@ -121,14 +117,9 @@ def test_a_system_message_of_the_checkpoint_s_own_is_kept():
     np.testing.assert_array_equal(ids[: len(begin)], begin)
 
 
-def test_what_all_items_are_told_is_not_repeated_in_front_of_each():
-    spoken = dataclasses.replace(conversation(), told='Find it.')
-    assert spoken.prompt('A box.', 'Find it.') == spoken.prompt('A box.')
-    assert spoken.prompt('A box.', 'Find two.') != spoken.prompt('A box.')
-
-
-def test_an_answer_is_told_to_the_world_with_its_prefix_and_trained_without_it():
+def test_an_answer_reaches_the_world_with_its_prefix_and_is_trained_without_it():
     spoken = conversation(prefix='Action: ')
+    assert spoken.said(tiny.tokenizer().encode('go up')) == 'Action: go up'
     assert spoken.said(spoken.answer('Action: look')) == 'Action: look'
     assert spoken.answer('Action: look') == conversation().answer('look')
     with pytest.raises(ValueError, match="answer_prefix='Action: ' is not how .*: 'look'"):

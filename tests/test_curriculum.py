@@ -12,27 +12,7 @@ from hypothesis import strategies as st
 from agentrl_jax.rl.curriculum import horizon
 from agentrl_jax.run.config import read as read_config
 
-# rounds / steps a stage of the released scripts
-RELEASED = {
-    'webarena': ((8, 12, 15), 80),
-    'deepsearch': ((5, 8, 10), 100),
-    'textcraft': ((10, 20, 30), 100),
-    'sciworld': ((10, 20, 30), 100),
-    'babyai': ((6, 13, 20), 100),
-}
-
-
 # ---- the table ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('name', RELEASED)
-def test_stages_of_the_release_change_at_the_multiples_of_their_length(name):
-    """Steps from 0: with 100 a stage, 0 to 99, 100 to 199 and the rest."""
-    (first, second, third), length = RELEASED[name]
-    shape = dict(rounds=(first, second, third), stage_steps=length)
-    expected = [first] * length + [second] * length + [third] * 2 * length
-    assert [horizon(step, **shape) for step in range(4 * length)] == expected
-    assert horizon(10**9, **shape) == third
 
 
 def test_an_interpolated_horizon_by_hand():

@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 
 def load(folder):
-    opened = checkpoint.Checkpoints(folder, 9, True, None)
+    opened = checkpoint.Checkpoints(folder, 9, None)
     return checkpoint.restore(opened, abstract(make_state()))
 
 

@@ -67,7 +67,7 @@ def test_the_closing_words_count_what_did_not_train():
 
     nothing = row(1.0, *[math.nan] * 3)
     rows = [row(0, 1, 0.5, 0.5), row(0, 1, 1.0, 0), row(0, 0.5, 0, 0.25), nothing, {'step': 4}]
-    said = report._losses(rows)
+    said = report._training_warnings(rows)
     assert said == [
         'WARNING: 1 of 4 steps had no group that varied (group/zero_std_frac)',
         'WARNING: 25.0 % of episodes were cut by rollout.max_tokens',  # of the three steps played

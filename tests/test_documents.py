@@ -91,14 +91,8 @@ def test_a_rollout_becomes_a_document_by_hand():
     assert texts == ['', 'é', r'\xc3', r'\xa9', '<|im_end|>', 'h']
     assert [entry['s'] for entry in second['tokens']] == ['h', '[257]']
     assert [entry['k'] for entry in first['tokens']] == list('ppaaap')
-    assert first['tokens'][2] == {
-        's': r'\xc3',
-        'turn': 0,
-        'k': 'a',
-        'lp': -0.1,
-        'ratio': 1.5,
-        'adv': 'inf',
-    }
+    token = {'s': r'\xc3', 'turn': 0, 'k': 'a', 'lp': -0.1, 'ratio': 1.5, 'adv': 'inf'}
+    assert first['tokens'][2] == token
     assert first['tokens'][0]['lp'] is None and first['tokens'][0]['adv'] is None
     # -0.1 + 1.0 and -0.1; one turn each, the second cut at its length and out of tokens.
     assert made['totals'].pop('return') == pytest.approx(0.4)
@@ -106,14 +100,8 @@ def test_a_rollout_becomes_a_document_by_hand():
     # Both are of one level: Wilson's for one episode. z^2 = 3.841459, margin
     # z sqrt(.25 + z^2 / 4) / (1 + z^2) = 0.445379
     np.testing.assert_allclose(ends, (0.054621, 0.945379), atol=1e-6)
-    assert made['totals'] == {
-        'episodes': 2,
-        'faulty': 0,
-        'solved': 1,
-        'turns': 2,
-        'invalid': 1,
-        'truncated': 1,
-    }
+    counts = {'episodes': 2, 'faulty': 0, 'solved': 1, 'turns': 2, 'invalid': 1, 'truncated': 1}
+    assert made['totals'] == counts
     (both,) = made['groups']
     assert (both['return'], both['return_std']) == pytest.approx((0.4, 0.5**0.5))
     assert (both['sampled'], both['advantages']) == (2.0, None)  # 3 and 1 tokens; none is finite
@@ -145,29 +133,13 @@ def test_a_turn_whose_world_does_not_say_if_it_is_valid_has_no_badge():
     assert 'invalid answers' in known
 
 
-def test_a_document_of_some_episodes_has_the_figures_of_all():
-    made = documents.of_rollout(
-        small_rollout(), ByteTokenizer(), 'lake', ['Left', 'Down'], every=2, group_size=2
-    )
-    assert [episode['row'] for episode in made['episodes']] == [0] and made['every'] == 2
-    assert made['totals']['episodes'] == 2 and made['groups'][0]['episodes'] == 2
-    assert made['episodes'][0]['turns'][0]['grid'] is None
-    assert made['episodes'][0]['tokens'][2]['ratio'] is None
-    assert 'every 2nd. 1 are left out' in render_page(made)
-
-
 def test_a_faulty_episode_is_in_no_figure_but_its_own():
     faulty = small_rollout().replace(
         episode_stop=np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET])
     )
     made = documents.of_rollout(faulty, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
     totals, group_of_two = made['totals'], made['groups'][0]
-    assert (totals['faulty'], totals['solved'], totals['return'], totals['turns']) == (
-        1,
-        0,
-        -0.1,
-        1,
-    )
+    assert [totals[name] for name in ('faulty', 'solved', 'return', 'turns')] == [1, 0, -0.1, 1]
     assert (group_of_two['faulty'], group_of_two['return_std']) == (1, None)
     none = faulty.replace(episode_stop=np.full(2, EpisodeStop.ENV_ERROR))
     made = documents.of_rollout(none, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
@@ -179,44 +151,35 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
     line = {'turn': 0, 'seconds': 0.5, 'tries': 1, 'fault': '', 'observation': 'shown', 'item': 7}
     end = line | {'turn': 1, 'seconds': 2.5, 'tries': 3}
     long = end | {'observation': 'x' * (documents.REPLY_SHOWN + 5)}
-    made = documents.of_rollout(
-        rollout, ByteTokenizer(), 'host', None, replies=[[line, end], [line, long]]
-    )
-    documents.check(made)
+
+    def of(*replies, **more):
+        made = documents.of_rollout(rollout, ByteTokenizer(), 'host', None, replies=replies, **more)
+        documents.check(made)
+        return made
+
+    made = of([line, end], [line, long])
     # Reply 1 of the first episode opens a prompt; that of the second ended it unseen.
     texts = [[reply['text'] for reply in episode['replies']] for episode in made['episodes']]
     assert texts[0] == ['', ''] and texts[1][0] == ''
     assert texts[1][1] == 'x' * documents.REPLY_SHOWN + ' [... 5 more characters]'
-    assert made['episodes'][0]['replies'][1] == {
-        'turn': 1,
-        'seconds': 2.5,
-        'tries': 3,
-        'fault': '',
-        'text': '',
-    }
-    assert made['worlds'] == {
-        'replies': 4,
-        'seconds': 1.5,
-        'slowest': 2.5,
-        'retries': 4,
-        'faults': 0,
-    }
-    assert small_document()['worlds'] is None
+    said = made['episodes'][0]['replies'][1]
+    assert said == {'turn': 1, 'seconds': 2.5, 'tries': 3, 'fault': '', 'text': ''}
+    figures = {'replies': 4, 'seconds': 1.5, 'slowest': 2.5, 'retries': 4, 'faults': 0}
+    assert made['worlds'] == figures and small_document()['worlds'] is None
     # Of every second episode, but the figures are of all
-    some = documents.of_rollout(
-        rollout, ByteTokenizer(), 'host', None, every=2, replies=[[line], [end | {'fault': 'lost'}]]
-    )
+    some = of([line], [end | {'fault': 'lost'}], every=2)
     assert len(some['episodes']) == 1 and some['worlds']['faults'] == 1
-
-
-def test_of_replies_that_end_a_trial_and_begin_the_next_a_prompt_shows_the_second():
-    rollout = small_rollout().replace(begin=np.array([[1, 5], [1, 0]]))
-    line = {'turn': 0, 'seconds': 0.5, 'tries': 1, 'fault': '', 'observation': 'begun'}
-    lost, again = line | {'turn': 1, 'observation': 'lost'}, line | {'turn': 1}
-    made = documents.of_rollout(
-        rollout, ByteTokenizer(), 'host', None, replies=[[line, lost, again], [line]]
-    )
+    # Of two that end a trial and begin the next, the prompt shows the second
+    made = of([line, end | {'observation': 'lost'}, end], [line])
     assert [reply['text'] for reply in made['episodes'][0]['replies']] == ['', 'lost', '']
+
+
+def test_a_sampled_row_that_is_no_token_is_shown_as_its_number():
+    """A model has more rows than its tokenizer has tokens: they are padded to a multiple."""
+    rollout = small_rollout()
+    rollout.tokens[1, 1] = 300
+    made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', ['Left', 'Down'])
+    assert [entry['s'] for entry in made['episodes'][1]['tokens']] == ['h', '[300]']
 
 
 def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
@@ -228,14 +191,6 @@ def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
         documents.check(made)
         first, second = (episode['turns'][0] for episode in made['episodes'])
         assert (first['part'], first['actions']) == ('plan', []) and 'part' not in second
-
-
-def test_a_sampled_row_that_is_no_token_is_shown_as_its_number():
-    """A model has more rows than its tokenizer has tokens: they are padded to a multiple."""
-    rollout = small_rollout()
-    rollout.tokens[1, 1] = 300
-    made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', ['Left', 'Down'])
-    assert [entry['s'] for entry in made['episodes'][1]['tokens']] == ['h', '[300]']
 
 
 def test_pages_of_a_run_link_to_their_neighbours(tmp_path):

@@ -14,10 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import toy_rollouts as toy
+import updates
 
-from agentrl_jax.algorithms import ppo
+from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.measure import collapse, metrics
-from agentrl_jax.rl import filtering, losses, update
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import losses, update
+from agentrl_jax.rl.algorithm import Clip, Filter
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.types import Scores, TrainState
 
 WORDS, GROUPS, GROUP_SIZE, STEPS = 8, 8, 8, 150
@@ -61,37 +65,26 @@ def play(head, key, luck):
 def train_step(state, key, *, keep, clip_high, luck, tx):
     rollout = play(state.params['head'], key, luck)
     measured = metrics.rollout_metrics(rollout, GROUP_SIZE)
-    top = functools.partial(filtering.keep_rows, group_size=GROUP_SIZE, rule='top_k', keep=keep)
-    rollout, *_ = filtering.select(
-        rollout, keep_fn=top, group_size=GROUP_SIZE, order='compact', count=keep * GROUP_SIZE
-    )
+    top = Filter(keep=keep / GROUPS)
+    rollout, *_ = top.select(rollout, groups=GROUPS, group_size=GROUP_SIZE)
     raw = values(None, state.critic_params, rollout.tokens, None, None)
     scores = Scores(
         old_logprobs=rollout.logprobs,
         ref_logprobs=jnp.zeros_like(rollout.logprobs),
         values=jnp.where(rollout.action_mask, losses.token_values(raw), 0.0),
     )
-    batch = ppo.make_batch(rollout, scores, group_size=GROUP_SIZE, reward_on='episode')
-    state, more = update.update_step(
-        state,
-        batch,
-        hidden_fn=hidden,
-        head_fn=lambda params: params['head'],
-        values_fn=values,
-        tx=tx,
-        critic_tx=tx,
-        loss=ppo.loss,
-        clip_low=0.2,
-        clip_high=clip_high,
-        epochs=4,
-    )
+    algorithm = PPO(reward_on='episode', clip=Clip(high=clip_high), entropy_coef=0.0)
+    batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
+    fns = ModelFns(hidden, lambda params: params['head'], values)
+    how = updates.settings(len(batch.tokens), tx=tx, algorithm=algorithm, epochs=4)
+    state, more = update.update_step(state, batch, fns=fns, how=how)
     return state, {name: (measured | more)[name] for name in REPORTED}
 
 
 @functools.cache
 def lives(*, keep, clip_high, luck=0.2, seeds=3):
     """Rows of metrics of every seed, the oldest first."""
-    tx = update.make_optimizer(0.01, weight_decay=0.0)
+    tx = Optim(weight_decay=0.0).tx(0.01)
     start, critic = {'head': jnp.zeros((GROUPS + 1, WORDS))}, {'value': jnp.zeros(GROUPS + 1)}
     state = TrainState(
         step=jnp.int32(0),

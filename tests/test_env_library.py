@@ -233,14 +233,6 @@ def test_the_best_player_solves_every_level_in_its_lookups_and_one_answer():
     np.testing.assert_allclose(oracle, np.cumsum(by_hops))
 
 
-def test_random_play_by_hand():
-    """Half of 32 actions name a box: within b actions 1 - 2^-b of episodes end, 1 in 16 solved."""
-    env = Library()
-    params = env.make_params('validation', num_levels=256)
-    exact = reference_curves(env, params, [0, 1, 5])['random']
-    np.testing.assert_allclose(exact, [0, 1 / 32, (31 / 32) / 16])
-
-
 # ---- texts -------------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ def blocks(language):
     return re.findall(rf'^```{language}\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
 
 
-WORLD, NAME, SECTION = blocks('python')
+WORLD, NAME = blocks('python')
 (COMMAND,) = [shlex.split(block.replace('\\\n', ' ')) for block in blocks('sh')]
 
 
@@ -48,23 +48,21 @@ def load(path, source):
 
 @pytest.fixture(scope='module')
 def corridor(tmp_path_factory):
-    """(the class, add_section(cfg)) of the recipe, followed step by step in another folder."""
+    """The class of the recipe, followed step by step in another folder."""
     folder = tmp_path_factory.mktemp('corridor')
     (folder / 'corridor.py').write_text(WORLD, encoding='utf-8')
-    indented = ''.join(f'    {line}\n' for line in SECTION.splitlines())
-    section = f'import ml_collections\n\n\ndef add(cfg):\n{indented}'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envs, '__path__', [*envs.__path__, str(folder)])
         for name, world in load(folder / 'name.py', NAME).ENVIRONMENTS.items():
             patch.setitem(envs.ENVIRONMENTS, name, world)
             patch.setitem(envs.WORLDS, name, world)
-        yield envs.ENVIRONMENTS['corridor'], load(folder / 'section.py', section).add
+        yield envs.WORLDS['corridor']
     del sys.modules['agentrl_jax.envs.corridor'], envs.corridor
 
 
 @pytest.fixture(scope='module')
 def world(corridor):
-    return every_world.World(corridor[0]())
+    return every_world.World(corridor())
 
 
 def test_the_table_lists_the_worlds_there_are():
@@ -150,7 +148,6 @@ def test_it_is_cloned_and_trained_by_the_command_s_fields(corridor, tmp_path):
         'corridor.nearest': 2,
     }
     cfg = micro_runs.plain('bandit', algorithm='grpo')
-    corridor[1](cfg)
     cfg.update_from_flattened_dict(small)
     for section, field in (name[7:].split('.') for name in flags if name.startswith('config.')):
         cfg[section][field] = type(cfg[section][field])(flags[f'config.{section}.{field}'])

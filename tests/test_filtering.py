@@ -10,7 +10,8 @@ import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.rl import advantages, filtering
+from agentrl_jax.rl import filtering
+from agentrl_jax.rl.algorithm import Filter
 
 SETTINGS = settings(max_examples=25, deadline=None)
 SOKOBAN_LIKE = jnp.array([5.2, 4.8, 3.6, 2.9, 0.25, 0.2, 0.1, 0.0])
@@ -27,55 +28,86 @@ def rollout_of(returns, healthy=None):
     return toy.rollout_of([[(1, 1)]] * len(returns), returns[:, None], length=2, faulty=faulty)
 
 
-def select(played, group_size, rule, *, order, count=0, soft=False, scaling='none', **settings):
-    """filtering.select of returns or a rollout, as a config would have it called."""
+def select(chosen, played, groups):
+    """The selection of returns or of a rollout by a Filter."""
     played = rollout_of(played) if hasattr(played, 'dtype') else played
-    keep_fn = functools.partial(filtering.keep_rows, group_size=group_size, rule=rule, **settings)
-    return filtering.select(
-        played,
-        keep_fn=keep_fn,
-        group_size=group_size,
-        order=order,
-        count=count,
-        soft=soft,
-        scaling=scaling,
-    )
-
-
-def test_scores_by_hand_without_faulty_members():
-    # (1, 2, 6): std sqrt(7);  (1, faulty 99, 3): std sqrt(2);  one healthy: 0
-    returns = jnp.array([1.0, 2, 6, 1, 99, 3, 5, 6, 7])
-    healthy = jnp.array([1, 1, 1, 1, 0, 1, 0, 1, 0], bool)
-    scores = filtering.group_scores(returns, healthy, group_size=3)
-    np.testing.assert_allclose(scores, [7**0.5, 2**0.5, 0], rtol=1e-6)
+    return chosen.select(played, groups=groups, group_size=len(played.tokens) // groups)
 
 
 def test_the_widest_groups_are_selected_as_rows_in_batch_order():
     returns = jnp.array([0.0, 0, 0, 3, 1, 1, 0, 5])  # stds 0, 2.1, 0, 3.5
-    taken, rows, keep, factors, _ = select(returns, 2, 'top_k', keep=2, order='compact', count=4)
+    taken, rows, keep, factors, _ = select(Filter(keep=0.5), returns, 4)
     assert rows.tolist() == [2, 3, 6, 7] and rows.dtype == jnp.int32
     assert keep.all() and factors is None
     np.testing.assert_array_equal(taken.returns, [0, 3, 0, 5])
+    # the same rows weigh, and come first, where the others stay
+    _, rows, keep, *_ = select(Filter(keep=0.5, compact=False), returns, 4)
+    assert rows.tolist() == [2, 3, 6, 7, 0, 1, 4, 5] and kept(keep) == [0, 1, 2, 3]
+    # what was refilled holds kept groups alone
+    _, rows, keep, *_ = select(Filter('varied', refill=1), returns, 4)
+    assert rows.tolist() == list(range(8)) and keep.all()
 
 
-def test_weights_and_compacting_keep_the_same_rows():
-    rng = np.random.default_rng(0)
-    returns, healthy = jnp.asarray(rng.normal(size=24)), jnp.asarray(rng.random(24) < 0.8)
-    played = rollout_of(returns, healthy)
-    rows = select(played, 4, 'top_k', keep=3, order='compact', count=12)[1]
-    _, mask = filtering.keep_rows(played, group_size=4, rule='top_k', keep=3)
-    assert kept(mask) == rows.tolist()
+def test_factors_by_hand():
+    returns = jnp.array([0.0, 2, 0, 4, 1, 1, 3, 3])  # stds proportional to 2, 4, 0, 0
+    *_, factors, metrics = select(Filter(keep=0.5, soft=True), returns, 4)
+    np.testing.assert_allclose(factors, [0.5, 0.5, 1, 1], rtol=1e-5)
+    for scaling, share in (('linear', 0.5), ('sqrt', 0.5**0.5)):
+        *_, factors, metrics = select(Filter(keep=0.5, scaling=scaling), returns, 4)
+        np.testing.assert_allclose(factors, [share] * 4, rtol=1e-6)
+    assert metrics['filter/kept'] == 0.5
+    assert metrics['filter/group_std_max'] == pytest.approx(8**0.5)
+    assert metrics['filter/group_std_kept'] == pytest.approx((2**0.5 + 8**0.5) / 2)
 
 
 def test_the_filter_ranks_raw_returns_and_normalised_ones_could_not_be_ranked():
     """RAGEN ranked scores it had normalised in place: every group then has std 1."""
-    returns = jnp.array([0.0, 0.1, 0, 10.0, 0, 1.0])  # raw: the second group is the widest
-    healthy = jnp.ones(6, bool)
-    scores = filtering.group_scores(returns, healthy, group_size=2)
-    assert kept(filtering.keep_top_k(scores, keep=1)) == [1]
-    normal = advantages.group_normalize(returns, healthy, group_size=2)
-    useless = filtering.group_scores(normal, healthy, group_size=2)
-    np.testing.assert_allclose(useless, np.ones(3), atol=1e-4)
+    played = rollout_of([0.0, 0.1, 0, 10.0, 0, 1.0])  # raw: the second group is the widest
+    rule = functools.partial(filtering.keep_rows, played, group_size=2, rule='top_k', keep=1)
+    scores, rows = rule()
+    assert kept(rows) == [2, 3]
+    np.testing.assert_allclose(scores, np.array([0.1, 10, 1]) / 2**0.5, rtol=1e-5)
+    np.testing.assert_allclose(rule(normalised=True)[0], np.ones(3), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    'chosen, groups, order, counted',
+    [
+        (Filter(), [0, 1, 2, 3], 'all', 4),
+        (Filter(keep=0.5), [1, 2], 'compact', 2),
+        (Filter(keep=0.5, smallest=True), [0, 3], 'compact', 2),
+        (Filter(keep=0.01), [2], 'compact', 1),  # at least one
+        (Filter('top_p', p=0.5), [2], 'kept_first', 4),
+        (Filter('top_p', p=0.575), [1, 2], 'kept_first', 4),
+        (Filter('top_p', p=0.575, eps=0.1), [2], 'kept_first', 4),
+        (Filter('top_p', p=1.0), [1, 2, 3], 'kept_first', 4),
+        (Filter('top_p', p=1.0, include_zero=True), [0, 1, 2, 3], 'kept_first', 4),
+        (Filter('top_p_softmax', p=1.0), [0, 1, 2, 3], 'kept_first', 4),
+        (Filter('top_p_softmax', p=1.0, include_zero=False), [1, 2, 3], 'kept_first', 4),
+        (Filter('min_p', p=0.5), [1, 2], 'kept_first', 4),
+        (Filter('min_p', p=0.0), [1, 2, 3], 'kept_first', 4),
+        (Filter('min_p', p=0.0, include_zero=True), [0, 1, 2, 3], 'kept_first', 4),
+        (Filter('percentile', low=0.25, high=0.75), [1, 3], 'compact', 2),
+        (Filter('percentile', low=0.25, high=0.75, compact=False), [1, 3], 'kept_first', 4),
+        (Filter('varied'), [1, 2, 3], 'kept_first', 4),
+        (Filter('varied', refill=2), [1, 2, 3], 'all', 4),
+        (Filter('all'), [0, 1, 2, 3], 'all', 4),
+    ],
+    ids=str,
+)
+def test_every_rule_keeps_its_groups(chosen, groups, order, counted):
+    # stds 0, 2, 4 and 1 over sqrt(2), whose sum is 4.95: .575 of it less .01 is above 4 / sqrt(2)
+    played = rollout_of([5.0, 5, 0, 2, 0, 4, 0, 1])
+    _, rows = chosen.keep_rows(played, groups=4, group_size=2)
+    assert kept(rows.reshape(4, 2).all(1)) == groups and rows.sum() == 2 * len(groups)
+    assert (chosen.order(4), chosen.kept(4)) == (order, counted)
+
+
+def test_within_group_keeps_a_share_of_the_members():
+    _, rows = Filter('within_group', keep=0.5).keep_rows(
+        rollout_of([0.0, 1, 2, 9, 5, 5, 5, 4]), groups=2, group_size=4
+    )
+    assert kept(rows) == [0, 3, 6, 7]
 
 
 def test_ties_go_to_the_earlier_group():
@@ -91,15 +123,11 @@ def test_top_p_golden_counts():
     zeros = jnp.zeros(8)
     assert kept(filtering.keep_top_p(zeros, p=0.9, include_zero=True)) == []
     assert kept(filtering.keep_top_p_softmax(zeros, p=0.9)) == list(range(8))
+    assert kept(filtering.keep_top_p_softmax(zeros, p=0.9, include_zero=False)) == []
+    assert kept(filtering.keep_varied(jnp.array([0.0, 0.3, 1e-7, 2.0]))) == [1, 3]
     # stds as small as FrozenLake's have nearly equal mass, 1.68 to 1 of 10.38: 9.38 > .9 * 10.38
     lake = jnp.array([0.52, 0.45, 0.4, 0.3, 0.25, 0.0, 0.0, 0.0])
     assert len(kept(filtering.keep_top_p_softmax(lake, p=0.9))) == 7
-
-
-def test_top_p_of_one_keeps_all_but_excluded_zeros():
-    assert len(kept(filtering.keep_top_p(SOKOBAN_LIKE, p=1.0, include_zero=True))) == 8
-    assert len(kept(filtering.keep_top_p(SOKOBAN_LIKE, p=1.0))) == 7
-    assert len(kept(filtering.keep_top_p_softmax(SOKOBAN_LIKE, p=1.0, include_zero=False))) == 7
 
 
 def test_top_p_keeps_in_batch_order_whatever_the_order_of_scores():
@@ -112,22 +140,11 @@ def test_top_p_keeps_in_batch_order_whatever_the_order_of_scores():
     )
 
 
-def test_all_zero_softmax_without_zeros_keeps_nothing():
-    assert kept(filtering.keep_top_p_softmax(jnp.zeros(4), p=0.9, include_zero=False)) == []
-
-
 def test_min_p_and_percentile_by_hand():
     # .5 * 5.2 = 2.6;  ranks [round(.25 * 8), round(.5 * 8)) = [2, 4)
     assert kept(filtering.keep_min_p(SOKOBAN_LIKE, p=0.5)) == [0, 1, 2, 3]
     assert kept(filtering.keep_min_p(jnp.zeros(3), p=0.5)) == []
     assert kept(filtering.keep_percentile(SOKOBAN_LIKE, low=0.25, high=0.5)) == [2, 3]
-
-
-def test_quartiles_partition_the_groups():
-    bands = [
-        filtering.keep_percentile(SOKOBAN_LIKE, low=q / 4, high=q / 4 + 0.25) for q in range(4)
-    ]
-    np.testing.assert_array_equal(sum(b.astype(int) for b in bands), np.ones(8))
 
 
 @SETTINGS
@@ -149,41 +166,6 @@ def test_within_group_choice_has_the_largest_variance_of_all_subsets(seed, keep)
         )
         if size:
             assert returns[chosen].var() >= best - 1e-5
-
-
-def test_soft_weights_and_scales_by_hand():
-    np.testing.assert_allclose(
-        filtering.soft_weights(jnp.array([1.0, 4.0]), group_size=2), [0.25, 0.25, 1, 1], rtol=1e-5
-    )
-    np.testing.assert_array_equal(filtering.soft_weights(jnp.zeros(2), group_size=1), [0, 0])
-    ratio = jnp.float32(0.25)
-    scales = [filtering.kept_scale(ratio, scaling=s) for s in ('none', 'linear', 'sqrt')]
-    np.testing.assert_allclose(scales, [1, 0.25, 0.5])
-
-
-def test_every_rule_is_in_the_dict_and_gives_a_mask_of_groups():
-    arguments = {
-        'top_k': {'keep': 2},
-        'percentile': {'low': 0.0, 'high': 0.5},
-        'all': {},
-        'varied': {},
-    }
-    for name, rule in filtering.RULES.items():
-        mask = rule(SOKOBAN_LIKE, **arguments.get(name, {'p': 0.9}))
-        assert mask.dtype == bool and mask.shape == (8,)
-
-
-def test_metrics_by_hand():
-    keep = filtering.keep_top_k(SOKOBAN_LIKE, keep=2)
-    metrics = filtering.filter_metrics(SOKOBAN_LIKE, jnp.repeat(keep, 3).reshape(8, 3))
-    assert metrics['filter/group_std_kept'] == pytest.approx(5.0)
-    assert metrics['filter/group_std_max'] == pytest.approx(5.2)
-    assert metrics['filter/kept'] == pytest.approx(0.25)
-
-
-def test_varied_groups_are_those_with_any_spread():
-    scores = jnp.array([0.0, 0.3, 1e-7, 2.0])
-    assert kept(filtering.keep_varied(scores)) == [1, 3]
 
 
 def test_refill_packs_kept_groups_until_it_is_full():

@@ -44,12 +44,10 @@ def config(**changes):
 @pytest.fixture(scope='module')
 def run():
     """What demonstrations need of a run, which is no model."""
-    cfg = effective(config())
-    tokenizer = parts.build_tokenizer(read_config(cfg, None))
+    cfg = read_config(config())
+    tokenizer = parts.build_tokenizer(cfg)
     training, validation = (
-        types.SimpleNamespace(
-            task=parts.build_text_task(read_config(cfg, None), tokenizer, split, None)
-        )
+        types.SimpleNamespace(task=parts.build_text_task(cfg, tokenizer, split, None))
         for split in ('train', 'validation')
     )
     return types.SimpleNamespace(
@@ -58,7 +56,7 @@ def run():
         tokenizer=tokenizer,
         training=training,
         validation=validation,
-        worlds={cfg.env.name: parts.build_worlds(read_config(cfg, None), tokenizer)},
+        worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
     )
 
 
@@ -150,26 +148,18 @@ def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
 )
 def test_configs_for_real_checkpoints_are_agentgym_rls(name, groups, rounds, tokens, answer):
     cfg = effective(importlib.import_module(f'configs.{name}').get_config())
-    read_config(cfg)
-    assert (cfg.env.name, cfg.algorithm, cfg.loss.clip_low) == (name, 'grpo', 0.2)
-    assert (cfg.rollout.num_groups, cfg.rollout.group_size, cfg.batch.minibatch_rows) == (
-        groups,
-        8,
-        64,
-    )
-    assert (cfg.loss.kl_coef, cfg.loss.kl_estimator, cfg.loss.entropy_coef) == (0.001, 'k3', 0.001)
-    assert (cfg.env.max_turns, cfg.rollout.max_tokens) == (rounds, tokens)
-    assert (cfg.rollout.max_response, cfg.optim.lr, cfg.eval.temperature) == (answer, 1e-6, 1)
+    run = read_config(cfg)
+    shape = cfg.rollout.num_groups, cfg.env.max_turns, cfg.rollout.max_tokens
+    assert (*shape, cfg.rollout.max_response) == (groups, rounds, tokens, answer)
+    assert (cfg.algorithm, cfg.rollout.group_size, cfg.batch.minibatch_rows) == ('grpo', 8, 64)
+    assert (cfg.loss.clip_low, cfg.loss.kl_estimator, cfg.optim.lr) == (0.2, 'k3', 1e-6)
+    assert cfg.loss.kl_coef == cfg.loss.entropy_coef == 0.001
     tokenizer = qwen_vocabulary.qwen_tokenizer()
-    task = parts.build_text_task(read_config(cfg, None), tokenizer, 'train', None)
+    task = parts.build_text_task(run, tokenizer, 'train', None)
     said = tokenizer.decode(task.prefix)
     assert said.count(task.env.instruction) == 1 and "OK. I'll follow" in said
     assert len(task.env_params.items) == cfg.env.train_levels
     if name == 'textcraft':
         world = textcraft.TextCraft()
         longest = max((world.reset(item) for item in range(544)), key=len)
-        assert (
-            not parts.build_conversation(read_config(cfg, None), tokenizer, task.env)
-            .prompt(longest)
-            .cut
-        )
+        assert not parts.build_conversation(run, tokenizer, task.env).prompt(longest).cut

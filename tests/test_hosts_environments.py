@@ -2,8 +2,12 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import time
 import types
 from concurrent import futures
@@ -11,11 +15,17 @@ from concurrent import futures
 import numpy as np
 import pytest
 
+from agentrl_jax.envs.base import build, read_world
 from agentrl_jax.envs.hosts import players, sciworld, served, textcraft
 from agentrl_jax.envs.hosts.agentgym import AgentGym
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import Items
 from agentrl_jax.envs.hosts.search import world as search
+from agentrl_jax.envs.hosts.search.world import Search
+from agentrl_jax.envs.hosts.textcraft import TextCraft
+from agentrl_jax.envs.hosts.web.miniwob import MiniWoB
+from agentrl_jax.envs.hosts.web.world import WebArena
+from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.sweeps import spec
@@ -30,14 +40,14 @@ def built(name, **settings):
     cfg.env.name = name
     with cfg.unlocked():
         cfg[name].update(settings)
-    return build_environment(cfg, 'train')
+    return build_environment(read_config(cfg), 'train')
 
 
 def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
     env, params = built('textcraft', depths=(1,), prompt='short')
     assert env.instruction == textcraft.SHORT_PROMPT
-    assert {*params.items} == {*textcraft.items('train', depths=(1,))}
-    far, _ = built('textcraft', depths=(1,), prompt='short', launch=1)
+    assert {*params.items} == {*textcraft.TextCraftEnvironment(depths=(1,)).our_items('train')}
+    far = dataclasses.replace(env, launch=1)
     with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
         assert isinstance(near, Read) and isinstance(there, AgentGym)
         item = int(params.items[0])
@@ -54,7 +64,7 @@ def test_search_is_played_in_process_or_on_a_server_of_the_run():
     env, params = built('search', dialect='mt_grpo', rewards='mt_grpo', retries=False, hops=(1,))
     assert env.quick and not dataclasses.replace(env, corpus='http://a:1').quick
     assert env.accepted == '' and '<tool>' in env.instruction
-    assert {*params.items} <= {*search.items('train', hops=(1,))}
+    assert {*params.items} <= {*search.SearchEnvironment(hops=(1,)).our_items('train')}
     assert env.FIGURES == ('tool_success', 'answer_presence', 'exact_match', 'format')
     few = Items(params.items[:8])
     assert players.reference_success(env, few, 3, rollouts=1)['oracle'] == 1.0
@@ -103,7 +113,7 @@ def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
 
     monkeypatch.setattr(served, 'Launched', slow)
     served.launched.cache_clear()
-    env, _ = built('textcraft', launch=1)
+    env = dataclasses.replace(built('textcraft')[0], launch=1)
     with futures.ThreadPoolExecutor(8) as threads:
         worlds = list(threads.map(lambda _: env.make(), range(8)))
     served.launched.cache_clear()
@@ -136,3 +146,144 @@ def test_agentgym_and_openenv_are_built_from_addresses():
         built('agentgym', env='chess')
     env, _ = built('openenv', url='http://a:1', action_field='text')
     assert env.make().url == 'ws://a:1/ws'
+
+
+@pytest.mark.parametrize(
+    'make, said',
+    [
+        (
+            lambda: TextCraft(prompt='long'),
+            "textcraft.prompt='long' must be one of agentgym",
+        ),
+        (
+            lambda: TextCraft(wording='odd'),
+            "textcraft.wording='odd' must be one of agentgym",
+        ),
+        (lambda: TextCraft(distractors=-1), 'textcraft.distractors=-1 must be at least 0'),
+        (lambda: Search(dialect='x'), "search.dialect='x' must be one of"),
+        (lambda: Search(rewards='x'), "search.rewards='x' must be one of"),
+        (lambda: Search(normaliser='x'), "search.normaliser='x' must be one of"),
+        (lambda: Search(calls=-1), 'search.calls=-1 must be at least 0'),
+        (lambda: Search(questions=('drawn',)).reset(4096), r'item 4096 is not in 0\.\.4095'),
+        (lambda: Search().reset(-1), 'item -1 is not'),
+        (lambda: WebShop(prompt='x'), "shop.prompt='x' must be one of"),
+        (lambda: WebShop(rewards='x'), "shop.rewards='x' must be one of"),
+        (lambda: WebShop(products=0), 'shop.products=0 must be at least 1'),
+        (lambda: WebShop(products=60).reset(-1), 'item -1 is not in'),
+        (lambda: WebShop(stalls=4, products=9), 'hold 1 to 8 products each'),
+        (lambda: WebShop(stalls=4, products=2, files=('a', 'b')), 'hold 1 to 8 products each'),
+        (lambda: WebShop(stalls=4, products=1).reset(4), r'item 4 is not in 0\.\.3'),
+        (lambda: MiniWoB(rewards='x'), "miniwob.rewards='x' must be one of"),
+        (lambda: MiniWoB(settle_s=0), 'miniwob.settle_s=0.0 must be above 0'),
+        (lambda: WebArena(prompt='x'), "web.prompt='x' must be one of"),
+    ],
+)
+def test_settings_and_items_of_worlds_that_cannot_be_are_named(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def digest():
+    """Of texts of worlds, and of what their oracles see."""
+    craft, find, shop = TextCraft(), Search(rewards='mt_grpo'), WebShop(products=60)
+    said = [craft.reset(item) for item in range(0, 544, 16)]
+    for play, items in ((find, range(0, 9900, 330)), (shop, range(0, len(shop.shop.goals), 9))):
+        for item in items:
+            said += [play.reset(item), *(repr(play.step(action)) for action in play.plan())]
+    return hashlib.sha256('\n'.join(said).encode()).hexdigest()
+
+
+def printed(program, **environment):
+    paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
+    environment |= {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
+    return subprocess.run(
+        [sys.executable, '-c', program],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
+def test_texts_are_the_same_in_another_interpreter_with_other_hashes_and_file_order():
+    program = (
+        'import pathlib; glob = pathlib.Path.glob; '
+        'pathlib.Path.glob = lambda *words: sorted(glob(*words), key=hash); '
+        'import test_hosts_environments; print(test_hosts_environments.digest())'
+    )
+    assert printed(program, PYTHONHASHSEED='12345') == digest()
+
+
+def test_servers_of_worlds_import_no_jax():
+    """bm25s computes with it as it is imported, where there is one."""
+    program = """
+import importlib, sys
+from agentrl_jax.envs.hosts import openenv, workers
+for place in workers.WORLDS.values():
+    module = place.partition(':')[0]
+    if not module.endswith(('.babyai', '.device')):
+        importlib.import_module(module)
+index = sys.modules['agentrl_jax.envs.hosts.search.retrieval'].Index.build([{'contents': 'a word'}])
+print(len(index.search(['word'], 1)[0]), {'jax', 'flax'} & {*sys.modules})
+"""
+    assert printed(program) == '1 set()'
+
+
+GUESS = """
+import dataclasses
+from typing import Annotated
+from agentrl_jax.envs.hosts.agentgym import Quirks
+from agentrl_jax.envs.hosts.base import hashed
+from agentrl_jax.envs.hosts.served import Served, checked
+from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.settings.marks import ONE
+
+@dataclasses.dataclass(frozen=True)
+class Play:
+    highest: Annotated[int, ONE] = 100
+
+class Guess:
+    deterministic, instruction, PLAY = True, 'Guess.', Play
+
+    def __init__(self, **settings):
+        self.play = checked('guess', Play(**settings))
+
+    def reset(self, item):
+        self.number = 1 + item % self.play.highest
+        return f'From 1 to {self.play.highest}.'
+
+    def step(self, action):
+        right = action == str(self.number)
+        return Reply('Right.' if right else 'No.', float(right), right, right)
+
+    def close(self):
+        pass
+
+@dataclasses.dataclass(frozen=True)
+class GuessEnvironment(Served, Play):
+    name, instruction, WORLD = 'guess', 'Guess.', Guess
+    QUIRKS = Quirks(reader='first_action', accepted='')
+
+    def our_items(self, split):
+        return hashed(range(50), split)
+"""
+
+
+def test_a_world_of_one_file_is_played_here_and_on_a_server_of_the_run(tmp_path, monkeypatch):
+    (tmp_path / 'guess_world.py').write_text(GUESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    import guess_world
+
+    far = read_world(guess_world.GuessEnvironment, {'highest': 9, 'launch': 1})
+    env, params = build(dataclasses.replace(far, launch=0), 'test', num_levels=3, seed=0)
+    assert params.items.tolist() == far.make_params('test', num_levels=3).items.tolist()
+    with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
+        assert there.reset(7) == near.reset(7) == 'From 1 to 9.'
+        for said in ('Action: 3', 'Action: 8'):
+            assert there.step(said) == dataclasses.replace(near.step(said), valid=None)
+        assert near.step('8').success
+    served.launched('guess_world:Guess', '{"highest": 9}', 1, 64).close()
+    served.launched.cache_clear()
+    with pytest.raises(ValueError, match='guess.highest=0 must be at least 1'):
+        read_world(guess_world.GuessEnvironment, {'highest': 0})

@@ -5,22 +5,18 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
 import http.server
 import json
 import logging
 import math
-import os
 import pathlib
 import random
-import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 
 import fastapi
+import host_worlds as hosts
 import numpy as np
 import pytest
 import uvicorn
@@ -33,7 +29,6 @@ from agentrl_jax.envs.hosts.search import (
     drawn,
     questions,
     retrieval,
-    scoring,
     service,
     world,
 )
@@ -48,15 +43,6 @@ TEXTS = (
     ('Seine', 'The Seine flows through Paris.'),
     ('Oslo', 'Oslo is a capital too.'),
 )
-ITEMS = range(0, 9900, 330)
-
-
-def digest():
-    """Of what the oracle is shown in some episodes."""
-    play, said = Search(rewards='mt_grpo'), []
-    for item in ITEMS:
-        said += [play.reset(item), *(repr(play.step(action)) for action in play.plan())]
-    return hashlib.sha256('\n'.join(said).encode()).hexdigest()
 
 
 @pytest.fixture(scope='module')
@@ -73,6 +59,10 @@ def asked(tmp_path_factory):
     row = {'question': 'What is the capital of France?', 'golden_answers': ['Paris', 'paris']}
     path.write_text(json.dumps(row) + '\n', encoding='utf-8')
     return str(path)
+
+
+def items(split, **settings):
+    return world.SearchEnvironment(**settings).our_items(split).tolist()
 
 
 # ---- documents ---------------------------------------------------------------------------------
@@ -138,19 +128,6 @@ def test_rows_that_are_no_documents_are_named(tmp_path):
     assert f'```json\n{questions.EXAMPLE}\n```' in shown
 
 
-def test_an_index_is_built_without_jax_where_there_is_none():
-    """The package computes with it as it is imported; a server has no use for that."""
-    script = (
-        'import sys; from agentrl_jax.envs.hosts.search import retrieval, world; '
-        'index = retrieval.Index.build([{"contents": "a word"}]); '
-        'print(len(index.search(["word"], 1)[0]), "jax" in sys.modules)'
-    )
-    found = subprocess.run(
-        [sys.executable, '-c', script], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert found.stdout.split() == ['1', 'False']
-
-
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'bm25s', None)
     with pytest.raises(ModuleNotFoundError, match='pip install bm25s'):
@@ -211,27 +188,6 @@ def test_the_server_speaks_search_r1_s_protocol(served):
         for wrong in ({}, {'queries': ['a'], 'query': 'b'}, {'queries': ['a'], 'topk': 101}):
             with pytest.raises(WorldError, match='answered 422'):
                 post('retrieve', wrong)
-
-
-@pytest.mark.parametrize(
-    'raw, status, code',
-    [
-        (b'{"query": "' + b'x' * 2**22 + b'"}', 413, 'too_large'),
-        (b'{"queries": ["' + b'x' * 100_000 + b'"]}', 422, 'invalid'),
-        (b'{"queries": ["\\ud800"]}', 422, 'invalid'),
-        (b'{"queries": ', 422, 'invalid'),
-        (b'{}', 422, 'invalid'),
-    ],
-)
-def test_a_request_that_is_refused_is_not_sent_back(served, raw, status, code):
-    """One of 200 MB was read whole and came back in the error; half a character was a 500."""
-    headers = {'Content-Type': 'application/json'}
-    request = urllib.request.Request(f'{served}/retrieve', raw, headers)
-    with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(request, timeout=20)
-    with raised.value as error:
-        told = error.read()
-    assert (error.code, json.loads(told)['code']) == (status, code) and len(told) < 500
 
 
 def test_documents_are_found_only_with_the_token_where_there_is_one(corpus, asked, tmp_path):
@@ -329,48 +285,23 @@ def test_the_bytes_of_all_requests_at_once_are_bounded():
     assert counts == {'responses_200': gate.HELD, 'responses_503': 1}
 
 
-class Kept:
-    """What routes ask of a server's worlds, with one world in this process."""
-
-    def __init__(self, world):
-        self.world, self.counts, self.last = world, collections.Counter(), {}
-
-    async def create(self, lease_s):
-        return 7, self.world.instruction
-
-    async def reset(self, number, item):
-        self.last = {'observation': self.world.reset(item)}
-        return self.last
-
-    async def step(self, number, action):
-        reply = self.world.step(action)
-        self.last = {name: getattr(reply, name) for name in ('observation', 'reward', 'done')}
-        return self.last
-
-    def told(self, number):
-        return self.last
-
-    def close(self, number):
-        return number == 7
-
-
 def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked):
     """Its client's calls, which our client of it makes too."""
     near, inner = (SearchQA(corpus=corpus, questions=[asked]) for _ in range(2))
     app = fastapi.FastAPI()
-    server.add_searchqa(app, Kept(inner))
+    server.BY_INDEX['searchqa'].add(app, hosts.Kept(inner))
     with running(app) as url, contextlib.closing(AgentGym('searchqa', Servers([url]))) as far:
         assert far.instruction == near.instruction
         assert far.reset(0) == near.reset(0)
         for action in ('?', '<answer>Lyon</answer>', *near.plan()):
             assert told(far.step(action)) == told(near.step(action))
         with contextlib.closing(retrieval.Client(url)) as client:
-            assert client.connection.post('create', {'id': 0}) == 7
-            assert client.connection.post('reset', {'env_idx': 7, 'id': 0}) == near.reset(0)
-            assert client.connection.get('observation?env_idx=7') == near.reset(0)
-            stepped = client.connection.post('step', {'env_idx': 7, 'action': ''})
+            assert client.connection.post('create', {'id': 0}) == 5
+            assert client.connection.post('reset', {'env_idx': 5, 'id': 0}) == near.reset(0)
+            assert client.connection.get('observation?env_idx=5') == near.reset(0)
+            stepped = client.connection.post('step', {'env_idx': 5, 'action': ''})
             assert stepped.keys() == {'observation', 'reward', 'done', 'info'}
-            assert client.connection.post('close', {'env_idx': 7}) is True
+            assert client.connection.post('close', {'env_idx': 5}) is True
 
 
 class Others(http.server.BaseHTTPRequestHandler):
@@ -455,10 +386,10 @@ def test_items_count_through_the_files_of_the_splits(tmp_path):
         rows = [{'question': f'{name} {i}', 'answer': 'x'} for i in range(size)]
         paths.append(str(tmp_path / f'{name}.jsonl'))
         pathlib.Path(paths[-1]).write_text('\n'.join(map(json.dumps, rows)))
-    found = [world.items(split, files=tuple(paths)) for split in SPLITS]
+    found = [items(split, questions=tuple(paths)) for split in SPLITS]
     assert found == [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
-    assert world.items('test', files=tuple(paths[:2])) == []
-    single = [world.items(split, files=(paths[2],)) for split in SPLITS]
+    assert items('test', questions=tuple(paths[:2])) == []
+    single = [items(split, questions=(paths[2],)) for split in SPLITS]
     assert sorted(sum(single, [])) == [0, 1, 2, 3]
 
 
@@ -466,11 +397,11 @@ def test_questions_about_countries_are_many_and_splits_share_no_subject():
     known = world.bank()
     assert len(known) > 9000 and len({question.text for question in known}) == len(known)
     assert collections.Counter(question.hops for question in known)[2] > 2000
-    splits = [world.items(split) for split in SPLITS]
+    splits = [items(split) for split in SPLITS]
     assert sorted(sum(splits, [])) == list(range(len(known)))
     subjects = [{known[item].subject for item in items} for items in splits]
     assert not subjects[0] & subjects[1] | subjects[0] & subjects[2] | subjects[1] & subjects[2]
-    two = world.items('test', hops=(2,))
+    two = items('test', hops=(2,))
     assert len(two) > 200 and {known[item].hops for item in two} == {2}
 
 
@@ -507,24 +438,6 @@ def test_other_questions_than_those_of_the_known_package_are_an_error(monkeypatc
     monkeypatch.setattr(countries, 'MANIFEST', 'another')
     with pytest.raises(ValueError, match='install that'):
         countries.questions()
-
-
-def test_texts_are_the_same_in_another_interpreter_with_other_hashes_and_file_order():
-    script = (
-        'import pathlib; glob = pathlib.Path.glob; '
-        'pathlib.Path.glob = lambda *words: sorted(glob(*words), key=hash); '
-        'import test_hosts_search; print(test_hosts_search.digest())'
-    )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
-    other = {'PYTHONHASHSEED': '12345', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
-    found = subprocess.run(
-        [sys.executable, '-c', script],
-        env=os.environ | other,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.strip() == digest()
 
 
 # ---- episodes ----------------------------------------------------------------------------------
@@ -592,7 +505,7 @@ def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, aske
 def test_an_oracle_finds_its_way_from_wherever_play_has_led():
     """After somebody else's search it took its own for made, and answered what nobody had read."""
     play = Search(retries=False)
-    item = next(i for i in world.items('train') if world.bank()[i].hops == 2)
+    item = next(i for i in items('train') if world.bank()[i].hops == 2)
     play.reset(item)
     first, second = play.question.queries
     play.step('<search>something else</search>')
@@ -614,7 +527,7 @@ def test_building_an_index_says_nothing(caplog):
 
 def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
     files = (drawn.NAME,)
-    found = [world.items(split, files=files) for split in SPLITS]
+    found = [items(split, questions=files) for split in SPLITS]
     assert sorted(sum(found, [])) == list(range(drawn.QUESTIONS)) and min(map(len, found)) > 300
     said = collections.defaultdict(set)  # region: countries that it belonged to
     play = Search(questions=files, retries=False, topk=1)
@@ -638,15 +551,13 @@ def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
 
 def test_questions_can_be_about_regions_of_short_names_alone():
     known = world.bank()
-    found = {
-        split: world.items(split, hops=(1,), about=('region',), longest_name=8) for split in SPLITS
-    }
+    found = {split: items(split, hops=(1,), about=('region',), longest_name=8) for split in SPLITS}
     assert min(map(len, found.values())) > 150
     for item in sum(found.values(), []):
         name = known[item].subject
         assert name.isascii() and name.isalpha() and len(name) <= 8
         assert known[item].text == f'Which country does the region {name} belong to?'
-    assert {known[item].kind for item in world.items('test', about=('country',))} == {'country'}
+    assert {known[item].kind for item in items('test', about=('country',))} == {'country'}
 
 
 def test_search_r1_reads_up_to_the_end_of_a_search(corpus, asked):
@@ -693,25 +604,3 @@ def test_calls_that_cannot_be_made_are_errors_in_a_result(corpus, asked):
         _, replies = played(corpus, asked, CALL.format(call), dialect='mt_grpo')
         assert replies[1].observation.startswith('<result>\nError: ') and not replies[1].done
         assert replies[1].figures == (0.0, 0.0, 0.0, 1.0)
-
-
-def test_settings_and_items_that_do_not_exist_are_errors(corpus, asked):
-    for name, value in (('dialect', 'x'), ('rewards', 'x'), ('normaliser', 'x')):
-        with pytest.raises(ValueError, match=f"search.{name}='x' must be one of"):
-            Search(**{name: value})
-    with pytest.raises(ValueError, match='search.calls=-1 must be at least 0'):
-        Search(calls=-1)
-    with pytest.raises(ValueError, match=r'item 1 is not in 0\.\.0'):
-        Search(corpus=corpus, questions=[asked]).reset(1)
-    with pytest.raises(ValueError, match=r'item -1 is not'):
-        Search(corpus=corpus, questions=[asked]).reset(-1)
-
-
-def test_a_world_may_search_on_a_server(served, asked):
-    near, _ = played(served, asked, '<search>Oslo</search>')
-    assert 'Oslo is a capital too.' in near.steps[0].result
-    assert near.deterministic and near.plan()[0] == (
-        '<search>What is the capital of France?</search>'
-    )
-    near.close()
-    assert isinstance(near.corpus, retrieval.Client) and scoring.REWARDS

@@ -2,12 +2,8 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import fastapi
 import host_worlds as hosts
@@ -15,7 +11,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from agentrl_jax.envs.hosts import served, server
+from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring, world
 from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment, WebShop
 from agentrl_jax.envs.splits import SPLITS
@@ -161,14 +157,6 @@ def test_texts_are_compared_by_their_sets_of_words():
         assert scoring.token_set_ratio(one, other) == percent
 
 
-def test_an_option_is_the_first_colour_that_it_has_in_it():
-    assert scoring.plain_color('dark blue') == 'blue' and scoring.plain_color('3 feet') == '3 feet'
-    assert scoring.plain_color('stonewash') == 'ash'
-    # Of a goal, kind and value together, unless one of them is a colour
-    assert scoring.plain_option(('color', 'red')) == 'red'
-    assert scoring.plain_option(('color', 'dark blue')) == "('color', 'dark blue')"
-
-
 def test_purchases_are_scored_by_hand(files):
     shirt, lamp, _ = products.read_files(*files)
     goal = products.Goal(shirt, (('color', 'dark blue'), ('size', 'small')), 20.0)
@@ -183,18 +171,6 @@ def test_purchases_are_scored_by_hand(files):
     dear = dataclasses.replace(goal, most=10.0)
     assert scoring.score(shirt, {}, dear).total == pytest.approx(2 / 5)
     assert scoring.score(lamp, {'size': 'small'}, goal).total == 0.0  # the titles share no noun
-
-
-def test_options_that_nobody_asked_for_do_not_pay(files):
-    """Each chosen value that the product's texts had in them counted: 1.5 of at most 1."""
-    shirt = dataclasses.replace(
-        products.read_files(*files)[0], title='Cotton Shirt Large Red', wanted=('silk',)
-    )
-    goal = products.Goal(shirt, (), 20.0)
-    for chosen in ({}, {'color': 'red', 'size': 'large'}):
-        assert scoring.score(shirt, chosen, goal).total == 1 / 2  # the price, of two parts
-    blue = products.Goal(shirt, (('color', 'blue'),), 20.0)
-    assert scoring.score(shirt, {'color': 'red'}, blue).options == 0.0
 
 
 def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
@@ -226,27 +202,6 @@ def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
         parts = [found.total, found.type, attributes, matched, found.price]
         assert parts == paid, (bought, wanted, options, chosen)
         assert found.total <= 1
-
-
-@pytest.mark.parametrize(
-    'changes, factor',
-    [
-        (dict(query='shirts for men'), 0.0),
-        (dict(query='shirts for men', title='Acme Shelf'), 1.0),
-        (dict(categories=frozenset(['Men', 'Shirts']), title='Acme Shelf'), 1.0),
-        (dict(categories=frozenset(['Men', 'Home']), title='Acme Shelf'), 0.5),
-        # Of acme, slim, shirt, dark, blue: two are over a fifth, one is not, none is no match
-        (dict(title='Acme Oak Shelf and Slim Board'), 1.0),
-        (dict(title='Acme Shelf'), 0.5),
-        (dict(title='The Shelf'), 0.0),
-    ],
-)
-def test_the_type_is_that_of_the_search_the_category_or_the_title(files, changes, factor):
-    shirt, _, shelf = products.read_files(*files)
-    assert scoring.type_factor(dataclasses.replace(shelf, **changes), shirt) == factor
-    # One noun of eleven is less than a tenth
-    long = dataclasses.replace(shirt, title='Acme 1 2 3 4 5 6 7 8 9 10')
-    assert scoring.type_factor(dataclasses.replace(shelf, title='Acme'), long) == 0.1
 
 
 # ---- pages ---------------------------------------------------------------------------------------
@@ -389,42 +344,6 @@ def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
     assert sorted(sum(splits, [])) == list(range(256)) and min(map(len, splits)) > 10
 
 
-def digest():
-    """Of pages that an oracle sees."""
-    play, said = WebShop(products=60), []
-    for item in range(0, len(play.shop.goals), 9):
-        said += [play.reset(item), *(play.step(action).observation for action in play.plan())]
-    return hashlib.sha256('\n'.join(said).encode()).hexdigest()
-
-
-def test_pages_are_the_same_in_another_interpreter_with_other_hashes():
-    paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
-    other = {'PYTHONHASHSEED': '12345', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
-    found = subprocess.run(
-        [sys.executable, '-c', 'import test_hosts_webshop as t; print(t.digest())'],
-        env=os.environ | other,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.strip() == digest()
-
-
-def test_settings_and_items_that_do_not_exist_are_errors(shop):
-    for name in ('prompt', 'rewards'):
-        with pytest.raises(ValueError, match=f"shop.{name}='x' must be one of"):
-            WebShop(**{name: 'x'})
-    with pytest.raises(ValueError, match='shop.products=0 must be at least 1'):
-        WebShop(products=0)
-    with pytest.raises(ValueError, match='item -1 is not in'):
-        shop.reset(-1)
-    for wrong in ({'products': 9}, {'products': 2, 'files': ('a', 'b')}):
-        with pytest.raises(ValueError, match='hold 1 to 8 products each'):
-            WebShop(stalls=4, **wrong)
-    with pytest.raises(ValueError, match='item 4 is not in 0..3'):
-        WebShop(stalls=4, products=1).reset(4)
-
-
 # ---- as environments and servers have it ---------------------------------------------------------
 
 
@@ -436,19 +355,6 @@ def test_a_run_s_environment_has_items_and_a_world_that_reads_answers():
         assert play.reset(int(params.items[0])).endswith('Actions: search[words]')
         reply = play.step('Thought: a search[x]?\nAction: search[table]')
         assert 'Total results' in reply.observation and len(reply.figures) == len(env.FIGURES)
-
-
-def test_a_run_may_play_on_a_server_of_its_own():
-    env = ShopEnvironment(products=60)
-    far = dataclasses.replace(env, launch=1)
-    with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
-        assert near.reset(3) == there.reset(3)
-        for action in ('what?', *(f'Action: {action}' for action in near.world.plan())):
-            reply = near.step(action)
-            assert there.step(action) == reply
-        assert reply.done and reply.success and reply.figures == (1.0,)
-    served.launched('shop', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
-    served.launched.cache_clear()
 
 
 def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
@@ -467,7 +373,7 @@ def test_an_oracle_clicks_a_value_that_two_options_have_once(tmp_path):
 
 def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
     app, play = fastapi.FastAPI(), world.AgentGymShop(products=60)
-    server.add_webshop(app, hosts.Kept(play))
+    server.BY_INDEX['webshop'].add(app, hosts.Kept(play))
     client = TestClient(app)
 
     def post(path, **body):

@@ -17,6 +17,8 @@ from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
+COUNT = 3000  # random states of a world
+
 
 @functools.cache
 def tokenizer(name):
@@ -85,10 +87,28 @@ def padded(rows, width):
     return array
 
 
-def assert_rendering_equals_the_tokenizer(name, env, states):
+WORLDS = {
+    'lake': (FrozenLake(), lakes),
+    'lake_8x8': (FrozenLake(size=8), lakes),
+    'lake_cells': (FrozenLake(observation_format='cells'), lakes),
+    'lake_coordinates_3x3': (FrozenLake(size=3, observation_format='grid_coord'), lakes),
+    'lake_coordinates': (FrozenLake(observation_format='grid_coord'), lakes),
+    'room': (Sokoban(), rooms),
+    'room_other_symbols': (Sokoban(symbols=sokoban.OTHER_SYMBOLS), rooms),
+    'room_8x8': (Sokoban(dim=8, num_boxes=2), rooms),
+    'room_coordinates': (Sokoban(observation_format='grid_coord'), rooms),
+    'room_coord': (Sokoban(observation_format='coord'), rooms),
+    'bandit': (Bandit(), questions),
+}
+
+
+@pytest.mark.parametrize('name', ['demo', 'qwen', 'smollm'])
+@pytest.mark.parametrize('world', WORLDS)
+def test_states_render_as_the_tokenizer_would(name, world):
     """Ids gathered from the table on the device = encode(observation_text) on the host."""
-    count = len(states.time)
-    texts = [env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in range(count)]
+    env, make = WORLDS[world]
+    states = make(env, COUNT)
+    texts = [env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in range(COUNT)]
     once = list(dict.fromkeys(texts))  # of the bandit's there are few
     ids = dict(zip(once, tokenizer(name).encode_batch(once), strict=True))
     expected = [ids[text] for text in texts]
@@ -105,46 +125,6 @@ def assert_rendering_equals_the_tokenizer(name, env, states):
     tokens, length = jax.device_get(show(table, states))
     np.testing.assert_array_equal(length, [len(ids) for ids in expected])
     np.testing.assert_array_equal(tokens, padded(expected, width))
-
-
-@pytest.mark.slow('twenty thousand states')
-@pytest.mark.parametrize('name', ['demo', 'qwen'])
-@pytest.mark.parametrize(
-    'env, make',
-    [
-        (FrozenLake(), lakes),
-        (Sokoban(), rooms),
-        (Sokoban(symbols=sokoban.OTHER_SYMBOLS), rooms),
-        (Bandit(), questions),
-    ],
-    ids=['frozen_lake', 'sokoban', 'sokoban_other_symbols', 'bandit'],
-)
-def test_twenty_thousand_states_render_as_the_tokenizer_would(name, env, make):
-    assert_rendering_equals_the_tokenizer(name, env, make(env, 20_000))
-
-
-@pytest.mark.parametrize('name', ['demo', 'qwen', 'smollm'])
-@pytest.mark.parametrize(
-    'env, make',
-    [
-        (FrozenLake(size=8), lakes),
-        (FrozenLake(observation_format='cells'), lakes),
-        (FrozenLake(size=3, observation_format='grid_coord'), lakes),
-        (Sokoban(dim=8, num_boxes=2), rooms),
-        (Sokoban(observation_format='grid_coord'), rooms),
-        (Sokoban(observation_format='coord'), rooms),
-    ],
-    ids=['lake_8x8', 'lake_cells', 'lake_coordinates', 'room_8x8', 'room_grid_coord', 'room_coord'],
-)
-def test_larger_worlds_and_coordinates_render_as_the_tokenizer_would(name, env, make):
-    assert_rendering_equals_the_tokenizer(name, env, make(env, 2000))
-
-
-@pytest.mark.slow('twenty thousand states')
-@pytest.mark.parametrize('name', ['demo', 'qwen'])
-def test_coordinates_of_every_set_of_holes_render_as_the_tokenizer_would(name):
-    env = FrozenLake(observation_format='grid_coord')
-    assert_rendering_equals_the_tokenizer(name, env, lakes(env, 20_000))
 
 
 def test_gather_by_hand():

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from browser import Tab, needs_chromium
+from golden_text import assert_golden
 from test_view import HOSTILE, Page
 
 from agentrl_jax import view
@@ -191,35 +192,29 @@ def test_numbers_of_every_kind_are_drawn_inside_the_chart():
 # ---- the page ----------------------------------------------------------------------------------
 
 
-def test_the_page_says_where_the_run_is(tmp_path):
-    folder = make_run(tmp_path / 'a', steps=7, pages=('step_000000.html', 'step_000050.html'))
-    page = Page(sections(folder))
-    for fact in ('StarPO-S on frozen_lake', 'configs/demo.py', 'stopped', '7 of 200', '7k'):
-        assert fact in page.text.replace('7000', '7k'), fact
-    assert '40.0 % 30.0 to 50.0' in page.text and 'success on held-out levels' in page.text
-    links = [a['href'] for tag, a in page.elements if tag == 'a' and 'rollouts' in a['href']]
-    assert links == ['rollouts/step_000050.html', 'rollouts/step_000000.html']
-    assert 'step 50' in page.text and 'Every metric' in page.text
-    assert 'Learning rate of the policy' in page.text
-
-
-def test_alarms_are_those_of_the_signals(tmp_path):
-    folder = make_run(tmp_path / 'a', steps=40, rollout__token_budget_stop=0.5)
-    (folder / 'roll_backs.json').write_text(
+def test_pages_are_the_golden_ones(tmp_path):
+    """Sections of a run with alarms beside another, without rows, of another version, finished."""
+    pages = ('step_000000.html', 'step_000050.html')
+    alarmed = make_run(tmp_path / 'alarmed', 40, rollout__token_budget_stop=0.5, pages=pages)
+    (alarmed / 'roll_backs.json').write_text(
         json.dumps([{'at_step': 9, 'to_step': 4, 'signal': 's', 'reason': 'it spiked'}])
     )
-    page = Page(sections(folder))
-    assert 'above 0.2 for 40 measurements (cut)' in page.text
-    assert 'at step 9 back to step 4: it spiked' in page.text
-    assert 'Alarms' not in Page(sections(make_run(tmp_path / 'b'))).text
-
-
-def test_a_run_without_metrics_or_of_another_version_has_a_page(tmp_path):
-    assert 'Nothing has been measured' in sections(make_run(tmp_path / 'a', steps=0))
-    folder = make_run(tmp_path / 'b')
-    (folder / run_log.CONFIG_FILE).write_text('{"config": {"steps": "many", "alarm": {}}}')
-    text = Page(sections(folder)).text
-    assert text.startswith('b') and 'success in training' in text
+    begun, other = make_run(tmp_path / 'begun', steps=0), make_run(tmp_path / 'other')
+    for folder in (alarmed, begun):
+        path = folder / run_log.CONFIG_FILE
+        known = json.loads(path.read_text()) | {'commit': 'c0ffee', 'machine': '1 x cpu'}
+        path.write_text(json.dumps(known))
+    (other / run_log.CONFIG_FILE).write_text('{"config": {"steps": "many", "alarm": {}}}')
+    done = make_run(tmp_path / 'done', 7, config=False, eval_test__success=0.25)
+    run_log.write_finished(done, 6)
+    parts = {
+        'alarms, rollouts, another run': sections(alarmed, others=[other]),
+        'nothing measured': sections(begun),
+        'a config of another version': sections(other),
+        'finished, over tokens': sections(done, x='tokens'),
+    }
+    readable = {title: text.replace('><', '>\n<') for title, text in parts.items()}
+    assert_golden('live_pages.html', readable)
 
 
 @pytest.mark.parametrize('text', HOSTILE)
@@ -330,14 +325,12 @@ def test_of_many_runs_the_newest_are_beside_it(tmp_path):
     assert '3 older runs left out' in page.text and len(page.having('other')) == live_page.COLOURS
 
 
-def test_the_command_refuses_what_is_no_run(tmp_path, capsys):
+def test_the_command_says_where_the_page_is(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         view.main([str(tmp_path)])
     assert stopped.value.code == 1
     assert 'is no folder of a run' in capsys.readouterr().err
 
-
-def test_the_command_says_where_the_page_is(tmp_path, capsys, monkeypatch):
     def answer(server):
         assert ask_in_thread(server, '/run/a/') == 200
         raise KeyboardInterrupt

@@ -172,8 +172,6 @@ def test_what_no_wording_can_hold_is_named():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     with pytest.raises(ValueError, match=r"'user\\n\\n' in front of 'Turn\\n' are .* '10\\n'"):
         lines.in_front_of_all(tokenizer, 'user\n\n', ['Turn\n', 'To\n', '10\n'])
-    with pytest.raises(ValueError, match=r"merges across lines: 'a\\n' \+ '\\n'"):
-        lines.build_line_table(tokenizer, ['a\n', '\n'])
 
 
 @pytest.mark.parametrize('style', STYLES)

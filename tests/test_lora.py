@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tiny_models
 import toy_rollouts as toy
-from agentrl_jax.run.settings import build_learning
 from jax.sharding import AxisType
 
 from agentrl_jax.machine import sharding
@@ -189,23 +188,17 @@ def updated(name, shape=(1, 1, 1)):
             'batch.epochs': 2,
         },
     )
-    mesh = mesh_of(*shape)
-    config, params = parts.build_model(
-        read_config(cfg, None), parts.build_tokenizer(read_config(cfg, None)), mesh
-    )
-    txs = parts.build_optimisers(read_config(cfg, None))
+    cfg, mesh = read_config(cfg, None), mesh_of(*shape)
+    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
+    txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
     state = start.start_state(run, params)
-    reference = (
-        jax.tree.map(jnp.copy, state.params) if read_config(cfg, None).needs_reference else None
-    )
+    reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
     frozen = run_params.Frozen({'model': params['model']}, reference)
     before = jax.device_get((state, frozen))
-    learn = functools.partial(
-        build_module.learn,
-        fns=parts.build_functions(read_config(cfg, None), config, mesh),
-        learning=build_learning(cfg, mesh, None, None, txs),
-    )
+    fns = parts.build_functions(cfg, config, mesh)
+    how = build_module.build_learning(cfg, mesh, None, None)
+    learn = functools.partial(build_module.learn, fns=fns, how=how)
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
     after, metrics, *_ = jax.jit(learn, compiler_options=QUICK)(state, frozen, rollout)
     return *before, *jax.device_get((after, frozen, metrics))

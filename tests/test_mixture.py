@@ -16,7 +16,7 @@ from agentrl_jax.imitation import demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import validation
 from agentrl_jax.records import report, run_log
-from agentrl_jax.run import cloning, collecting, mixture, parts
+from agentrl_jax.run import cloning, collecting, mixture
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
@@ -55,7 +55,6 @@ def assert_same(left, right):
 @pytest.mark.parametrize(
     'shares, total, expected',
     [
-        ((0.5, 0.5), 8, (4, 4)),
         ((0.75, 0.25), 8, (6, 2)),
         ((0.5, 0.5), 7, (4, 3)),  # 3.5 each: of equals the first
         ((0.5, 0.3, 0.2), 8, (4, 2, 2)),  # 4, 2.4, 1.6
@@ -71,23 +70,18 @@ def test_groups_by_share_by_hand(shares, total, expected):
 
 def test_a_member_is_the_config_of_a_run_of_its_own():
     cfg = effective(config(UNEVEN, **{'clone.episodes': 10}))
-    assert cfg.env.name == 'frozen_lake+catch' and read_config(cfg, None).env.worlds == (
-        'frozen_lake',
-        'catch',
-    )
+    run = read_config(cfg, None)
+    assert cfg.env.name == 'frozen_lake+catch' and run.env.worlds == MIX_NAMES
     assert effective(cfg) == cfg
-    lake, catch = mixture.members(cfg)
+    lake, catch = run.members
     assert (lake.env.name, lake.env.mix, lake.rollout.num_groups) == ('frozen_lake', (), 6)
     assert (catch.env.name, catch.rollout.num_groups) == ('catch', 2)
     assert (lake.clone.episodes, catch.clone.episodes) == (8, 2)
     saved = ml_collections.ConfigDict(json.loads(cfg.to_json()))  # its pairs are lists
     assert tuple(effective(saved).env.mix) == UNEVEN
-    assert [member.env.name for member in mixture.members(effective(saved))] == [
-        'frozen_lake',
-        'catch',
-    ]
-    plain = effective(config(()))
-    assert mixture.members(plain) == (plain,)
+    assert tuple(member.env.name for member in read_config(saved, None).members) == MIX_NAMES
+    plain = read_config(config(()), None)
+    assert plain.members == (plain,)
 
 
 # ---- parts -------------------------------------------------------------------------------------
@@ -126,38 +120,25 @@ def test_own_demonstrations_are_of_each_world_by_its_share():
     assert (tokens[:3, : len(lake)] == lake).all() and (tokens[3:, : len(sokoban)] == sokoban).all()
 
 
-@pytest.fixture(scope='module')
-def uneven(one_device):
-    """Over eight devices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, 'build_mesh', one_device)
-        return build(config(UNEVEN))
-
-
-def test_streams_are_different_in_all_rows_and_levels_come_from_their_own_pools(uneven):
-    lake, catch = uneven.training.draw(jax.random.key(0), 3, 100)
-    assert np.concatenate([lake.token_stream, catch.token_stream]).tolist() == [*range(100, 132)]
-    assert lake.level.shape == (24,) and len(set(catch.level.tolist())) == 2
-    plain = build(config((), **{'rollout.num_groups': 6}))
-    assert_same(lake, plain.training.draw(jax.random.key(0), 3, 100))
-
-
 def played(run):
     """(rollout, episodes) of the first step."""
     training = run.training
-    drawn = training.draw(jax.random.key(1), 0, 0)
+    drawn = training.draw(jax.random.key(1), 0, 100)
     rollout, counters = training.collect(run.params, training.task, drawn, jax.random.key(2))
     collecting.check_counters(counters)
     return rollout, drawn
 
 
-def test_rows_of_a_rollout_stand_world_by_world(uneven):
-    """Each block begins with the prompt of its world."""
-    rollout, drawn = played(uneven)
-    assert uneven.mesh.size == 8
-    assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(uneven.mesh), 2)
-    blocks = list(mixture.blocks(uneven.training.task, jax.device_get(rollout)))
+def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
+    """Over eight devices. Streams differ in all rows; each block begins with its world's prompt."""
+    run = build(config(UNEVEN, **{'mesh.data': 8}))
+    rollout, drawn = played(run)
+    assert run.mesh.size == 8
+    assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(run.mesh), 2)
+    assert np.concatenate([world.token_stream for world in drawn]).tolist() == [*range(100, 132)]
+    blocks = list(mixture.blocks(run.training.task, jax.device_get(rollout)))
     assert [len(rows.tokens) for _, rows in blocks] == [24, 8]
+    assert len(set(drawn[1].level.tolist())) == 2  # groups of four
     for (task, rows), listed in zip(blocks, drawn, strict=True):
         prefix = np.asarray(task.prefix)
         assert (rows.tokens[:, : len(prefix)] == prefix).all()

@@ -13,8 +13,10 @@ from tiny_models import TINY, forward, random_params, rows
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention, base, critic, decoder, sizes
+from agentrl_jax.models.functions import model_functions
 
-values = jax.jit(critic.values, static_argnums=1)
+fns = model_functions(TINY, None, has_critic=True, shares_backbone=False)
+values = jax.jit(functools.partial(fns.values, None))
 
 
 def test_rotation_by_hand():
@@ -27,17 +29,6 @@ def test_rotation_by_hand():
     # pair (1, 0) by 3 -> (cos 3, sin 3); pair (0, 2) by 0.3 -> (-2 sin 0.3, 2 cos 0.3)
     expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
     np.testing.assert_allclose(turned.reshape(-1), expected, rtol=1e-5)
-
-
-def test_a_token_does_not_see_later_tokens_or_padding():
-    params = random_params(TINY)
-    tokens, positions = rows(TINY)
-    mask = jnp.ones(tokens.shape, bool).at[1, 8:].set(False)
-    before = forward(params, TINY, tokens, positions, mask)
-    changed = tokens.at[:, 8:].set((tokens[:, 8:] + 1) % TINY.vocab_size)
-    after = forward(params, TINY, changed, positions, mask)
-    np.testing.assert_array_equal(before[:, :8], after[:, :8])
-    assert np.abs(before[0, 8:] - after[0, 8:]).max() > 1e-3
 
 
 def test_padding_changes_neither_values_nor_gradient():
@@ -136,52 +127,26 @@ def test_bfloat16_compute_keeps_float32_masters_and_logits():
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
 
 
-def mean_nll(params, tokens, positions, mask, row_sharding=None):
-    hidden = TINY.forward(params, tokens, positions, mask, row_sharding=row_sharding)
-    logits = TINY.logits(params, hidden)
-    chosen = jnp.arange(TINY.vocab_size)[None, None] == tokens[..., None]
-    taken = jnp.where(chosen, jax.nn.log_softmax(logits), 0.0).sum(-1)
-    return -jnp.sum(jnp.where(mask, taken, 0.0)) / mask.sum()
-
-
-def on_mesh(shape, *, pinned=True):
-    """(jitted value and gradient of mean_nll, its arguments), laid out for training."""
-    params = random_params(TINY)
-    tokens, positions = rows(TINY, batch=16, length=11)
-    mask = jnp.asarray(np.arange(11)[None] < np.arange(16)[:, None] % 7 + 5)
-    if shape is None:
-        return jax.jit(jax.value_and_grad(mean_nll)), (params, tokens, positions, mask)
-    mesh = sharding.make_mesh(*shape)
-    layout, split = sharding.specs(params, sharding.TRAIN_RULES, mesh), sharding.shard_rows(mesh)
-    data = jax.device_put((tokens, positions, mask), split)
-    loss = functools.partial(mean_nll, row_sharding=split if pinned else None)
-    program = jax.jit(jax.value_and_grad(loss), out_shardings=(None, layout))
-    return program, (jax.device_put(params, layout), *data)
-
-
-@pytest.mark.slow('compiles for meshes of eight devices')
-@pytest.mark.parametrize(
-    ('shape', 'pinned'), [((8, 1, 1), True), ((2, 2, 2), True), ((1, 4, 2), False)]
-)
-def test_one_device_equals_a_mesh_forward_and_backward(shape, pinned):
-    program, arguments = on_mesh(None)
-    one = program(*arguments)
-    program, arguments = on_mesh(shape, pinned=pinned)
-    many = program(*arguments)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), one, many)
-
-
 def test_fsdp_moves_parameters_between_devices_and_no_activations(monkeypatch):
     monkeypatch.setattr(attention, 'SCORE_BYTES', 1)  # rows of each device in two parts
-    tokens = 16 * 11  # of on_mesh
+    mesh, params = sharding.make_mesh(1, 8, 1), random_params(TINY)
+    layout, split = sharding.specs(params, sharding.TRAIN_RULES, mesh), sharding.shard_rows(mesh)
+    data = rows(TINY, batch=16, length=11)
+    arguments = jax.device_put(params, layout), *jax.device_put((*data, data[0] >= 0), split)
 
-    def moved(pinned):
-        program, arguments = on_mesh((1, 8, 1), pinned=pinned)
+    def mean_nll(params, *data, row_sharding):
+        hidden = TINY.forward(params, *data, row_sharding=row_sharding)
+        chosen = jnp.arange(TINY.vocab_size)[None, None] == data[0][..., None]
+        return -jnp.where(chosen, jax.nn.log_softmax(TINY.logits(params, hidden)), 0.0).mean()
+
+    def moved(row_sharding):
+        loss = functools.partial(mean_nll, row_sharding=row_sharding)
+        program = jax.jit(jax.value_and_grad(loss), out_shardings=(None, layout))
         text = program.lower(*arguments).compile().as_text()
         shapes = re.findall(r'= \(?\w+\[([\d,]*)\]\S* .*?(?:all-\w+|reduce-scatter)\(', text)
-        return [s for s in shapes if s.count(',') > 1 or s.startswith(('16,11', f'{tokens},'))]
+        return [s for s in shapes if s.count(',') > 1 or s.startswith(('16,11', f'{16 * 11},'))]
 
-    assert moved(pinned=False) and not moved(pinned=True)
+    assert moved(None) and not moved(split)
 
 
 def test_parameter_counts_are_those_of_the_published_models():
@@ -207,7 +172,7 @@ def test_a_fresh_critic_copies_the_backbone_and_says_zero():
     assert set(params) == {'backbone', 'value_head'} and set(params['backbone']) == {'model'}
     jax.tree.map(np.testing.assert_array_equal, params['backbone']['model'], policy['model'])
     tokens, positions = rows(TINY)
-    out = values(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    out = values(params, tokens, positions, jnp.ones(tokens.shape, bool))
     assert out.shape == tokens.shape and out.dtype == jnp.float32
     assert not out.any()
 
@@ -220,6 +185,6 @@ def test_values_by_hand_and_their_first_gradient_reaches_the_head():
     params = critic.init(random_params(TINY), TINY)
     tokens, positions = rows(TINY)
     mask = jnp.ones(tokens.shape, bool)
-    grads = jax.jit(jax.grad(lambda p: values(p, TINY, tokens, positions, mask).sum()))(params)
+    grads = jax.jit(jax.grad(lambda p: values(p, tokens, positions, mask).sum()))(params)
     assert np.abs(grads['value_head']['kernel']).max() > 0.1
     np.testing.assert_allclose(grads['value_head']['bias'], [tokens.size])

@@ -70,7 +70,7 @@ sys.exit(runtime.EXIT_PREEMPTED)
 
 JOIN = """
 from agentrl_jax.machine import processes
-processes.initialize_distributed('localhost:1', 2, 1, timeout_s=1)
+processes.initialize_distributed(timeout_s=1)
 """
 
 TRAIN_ALONE = """
@@ -152,15 +152,17 @@ def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
 @pytest.mark.soak
 def test_a_process_says_whom_it_waits_for_and_ends_when_they_do_not_come():
     """It was silent for five minutes, and jax then wrote of a task that died."""
+    variables = variables_of(2)[1]
     done = subprocess.run(
         [sys.executable, '-c', JOIN],
-        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        env={**os.environ, 'PYTHONPATH': str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=90,
     )
     assert done.returncode not in (0, runtime.EXIT_PREEMPTED)
-    waits = 'process 1 of 2 waits for the others at localhost:1, for 1 s at most\n'
+    address = variables['JAX_COORDINATOR_ADDRESS']
+    waits = f'process 1 of 2 waits for the others at {address}, for 1 s at most\n'
     assert done.stderr.startswith(waits), done.stderr
 
 

@@ -50,32 +50,6 @@ def test_two_answers_and_two_prompts_by_hand():
     assert out['quadrant'] == 0  # entropy .69, share .55: diverse
 
 
-def test_three_answers_of_two_tokens_and_three_prompts_by_hand():
-    # the third answer is likeliest under the first prompt
-    matrix = np.log([[0.6, 0.2, 0.2], [0.1, 0.4, 0.1], [0.5, 0.1, 0.3]])
-    out = reduce(matrix, [0, 1, 2], lengths=[2, 2, 2])
-    gains = np.log([0.6 / (1 / 3), 0.4 / 0.2, 0.3 / 0.3])
-    assert out['mi'] == pytest.approx(gains.mean(), abs=1e-6)
-    roots = np.sqrt([[0.6, 0.2, 0.2], [0.1, 0.4, 0.1], [0.5, 0.1, 0.3]])  # l / 2
-    per_token = np.log(roots[[0, 1, 2], [0, 1, 2]] / roots.mean(1))
-    assert out['mi_token'] == pytest.approx(per_token.mean(), abs=1e-6)
-    assert out['conditional_entropy'] == pytest.approx(-np.log(0.6 * 0.4 * 0.3) / 6, abs=1e-6)
-    assert out['retrieval_accuracy'] == pytest.approx(2 / 3)
-    assert out['retrieval_accuracy_2'] == 1 and out['retrieval_chance'] == pytest.approx(1 / 3)
-    assert out['retrieval_above_chance'] == pytest.approx(1 / 3)
-
-
-def test_equal_prompts_count_as_hits():
-    # columns 0 and 1 are one prompt written twice; the answers prefer column 1, 0 and 0
-    matrix = np.log([[0.4, 0.5, 0.1], [0.5, 0.4, 0.1], [0.6, 0.3, 0.1]])
-    same = [[True, True, False], [True, True, False], [False, False, True]]
-    out = reduce(matrix, [0, 1, 2], same=same)
-    assert out['retrieval_accuracy'] == pytest.approx(2 / 3)
-    assert out['retrieval_chance'] == pytest.approx((2 / 3 + 2 / 3 + 1 / 3) / 3)
-    # guessing two of three: sure to hit a pair, 2/3 for a single one
-    assert out['retrieval_accuracy_2'] == pytest.approx(2 / 3)
-
-
 def test_the_bound_is_the_logarithm_of_the_number_of_prompts():
     out = reduce(np.where(np.eye(4, dtype=bool), -1.0, -200.0), np.arange(4))
     assert out['mi'] == pytest.approx(math.log(4), abs=1e-6)

@@ -7,17 +7,19 @@ import jax
 import jax.numpy as jnp
 import micro_runs
 import numpy as np
-import optax
 import pytest
 import test_filter_configs as tiny_steps
 import tiny_agents as tiny
 
-from agentrl_jax.algorithms import grpo
+from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import batches, parity, update
+from agentrl_jax.rl import learn, parity, update
+from agentrl_jax.rl.learning import Learning, Parity, Sampler
 from agentrl_jax.rollout import episodes
+from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.tokens.tokenizer import IM_START
 
 START = 9
 # <s> sys \n <s> usr obs \n <s> asst think ACT END \n <s> usr obs \n <s> asst think ACT pad
@@ -45,18 +47,14 @@ def test_ragen_s_masks_by_hand():
 
 
 def learning_of(**changes):
-    cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
-    read_config(cfg)
-    mesh, txs = assemble.build_mesh(cfg), (optax.adam(0.01), None)
-    return settings.build_learning(cfg, mesh, None, tiny.tokenizer(), txs)
+    run = read_config(micro_runs.config('frozen_lake', algorithm='grpo', **changes))
+    return build.build_learning(run, assemble.build_mesh(run), None, tiny.tokenizer())
 
 
 def test_every_switch_is_off():
-    learning = learning_of()
-    assert learning.train_on is None and not learning.update.keywords['microbatch_means']
-    assert not learning.select.keywords['keep_fn'].keywords['normalised']
-    scoring = learning.score.keywords
-    assert not scoring['recompute'] and scoring['row_tokens'] == 12
+    how = learning_of()
+    assert how.parity == Parity('sampled', microbatch_means=False, filter_normalised=False)
+    assert not how.recomputes and how.head['row_tokens'] == 12
 
 
 def trained_texts(out, mask, b):
@@ -80,8 +78,9 @@ def test_what_trains_of_a_real_conversation(played):
     """RAGEN's leak: chat markers around every answer; in `all` everything the user said as well."""
     found = {}
     for where in ('answers', 'all'):
-        train_on = learning_of(**{'parity.loss_on': where}).train_on
-        found[where] = np.asarray(train_on(played).action_mask)
+        start = tiny.tokenizer().special(IM_START)
+        out = parity.train_on(played, start_id=start, answers_only=where == 'answers')
+        found[where] = np.asarray(out.action_mask)
     b = int(np.argmax(played.num_turns))
     turns = int(played.num_turns[b])
     assert turns >= 2
@@ -96,22 +95,14 @@ def test_what_trains_of_a_real_conversation(played):
 
 def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(played):
     """Ratio 1 at all of them before the first step: the loss is minus the mean advantage."""
-    learning = learning_of(**{'parity.loss_on': 'all'})
-    assert learning.score.keywords['recompute']
-    assert learning.update.keywords['row_tokens'] is None
+    how = learning_of(**{'parity.loss_on': 'all'})
+    assert how.recomputes and how.head['row_tokens'] is None
+    how = dataclasses.replace(how, batch=dataclasses.replace(how.batch, microbatch_rows=16))
     out = played.replace(rewards=jnp.asarray(played.rewards).at[::3, 0].add(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
     state = tiny_steps.fresh().replace(params=tiny.cloned('frozen_lake')[0])
-    program = jax.jit(
-        functools.partial(
-            batches.prepare,
-            fns=fns,
-            learning=dataclasses.replace(
-                learning, score=functools.partial(learning.score, microbatch_rows=16)
-            ),
-        ),
-        compiler_options=tiny.QUICK,
-    )
+    program = functools.partial(learn.prepare, fns=fns, how=how)
+    program = jax.jit(program, compiler_options=tiny.QUICK)
     batch = jax.device_get(program(state, None, out)[0])
     assert batch.mask.sum() > 2 * played.action_mask.sum()
     # The sampler's own where it has any, a log-probability everywhere else.
@@ -130,7 +121,9 @@ def test_micro_batch_means_by_hand():
     # In three: row i is in part i % parts, so with four parts each row is its own.
     lengths = np.array([1, 3, 2, 0])
     mask = jnp.arange(3)[None] < lengths[:, None]
-    one, two, four = (update.weigher('token_mean', None, parts)(mask) for parts in (1, 2, 4))
+    one, two, four = (
+        update.make_token_weights('token_mean', None, parts)(mask) for parts in (1, 2, 4)
+    )
     np.testing.assert_allclose(one, mask / 6)
     np.testing.assert_allclose(two, mask / 6)  # 1 / (2 parts x 3 tokens)
     # A quarter each, whatever the row's length; the empty one is lost: the sum is 3/4
@@ -146,14 +139,11 @@ def test_token_mean_over_micro_batches_of_one_row_is_a_mean_of_rows():
 
     def params(**changes):
         parts = tiny_steps.parts_of('grpo', changes)
-        learning = parts['learning']
-        parts['learning'] = dataclasses.replace(
-            learning, update=functools.partial(learning.update, num_microbatches=8)
-        )
-        learn = functools.partial(tiny_steps.build_module.learn, **parts)
-        return jax.tree.leaves(
-            jax.jit(learn)(tiny_steps.fresh(), tiny_steps.NOTHING_FROZEN, out)[0].params
-        )
+        size = dataclasses.replace(parts['how'].batch, microbatch_rows=1)
+        parts['how'] = dataclasses.replace(parts['how'], batch=size)
+        step = jax.jit(functools.partial(learn.learn, **parts))
+        state = step(tiny_steps.fresh(), tiny_steps.NOTHING_FROZEN, out)[0]
+        return jax.tree.leaves(state.params)
 
     by_rows = params(**{'loss.aggregation': 'seq_mean_token_mean'})
     by_parts = params(**{'loss.aggregation': 'token_mean', 'parity.microbatch_means': True})
@@ -179,7 +169,10 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'parity.loss_on': 'words'}, "parity.loss_on='words' is not one of sampled, answers, all"),
+        (
+            {'parity.loss_on': 'words'},
+            "parity.loss_on='words' must be one of sampled, answers, all",
+        ),
         ({'parity.loss_on': 'all', 'context.window': 1}, 'it needs context.window=0'),
         (
             {'parity.loss_on': 'answers', 'algorithm': 'dapo', 'loss.max_length': 9},
@@ -189,6 +182,11 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
             {'parity.loss_on': 'all', 'loss.sampler_correction': 'tis'},
             'it needs loss.sampler_correction=off',
         ),
+        ({'rollout.sampler_dtype': 'int8'}, "rollout.sampler_dtype='int8' must be one of"),
+        ({'loss.sampler_correction': 'clip'}, "loss.sampler_correction='clip' must be one of off"),
+        ({'loss.sampler_high': 3.0}, 'no effect with loss.sampler_correction=off'),
+        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'must be at most 1 and'),
+        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'must be at most 1 and'),
     ],
 )
 def test_switches_that_exclude_something_say_so(changes, message):
@@ -205,17 +203,20 @@ def test_corrections_by_hand():
     old = jnp.log(jnp.array([[1.0, 0.5, 0.75, 0.125]]))
     sampled = old - jnp.log(jnp.array([[1.0, 1.0, 3.0, 0.25]]))
     scores = tiny_steps.toy.scores_of(out).replace(old_logprobs=old)
-    batch = grpo.make_batch(out, scores, group_size=1)
-    tis, measured = batches.correct(
-        batch, sampled, low=0.0, high=2.0, drop=False, per_sequence=False
-    )
+    batch = GRPO().make_batch(out, scores, group_size=1)
+
+    def correct(*fields):
+        how = Learning(algorithm=GRPO(), sampler=Sampler(*fields))
+        return learn.correct(batch, sampled, how)
+
+    tis, measured = correct('tis')  # at most 2
     np.testing.assert_allclose(tis.advantages, [[0, 1, 2, 0.25]], rtol=1e-6)
     assert measured['sampler/outside'] == pytest.approx(1 / 3)
     assert measured['sampler/weight'] == pytest.approx(3.25 / 3)
     assert measured['sampler/logprob_gap'] == pytest.approx(np.log(4), rel=1e-6)
-    icepop, _ = batches.correct(batch, sampled, low=0.5, high=5.0, drop=True, per_sequence=False)
+    icepop, _ = correct('icepop')  # 0 outside .5 and 5
     np.testing.assert_allclose(icepop.advantages, [[0, 1, 3, 0]], rtol=1e-6)
-    whole, _ = batches.correct(batch, sampled, low=0.5, high=5.0, drop=True, per_sequence=True)
+    whole, _ = correct('icepop', None, None, True)  # one factor for the row
     np.testing.assert_allclose(whole.advantages, [[0, 0.75, 0.75, 0.75]], rtol=1e-6)
 
 
@@ -223,23 +224,18 @@ def test_corrections_by_hand():
 def batch_of(sampler, **correction):
     """(batch, metrics) of a rollout of a sampler of that dtype, whose trainer is float32."""
     params, play_in = tiny.cloned('frozen_lake')[0], tiny.config()
-    cfg = micro_runs.config('frozen_lake', algorithm='grpo', **dict(correction['fields']))
-    cfg.rollout.sampler_dtype = sampler
-    read_config(cfg)
-    play = assemble.build_collect(cfg, play_in, assemble.build_mesh(cfg), training=True)
+    fields = dict(correction['fields']) | {'rollout.sampler_dtype': sampler}
+    run = read_config(micro_runs.config('frozen_lake', algorithm='grpo', **fields))
+    mesh = assemble.build_mesh(run)
+    play = assemble.build_collect(run, play_in, mesh, training=True)
     stream = jnp.arange(16, dtype=jnp.int32)
     listed = episodes.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
     task = tiny.task('frozen_lake', max_turns=2, max_actions_per_turn=2, max_actions_per_episode=4)
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
-    program = functools.partial(
-        batches.prepare,
-        fns=fns,
-        learning=settings.build_learning(
-            cfg, assemble.build_mesh(cfg), None, tiny.tokenizer(), (optax.adam(0.01), None)
-        ),
-    )
+    how = build.build_learning(run, mesh, None, tiny.tokenizer())
+    program = functools.partial(learn.prepare, fns=fns, how=how)
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(state, None, out)
     return jax.device_get((batch, measured, out))
@@ -272,28 +268,3 @@ def test_a_bfloat16_sampler_is_corrected_within_bounds():
     found = factors(batch, plain)
     inside = found[found != 0]
     assert 0 < len(inside) < len(found) and (np.abs(inside - 1) <= 0.002 + 1e-6).all()
-
-
-@pytest.mark.parametrize('correction', ['tis', 'icepop'])
-def test_a_sampler_of_the_same_precision_needs_no_correction(correction):
-    plain, _, _ = corrected('')
-    batch, measured, _ = corrected('', sampler_correction=correction)
-    np.testing.assert_allclose(factors(batch, plain), 1.0, atol=1e-5)
-    np.testing.assert_allclose(batch.advantages, plain.advantages, atol=1e-4)
-    assert measured['sampler/logprob_gap'] <= 1e-5 and measured['sampler/outside'] == 0
-    assert measured['sampler/weight'] == pytest.approx(1.0, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'rollout.sampler_dtype': 'int8'}, "rollout.sampler_dtype='int8' is not one of"),
-        ({'loss.sampler_correction': 'clip'}, "loss.sampler_correction='clip' is not one of off"),
-        ({'loss.sampler_high': 3.0}, 'no effect with loss.sampler_correction=off'),
-        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'must be at most 1 and'),
-        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'must be at most 1 and'),
-    ],
-)
-def test_corrections_that_cannot_be_meant_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(micro_runs.config('frozen_lake', **changes))

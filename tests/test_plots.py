@@ -3,9 +3,10 @@ import re
 
 import numpy as np
 import pytest
+from golden_text import assert_golden
 from PIL import Image
 
-from agentrl_jax.records import report
+from agentrl_jax.records import plots, report
 from agentrl_jax.records.plots import COLOURS, PNG_COLOURS, _fold, learning_curves
 from agentrl_jax.records.run_log import RunLog
 from agentrl_jax.records.series import Panel, joined, points, spiky, summarise, y_range
@@ -74,114 +75,6 @@ def test_files_and_rows_give_the_same_bytes_every_time(tmp_path):
     assert names == [f'{stem}.{ending}' for stem in 'abc' for ending in ('png', 'svg')]
 
 
-def test_the_legend_counts_seeds_and_shows_missing_runs(tmp_path):
-    runs = {'ours': [rows_of([0.1, 0.2]), rows_of([0.3, 0.4]), []], 'gone': [[], []]}
-    _, svg = learning_curves(
-        runs,
-        tmp_path / 'curves',
-        references={'eval/success': {'random': 0.19, 'oracle': 0.89}},
-        title='A title',
-    )
-    labels = labels_of(svg)
-    for expected in (
-        'ours (n = 2 of 3)',
-        'gone (n = 0 of 2)',
-        'random 0.19',
-        'oracle 0.89',
-        'A title',
-        'step',
-    ):
-        assert expected in labels, labels
-
-
-def test_reference_lines_stay_inside_the_panel(tmp_path):
-    # The oracle lies far above the curve: the axis must reach it.
-    _, svg = learning_curves(
-        {'ours': [rows_of([0.1, 0.2])]}, tmp_path / 'c', references={'eval/success': {'o': 0.9}}
-    )
-    assert '0.8' in labels_of(svg)
-
-
-def sizes_of(svg):
-    """Number of pairs of axes in an SVG."""
-    return len(re.findall(r'<g id="axes_\d+">', svg.read_text()))
-
-
-def drawn(folder, *metrics, seeds=1, labels=1, steps=3, **values):
-    """(texts, pairs of axes) of curves of runs whose metrics are all `values`, else 0.5."""
-    row = {name: values.get(name, 0.5) for name in metrics}
-    rows = [{'step': step, **row} for step in range(steps)]
-    runs = {f'label {i}': [rows] * seeds for i in range(labels)}
-    _, svg = learning_curves(runs, folder / 'c', metrics=metrics)
-    return labels_of(svg), sizes_of(svg)
-
-
-def test_steps_are_whole_numbers(tmp_path):
-    """Runs of few steps had ticks at 0.25 and 2.5."""
-    for steps in (1, 2, 4, 6):
-        texts, _ = drawn(tmp_path, 'x', x=0.123, steps=steps)
-        ticks = texts[: texts.index('step')]
-        assert ticks and all(re.fullmatch(r'\d+', tick) for tick in ticks), ticks
-        assert len(set(ticks)) == len(ticks)
-
-
-def test_a_run_without_a_label_has_no_legend(tmp_path):
-    _, svg = learning_curves({'': [rows_of([0.1, 0.2])]}, tmp_path / 'c', title='A title')
-    assert 'A title' in labels_of(svg) and not any('n = ' in text for text in labels_of(svg))
-
-
-def test_a_panel_without_a_value_is_left_out(tmp_path):
-    texts, panels = drawn(tmp_path, 'eval/success', 'group/return_std', **{'eval/success': np.nan})
-    assert panels == 1 and 'eval/success' not in texts and 'group/return_std' in texts
-    with pytest.raises(ValueError, match='no run measured any of eval/success'):
-        drawn(tmp_path, 'eval/success', **{'eval/success': np.nan})
-
-
-@pytest.mark.parametrize('value', [0.0, 3e-9, -2.5, 1234.5])
-def test_a_value_that_does_not_vary_has_an_axis_that_says_what_it_is(tmp_path, value):
-    """Rounding at 1e-9 filled a panel, with ticks of 1e-8 and an offset in its corner."""
-    noisy = [{'step': i, 'x': value + 1e-12 * (-1) ** i} for i in range(4)]
-    low, high = y_range([Panel('', 'x', {'a': [noisy]}, {})])
-    assert low < value < high and high - low >= 0.1 * max(1.0, abs(value))
-    _, svg = learning_curves({'a': [noisy]}, tmp_path / 'c', metrics=['x'])
-    assert not any('e' in text or '+' in text for text in labels_of(svg) if text[-1].isdigit())
-
-
-def bands_of(svg):
-    return svg.read_text().count('<g id="FillBetweenPolyCollection')
-
-
-@pytest.mark.parametrize('seeds, bands', [(2, 0), (4, 0), (5, 1), (6, 1)])
-def test_fewer_than_five_seeds_have_no_band(tmp_path, seeds, bands):
-    """With 3 seeds a 95 % bootstrap interval holds the truth in 76 % of cases."""
-    runs = {'ours': [rows_of([0.1 * seed, 0.2 + 0.1 * seed]) for seed in range(seeds)]}
-    _, svg = learning_curves(runs, tmp_path / 'c')
-    assert bands_of(svg) == bands
-    assert any('bootstrap' in text for text in labels_of(svg)) == bool(bands)
-
-
-def test_many_labels_are_small_multiples(tmp_path):
-    """Eight labels with their seeds in one panel could not be told apart."""
-    texts, panels = drawn(tmp_path, 'eval/success', labels=3)
-    assert panels == 1 and 'label 2 (n = 1)' in texts and 'grey: the others' not in texts
-    texts, panels = drawn(tmp_path, 'eval/success', labels=7)
-    assert panels == 7 and {f'label {i} (n = 1)' for i in range(7)} <= set(texts)
-    assert any('grey: the others' in text for text in texts)
-    texts, panels = drawn(tmp_path, 'eval/success', 'policy/entropy', labels=5, seeds=2)
-    assert panels == 10 and {'eval/success', 'policy/entropy'} <= set(texts)
-    assert texts.count('label 4') == 1 and '(n = 2)' in texts  # beside its panels, in two lines
-
-
-def test_small_multiples_of_a_column_have_one_range_and_their_own_references(tmp_path):
-    runs = {f'{i} actions': [rows_of([0.1 * i, 0.2 * i])] for i in range(1, 6)}
-    references = {f'{i} actions: random play': 0.05 * i for i in range(1, 6)} | {'oracle': 1.0}
-    _, svg = learning_curves(runs, tmp_path / 'c', references={'eval/success': references})
-    texts = labels_of(svg)
-    after = [texts[i + 1] for i, text in enumerate(texts) if text == 'random play']  # a second line
-    assert after == [f'{0.05 * i:.3g}' for i in range(1, 6)]
-    assert texts.count('oracle 1') == 5
-
-
 def test_names_of_references_stand_beside_the_panel_where_no_curve_is(tmp_path):
     """They lay on the curves."""
     _, svg = learning_curves(
@@ -194,15 +87,6 @@ def test_names_of_references_stand_beside_the_panel_where_no_curve_is(tmp_path):
     assert float(name) > right
 
 
-def test_the_words_below_a_figure_are_in_lines_that_it_has_room_for():
-    """Figures of two columns cut both ends of the explanation off."""
-    parts = ['thin: seeds', 'thick: interquartile mean', 'grey: the others']
-    assert _fold(parts, 20) == '   '.join(parts)
-    narrow = _fold(parts, 3).splitlines()
-    assert narrow == ['thin: seeds', 'thick: interquartile mean', 'grey: the others']
-    assert _fold(parts, 0.5).splitlines() == narrow  # a part is never broken
-
-
 def test_neighbouring_values_are_joined_by_hand():
     rows = [{'step': i, 'x': x} for i, x in enumerate([1, 3, np.nan, 5, 9, 4])]
     x, y = points(rows, 'x', 'step', 2)  # (0, 1), (3, 4), (5) of the finite ones
@@ -211,29 +95,6 @@ def test_neighbouring_values_are_joined_by_hand():
     assert points([], 'x', 'step', 2)[0].size == 0
     panel = Panel('', 'x', {'a': [rows], 'b': [[]]}, {})
     assert [joined(panel, 'step', most) for most in (2, 3, 5, 100)] == [3, 2, 1, 1]
-
-
-def test_long_runs_are_drawn_by_means_and_say_so(tmp_path):
-    """Noise of single steps hid the curves, and a figure of 24 panels had a megabyte."""
-    texts, _ = drawn(tmp_path, 'x', steps=100)
-    assert not any('logged values' in text for text in texts)
-    texts, _ = drawn(tmp_path, 'x', steps=101)
-    assert any('means of up to 2 logged values' in text for text in texts)
-    texts, _ = drawn(tmp_path, 'x', steps=101, labels=4)
-    assert any('means of up to 4 logged values' in text for text in texts)
-
-
-def test_spikes_of_a_positive_metric_have_a_log_axis(tmp_path):
-    def rows(*values):
-        return [{'step': i, 'x': x} for i, x in enumerate(values)]
-
-    spikes = Panel('', 'x', {'a': [rows(0.2, 0.4, 0.3, 40)]}, {})
-    assert spiky(spikes)
-    assert not spiky(spikes._replace(runs={'a': [rows(0.2, 0.4, 0.3, 3)]}))
-    assert not spiky(spikes._replace(runs={'a': [rows(0, 0.4, 0.3, 40)]}))  # zero has no logarithm
-    assert not spiky(Panel('', 'x', {}, {}))
-    _, svg = learning_curves(spikes.runs, tmp_path / 'c', metrics=['x'])
-    assert {'1', '10'} <= set(labels_of(svg)) and '20' not in labels_of(svg)
 
 
 def test_a_png_has_a_palette_in_which_every_curve_keeps_its_colour(tmp_path):
@@ -247,19 +108,100 @@ def test_a_png_has_a_palette_in_which_every_curve_keeps_its_colour(tmp_path):
         assert np.abs(pixels - wanted).max(1).min() <= 8, colour
 
 
-def test_small_multiples_of_a_column_have_one_range_of_x(tmp_path):
-    """Each row had its own, and only the lowest said which."""
-    runs = {f'{i}': [rows_of([0.1, 0.2], every=10 ** (i + 1))] for i in range(4)}
-    _, svg = learning_curves(runs, tmp_path / 'c')
-    panels = svg.read_text().split('<g id="axes_')[1:]
-    assert len(panels) == 4
-    ticks = [re.findall(r'<!-- (\d+) -->', panel) for panel in panels]  # of y are not whole
-    assert ticks[0] == ticks[1] == ticks[2] == ticks[3] and '10000' in ticks[0]
+def labelled(labels, *metrics, steps=3, seeds=1, value=0.5):
+    """(runs of equal seeds, the metrics they have)."""
+    rows = [{'step': step, **dict.fromkeys(metrics, value)} for step in range(steps)]
+    return {f'label {i}': [rows] * seeds for i in range(labels)}, {'metrics': metrics}
+
+
+def of_values(*values):
+    return [{'step': i, 'x': x} for i, x in enumerate(values)]
+
+
+BANDS = {n: {'ours': [rows_of([0.1 * k, 0.2 + 0.1 * k]) for k in range(n)]} for n in (4, 5)}
+ACTIONS = {f'{i} actions': [rows_of([0.1 * i, 0.2 * i])] for i in range(1, 6)}
+OWN_LINES = {f'{i} actions: random play': 0.05 * i for i in range(1, 6)} | {'oracle': 1.0}
+NAN = [rows_of([np.nan]) + of_values(0.5, 0.5)]
+FIGURES = {  # what it shows -> (runs, keywords)
+    'missing runs, references beyond the curve and a title': (
+        {'ours': [rows_of([0.1, 0.2]), rows_of([0.3, 0.4]), []], 'gone': [[], []]},
+        {'references': {'eval/success': {'random': 0.19, 'oracle': 0.89}}, 'title': 'A title'},
+    ),
+    'a run without a label, so without a legend': ({'': [rows_of([0.1, 0.2])]}, {'title': 'A'}),
+    'a panel without a value is left out': ({'a': NAN}, {'metrics': ['eval/success', 'x']}),
+    'four seeds without a band': (BANDS[4], {}),
+    'five seeds with one': (BANDS[5], {}),
+    'three labels together': labelled(3, 'eval/success'),
+    'seven labels as small multiples': labelled(7, 'eval/success'),
+    'five labels of two metrics': labelled(5, 'eval/success', 'policy/entropy', seeds=2),
+    'references of rows': (ACTIONS, {'references': {'eval/success': OWN_LINES}}),
+    'one range of steps for a column': (
+        {f'{i}': [rows_of([0.1, 0.2], every=10 ** (i + 1))] for i in range(4)},
+        {},
+    ),
+    '100 steps as they are': labelled(1, 'x', steps=100),
+    '101 steps as means of two': labelled(1, 'x', steps=101),
+    '101 steps of four labels': labelled(4, 'x', steps=101),
+    'spikes on a logarithmic axis': ({'a': [of_values(0.2, 0.4, 0.3, 40)]}, {'metrics': ['x']}),
+    **{  # ticks are whole
+        f'{steps} steps': labelled(1, 'x', steps=steps, value=0.123) for steps in (1, 2, 4, 6)
+    },
+    **{  # an axis of 1e-8 with an offset in its corner
+        f'{x} with noise': (
+            {'a': [of_values(*[x + d for d in (1e-12, -1e-12)] * 2)]},
+            {'metrics': ['x']},
+        )
+        for x in (0.0, 3e-9, -2.5, 1234.5)
+    },
+}
+
+
+def test_the_words_of_figures_are_the_golden_ones(tmp_path, monkeypatch):
+    """Texts in the order of their places, so ticks, legends and references of every panel."""
+    monkeypatch.setitem(plots.draw.__kwdefaults__, 'endings', ('svg',))  # half of the time
+    parts = {}
+    for title, (runs, keywords) in FIGURES.items():
+        (svg,) = learning_curves(runs, tmp_path / 'c', **keywords)
+        panels = len(re.findall(r'<g id="axes_\d+">', svg.read_text()))
+        bands = svg.read_text().count('<g id="FillBetweenPolyCollection')
+        words = '\n'.join(labels_of(svg))
+        parts[title] = f'{panels} panels, {bands} bands\n{words}'
+    assert_golden('plots.txt', parts)
+
+
+def test_a_constant_has_an_axis_around_it_and_a_spike_of_a_positive_metric_a_logarithm():
+    for value in (0.0, 3e-9, -2.5, 1234.5):
+        noisy = of_values(*[value + 1e-12 * (-1) ** i for i in range(4)])
+        low, high = y_range([Panel('', 'x', {'a': [noisy]}, {})])
+        assert low < value < high and high - low >= 0.1 * max(1.0, abs(value))
+    for values, logarithmic in (
+        ((0.2, 0.4, 0.3, 40), True),
+        ((0.2, 0.4, 0.3, 3), False),
+        ((0, 0.4, 0.3, 40), False),  # zero has no logarithm
+        ((), False),
+    ):
+        assert spiky(Panel('', 'x', {'a': [of_values(*values)]}, {})) == logarithmic
+
+
+def test_the_range_of_a_metric_holds_seeds_and_references():
+    runs = {'a': [[{'step': 0, 'x': 2.0}, {'step': 1, 'x': 4.0}]]}
+    panel = Panel('', 'x', runs, {'line': 12.0}, {'a': [[{'step': 0, 'x': -8.0}]]})
+    np.testing.assert_allclose(y_range([panel]), (-8.8, 12.8))  # 4 % of 20 at either end
+    assert y_range([Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
+
+
+def test_the_words_below_a_figure_are_in_lines_that_it_has_room_for():
+    """Figures of two columns cut both ends of the explanation off."""
+    parts = ['thin: seeds', 'thick: interquartile mean', 'grey: the others']
+    assert _fold(parts, 20) == '   '.join(parts)
+    assert _fold(parts, 3).splitlines() == parts == _fold(parts, 0.5).splitlines()
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(ValueError, match='at least one metric and one run'):
         learning_curves({}, tmp_path / 'c')
+    with pytest.raises(ValueError, match='no run measured any of eval/success'):
+        learning_curves({'a': [rows_of([np.nan])]}, tmp_path / 'c')
 
 
 # ---- curves of a run that lives ----------------------------------------------------------------

@@ -4,16 +4,19 @@ The policy is a table, logits[position, last token]; everything else is the libr
 rollout -> make_batch -> update_step. Three seeds are trained at once.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_rollouts as toy
+import updates
 
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.algorithms.mt_grpo import MTGRPO
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses, update
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.types import Scores, TrainState
 
 SYMBOLS, GROUPS, GROUP_SIZE, SEEDS = 5, 6, 8, 3
@@ -74,11 +77,14 @@ def play(params, key, world, turns):
     return tokens, logprobs, world(seen, tokens[:, 1::2], k_world)
 
 
-def train(algorithm, world, *, turns, steps, lr=0.2, **kwargs):
+def train(algorithm, world, *, turns, steps, lr=0.2):
     """Mean return of each step, of three seeds: float [SEEDS, steps]."""
     length = 2 * turns
     blank = toy.rollout_of([[(1, 1)] * turns] * ROWS, np.zeros((ROWS, turns)), length=length)
-    tx = update.make_optimizer(lr, weight_decay=0.0, max_grad_norm=10.0)
+    tx = Optim(weight_decay=0.0, max_grad_norm=10.0).tx(lr)
+    how = updates.settings(ROWS, tx=tx, algorithm=algorithm)
+    values_fn = table_values if algorithm.USES_CRITIC else None
+    fns = ModelFns(table_hidden, lambda p: p['table'], values_fn)
     critic = {'value': jnp.zeros(length * SYMBOLS)} if algorithm.USES_CRITIC else None
     start = {'table': jnp.zeros((length * SYMBOLS, SYMBOLS))}
     state = TrainState(
@@ -102,17 +108,8 @@ def train(algorithm, world, *, turns, steps, lr=0.2, **kwargs):
             raw = table_values(None, state.critic_params, tokens, positions, None)
             values = jnp.where(rollout.action_mask, losses.token_values(raw), 0.0)
         scores = Scores(old_logprobs=logprobs, ref_logprobs=zeros, values=values)
-        batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE, **kwargs)
-        state, _ = update.update_step(
-            state,
-            batch,
-            hidden_fn=table_hidden,
-            head_fn=lambda p: p['table'],
-            values_fn=table_values if critic else None,
-            tx=tx,
-            critic_tx=tx,
-            loss=algorithm.loss,
-        )
+        batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
+        state, _ = update.update_step(state, batch, fns=fns, how=how)
         return state, (rollout.returns.mean(), state.params['table'])
 
     def run(key):
@@ -129,33 +126,32 @@ FIRST = ('ppo', 'grpo', 'mt_grpo', 'rloo', 'reinforce_pp')
 
 @pytest.mark.parametrize('name', FIRST)
 def test_the_answer_may_depend_on_the_observation(name):
-    returns, _ = train(ALGORITHMS[name], repeat_it, turns=1, steps=60)
+    returns, _ = train(ALGORITHMS[name](), repeat_it, turns=1, steps=60)
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
 @pytest.mark.parametrize('name', sorted(ALGORITHMS))
 def test_a_delayed_reward_reaches_the_action_that_earned_it(name):
-    returns, _ = train(ALGORITHMS[name], delayed, turns=2, steps=60)
+    returns, _ = train(ALGORITHMS[name](), delayed, turns=2, steps=60)
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
 @pytest.mark.parametrize('name', ['grpo', 'rloo', 'mt_grpo'])
 def test_a_constant_reward_teaches_nothing_to_group_baselines(name):
-    returns, table = train(ALGORITHMS[name], constant, turns=1, steps=5)
+    returns, table = train(ALGORITHMS[name](), constant, turns=1, steps=5)
     assert (returns == 1).all() and not table.any()
 
 
 def test_turn_credit_beats_trajectory_credit_in_a_loud_second_turn():
     """MT-GRPO compares first turns with first turns; GRPO drowns them in the second's noise."""
 
-    def first_turn(name, **kwargs):
-        run = functools.partial(train, turns=2, steps=40, lr=0.1)
-        table = run(ALGORITHMS[name], loud_second_turn, **kwargs)[1]
+    def first_turn(algorithm):
+        table = train(algorithm, loud_second_turn, turns=2, steps=40, lr=0.1)[1]
         policy = jax.nn.softmax(table.reshape(SEEDS, 4, SYMBOLS, SYMBOLS)[:, 0, :2], axis=-1)
         return policy[:, :, 1].mean(1)  # probability of the right first action
 
-    by_turn = first_turn('mt_grpo', mode='mt_local', outcome_coef=0.0)
-    by_trajectory = first_turn('grpo')
+    by_turn = first_turn(MTGRPO(mode='mt_local', outcome_coef=0.0))
+    by_trajectory = first_turn(GRPO())
     # 40 updates, three seeds: .98 .99 .99 against .40 .50 .68
     assert (by_turn > 0.9).all(), by_turn
     assert (by_turn > by_trajectory + 0.2).all(), (by_turn, by_trajectory)

@@ -23,9 +23,9 @@ from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.algorithm import Filter
-from agentrl_jax.run.config import effective
+from agentrl_jax.run.config import Config, effective
 from agentrl_jax.run.parts import build_environment
-from agentrl_jax.settings import tree
+from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import OneOf
 from agentrl_jax.text import prompts
 from agentrl_jax.text import task as text
@@ -281,7 +281,7 @@ def test_options_of_single_algorithms_are_those_they_take():
 
 def test_the_tables_of_metrics_and_bounds_are_those_in_the_code():
     assert metrics.metrics_table() in section('measure', 'Metrics')
-    assert bounds.table() in section('run', 'Bounds of numbers')
+    assert pages.table(Config) in section('run', 'Fields')
 
 
 def test_the_table_of_signals_has_each_with_its_metric_limit_and_patience():

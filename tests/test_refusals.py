@@ -1,6 +1,6 @@
 """Configs that cannot be, or would do nothing, are refused in a sentence before time is spent.
 
-Bounds of single numbers: test_bounds.py; options of algorithms: test_options.py.
+Bounds and choices of single fields, and those that an algorithm lacks: test_settings.py.
 """
 
 import micro_runs
@@ -13,6 +13,7 @@ from agentrl_jax.run.config import read as read_config
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
 EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
+OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'objects.instruction': 'Say something.'}
 
 
 def mixed(*shares):
@@ -20,16 +21,6 @@ def mixed(*shares):
 
 
 REFUSED = {
-    'choices': [
-        ({'algorithm': 'dqn'}, "algorithm='dqn' is not one of ppo, grpo"),
-        ({'loss.aggregation': 'mean'}, "loss.aggregation='mean' is not one of token_mean"),
-        ({'loss.kl_estimator': 'k9'}, "loss.kl_estimator='k9' is not one of k1, k2, k3"),
-        ({'eval.split': 'train'}, "eval.split='train' is not one of validation, test"),
-        ({'model.dtype': 'float16'}, "model.dtype='float16' is not one of float32, bfloat16"),
-        ({'filter.rule': 'best'}, "filter.rule='best' is not one of all, varied, top_k"),
-        (EVOL | {'evol.weights': 'best'}, 'is not one of reward, equal'),
-        (VINE | {'fork.train': 'all'}, "fork.train='all' is not one of weighted, trunks"),
-    ],
     'shapes': [
         ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
         ({'batch.microbatch_rows': 3}, 'must be a multiple of batch.microbatch_rows=3'),
@@ -69,11 +60,11 @@ REFUSED = {
         (mixed(('frozen_lake', float('nan'))), 'shares must be above 0'),
         (mixed(('frozen_lake', 0.98), ('sokoban', 0.02)), 'a world none of rollout.num_groups=4'),
         (
-            mixed(('objects', 0.5), ('sokoban', 0.5)) | {'clone.episodes': 4},
+            mixed(('objects', 0.5), ('sokoban', 0.5)) | OBJECTS | {'clone.episodes': 4},
             "needs an expert, and env.name='objects' has none",
         ),
         (
-            mixed(('objects', 0.5), ('gymnasium', 0.5)) | {'rollout.stop_at_answer': True},
+            mixed(('objects', 1.0)) | OBJECTS | {'rollout.stop_at_answer': True},
             "no effect on env.name='objects'",
         ),
         (HALVES | {'context.window': 1}, 'context.window=1 does not go with several worlds'),
@@ -139,14 +130,16 @@ def test_a_run_is_refused_before_any_parameter_is_made(changes, message, monkeyp
 
 def test_only_train_takes_several_worlds():
     cfg = micro_runs.config('frozen_lake', **HALVES)
-    for ask, more in ((parts.build_environment, 'validation'), (programs.shapes, None)):
-        with pytest.raises(ValueError, match='is for train alone: set it to .* frozen_lake, sokob'):
-            ask(cfg, more)
+    with pytest.raises(ValueError, match='is for train alone: set it to .* frozen_lake, sokob'):
+        parts.build_environment(read_config(cfg), 'validation')
+    with pytest.raises(ValueError, match='is for train alone: set it to .* frozen_lake, sokob'):
+        programs.shapes(cfg, None)
 
 
 def test_worlds_with_different_small_tokenizers_need_one_that_is_named():
     def source(*shares, **changes):
-        return parts.tokenizer_source(micro_runs.config('frozen_lake', **mixed(*shares) | changes))
+        cfg = micro_runs.config('frozen_lake', **mixed(*shares) | changes)
+        return parts.tokenizer_source(read_config(cfg, None))
 
     lake, maze = ('frozen_lake', 0.5), ('babyai', 0.5)
     assert source(lake, ('sokoban', 0.5)) == parts.BUNDLED_TOKENIZER

@@ -12,6 +12,7 @@ import micro_runs
 import numpy as np
 import pytest
 import toy_rollouts as toy
+from host_worlds import OBJECTS as HOSTS
 
 from agentrl_jax import train
 from agentrl_jax.records import run_log
@@ -19,21 +20,11 @@ from agentrl_jax.rollout import rewards
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import collecting, parts
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop
 
 README = pathlib.Path(parts.__file__).parents[1] / 'rollout' / 'README.md'
 (SOURCE,) = re.findall(r'```python\n(.*?)```', README.read_text(encoding='utf-8'), re.DOTALL)
 ROWS = [[(2, 2), (1, 1), (1, 2)], [(2, 2)], [(2, 2), (1, 1)]]
-HOSTS = {
-    'env.name': 'objects',
-    'objects.make_object': 'host_worlds:Echo',
-    'objects.instruction': 'Say something.\n',
-    'hosts.max_observation': 40,
-    'hosts.read_tokens': 16,
-    'rollout.max_tokens': 160,
-    'algorithm': 'grpo',
-}
 
 
 @pytest.fixture
@@ -147,64 +138,16 @@ def test_what_a_function_of_episodes_gives_is_checked(function, words):
 
 
 def test_a_faulty_episode_is_not_shown_and_earns_nothing():
-    out = {
-        'rewards': np.ones((2, 3), np.float32),
-        'episode_stop': np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET]),
-        'level': np.array([0, 1]),
-        'success': np.zeros(2, bool),
-        'trial': np.zeros((2, 3), np.int32),
-        'num_turns': np.array([2, 0]),
-    }
-    rewards.replace(out, {0: [], 1: []}, np.array([5, 6]), lambda episode: 1 / 0, name='mine')
-    assert not out['rewards'].any()
+    out = jax.device_get(rollout())  # NumPy arrays, filled in place
+    out = out.replace(rewards=np.ones((3, 3), np.float32), level=np.arange(3))
+    stop = np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET, EpisodeStop.ENV_ERROR])
+    out = out.replace(episode_stop=stop)
+    events = {0: [], 1: [], 2: []}
+    rewards.replace(out, events, np.array([5, 6, 7]), lambda episode: 1 / 0, name='mine')
+    assert not out.rewards.any()
 
 
 # ---- runs ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    'name, words',
-    [
-        ('nowhere:f', "'nowhere:f' is not package.module:callable: No module named 'nowhere'"),
-        ('own_rewards:long', "has no attribute 'long'"),
-        ('own_rewards', 'is not package.module:callable'),
-        ('own_rewards:__doc__', 'is str, which cannot be called'),
-    ],
-)
-def test_a_name_that_is_not_there_ends_a_run_before_a_model_is_made(own, name, words, monkeypatch):
-    monkeypatch.setattr(parts, 'build_model', None)
-    cfg = micro_runs.config('bandit', **{'reward.function': name})
-    with pytest.raises(ValueError, match=words) as said:
-        build(cfg)
-    assert "--config.reward.function=''" in str(said.value)
-
-
-@pytest.mark.parametrize(
-    'name, changes, words',
-    [
-        ('brief', {}, r"own_rewards:brief' \(on the device a function of \(rollout, task\)"),
-        ('short', HOSTS, "own_rewards:short' must be, for worlds on hosts, a function of an epis"),
-    ],
-)
-def test_a_function_of_the_other_kind_of_world_is_refused(own, name, changes, words, monkeypatch):
-    monkeypatch.setattr(parts, 'build_model', None)
-    cfg = micro_runs.config('bandit', **changes | {'reward.function': f'own_rewards:{name}'})
-    with pytest.raises(ValueError, match=words):
-        build(cfg)
-
-
-@pytest.mark.parametrize(
-    'changes, words',
-    [
-        ({'algorithm': 'vine'}, 'is a function of whole episodes'),
-        ({'algorithm': 'ppo', 'fork.value_every': 2}, 'is a function of whole episodes'),
-        ({'env.mix': (('bandit', 0.5), ('textcraft', 0.5))}, 'has both kinds of worlds'),
-    ],
-)
-def test_combinations_without_a_meaning_are_refused(changes, words):
-    cfg = micro_runs.config('bandit', **changes | {'reward.function': 'a:b'})
-    with pytest.raises(ValueError, match=words):
-        read_config(cfg)
 
 
 @pytest.mark.usefixtures('quick_runs')
@@ -243,3 +186,25 @@ def test_checks_come_before_the_model(own, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         build_module.build(cfg)
     assert seen == ['frozen_lake', 'frozen_lake', 'library']
+
+
+@pytest.mark.parametrize(
+    'name, changes, words',
+    [
+        ('nowhere:f', {}, "'nowhere:f' is not package.module:callable: No module named 'nowhere'"),
+        ('own_rewards:long', {}, "has no attribute 'long'"),
+        ('own_rewards', {}, 'is not package.module:callable'),
+        ('own_rewards:__doc__', {}, "str, which cannot be called.*--config.reward.function=''"),
+        ('own_rewards:brief', {}, r"brief' \(on the device a function of \(rollout, task\)"),
+        ('own_rewards:short', HOSTS, "short' must be, for worlds on hosts, a function of an epis"),
+        ('a:b', {'algorithm': 'vine'}, 'is a function of whole episodes'),
+        ('a:b', {'algorithm': 'ppo', 'fork.value_every': 2}, 'is a function of whole episodes'),
+        ('a:b', {'env.mix': (('bandit', 0.5), ('textcraft', 0.5))}, 'has both kinds of worlds'),
+    ],
+)
+def test_what_is_no_reward_function_ends_a_run_before_a_model_is_made(
+    own, name, changes, words, monkeypatch
+):
+    monkeypatch.setattr(parts, 'build_model', None)
+    with pytest.raises(ValueError, match=words):
+        build(micro_runs.config('bandit', **changes | {'reward.function': name}))

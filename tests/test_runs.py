@@ -1,6 +1,6 @@
 """Whole runs in miniature: what they leave behind, that they resume exactly, what is made of them.
 
-A few configs have the features in pairs; each is trained once, and every test reads what it left.
+A few configs cover the features in pairs; each is trained once, and every test reads its workdir.
 """
 
 import functools
@@ -20,15 +20,14 @@ from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, train
 from agentrl_jax.machine import checkpoint
-from agentrl_jax.measure import metrics
+from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
-from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
@@ -71,6 +70,7 @@ RUNS = {
             'loss.kl_horizon': 100.0,
             'loss.aggregation': 'seq_mean_token_mean',
             'filter.keep': 0.5,
+            'filter.refill': 1,
             **CLONED,
         },
     ),
@@ -97,6 +97,7 @@ RUNS = {
             'curriculum.rounds': (2, 3),
             'curriculum.stage_steps': 2,
             'batch.shuffle': True,
+            'mesh.data': 2,
             **CLONED_LONGER,
         },
     ),
@@ -109,6 +110,7 @@ RUNS = {
             'evol.base_rows': 8,
             'frozen_lake.success_rate': 1.0,
             'eval.every': 0,
+            'eval.temperature': 0.5,
             'log.rollouts_every': 0,
             **CLONED_LONGER,
         },
@@ -217,33 +219,37 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         unjudged = '/valid_format' if 'hosts' in name else 'none'
         assert all(math.isfinite(row[n]) for n in row if not n.endswith(unjudged)), row
         assert row['perf/recompiles'] == 0 and ('eval/success' in row) == (row['step'] in validated)
+    rollouts = np.cumsum([row['filter/collects'] for row in rows[:-1]])
     for row in rows[:-1]:
         assert row['update/skipped'] == 0 and row['policy/grad_norm'] > 0
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
-        assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
-        assert row['progress/episodes'] == 16 * (row['step'] + 1)
+        if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
+            assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
+        assert row['progress/episodes'] == 16 * rollouts[row['step']]
         assert row['optim/lr'] == cfg.optim.lr
         assert cfg.algorithm == 'vine' or row['perf/flops_per_s'] > 0
         own = read_config(cfg, None).algorithm.USES_CRITIC and not cfg.critic.share_backbone
         assert ('optim/critic_lr' in row) == own == ('value/grad_norm' in row)
         assert ('value/loss' in row) == (cfg.algorithm == 'ppo')
         assert ('policy/kl_ref' in row) == (cfg.loss.kl_coef > 0)  # in the loss or the reward
-        per_episode = row['rollout/response_length']
-        kept = read_config(cfg, None).algorithm.filter.kept(cfg.rollout.num_groups)
-        kept *= cfg.rollout.group_size
+        choice = read_config(cfg, None).algorithm.filter
+        kept = choice.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
         if cfg.algorithm in ('ppo', 'grpo'):
             assert row['batch/trained_rows'] == kept
-            assert 0 < row['batch/trained_tokens'] <= 16 * per_episode + 1e-3
-            if kept == 16:
-                assert row['batch/trained_tokens'] == pytest.approx(16 * per_episode)
+        if cfg.filter.refill:  # of each rollout top_k keeps half
+            assert row['filter/collects'] == 2 or cfg.filter.rule == 'varied'
+        elif cfg.algorithm in ('ppo', 'grpo'):
+            played = 16 * row['rollout/response_length']
+            assert 0 < row['batch/trained_tokens'] <= played + 1e-3
+            assert kept < 16 or row['batch/trained_tokens'] == pytest.approx(played)
         if cfg.algorithm == 'vine':
             assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
             assert row['batch/trained_rows'] <= 16
         else:
             assert not any(figure.startswith('fork/') for figure in row)
-    if cfg.algorithm != 'vine':
+    if cfg.algorithm != 'vine' and not cfg.filter.refill:
         tokens = [16 * row['rollout/response_length'] for row in rows[:-1]]
         assert [row['progress/tokens'] for row in rows] == pytest.approx(
             np.append(np.cumsum(tokens), sum(tokens)), abs=0.1
@@ -309,7 +315,8 @@ def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
         sampled = [x for episode in episodes for x in episode['tokens'] if x['k'] == 'a']
         assert all(token['lp'] <= 0 and token['ratio'] > 0 for token in sampled)
         if cfg.algorithm in ('ppo', 'grpo'):  # groups the filter dropped have no advantage
-            assert any(token['adv'] == 'nan' for token in sampled) == (cfg.filter.keep < 1)
+            dropped = cfg.filter.keep < 1 and not cfg.filter.refill
+            assert any(token['adv'] == 'nan' for token in sampled) == dropped
     reference = json.loads((workdir / 'reference.json').read_text())
     assert 'hosts' in name or 0 <= reference['random'] <= reference['oracle'] <= 1
 
@@ -343,16 +350,15 @@ def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
         train.train(config('a critic', **{'optim.lr': 2e-3}), str(before.workdir))
 
 
-def test_validation_that_comes_late_after_a_resume_is_no_recompile(
-    finished, tmp_path, monkeypatch, shared_programs
+def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
+    finished, tmp_path, monkeypatch, capsys
 ):
-    """Its program compiles when a resumed run first validates, whatever step that is."""
-    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
-    jax.clear_caches()
-    rows = finish(config('iterations', steps=6), tmp_path).rows
-    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
-    assert [row['perf/recompiles'] for row in rows] == [0] * 7
+    cfg = finished('a shared backbone').cfg
+    monkeypatch.setattr(collapse, 'starved', lambda rows, most: f'no {most}' * (len(rows) == 2))
+    assert train.train(cfg, str(tmp_path)) == 1
+    assert [row['step'] for row in run_log.read_metrics(tmp_path / run_log.METRICS_FILE)] == [0, 1]
+    assert f'step 1: no {cfg.filter.max_empty}' in capsys.readouterr().err
+    assert not (tmp_path / run_log.FINISHED_FILE).exists()
 
 
 # ---- what its features do ------------------------------------------------------------------------
@@ -371,11 +377,11 @@ def test_a_horizon_grows_and_validation_plays_every_turn(finished, name, horizon
 
 
 def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
-    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 8 / 100."""
+    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 16 / 100."""
     rows = finished('adapters').rows
     coefficients = [row['policy/kl_coef'] for row in rows[:-1]]
     assert coefficients[0] == pytest.approx(0.1)
-    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 8 / 100), rel=1e-5)
+    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 16 / 100), rel=1e-5)
     assert rows[1]['policy/kl_ref'] > 0
 
 
@@ -431,12 +437,12 @@ def test_a_mixed_run_is_evaluated_world_by_world(finished, tmp_path):
     cfg, workdir, rows = finished('two worlds')
     with pytest.raises(ValueError, match='evaluated one by one: .* frozen_lake, catch'):
         evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
-    saved = parts.config_of_run(workdir)
-    found = evaluate.evaluate(mixture.one_world(saved, 'catch'), str(workdir), str(tmp_path), None)
+    alone = functools.partial(config, 'two worlds', **{'env.mix': ()})
+    one = alone(**{'env.name': 'catch'})
+    found = evaluate.evaluate(one, str(workdir), str(tmp_path), None)
     assert found['eval/success'] == rows[-1]['eval_catch/success']
-    other = mixture.one_world(saved, 'bandit')
-    other.rollout.max_tokens = micro_runs.MAX_TOKENS['bandit']
     with pytest.raises(ValueError, match='env.name'):
+        other = alone(**{'env.name': 'bandit', 'rollout.max_tokens': 224})
         evaluate.evaluate(other, str(workdir), str(tmp_path), None)
 
 
@@ -464,7 +470,8 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
 def base_of(run):
     """(parameters below the adapters, parameters as drawn)."""
     built = train.build(run.cfg)
-    return jax.device_get(run_params.open_base(run.cfg, run.workdir, built.params)), built.params
+    base = run_params.open_base(built.cfg, run.workdir, built.params)
+    return jax.device_get(base), built.params
 
 
 def test_checkpoints_hold_adapters_and_their_moments_only(finished):
@@ -482,7 +489,7 @@ def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
     cfg, workdir, _ = finished('adapters')
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ValueError, match='holds the parameters of another run'):
-        run_params.keep_base(cfg, tmp_path, train.build(cfg).params)
+        run_params.keep_base(read_config(cfg, None), tmp_path, train.build(cfg).params)
     shutil.rmtree(tmp_path / run_params.BASE_FOLDER)
     with pytest.raises(FileNotFoundError, match='base'):
         train.train(cfg, str(tmp_path))
@@ -578,7 +585,7 @@ def test_parts_of_a_run_without_adapters_are_refused(finished, tmp_path):
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     given = {
         'model.path': str(exported['policy']),
-        'model.tokenizer': str(DEMO_MODEL),
+        'model.tokenizer': str(parts.BUNDLED_TOKENIZER),
         'clone.episodes': 0,
     }
     for steps in (1, 2):
@@ -587,7 +594,21 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     out = export_to(tmp_path / 'out', cfg, workdir, 'adapter')
     settings = json.loads((out / 'adapter_config.json').read_text())
     assert settings['base_model_name_or_path'] == str(exported['policy'])
-    as_dict = cfg.to_dict()
-    assert export.base_is_folder(as_dict)
-    as_dict['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
-    assert not export.base_is_folder(as_dict)
+    assert export.base_is_folder(read_config(cfg, None))
+    cfg.model.path = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
+    assert not export.base_is_folder(read_config(cfg, None))
+
+
+# ---- the last of this file, for it forgets the programs ---------------------------------------
+
+
+def test_validation_that_comes_late_after_a_resume_is_no_recompile(
+    finished, tmp_path, monkeypatch, shared_programs
+):
+    """Its program compiles when a resumed run first validates, whatever step that is."""
+    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
+    jax.clear_caches()
+    rows = finish(config('iterations', steps=6), tmp_path).rows
+    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
+    assert [row['perf/recompiles'] for row in rows] == [0] * 7

@@ -63,13 +63,6 @@ def test_truncated_logprobs_are_renormalised():
     np.testing.assert_allclose(logprob[0], np.log(0.5 / 0.8), atol=1e-6)
 
 
-def test_greedy_takes_the_largest():
-    logits = jnp.array([[0.0, 2.0, 1.0]])
-    token, logprob = sampling.sample(logits, jnp.array([0.99]), temperature=0.0)
-    assert token[0] == 1
-    np.testing.assert_allclose(logprob[0], jax.nn.log_softmax(logits)[0, 1], atol=1e-6)
-
-
 def test_greedy_takes_the_first_of_equals_in_any_block():
     logits = jnp.zeros((2, 300)).at[0, jnp.array([140, 270])].set(3.0).at[1, 255:257].set(1.0)
     token, logprob = sampling.sample(logits, jnp.zeros(2), temperature=0.0)

@@ -19,6 +19,7 @@ from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
 from agentrl_jax.run.streams import Streams
 
+pytestmark = pytest.mark.usefixtures('one_device')
 CHANGES = {
     'algorithm': 'grpo',
     'env.train_levels': 24,
@@ -30,7 +31,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope='module')
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, one_device):
     """(config, workdir) with checkpoints of steps 2 and 4, and a newer one without its mark."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
@@ -38,12 +39,12 @@ def saved(tmp_path_factory):
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     state = start.start_state(run, run.params)
     for step in (2, 4):
-        checkpoint.save(checkpoints, step, state, start.saved_beside(run.cfg, Streams(0)))
+        checkpoint.save(checkpoints, step, state, start.saved_beside(run, Streams(0)))
     poisoned = state.replace(params=jax.tree.map(lambda x: x.at[0].set(np.nan), state.params))
     checkpoint.close(checkpoints)
     dead = tmp_path_factory.mktemp('dead')
     checkpoints = checkpoint.open_checkpoints(dead, keep=3)
-    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run.cfg, Streams(0)))
+    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run, Streams(0)))
     checkpoint.close(checkpoints)
     (workdir / 'checkpoints' / '6').mkdir()
     return cfg, workdir, dead

@@ -230,6 +230,7 @@ def test_published_results_have_the_effective_configs_they_were_measured_with():
 
 
 # ---- what is refused -----------------------------------------------------------------------------
+# Rules between the sections of a run: test_refusals.py
 
 REFUSED = [
     # fields that the algorithm lacks
@@ -254,26 +255,14 @@ REFUSED = [
     ('grpo', {'loss.norm': 'mean', 'loss.std_floor': 0.5}, 'loss.std_floor=0.5 has no effect'),
     ('grpo', {'loss.norm_length': 10}, 'it needs loss.aggregation=token_sum_norm'),
     ('dapo', {'loss.max_length': 0, 'loss.overlong_coef': 2.0}, 'it needs loss.max_length'),
-    ('ppo', {'filter.refill': 3}, 'it needs a filter.rule that drops groups'),
     ('dapo', {'filter.keep': 0.5}, "filter.keep=0.5 has no effect on filter.rule='varied'"),
-    ('dapo', {'filter.smallest': True}, "filter.smallest has no effect on filter.rule='varied'"),
-    ('dapo', {'filter.scaling': 'sqrt'}, "scaling='sqrt' has no effect with filter.refill"),
-    ('dapo', {'filter.include_zero': True}, 'include_zero has no effect .* top_p, top_p_softmax'),
     # combinations that cannot be
     ('dpo', {'loss.aggregation': 'token_mean'}, 'mean over pairs'),
     ('dpo', {'filter.soft': True}, 'would scale its beta'),
-    ('dpo', {'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'dpo, which compares returns'),
-    ('agent_evol', {'evol.threshold': -1.0}, 'set evol.weights=equal'),
-    ('vine', {'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'set loss.kl_in=loss'),
-    ('vine', {'loss.aggregation': 'seq_mean_token_mean'}, 'would undo the weights'),
-    ('vine', {'parity.microbatch_means': True}, 'would undo the weights'),
-    ('vine', {'parity.loss_on': 'all'}, 'does not go with fork.turns'),
-    ('vine', {'env.max_turns': 1}, 'has none: set it to 2 or more'),
-    ('vine', {'fork.turns': '9'}, "fork.turns='9' must be every, ahead, or different turns from 1"),
+    ('dpo', {'loss.sampler_correction': 'tis'}, 'which has no ratio'),
     ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, '=4 must be smaller than loss.max'),
-    ('ppo', {'filter.rule': 'percentile', 'filter.low': 0.9, 'filter.high': 0.9}, 'holds none of'),
     ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'a critic of its own'),
-    ('grpo', {'critic.warmup_steps': 3}, 'needs a critic of its own'),
+    ('grpo', {'critic.warmup_steps': 3}, 'needs a separate critic'),
     ('ppo', {'fork.value_every': 1, 'loss.gamma': 0.9}, 'undiscounted values: set loss.gamma=0.9'),
     ('grpo', {'fork.value_every': 1}, "measures a critic, and algorithm='grpo' has none"),
     ('gspo', {'context.window': 1}, "algorithm='gspo' compares whole episodes"),

@@ -139,7 +139,7 @@ def test_optimiser_moments_lie_as_their_parameters():
         kl_coef=shape(),
         skipped=scalar,
     )
-    layout = sharding.state_specs(state, sharding.TRAIN_RULES, mesh)
+    layout = sharding.specs(state, sharding.TRAIN_RULES, mesh)
     assert layout.opt_state[0].mu == layout.params == layout.opt_state[0].nu
     assert layout.critic_opt_state[0].mu == layout.critic_params
     assert layout.critic_params['backbone']['model'] == layout.params['model']

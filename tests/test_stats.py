@@ -70,15 +70,6 @@ def test_bootstrap_of_equal_runs_is_a_point_and_is_repeatable():
     assert stratified_bootstrap(runs) != stratified_bootstrap(runs, seed=1)
 
 
-def test_bootstrap_interval_of_the_mean_is_the_normal_one_for_many_runs():
-    x = np.random.default_rng(0).normal(size=400)
-    centre, error = mean_se(x)
-    low, high = stratified_bootstrap([x], mean, resamples=4000)
-    np.testing.assert_allclose(
-        (low, high), (centre - 1.96 * error, centre + 1.96 * error), atol=0.01
-    )
-
-
 @pytest.mark.parametrize('runs, coverage', [(3, 0.76), (5, 0.90), (10, 0.93)])
 def test_the_share_of_bootstrap_intervals_that_hold_the_truth_is_as_tables_say(runs, coverage):
     """Normal runs around 0, so that the IQM's true value is 0; error of 500 cases: 0.01 to 0.02."""

@@ -1,5 +1,7 @@
 """Strings that end a turn: what the device finds is what Python's `in` finds."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,43 +9,55 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.text import stops
+from agentrl_jax.types import TurnStop
 
 
 def found_by(table, ids):
-    """Index of the token that completed a string; -1 = none did."""
-    state = jnp.zeros(1, jnp.int32)
+    """Index of the token that completed a string; -1 = none did. What is found stays found."""
+    state, first = jnp.zeros(1, jnp.int32), -1
     for index, token in enumerate(ids):
-        state = stops.advance(table, state, jnp.array([token]), True)
-        if int(state[0]) == int(table.last):
-            return index
-    return -1
+        idle = stops.advance(table, state, jnp.array([token]), jnp.array([False]))
+        assert int(idle[0]) == int(state[0])
+        state = stops.advance(table, state, jnp.array([token]), jnp.array([True]))
+        matched = bool(stops.matched(table, state)[0])
+        assert matched or first < 0
+        first = index if matched and first < 0 else first
+    return first
 
 
 def test_stop_strings_by_hand():
     table = stops.build_stop_table([b'a', b'b', b'ab', b'', b'abc', b'c'], ['abc'])
-    assert found_by(table, [0, 1, 5]) == 2  # a b c
+    assert found_by(table, [0, 1, 5, 0]) == 2  # a b c
     assert found_by(table, [0, 2, 5, 0]) == 2  # a ab c
     assert found_by(table, [2, 3, 5]) == 2  # ab, a token without bytes, c
     assert found_by(table, [2, 99, 5]) == 2  # an id beyond the table says nothing
     assert found_by(table, [4, 0]) == 0 and found_by(table, [0, 5, 2]) == -1
-
-
-def test_a_string_once_found_stays_found():
-    table = stops.build_stop_table([b'a', b'x'], ['a'])
-    state = jnp.zeros(2, jnp.int32)
-    for token in ([0, 1], [1, 1]):
-        state = stops.advance(table, state, jnp.array(token), True)
-    np.testing.assert_array_equal(state == table.last, [True, False])
-
-
-def test_no_strings_end_nothing():
-    table = stops.build_stop_table([b'a', b'b'], [])
-    assert found_by(table, [0, 1, 1, 0]) == -1
-
-
-def test_an_empty_string_is_refused():
+    assert found_by(stops.build_stop_table([b'a', b'b'], []), [0, 1, 1, 0]) == -1
     with pytest.raises(ValueError, match='ends nothing'):
         stops.build_stop_table([b'a'], ['x', ''])
+
+
+def test_what_ends_a_turn_by_hand():
+    """EOS before a string before the longest answer; rows that are not live go nowhere."""
+    table = stops.build_stop_table([b'a', b'b', b''], ['b'])
+    #   a      b       eos    b and longest  eos and longest  longest  not live
+    token = jnp.array([0, 1, 2, 1, 2, 0, 2])
+    count = jnp.array([0, 0, 0, 3, 3, 3, 3])
+    live = jnp.array([True] * 6 + [False])
+    stop, after, state = stops.turn_stop(
+        token,
+        live,
+        count,
+        jnp.zeros(7, jnp.int32),
+        advance=functools.partial(stops.advance, table),
+        matched=functools.partial(stops.matched, table),
+        eos_ids=jnp.array([2]),
+        max_response=4,
+    )
+    none, eos, length, answer, *_ = TurnStop
+    assert stop.tolist() == [none, answer, eos, answer, eos, length, none]
+    assert after.tolist() == [1, 1, 1, 4, 4, 4, 3]
+    assert (state == table.last).tolist() == [False, True, False, True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -147,19 +147,15 @@ def test_fields_that_follow_others_are_resolved():
 
 def test_a_name_is_the_overrides_and_the_hash_of_the_config():
     """The hash is sha256 over the sorted JSON: it is the same on every machine."""
-    (run,) = expand({'loss.clip_high': 0.28, 'seed': 1})
-    text = json.dumps(run.config, sort_keys=True, separators=(',', ':'))
-    assert run.name == 'clip_high=0.28,seed=1-' + hashlib.sha256(text.encode()).hexdigest()[:10]
-    assert expand({'seed': 1, 'loss.clip_high': 0.28})[0].name[-10:] == run.name[-10:]
-
-
-def test_names_are_readable_and_safe():
-    digest = '0123456789abcdef'
-    name = spec.run_name
+    digest, name = '0123456789abcdef', spec.run_name
     assert name({}, digest) == 'base-0123456789'
     assert name({'optim.lr': 1e-6, 'clone.lr': 0.1}, digest).startswith('optim.lr=1e-06,clone.lr=')
     assert name({'model.path': '/data/Qwen2.5-0.5B/'}, digest) == 'path=Qwen2.5-0.5B-0123456789'
     assert name({'sokoban.symbols': '#_O √'}, digest) == 'symbols=O-0123456789'
+    (run,) = expand({'loss.clip_high': 0.28, 'seed': 1})
+    text = json.dumps(run.config, sort_keys=True, separators=(',', ':'))
+    assert run.name == 'clip_high=0.28,seed=1-' + hashlib.sha256(text.encode()).hexdigest()[:10]
+    assert expand({'seed': 1, 'loss.clip_high': 0.28})[0].name[-10:] == run.name[-10:]
 
 
 @settings(max_examples=40)
@@ -407,18 +403,6 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
     assert not stopped or requeued.read_text() == 'requeue 77_1\n'
 
 
-def test_the_script_is_submitted_only_where_asked_and_where_sbatch_is(tmp_path, monkeypatch):
-    monkeypatch.setenv('PATH', str(tmp_path))
-    assert sweep.launch_slurm(tmp_path, 'script', submit=False) == 0
-    with pytest.raises(ValueError, match='--submit needs sbatch'):
-        sweep.launch_slurm(tmp_path, 'script', submit=True)
-    sbatch = tmp_path / 'sbatch'
-    sbatch.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/submitted; exit 4\n')
-    sbatch.chmod(0o755)
-    assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
-    assert (tmp_path / 'submitted').read_text() == f'{tmp_path}/sweep.sbatch\n'
-
-
 # ---- the command line --------------------------------------------------------------------------
 
 
@@ -462,7 +446,9 @@ def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(t
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')
-def test_slurm_writes_a_script_of_sweeps_of_one_run(tmp_path, cli, capsys):
+def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it_where_asked(
+    tmp_path, cli, capsys, monkeypatch
+):
     workdir = tmp_path / 'w'
     assert cli(*DEMO, f'--workdir={workdir}', '--launcher=slurm', '--config.steps=7') == 0
     assert capsys.readouterr().out == f'sbatch {workdir}/sweep.sbatch\n'
@@ -470,6 +456,14 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run(tmp_path, cli, capsys):
     words = shlex.split(next(line for line in script.splitlines() if 'agentrl_jax.sweep' in line))
     assert words[3:8] == [*DEMO, f'--workdir={workdir}', '--retries=2', '--config.steps=7']
     assert len(list(workdir.glob('*/run.json'))) == 15
+    monkeypatch.setenv('PATH', str(tmp_path))
+    with pytest.raises(ValueError, match='--submit needs sbatch'):
+        sweep.launch_slurm(tmp_path, 'script', submit=True)
+    sbatch = tmp_path / 'sbatch'
+    sbatch.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/submitted; exit 4\n')
+    sbatch.chmod(0o755)
+    assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
+    assert (tmp_path / 'submitted').read_text() == f'{tmp_path}/sweep.sbatch\n'
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')

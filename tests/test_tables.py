@@ -1,6 +1,5 @@
 """Tables of runs whose figures are known: by hand, from folders, compacted and committed."""
 
-import csv
 import json
 import math
 import pathlib
@@ -9,10 +8,11 @@ import re
 import matplotlib.image
 import numpy as np
 import pytest
+from golden_text import assert_golden
 
 from agentrl_jax import tables
 from agentrl_jax.measure import stats
-from agentrl_jax.records import run_log, series
+from agentrl_jax.records import run_log
 from agentrl_jax.results import curves, render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
@@ -99,39 +99,6 @@ def test_a_cell_by_hand(sweep):
     np.testing.assert_allclose(found.also, [1 - 0.08])  # valid format: mean of .91, .92, .93
 
 
-def test_missing_and_unfinished_runs_are_shown(sweep):
-    table = table_of(sweep)
-    # Of three seeds one finished at 20 of 100 episodes (Wilson 0.133 to 0.289), one stands at 10.
-    assert texts(table)['grpo', 'sokoban'] == '20.0 [13.3, 28.9]ʷ (1/3, 1 unfinished)'
-    assert texts(table)['grpo', 'bandit'].endswith('(3/3)')
-    notes = render.notes(table)
-    assert 'Unfinished, not counted: grpo / sokoban, seed 1, at step 10 of 20.' in notes
-    assert 'Missing: grpo / sokoban of seed 2.' in notes
-    assert any(note.startswith('ʷ: one run; 95 % Wilson') for note in notes)
-    (line,) = (x for x in render.details(table) if x[:2] == ['grpo', 'sokoban'])
-    assert line[2:] == ['20.0', '20.0, 31.0 (at step 10 of 20), — (seed 2)']
-    counted = cells(table_of(sweep, unfinished='count'))['grpo', 'sokoban']
-    np.testing.assert_allclose(counted.figure.mean, (0.2 + 0.31) / 2)
-    assert cells(table_of(sweep, seeds=5))['ppo', 'bandit'].planned == 5
-
-
-def test_a_run_that_was_planned_and_has_not_begun_is_counted(sweep, tmp_path):
-    for seed in (0, 1):
-        write_run(tmp_path / f'run{seed}', seed, [0.1, 0.2, 0.3] if seed == 0 else [])
-    table = table_of(tmp_path)
-    assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 unfinished)')
-    assert 'Unfinished, not counted: ppo / sokoban, seed 1, not begun.' in render.notes(table)
-
-
-def test_a_cell_without_a_run_is_a_dash(sweep):
-    only = {'algorithm': 'grpo', 'env.name': 'sokoban'}
-    runs = [run for run in load([sweep]) if not only.items() <= run.fields.items()]
-    table = build(runs, tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'}))
-    assert texts(table)['grpo', 'sokoban'] == '— (0/3)'
-    assert 'Missing: grpo / sokoban of seed 0, 1, 2.' in render.notes(table)
-    assert table_of(sweep, overall=True).columns == ('bandit', 'sokoban', 'all')
-
-
 def test_where_the_value_is_taken(sweep):
     def value(at):
         return cells(table_of(sweep, at=at))['ppo', 'bandit'].values
@@ -180,43 +147,6 @@ def test_runs_are_read_where_the_one_that_sampled_fewest_ends(tmp_path):
         table_of(tmp_path, at='equal-tokens')
 
 
-def test_lines_beside_the_runs(sweep):
-    shown = texts(table_of(sweep))
-    assert shown['random play', 'bandit'] == '50.0' and shown['random play', 'sokoban'] == '20.0'
-    assert shown['oracle', 'bandit'] == '100.0'
-    # Both algorithms start from the policies of seeds 0, 1, 2: 0.10, 0.11, 0.12.
-    assert shown['starting policy', 'bandit'] == '11.0 [10.0, 12.0] (3/3)'
-    assert not [
-        x
-        for x in render.matrix(table_of(sweep, metric='eval/return'))
-        if x[0] in ('random play', 'oracle')
-    ]
-
-
-def test_rows_that_start_differently_have_a_line_each(tmp_path):
-    for i, (algorithm, start) in enumerate((('ppo', 0.1), ('grpo', 0.3))):
-        write_run(tmp_path / str(i), 0, [start, 0.4, 0.5], algorithm=algorithm)
-    shown = texts(table_of(tmp_path))
-    assert shown['grpo: starting policy', 'sokoban'].startswith('30.0')
-    assert shown['ppo: starting policy', 'sokoban'].startswith('10.0')
-
-
-def test_success_of_a_first_trial_is_a_share_and_a_dash_for_agents_with_a_single_one(tmp_path):
-    for algorithm in ('ppo', 'grpo'):
-        write_run(tmp_path / algorithm, 0, [0.1, 0.4, 0.5], algorithm=algorithm)
-    file = tmp_path / 'ppo' / 'metrics.jsonl'
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rows = [
-        row | ({'eval/success_first': row['eval/success'] / 2} if 'eval/success' in row else {})
-        for row in rows
-    ]
-    file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    shown = render.matrix(table_of(tmp_path, also='eval/success_first'))
-    beside = {line[0]: line[2] for line in shown if 'starting' not in line[0]}
-    assert beside['algorithm'] == 'success first'
-    assert (beside['ppo'], beside['grpo']) == ('25.0', '—')
-
-
 def test_probability_of_improvement_and_the_column_over_all(sweep):
     table = table_of(sweep, baseline='grpo', overall=True, where={'env.name': 'bandit|sokoban'})
     found = cells(table)
@@ -245,23 +175,47 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
         table_of(sweep, baseline='dapo')
 
 
-def test_published_figures_stand_beside_ours_as_they_were_printed(sweep):
-    table = table_of(sweep, published={'ppo': {'sokoban': '12.1'}}, labels={'ppo': 'PPO'})
-    assert 'published' not in render.matrix(table)[0]  # rows go by the names that are shown
-    given = {'PPO': {'sokoban': '12.1'}}
-    table = table_of(sweep, published=given, labels={'ppo': 'PPO', 'grpo': 'GRPO'})
-    header, first, second, *_ = render.matrix(table)
-    assert header == ['algorithm', 'bandit', 'valid format', 'sokoban', 'valid format', 'published']
-    assert (first[0], first[-1], second[0], second[-1]) == ('PPO', '12.1', 'GRPO', '')
+NAMES = {'ppo': 'PPO', 'grpo': 'GRPO'}
+FORMS = (render.markdown, render.latex, render.csv_text, render.runs_csv)
+TABLES = {  # what it shows -> (its spec, its forms)
+    'unfinished and missing runs': ({}, FORMS),
+    'a baseline and a column of all': ({'baseline': 'grpo', 'overall': True}, FORMS),
+    'unfinished runs count, and five are planned': ({'unfinished': 'count', 'seeds': 5}, FORMS[:1]),
+    'the best step, chosen on what it is reported on': ({'at': 'best-validation'}, FORMS[:1]),
+    'a step that all have reached': ({'at': '10'}, FORMS[:1]),
+    'figures of others, rows by their names': (
+        {'labels': NAMES, 'published': {'PPO': {'sokoban': '12.1'}, 'ppo': {'bandit': '7'}}},
+        FORMS[:1],
+    ),
+    'another metric without references': ({'metric': 'eval/return', 'also': ''}, FORMS[:2]),
+    'one row, of which nothing is best': ({'where': {'algorithm': 'ppo'}}, FORMS[:2]),
+    'no more is better': ({'metric': 'group/return_std'}, FORMS[1:2]),
+    'signs that Markdown and LaTeX know': ({'labels': {'ppo': r'a_b & 5 % {x} | $y$'}}, FORMS[:2]),
+}
 
 
-def test_rows_and_columns_of_numbers_go_by_size(tmp_path):
+def test_tables_are_the_golden_ones(sweep, tmp_path):
+    parts = {
+        f'{title}: {form.__name__}': form(table_of(sweep, **given))
+        for title, (given, forms) in TABLES.items()
+        for form in forms
+    }
+    only = {'algorithm': 'grpo', 'env.name': 'sokoban'}
+    runs = [run for run in load([sweep]) if not only.items() <= run.fields.items()]
+    spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'})
+    parts['a cell without a run'] = render.markdown(build(runs, spec))
+    # Rows by number that start from different policies; one run was planned and has not begun
+    method = {'loss': {'kl_coef': 0.0, 'clip_low': 0.2, 'clip_high': 0.28}}
+    method |= {'curriculum': {'rounds': []}}
     for i, keep in enumerate((1.0, 0.25, 0.5)):
-        write_run(tmp_path / str(i), 0, [0.1, 0.2, 0.3], filter={'keep': keep}, steps=20)
-    table = table_of(tmp_path, rows='filter.keep,algorithm', cols='')
-    labels = [line.label for line in table.lines if line.kind == 'runs']
-    assert labels == ['0.25, ppo', '0.5, ppo', '1, ppo']
-    assert table.columns == ('eval/success',)
+        more = method | {'filter': {'keep': keep, 'rule': 'top_k', 'smallest': False}}
+        write_run(tmp_path / f'{i}', 0, [0.1 + keep / 10, 0.2, 0.3], **more)
+    write_run(tmp_path / '3', 1, [], **more)
+    second = {'eval/success_first': 0.25}
+    rewrite(tmp_path / '0', lambda row: row.update(second if 'eval/success' in row else {}))
+    given = {'rows': 'method,filter.keep', 'cols': '', 'also': 'eval/success_first'}
+    parts['methods by size'] = render.markdown(table_of(tmp_path, **given))
+    assert_golden('tables.txt', parts)
 
 
 # ---- runs that are in no figure ----------------------------------------------------------------
@@ -309,12 +263,10 @@ def test_a_run_whose_updates_were_skipped_is_refused_with_the_reason(two, norm):
         assert render.details(table)[1][-1] == '40.0, — (refused)'
     rewrite(two / 'run1', skip(norm), slice(20))
     assert 'seed 1: all its 20 updates were' in render.notes(table_of(two))[-1]
-    # Runs that recovered, or lost some steps on the way, count.
+    # Runs that recovered, or lost some steps on the way, count; so does one whose updates were
+    # skipped in part.
     rewrite(two / 'run1', train, slice(19, 20))
     assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
-
-
-def test_an_update_of_which_only_some_steps_were_skipped_trained(two):
     rewrite(two / 'run1', skip(0.3), slice(20))
     assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
 
@@ -397,9 +349,11 @@ def test_a_table_that_cannot_be_made_says_why(sweep, given, message):
         table_of(sweep, **given)
 
 
-def test_a_folder_without_experiments_is_no_success(tmp_path):
+def test_folders_without_runs_or_experiments_are_no_success(tmp_path):
     with pytest.raises(FileNotFoundError, match='holds no experiment'):
         tables.rebuild(tmp_path)
+    with pytest.raises(FileNotFoundError, match='no runs in .*: a run has run.json'):
+        load([tmp_path])
 
 
 @pytest.mark.parametrize('name', ['run.json', 'config.json', 'reference.json', 'metrics.jsonl'])
@@ -411,11 +365,6 @@ def test_a_broken_file_of_a_run_is_named(tmp_path, name):
     with pytest.raises(ValueError, match=f'a/{name}[:,]') as error:
         load([tmp_path])
     assert '\n' not in str(error.value)
-
-
-def test_folders_without_runs_say_what_a_run_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match='no runs in .*: a run has run.json'):
-        load([tmp_path])
 
 
 # ---- reading and compacting --------------------------------------------------------------------
@@ -499,32 +448,6 @@ def test_curves_that_are_drawn_no_more_are_removed(two):
     assert not list((two / 'out').glob('curves_*.png'))
 
 
-def test_csv_holds_every_cell_and_every_run(sweep):
-    table = table_of(sweep)
-    lines = list(csv.DictReader(render.csv_text(table).splitlines()))
-    assert len(lines) == (2 + 1 + 2) * 2  # rows, start, references; two columns
-    (line,) = (x for x in lines if (x['row'], x['column']) == ('ppo', 'bandit'))
-    assert (line['runs'], line['mean'], line['values']) == ('3', '0.8', '0.9 0.8 0.7')
-    runs = list(csv.DictReader(render.runs_csv(table).splitlines()))
-    assert len(runs) == 11
-    (line,) = (x for x in runs if x['run'] == 'grpo-sokoban-1')
-    assert (line['step'], line['finished'], line['value']) == ('10', 'False', '0.31')
-    expected = stats.wilson_interval(31, 100)
-    np.testing.assert_allclose(
-        [float(line['wilson_low']), float(line['wilson_high'])], expected, rtol=1e-5
-    )
-
-
-def test_latex_and_markdown_are_escaped(sweep):
-    table = table_of(sweep, labels={'ppo': r'a_b & 5 % {x} | $y$'})
-    text = render.latex(table)
-    assert r'a\_b \& 5 \% \{x\} $|$ \$y\$ & ' in text and r'\textsuperscript{w}' in text
-    body = text[text.index('tabular') : text.rindex('tabular')].replace('\\\\', '')
-    widths = {len(re.findall(r'(?<!\\)&', line)) for line in body.splitlines() if '&' in line}
-    assert widths == {4}
-    assert r'a_b & 5 % {x} \| $y$' in render.markdown(table)
-
-
 def test_markup_in_a_name_stays_text(sweep):
     hostile = '<script>alert(1)</script>\n[x](javascript:1) &lt;b&gt; < 3'
     table = table_of(sweep, labels={'ppo': hostile}, where={'algorithm': 'ppo', 'seed': '0'})
@@ -533,11 +456,6 @@ def test_markup_in_a_name_stays_text(sweep):
     assert '| &lt;script>alert(1)&lt;/script> [x]\\(javascript:1) &amp;lt;b&amp;gt; < 3 |' in text
     lines = render.latex(table_of(sweep, labels={'ppo': 'a\n\\input{x}'})).splitlines()
     assert not any(line.startswith('\\input') for line in lines)
-
-
-def test_every_option_has_help():
-    parser, _ = tables._arguments(['.'])
-    assert [action.dest for action in parser._actions if not action.help] == []
 
 
 def test_all_curves_have_one_range_and_say_how_many_seeds(sweep, tmp_path):
@@ -573,44 +491,6 @@ def test_seconds_are_drawn_where_all_runs_had_one_machine(two):
     for other in ('1 x b', '1 x a; 1 x b'):
         note(1, other)
         assert 'curves_seconds' not in axes()
-
-
-def test_rows_may_be_named_by_what_their_configs_are(tmp_path):
-    settings = {
-        'filter': {'rule': 'top_k', 'keep': 0.25, 'smallest': False},
-        'loss': {'kl_coef': 0.0, 'clip_low': 0.2, 'clip_high': 0.28},
-        'curriculum': {'rounds': []},
-    }
-    write_run(tmp_path / 'a', 0, [0.1, 0.2, 0.3], **settings)
-    write_run(tmp_path / 'b', 0, [0.1, 0.2, 0.3], **settings | {'algorithm': 'grpo'})
-    table = table_of(tmp_path, rows='method')
-    assert [line.label for line in table.lines if line.kind == 'runs'] == [
-        'GRPO, filtered',
-        'StarPO-S',
-    ]
-    assert len(table_of(tmp_path, rows='method', where={'method': 'StarPO-S'}).runs) == 1
-
-
-def test_latex_uses_booktabs_and_the_best_row_is_bold(sweep):
-    lines = render.latex(table_of(sweep)).splitlines()
-    rules = [line for line in lines if 'rule' in line]
-    assert rules == [r'\toprule', r'\midrule', r'\midrule', r'\bottomrule']
-    assert lines[0] == r'% \usepackage{booktabs}'
-    ppo, grpo = (next(x for x in lines if x.startswith(name)) for name in ('ppo', 'grpo'))
-    assert ppo.startswith(r'ppo & \textbf{80.0} [70.0, 90.0] (3/3) &') and r'\textbf{35.0}' in ppo
-    assert 'textbf' not in grpo
-    # Of one row nothing is best, nor of a metric of which more is not better.
-    one = table_of(sweep, where={'algorithm': 'ppo'})
-    assert 'textbf' not in render.latex(one)
-    assert 'textbf' not in render.latex(table_of(sweep, metric='group/return_std'))
-    assert 'textbf' not in render.markdown(table_of(sweep))
-
-
-def test_the_range_of_a_metric_holds_seeds_and_references():
-    runs = {'a': [[{'step': 0, 'x': 2.0}, {'step': 1, 'x': 4.0}]]}
-    panel = series.Panel('', 'x', runs, {'line': 12.0}, {'a': [[{'step': 0, 'x': -8.0}]]})
-    np.testing.assert_allclose(series.y_range([panel]), (-8.8, 12.8))  # 4 % of 20 at either end
-    assert series.y_range([series.Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
 
 
 def test_the_command_line(sweep, tmp_path, capsys):
@@ -664,18 +544,15 @@ def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):
     assert readme.read_text() == text
 
 
-def test_there_are_committed_tables():
-    assert ROOT / 'experiments' / 'demo' / 'table.json' in EXPERIMENTS
-
-
-LARGE = ('turn_credit_tiny', 'ragen_starpo_vs_s_tiny', 'agents_tiny', 'mtgrpo_credit_tiny')
+assert ROOT / 'experiments' / 'demo' / 'table.json' in EXPERIMENTS
+SMALL = ('demo', 'algorithms', 'smollm2')  # the others take longer to draw
 
 
 @pytest.mark.slow('draws every committed curve')
 @pytest.mark.parametrize(
     'path',
     [
-        pytest.param(path, marks=pytest.mark.soak if path.parent.name in LARGE else [])
+        pytest.param(path, marks=[] if path.parent.name in SMALL else pytest.mark.soak)
         for path in EXPERIMENTS
     ],
     ids=lambda path: path.parent.name,

@@ -1,7 +1,5 @@
 """Environments as text: prompts written from tables, and what an answer does to the world."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ import tiny_agents as tiny
 from agentrl_jax.envs import FrozenLake
 from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
 from agentrl_jax.envs.frozen_lake.world import EnvParams
-from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 
@@ -28,47 +25,27 @@ def random_parts(rng, rows, names, per_turn):
     return parts.astype(np.int32)
 
 
-@functools.cache
-def programs():
-    show = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))
-    play = jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0))
-    return jax.jit(show), jax.jit(play)
-
-
-def random_play(task, *, rows=24, seed=0):
-    """Of each turn (turn, prompts, worlds, sampled_end, parts, matched, keys, after, outcome)."""
-    rng, (show, play) = np.random.default_rng(seed), programs()
+@pytest.mark.slow('compiles every world')
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name):
+    """Of random play, with the rewards that a prompt shows; test_rollout has the brief style."""
+    task = tiny.task(name, style='ragen', max_turns=4, max_actions_per_episode=12)
+    opening = tiny.opening_text(task.env, 'ragen', 12)
+    rng, rows, shown, warned = np.random.default_rng(0), 24, set(), 0
+    show = jax.jit(jax.vmap(text.turn_tokens, in_axes=(None, 0, 0)))
+    play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
     level = jnp.arange(rows) % task.env.num_levels(task.env_params)
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
-    keys = jax.random.split(jax.random.key(seed), rows)
+    keys = jax.random.split(jax.random.key(0), rows)
     for turn in range(task.max_turns):
         sampled_end = rng.random(rows) < 0.5
-        prompts = jax.device_get(show(task, worlds, sampled_end))
-        parts = random_parts(rng, rows, len(task.env.ACTION_NAMES), task.max_actions_per_turn)
-        matched = rng.random(rows) < 0.85
-        after, outcome = play(task, keys, worlds, parts, matched)
-        yield turn, prompts, worlds, sampled_end, parts, matched, keys, after, outcome
-        worlds = after
-
-
-def row_of(tree, i):
-    return jax.tree.map(lambda x: x[i], tree)
-
-
-@pytest.mark.slow('compiles every world in every style')
-@pytest.mark.parametrize('style', STYLES)
-@pytest.mark.parametrize('name', tiny.NAMES)
-def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name, style):
-    task = tiny.task(name, style=style, max_turns=4, max_actions_per_episode=12)
-    opening = tiny.opening_text(task.env, style, 12)
-    shown, warned = set(), 0
-    for turn, (tokens, count), worlds, sampled_end, *_ in random_play(task):
-        worlds = jax.device_get(worlds)
-        for i in range(len(count)):
-            world = row_of(worlds, i)
+        tokens, count = jax.device_get(show(task, worlds, sampled_end))
+        each = jax.device_get(worlds)
+        for i in range(rows):
+            world = jax.tree.map(lambda x, i=i: x[i], each)
             expected = tiny.turn_text(
                 task.env,
-                style,
+                'ragen',
                 world.state,
                 turn=turn,
                 reward=world.reward,
@@ -82,28 +59,9 @@ def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name, style):
             assert (tokens[i, count[i] :] == -1).all() and count[i] <= task.width
             shown.add(round(float(world.reward), 1))
             warned += bool(world.warn)
+        parts = random_parts(rng, rows, len(task.env.ACTION_NAMES), task.max_actions_per_turn)
+        worlds, _ = play(task, keys, worlds, parts, rng.random(rows) < 0.85)
     assert warned > 5 and len(shown) > 1
-
-
-@pytest.mark.slow('compares the texts of all boards')
-@pytest.mark.parametrize('style', STYLES)
-def test_the_anchor_of_a_board_does_not_know_turns_budgets_rewards_and_warnings(style):
-    task = tiny.task('frozen_lake', style=style)
-    world = text.begin(task, 0)
-    later = world.replace(
-        turn=jnp.int32(1), used=jnp.int32(3), reward=jnp.float32(-0.1), warn=jnp.bool_(True)
-    )
-    assert (
-        text.turn_tokens(task, world, True)[0].tolist()
-        != text.turn_tokens(task, later, True)[0].tolist()
-    )
-    assert text.anchor(task, world) == text.anchor(task, later)
-    levels = jnp.arange(task.env.num_levels(task.env_params))
-    states = jax.vmap(task.env.reset_level, in_axes=(0, None))(levels, task.env_params)
-    worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, levels)
-    anchors = jax.vmap(text.anchor, in_axes=(None, 0))(task, worlds)
-    boards = [task.env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in levels]
-    assert anchors.dtype == jnp.uint32 and len(set(anchors.tolist())) == len(set(boards))
 
 
 def test_the_first_message_of_ragen_word_for_word():
@@ -124,13 +82,6 @@ def test_the_first_message_of_ragen_word_for_word():
         'Strictly follow this format. Max response length: 100 words (tokens).\n<|im_end|>\n'
         '<|im_start|>assistant\n<think>'
     )
-
-
-def test_answers_without_thoughts_open_with_the_answer_tag():
-    task = tiny.task('sokoban', generation_prefix='<answer>')
-    tokens, count = text.turn_tokens(task, text.begin(task, 0), True)
-    assert tiny.tokenizer().decode(tokens[:count]).endswith('assistant\n<answer>')
-    assert task.opening == '<answer>'
 
 
 @pytest.mark.parametrize('style', STYLES)
@@ -172,169 +123,53 @@ def answer(task, parts, *, matched=True, turn=0, used=0):
     return text.play_turn(task, jax.random.key(0), world, parts, jnp.bool_(matched))
 
 
-def check(result, *, position, reward, penalty, valid, actions, stop, warn, success=False):
-    world, outcome = jax.device_get(result)
+GOES, ENDS, SPENT = EpisodeStop.NONE, EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET
+ANSWERS = {  # parts, actions used before -> cell, reward, faultless, actions, stop
+    'valid: (0, 0) -> (0, 1) -> (1, 1)': ([RIGHT, DOWN], 0, 5, 0, True, [RIGHT, DOWN], GOES),
+    'unknown names are dropped': ([UNKNOWN, RIGHT, UNKNOWN], 0, 1, 0, False, [RIGHT], GOES),
+    'no known name': ([UNKNOWN, UNKNOWN], 0, 0, 0, False, [], GOES),
+    'an empty answer': ([], 0, 0, 0, False, [], GOES),
+    'no answer tags': (None, 0, 0, 0, False, [], GOES),
+    'nothing is played after the goal': ([RIGHT, RIGHT, DOWN], 0, 2, 1, True, [RIGHT] * 2, ENDS),
+    'a hole ends it without success': ([DOWN, RIGHT], 0, 4, 0, True, [DOWN], ENDS),
+    'one of five actions is left': ([RIGHT, LEFT, RIGHT], 4, 1, 0, True, [RIGHT], SPENT),
+}
+
+
+@pytest.mark.parametrize('case', ANSWERS)
+def test_answers_are_played_by_the_rules(case):
+    """A fault costs once; an answer without a valid action changes nothing and is warned about."""
+    parts, used, position, reward, valid, actions, stop = ANSWERS[case]
+    given = [RIGHT] if parts is None else parts
+    played = answer(lake(), given, matched=parts is not None, used=used)
+    world, outcome = jax.device_get(played)
     assert int(world.state.position) == position and float(world.reward) == reward
-    assert float(outcome.reward) == reward and float(outcome.penalty) == np.float32(penalty)
-    assert bool(outcome.valid) == valid and bool(outcome.success) == success
+    assert float(outcome.reward) == reward and bool(outcome.valid) == valid
+    assert float(outcome.penalty) == (0 if valid else np.float32(-0.1))
+    assert bool(outcome.success) == (reward == 1) and int(outcome.stop) == stop
     assert [int(a) for a in outcome.actions if a >= 0] == actions
-    assert int(outcome.num_actions) == len(actions) and int(outcome.stop) == stop
-    assert bool(world.warn) == warn and int(world.turn) == 1
-
-
-def test_a_valid_answer_is_played_and_nothing_is_charged():
-    check(
-        answer(lake(), [RIGHT, DOWN]),  # (0, 0) -> (0, 1) -> (1, 1)
-        position=5,
-        reward=0,
-        penalty=0,
-        valid=True,
-        actions=[RIGHT, DOWN],
-        warn=False,
-        stop=EpisodeStop.NONE,
-    )
-
-
-def test_unknown_names_are_dropped_the_rest_is_played_and_the_fault_costs_once():
-    check(
-        answer(lake(), [UNKNOWN, RIGHT, UNKNOWN]),
-        position=1,
-        reward=0,
-        penalty=-0.1,
-        valid=False,
-        actions=[RIGHT],
-        warn=False,
-        stop=EpisodeStop.NONE,
-    )
-
-
-@pytest.mark.parametrize(
-    'parts, matched',
-    [([UNKNOWN, UNKNOWN], True), ([], True), ([RIGHT], False)],
-    ids=['no known name', 'an empty answer', 'no answer tags'],
-)
-def test_answers_without_a_valid_action_change_nothing_and_are_warned_about(parts, matched):
-    check(
-        answer(lake(), parts, matched=matched),
-        position=0,
-        reward=0,
-        penalty=-0.1,
-        valid=False,
-        actions=[],
-        warn=True,
-        stop=EpisodeStop.NONE,
-    )
-
-
-def test_actions_behind_the_goal_are_not_played():
-    check(
-        answer(lake(), [RIGHT, RIGHT, DOWN]),
-        position=2,
-        reward=1,
-        penalty=0,
-        valid=True,
-        actions=[RIGHT, RIGHT],
-        warn=False,
-        stop=EpisodeStop.TERMINATED,
-        success=True,
-    )
-
-
-def test_a_hole_ends_the_episode_without_success():
-    check(
-        answer(lake(), [DOWN, RIGHT]),
-        position=4,
-        reward=0,
-        penalty=0,
-        valid=True,
-        actions=[DOWN],
-        warn=False,
-        stop=EpisodeStop.TERMINATED,
-    )
-
-
-def test_actions_beyond_the_budget_of_the_episode_are_not_played():
-    """4 of 5 are used: one of three is left. They were valid all the same."""
-    check(
-        answer(lake(), [RIGHT, LEFT, RIGHT], used=4),
-        position=1,
-        reward=0,
-        penalty=0,
-        valid=True,
-        actions=[RIGHT],
-        warn=False,
-        stop=EpisodeStop.ACTION_BUDGET,
-    )
+    assert int(outcome.num_actions) == len(actions) and bool(world.warn) == (not actions)
+    assert int(world.turn) == 1
 
 
 def test_the_reasons_to_stop_have_an_order():
-    """Terminal state before action budget before turn budget."""
+    """Terminal state (running out of steps is one), then action budget, then turn budget."""
     last = dict(turn=2, used=3)  # of 3 turns and 5 actions
     stops = [
         int(answer(lake(), parts, **last)[1].stop)
         for parts in ([RIGHT, RIGHT], [RIGHT, LEFT], [RIGHT], [UNKNOWN])
     ]
-    names = (EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET)
-    assert stops == [*names, EpisodeStop.TURN_BUDGET, EpisodeStop.TURN_BUDGET]
-
-
-def test_an_environment_that_runs_out_of_steps_is_over():
+    assert stops == [ENDS, SPENT, EpisodeStop.TURN_BUDGET, EpisodeStop.TURN_BUDGET]
     task = lake()
     task = task.replace(env_params=task.env_params.replace(max_steps_in_episode=2))
     _, outcome = answer(task, [RIGHT, LEFT, RIGHT])
-    assert int(outcome.stop) == EpisodeStop.TERMINATED and int(outcome.num_actions) == 2
+    assert int(outcome.stop) == ENDS and int(outcome.num_actions) == 2
 
 
-def test_answers_are_cut_at_the_actions_of_a_turn():
-    """Four actions are named, three are allowed: the fourth is not even looked at."""
-    task = lake()
-    said = '</think><answer>Right || right ||Down|| Fly</answer>'
-    state = answers.init_answer(task.answer, 1)
-    for token in tiny.tokenizer().encode(said):
-        state = answers.advance(task.answer, state, jnp.array([token]), jnp.array([True]))
-    assert bool(answers.matched(task.answer, state)[0])
-    np.testing.assert_array_equal(state.parts[0], [RIGHT, RIGHT, DOWN])
-
-
-@pytest.mark.slow('plays episodes by hand beside the device')
-@pytest.mark.parametrize('name', tiny.NAMES)
-def test_random_answers_do_what_the_rules_say(name):
-    """Against the rules written as a plain loop, one environment step at a time."""
-    task = tiny.task(name, max_turns=3, max_actions_per_turn=4, max_actions_per_episode=7)
-    stopped = set()
-    for turn, _, worlds, _, parts, matched, keys, after, outcome in random_play(task, rows=16):
-        worlds, after, outcome = jax.device_get((worlds, after, outcome))
-        for i in range(16):
-            hand = tiny.play_by_hand(
-                task,
-                row_of(worlds.state, i),
-                keys[i],
-                turn,
-                int(worlds.used[i]),
-                bool(matched[i]),
-                parts[i].tolist(),
-            )
-            jax.tree.map(np.testing.assert_array_equal, row_of(after.state, i), hand['state'])
-            acted = outcome.actions[i]
-            np.testing.assert_array_equal(acted[acted >= 0], hand['actions'])
-            assert outcome.reward[i] == hand['reward'] and outcome.valid[i] == hand['valid']
-            assert outcome.penalty[i] == np.float32(hand['penalty'])
-            assert after.warn[i] == hand['warn'] and after.used[i] == hand['used']
-            assert outcome.stop[i] == hand['stop'] and outcome.success[i] == hand['success']
-            stopped.add(int(outcome.stop[i]))
-    assert len(stopped) >= 2
-
-
-@pytest.mark.parametrize('limit', [1, 2, 3])
-def test_an_episode_may_be_given_fewer_turns_than_there_is_room_for(limit):
-    task = tiny.task('sokoban').replace(turn_limit=jnp.int32(limit))
-    for turn, *_, outcome in random_play(task):
-        ends = np.isin(outcome.stop, [EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET])
-        expected = EpisodeStop.TURN_BUDGET if turn + 1 >= limit else EpisodeStop.NONE
-        assert not ends.all() and (outcome.stop[~ends] == expected).all()
-
-
-def test_wordings_and_openings_that_do_not_exist_are_refused():
+def test_openings_without_thoughts_and_ones_that_do_not_exist():
+    task = tiny.task('sokoban', generation_prefix='<answer>')
+    tokens, count = text.turn_tokens(task, text.begin(task, 0), True)
+    assert tiny.tokenizer().decode(tokens[:count]).endswith('assistant\n<answer>')
     with pytest.raises(ValueError, match="env.prompt='long' is not one of"):
         lake(style='long')
     with pytest.raises(ValueError, match="generation_prefix='<plan>' is not one of"):

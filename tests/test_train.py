@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import toy_rollouts as toy
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
-from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Continuations, Demonstrations, Rollout
+from agentrl_jax.types import Demonstrations, Frozen
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -34,89 +34,53 @@ def config_file(name):
 
 def trace(cfg, *, with_rollout):
     """Shapes of one whole cycle of a config: nothing is computed or compiled."""
-    cfg = effective(cfg)
-    mesh, tokenizer = (
-        parts.build_mesh(read_config(cfg, None)),
-        parts.build_tokenizer(read_config(cfg, None)),
-    )
+    cfg = read_config(cfg, None)
+    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     found = []
 
     def init():
-        config, params = parts.build_model(read_config(cfg, None), tokenizer, mesh)
+        config, params = parts.build_model(cfg, tokenizer, mesh)
         found.append(config)
         return params
 
     params = jax.eval_shape(init)
-    txs = parts.build_optimisers(read_config(cfg, None))
+    txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
-    reference = (
-        run_params.policy_of(state.params, {}) if read_config(cfg, None).needs_reference else None
-    )
+    reference = run_params.policy_of(state.params, {}) if cfg.needs_reference else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
-    out = abstract_rollout(rows, cfg)
-    if count := read_config(cfg, None).continuations:
-        forked = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((rows, count, *x.shape[1:]), x.dtype), out
-        )
-        turn = jax.ShapeDtypeStruct((rows, count), jnp.int32)
-        out = out.replace(continuations=Continuations(turn=turn, rollout=forked))
+    turns = cfg.env.max_turns
+    out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
+    out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
+    if count := cfg.continuations:
+        out = toy.forked(out, [1] * count)
+    out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
     task = None
     if with_rollout or cfg.context.window:
         task = build_module.build_task(cfg, tokenizer, mesh)
-    if with_rollout and read_config(cfg, None).on_hosts:
+    if with_rollout and cfg.on_hosts:
         if names := task.env.FIGURES:
             figures = jax.ShapeDtypeStruct((rows, len(names)), jnp.float32)
             out = out.replace(figures=figures)
     elif with_rollout:
-        each = map(derived.episodes, mixture.members(cfg))
+        each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
         listed = listed if cfg.env.mix else listed[0]
         _, collect, _ = build_module.build_play(cfg, mesh, found[0], task, {})
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, {})
         made, _ = jax.eval_shape(collect, policy, task, listed, key)
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(
-            lambda x: (x.shape, x.dtype), out
-        )
-    learn = functools.partial(
-        build_module.learn,
-        fns=parts.build_functions(read_config(cfg, None), found[0], mesh),
-        learning=settings.build_learning(cfg, mesh, task, tokenizer, txs),
-    )
-    shape = (read_config(cfg, None).base_rows, cfg.rollout.max_tokens)
+        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
+    fns = parts.build_functions(cfg, found[0], mesh)
+    how = build_module.build_learning(cfg, mesh, task, tokenizer)
+    learn = functools.partial(build_module.learn, fns=fns, how=how)
+    shape = (cfg.base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
     joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
-    frozen = run_params.Frozen({}, reference)
+    frozen = Frozen({}, reference)
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
-
-
-def abstract_rollout(rows, cfg):
-    tokens, turns = (rows, cfg.rollout.max_tokens), (rows, cfg.env.max_turns)
-    shapes = dict(
-        tokens=(tokens, jnp.int32),
-        logprobs=(tokens, jnp.float32),
-        attention_mask=(tokens, bool),
-        action_mask=(tokens, bool),
-        turn=(tokens, jnp.int32),
-        begin=(turns, jnp.int32),
-        part=(turns, jnp.int32),
-        trial=(turns, jnp.int32),
-        anchor=(turns, jnp.uint32),
-        rewards=(turns, jnp.float32),
-        penalties=(turns, jnp.float32),
-        turn_stop=(turns, jnp.int32),
-        valid=(turns, bool),
-        num_actions=(turns, jnp.int32),
-        actions=((*turns, cfg.env.max_actions_per_turn), jnp.int32),
-        num_turns=((rows,), jnp.int32),
-        episode_stop=((rows,), jnp.int32),
-        success=((rows,), bool),
-        level=((rows,), jnp.int32),
-    )
-    return Rollout(**{name: jax.ShapeDtypeStruct(*spec) for name, spec in shapes.items()})
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -132,7 +96,8 @@ def test_every_config_builds(name):
     assert set(measured) <= set(metrics.METRICS)
 
 
-def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
+@pytest.mark.parametrize('argument', ['--config.env.max_turn=3', '--config.optim.lr=fast'])
+def test_a_mistyped_field_is_an_error_that_names_it(argument, tmp_path):
     done = subprocess.run(
         [
             sys.executable,
@@ -140,7 +105,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
             'agentrl_jax.train',
             '--config=configs/demo.py',
             f'--workdir={tmp_path / "run"}',
-            '--config.env.max_turn=3',
+            argument,
         ],
         cwd=ROOT,
         env=dict(os.environ),
@@ -149,7 +114,7 @@ def test_a_mistyped_field_is_an_error_that_names_it(tmp_path):
         timeout=120,
     )
     assert done.returncode not in (0, 75)
-    assert 'max_turn' in done.stderr
+    assert argument.split('=')[0].split('.')[-1] in done.stderr
     assert not (tmp_path / 'run').exists()
 
 

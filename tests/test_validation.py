@@ -18,8 +18,8 @@ from agentrl_jax.rl import update
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
+from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.state import comparable
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
@@ -105,24 +105,27 @@ def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_one_sample_a_level_has_no_pass_at_k_and_wilson_s_interval():
-    found = counted([0, 1, 1], samples=1)
-    assert 'eval/pass_at_k' not in found
-    assert (found['eval/success_low'], found['eval/success_high']) == stats.wilson_interval(2, 3)
-
-
-def test_samples_of_a_level_that_agree_count_as_one():
+@pytest.mark.parametrize(
+    'success, levels, samples, solved, independent',
+    [
+        ([0, 1, 1], 3, 1, 2, 3),
+        ([1, 0, 1, 1, 0, 1, 0, 0] * 4, 8, 4, 4, 8),  # samples that agree are one
+        ([1, 0] * 3, 2, 3, 1, 2),
+        ([0] * 32, 8, 4, 0, 8),
+    ],
+)
+def test_levels_that_agree_count_once_in_wilson_s_interval(
+    success, levels, samples, solved, independent
+):
     """Four samples of eight levels, all alike, had the interval of 32 episodes on the page."""
-    alike = [1, 0, 1, 1, 0, 1, 0, 0] * 4
-    found = counted(alike, levels=8, samples=4)
+    found = counted(success, levels=levels, samples=samples)
     ends = found['eval/success_low'], found['eval/success_high']
-    np.testing.assert_allclose(ends, stats.wilson_interval(4, 8))
-    none = counted([0] * 32, levels=8, samples=4)
-    assert none['eval/success_high'] == pytest.approx(stats.wilson_interval(0, 8)[1])
+    np.testing.assert_allclose(ends, stats.wilson_interval(solved, independent))
+    assert ('eval/pass_at_k' in found) == (samples > 1)
 
 
 def test_a_small_pool_s_levels_are_no_more_than_they_are():
-    """A pool of two levels played six times holds two independent units, not six."""
+    """A pool of two levels that six are asked of holds two independent units, not six."""
     out = toy.rollout_of([[(1, 1)]] * 6, np.zeros((6, 1)), length=3)
     out = out.replace(success=jnp.arange(6) % 2 == 0, level=jnp.arange(6) % 2)
     found = validation.summarise(validation.count(out, _NoMetrics, levels=6))
@@ -329,23 +332,30 @@ def test_the_best_policy_is_kept_beside_the_newest(finished):
 
 def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
     cfg = micro_runs.config('frozen_lake')
-    older = config_dict(cfg)
-    del older['eval']['samples'], older['optim']['schedule'], older['library']
-    now = config_dict(cfg)
+    older = saved_with(cfg)
+    del older['version']
+    fields = older['config']
+    del fields['eval']['samples'], fields['optim']['schedule'], fields['library']
+    now = saved_with(cfg)
     checkpoint.check_config(comparable(older), comparable(now))
-    now['optim']['schedule'] = 'linear'
+    now['config']['optim']['schedule'] = 'linear'
     with pytest.raises(ValueError, match='optim.schedule: "constant" in the checkpoint'):
         checkpoint.check_config(comparable(older), comparable(now))
 
 
 def test_what_an_older_config_says_of_fields_without_effect_is_not_compared():
     """Fields had values where they did nothing; now they have none."""
-    now = config_dict(micro_runs.config('frozen_lake'))
+    now = saved_with(micro_runs.config('frozen_lake'))
     older = json.loads(json.dumps(now))
-    older['loss'] |= {'kl_estimator': 'k3', 'kl_in': 'loss', 'estimator': None, 'gamma': 1.0}
+    older['config']['loss'] |= {
+        'kl_estimator': 'k3',
+        'kl_in': 'loss',
+        'estimator': None,
+        'gamma': 1.0,
+    }
     checkpoint.check_config(comparable(older), comparable(now))
-    older['loss']['kl_coef'] = now['loss']['kl_coef'] = 0.1
-    now['loss'] |= {'kl_in': 'reward', 'kl_estimator': None}
+    older['config']['loss']['kl_coef'] = now['config']['loss']['kl_coef'] = 0.1
+    now['config']['loss'] |= {'kl_in': 'reward', 'kl_estimator': None}
     with pytest.raises(ValueError, match='loss.kl_in: "loss" in the checkpoint'):
         checkpoint.check_config(comparable(older), comparable(now))
 

@@ -57,30 +57,23 @@ def test_compute_settings_reach_the_config(tmp_path):
     assert config == dataclasses.replace(TINY, dtype='bfloat16', remat=True)
 
 
-def test_each_device_gets_its_slice(tmp_path):
+def test_each_device_gets_its_slice_and_only_slices_are_read(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / 'm', UNTIED, hf_tensors(UNTIED))
     _, whole = weights.load_model(folder)
-    mesh = sharding.make_mesh(2, 2, 2)
-    _, split = weights.load_model(folder, mesh=mesh)
-    jax.tree.map(np.testing.assert_array_equal, whole, split)
-    up = split['model']['layers_1']['mlp']['up_proj']['kernel']  # [64, 96] over fsdp x tensor
-    assert up.addressable_shards[0].data.shape == (32, 48)
-
-
-def test_only_the_asked_slices_are_read(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / 'm', TINY, hf_tensors(TINY))
-    sizes = []
-    read = weights.SafetensorsSource.read
+    found, read = [], weights.SafetensorsSource.read
 
     def counted(self, name, index):
         part = read(self, name, index)
-        sizes.append((name, part.size))
+        found.append((name, part.size))
         return part
 
     monkeypatch.setattr(weights.SafetensorsSource, 'read', counted)
-    weights.load_model(folder, mesh=sharding.make_mesh(2, 2, 2))
-    up = [size for name, size in sizes if name == 'model.layers.0.mlp.up_proj.weight']
-    assert up == [96 * 64 // 4] * 4  # four different slices, each once for its two devices
+    _, split = weights.load_model(folder, mesh=sharding.make_mesh(2, 2, 2))
+    jax.tree.map(np.testing.assert_array_equal, whole, split)
+    up = split['model']['layers_1']['mlp']['up_proj']['kernel']  # [64, 96] over fsdp x tensor
+    assert up.addressable_shards[0].data.shape == (32, 48)
+    sizes = [size for name, size in found if name == 'model.layers.1.mlp.up_proj.weight']
+    assert sizes == [96 * 64 // 4] * 4  # four different slices, each once for its two devices
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])

@@ -29,29 +29,29 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
     )
     stop = np.full(rows, EpisodeStop.TERMINATED, np.int32)
     stop[list(faulty)] = EpisodeStop.ENV_ERROR
-    zeros = np.zeros((rows, turns), np.int32)
-    fields = dict(
+    empty = Rollout.empty(
+        np.zeros(rows, np.int32),
+        np.zeros(0, np.int32),
+        pad_id=0,
+        max_tokens=length,
+        max_turns=turns,
+        max_actions=1,
+        xp=np,
+    )
+    made = empty.replace(
         tokens=rng.integers(0, VOCAB, (rows, length)).astype(np.int32),
         logprobs=np.where(action, -rng.random((rows, length)), 0).astype(np.float32),
         attention_mask=attention,
         action_mask=action,
         turn=turn,
-        begin=zeros,
-        part=zeros,
-        trial=zeros,
         anchor=np.tile(np.arange(turns, dtype=np.uint32), (rows, 1)),
         rewards=np.asarray(rewards, np.float32),
-        penalties=np.asarray(zeros if penalties is None else penalties, np.float32),
-        turn_stop=zeros,
+        penalties=empty.penalties if penalties is None else np.asarray(penalties, np.float32),
         valid=np.ones((rows, turns), bool),
-        num_actions=zeros,
-        actions=np.full((rows, turns, 1), -1, np.int32),
         num_turns=np.array([len(layout) for layout in layouts], np.int32),
         episode_stop=stop,
-        success=np.zeros(rows, bool),
-        level=np.zeros(rows, np.int32),
     )
-    return Rollout(**jax.tree.map(jnp.asarray, fields))
+    return jax.tree.map(jnp.asarray, made)
 
 
 def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):

@@ -32,8 +32,7 @@ class GiGPO(Clipped):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
         played = turn_credit.turns_played(rollout.num_turns, rows, rollout.rewards.shape[1])
-        rewards = rollout.rewards + rollout.penalties
-        rewards = rewards - self.turn_kl(rollout, scores, mask, kl_coef)
+        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
         rewards = jnp.where(played, rewards, 0.0)
         to_go = turn_credit.discounted_to_go(
             rewards, jnp.zeros_like(rewards[:, 0]), rollout.num_turns, gamma=self.turn_gamma

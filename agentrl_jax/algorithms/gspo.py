@@ -37,14 +37,16 @@ class GSPO(GRPO):
 
     def log_ratios(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
         """Mean log-ratio over the segment of a token, 0 off the mask; [B, T]."""
+        segment = self.segment(batch)
         log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
-        return segment_mean(log_ratio, self.segment(batch), batch.mask)
+        return segment_mean(log_ratio, segment, batch.mask)
 
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
         mean = self.log_ratios(logprobs, batch)
         current = jnp.where(batch.mask, logprobs, 0.0)
-        own = jax.lax.stop_gradient(mean - current) + current  # value of the mean, gradient of its
-        own = jnp.where(batch.mask, own, 0.0)  # own log pi
+        # The value of the mean, the gradient of the token's own log pi
+        own = jax.lax.stop_gradient(mean - current) + current
+        own = jnp.where(batch.mask, own, 0.0)
         return losses.clipped_surrogate(own, batch.advantages, batch.mask, **self.clip.keywords)
 
 

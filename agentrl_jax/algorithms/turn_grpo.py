@@ -40,8 +40,7 @@ class TurnGRPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
-        rewards = rollout.rewards + rollout.penalties
-        rewards = rewards - self.turn_kl(rollout, scores, mask, kl_coef)
+        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
         per_turn = turn_credit.against_others(
             rewards, rollout.num_turns, rows, group_size=group_size
         )

@@ -134,7 +134,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         raise NotImplementedError
 
     def line_slots(self, params: Any) -> list[range]:
-        """For each place r of line_ids: the ids that may stand there (besides -1)."""
+        """For each place r of line_ids: the ids that it may hold (besides -1)."""
         raise NotImplementedError
 
     def line_ids(self, state: Any, params: Any) -> jax.Array:
@@ -146,7 +146,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         raise NotImplementedError
 
     def cells(self, state: Any) -> list[list[str]]:
-        """What stands where, row by row, in words (host; for pages that draw the world)."""
+        """What is where, row by row, in words (host; for pages that draw the world)."""
         raise NotImplementedError
 
     def plans(

@@ -2,7 +2,7 @@
 
 A world whose rows have too many values to list each as a line of its own (six cells of eighteen
 kinds: 34 million) lists the pieces that a row is made of. A piece is a text without a newline, or
-one that ends a row; what stands where is a list of their numbers, made on the device (see
+one that ends a row; what is where is a list of their numbers, made on the device (see
 TextEnvironment.line_ids). That the tokens of a row are those of its pieces is checked when a prompt
 is built (text.lines).
 """
@@ -121,7 +121,7 @@ class Layout:
         self.lines = Lines(**families)
 
     def places(self) -> list[str]:
-        """Name of the family that stands at each place."""
+        """Name of the family at each place."""
         return [f'{n} {name}' for n, part in enumerate(self.parts) for name in part.places()]
 
     def slots(self) -> list[range]:

@@ -29,7 +29,7 @@ def clone_loss(
 ) -> jax.Array:
     """Sum of -log p over the answers' tokens / count; None: their number, which makes it a mean.
 
-    row_tokens: the most that a row can have of them; the head is computed for so many (None: all).
+    row_tokens: the most that a row can have of them; the head takes that many (None: all).
     """
     positions = positions_of(batch.attention_mask)
     hidden = hidden_fn(params, batch.tokens, positions, batch.attention_mask)

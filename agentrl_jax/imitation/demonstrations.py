@@ -172,7 +172,7 @@ def named_actions(task: text.TextTask, plan: list[int]) -> str:
 
 
 def join(parts: Sequence[Demonstrations], pad_id: int) -> Demonstrations:
-    """Demonstrations one behind another, as wide as the widest."""
+    """Demonstrations one after another, as wide as the widest."""
     width = max(part.tokens.shape[1] for part in parts)
 
     def widened(x, fill):

@@ -14,45 +14,16 @@ from agentrl_jax.machine import files, frozen
 from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
-UNREAD = (
-    'algorithm',
-    'agent.reward',
-    'steps',
-    'filter',
-    'loss',
-    'turn_credit',
-    'parity',
-    'critic',
-    'lora',
-    'curriculum',
-    'evol',
-    'dpo',
-    'fork',
-    'eval',
-    'checkpoint',
-    'alarm',
-    'log',
-    'optim.lr',
-    'optim.critic_lr',
-    'optim.warmup_steps',
-    'optim.max_grad_norm',
-    'batch.minibatch_rows',
-    'batch.microbatch_rows',
-    'batch.epochs',
-    'batch.shuffle',
-    'rollout.num_groups',
-    'rollout.group_size',
-    'rollout.slots',
-    'rollout.temperature',
-    'rollout.serve_rows',
-    'rollout.read_tokens',
-    'clone.keep_in',
-    'library.tool_reward',
-    'library.presence_reward',
-    'library.answer_reward',
-    'library.lookup_cost',
-    'library.graded',
-)
+UNREAD = {  # section: its fields; of the whole config: sections and fields
+    '': ('algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic', 'lora')
+    + ('curriculum', 'evol', 'dpo', 'fork', 'eval', 'checkpoint', 'alarm', 'log'),
+    'agent': ('reward',),
+    'optim': ('lr', 'critic_lr', 'warmup_steps', 'max_grad_norm'),
+    'batch': ('minibatch_rows', 'microbatch_rows', 'epochs', 'shuffle'),
+    'rollout': ('num_groups', 'group_size', 'slots', 'temperature', 'serve_rows', 'read_tokens'),
+    'clone': ('keep_in',),
+    'library': ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost', 'graded'),
+}
 LIMITS = (  # fields of these sections that `clone` has too, for its own demonstrations
     ('env', 'max_turns'),
     ('env', 'max_actions_per_turn'),
@@ -64,9 +35,9 @@ LIMITS = (  # fields of these sections that `clone` has too, for its own demonst
 def key(config: dict[str, Any]) -> str:
     """Name of the clone of a config (as JSON): equal for two that clone alike on these devices."""
     read = copy.deepcopy(config)
-    for name in UNREAD:
-        section, _, field = name.rpartition('.')
-        del (read[section] if section else read)[field]
+    for section, fields in UNREAD.items():
+        for field in fields:
+            del (read[section] if section else read)[field]
     for section, field in LIMITS:
         read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()

@@ -10,7 +10,7 @@ A file is a JSON list of records, or one record a line (.jsonl):
 
 Trained are the gpt messages whose loss is true, with their end-of-turn tokens, and nothing else;
 the first pair is the instruction and a canned acknowledgement. (AgentGym's bc_trainer.py does not
-look at the flag and trains on every gpt message.) What stands behind the last trained message
+look at the flag and trains on every gpt message.) What follows the last trained message
 cannot matter and is left out.
 
 Files written here hold two things more, both optional: a first message from "system", and in a gpt
@@ -227,7 +227,7 @@ def rollout_records(rollout: Rollout, tokenizer: Any, env_name: str) -> list[Rec
     """Records of the healthy episodes of a rollout, with their reward and success.
 
     item_id is the environment's name without underscores, one underscore and the level: AgentGym
-    takes what stands before the first and behind the last one.
+    takes what comes before the first and after the last one.
     """
     names = [f'{env_name.replace("_", "")}_{level}' for level in np.asarray(rollout.level)]
     records = records_of(

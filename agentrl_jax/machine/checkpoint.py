@@ -64,13 +64,12 @@ class Checkpoints:
 
     directory: pathlib.Path
     keep: int
-    asynchronous: bool
     writer: concurrent.futures.ThreadPoolExecutor
     writing: concurrent.futures.Future | None = None
     need: int = 0  # bytes of what is being written
 
 
-def open_checkpoints(workdir: str | os.PathLike, *, keep: int, async_: bool = True) -> Checkpoints:
+def open_checkpoints(workdir: str | os.PathLike, *, keep: int) -> Checkpoints:
     """Open workdir/checkpoints, remove what a killed run left half-written; `keep` steps stay."""
     if keep < 1:
         raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
@@ -80,7 +79,7 @@ def open_checkpoints(workdir: str | os.PathLike, *, keep: int, async_: bool = Tr
             for left in directory.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True)
     writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
-    return Checkpoints(directory, keep, async_, writer)
+    return Checkpoints(directory, keep, writer)
 
 
 def state_bytes(state: Any) -> int:
@@ -112,8 +111,6 @@ def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) ->
         raise _explained(error, ckpts.directory, need) from error
     ckpts.writing = ckpts.writer.submit(_complete, ckpts, step, new, response, arrays)
     ckpts.need = need
-    if not ckpts.asynchronous:
-        wait(ckpts)
     return True
 
 

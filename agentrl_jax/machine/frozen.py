@@ -12,7 +12,7 @@ from agentrl_jax.types import Params
 
 def keep(folder: Path, params: Params) -> None:
     """Stores the parameters in the folder; one that holds others is refused."""
-    kept = checkpoint.open_checkpoints(folder, keep=1, async_=False)
+    kept = checkpoint.open_checkpoints(folder, keep=1)
     stored = checkpoint.save(kept, 0, {'params': params}, {})
     checkpoint.close(kept)
     if not stored and not jax.jit(equal)(load(folder, sharding.abstract_of(params)), params):

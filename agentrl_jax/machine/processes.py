@@ -18,61 +18,54 @@ from jax.experimental import multihost_utils
 
 from agentrl_jax.machine import files, lock
 
+COORDINATOR, COUNT, INDEX = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
+JOIN = (COORDINATOR, COUNT, INDEX)  # environment variables of a run of several processes
 HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: seconds of silence after which it is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
-def initialize_distributed(
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    *,
-    timeout_s: int = 300,
-) -> None:
+def initialize_distributed(*, timeout_s: int = 300) -> None:
     """Join the processes of a run; call it before anything else touches jax.
 
-    Arguments left out are read from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID. With none of them a run is one process. coordinator='auto' lets jax ask the
-    cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process without a heartbeat
-    for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
+    The environment names them (JOIN); with none of its variables a run is one process. The address
+    'auto' lets jax ask the cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process
+    without a heartbeat for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
     """
-    coordinator = coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS')
     # jax would handle SIGTERM from here on, and no one would notice it before training begins.
     jax.config.update('jax_enable_preemption_service', False)
+    silence_s = _number(HEARTBEAT) if HEARTBEAT in os.environ else 0
     patience = {
         'initialization_timeout': timeout_s,
-        'heartbeat_timeout_seconds': _from_environment(None, HEARTBEAT) or 100,
+        'heartbeat_timeout_seconds': silence_s or 100,
     }
-    if coordinator == 'auto':
-        os.environ.pop('JAX_COORDINATOR_ADDRESS', None)  # jax would take the word for an address
+    given = {name: os.environ[name] for name in JOIN if name in os.environ}
+    if not given:
+        return
+    if COORDINATOR in given and given[COORDINATOR] == 'auto':
+        del os.environ[COORDINATOR]  # jax would take the word for an address
         jax.distributed.initialize(**patience)
         return
-    num_processes = _from_environment(num_processes, 'JAX_NUM_PROCESSES')
-    process_id = _from_environment(process_id, 'JAX_PROCESS_ID')
-    given = {'coordinator': coordinator, 'num_processes': num_processes, 'process_id': process_id}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
-        return
+    missing = [name for name in JOIN if name not in given]
     if missing:
         raise ValueError(
-            f'a run of several processes needs {", ".join(given)}; not given: {", ".join(missing)}'
+            f'a run of several processes needs {", ".join(JOIN)}; not set: {", ".join(missing)}'
         )
-    if not 0 <= process_id < num_processes:
-        raise ValueError(f'process_id={process_id} must be in 0..{num_processes - 1}')
+    coordinator, count, index = given[COORDINATOR], _number(COUNT), _number(INDEX)
+    if not 0 <= index < count:
+        raise ValueError(f'{INDEX}={index} must be in 0..{count - 1}')
     print(  # for jax aborts one that has waited in vain, and reports that another one died
-        f'process {process_id} of {num_processes} waits for the others at {coordinator}, for '
-        f'{timeout_s} s at most',
+        f'process {index} of {count} waits for the others at {coordinator}, for {timeout_s} s at '
+        'most',
         file=sys.stderr,
         flush=True,
     )
-    jax.distributed.initialize(coordinator, num_processes, process_id, **patience)
+    jax.distributed.initialize(coordinator, count, index, **patience)
 
 
-def _from_environment(value: int | None, name: str) -> int | None:
-    if value is not None or name not in os.environ:
-        return value
+def _number(name: str) -> int:
+    """A whole number of the environment."""
     text = os.environ[name]
     if not text.isdigit():
         raise ValueError(f'{name}={text!r} must be a whole number')

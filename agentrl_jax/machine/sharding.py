@@ -92,9 +92,10 @@ def _fit(spec: P, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """NamedSharding of every array of a parameter tree (arrays or ShapeDtypeStructs).
+    """NamedSharding of every array of a tree (arrays or ShapeDtypeStructs).
 
-    Scalars are whole on every device; any other array must match a rule.
+    Scalars are whole on every device; any other array must match a rule. In a TrainState moments
+    lie as their parameters, whose paths are parts of theirs.
     """
 
     def one(path, leaf):
@@ -107,11 +108,6 @@ def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
         raise ValueError(f'no partition rule matches the parameter {name}')
 
     return jax.tree_util.tree_map_with_path(one, tree)
-
-
-def state_specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """specs of a whole TrainState: optimiser moments lie as their parameters."""
-    return specs(tree, rules, mesh)
 
 
 def shard_rows(mesh: Mesh) -> NamedSharding:

@@ -4,7 +4,7 @@ A signal watches one metric. Every value beyond its limit, one after another up 
 makes a streak; half of `patience` (rounded up) is a warning, all of it an alarm. A limit is a
 number, or a multiple of what the run itself has shown: the mean of its first `baseline_steps`
 values, or its highest value. What the references define, and the figures behind limits that they
-leave open, stand at SIGNALS.
+leave open, are beside SIGNALS.
 """
 
 import collections
@@ -69,7 +69,7 @@ class Signal:
 #   critic_skipped  the same of a critic with parameters of its own
 #   faults        episodes are lost to their worlds: what is left may be the easy ones
 #   cut           episodes end because no further turn fits into the token budget: what they would
-#                 have earned is not seen
+#                 have earned is unknown
 #   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
 #                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
 #                 so the limit is a multiple of the best so far, once that is above the limit itself
@@ -137,7 +137,7 @@ def judge(
 
 
 def _start_of(history: Sequence[Row], metric: str, count: int) -> tuple[float, int]:
-    """(mean of the first `count` values, index behind the last of them); nan if there are fewer.
+    """(mean of the first `count` values, index after the last of them); nan if there are fewer.
 
     Steps that measured nothing (nan) are no part of it.
     """
@@ -270,7 +270,7 @@ class Reaction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Alarm:
+class Alarms:
     """What watches for collapse."""
 
     baseline_steps: Annotated[int, ONE] = 10  # first values whose mean is the run's start

@@ -1,6 +1,6 @@
 """What the policy's reasoning says of its prompt: RAGEN-2's cross-scoring (arXiv:2604.06268).
 
-X is all that stands in front of an answer, the forced <think> included; Z is what was sampled up to
+X is all that precedes an answer, the forced <think> included; Z is what was sampled up to
 </think> (or the whole answer). Some answers z_i are scored under every one of N prompts x_j:
   l[i, j] = log p(z_i | x_j)              matched_i = l[i, own_i]
   marginal_i = logsumexp_j l[i, j] - log N
@@ -23,7 +23,7 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.types import Params, Rollout
 
 TIE = 1e-4  # nats: log-probabilities closer than this differ by float32 rounding only
-TOP = (1, 2, 4, 8)  # retrieval accuracy among so many best prompts
+TOP = (1, 2, 4, 8)  # retrieval accuracy among the k best prompts
 
 
 @struct.dataclass
@@ -117,7 +117,7 @@ def cross_logprobs(
     temperature: float,
     chunk_size: int,
 ) -> jax.Array:
-    """l[i, j] = sum over the tokens of answer i of log p behind prompt j: float32 [M, N].
+    """l[i, j] = sum over the tokens of answer i of log p after prompt j: float32 [M, N].
 
     M N rows of `width` tokens are put together and scored microbatch_rows at a time.
     """

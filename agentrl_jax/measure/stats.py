@@ -97,12 +97,20 @@ def stratified_bootstrap(
 
     `statistic` reduces the last axis. The same arguments give the same interval.
     """
-    arrays = [np.asarray(runs, np.float64) for runs in strata]
-    if not arrays or any(runs.size == 0 for runs in arrays):
+    if not strata or any(np.size(runs) == 0 for runs in strata):
         raise ValueError('stratified_bootstrap needs at least one run in each stratum')
     rng = np.random.default_rng(seed)
-    draws = [runs[rng.integers(0, runs.size, (resamples, runs.size))] for runs in arrays]
-    values = statistic(np.concatenate(draws, axis=1))
+    draws = [_redraw(runs, rng, resamples) for runs in strata]
+    return _quantiles(statistic(np.concatenate(draws, axis=1)), confidence)
+
+
+def _redraw(runs: np.ndarray, rng: np.random.Generator, times: int) -> np.ndarray:
+    """float64 [times, n]: n runs drawn with replacement from n, again and again."""
+    runs = np.asarray(runs, np.float64)
+    return runs[rng.integers(0, runs.size, (times, runs.size))]
+
+
+def _quantiles(values: np.ndarray, confidence: float) -> tuple[float, float]:
     low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
 
@@ -128,15 +136,9 @@ def improvement_interval(
     """Percentile interval of probability_of_improvement, runs of both redrawn within each task."""
     _check_tasks(ours, theirs)
     rng = np.random.default_rng(seed)
-
-    def redraw(runs):
-        runs = np.asarray(runs, np.float64)
-        return runs[rng.integers(0, runs.size, (resamples, runs.size))]
-
-    draws = [(redraw(x), redraw(y)) for x, y in zip(ours, theirs, strict=True)]
-    values = np.mean([_wins(x, y) for x, y in draws], axis=0)
-    low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return float(low), float(high)
+    tasks = zip(ours, theirs, strict=True)
+    draws = [(_redraw(x, rng, resamples), _redraw(y, rng, resamples)) for x, y in tasks]
+    return _quantiles(np.mean([_wins(x, y) for x, y in draws], axis=0), confidence)
 
 
 def paired_difference(

@@ -12,7 +12,7 @@ NEVER = (
 )  # score of a key that may not be visible; finite, so that rows without keys stay finite
 BLOCK = 64  # cache entries per step of attend_blocks
 WIDE_BLOCK = 128  # ... of attend_filled
-FEW_BLOCKS = 4  # up to so many, copying the blocks in use costs more than reading the whole cache
+FEW_BLOCKS = 4  # up to this many, copying the blocks in use costs more than reading the whole cache
 SCORE_BYTES = 3 << 19  # scores that attend_rows has alive at a time on a CPU
 
 

@@ -7,11 +7,13 @@ nested dict of float32 masters whose paths mirror HuggingFace's names; kernels a
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jax.sharding import NamedSharding
 
@@ -77,7 +79,7 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def to_hf(self, *, generic: bool = False) -> dict[str, Any]:
-        """architectures, model_type and the fields of this family alone, for config.json.
+        """model_type and the fields of this family alone, for config.json.
 
         generic: beside a tokenizer that is not one of the family's own.
         """
@@ -107,10 +109,6 @@ class Model(abc.ABC):
         """
 
     @abc.abstractmethod
-    def init_cache(self, rows: int, length: int, dtype: str | None = None) -> KVCache:
-        """An empty cache of `rows` rows and `length` positions; dtype None = compute dtype."""
-
-    @abc.abstractmethod
     def forward_cached(
         self,
         params: Params,
@@ -130,14 +128,6 @@ class Model(abc.ABC):
         are below it: only that prefix is read.
         """
 
-    @abc.abstractmethod
-    def head_kernel(self, params: Params) -> jax.Array:
-        """The output head [D, V]: lm_head, or the embedding transposed."""
-
-    @abc.abstractmethod
-    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype."""
-
     # The same for every family.
 
     @property
@@ -149,6 +139,31 @@ class Model(abc.ABC):
         deep = self.remat and self.num_layers >= SCAN_FROM
         return deep if self.scan_layers is None else self.scan_layers
 
+    def init_cache(self, rows: int, length: int, dtype: str | None = None) -> KVCache:
+        """An empty cache of `rows` rows and `length` positions; dtype None = compute dtype."""
+        shape = (rows, length, self.num_kv_heads, self.head_dim)
+        zeros = functools.partial(jnp.zeros, shape, self.dtype if dtype is None else dtype)
+        layers = range(self.num_layers)
+        return KVCache(k=tuple(zeros() for _ in layers), v=tuple(zeros() for _ in layers))
+
+    def head_kernel(self, params: Params) -> jax.Array:
+        """The output head [D, V]: lm_head, or the embedding transposed."""
+        if self.tie_embeddings:
+            return params['model']['embed_tokens']['embedding'].T
+        return params['lm_head']['kernel']
+
+    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype."""
+        if self.transposed:  # the head is [V, D] then, as the embedding always is
+            embedding = params['model']['embed_tokens']['embedding']
+            head = embedding if self.tie_embeddings else params['lm_head']['kernel']
+            out = times_rows(
+                head.astype(self.dtype), hidden.reshape(-1, hidden.shape[-1]), jnp.float32
+            )
+            return out.reshape(*hidden.shape[:-1], -1)
+        head = self.head_kernel(params).astype(self.dtype)
+        return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+
     def abstract_params(self) -> Params:
         """The parameter tree as shapes."""
         return jax.eval_shape(self.init, jax.random.key(0))
@@ -156,6 +171,17 @@ class Model(abc.ABC):
     def param_count(self) -> int:
         """Number of parameters, without allocating them."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.abstract_params()))
+
+
+def times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+    """x [N, in] times a kernel [out, in]; [N, out].
+
+    XLA's CPU backend packs the right factor of a product anew each time: here the few rows, in
+    place of the kernel. Without the barrier it would swap them again.
+    """
+    contracted = (((1,), (1,)), ((), ()))
+    out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(out).T
 
 
 def transpose_kernels(params: Params) -> Params:

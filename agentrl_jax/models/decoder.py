@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import layer_scan
 from agentrl_jax.models.attention import attend_cache, attend_rows
-from agentrl_jax.models.base import KVCache, Model
+from agentrl_jax.models.base import KVCache, Model, times_rows
 from agentrl_jax.types import Params
 
 
@@ -72,17 +72,6 @@ class RMSNorm(nn.Module):
         return (x * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
 
 
-def _times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    """x [N, in] times a kernel [out, in]; [N, out].
-
-    XLA's CPU backend packs the right factor of a product anew each time: here the few rows, in
-    place of the kernel. Without the barrier it would swap them again.
-    """
-    contracted = (((1,), (1,)), ((), ()))
-    out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
-    return jax.lax.optimization_barrier(out).T
-
-
 class _TransposedDense(nn.Module):
     """nn.Dense with a kernel [out, in]: x [N, in] -> [N, out]."""
 
@@ -94,7 +83,7 @@ class _TransposedDense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         zeros, size = nn.initializers.zeros_init(), (self.features, x.shape[-1])
         kernel = self.param('kernel', zeros, size, jnp.float32)
-        out = _times_rows(kernel.astype(self.dtype), x.astype(self.dtype), self.dtype)
+        out = times_rows(kernel.astype(self.dtype), x.astype(self.dtype), self.dtype)
         if self.use_bias:
             bias = self.param('bias', zeros, (self.features,), jnp.float32)
             out += bias.astype(self.dtype)[None]
@@ -119,29 +108,32 @@ def dense(x, features: int, name: str, config: Model, *, bias: bool = False, gai
     return out.reshape(*x.shape[:-1], features)
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    angles: jax.Array,
-    mask: jax.Array,
-    cached: tuple[jax.Array, jax.Array] | None,
-    where: Any,
-    *,
-    shards: int,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-    """Rotates and attends; with a cache, keys and values are those of the cache rows.
+class Attention(nn.Module):
+    """Grouped-query attention; with a cache, its keys and values are those of the cache rows."""
 
-    q [R, O, H, Dh], k and v [R, O, Kh, Dh]; cached (k, v) [S, T, Kh, Dh], where: _Where;
-    returns (out [R, O, H * Dh], cached).
-    """
-    q, k = rotate(q, angles), rotate(k, angles)
-    q = q.reshape(*q.shape[:2], k.shape[2], -1, k.shape[3])
-    if cached is None:
-        return attend_rows(q, k, v, mask, shards=shards), None
-    cached = (where.write(cached[0], k), where.write(cached[1], v))
-    k, v = where.read(cached[0], k.dtype), where.read(cached[1], v.dtype)
-    return attend_cache(q, k, v, mask), cached
+    config: Model
+    shards: int = 1  # devices over which the rows are split
+
+    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(q [R, O, H, Dh], k and v [R, O, Kh, Dh]) of x [R, O, D], before rotation."""
+        raise NotImplementedError
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, angles: jax.Array, mask: jax.Array, cached: Any, where: Any
+    ) -> tuple[jax.Array, Any]:
+        """x [R, O, D]; cached (k, v) [S, T, Kh, Dh] or None; returns (out [R, O, D], cached)."""
+        c = self.config
+        q, k, v = self.project(x)
+        q, k = rotate(q, angles), rotate(k, angles)
+        q = q.reshape(x.shape[:2] + (c.num_kv_heads, -1, c.head_dim))
+        if cached is None:
+            out = attend_rows(q, k, v, mask, shards=self.shards)
+        else:
+            cached = (where.write(cached[0], k), where.write(cached[1], v))
+            k, v = where.read(cached[0], k.dtype), where.read(cached[1], v.dtype)
+            out = attend_cache(q, k, v, mask)
+        return dense(out, c.hidden_size, 'o_proj', c, gain=0.5 / c.num_layers), cached
 
 
 class MLP(nn.Module):
@@ -251,8 +243,7 @@ class Decoder(Model):
     def layer(self) -> type[nn.Module]:
         """Module (config, shards) of one layer; shards: devices over which the rows are split.
 
-        Its call takes x [R, O, D], angles, mask and, for a cache, cached and where as `attend`
-        does, and returns (x, cached).
+        It is called as `Attention` is, and returns (x, cached).
         """
 
     def init(self, key: jax.Array) -> Params:
@@ -277,15 +268,6 @@ class Decoder(Model):
         )
         return hidden
 
-    def init_cache(self, rows, length, dtype=None):
-        shape = (rows, length, self.num_kv_heads, self.head_dim)
-        dtype = self.dtype if dtype is None else dtype
-        layers = range(self.num_layers)
-        return KVCache(
-            k=tuple(jnp.zeros(shape, dtype) for _ in layers),
-            v=tuple(jnp.zeros(shape, dtype) for _ in layers),
-        )
-
     def forward_cached(self, params, tokens, positions, cache, rows, *, kv_length=None):
         length = cache.length
         last = jnp.where(positions < length, positions, 0)  # padding attends to one entry: cheap
@@ -293,19 +275,3 @@ class Decoder(Model):
         mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
         where = _Where(rows=rows, positions=positions, kv_length=length)
         return Backbone(self).apply(_variables(params), tokens, positions, mask, cache, where)
-
-    def head_kernel(self, params):
-        if self.tie_embeddings:
-            return params['model']['embed_tokens']['embedding'].T
-        return params['lm_head']['kernel']
-
-    def logits(self, params, hidden):
-        if self.transposed:
-            tied = self.tie_embeddings
-            embedding = params['model']['embed_tokens']['embedding']
-            head = embedding if tied else params['lm_head']['kernel']
-            flat = hidden.reshape(-1, hidden.shape[-1])
-            out = _times_rows(head.astype(self.dtype), flat, jnp.float32)
-            return out.reshape(*hidden.shape[:-1], -1)
-        head = self.head_kernel(params).astype(self.dtype)
-        return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)

@@ -89,7 +89,7 @@ def needed(part: Mapping[str, Any], *names: str, of: str = '') -> None:
 def check_layers(layers: int, tensors: Iterable[str], called: str) -> None:
     """Refuses many more layers than there are tensors of, before anything is made for each.
 
-    called: the file. Which tensors of a layer are missing is said later, by name.
+    called: the file. Which tensors of a layer are missing is reported later, by name.
     """
     present = len({found[1] for found in map(LAYER.match, tensors) if found})
     if layers > 2 * present + 2:

@@ -1,5 +1,6 @@
 """The model as the pure functions that losses and rollouts take."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,32 +29,29 @@ def model_functions(
     has_critic: bool,
     shares_backbone: bool,
 ) -> ModelFns:
-    """The functions of a model of these sizes; rows: how rows of activations are laid out."""
+    """The functions of a model of these sizes; rows: how rows of activations are laid out.
 
-    def hidden(params, tokens, positions, attention_mask):
-        return config.forward(params, tokens, positions, attention_mask, row_sharding=rows)
-
-    def head(params):
-        return config.head_kernel(params)
-
-    def own_values(params, critic_params, tokens, positions, attention_mask):
-        del params
-        return critic.values(
-            critic_params, config, tokens, positions, attention_mask, row_sharding=rows
-        )
+    Values are of the prefix up to and including each position (not shifted), float32 [B, T].
+    """
+    hidden = functools.partial(config.forward, row_sharding=rows)
 
     def value_head(params, states):
         return critic.value_from_hidden(params['value_head'], states)
 
-    def shared_values(params, critic_params, tokens, positions, attention_mask):
-        del critic_params
-        return value_head(params, hidden(params, tokens, positions, attention_mask))
+    def own_values(params, critic_params, *batch):
+        del params
+        return value_head(critic_params, hidden(critic_params['backbone'], *batch))
 
+    def shared_values(params, critic_params, *batch):
+        del critic_params
+        return value_head(params, hidden(params, *batch))
+
+    fns = ModelFns(hidden=hidden, head=config.head_kernel, values=None, value_head=None)
     if not has_critic:
-        return ModelFns(hidden=hidden, head=head, values=None, value_head=None)
+        return fns
     if shares_backbone:
-        return ModelFns(hidden=hidden, head=head, values=shared_values, value_head=value_head)
-    return ModelFns(hidden=hidden, head=head, values=own_values, value_head=None)
+        return fns.replace(values=shared_values, value_head=value_head)
+    return fns.replace(values=own_values)
 
 
 def on_base(fns: ModelFns, base: Any) -> ModelFns:

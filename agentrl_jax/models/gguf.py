@@ -135,7 +135,7 @@ class GGUFSource:
             raise ValueError(f'{self.path}: {error}') from error
 
     def hf_fields(self) -> dict[str, Any]:
-        """What config.json says of a model beside its sizes, as far as the metadata has it."""
+        """Fields of config.json other than sizes, as far as the metadata has them."""
         fields = {'model_type': self._architecture}
         length = FIELDS['max_position_embeddings']
         if self._own(length.gguf, None) is not None:

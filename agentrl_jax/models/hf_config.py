@@ -4,9 +4,9 @@ import reprlib
 from typing import Any
 
 from agentrl_jax.models import FAMILIES, Model
-from agentrl_jax.models.fields import flag, needed, number, present
+from agentrl_jax.models.fields import FIELDS, flag, needed, number, present
 
-_SIZES = (
+_NEEDED = (
     'vocab_size',
     'hidden_size',
     'intermediate_size',
@@ -31,10 +31,10 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
         raise ValueError('config.json: use_sliding_window is not supported')
     if (act := present(hf, 'hidden_act')) not in (None, 'silu'):
         raise ValueError(f'config.json: hidden_act {reprlib.repr(act)} is not supported (silu)')
-    needed(hf, *_SIZES)
+    needed(hf, *_NEEDED)
     options = FAMILIES[kind].options(kind, hf)
     theta, scaling = _rope_from_hf(hf)
-    sizes = {name: number(hf, name) for name in _SIZES}
+    sizes = {name: number(hf, name) for name in _NEEDED}
     # HuggingFace writes null (or, in older files, nothing) where the size follows from the others.
     heads = sizes['num_heads']
     return FAMILIES[kind](
@@ -79,26 +79,18 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
 
 def config_to_hf(config: Model, *, dtype: str, generic: bool = False) -> dict[str, Any]:
     """config.json of a model; generic: beside a tokenizer that is not one of Qwen2's."""
-    hf = {
-        **config.to_hf(generic=generic),
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'intermediate_size': config.intermediate_size,
-        'num_hidden_layers': config.num_layers,
-        'num_attention_heads': config.num_heads,
-        'num_key_value_heads': config.num_kv_heads,
-        'head_dim': config.head_dim,
-        'hidden_act': 'silu',
-        'rms_norm_eps': config.rms_norm_eps,
-        'rope_theta': config.rope_theta,
-        'tie_word_embeddings': config.tie_embeddings,
-        'torch_dtype': dtype,
-    }
+
+    def fields(*names):
+        return {FIELDS[name].hf: getattr(config, name) for name in names}
+
+    own = config.to_hf(generic=generic)
+    kind = own.pop('model_type')
+    hf = {'architectures': [f'{kind.capitalize()}ForCausalLM'], 'model_type': kind}
+    hf |= fields('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers', 'num_heads')
+    hf |= fields('num_kv_heads', 'head_dim') | {'hidden_act': 'silu'}
+    hf |= fields('rms_norm_eps', 'rope_theta', 'tie_embeddings') | {'torch_dtype': dtype, **own}
     if config.rope_scaling is not None:
-        names = ('factor', 'low_freq_factor', 'high_freq_factor')
-        hf['rope_scaling'] = {
-            'rope_type': 'llama3',
-            **dict(zip(names, config.rope_scaling[:3], strict=True)),
-            'original_max_position_embeddings': int(config.rope_scaling[3]),
-        }
+        names, (*factors, length) = (FIELDS[name].hf for name in _LLAMA3), config.rope_scaling
+        scaling = dict(zip(names, (*factors, int(length)), strict=True))
+        hf['rope_scaling'] = {'rope_type': 'llama3', **scaling}
     return hf

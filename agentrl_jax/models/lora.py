@@ -1,7 +1,7 @@
 """LoRA: trained low-rank corrections to the kernels of a frozen model (arXiv:2106.09685).
 
 x W becomes x W + s (x A) B with A [in, rank], B [rank, out] and s = alpha / rank. Adapters are a
-tree of their own, params['lora'], whose paths are those of the kernels in params['model'].
+separate tree, params['lora'], whose paths are those of the kernels in params['model'].
 
 Model.forward *applies* them (two thin products a layer): gradients exist for A and B only, and
 neither a kernel's gradient nor a corrected copy of it is ever computed or stored, as it would be

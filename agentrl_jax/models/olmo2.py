@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
-import jax
 
-from agentrl_jax.models.decoder import MLP, Decoder, RMSNorm, attend, dense
+from agentrl_jax.models import decoder
+from agentrl_jax.models.decoder import MLP, RMSNorm, dense
 from agentrl_jax.models.fields import flag
 
 
 @dataclasses.dataclass(frozen=True)
-class Olmo2(Decoder):
+class Olmo2(decoder.Decoder):
     """Post-norm decoder without biases."""
 
     GGUF_LAYER = {
@@ -33,7 +33,7 @@ class Olmo2(Decoder):
         return {}
 
     def to_hf(self, *, generic: bool = False) -> dict[str, Any]:
-        return {'architectures': ['Olmo2ForCausalLM'], 'model_type': 'olmo2'}
+        return {'model_type': 'olmo2'}
 
 
 class Layer(nn.Module):
@@ -43,14 +43,7 @@ class Layer(nn.Module):
     shards: int = 1  # devices over which the rows are split
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        angles: jax.Array,
-        mask: jax.Array,
-        cached: tuple[jax.Array, jax.Array] | None = None,
-        where: Any = None,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    def __call__(self, x, angles, mask, cached=None, where=None):
         c = self.config
         norm = dict(eps=c.rms_norm_eps, dtype=c.dtype, scaled_in='float32')
         attention = Attention(c, self.shards, name='self_attn')
@@ -60,16 +53,10 @@ class Layer(nn.Module):
         return x, cached
 
 
-class Attention(nn.Module):
-    """Attention whose queries and keys are normalised over all heads at once, before rotation."""
+class Attention(decoder.Attention):
+    """Queries and keys are normalised over all heads at once."""
 
-    config: Olmo2
-    shards: int = 1
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, angles: jax.Array, mask: jax.Array, cached: Any, where: Any
-    ) -> tuple[jax.Array, Any]:
+    def project(self, x):
         c = self.config
         norm = dict(eps=c.rms_norm_eps, dtype=c.dtype, scaled_in='float32')
         heads = x.shape[:2] + (-1, c.head_dim)
@@ -78,5 +65,4 @@ class Attention(nn.Module):
         v = dense(x, c.num_kv_heads * c.head_dim, 'v_proj', c).reshape(heads)
         q = RMSNorm(**norm, name='q_norm')(q).reshape(heads)
         k = RMSNorm(**norm, name='k_norm')(k).reshape(heads)
-        out, cached = attend(q, k, v, angles, mask, cached, where, shards=self.shards)
-        return dense(out, c.hidden_size, 'o_proj', c, gain=0.5 / c.num_layers), cached
+        return q, k, v

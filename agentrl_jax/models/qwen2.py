@@ -9,20 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
-import jax
 
-from agentrl_jax.models.decoder import MLP, Decoder, RMSNorm, attend, dense
+from agentrl_jax.models import decoder
+from agentrl_jax.models.decoder import MLP, RMSNorm, dense
 from agentrl_jax.models.fields import flag, needed
-
-CLASSES = {
-    'qwen2': 'Qwen2ForCausalLM',
-    'qwen3': 'Qwen3ForCausalLM',
-    'llama': 'LlamaForCausalLM',
-}
 
 
 @dataclasses.dataclass(frozen=True)
-class Qwen2(Decoder):
+class Qwen2(decoder.Decoder):
     """Pre-norm decoder with grouped-query attention and SwiGLU."""
 
     GGUF_LAYER = {'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'}
@@ -55,24 +49,17 @@ class Qwen2(Decoder):
         generic: with QKV bias it is a llama too, whose attention_bias then is one after attention
         as well: zeros (see hf_folder.is_qwen2).
         """
-        biased_llama = self.qkv_bias and generic
-        kind = 'qwen2' if self.qkv_bias and not generic else 'llama'
-        kind = 'qwen3' if self.qk_norm else kind
-        hf = {'architectures': [CLASSES[kind]], 'model_type': kind}
-        return hf | {'attention_bias': True} if biased_llama else hf
+        if self.qk_norm:
+            return {'model_type': 'qwen3'}
+        if self.qkv_bias and generic:
+            return {'model_type': 'llama', 'attention_bias': True}
+        return {'model_type': 'qwen2' if self.qkv_bias else 'llama'}
 
 
-class Attention(nn.Module):
-    """Grouped-query attention; with a cache, its keys and values are those of the cache rows."""
+class Attention(decoder.Attention):
+    """With biases, or norms of each head's queries and keys."""
 
-    config: Qwen2
-    shards: int = 1
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, angles: jax.Array, mask: jax.Array, cached: Any, where: Any
-    ) -> tuple[jax.Array, Any]:
-        """As Layer."""
+    def project(self, x):
         c = self.config
         heads = x.shape[:2] + (-1, c.head_dim)
         q = dense(x, c.num_heads * c.head_dim, 'q_proj', c, bias=c.qkv_bias).reshape(heads)
@@ -81,8 +68,7 @@ class Attention(nn.Module):
         if c.qk_norm:
             q = RMSNorm(c.rms_norm_eps, c.dtype, name='q_norm')(q)
             k = RMSNorm(c.rms_norm_eps, c.dtype, name='k_norm')(k)
-        out, cached = attend(q, k, v, angles, mask, cached, where, shards=self.shards)
-        return dense(out, c.hidden_size, 'o_proj', c, gain=0.5 / c.num_layers), cached
+        return q, k, v
 
 
 class Layer(nn.Module):
@@ -92,15 +78,7 @@ class Layer(nn.Module):
     shards: int = 1  # devices over which the rows are split
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        angles: jax.Array,
-        mask: jax.Array,
-        cached: tuple[jax.Array, jax.Array] | None = None,
-        where: Any = None,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """x [R, O, D]; cached (k, v) [S, T, Kh, Dh]; returns (x, cached)."""
+    def __call__(self, x, angles, mask, cached=None, where=None):
         norm = dict(eps=self.config.rms_norm_eps, dtype=self.config.dtype)
         mixed, cached = Attention(self.config, self.shards, name='self_attn')(
             RMSNorm(**norm, name='input_layernorm')(x), angles, mask, cached, where

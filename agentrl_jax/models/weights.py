@@ -54,21 +54,16 @@ def open_source(path: str | Path) -> Any:
 
 
 def load_model(
-    path: str | Path,
-    *,
-    dtype: str = 'float32',
-    remat: bool = False,
-    mesh: jax.sharding.Mesh | None = None,
-    rules: sharding.Rules = sharding.TRAIN_RULES,
+    path: str | Path, *, mesh: jax.sharding.Mesh | None = None, **compute: Any
 ) -> tuple[Model, Params]:
     """(sizes, float32 parameters) of a HuggingFace folder or .gguf file.
 
-    With a mesh, parameters are laid out by the rules; without, they go to the default device.
-    dtype and remat are those of the returned config. Whatever does not fit is one error that names
-    the file or tensor.
+    With a mesh, parameters are laid out for training; without, they go to the default device.
+    compute: dtype and remat of the model. Whatever does not fit is one error that names the file
+    or tensor.
     """
     source = open_source(path)
-    config = source.config(dtype=dtype, remat=remat)
+    config = source.config(**compute)
     abstract = config.abstract_params()
     check_tensors(source, abstract, config.tie_embeddings)
     if mesh is None:
@@ -76,7 +71,7 @@ def load_model(
             lambda _: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), abstract
         )
     else:
-        layout = sharding.specs(abstract, rules, mesh)
+        layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     layouts = jax.tree.leaves(layout)
     arrays = [
@@ -193,7 +188,7 @@ class SafetensorsSource:
         self._drop_zero_biases()
 
     def _drop_zero_biases(self) -> None:
-        """Llama with attention_bias has one behind attention too; zeros are the model without it.
+        """Llama with attention_bias has one after attention too; zeros are the model without it.
 
         Exports write them where a Qwen2.5 model has a tokenizer of another kind (export.py).
         """

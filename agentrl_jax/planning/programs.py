@@ -132,7 +132,7 @@ def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> t
     params = sharding.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
-    state = sharding.with_layout(state, sharding.state_specs(state, sharding.TRAIN_RULES, mesh))
+    state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
     reference = policy_of(state.params, {}) if cfg.needs_reference else None
     return state, types.Frozen(params if cfg.lora.rank else {}, reference)
 

@@ -82,7 +82,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """The model name of the processor where Linux tells it, else its architecture."""
+    """The model name of the processor where Linux reports it, else its architecture."""
     path = Path('/proc/cpuinfo')
     text = path.read_text(encoding='utf-8', errors='replace') if path.is_file() else ''
     found = re.search(r'^model name\s*:\s*(.+)$', text, flags=re.MULTILINE)
@@ -90,7 +90,7 @@ def _processor() -> str:
 
 
 def joined(config_file: Path, new: str) -> str:
-    """`new` behind the machines an earlier start of the run noted: 'a; b' has no one clock."""
+    """`new` after the machines of earlier starts of the run: 'a; b' has no one clock."""
     try:
         old = files.read_json(config_file) if config_file.exists() else {}
     except ValueError:  # broken by a crash of the machine: it is written anew now

@@ -1,4 +1,4 @@
-"""now.json: what a training does at this moment, for pages that show it while it lives."""
+"""now.json: what a run does at this moment, for the page that shows it while it trains."""
 
 import contextlib
 import json

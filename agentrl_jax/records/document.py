@@ -12,7 +12,7 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,149 +24,120 @@ from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 3
 ACTION_SHOWN = 80  # characters of an action that is free text
-REPLY_SHOWN = 4000  # ... of a text of a world that stands in no prompt
+REPLY_SHOWN = 4000  # ... of a world's text that is in no prompt
 
 
 # ---- what a document holds ---------------------------------------------------------------------
 
 
-def _number(value: Any) -> bool:
+class Kind(NamedTuple):
+    """What a field holds."""
+
+    name: str  # in the sentence of a refusal
+    fits: Callable[[Any], bool]
+
+    def or_null(self, name: str) -> 'Kind':
+        return Kind(name, lambda value: value is None or self.fits(value))
+
+    def list_of(self, name: str) -> 'Kind':
+        return Kind(name, lambda value: isinstance(value, list) and all(map(self.fits, value)))
+
+
+def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and run_log.to_number(value) is not None
 
 
-def _count(value: Any) -> bool:
-    return _number(value) and isinstance(value, int)
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _doubt(value: Any) -> bool:
-    return value is None or _truth(value)
-
-
-def _list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _texts(value: Any) -> bool:
-    return _list(value) and all(map(_text, value))
-
-
-def _grid(value: Any) -> bool:
-    return value is None or (_list(value) and all(map(_texts, value)))
-
-
-def _maybe(value: Any) -> bool:
-    return value is None or _number(value)
-
-
-def _perhaps(value: Any) -> bool:
-    return value is None or _object(value)
-
-
-WANTED = {  # what the sentence of a refusal says
-    _number: 'a number',
-    _count: 'a whole number',
-    _text: 'a text',
-    _truth: 'true or false',
-    _doubt: 'true, false or null',
-    _list: 'a list',
-    _object: 'an object',
-    _texts: 'a list of texts',
-    _grid: 'rows of cell names, or null',
-    _maybe: 'a number, or null',
-    _perhaps: 'an object, or null',
-}
-Fields = Mapping[str, Callable[[Any], bool]]
+NUMBER = Kind('a number', _is_number)
+COUNT = Kind('a whole number', lambda value: _is_number(value) and isinstance(value, int))
+TEXT = Kind('a text', lambda value: isinstance(value, str))
+TRUTH = Kind('true or false', lambda value: isinstance(value, bool))
+LIST = Kind('a list', lambda value: isinstance(value, list))
+OBJECT = Kind('an object', lambda value: isinstance(value, dict))
+TEXTS = TEXT.list_of('a list of texts')
+GRID = TEXTS.list_of('').or_null('rows of cell names, or null')
+OPTIONAL_NUMBER = NUMBER.or_null('a number, or null')
+OPTIONAL_OBJECT = OBJECT.or_null('an object, or null')
+OPTIONAL_TRUTH = TRUTH.or_null('true, false or null')
+Fields = Mapping[str, Kind]
 
 DOCUMENT_FIELDS: Fields = {
-    'title': _text,
-    'env': _text,
-    'about': _object,  # label -> text: model, config, commit, ...
-    'every': _count,  # of so many episodes played, one is in the document
-    'totals': _object,  # of all episodes played, those in the document or not
-    'worlds': _perhaps,  # the same of their worlds; null where they are on the device
-    'groups': _list,  # of all members of each group that has an episode in the document
-    'episodes': _list,
+    'title': TEXT,
+    'env': TEXT,
+    'about': OBJECT,  # label -> text: model, config, commit, ...
+    'every': COUNT,  # every n-th episode played is in the document
+    'totals': OBJECT,  # of all episodes played, those in the document or not
+    'worlds': OPTIONAL_OBJECT,  # the same of their worlds; null where they are on the device
+    'groups': LIST,  # of all members of each group that has an episode in the document
+    'episodes': LIST,
 }
 TOTALS_FIELDS: Fields = {
-    'episodes': _count,
-    'faulty': _count,  # worlds that failed: in none of the figures below
-    'solved': _count,
-    'return': _number,  # mean
-    'turns': _count,
-    'invalid': _maybe,  # turns; null where worlds do not say it of all turns
-    'truncated': _count,  # episodes with an answer cut, or ended by the token budget
+    'episodes': COUNT,
+    'faulty': COUNT,  # worlds that failed: in none of the figures below
+    'solved': COUNT,
+    'return': NUMBER,  # mean
+    'turns': COUNT,
+    'invalid': OPTIONAL_NUMBER,  # turns; null where worlds do not say it of all turns
+    'truncated': COUNT,  # episodes with an answer cut, or ended by the token budget
 }
-INTERVAL_FIELDS: Fields = {  # of totals; documents of before these were kept lack them
-    'success_low': _number,  # 95 % interval of the success, levels taken as independent
-    'success_high': _number,
+INTERVAL_FIELDS: Fields = {  # of totals; older documents lack them
+    'success_low': NUMBER,  # 95 % interval of the success, levels taken as independent
+    'success_high': NUMBER,
 }
 WORLDS_FIELDS: Fields = {
-    'replies': _count,
-    'seconds': _number,  # that they took, mean
-    'slowest': _number,  # the longest of them
-    'retries': _count,
-    'faults': _count,  # episodes that were given up
+    'replies': COUNT,
+    'seconds': NUMBER,  # that they took, mean
+    'slowest': NUMBER,  # the longest of them
+    'retries': COUNT,
+    'faults': COUNT,  # episodes that were given up
 }
 GROUP_FIELDS: Fields = {
-    'group': _count,
-    'level': _count,
-    'episodes': _count,
-    'faulty': _count,
-    'solved': _count,
-    'return': _number,  # mean
-    'return_std': _maybe,  # unbiased; null with fewer than two healthy members
-    'turns': _number,  # mean
-    'sampled': _number,  # tokens, mean
-    'advantages': _maybe,  # the largest of a token less the smallest; null where nothing trained
+    'group': COUNT,
+    'level': COUNT,
+    'episodes': COUNT,
+    'faulty': COUNT,
+    'solved': COUNT,
+    'return': NUMBER,  # mean
+    'return_std': OPTIONAL_NUMBER,  # unbiased; null with fewer than two healthy members
+    'turns': NUMBER,  # mean
+    'sampled': NUMBER,  # tokens, mean
+    'advantages': OPTIONAL_NUMBER,  # range over tokens; null where nothing trained
 }
 EPISODE_FIELDS: Fields = {
-    'row': _count,  # of the rollout
-    'level': _count,
-    'group': _count,
-    'return': _number,
-    'success': _truth,
-    'episode_stop': _text,
-    'turns': _list,
-    'replies': _list,  # of a world on a host
-    'final_grid': _grid,
-    'tokens': _list,
+    'row': COUNT,  # of the rollout
+    'level': COUNT,
+    'group': COUNT,
+    'return': NUMBER,
+    'success': TRUTH,
+    'episode_stop': TEXT,
+    'turns': LIST,
+    'replies': LIST,  # of a world on a host
+    'final_grid': GRID,
+    'tokens': LIST,
 }
 TURN_FIELDS: Fields = {
-    'index': _count,
-    'stop': _text,
-    'valid': _doubt,  # null: the world does not say
-    'reward': _number,
-    'penalty': _number,
-    'actions': _texts,
-    'grid': _grid,
+    'index': COUNT,
+    'stop': TEXT,
+    'valid': OPTIONAL_TRUTH,  # null: the world does not say
+    'reward': NUMBER,
+    'penalty': NUMBER,
+    'actions': TEXTS,
+    'grid': GRID,
 }
 REPLY_FIELDS: Fields = {
-    'turn': _count,  # that it opens; 0: the first one, to no answer
-    'seconds': _number,  # that the world took, the last time that it was asked
-    'tries': _count,  # times that it was asked
-    'fault': _text,  # why the episode ended here; '' = it did not
-    'text': _text,  # what no prompt shows: the last that the world said
+    'turn': COUNT,  # that it opens; 0: the first reply, to no answer
+    'seconds': NUMBER,  # that the world took when it was last asked
+    'tries': COUNT,  # how often it was asked
+    'fault': TEXT,  # why the episode ended here; '' = it did not
+    'text': TEXT,  # what no prompt shows: the world's last words
 }
-WRITTEN_FIELDS: Fields = {'part': _text}  # of a turn that is a plan or a reflection, beside those
+WRITTEN_FIELDS: Fields = {'part': TEXT}  # of a turn that is a plan or a reflection, beside those
 TOKEN_FIELDS: Fields = {
-    's': _text,
-    'turn': _count,
-    'k': _text,  # a: sampled by the policy, p: not
-    'lp': _maybe,  # log-probability
-    'ratio': _maybe,
-    'adv': _maybe,
+    's': TEXT,
+    'turn': COUNT,
+    'k': TEXT,  # a: sampled by the policy, p: not
+    'lp': OPTIONAL_NUMBER,  # log-probability
+    'ratio': OPTIONAL_NUMBER,
+    'adv': OPTIONAL_NUMBER,
 }
 
 
@@ -184,7 +155,7 @@ def check(document: Any) -> None:
         _check(document['totals'], INTERVAL_FIELDS, 'totals')
     if document['worlds'] is not None:
         _check(document['worlds'], WORLDS_FIELDS, 'worlds')
-    wrong = [label for label, value in document['about'].items() if not _text(value)]
+    wrong = [label for label, value in document['about'].items() if not TEXT.fits(value)]
     if wrong:
         raise ValueError(f'rollout document: {wrong[0]!r} in about is no text')
     for number, group in enumerate(document['groups']):
@@ -206,9 +177,9 @@ def _check(entry: Any, fields: Fields, where: str) -> None:
     missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
     if missing:
         raise ValueError(f'rollout document: {where} lacks {", ".join(missing)}')
-    for name, fits in fields.items():
-        if not fits(entry[name]):
-            raise ValueError(f'rollout document: {name} of {where} must be {WANTED[fits]}')
+    for name, kind in fields.items():
+        if not kind.fits(entry[name]):
+            raise ValueError(f'rollout document: {name} of {where} must be {kind.name}')
 
 
 # ---- from a rollout ----------------------------------------------------------------------------
@@ -242,7 +213,7 @@ def of_rollout(
     fields['judged'] = np.asarray(judged)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
-    spread = extras['advantages'] if 'advantages' in extras else None
+    spread = extras.get('advantages')
     episodes = []
     for i, b in enumerate(taken):
         row = {name: value[b] for name, value in fields.items()}
@@ -375,7 +346,7 @@ def _replies(
     lines: Sequence[Mapping[str, Any]], row: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     last = {line['turn']: line for line in lines}  # which the prompt shows: of a further trial
-    begun = np.flatnonzero(row['begin'])  # a prompt begins behind the prefix
+    begun = np.flatnonzero(row['begin'])  # a prompt begins after the prefix
     return [_reply(x, x is last[x['turn']] and x['turn'] in begun) for x in lines]
 
 
@@ -427,8 +398,8 @@ def _spellings(
 ) -> list[str]:
     """Text of each token, broken UTF-8 as \\xNN; special tokens by their names.
 
-    A sampled token stands alone. In prompts a character whose bytes are spread over several tokens
-    is shown with the last of them.
+    A sampled token is shown by itself. In prompts a character whose bytes are spread over several
+    tokens is shown with the last of them.
     """
     raw = [*raw, *[b''] * (max(ids, default=0) + 1 - len(raw))]  # rows of the model without a token
     texts = []

@@ -19,7 +19,7 @@ from agentrl_jax.records.series import (
     y_range,
 )
 
-WIDTH, HEIGHT = 340, 180  # of the drawing, in the units of its own coordinates
+WIDTH, HEIGHT = 340, 180  # of the drawing, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22  # of the axes
 MOST = 160  # points of a line
 TICKS = 6  # on an axis, at most
@@ -87,7 +87,7 @@ def chart(
     """One metric over x as <svg>; '' where it was not measured.
 
     references: name -> value of a line across. others: (class of the style sheet, rows) of further
-    runs, drawn behind. Metrics with `_low` and `_high` beside them have a band.
+    runs, drawn first. Metrics with `_low` and `_high` beside them have a band.
     """
     lines = references or {}
     own = Panel('', metric, {'': [rows]}, lines)

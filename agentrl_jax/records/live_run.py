@@ -1,4 +1,4 @@
-"""What the files in a workdir say of a run that may be training at this moment.
+"""What the files of a workdir tell about a run that may be training.
 
 Only reads. Files that are written as a whole (config.json) are whole at any moment; metrics.jsonl
 grows, so its rows are read on from where the last look ended.

@@ -1,7 +1,9 @@
 """HTML of pages: templates of this folder in which every value is escaped, whoever wrote it."""
 
+import functools
 import html
 import math
+import urllib.parse
 from typing import Any
 
 import jinja2
@@ -48,6 +50,7 @@ TEMPLATES.filters |= {
     'number': to_float,
     'digits': lambda value, digits: f'{to_float(value):.{digits}g}',
     'many': many,
+    'quoted': functools.partial(urllib.parse.quote, safe=''),  # no other address, no attribute
 }
 
 

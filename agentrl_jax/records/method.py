@@ -49,7 +49,7 @@ def method(fields: Mapping[str, Any]) -> str:
         name = 'StarPO-S'
     elif _drops_groups(known):
         name += ', filtered'
-    stages = known['curriculum.rounds'] if 'curriculum.rounds' in known else ()
+    stages = known.get('curriculum.rounds', ())
     return name + (', ScalingInter' if len(stages) > 1 else '')
 
 

@@ -95,7 +95,7 @@ def text(
 def _trained_at(path: Path) -> str:
     """The commit that config.json names; '' where there is none."""
     document = run_log.read_json(path) if path.is_file() else {}
-    return document['commit'] if 'commit' in document else ''
+    return document.get('commit', '')
 
 
 def latest(path: Path, step: int) -> dict[str, tuple[float, int]]:

@@ -136,7 +136,7 @@ def _unseen(
     Of two that open one turn the first ended a trial, and the prompt shows the second.
     """
     first = replies[0] if index == 0 and 0 in replies else []
-    last = replies[index + 1] if index + 1 in replies else []
+    last = replies.get(index + 1, [])
     last = last[:-1] if index + 1 in shown else last
     return [*(reply for reply in first if reply['fault'] or reply['text']), *last]
 

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,7 @@ def render_page(
         'page_template.html',
         name=document['title'] or document['env'],
         about={'world': document['env'], **document['about']},
-        # Quoted: no name is another address or an attribute.
-        links={label: urllib.parse.quote(name, safe='') for label, name in (links or {}).items()},
+        links=links or {},
         tiles=_tiles(document['totals'], document['worlds']),
         subtitle=_subtitle(document, len(episodes)),
         sorts=SORTS,

@@ -118,7 +118,7 @@ def write(
     head = jax.tree.map(lambda x: x[::every], host)
     folder = Path(workdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(task, HostTask):  # its world is what it says, which stands in the conversation
+    if isinstance(task, HostTask):  # its world is what it says, which is in the conversation
         shown = dict(action_names=None)
     else:
         grids = replay(head, np.asarray(streams)[::every], task, tokenizer, key)

@@ -29,7 +29,7 @@ from agentrl_jax.records.series import (
     y_range,
 )
 
-# Okabe and Ito's colours: told apart by colour-blind readers too; grey is for references.
+# Okabe and Ito's colours: that colour-blind readers tell apart too; grey is for references.
 # More labels than colours: the same colours again in another dash.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 DASHES = ('-', (0, (4, 1.2)), (0, (1, 1)))
@@ -95,7 +95,7 @@ def learning_curves(
         for label, s in runs.items()
     }
     lines = references or {}
-    panels = [Panel(name, name, rows, lines[name] if name in lines else {}) for name in metrics]
+    panels = [Panel(name, name, rows, lines.get(name, {})) for name in metrics]
     columns = 2 if len(metrics) in (2, 4) else min(len(metrics), 3)
     drawn = draw(panels, stem, x=x, columns=columns, statistic=statistic, title=title)
     if not drawn:
@@ -150,7 +150,7 @@ def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns:
         join = joined(panel, look.x, look.most)
         drawn.append(_draw_panel(axis, panel, _curves(panel, look), look, join))
         axis.set_title(panel.title)
-        axis.set_xlabel(_axis_label(look.x))
+        axis.set_xlabel(AXIS_LABELS.get(look.x, look.x))
         axis.set_ylabel(panel.y_label)
         _finish(axis, panel, panel.references, look)
     for unused in axes[len(panels) :]:
@@ -197,7 +197,7 @@ def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None
         if not alone and j == 0:
             axis.set_ylabel(f'{textwrap.fill(label, 18)}\n(n = {count})', fontsize=8)
     parts = [*_explain(look, shades, panels), 'grey: the others']
-    below = f'{_axis_label(look.x)}\n{_fold(parts, figure.get_figwidth())}'
+    below = f'{AXIS_LABELS.get(look.x, look.x)}\n{_fold(parts, figure.get_figwidth())}'
     figure.supxlabel(below, fontsize=9)
     if alone:
         figure.supylabel(panels[0].y_label or panels[0].title, fontsize=9)
@@ -308,10 +308,6 @@ def _finish(axis: Axes, panel: Panel, references: Mapping[str, float], look: Loo
     _draw_references(axis, references, look)
 
 
-def _axis_label(x: str) -> str:
-    return AXIS_LABELS[x] if x in AXIS_LABELS else x
-
-
 def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]]]) -> tuple:
     """(lines, texts) of all labels; where panels have different numbers of seeds, all of them."""
     lines, counts = {}, {}
@@ -329,7 +325,7 @@ def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]
 def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) -> None:
     """Lines across a panel, named beside it, where no curve is.
 
-    Of many, those have a name that stand apart from the next below.
+    Of many, only those have a name that are far enough from the next below.
     """
     low, high = axis.get_ylim()
     apart, named = LINES_APART[look.size] * (high - low), -float('inf')

@@ -46,7 +46,7 @@ class LiveLine:
 class Compiling:
     """with Compiling(say): says which program XLA compiles, once that takes LONG_S, and how long.
 
-    A thread of its own looks, since the one that compiles is not heard of until it is done.
+    Another thread looks: the one that compiles reports nothing until it is done.
     """
 
     def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):
@@ -69,7 +69,7 @@ class Compiling:
     def now(self) -> dict[str, str] | None:
         """For a live line: the program and its seconds so far; None: nothing takes long."""
         name, seconds = self._compiles.running()
-        return {_program(name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
+        return {PROGRAMS.get(name, name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
 
     def _begun(self, name: str) -> None:
         with self._lock:
@@ -79,7 +79,7 @@ class Compiling:
         with self._lock:
             said, self._said = self._said, False
         if said or seconds >= self._long_s:
-            self._say(f'compiled {_program(name)}: {seconds:.0f} s')
+            self._say(f'compiled {PROGRAMS.get(name, name)}: {seconds:.0f} s')
 
     def _look(self) -> None:
         while not self._ended.wait(self._long_s / 4):
@@ -88,11 +88,7 @@ class Compiling:
                 news = seconds >= self._long_s and not self._said
                 self._said |= news
             if news:
-                self._say(f'compiling {_program(name)}')
-
-
-def _program(name: str) -> str:
-    return PROGRAMS[name] if name in PROGRAMS else name
+                self._say(f'compiling {PROGRAMS.get(name, name)}')
 
 
 @contextlib.contextmanager
@@ -160,7 +156,7 @@ class Progress:
             self.say(text)
 
     def advance(self, steps: int = 1, **shown: Any) -> None:
-        """Counts steps as done and shows the given values behind the bar."""
+        """Counts steps as done and shows the given values after the bar."""
         before, self._done = self._done, self._done + steps
         text = _pairs(shown)
         if self._bar:

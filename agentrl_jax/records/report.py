@@ -1,4 +1,4 @@
-"""What a run says of itself: its curves while it lives, and at its end where to look."""
+"""What a run reports of itself: its curves while it trains, and a summary at its end."""
 
 import json
 import time
@@ -40,8 +40,8 @@ def reference(task: Any) -> dict[str, float]:
 def write_reference(workdir: Path, pools: Mapping[str, Any], worlds: int = 1) -> None:
     """Keeps the references of pools (tasks by the prefixes of their metrics) in the workdir.
 
-    Without a prefix stands the mean over the first `worlds` pools, which are those of a run's own
-    worlds; it lacks what one of them lacks.
+    Without a prefix: the mean over the first `worlds` pools, which are those of the worlds that the
+    run trains on; it lacks what one of them lacks.
     """
     found = {prefix: reference(task) for prefix, task in pools.items()}
     own = list(found.values())[:worlds]
@@ -73,9 +73,9 @@ def write_curves(workdir: Path, title: str) -> Path | None:
 
 
 class Curves:
-    """The curves of a run that lives, drawn anew now and then; on process 0 alone.
+    """The curves of a run that trains, redrawn now and then; on process 0 only.
 
-    They take at most SHARE of the run's time: what a drawing took says when the next one is due.
+    They take at most SHARE of the run's time: the duration of one sets when the next is due.
     """
 
     def __init__(self, workdir: Path, config: Any, *, clock: Callable[[], float] = time.monotonic):
@@ -118,7 +118,7 @@ def summary(workdir: Path, command: str) -> str:
             f' -> {_interval(last)} at step {last["step"]}',
             f'{players(success)} on the same levels',
             *_others(first, last, success),
-            *_losses(rows),
+            *_training_warnings(rows),
             f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
             f'curves      {workdir / "curves.png"} (and .svg)',
             f'rollouts    {pages[-1] if pages else "none saved"}',
@@ -141,7 +141,7 @@ def _others(
     ]
 
 
-def _losses(rows: list[dict[str, float]]) -> list[str]:
+def _training_warnings(rows: list[dict[str, float]]) -> list[str]:
     """Sentences about what did not train, such as skipped steps and faults; none if all did."""
     trained = [row for row in rows if 'update/skipped' in row]
     skipped = sum(row['update/skipped'] for row in trained)

@@ -175,7 +175,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
         try:
             rows.append(parse_row(line))
         except ValueError as error:
-            if number == len(lines):  # no newline behind it: the process died while writing
+            if number == len(lines):  # no newline after it: the process died while writing
                 break
             raise ValueError(f'{path}, line {number}: {error}') from error
     return rows
@@ -220,7 +220,7 @@ def gaps(steps: set[int], end: int) -> str:
 
 
 def newest_checkpoint(workdir: str | os.PathLike) -> int | None:
-    """The largest step that has a checkpoint, told by names alone; None without any."""
+    """The largest step that has a checkpoint, by the names of folders alone; None without any."""
     folder = Path(workdir) / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if re.fullmatch('[0-9]{1,18}', name)), default=None)
@@ -287,7 +287,7 @@ def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = 
 
 
 def write_finished(workdir: str | os.PathLike, step: int) -> None:
-    """finished.json: all of a run is on disk. Written last; without it a run is to be resumed."""
+    """finished.json: all of a run is on disk. Written last; without it a run must be resumed."""
     write_atomic(Path(workdir) / FINISHED_FILE, json.dumps({'step': step}) + '\n')
 
 
@@ -303,7 +303,7 @@ def finished_step(workdir: str | os.PathLike) -> int | None:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """The value may stand behind '=' or be the next argument: --api_key=x, --api_key x."""
+    """The value may follow '=' or be the next argument: --api_key=x, --api_key x."""
     redacted, flag = [], ''
     for arg in argv:
         name, equals, value = arg.partition('=')

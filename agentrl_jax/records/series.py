@@ -11,19 +11,10 @@ MIN_BAND_SEEDS = 5  # a bootstrap interval of fewer holds the truth too seldom t
 FLAT = 1e-7  # a smaller range is rounding: the axis would be of digits that mean nothing
 LOG_RATIO = 10  # of the largest value to the median: more, and a single spike fills a linear axis
 PAD = 0.04  # of the range of y, above and below
-SHARES = (  # metrics from 0 to 1, by how their names end
-    'success',
-    'success_first',
-    'success_second',
-    'success_third',
-    'success_fourth',
-    'success_fifth',
-    'valid_format',
-    'pass_at_n',
-    '_frac',
-    '_actions',
-    'plan_followed',
-)
+TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')
+SUCCESSES = ('success', *(f'success_{trial}' for trial in TRIALS))
+# Metrics from 0 to 1, by how their names end
+SHARES = (*SUCCESSES, 'valid_format', 'pass_at_n', '_frac', '_actions', 'plan_followed')
 STATISTICS = {'mean': stats.mean, 'iqm': stats.iqm}
 Rows = Sequence[Mapping[str, float]]
 
@@ -68,7 +59,7 @@ def summarise(
 
     Several seeds: the statistic where all of them have values (linear interpolation between them),
     from MIN_BAND_SEEDS on with its 95 % bootstrap interval. One seed: its own Wilson interval where
-    it was logged. join: so many neighbouring values become their mean; most: points of a curve.
+    it was logged. join: how many neighbouring values become one mean; most: points of a curve.
     """
     seeds = [seed for rows in runs if (seed := points(rows, metric, x, join))[0].size]
     if not seeds:

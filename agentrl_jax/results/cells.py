@@ -1,7 +1,7 @@
 """The figures of a table: seeds joined, with intervals, beside start, random play and oracle."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,11 +39,11 @@ class Figure(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What one run says to a cell."""
+    """What one run contributes to a cell."""
 
     run: str
     seed: Any
-    step: int | None  # of the value; where an unfinished run stands; None: it has not begun
+    step: int | None  # of the value; the last one of an unfinished run; None: it has not begun
     steps: int | None  # the run's last step, as planned
     value: float = math.nan
     also: tuple[float, ...] = ()
@@ -81,6 +81,16 @@ class Table(NamedTuple):
     runs: Mapping[tuple[str, str], tuple[Run, ...]]  # by (row, column)
     tokens: Mapping[str, int]  # by column: after how many sampled ones; empty if not equal
 
+    def cells(self) -> Iterator[tuple[Line, str, Cell]]:
+        """(line, column, cell) of all cells."""
+        for line in self.lines:
+            for column, cell in zip(self.columns, line.cells, strict=True):
+                yield line, column, cell
+
+    def cells_of_runs(self) -> Iterator[tuple[Line, str, Cell]]:
+        """Those whose runs are no other cell's: of rows, without the column over all others."""
+        return (x for x in self.cells() if x[0].kind == 'runs' and x[1] != OVERALL)
+
 
 def build(runs: Sequence[Run], spec: Spec) -> Table:
     """The table that spec describes, of those runs that it takes."""
@@ -95,22 +105,13 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     planned = max(len(seeds), spec.seeds)
     tokens = _equal_tokens(groups, spec) if spec.at == EQUAL_TOKENS else {}
-    empty = _cell([], planned, len(also))
-    cells = {
-        (row, column): _cell(
-            [
-                _entry(run, spec, also, tokens[column] if column in tokens else None)
-                for run in members
-            ],
-            planned,
-            len(also),
-        )
-        for (row, column), members in groups.items()
-    }
-    grid = {
-        row: [cells[row, column] if (row, column) in cells else empty for column in columns]
-        for row in rows
-    }
+
+    def cell(row: str, column: str) -> Cell:
+        members = groups.get((row, column), ())
+        entries = [_entry(run, spec, also, tokens.get(column)) for run in members]
+        return _cell(entries, planned, len(also))
+
+    grid = {row: [cell(row, column) for column in columns] for row in rows}
     lines = _run_lines(grid, spec)
     lines += _start_lines(groups, rows, columns, planned, spec, also)
     lines += _reference_lines(groups, rows, columns, spec)
@@ -140,7 +141,7 @@ def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -
 
 
 def _at_tokens(rows: Sequence[Mapping[str, float]], tokens: int) -> Mapping[str, float]:
-    """The validation after so many sampled tokens, linearly between those around it.
+    """The validation after a number of sampled tokens, linearly between those around it.
 
     step: of the validation before; rows that end earlier: the last one.
     """
@@ -162,16 +163,16 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None)
         evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
         finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
     if not evaluated:
-        stands = run.rows[-1]['step'] if run.rows else None
-        return Entry(run.name, seed, stands, steps, fault=run.fault)
+        last = run.rows[-1]['step'] if run.rows else None
+        return Entry(run.name, seed, last, steps, fault=run.fault)
     row = evaluated[-1]
     if spec.at == BEST:  # the earliest of the best
         known = [r for r in evaluated if SUCCESS in r and math.isfinite(r[SUCCESS])]
         row = max(known, key=lambda r: r[SUCCESS], default=row)
     elif tokens is not None:
         row = _at_tokens(evaluated, tokens)
-    stands = row['step'] if finished else run.rows[-1]['step']
-    found = _reading(run, row, spec, also)._replace(step=stands, finished=finished)
+    step = row['step'] if finished else run.rows[-1]['step']
+    found = _reading(run, row, spec, also)._replace(step=step, finished=finished)
     fault = run.fault
     if not fault and not math.isfinite(found.value):
         fault = f'{spec.metric} is {found.value} at step {row["step"]}'
@@ -189,7 +190,7 @@ def _reading(run: Run, row: Mapping[str, float], spec: Spec, also: Sequence[str]
         step=row['step'],
         steps=run.fields['steps'],
         value=row[spec.metric],
-        also=tuple(row[name] if name in row else math.nan for name in also),
+        also=tuple(row.get(name, math.nan) for name in also),
         wilson=tuple(row[end] for end in ends) if all(end in row for end in ends) else None,
         finished=True,
     )
@@ -214,7 +215,7 @@ def figure(strata: Sequence[np.ndarray], wilson: tuple[float, float] | None = No
 
 
 def _cell(entries: Sequence[Entry], planned: int, width: int) -> Cell:
-    """The runs of one cell; width: how many metrics stand beside its own."""
+    """The runs of one cell; width: how many metrics are shown beside its own."""
     used = [entry for entry in entries if entry.counts]
     single = used[0].wilson if len(used) == 1 else None
     columns = zip(*(entry.also for entry in used), strict=True)
@@ -279,20 +280,15 @@ def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
         raise ValueError(f'baseline {spec.baseline!r} is no row; rows are {list(grid)}')
     lines = []
     for label, found in grid.items():
-        cells = list(found)
-        if spec.overall:
-            cells.append(_overall(found))
+        cells, total = list(found), [_overall(found)] if spec.overall else []
         if spec.baseline and label != spec.baseline:
             base = grid[spec.baseline]
-            better = [_better([ours], [theirs]) for ours, theirs in zip(found, base, strict=True)]
-            better += [_better(found, base)] * spec.overall
-            gains = [_gain(ours, theirs) for ours, theirs in zip(found, base, strict=True)]
-            gains += [None] * spec.overall
             cells = [
-                cell._replace(better=b, gain=g)
-                for cell, b, g in zip(cells, better, gains, strict=True)
+                ours._replace(better=_better([ours], [theirs]), gain=_gain(ours, theirs))
+                for ours, theirs in zip(found, base, strict=True)
             ]
-        lines.append(Line('runs', label, tuple(cells)))
+            total = [cell._replace(better=_better(found, base)) for cell in total]
+        lines.append(Line('runs', label, (*cells, *total)))
     return lines
 
 
@@ -314,18 +310,16 @@ def _start_lines(
     }  # 4, 5: value and also
 
     def cell(members: Sequence[str], column: str) -> Cell:
-        entries = {
-            k: e for row in members if (row, column) in found for k, e in found[row, column].items()
-        }
-        ordered = sorted(entries.values(), key=lambda entry: rank(entry.seed))
-        return _cell(ordered, planned, len(also))
+        entries = {k: e for row in members for k, e in found.get((row, column), {}).items()}
+        in_order = sorted(entries.values(), key=lambda entry: rank(entry.seed))
+        return _cell(in_order, planned, len(also))
 
     def common(column: str) -> bool:
-        tables = [found[row, column] for row in rows if (row, column) in found]
         of_seed: dict[Any, set] = {}
-        for table in tables:
-            for seed in {seed for seed, _ in table}:
-                of_seed.setdefault(seed, set()).add(frozenset(x for s, x in table if s == seed))
+        for row in rows:
+            starts = found.get((row, column), {})
+            for seed in {seed for seed, _ in starts}:
+                of_seed.setdefault(seed, set()).add(frozenset(x for s, x in starts if s == seed))
         return all(len(distinct) == 1 for distinct in of_seed.values())
 
     return _shared_lines('start', rows, columns, cell, all(map(common, columns)), spec)
@@ -351,7 +345,7 @@ def _reference_lines(
         return []
 
     def values(kind: str, row: str, column: str) -> list[float]:
-        runs = groups[row, column] if (row, column) in groups else ()
+        runs = groups.get((row, column), ())
         return sorted({run.reference[kind] for run in runs if kind in run.reference})
 
     def lines(kind: str) -> list[Line]:

@@ -6,25 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 
-from agentrl_jax.records.series import SHARES
+from agentrl_jax.records.series import SHARES, SUCCESSES
 from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
 from agentrl_jax.results.spec import BEST, COUNT, EQUAL_TOKENS, LAST, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
-MORE_IS_BETTER = (
-    'success',
-    'success_first',
-    'success_second',
-    'success_third',
-    'success_fourth',
-    'success_fifth',
-    'gain',
-    'pass_at_k',
-    'return',
-    'answer_f1',
-    'valid_format',
-)
+MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = {
     BOLD[0]: r'\textbf{',
@@ -81,53 +69,48 @@ def latex(table: Table) -> str:
 
 def csv_text(table: Table) -> str:
     """One line a cell, unrounded but for the last digits; shares from 0 to 1."""
-    beside = [name for name in table.also]
     names = ['mean', 'std', 'iqm', 'low', 'high']
     header = ['kind', 'row', 'column', 'metric', 'at', 'runs', 'planned', 'unfinished', *names]
     header += ['interval', 'p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high']
-    header += [*beside, 'published', 'values']
+    header += [*table.also, 'published', 'values']
     lines = [header]
-    for line in table.lines:
-        for column, cell in zip(table.columns, line.cells, strict=True):
-            shown = cell.figure
-            at = '0' if line.kind == 'start' else table.spec.at
-            lines.append(
-                [
-                    line.kind,
-                    line.label,
-                    column,
-                    table.spec.metric,
-                    at,
-                    len(cell.values),
-                    cell.planned,
-                    len(_unfinished(cell)),
-                    *map(_exact, (shown.mean, shown.spread, shown.iqm, shown.low, shown.high)),
-                    shown.interval,
-                    *map(_exact, cell.better or (math.nan,) * 3),
-                    *map(_exact, cell.gain or (math.nan,) * 3),
-                    *map(_exact, cell.also or (math.nan,) * len(beside)),
-                    published(table.spec, line.label, column),
-                    ' '.join(map(_exact, cell.values)),
-                ]
-            )
+    for line, column, cell in table.cells():
+        *figures, interval = cell.figure
+        lines.append(
+            [
+                line.kind,
+                line.label,
+                column,
+                table.spec.metric,
+                '0' if line.kind == 'start' else table.spec.at,
+                len(cell.values),
+                cell.planned,
+                len(_unfinished(cell)),
+                *map(_exact, figures),
+                interval,
+                *map(_exact, cell.better or (math.nan,) * 3),
+                *map(_exact, cell.gain or (math.nan,) * 3),
+                *map(_exact, cell.also or (math.nan,) * len(table.also)),
+                published(table.spec, line.label, column),
+                ' '.join(map(_exact, cell.values)),
+            ]
+        )
     return _csv(lines)
 
 
 def runs_csv(table: Table) -> str:
-    """One line a run: where it stands, its figure, and the Wilson interval of its episodes."""
+    """One line a run: how far it is, its figure, and the Wilson interval of its episodes."""
     header = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'counts', 'value']
     lines = [[*header, 'wilson_low', 'wilson_high', *table.also]]
-    for line in table.lines:
-        if line.kind == 'runs':
-            for column, cell in zip(table.columns, line.cells, strict=True):
-                lines += [_run_line(line.label, column, e) for e in cell.entries if _own(column)]
+    for line, column, cell in table.cells_of_runs():
+        lines += [_run_line(line.label, column, entry) for entry in cell.entries]
     return _csv(lines)
 
 
 def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
-    """Header and lines: for each column its figure and what stands beside it.
+    """Header and lines: for each column its figure and what is shown beside it.
 
-    bold: the best figures of a column stand between BOLD.
+    bold: the best figures of a column are between BOLD.
     """
     spec = table.spec
     printed = {
@@ -138,7 +121,7 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
     lines = [[line.label] for line in table.lines]
     for i, column in enumerate(table.columns):
         header += [column, *map(plain_name, table.also)]
-        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}'][: 1 + _own(column)]
+        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}'][: 1 + (column != OVERALL)]
         header += compared * bool(spec.baseline) + ['published'] * printed[column]
         best = _best(table, i) if bold else ''
         for texts, line in zip(lines, table.lines, strict=True):
@@ -169,22 +152,20 @@ def details(table: Table) -> list[list[str]]:
             f'runs of seeds {seeds}',
         ]
     ]
-    for line in table.lines:
-        for column, cell in zip(table.columns, line.cells, strict=True):
-            if cell.planned and _own(column):
-                runs = [_entry_text(entry, spec) for entry in cell.entries]
-                known = {entry.seed for entry in cell.entries}
-                runs += [f'{NOTHING} (seed {seed})' for seed in table.seeds if seed not in known]
-                shown = _mean_text(cell.figure, spec.metric)
-                lines.append([line.label, column, shown, ', '.join(runs)])
+    for line, column, cell in table.cells():
+        if cell.planned and column != OVERALL:
+            runs = [_entry_text(entry, spec) for entry in cell.entries]
+            runs += [f'{NOTHING} (seed {seed})' for seed in _missing_seeds(table, cell)]
+            shown = _mean_text(cell.figure, spec.metric)
+            lines.append([line.label, column, shown, ', '.join(runs)])
     return lines
 
 
 def notes(table: Table) -> list[str]:
     """What a reader has to know; only what applies to this table."""
-    spec, cells = table.spec, [cell for line in table.lines for cell in line.cells]
+    spec = table.spec
     unit = ' in per cent' if is_share(spec.metric) else ''
-    kinds = {cell.figure.interval for cell in cells}
+    kinds = {cell.figure.interval for _, _, cell in table.cells()}
     found = [
         f'`{spec.metric}`{unit} {_place(spec)}: interquartile mean over seeds (runs that count / '
         'runs planned).'
@@ -258,17 +239,13 @@ def _best(table: Table, column: int) -> str:
     return number(metric, max(known)) if rated and len(known) > 1 else ''
 
 
-def _own(column: str) -> bool:
-    return column != OVERALL
-
-
 def _place(spec: Spec) -> str:
     known = {
         LAST: 'at the last step',
         BEST: 'at the step of the best validation',
         EQUAL_TOKENS: 'at equal sampled tokens',
     }
-    return known[spec.at] if spec.at in known else f'at step {spec.at}'
+    return known.get(spec.at, f'at step {spec.at}')
 
 
 def _figure_text(cell: Cell, metric: str) -> str:
@@ -314,6 +291,11 @@ def _entry_text(entry: Entry, spec: Spec) -> str:
     return text if entry.finished else f'{text} (at step {entry.step} of {entry.steps})'
 
 
+def _missing_seeds(table: Table, cell: Cell) -> list[str]:
+    known = {entry.seed for entry in cell.entries}
+    return [str(seed) for seed in table.seeds if seed not in known]
+
+
 def _unfinished(cell: Cell) -> list[Entry]:
     return [entry for entry in cell.entries if not entry.finished and not entry.fault]
 
@@ -321,20 +303,13 @@ def _unfinished(cell: Cell) -> list[Entry]:
 def _absent(table: Table) -> list[str]:
     """Notes on runs that are refused or did not get there, and on seeds without a run."""
     refused, unfinished, missing = [], [], []
-    for line in table.lines:
-        for column, cell in zip(table.columns, line.cells, strict=True):
-            if line.kind != 'runs' or not _own(column):
-                continue
-            place = f'{line.label} / {column}'
-            refused += [
-                f'{place}, seed {entry.seed}: {entry.fault}'
-                for entry in cell.entries
-                if entry.fault
-            ]
-            unfinished += [(place, entry) for entry in _unfinished(cell)]
-            known = {entry.seed for entry in cell.entries}
-            seeds = [str(seed) for seed in table.seeds if seed not in known]
-            missing += [f'{place} of seed {", ".join(seeds)}'] * bool(seeds)
+    for line, column, cell in table.cells_of_runs():
+        place = f'{line.label} / {column}'
+        faulty = [entry for entry in cell.entries if entry.fault]
+        refused += [f'{place}, seed {entry.seed}: {entry.fault}' for entry in faulty]
+        unfinished += [(place, entry) for entry in _unfinished(cell)]
+        seeds = _missing_seeds(table, cell)
+        missing += [f'{place} of seed {", ".join(seeds)}'] * bool(seeds)
     found = [f'Refused, in no figure: {"; ".join(refused)}.'] if refused else []
     if unfinished:
         counted = table.spec.unfinished == COUNT
@@ -389,7 +364,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def _escape_latex(text: str) -> str:
-    return ''.join(LATEX[letter] if letter in LATEX else letter for letter in _one_line(text))
+    return ''.join(LATEX.get(letter, letter) for letter in _one_line(text))
 
 
 def _one_line(text: str) -> str:

@@ -149,7 +149,7 @@ def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
     ] or [None]
     fields = common | _object(header, path, 'fields')
     reference = _numbers(_object(header, path, 'reference'), path)
-    columns = header['columns'] if 'columns' in header else None
+    columns = header.get('columns')
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise ValueError(f'{path}: the first line needs "columns", a list of names')
     rows = []
@@ -165,7 +165,7 @@ def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
         if wrong or 'step' not in row or not isinstance(row['step'], int) or row['step'] < 0:
             raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]!r} is no number')
         rows.append(row)
-    notes = {name: header[name] if name in header else '' for name in NOTES}
+    notes = {name: header.get(name, '') for name in NOTES}
     if not all(isinstance(text, str) for text in notes.values()):
         raise ValueError(f'{path}: {" and ".join(NOTES)} must be texts')
     notes['fault'] = notes['fault'] or find_fault(rows, 0)
@@ -174,7 +174,7 @@ def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
 
 
 def _object(value: Any, path: Path, name: str) -> dict[str, Any]:
-    """The object that stands under a name in the object of a file."""
+    """The object under a name in the object of a file."""
     found = value[name] if isinstance(value, dict) and name in value else None
     if not isinstance(found, dict):
         raise ValueError(f'{path}: an object with "{name}", itself an object, is expected')
@@ -213,7 +213,7 @@ def find_fault(rows: Sequence[Mapping[str, float]], promised: int) -> str:
     updates = [row for row in rows if 'update/skipped' in row]
     streak = 0
     for row in reversed(updates):
-        norm = row['policy/grad_norm'] if 'policy/grad_norm' in row else 0.0
+        norm = row.get('policy/grad_norm', 0.0)
         if not row['update/skipped'] > 0 or norm > 0:
             break
         streak += 1

@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import AXES, Run
 
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
-METHOD = 'method'  # may stand for a config field in rows, columns and where
+METHOD = 'method'  # may take the place of a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
 LAST, BEST, EQUAL_TOKENS = PLACES = 'last', 'best-validation', 'equal-tokens'
 LEAVE_OUT, COUNT = 'leave-out', 'count'
@@ -65,40 +65,33 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
     return dataclasses.replace(spec, at=str(spec.at), also=also)
 
 
+def _is_names(value: Any) -> bool:
+    listed = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+    return listed or isinstance(value, str)
+
+
+def _is_table(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
+
+
+KINDS = {  # what a value must be -> whether one is, and the fields that hold such values
+    'a list of names': (_is_names, LISTS),
+    'a text': (lambda x: isinstance(x, str), ('metric', 'baseline', 'unfinished')),
+    'a text or a step': (lambda x: isinstance(x, str) or type(x) is int, ('at',)),
+    'values for names of fields': (_is_table(_is_names), ('where',)),
+    'a text for each label': (_is_table(lambda x: isinstance(x, str)), ('labels',)),
+    'figures by row and column': (_is_table(lambda x: isinstance(x, Mapping)), ('published',)),
+    'a whole number': (lambda x: type(x) is int, ('seeds',)),
+    'true or false': (lambda x: isinstance(x, bool), ('overall', 'curves')),
+}
+
+
 def _check_types(given: Mapping[str, Any]) -> None:
     """ValueError for a value whose type a table cannot use."""
-
-    def text_or_texts(value: Any) -> bool:
-        return isinstance(value, str) or (
-            isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
-        )
-
-    def texts_by_name(value: Any) -> bool:
-        return isinstance(value, Mapping) and all(map(text_or_texts, value.values()))
-
-    wanted = dict.fromkeys(LISTS, (text_or_texts, 'a list of names'))
-    wanted |= dict.fromkeys(
-        ('metric', 'baseline', 'unfinished'), (lambda x: isinstance(x, str), 'a text')
-    )
-    wanted |= {
-        'at': (lambda x: isinstance(x, str) or type(x) is int, 'a text or a step'),
-        'where': (texts_by_name, 'values for names of fields'),
-        'labels': (
-            lambda x: texts_by_name(x) and all(isinstance(text, str) for text in x.values()),
-            'a text for each label',
-        ),
-        'published': (
-            lambda x: isinstance(x, Mapping) and all(isinstance(y, Mapping) for y in x.values()),
-            'figures by row and column',
-        ),
-        'seeds': (lambda x: type(x) is int, 'a whole number'),
-        'overall': (lambda x: isinstance(x, bool), 'true or false'),
-        'curves': (lambda x: isinstance(x, bool), 'true or false'),
-    }
-    for name, value in given.items():
-        fits, what = wanted[name]
-        if not fits(value):
-            raise ValueError(f'{name}={value!r} must be {what}')
+    for what, (fits, names) in KINDS.items():
+        for name in names:
+            if name in given and not fits(given[name]):
+                raise ValueError(f'{name}={given[name]!r} must be {what}')
 
 
 def metrics_of(spec: Spec) -> tuple[str, ...]:

@@ -358,6 +358,14 @@ class Algorithm:
         kl, turns = self.token_kl(scores, mask, kl_coef), rollout.rewards.shape[1]
         return adv.per_turn(kl, rollout.turn, mask, turns=turns)
 
+    def turn_rewards(
+        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+    ) -> jax.Array:
+        """Reward of each turn, penalties included, less its KL where that is asked; [B, K]."""
+        kl = self.token_kl(scores, mask, kl_coef)
+        rewards = rollout.rewards + rollout.penalties
+        return rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
+
     def episode_returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> jax.Array:

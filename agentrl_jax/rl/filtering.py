@@ -19,11 +19,6 @@ from agentrl_jax.types import Rollout
 ZERO = 1e-10  # scores up to this are "zero" for include_zero=False
 
 
-def group_scores(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
-    """Unbiased std of the raw returns of each group's healthy members, 0 below two; [B] -> [P]."""
-    return advantages.group_std(returns, healthy, group_size=group_size)
-
-
 def row_mask(keep: jax.Array, *, group_size: int) -> jax.Array:
     """Keep mask of groups [P] as one of rows: bool [B]."""
     return jnp.repeat(keep, group_size)
@@ -187,7 +182,7 @@ def keep_rows(
     returns, healthy = rollout.returns, rollout.healthy
     if normalised:
         returns = advantages.group_normalize(returns, healthy, group_size=group_size)
-    scores = group_scores(returns, healthy, group_size=group_size)
+    scores = advantages.group_std(returns, healthy, group_size=group_size)
     if rule == 'within_group':
         return scores, keep_within_groups(returns, healthy, group_size=group_size, **settings)
     return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)

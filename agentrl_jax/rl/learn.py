@@ -69,7 +69,7 @@ def prepare(
         taken = (rollout, rows, keep, factors)
         rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
     played = rollout.with_continuations if how.with_continuations else rollout
-    windows = split_windows(played, how)
+    windows = None if how.context is None else context.windows(played, how.context)
     scores = score(
         state.params,
         state.critic_params,
@@ -109,20 +109,6 @@ def credited(rollout: Rollout, how: Learning) -> Rollout:
     if not how.gain:
         return rollout
     return trials.gain_rewards(rollout, local=how.algorithm.credits_locally)
-
-
-def split_windows(rollout: Rollout, how: Learning) -> context.Windows | None:
-    """The samples of a rollout whose policy saw only the last turns; None where it saw all."""
-    if not how.window:
-        return None
-    return context.windows(
-        rollout,
-        window=how.window,
-        prefix=how.prefix,
-        width=how.width,
-        max_response=how.max_response,
-        keeps=how.keeps,
-    )
 
 
 def correct(
@@ -185,7 +171,6 @@ def learning_of(run: Any, **task: Any) -> Learning:
         temperature=run.rollout.temperature,
         base_rows=run.base_rows,
         gain=run.agent.reward == 'gain',
-        window=run.context.window,
         has_reference=run.needs_reference,
         **task,
     )

@@ -8,6 +8,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rollout.windows import Context
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
@@ -52,8 +53,8 @@ class Batching:
 class Critic:
     """The model of values, where the algorithm has one."""
 
-    share_backbone: bool = False  # a value head on the policy instead of a model of its own
-    warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a critic of its own trains
+    share_backbone: bool = False  # a value head on the policy instead of a separate model
+    warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a separate critic trains
     clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # of values around the old ones; 0 =
     # off
     coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
@@ -64,7 +65,7 @@ class Critic:
         del shards
         if self.warmup_steps and (self.share_backbone or not run.algorithm.USES_CRITIC):
             yield (
-                f'critic.warmup_steps={self.warmup_steps} needs a critic of its own '
+                f'critic.warmup_steps={self.warmup_steps} needs a separate critic '
                 '(algorithm=ppo, critic.share_backbone=False)'
             )
         if self.warmup_steps >= run.steps > 0:
@@ -223,10 +224,7 @@ class Learning:
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
     gain: bool = False  # trials are paid for what they gain (rl/trials.py)
-    window: int = 0  # turns that the policy sees; 0 = the whole conversation
-    prefix: int = 0  # with a window: tokens of the common prefix,
-    width: int = 0  # ... of the longest prompt of a turn,
-    keeps: bool = False  # ... and whether written turns stay in view
+    context: Context | None = None  # what the policy sees; None = the whole conversation
     start_id: int = -1  # token that opens a message, for parity.loss_on
     has_reference: bool = False
     layout: NamedSharding | None = None  # of rows over the mesh
@@ -235,7 +233,7 @@ class Learning:
     def head(self) -> dict[str, Any]:
         """Keywords of everything that computes log-probabilities of a batch."""
         # No row can have more tokens to train, but demonstrations; with a window a row is a turn.
-        turns = 1 if self.window else self.max_turns
+        turns = 1 if self.context else self.max_turns
         any_number = self.parity.loss_on != 'sampled' or self.base_rows or not self.max_response
         return dict(
             temperature=self.temperature,
@@ -257,7 +255,7 @@ class Learning:
     def rows_per_episode(self) -> int:
         """Rows of the batch for an episode: its windows, or it and its continuations."""
         forked = 1 + self.algorithm.trained_continuations(self.max_turns)
-        return forked * (self.max_turns if self.window else 1)
+        return forked * (self.max_turns if self.context else 1)
 
     @property
     def microbatches(self) -> int:
@@ -269,9 +267,9 @@ class Learning:
     def sparse(self) -> bool:
         """Whether rows may have nothing to train: groups not kept, turns not played.
 
-        Never where it matters which rows share a micro-batch: means of its own, pairs.
+        Never where it matters which rows share a micro-batch: separate means, pairs.
         """
         if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
             return False
         order = self.algorithm.filter.order(self.num_groups)
-        return self.with_continuations or order == 'kept_first' or self.window > 0
+        return self.with_continuations or order == 'kept_first' or self.context is not None

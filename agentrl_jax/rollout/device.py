@@ -8,7 +8,7 @@ A fixed number of slots play a longer list of episodes. The program alternates b
 Nothing leaves the device, no token is ever read twice, and rows whose turns end early do not wait
 for the longest one.
 
-Episodes may have continuations (rollout.forks): rows of the list behind the episodes, E (1 + F) in
+Episodes may have continuations (rollout.forks): rows of the list after the episodes, E (1 + F) in
 all, which slots take over as they take over episodes.
 
 The tokens, their cache and their random streams are rows (rollout.rows), as they are for worlds on
@@ -86,14 +86,8 @@ def decode(
         max_response=max_response,
     )
     turn = slots.world.turn
-    out = out.replace(
-        tokens=out.tokens.at[row, length].set(token, mode='drop'),
-        logprobs=out.logprobs.at[row, length].set(logprob, mode='drop'),
-        attention_mask=out.attention_mask.at[row, length].set(True, mode='drop'),
-        action_mask=out.action_mask.at[row, length].set(True, mode='drop'),
-        turn=out.turn.at[row, length].set(turn, mode='drop'),
-        turn_stop=out.turn_stop.at[row, turn].set(stop, mode='drop'),
-    )
+    sampled = dict(tokens=token, logprobs=logprob, attention_mask=True, action_mask=True)
+    out = out.put((row, length), **sampled, turn=turn).put((row, turn), turn_stop=stop)
     return slots.replace(
         rows=token_rows.push(slots.rows, params, token, live, config=config),
         phase=jnp.where(live & (stop != TurnStop.NONE), WAITING, slots.phase),
@@ -138,18 +132,26 @@ def finish_turn(
     prompt = jax.vmap(text.turn_length, in_axes=(None, 0, 0))(task, after, sampled_end)
     fits = slots.rows.length[rows] + prompt + max_response <= max_tokens
     stop = jnp.where((stop == EpisodeStop.NONE) & ~fits, EpisodeStop.TOKEN_BUDGET, stop)
-    out = out.replace(
-        rewards=out.rewards.at[row, turn].set(outcome.reward, mode='drop'),
-        penalties=out.penalties.at[row, turn].set(outcome.penalty, mode='drop'),
-        valid=out.valid.at[row, turn].set(outcome.valid, mode='drop'),
-        num_actions=out.num_actions.at[row, turn].set(outcome.num_actions, mode='drop'),
-        actions=out.actions.at[row, turn].set(outcome.actions, mode='drop'),
-        num_turns=out.num_turns.at[row].set(turn + 1, mode='drop'),
-        episode_stop=out.episode_stop.at[row].set(stop, mode='drop'),
-        success=out.success.at[row].set(outcome.success, mode='drop'),
+    out = out.put(
+        (row, turn),
+        rewards=outcome.reward,
+        penalties=outcome.penalty,
+        valid=outcome.valid,
+        num_actions=outcome.num_actions,
+        actions=outcome.actions,
     )
+    out = out.put(row, num_turns=turn + 1, episode_stop=stop, success=outcome.success)
     over = ~playing | (stop != EpisodeStop.NONE)
     return after, out, over, sampled_end
+
+
+def choose(which: jax.Array, new: Any, old: Any) -> Any:
+    """Trees of arrays [w, ...]: the new one's where which bool [w], elsewhere the old one's."""
+
+    def one(new, old):
+        return jnp.where(which.reshape(which.shape + (1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(one, new, old)
 
 
 def start_episodes(
@@ -171,17 +173,13 @@ def start_episodes(
     episode = jnp.where(starts, candidate, jnp.where(over, none, slots.episode[rows]))
     level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
     fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
-
-    def choose(new, old):
-        return jnp.where(starts.reshape(starts.shape + (1,) * (new.ndim - 1)), new, old)
-
-    world = jax.tree.map(choose, fresh, world)
+    world = choose(starts, fresh, world)
     length = jnp.where(starts, task.prefix.shape[0], slots.rows.length[rows])
     return episode, world, length, slots.next_episode + starts.sum()
 
 
 def served(slots: Slots, serve_rows: int) -> jax.Array:
-    """Up to serve_rows slots, S = none: those that wait, and behind them helpers without work.
+    """Up to serve_rows slots, S = none: those that wait, followed by helpers without work.
 
     int32 [serve_rows].
     """
@@ -190,8 +188,8 @@ def served(slots: Slots, serve_rows: int) -> jax.Array:
     if slots.bank is None:
         return waiting
     (idle,) = jnp.nonzero(slots.phase == IDLE, size=serve_rows, fill_value=none)
-    behind = jnp.arange(serve_rows) - jnp.sum(waiting < none)
-    return jnp.where(behind < 0, waiting, idle[jnp.maximum(behind, 0)])
+    after = jnp.arange(serve_rows) - jnp.sum(waiting < none)
+    return jnp.where(after < 0, waiting, idle[jnp.maximum(after, 0)])
 
 
 def start_turns(
@@ -222,18 +220,48 @@ def start_turns(
         return slots, episode, world, length, sampled_end
     left = over & ~(free & (episode < slots.out.tokens.shape[0]))
     bank, work, out, begun = forks.begin(bank, slots.out, slots.episode, episodes.forks, rows, left)
-
-    def choose(new, old):
-        which = work.begins.reshape(work.begins.shape + (1,) * (new.ndim - 1))
-        return jnp.where(which, new, old)
-
-    episode, world, length, sampled_end = jax.tree.map(
-        choose, begun, (episode, world, length, sampled_end)
-    )
+    current = (episode, world, length, sampled_end)
+    episode, world, length, sampled_end = choose(work.begins, begun, current)
     at = jnp.where(episode < out.tokens.shape[0], rows, slots.phase.shape[0])
     bank = forks.remember(bank, at, world, length, sampled_end)
     cached = forks.copy_caches(slots.rows, rows, work) if copies else slots.rows
     return slots.replace(bank=bank, out=out, rows=cached), episode, world, length, sampled_end
+
+
+def write_prompts(
+    out: Rollout,
+    task: text.TextTask,
+    episode: jax.Array,
+    playing: jax.Array,
+    world: text.Episode,
+    length: jax.Array,
+    sampled_end: jax.Array,
+) -> tuple[Rollout, jax.Array, jax.Array]:
+    """Writes the prompt of the turn that each world of w slots is at, after `length` int32 [w].
+
+    episode int32 [w]: row of out, where playing bool [w]. Returns (out, tokens int32 [w, width]
+    with pad_id after the end, count int32 [w], which is above the width where tokens were lost).
+    """
+    num_episodes, max_tokens = out.tokens.shape
+    tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
+    count = jnp.where(playing, count, 0)
+    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world, sampled_end)
+    anchor = jax.vmap(text.anchor, in_axes=(None, 0))(task, world)
+    column = jnp.arange(tokens.shape[1])[None]
+    used = column < count[:, None]
+    position = jnp.where(used, length[:, None] + column, max_tokens)
+    row = jnp.where(playing, episode, num_episodes)
+    grid = row[:, None]
+    out = out.put((grid, position), tokens=tokens, attention_mask=True)
+    out = out.put((grid, position), turn=world.turn[:, None])
+    out = out.put(
+        (row, world.turn),
+        begin=length + jnp.where(world.turn > 0, opening, 0),
+        part=world.agent.part,
+        trial=world.agent.trial,
+        anchor=anchor,
+    )
+    return out, jnp.where(used, tokens, task.pad_id), count
 
 
 def serve(
@@ -254,9 +282,8 @@ def serve(
     With a chunk they only get what they are to read next, and then up to serve_rows slots read as
     many tokens of theirs: blocks are narrow and hold no slot that has nothing to read.
     """
-    num_slots = slots.phase.shape[0]
-    num_episodes, max_tokens = slots.out.tokens.shape
-    # Padding rows point behind the last slot: gathers clamp, scatters drop.
+    num_slots, num_episodes = slots.phase.shape[0], slots.out.tokens.shape[0]
+    # Padding rows point past the last slot: gathers clamp, scatters drop.
     rows = served(slots, serve_rows)
     world, out, over, sampled_end = finish_turn(
         slots, task, episodes, key, rows, max_response=max_response
@@ -272,39 +299,17 @@ def serve(
         sampled_end,
         copies=not window,  # else the cache holds no more than the last turns, which are read again
     )
-    out = slots.out
     playing = episode < num_episodes
-    tokens, count = jax.vmap(text.turn_tokens, in_axes=(None, 0, 0))(task, world, sampled_end)
-    count = jnp.where(playing, count, 0)
-    opening = jax.vmap(text.opening_length, in_axes=(None, 0, 0))(task, world, sampled_end)
-    anchor = jax.vmap(text.anchor, in_axes=(None, 0))(task, world)
-    column = jnp.arange(tokens.shape[1])[None]
-    used = column < count[:, None]
-    position = jnp.where(used, length[:, None] + column, max_tokens)
-    row = jnp.where(playing, episode, num_episodes)
-    grid = row[:, None]
-    out = out.replace(
-        tokens=out.tokens.at[grid, position].set(tokens, mode='drop'),
-        attention_mask=out.attention_mask.at[grid, position].set(True, mode='drop'),
-        turn=out.turn.at[grid, position].set(world.turn[:, None], mode='drop'),
-        begin=out.begin.at[row, world.turn].set(
-            length + jnp.where(world.turn > 0, opening, 0), mode='drop'
-        ),
-        part=out.part.at[row, world.turn].set(world.agent.part, mode='drop'),
-        trial=out.trial.at[row, world.turn].set(world.agent.trial, mode='drop'),
-        anchor=out.anchor.at[row, world.turn].set(anchor, mode='drop'),
+    out, tokens, count = write_prompts(
+        slots.out, task, episode, playing, world, length, sampled_end
     )
-    inputs, begin, unread = jnp.where(used, tokens, task.pad_id), length, count
+    inputs, begin, unread = tokens, length, count
     if window:
         inputs, begin, unread = windows.read_again(
             out,
             episode,
             world.turn,
-            window=window,
-            prefix=task.prefix.shape[0],
-            width=task.width,
-            max_response=max_response,
-            keeps=task.agent.writes,
+            windows.Context.of(task, window, max_response),
             pad_id=task.pad_id,
         )
 
@@ -312,16 +317,18 @@ def serve(
         return into.at[rows].set(value, mode='drop')
 
     if chunk:
-        read, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
+        cached, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
     else:
         wanted, ready = jnp.any(playing), GENERATING
-        read = token_rows.read(
+        cached = token_rows.prefill(
             slots.rows, params, rows, inputs, begin, unread, config=config, wanted=wanted
         )
         slots = slots.replace(reads=slots.reads + wanted, read=slots.read + unread.sum())
     stream = episodes.listed.token_stream[jnp.minimum(episode, num_episodes - 1)]
     slots = slots.replace(
-        rows=read.replace(length=put(read.length, length + count), stream=put(read.stream, stream)),
+        rows=cached.replace(
+            length=put(cached.length, length + count), stream=put(cached.stream, stream)
+        ),
         episode=put(slots.episode, episode),
         phase=put(slots.phase, jnp.where(playing, ready, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
@@ -367,7 +374,7 @@ def read_chunks(
     rows = jnp.where(wanted, rows, num_slots)
     phase = jnp.where(begin + count == length, GENERATING, READING)
     return slots.replace(
-        rows=token_rows.read(
+        rows=token_rows.prefill(
             slots.rows, params, rows, inputs, begin, count, config=config, wanted=wanted
         ),
         phase=slots.phase.at[rows].set(phase, mode='drop'),
@@ -414,14 +421,7 @@ def collect(
         config=dataclasses.replace(config, transposed=False),
         slots=slots,
         max_tokens=max_tokens,
-        cache_tokens=windows.cache_tokens(
-            max_tokens,
-            window=window,
-            prefix=task.prefix.shape[0],
-            width=task.width,
-            max_response=max_response,
-            keeps=task.agent.writes,
-        ),
+        cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
     )
 
     def draw(state, logits, uniform):
@@ -576,9 +576,9 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
 
 
 def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:
-    """Tokens into which every turn fits, whatever is said and shown.
+    """Tokens of an episode in the worst case.
 
-    Refuses a token budget into which the first turn does not fit.
+    Raises on a token budget that cannot hold the first turn.
     """
     prefix, turn = task.prefix.shape[0], task.width + max_response
     if prefix + turn > max_tokens:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-FIRST_FORKED = 2**30  # streams of continuations begin here, behind those of all episodes
+FIRST_FORKED = 2**30  # streams of continuations begin here, after those of all episodes
 FORK_TURNS = ('every', 'ahead')  # or numbers of turns
 
 
@@ -32,7 +32,7 @@ class Episodes:
 
     @property
     def listed(self) -> 'Episodes':
-        """The episodes and behind them their continuations: E (1 + F) rows, trunk by trunk."""
+        """The episodes, then their continuations: E (1 + F) rows, trunk by trunk."""
         if self.forks is None:
             return self
         forks = self.forks

@@ -1,6 +1,6 @@
 """Continuations: an episode that has ended is rewound to the start of earlier turns and played on.
 
-A row of the cache is only appended to, and an entry is visible only to positions behind it. So the
+A row of the cache is only appended to, and an entry is visible only to later positions. So the
 state at the start of turn k is the first length_k entries of the row and the world of that moment:
 nothing of the cache has to be kept. The slot in which an episode (the trunk) was played goes back
 to turn k, where the normal path of a turn reads its prompt again and overwrites what stood there.
@@ -131,7 +131,7 @@ def copy_caches(cache_rows: token_rows.Rows, rows: jax.Array, work: Work) -> tok
 def copy_beginning(
     out: Rollout, row: jax.Array, trunk: jax.Array, turn: jax.Array, length: jax.Array
 ) -> Rollout:
-    """What stands before `turn` in the trunk, into its continuation's row; int32 [w], row N: none.
+    """Copies what precedes `turn` in the trunk into its continuation's row; int32 [w], row N: none.
 
     Attended and never trained: tokens, attention_mask, turn, begin, part and trial.
     """

@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +17,8 @@ import numpy as np
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.keepers import Request, Response
-from agentrl_jax.rollout.programs import HEAD, TALE, Ends, Programs
-from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls, WorldsFailed
+from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Ends, Programs
+from agentrl_jax.rollout.world_calls import WorldCalls, WorldsFailed
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action_hash
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
@@ -82,50 +81,38 @@ class InFlight(NamedTuple):
     faults: int
 
 
+@dataclasses.dataclass(eq=False)
 class HostRollout:
     """One rollout while it is played; `play` returns when every episode is over."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        pool: Any,
-        conversation: Conversation,
-        *,
-        params: Params,
-        key: jax.Array,
-        task: HostTask,
-        ends: Ends,
-        level: np.ndarray,
-        stream: np.ndarray,
-        max_tokens: int,
-        window: int,
-        poll: int,
-        policy: RetryPolicy,
-        log: Any,
-        say: Callable[[str], None],
-        asked: Callable[[], bool] = lambda: False,
-        remember: bool = False,
-    ):
-        """asked: whether the run should stop, which ends a rollout that waits for its worlds.
+    programs: Programs
+    conversation: Conversation
+    calls: WorldCalls
+    _: dataclasses.KW_ONLY
+    params: Params
+    key: jax.Array
+    task: HostTask
+    ends: Ends
+    level: np.ndarray
+    stream: np.ndarray
+    max_tokens: int
+    window: int
+    poll: int
+    remember: bool = False  # what happened in each episode, in `events`, for rewards.episode_of
+    step_s: float = FIRST_STEP_S  # running mean
 
-        remember: what happened in each episode is kept in `events`, for rewards.episode_of.
-        """
-        self.programs, self.conversation = programs, conversation
-        self.params, self.key = params, key
-        self.task, self.ends, self.stream = task, ends, stream
-        self.window, self.poll, self.policy, self.say = window, poll, policy, say
-        self.calls = WorldCalls(pool, policy, log=log, say=say, asked=asked)
+    def __post_init__(self):
+        shards = self.programs.shards
         self.counted = self.calls.counted
-        self.items = np.asarray(task.env_params.items)
-        self.out = empty_record(task, level, max_tokens)
-        self.state = programs.start(params, np.asarray(task.prefix))
-        self.slots = [Slot(number) for number in range(programs.shards * programs.slots)]
+        self.items = np.asarray(self.task.env_params.items)
+        self.out = empty_record(self.task, self.level, self.max_tokens)
+        self.state = self.programs.start(self.params, np.asarray(self.task.prefix))
+        self.slots = [Slot(number) for number in range(shards * self.programs.slots)]
         self.episodes: collections.deque = collections.deque()
-        self.remember, self.events = remember, {}  # of rows of the rollout
-        self.ready = [collections.deque() for _ in range(programs.shards)]  # slots with chunks
-        self.live = np.zeros(programs.shards, int)
-        self.left = np.zeros(programs.shards, int)  # stopped rows that were not reported
-        self.step_s = FIRST_STEP_S  # running mean
+        self.events: dict[int, list] = {}  # of rows of the rollout
+        self.ready = [collections.deque() for _ in range(shards)]  # slots with chunks
+        self.live = np.zeros(shards, int)
+        self.left = np.zeros(shards, int)  # stopped rows that were not reported
 
     def in_flight(self) -> InFlight:
         """May be called from another thread."""
@@ -155,19 +142,19 @@ class HostRollout:
 
     def play_until_healthy(self, episodes: list[int]) -> None:
         """play, and faulty episodes again while too few are healthy."""
-        again = episodes
+        again, least = episodes, self.calls.policy.min_healthy
         for turn in range(1, ROUNDS + 1):
             self.play(again)
             faulty = [b for b in again if self.out.episode_stop[b] == EpisodeStop.ENV_ERROR]
             lost = f'{len(faulty)} of {len(episodes)} episodes were lost to their worlds'
-            if len(episodes) - len(faulty) >= self.policy.min_healthy * len(episodes):
+            if len(episodes) - len(faulty) >= least * len(episodes):
                 return
             if turn == ROUNDS:
                 raise WorldsFailed(
                     f'{lost}, and {ROUNDS - 1} times more when they were played again '
-                    f'(hosts.min_healthy={self.policy.min_healthy:g}): {self.calls.last_fault}'
+                    f'(hosts.min_healthy={least:g}): {self.calls.last_fault}'
                 )
-            self.say(f'{lost} and are played again: {self.calls.last_fault}')
+            self.calls.say(f'{lost} and are played again: {self.calls.last_fault}')
             fresh = empty_record(self.task, self.out.level[faulty], self.out.tokens.shape[1])
             for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
                 x[faulty] = new
@@ -322,11 +309,7 @@ class HostRollout:
                 out,
                 np.array([b]),
                 np.array([k]),
-                window=self.window,
-                prefix=len(self.task.prefix),
-                width=self.task.width,
-                max_response=self.programs.max_response,
-                keeps=self.task.agent.writes,
+                windows.Context.of(self.task, self.window, self.programs.max_response),
                 pad_id=self.task.pad_id,
                 xp=np,
             )
@@ -347,7 +330,7 @@ class HostRollout:
     def read(self) -> None:
         """Reads the next chunk of up to serve_rows slots of each shard."""
         rows, lines = self.programs.slots, self.programs.serve_rows
-        block = np.zeros((self.programs.shards, lines, HEAD + self.programs.width), np.int32)
+        block = np.zeros((self.programs.shards, lines, READ_HEADER + self.programs.width), np.int32)
         block[:, :, 0] = rows
         for shard, slots in enumerate(self.ready):
             unfinished = []
@@ -356,8 +339,8 @@ class HostRollout:
                 at, tokens = slot.chunks.popleft()
                 head = slot.number % rows, at, len(tokens), slot.length
                 head += int(self.stream[slot.episode]), not slot.chunks
-                block[shard, line, :HEAD] = head
-                block[shard, line, HEAD : HEAD + len(tokens)] = tokens
+                block[shard, line, :READ_HEADER] = head
+                block[shard, line, READ_HEADER : READ_HEADER + len(tokens)] = tokens
                 self.live[shard] += not slot.chunks
                 unfinished += [slot] if slot.chunks else []
             slots.extendleft(reversed(unfinished))
@@ -379,7 +362,7 @@ class HostRollout:
         )
         shards, lines = self.programs.shards, self.programs.serve_rows + 1
         report = np.asarray(report).reshape(shards, lines, -1)
-        steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(TALE))
+        steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(REPORT_HEADER))
         if most := int(steps.max()):
             each = (time.monotonic() - began) / most
             # Falls at once, for a program's first call has compiled it
@@ -393,7 +376,7 @@ class HostRollout:
     def on_answer(self, slot: Slot, line: np.ndarray) -> None:
         """Records the answer of a turn and hands its text to the world."""
         count, stop = int(line[1]), int(line[2])
-        ids, bits = line[TALE : TALE + count], line[TALE + self.programs.max_response :][:count]
+        ids, bits = (half[:count] for half in np.split(line[REPORT_HEADER:], 2))
         b, k, out = slot.episode, slot.turn, self.out
         place = slice(slot.length, slot.length + count)
         out.tokens[b, place] = ids

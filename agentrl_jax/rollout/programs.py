@@ -1,6 +1,6 @@
 """What the device does of a rollout against hosts: rows of tokens, and three programs on them.
 
-  start    empty rows behind the common prefix
+  start    rows that hold the common prefix alone
   decode   live rows sample until enough of them have ended their turn, or for a number of steps
   read     a block of tokens, each line a chunk of one row's observation, goes into the caches
 They know no episode, turn or world, so every rollout of a run shares them: each is compiled once.
@@ -21,8 +21,8 @@ from agentrl_jax.rollout import sampling
 from agentrl_jax.text import stops
 from agentrl_jax.types import Params, TurnStop
 
-HEAD = 6  # numbers in front of the tokens of a line that is read
-TALE = 3  # ... and of a line that is reported
+READ_HEADER = 6  # numbers in front of the tokens of a line that is read
+REPORT_HEADER = 3  # ... and of a line that is reported
 
 
 @struct.dataclass
@@ -82,9 +82,10 @@ def decode(
 ) -> tuple[State, jax.Array]:
     """Live rows sample until `until` of them have stopped, none is left, or `limit` steps are done.
 
-    key: that of the rollout. Returns the state and a report int32 [serve_rows + 1, TALE + 2 R]: row
-    (S = none), tokens, TurnStop, the tokens, and the bits of their log-probabilities, of rows that
-    have stopped; in the last line steps, live rows, and stopped ones that are still to be reported.
+    key: that of the rollout. Returns the state and a report int32 [serve_rows + 1, REPORT_HEADER +
+    2 R]: row (S = none), number of tokens, TurnStop, the tokens, and the bits of their log-
+    probabilities, of rows that have stopped; in the last line steps, live rows, and stopped ones
+    that were not reported yet.
     """
     k_tokens = jax.random.split(key)[0]
     slots, longest = state.tokens.shape
@@ -129,19 +130,21 @@ def decode(
     state = state.replace(stop=state.stop.at[which].set(TurnStop.NONE, mode='drop'))
     left = jnp.sum(state.stop != TurnStop.NONE)
     last = jnp.zeros((1, told.shape[1]), jnp.int32)
-    last = last.at[0, :TALE].set(jnp.stack([steps, state.live.sum(), left]))
+    last = last.at[0, :REPORT_HEADER].set(jnp.stack([steps, state.live.sum(), left]))
     return state, jnp.concatenate([told, last]).astype(jnp.int32)
 
 
 def read(state: State, params: Params, block: jax.Array, *, config: Model) -> State:
-    """Reads a block int32 [w, HEAD + C], a line for each row that gets a chunk of tokens.
+    """Reads a block int32 [w, READ_HEADER + C], a line for each row that gets a chunk of tokens.
 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
-    episode behind the prompt, random stream, and whether this is the last chunk: the row then
+    episode with the prompt, random stream, and whether this is the last chunk: the row then
     samples.
     """
-    which, begin, count, length, stream, last = (block[:, i] for i in range(HEAD))
-    rows = token_rows.read(state.rows, params, which, block[:, HEAD:], begin, count, config=config)
+    which, begin, count, length, stream, last = (block[:, i] for i in range(READ_HEADER))
+    rows = token_rows.prefill(
+        state.rows, params, which, block[:, READ_HEADER:], begin, count, config=config
+    )
 
     def put(into, value):
         return into.at[which].set(value, mode='drop')
@@ -161,7 +164,7 @@ class Programs:
     start: Callable  # (params, prefix) -> state
     decode: Callable  # (state, params, ends, key, until, limit) -> (state, reports)
     read: Callable  # (state, params, blocks) -> state
-    shards: int  # parts of the rows; each has its own reports and blocks, one behind another
+    shards: int  # parts of the rows; each has its own reports and blocks, one after another
     slots: int  # rows of a shard
     serve_rows: int  # lines of a report, and of a block, of a shard
     width: int  # tokens of a chunk

@@ -38,7 +38,7 @@ FIELDS = {  # of a line, beside those of `about`
     'seconds': float,  # the world took, the last time that it was asked
     'tries': int,  # times that it was asked
 }
-ADDED = {'tries': 1, 'figures': [], 'valid': None}  # what lines of before these fields stand for
+ADDED = {'tries': 1, 'figures': [], 'valid': None}  # for lines older than these fields
 LISTED = 20  # rollouts of a log that an error spells out
 About = dict[str, int | str]
 
@@ -150,13 +150,13 @@ def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
 def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
     """The lines of `step` and later ones at the end of a log, which is not read any further back.
 
-    For a log that is being written: of a long run it is large. None where there is no file.
+    For a log that is being written, which is large in a long run. [] where there is no file.
     """
     path, found = Path(path), []
     if not path.exists() or not path.stat().st_size:
         return found
     with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        end = text.rfind(b'\n') + 1  # what stands behind it is being written
+        end = text.rfind(b'\n') + 1  # the rest is being written
         while end:
             start = text.rfind(b'\n', 0, end - 1) + 1
             line = _object_of(text[start:end], f'{path}, byte {start}')

@@ -86,7 +86,7 @@ def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, confi
     )
 
 
-def read(
+def prefill(
     rows: Rows,
     params: Params,
     which: jax.Array,

@@ -1,14 +1,15 @@
 """What the policy sees of an episode: the whole conversation, or only its last turns.
 
-With a window of w turns, turn k is answered behind the common prefix and turns k-w+1 .. k, as if
+With a window of w turns, turn k is answered after the common prefix and turns k-w+1 .. k, as if
 the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history). An episode of K
 turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
 each with the tokens that the policy saw and with one trained answer; put_back is the way back.
 Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
 Of an agent that writes (text.agents) the last plan or reflection before a turn is kept in view:
-where it is older than the window, it stands between the prefix and the window's first turn.
+where it is older than the window, it is put between the prefix and the window's first turn.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -27,12 +28,30 @@ class Windows:
     own: jax.Array  # bool [B, K, W]   tokens of the turn itself
 
 
-def block_width(*, window: int, width: int, max_response: int, keeps: bool) -> int:
-    """Tokens of the longest prompt of a turn behind the prefix, earlier turns included.
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """How many turns the policy sees, and the longest that texts of its task can be, in tokens."""
 
-    width: tokens of the longest prompt of one turn; keeps: a written turn may stand in front.
-    """
-    return width + (window - 1 + keeps) * (width + max_response)
+    window: int  # turns, the current one included; 0 = the whole conversation
+    prefix: int  # in front of every first observation
+    width: int  # the longest prompt of one turn
+    max_response: int
+    keeps: bool  # a written turn may precede the window
+
+    @classmethod
+    def of(cls, task: Any, window: int, max_response: int) -> 'Context':
+        return cls(window, task.prefix.shape[0], task.width, max_response, task.agent.writes)
+
+    @property
+    def block(self) -> int:
+        """The longest prompt of a turn after the prefix, earlier turns included."""
+        return self.width + (self.window - 1 + self.keeps) * (self.width + self.max_response)
+
+    def cache_tokens(self, max_tokens: int) -> int:
+        """Positions that a row of the cache needs."""
+        if not self.window:
+            return max_tokens
+        return min(max_tokens, self.prefix + self.block + self.max_response)
 
 
 def kept(
@@ -59,26 +78,12 @@ def turn_ends(turn: jax.Array, turns: int, xp: Any = jnp) -> jax.Array:
     return xp.cumsum(count, axis=1)
 
 
-def cache_tokens(
-    max_tokens: int, *, window: int, prefix: int, width: int, max_response: int, keeps: bool
-) -> int:
-    """Positions that a row of the cache needs."""
-    if not window:
-        return max_tokens
-    block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
-    return min(max_tokens, prefix + block + max_response)
-
-
 def read_again(
     out: Rollout,
     episode: jax.Array,
     turn: jax.Array,
+    context: Context,
     *,
-    window: int,
-    prefix: int,
-    width: int,
-    max_response: int,
-    keeps: bool,
     pad_id: int,
     xp: Any = jnp,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -88,14 +93,13 @@ def read_again(
     xp: jax.numpy, or numpy for a record on a host.
     """
     row = xp.minimum(episode, out.tokens.shape[0] - 1)
-    block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
     end = turn_ends(out.turn[row], out.begin.shape[1], xp)
-    first = xp.maximum(turn - window + 1, 0)
+    first = xp.maximum(turn - context.window + 1, 0)
     begin = xp.take_along_axis(out.begin[row], first[:, None], axis=1)
     end = xp.take_along_axis(end, turn[:, None], axis=1)
-    column = xp.arange(block)[None]
+    column = xp.arange(context.block)[None]
     position, more = begin + column, 0
-    if keeps:
+    if context.keeps:
         found = kept(out.part[row], out.begin[row], first, turn, xp)
         start, more = (x[:, None] for x in found)
         position = xp.where(column < more, start + column, begin + column - more)
@@ -103,31 +107,25 @@ def read_again(
         out.tokens[row], xp.minimum(position, out.tokens.shape[1] - 1), axis=1
     )
     count = xp.where(episode < out.tokens.shape[0], (more + end - begin)[:, 0], 0)
-    start = xp.full_like(count, prefix)
+    start = xp.full_like(count, context.prefix)
     return xp.where(position < end, tokens, pad_id), start, count
 
 
-def windows(
-    rollout: Rollout, *, window: int, prefix: int, width: int, max_response: int, keeps: bool
-) -> Windows:
-    """The samples of a rollout: K for each episode, empty for turns that were not played.
-
-    prefix: tokens in front of every first observation; width: of the longest prompt of a turn.
-    """
-    length, begin = rollout.tokens.shape[1], rollout.begin
-    block = block_width(window=window, width=width, max_response=max_response, keeps=keeps)
+def windows(rollout: Rollout, context: Context) -> Windows:
+    """The samples of a rollout: K for each episode, empty for turns that were not played."""
+    length, begin, prefix = rollout.tokens.shape[1], rollout.begin, context.prefix
     end = turn_ends(rollout.turn, begin.shape[1])
     turns = jnp.arange(begin.shape[1])
-    first = jnp.maximum(turns - window + 1, 0)
-    column = jnp.arange(min(prefix + block + max_response, length))
+    first = jnp.maximum(turns - context.window + 1, 0)
+    column = jnp.arange(min(prefix + context.block + context.max_response, length))
     place = (column - prefix)[None, None]
-    behind = begin[:, first][:, :, None] + place
-    if keeps:
+    position = begin[:, first][:, :, None] + place
+    if context.keeps:
         every = (*begin.shape, begin.shape[1])
         rows = (jnp.broadcast_to(x[:, None], every) for x in (rollout.part, begin))
         start, more = (x[:, :, None] for x in kept(*rows, first[None], turns[None]))
-        behind = jnp.where(place < more, start + place, behind - more)
-    index = jnp.where(column < prefix, column[None, None], behind)
+        position = jnp.where(place < more, start + place, position - more)
+    index = jnp.where(column < prefix, column[None, None], position)
     turns = turns[None]
     played = (turns < rollout.num_turns[:, None])[:, :, None]
     index = jnp.where(played & (index < end[:, :, None]), index, length)

@@ -12,9 +12,10 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl.learn import learn, learning_of, split_windows
+from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.score import score
+from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, command, config, hosts, mixture, parts
@@ -108,7 +109,7 @@ def scores_of(
         None,
         rollout,
         fns=fns,
-        windows=split_windows(rollout, how),
+        windows=None if how.context is None else windows.windows(rollout, how.context),
         microbatch_rows=how.batch.microbatch_rows,
         temperature=how.temperature,
         chunk_size=how.batch.head_chunk,
@@ -155,12 +156,11 @@ def measure_critic(
 
 def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
     """The settings of an update; task: for the width of its prompts, where windows are cut."""
+    seen, longest = cfg.context.window, cfg.rollout.max_response
     return learning_of(
         cfg,
-        prefix=task.prefix.shape[0] if cfg.context.window else 0,
-        width=task.width if cfg.context.window else 0,
-        keeps=bool(cfg.context.window) and task.agent.writes,
-        start_id=tokenizer.special(IM_START),
+        context=windows.Context.of(task, seen, longest) if seen else None,
+        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
         layout=sharding.shard_rows(mesh),
     )
 

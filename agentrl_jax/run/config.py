@@ -20,7 +20,7 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.imitation.clone import Clone
 from agentrl_jax.machine import files
 from agentrl_jax.machine.sharding import MeshSizes
-from agentrl_jax.measure.collapse import Alarm
+from agentrl_jax.measure.collapse import Alarms
 from agentrl_jax.models.lora import Lora
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
@@ -62,7 +62,7 @@ class Config:
     evol: Evolution = Evolution()
     eval: sections.Eval = sections.Eval()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
-    alarm: Alarm = Alarm()
+    alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
@@ -168,12 +168,13 @@ class Config:
     def problems(self, shards: int = 1) -> list[str]:
         """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
         parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        parts += [*self.worlds, *self.others]
-        found = [line for part in parts if hasattr(part, 'problems') for line in part.problems()]
-        if found:  # what follows divides by numbers that are right
-            return found
-        parts = [part for part in parts if hasattr(part, 'conflicts')]
-        return [line for part in parts for line in part.conflicts(self, shards)]
+        rules = [part for part in parts if hasattr(part, 'problems')]
+        found = [line for part in rules for line in part.problems()]
+        if not found:  # what follows divides by numbers that are right
+            rules = [part for part in parts if hasattr(part, 'conflicts')]
+            found = [line for part in rules for line in part.conflicts(self, shards)]
+        worlds = (*self.worlds, *self.others)
+        return found + [line for world in worlds for line in world.problems()]
 
 
 def get_config() -> Any:

@@ -106,7 +106,7 @@ def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Seq
     new = saved['eval/success']
     if math.isnan(new) or any(score >= new for score in before):
         return
-    kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1, async_=False)
+    kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1)
     checkpoint.remove_from(kept, saved['step'])
     checkpoint.save(kept, saved['step'], {'params': params}, saved)
     checkpoint.close(kept)

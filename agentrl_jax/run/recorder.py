@@ -1,11 +1,11 @@
-"""What a run leaves behind while it trains: rows of metrics, a progress bar, pages of rollouts."""
+"""What a run records while it trains: rows of metrics, a progress bar, pages of rollouts."""
 
 import contextlib
 import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from agentrl_jax.machine import memory, processes, profiling
 from agentrl_jax.measure import collapse, totals
-from agentrl_jax.planning import work
 from agentrl_jax.records import about, pages, run_log
 from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.progress import Progress
@@ -40,10 +39,11 @@ class Played(NamedTuple):
 class Recorder(contextlib.ExitStack):
     """Rows, progress and pages of the steps from `first` on; a context around them."""
 
-    def __init__(self, run: Run, workdir: Path, first: int, used: int):
-        """used: roll backs so far."""
+    def __init__(self, run: Run, workdir: Path, first: int, used: int, rates: Callable):
+        """used: roll backs so far; rates(cfg, model, devices, row) -> perf/ metrics of a row."""
         super().__init__()
         self.run, self.workdir, self.first, self.used = run, workdir, first, used
+        self.rates = rates
         self.compiled, self.warm, self.validated = processes.CompileCounter(), None, False
         self.alarm = dataclasses.asdict(run.cfg.alarm)
 
@@ -115,7 +115,7 @@ class Recorder(contextlib.ExitStack):
         if sampled is not None:
             row['time/update_s'] = spent - row['time/collect_s']
             row['perf/tokens_per_s'] = sampled / spent
-            row |= work.rates(cfg, run.config, run.mesh.devices.flat, row)
+            row |= self.rates(cfg, run.config, run.mesh.devices.flat, row)
         row |= totals.so_far(
             self.history, row, step, sampled=sampled or 0, episodes=cfg.rollout.episodes
         )

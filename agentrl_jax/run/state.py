@@ -82,7 +82,7 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
 def start_state(run: Run, params: Any) -> TrainState:
     """State of step 0 around the given policy parameters, laid out over the mesh."""
     make = functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs)
-    layout = sharding.state_specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
+    layout = sharding.specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
 
 
@@ -91,7 +91,7 @@ def abstract_state(run: Run) -> TrainState:
     state = jax.eval_shape(
         functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs), run.params
     )
-    layout = sharding.state_specs(state, sharding.TRAIN_RULES, run.mesh)
+    layout = sharding.specs(state, sharding.TRAIN_RULES, run.mesh)
     return sharding.with_layout(state, layout)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_jax.settings import tree
-from agentrl_jax.settings.marks import From, When
+from agentrl_jax.settings.marks import When
 
 
 @functools.cache
@@ -61,11 +61,14 @@ def show(root: type, full: Any, given: Mapping[str, Any]) -> str:
     return '\n'.join(lines)
 
 
-def table(cls: type, at: str = '') -> str:
-    """The fields of a class as rows of markdown."""
+def table(root: type, section: str = '') -> str:
+    """Every field of a root, or of the section of that name, as rows of markdown.
+
+    Default '' where classes that can be chosen differ.
+    """
     rows = ['| field | default | must be | |', '| --- | --- | --- | --- |']
-    for leaf in tree.leaves(cls, at).values():
-        value = leaf.marks[From].words if From in leaf.marks else f'`{leaf.default!r}`'
+    for name, leaf in tree.defaults(root, section and f'{section}.').items():
+        value = '' if leaf.default is None else f'`{leaf.default!r}`'
         needs = f' Needs {leaf.marks[When].words}.' if When in leaf.marks else ''
-        rows.append(f'| `{leaf.name}` | {value} | {leaf.rule} | {doc(leaf)}{needs} |')
+        rows.append(f'| `{name}` | {value} | {leaf.rule} | {doc(leaf)}{needs} |')
     return '\n'.join(rows)

@@ -148,7 +148,7 @@ def end_turn(
 def follow(
     agent: Agent, now: Progress, again: jax.Array, trial_turns: jax.Array | int
 ) -> tuple[Progress, jax.Array]:
-    """(progress behind a turn, whether a trial begins there with the level as it was: bool []).
+    """(progress after a turn, whether a trial begins there with the level as it was: bool []).
 
     again: this turn ended a trial, and another one follows. trial_turns: as Agent.trial_turns; its
     last turn acts, since no other would follow a plan.

@@ -2,19 +2,19 @@
 
 A response follows a forced '<think>' (or '<answer>'). It matches where Python's
   re.search(rb'<think>(.*?)</think>\\s*<answer>(.*?)</answer>', prefix + response, re.DOTALL)
-does. What stands between the answer tags loses the marks in MARKS in one pass (in RAGEN, each mark
-in a pass of its own), is split at '||' and stripped; each part that is not empty is looked up among
-the names of the actions, whatever its case. Behind a forced 'Thought:' (ReAct) the actions stand
+does. What is between the answer tags loses the marks in MARKS in one pass (in RAGEN, one pass
+a mark), is split at '||' and stripped; each part that is not empty is looked up among
+the names of the actions, whatever its case. After a forced 'Thought:' (ReAct) the actions are
 between 'Action:' and the end of the turn.
 
-Two automata over bytes, one behind the other: the first finds the tags and hands on what lies
+Two automata over bytes, one after the other: the first finds the tags and hands on what lies
 between them, the second splits that into parts and recognises names. Each is lifted to tokens: a
 token moves the first (state, class of the token) -> (state, action) and the second (state, action)
 -> (state, finished parts). So one step costs two gathers, and the tables stay small because tokens
 that act alike in every state share a class (most of a vocabulary is one class: other text).
 
-The answer of a written turn (agents.py) matches where its closing tag stands in it: a third kind of
-states of the first automaton, with a first state for each of those tags. What stands before the tag
+The answer of a written turn (agents.py) matches where it holds its closing tag: a third kind of
+states of the first automaton, with a first state for each of those tags. What precedes the tag
 is split and looked up in the same way: a plan may name actions.
 """
 
@@ -29,18 +29,18 @@ from flax import struct
 MOST_BEGINNINGS = 8000  # of action names; each makes at most four states
 UNKNOWN, ABSENT = -1, -2  # a part that names no action; no part
 SEPARATOR = b'||'
-END = b'\x03'  # stands for the token that ends a turn
+END = b'\x03'  # the token that ends a turn
 MARKS = (b'<think>', b'</think>', b'<answer>', b'<|im_start|>', b'<|im_end|>')
 SPACE = b' \t\n\r\x0b\x0c'  # what bytes.strip() and \s of a bytes pattern take for white space
-REASONING, TAG, ANSWERING = 0, 1, 2  # text; perhaps within </think><answer>; behind it
+REASONING, TAG, ANSWERING = 0, 1, 2  # text; perhaps within </think><answer>; after it
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How an answer that acts is written behind its forced opening."""
+    """How an answer that acts is written after its forced opening."""
 
     pattern: bytes  # the regular expression of a match; its last group holds the actions
-    before: bytes | None  # opens the actions behind the reasoning; None: there is no reasoning
+    before: bytes | None  # opens the actions after the reasoning; None: there is no reasoning
     closing: bytes
     marks: tuple[bytes, ...]  # that the actions lose
     text: str  # {think} {actions}: what a demonstration writes
@@ -69,7 +69,7 @@ FORMS = {  # by what is forced in front of an answer
         text='{think}\nAction: {actions}',
     ),
 }
-OTHER = b'\0'  # stands for text that occurs in no mark and no name
+OTHER = b'\0'  # text that occurs in no mark and no name
 
 
 @struct.dataclass
@@ -150,7 +150,7 @@ def reasoning_length(table: AnswerTable, tokens: jax.Array, live: jax.Array) -> 
         return tag, table.stage[tag]
 
     first = jnp.full(tokens.shape[0], table.first_tag, jnp.int32)
-    stage = jax.lax.scan(read, first, kind.T)[1].T  # [S, R] behind each token
+    stage = jax.lax.scan(read, first, kind.T)[1].T  # [S, R] after each token
     text = live & (stage == REASONING)
     place = jnp.arange(1, tokens.shape[1] + 1)[None]
     before_tag = jnp.max(jnp.where(text, place, 0), axis=1)  # ANSWERING is never left
@@ -168,7 +168,7 @@ def parse_answer(
 ) -> tuple[bool, list[int]]:
     """(matched, parts [max_actions]) of a whole response, on the host with regular expressions.
 
-    END stands where the turn was ended by the policy.
+    END is where the policy ended the turn.
     """
     form = FORMS[opening]
     found = re.search(form.pattern, opening.encode() + response, re.DOTALL)
@@ -351,7 +351,7 @@ class _PartAutomaton:
     def effects(self, texts: list[tuple[bytes, bool]]) -> np.ndarray:
         """int16 [len(texts), P, 1 + M]: from every state, the next one and the finished parts.
 
-        A text comes with whether the answer ends behind it.
+        A text comes with whether the answer ends after it.
         """
         most = max(text.count(SEPARATOR) + closed for text, closed in texts)
         result = np.full((len(texts), len(self.step), 1 + most), ABSENT, np.int16)

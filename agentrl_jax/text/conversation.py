@@ -19,7 +19,7 @@ from agentrl_jax.text import agents
 from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.tokens import chat as chats
 
-CUT = '\n[...]\n'  # stands where the middle of an observation was
+CUT = '\n[...]\n'  # in place of the middle of an observation
 BYTES = 32  # kept of either end for each allowed token, before a long text is tokenised
 CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]+')
 
@@ -41,7 +41,7 @@ class HostTask:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What a turn shows behind the end of the turn before."""
+    """What a turn shows after the end of the turn before."""
 
     tokens: list[int]
     anchor: int  # hash of the observation, uint32
@@ -55,7 +55,7 @@ class Conversation:
     chat: chats.Chat
     answer_prefix: str  # forced in front of every answer, such as '<think>'
     max_observation: int  # tokens of a text
-    told: str = ''  # the instruction that stands in front of all items
+    told: str = ''  # the instruction in front of all items
     agent: agents.Agent = agents.ONLY_ACTS
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Conversation:
 
     @staticmethod
     def request(part: int) -> str:
-        """What stands behind an observation in front of an answer that is text."""
+        """The request between an observation and an answer that is text."""
         return f'\n{getattr(RAGEN, agents.WRITTEN[part].asks)}'
 
     @property
@@ -95,19 +95,19 @@ class Conversation:
         told = instruction in ('', self.told)
         text = observation if told else f'{plain(instruction)}\n{observation}'
         part, opening = agents.ACT if now is None else now.part, self.answer_prefix
-        before = behind = ''
+        before = after = ''
         if part != agents.ACT:
-            behind, opening = self.request(part), agents.WRITTEN[part].opening
+            after, opening = self.request(part), agents.WRITTEN[part].opening
         if now is not None and now.begins_again:
             before = RAGEN.again.format(trial=now.trial + 1)
-        text = before + text + behind
+        text = before + text + after
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
         text, long = ends_of(text, BYTES * self.max_observation)
         # In one piece with the role, for a tokenizer may merge over the newline between them
         ids = opened(text)
         over = len(ids) - role > self.max_observation
         if over:
-            mark, first, last = map(self.chat.tokenizer.encode, (CUT, before, behind))
+            mark, first, last = map(self.chat.tokenizer.encode, (CUT, before, after))
             rest = max(self.max_observation - len(mark), 0)
             end = min(max(rest // 2, len(last)), rest - len(first))  # what we say is kept whole
             ids = [*ids[: role + rest - end], *mark[: self.max_observation], *ids[len(ids) - end :]]
@@ -118,7 +118,7 @@ class Conversation:
         )
 
     def answer(self, text: str) -> list[int]:
-        """Tokens of an answer behind its forced prefix, without the end of the turn."""
+        """Tokens of an answer after its forced prefix, without the end of the turn."""
         if not text.startswith(self.answer_prefix):
             raise ValueError(
                 f'hosts.answer_prefix={self.answer_prefix!r} is not how demonstrations begin: '
@@ -137,7 +137,7 @@ def plain(text: str) -> str:
 
 
 def ends_of(text: str, most_bytes: int) -> tuple[str, bool]:
-    """(the text, or its ends of so many bytes of UTF-8 each around CUT; whether it was cut).
+    """(the text, or its ends, most_bytes of UTF-8 each, around CUT; whether it was cut).
 
     Of bytes, since a character may be many tokens: without a bound a hostile text of a megabyte
     takes seconds to tokenise.
@@ -157,11 +157,11 @@ def action_hash(action: str) -> int:
 
 
 def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) -> list[int]:
-    """What stands in front of every first observation.
+    """Tokens in front of every first observation.
 
     The instruction is part of the system message, or with `accepted` a user message that this
-    fixed answer follows. Without a system message of ours that of the checkpoint's template stands,
-    if it has one.
+    fixed answer follows. Without a system message of ours that of the checkpoint's template is
+    used, if it has one.
     """
     encode = chat.tokenizer.encode
     if not accepted:

@@ -9,7 +9,7 @@ that fits the next line. Which lines those are is tried when a table is built; w
 by side are not the tokens of each, an error names them.
 
 An observation may also be made of pieces, texts without a newline of which several make a row (a
-cell, a digit; see envs.pieces). They must be the same tokens wherever they can stand: check_rows.
+cell, a digit; see envs.pieces). They must be the same tokens wherever they can occur: check_rows.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ Ids = list[int]
 class LineTable:
     """N lines of at most W tokens, and M >= N rows that spell them."""
 
-    ids: jax.Array  # int32 [M, W]  -1 behind the end
+    ids: jax.Array  # int32 [M, W]  -1 after the end
     length: jax.Array  # int32 [M]
     kind: jax.Array | None = None  # int32 [N]  how a line begins; None: no line depends on it
     variant: jax.Array | None = None  # int32 [N, kinds]  the row that spells a line before a kind
@@ -54,8 +54,8 @@ def build_line_table(
 ) -> LineTable:
     """Table of the tokenised lines, followed by extra_rows, which are token ids already.
 
-    Every line that is no piece must be empty or end in a newline. An extra row may stand in front
-    of a line if its text ends in a newline, and behind one if it begins with a special token.
+    Every line that is no piece must be empty or end in a newline. An extra row may precede
+    a line if its text ends in a newline, and follow one if it begins with a special token.
     """
     pieces = pieces or Pieces()
     broken = [text for text in lines if text and text not in pieces.all and text[-1] != '\n']
@@ -85,7 +85,7 @@ def build_line_table(
 
 
 def check_rows(tokenizer: Any, lines: list[str], slots: list[range]) -> Pieces:
-    """The pieces among the lines of an observation, whose slots say what may stand where.
+    """The pieces among the lines of an observation, whose slots say what may be where.
 
     A row ends with the first place at which every line ends in a newline. An error names two pieces
     of a row that are other tokens side by side than apart. Tried are pairs of all places of a row,
@@ -103,8 +103,8 @@ def check_rows(tokenizer: Any, lines: list[str], slots: list[range]) -> Pieces:
     for left, right in pairs:
         _check_pieces(tokenizer, [lines[i] for i in left], [lines[i] for i in right])
     begin = {lines[i] for row in rows for i in row[0]}
-    behind = {lines[i] for row in rows for slot in row[1:] for i in slot}
-    return Pieces(frozenset(begin | behind), frozenset(behind - begin))
+    inner = {lines[i] for row in rows for slot in row[1:] for i in slot}
+    return Pieces(frozenset(begin | inner), frozenset(inner - begin))
 
 
 def _check_pieces(tokenizer: Any, lefts: list[str], rights: list[str]) -> None:
@@ -199,7 +199,7 @@ def _kinds(
 
 
 def open_end(tokenizer: Any, row: Ids) -> str:
-    """Text behind the last special token of a row of ids; a line may follow it directly."""
+    """Text after the last special token of a row of ids; a line may follow it directly."""
     pieces = tokenizer.token_bytes()
     cuts = [i for i, token in enumerate(row) if not pieces[token]]
     return tokenizer.decode(row[cuts[-1] + 1 :] if cuts else row)
@@ -212,14 +212,14 @@ def longest(table: LineTable) -> np.ndarray:
 
 
 def in_context(table: LineTable, lines: jax.Array) -> jax.Array:
-    """The rows that spell lines (int32 [R], -1 = nothing) as they stand one after another."""
+    """The rows that spell lines (int32 [R], -1 = nothing) as they follow one another."""
     if table.variant is None:
         return lines
     there = (lines >= 0) & (table.length[jnp.maximum(lines, 0)] > 0)
     count = lines.shape[0]
     at = jnp.where(there, jnp.arange(count), count)
     following = jax.lax.cummin(jnp.append(at[1:], count), reverse=True)
-    # behind the last line comes END, as before an extra row that begins with a special token
+    # the last line is followed by END, as before an extra row that begins with a special token
     after = jnp.append(lines, -1)[following]
     kind = jnp.where(after >= 0, table.kind[jnp.maximum(after, 0)], END)
     return jnp.where(lines >= 0, table.variant[jnp.maximum(lines, 0), kind], -1)
@@ -228,7 +228,7 @@ def in_context(table: LineTable, lines: jax.Array) -> jax.Array:
 def gather_lines(table: LineTable, rows: jax.Array, *, width: int) -> tuple[jax.Array, jax.Array]:
     """Concatenation of the given rows (int32 [R], -1 = nothing): (tokens int32 [width], count).
 
-    Tokens behind the count are -1; a count above width means that tokens were lost.
+    Tokens past the count are -1; a count above width means that tokens were lost.
     """
     rows = in_context(table, rows)
     length = jnp.where(rows >= 0, table.length[jnp.maximum(rows, 0)], 0)

@@ -18,8 +18,8 @@ from agentrl_jax.types import TurnStop
 
 @struct.dataclass
 class StopTable:
-    """Q states and C classes of tokens. State 0 has read nothing; in the last one a string stands,
-    and it is never left."""
+    """Q states and C classes of tokens. State 0 has read nothing; in the last one a string was
+    found, and it is never left."""
 
     token_class: jax.Array  # int32 [V]
     after: jax.Array  # int32 [C, Q]
@@ -90,7 +90,7 @@ def build_stop_table(token_bytes: Sequence[bytes], strings: Sequence[str]) -> St
 
 
 def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
-    """int32 [Q, 256]: the state behind each byte; the last state means that a string was read."""
+    """int32 [Q, 256]: the state after each byte; the last state means that a string was read."""
     held = {b''}
     for text in strings:
         held |= {text[:end] for end in range(1, len(text))}

@@ -33,15 +33,17 @@ class Offsets:
     observation: int = struct.field(pytree_node=False)
     warning: int = struct.field(pytree_node=False)
     tail: int = struct.field(pytree_node=False)
-    next_turn: int = struct.field(pytree_node=False)  # opens a user message behind a sampled end
+    next_turn: int = struct.field(pytree_node=False)  # opens a user message after a sampled end
     end_turn: int = struct.field(pytree_node=False)  # the same, and appends the missing end
-    close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer; behind
+    close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer; after
     # it the same of each written part
     asks: int = struct.field(pytree_node=False, default=-1)  # see agents
     again: int = struct.field(pytree_node=False, default=-1)
-    next_untold: int = struct.field(pytree_node=False, default=-1)  # next_turn without a reward
-    end_untold: int = struct.field(pytree_node=False, default=-1)
-    past_summary: int = struct.field(pytree_node=False, default=-1)  # see envs.history
+    next_turn_no_reward: int = struct.field(
+        pytree_node=False, default=-1
+    )  # next_turn without a reward
+    end_turn_no_reward: int = struct.field(pytree_node=False, default=-1)
+    past_summary: int = struct.field(pytree_node=False, default=-1)  # see text.history
     past_turn: int = struct.field(pytree_node=False, default=-1)
     past_action: int = struct.field(pytree_node=False, default=-1)
     past_reward: int = struct.field(pytree_node=False, default=-1)
@@ -80,7 +82,7 @@ class Episode:
     used: jax.Array  # int32 []    actions executed so far
     reward: jax.Array  # float32 []  environment reward of the previous turn
     warn: jax.Array  # bool []     the previous answer held no valid action
-    past: jax.Array  # int32 [m, P]  rows that tell the last m turns; see envs.history
+    past: jax.Array  # int32 [m, P]  rows that describe the last m turns; see text.history
     level: jax.Array  # int32 []   that every trial plays
     agent: agents.Progress
 
@@ -126,7 +128,7 @@ def play_turn(
 
     Unknown names are dropped and the rest is played. A fault (no match, an unknown name, nothing
     valid) costs format_penalty once a turn; an answer without any valid action changes nothing
-    (RAGEN). Actions behind a terminal state or the action budget are not executed. A written turn
+    (RAGEN). Actions after a terminal state or the action budget are not executed. A written turn
     is valid where it matched.
     """
     key = jax.random.fold_in(key, episode.turn)
@@ -219,7 +221,7 @@ def anchor(task: TextTask, episode: Episode) -> jax.Array:
 
     sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation, and the kind of the turn and
     its trial (fewer trials are left in a later one), and nothing else: the turn's number, the
-    actions left, the last reward and a warning also stand in a prompt and are no part of where the
+    actions left, the last reward and a warning are also in a prompt and are no part of where the
     world is.
     """
     rows = observation_lines(task, episode.state)
@@ -249,7 +251,7 @@ def opening_lines(
     opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
     row = reward_line(task, reward, at.reward)
     if task.agent.writes:
-        untold = jnp.where(sampled_end, at.next_untold, at.end_untold)
+        untold = jnp.where(sampled_end, at.next_turn_no_reward, at.end_turn_no_reward)
         opening, row = jnp.where(told, opening, untold), jnp.where(told, row, -1)
     return [opening, row]
 
@@ -472,7 +474,7 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
     told, untold = chat.user_open('Reward:\n' if style.rewards_shown() else ''), chat.user_open('')
     extra = {'next_turn': told, 'end_turn': [chat.end_id, *told]}
     if len(openings) > 1:
-        extra |= {'next_untold': untold, 'end_untold': [chat.end_id, *untold]}
+        extra |= {'next_turn_no_reward': untold, 'end_turn_no_reward': [chat.end_id, *untold]}
     extra['close'], *others = (chat.answer_open(opening) for opening in openings)
     texts = [line for family in families.values() for line in family]
     table = line_tables.build_line_table(

@@ -37,8 +37,8 @@ class Chat:
         return [*head, *self.user_open(user_start)]
 
     def default_prefix(self, user_start: str) -> list[int]:
-        """episode_prefix without a system message of ours: the checkpoint's template may put one
-        of its own there (Qwen2.5's does)."""
+        """episode_prefix without a system message of ours: the checkpoint's template may put
+        its own there (Qwen2.5's does)."""
         user = [self.start_id, *self.tokenizer.encode(f'user\n{user_start}')]
         template = self.tokenizer.chat_template
         if template is None:
@@ -54,7 +54,7 @@ class Chat:
         return [*ids[: -len(tail)], *user]
 
     def user_open(self, user_start: str) -> list[int]:
-        """From behind the <|im_end|> of an answer into the next user message."""
+        """From after the <|im_end|> of an answer into the next user message."""
         encode = self.tokenizer.encode
         return [*encode('\n'), self.start_id, *encode(f'user\n{user_start}')]
 
@@ -89,7 +89,7 @@ def _check_template(chat: Chat, template: str) -> None:
 def keeps_thoughts(template: str, source: str) -> bool:
     """Whether the template (of a source) repeats earlier answers whole, as episodes do.
 
-    Qwen3's leaves out what stands before </think>.
+    Qwen3's leaves out what comes before </think>.
     """
     answer = '<think>t</think><answer>A</answer>'
     messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]

@@ -76,7 +76,7 @@ def is_qwen2(folder: Path) -> bool:
     """Whether tokenizer.json splits and merges text by the rules of Qwen2.
 
     Of a model_type qwen2 `transformers` takes no more than vocabulary and merges from the file, so
-    a tokenizer with other rules must not stand beside one.
+    a tokenizer with other rules must not be written beside it.
     """
     spec = json.loads((folder / 'tokenizer.json').read_text(encoding='utf-8'))
     if spec['model']['type'] != 'BPE':

@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own: a template is a program of somebody else's.
+"""Renders a chat template in a separate process: a template is a program of somebody else's.
 
 Jinja's sandbox keeps it from files and from the insides of Python, but not from loops without end
 nor from gigabytes (`{{ 'x' * 10**10 }}`; repeated, padded and joined texts; loops in loops that

@@ -32,6 +32,7 @@ class Tokenizer:
 
     def __init__(
         self,
+        backend: Any,
         pieces: list[bytes],
         specials: dict[str, int],
         *,
@@ -40,7 +41,12 @@ class Tokenizer:
         chat_template: str | None,
         source: str,
     ):
-        """pieces: bytes of every id, b'' for special and unused ids; pad, eos: as declared."""
+        """backend: a tokenizers.Tokenizer that takes special tokens in a text for text.
+
+        pieces: bytes of every id, b'' for special and unused ids; pad, eos: as declared.
+        """
+        backend.encode_special_tokens = True
+        self._backend = backend
         self._pieces = pieces
         self._specials = specials
         self._special_names = {i: name for name, i in specials.items()}
@@ -85,7 +91,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """encode() of each text."""
-        raise NotImplementedError
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def to_json(self) -> str:
         """The content of a tokenizer.json that gives the same ids."""
@@ -111,8 +118,6 @@ class BytePairTokenizer(Tokenizer):
         """backend: a tokenizers.Tokenizer whose special added tokens are marked as special."""
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = True  # split special tokens in text like any other text
-        self._backend = backend
         added = backend.get_added_tokens_decoder()
         specials = {token.content: i for i, token in added.items() if token.special}
         vocab = backend.get_vocab(with_added_tokens=True)
@@ -126,11 +131,7 @@ class BytePairTokenizer(Tokenizer):
                 pieces[i] = _piece_bytes(text, byte_of)
             elif not added[i].special:
                 pieces[i] = text.encode()
-        super().__init__(pieces, specials, source=source, **declared)
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        super().__init__(backend, pieces, specials, source=source, **declared)
 
     def to_json(self) -> str:
         return self._backend.to_str()
@@ -158,7 +159,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if (path / 'tokenizer.json').exists():
             return _load_folder(path)
         if (path / 'tokenizer.model').exists():
-            return _load_sentencepiece(path / 'tokenizer.model', str(path))
+            return _load_sentencepiece(path / 'tokenizer.model', path)
         raise ValueError(f'{path}: no tokenizer.json (or SentencePiece tokenizer.model) in it')
     if not path.exists():
         raise ValueError(
@@ -170,7 +171,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
         return gguf_tokenizer.load(path)
     if path.suffix == '.model':
-        return _load_sentencepiece(path, str(path))
+        return _load_sentencepiece(path, path)
     raise ValueError(f'{path}: not a folder, a .gguf or a SentencePiece .model file')
 
 
@@ -183,10 +184,10 @@ def _hub_name(path: Path) -> str:
     return given if re.fullmatch(r'\w[\w.-]*/[\w.-]+', given) else '<owner>/<name>'
 
 
-def _load_sentencepiece(path: Path, source: str) -> Tokenizer:
+def _load_sentencepiece(file: Path, source: Path) -> Tokenizer:
     from agentrl_jax.tokens import unigram
 
-    return unigram.load_model(path.read_bytes(), source)
+    return unigram.load_model(file.read_bytes(), str(source))
 
 
 def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -224,9 +225,8 @@ class library_errors:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if kind is Exception or (kind is not None and kind.__name__ == 'PanicException'):
-            raise ValueError(
-                f'{self.source}: no tokenizer ({files.in_line(str(error))})'
-            ) from error
+            reason = files.in_line(str(error))
+            raise ValueError(f'{self.source}: no tokenizer ({reason})') from error
 
 
 def _read_json(path: Path) -> dict:

@@ -48,21 +48,17 @@ class UnigramTokenizer(Tokenizer):
         """spec: the content of a tokenizer.json as `spec_of` writes it."""
         self._spec = spec
         with library_errors(source):
-            self._backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
-        self._backend.encode_special_tokens = True  # split special tokens in text like other text
+            backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
         specials = {token['content']: token['id'] for token in spec['added_tokens']}
         pieces = [text for text, _ in spec['model']['vocab']]
         silent = {*specials, pieces[spec['model']['unk_id']]}
         super().__init__(
+            backend,
             [b'' if piece in silent else _bytes(piece) for piece in pieces],
             specials,
             source=source,
             **declared,
         )
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
 
     def to_json(self) -> str:
         return json.dumps(self._spec, ensure_ascii=False)

@@ -226,7 +226,8 @@ def search_symbols() -> list[str]:
 
 def search_corpus() -> list[str]:
     """Names of the regions that are trained on, of one word."""
-    items = search.items('train', hops=(1,), about=(countries.REGION,), longest_name=12)
+    asked = search.SearchEnvironment(hops=(1,), about=(countries.REGION,), longest_name=12)
+    items = asked.our_items('train')
     return [search.bank()[item].subject for item in items]
 
 

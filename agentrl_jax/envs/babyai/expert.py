@@ -141,7 +141,7 @@ def arrived(state: Any, end: tuple) -> bool:
 
 
 def cells(state: EnvState) -> list[list[str]]:
-    """What stands where, row by row: walls, things, the agent."""
+    """What is where, row by row: walls, things, the agent."""
     state = jax.tree.map(np.asarray, state)
     walls = (state.rows[:, None] >> np.arange(rules.REACH, rules.REACH + SIDE)) & 1  # [y, x]
     words = [['wall' if wall else 'empty' for wall in row] for row in walls]

@@ -38,7 +38,7 @@ MOST_DOORS = 8  # in sight at once: walls of rooms are at least four cells apart
 
 
 def _blocks(first: int, families: tuple[tuple[str, int], ...]) -> dict[str, range]:
-    """Ranges of numbers, one behind the other, for `count` names with NUMBERS numbers each."""
+    """Ranges of numbers, one after another, for `count` names with NUMBERS numbers each."""
     ranges = {}
     for family, count in families:
         ranges[family] = range(first, first + count * NUMBERS)

@@ -116,7 +116,7 @@ def start_pose() -> tuple:
     return jnp.int32(START[0]), jnp.int32(START[1]), jnp.int32(0)
 
 
-LAST_FIRST = (RIGHT, LEFT, FORWARD)  # the order in which `steps` of way_to are to be followed
+LAST_FIRST = (RIGHT, LEFT, FORWARD)  # the order in which `steps` of way_to are followed
 
 
 def way_to(place: jax.Array, free: jax.Array, *, enter: jax.Array) -> jax.Array:

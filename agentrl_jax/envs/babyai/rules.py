@@ -1,6 +1,6 @@
 """MiniGrid's dynamics and view for BabyAI, as pure functions of one state (minigrid 3.2.0).
 
-Objects are numbers: where each one lies, what it is called and, if it is a door, how it stands. The
+Objects are numbers: where each one lies, what it is called and, if it is a door, its state. The
 map itself holds only walls, as bits. All functions are for one level and are vmapped by callers.
 """
 
@@ -120,7 +120,7 @@ class View:
 
 
 def view(state: EnvState) -> View:
-    """minigrid's 7 x 7 view behind its occlusion (Grid.process_vis).
+    """minigrid's 7 x 7 view after its occlusion (Grid.process_vis).
 
     The carried object, which minigrid draws at the agent's place, is not in it.
     """

@@ -64,7 +64,7 @@ def short_ids(state: EnvState, *, most: int, numbered: bool) -> jax.Array:
 
 
 def short_slots(clauses: np.ndarray, *, most: int, numbered: bool) -> list[range]:
-    """For each place of short_ids the lines that may stand there; clauses int [levels, 4]."""
+    """For each place of short_ids the lines that it may hold; clauses int [levels, 4]."""
     lines = short_lines(numbered)
     refused = lines.slots['refused'] if numbered else range(0)
     goal = sight.goal_slots(lines, clauses, ordered=True)
@@ -150,7 +150,7 @@ def long_ids(state: EnvState, *, most: int, agentgym: bool) -> jax.Array:
 
 
 def long_slots(clauses: np.ndarray, *, most: int, agentgym: bool) -> list[range]:
-    """For each place of long_ids the lines that may stand there."""
+    """For each place of long_ids the lines that it may hold."""
     lines = long_lines(agentgym)
     slots = lines.slots
     actions = 3 + 2 * most + macros.MOST_DOORS

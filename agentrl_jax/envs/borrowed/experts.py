@@ -61,7 +61,7 @@ def _worth(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def slid(board: np.ndarray, action: int) -> np.ndarray:
-    """Boards [N, 4, 4] of exponents behind Left, Up, Right or Down, without the new tile."""
+    """Boards [N, 4, 4] of exponents after Left, Up, Right or Down, without the new tile."""
     rows = _packed(np.rot90(board, action, (1, 2)).reshape(-1, 4))
     for i in range(3):
         meet = (rows[:, i] > 0) & (rows[:, i] == rows[:, i + 1])

@@ -150,7 +150,7 @@ class FrozenLake(TextEnvironment):
         return (tile == GOAL) | (tile == HOLE)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """The player stands on the goal."""
+        """The player is on the goal."""
         return self._tile(state) == GOAL
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:

@@ -47,7 +47,7 @@ class Quirks:
     truth: bool = False  # the reward is true where a goal is met; elsewhere that is no number
     running: bool = False  # the reward is a score so far: steps get its differences
     last_only: bool = False  # a reward counts only with the last step
-    bounds: tuple[float, float] = (-1e6, 1e6)  # of what stands in the reward's field
+    bounds: tuple[float, float] = (-1e6, 1e6)  # of what is in the reward's field
     solved_above: float = 0.99  # score; AgentEvol's thresholds where it has one
     faults: tuple[str, ...] = ()  # texts of 200s that are none
     closes: bool = True  # /close exists

@@ -23,7 +23,7 @@ def whole(text: str) -> str:
 
 
 def only_action(text: str) -> str:
-    """The line behind the one `Action:`, of letters, digits, commas and single blanks alone."""
+    """The line after the one `Action:`, of letters, digits, commas and single blanks alone."""
     found = re.findall(r'Action:\s*(.*?)(?=\n|$)', text, re.DOTALL)
     if len(found) > 1:
         raise Unreadable(
@@ -34,7 +34,7 @@ def only_action(text: str) -> str:
 
 
 def last_action(text: str) -> str:
-    """All behind the last `Action:`; without it nothing, or everything that holds a web action."""
+    """All after the last `Action:`; without it nothing, or everything that holds a web action."""
     head, mark, tail = text.rpartition('Action:')
     if mark:
         return tail.strip()
@@ -42,7 +42,7 @@ def last_action(text: str) -> str:
 
 
 def first_action(text: str) -> str:
-    """Behind the first `Action:` up to the second one, or everything."""
+    """After the first `Action:` up to the second one, or everything."""
     parts = text.split('Action:')
     return parts[min(1, len(parts) - 1)].strip()
 
@@ -63,7 +63,7 @@ def with_backticks(text: str) -> str:
 
 
 def in_backticks(text: str) -> str:
-    """What stands in the first pair of triple backticks."""
+    """What is in the first pair of triple backticks."""
     return re.search('```(.*?)```', with_backticks(text), re.DOTALL)[1].strip()
 
 

@@ -102,7 +102,7 @@ def spaced(ids: Any) -> str:
     lines, text = lines_of_the_world(), ''
     for line in (lines[i].rstrip('\n') for i in jax.device_get(ids) if i >= 0):
         if line.startswith(HEADERS) and text:
-            text = f'{text.rstrip()}\n'  # behind the goal
+            text = f'{text.rstrip()}\n'  # after the goal
         if line.startswith(MENU[1:]):
             text = f'{text.rstrip()}\n'
         before = '\n ' if line == COMPLETED else ''

@@ -16,54 +16,50 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.connection import number_of, parsed, split, text_of, truth_of
-from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
+from agentrl_jax.envs.hosts.world import LARGEST, Reply, WorldDown, WorldError, shown
 from agentrl_jax.settings.marks import MANY, POSITIVE
 
 ROOM = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
+MOST_BYTES = 2**20  # of a message
 OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session lives on after these
+
+
+@dataclasses.dataclass(frozen=True)
+class Play:
+    """Of a session."""
+
+    url: str = ''  # of the server: http://host:port
+    action_field: str = ''  # of its Action that takes what the policy writes
+    observation_field: str = ''  # of its Observation that is shown; '' = all of it, as JSON
+    item_field: str = 'seed'  # of reset that takes the item
+    instruction: str = ''  # what the task is
+    deterministic: bool = False  # the same item and actions give the same replies
+    errors_are_shown: bool = False  # what an action raises there is an observation, and no fault
+    timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call
 
 
 class OpenEnv:
     """One session; opened by the first reset, kept over episodes until it fails."""
 
-    def __init__(
-        self,
-        url: str,  # of the server: http://host:port
-        *,
-        action_field: str,  # of its Action that takes the policy's text
-        observation_field: str = '',  # of its Observation that is shown; '': all of it, as JSON
-        item_field: str = 'seed',  # of reset that takes the item
-        reset: dict | None = None,  # further fields of reset
-        action: dict | None = None,  # further fields of each action
-        instruction: str = '',
-        deterministic: bool = False,
-        errors_are_shown: bool = False,  # what an action raises there is an observation, no fault
-        bounds: tuple[float, float] = (-1e6, 1e6),  # of a reward
-        timeout_s: float = 60.0,  # of a call
-        most_bytes: int = 2**20,  # of a message
-    ):
-        scheme = split(url, ('http', 'https', 'ws', 'wss')).scheme
-        place = url.rstrip('/').partition('://')[2]
+    def __init__(self, play: Play):
+        scheme = split(play.url, ('http', 'https', 'ws', 'wss')).scheme
+        place = play.url.rstrip('/').partition('://')[2]
         self._address = f'{scheme.replace("http", "ws")}://{place}/ws'
         self.url = shown(self._address)  # in errors
-        self.instruction, self.deterministic = instruction, deterministic
-        self.action_field, self.observation_field = action_field, observation_field
-        self.item_field, self.errors_are_shown = item_field, errors_are_shown
-        self.more_reset, self.more_action = dict(reset or {}), dict(action or {})
-        self.bounds, self.timeout_s, self.most_bytes = bounds, timeout_s, most_bytes
+        self.play, self.instruction, self.deterministic = play, play.instruction, play.deterministic
         self._session: Any = None
         self._opened = contextlib.ExitStack()
 
     def reset(self, item: int) -> str:
         if self._session is None:
             self._open()
-        data = self._ask('reset', {self.item_field: item, **self.more_reset})
+        data = self._ask('reset', {self.play.item_field: item})
         return self._shown('reset', data)
 
     def step(self, action: str) -> Reply:
         if self._session is None:
             raise WorldError('step: the session has failed or was never reset')
-        data = self._ask('step', {self.action_field: action, **self.more_action})
+        data = self._ask('step', {self.play.action_field: action})
         if 'code' in data:
             return Reply(text_of(data['message'], 'step'), success=False, valid=False)
         with self._ending():
@@ -71,7 +67,7 @@ class OpenEnv:
                 raise WorldError(f'step: no done in {data!r:.200}')
             done = truth_of(data['done'], 'step')
             given = data['reward'] if 'reward' in data else None
-            reward = 0.0 if given is None else number_of(given, self.bounds, 'step')
+            reward = 0.0 if given is None else number_of(given, (-LARGEST, LARGEST), 'step')
         return Reply(self._shown('step', data), reward=reward, done=done)
 
     def close(self) -> None:
@@ -90,9 +86,9 @@ class OpenEnv:
         try:
             opening = connect(
                 self._address,
-                open_timeout=self.timeout_s,
+                open_timeout=self.play.timeout_s,
                 close_timeout=2,
-                max_size=self.most_bytes,
+                max_size=MOST_BYTES,
                 compression=None,
             )
             self._session = self._opened.enter_context(opening)
@@ -109,7 +105,7 @@ class OpenEnv:
             yield
             whole = True
         except TimeoutError:
-            raise WorldError(f'{self.url}: no answer within {self.timeout_s:g} s') from None
+            raise WorldError(f'{self.url}: no answer within {self.play.timeout_s:g} s') from None
         except (OSError, WebSocketException) as error:
             raise WorldError(f'{self.url}: {error!r}'[:400]) from error
         finally:
@@ -123,14 +119,14 @@ class OpenEnv:
         with self._ending():
             with contextlib.suppress(ConnectionClosed):  # a full server says so and closes
                 self._session.send(json.dumps({'type': kind, 'data': data}, allow_nan=False))
-            told = parsed(self._session.recv(timeout=self.timeout_s), kind)
+            told = parsed(self._session.recv(timeout=self.play.timeout_s), kind)
             if not isinstance(told, dict) or not isinstance(told.get('data'), dict):
                 raise WorldError(f'{kind}: no message of OpenEnv: {told!r:.200}')
             answer, said = told['data'], told.get('type')
             code = answer.get('code') if said == 'error' else None
             if code == ROOM:
                 raise WorldDown(f'{self.url}: {answer.get("message")!s:.200}')
-            shown = self.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
+            shown = self.play.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
             if said != 'observation' and not shown:
                 raise WorldError(f'{kind}: {answer!r:.400}')
             return answer
@@ -138,36 +134,27 @@ class OpenEnv:
     def _shown(self, kind: str, data: dict) -> str:
         with self._ending():
             seen = data.get('observation')
-            if not self.observation_field:
+            field = self.play.observation_field
+            if not field:
                 return json.dumps(seen, ensure_ascii=False)
-            if not isinstance(seen, dict) or self.observation_field not in seen:
-                raise WorldError(f'{kind}: no {self.observation_field} in {seen!r:.200}')
-            return text_of(seen[self.observation_field], kind)
+            if not isinstance(seen, dict) or field not in seen:
+                raise WorldError(f'{kind}: no {field} in {seen!r:.200}')
+            return text_of(seen[field], kind)
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenEnvEnvironment(HostEnvironment):
+class OpenEnvEnvironment(Play, HostEnvironment):
     """Any environment of OpenEnv behind a server."""
 
-    url: str = ''  # of the server: http://host:port
-    action_field: str = ''  # of its Action that takes what the policy writes
-    observation_field: str = ''  # of its Observation that is shown; '' = all of it, as JSON
-    item_field: str = 'seed'  # of reset that takes the item
-    instruction: str = ''  # what the task is
-    deterministic: bool = False  # the same item and actions give the same replies
-    errors_are_shown: bool = False  # what an action raises there is an observation, and no fault
     num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
-    timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call
 
-    name, here = 'openenv', False
+    name, here = 'openenv', False  # Play comes first: its instruction is a field
 
     def check(self) -> None:
         importlib.import_module('websockets')
 
     def make(self) -> OpenEnv:
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del settings['num_items']
-        return OpenEnv(**settings)
+        return OpenEnv(self)
 
     def item_range(self, split: str) -> np.ndarray:
         return hashed(range(self.num_items), split)

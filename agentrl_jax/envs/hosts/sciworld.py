@@ -14,10 +14,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import json
 import os
-import pathlib
 import shutil
 import tempfile
 import threading
@@ -30,7 +28,7 @@ from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import hashed
 from agentrl_jax.envs.hosts.served import Served, checked
-from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
 from agentrl_jax.settings.marks import ONE
 
 # AgentGym's tasks in its order and how many variations each has; item = how many come before.
@@ -80,12 +78,9 @@ def games(shifted: bool = False) -> tuple[tuple[str, int], ...]:
 
 
 def jar() -> str:
-    found = importlib.util.find_spec('scienceworld')  # does not import it
-    if found is None or importlib.util.find_spec('py4j') is None:
-        raise ModuleNotFoundError(
-            'SciWorld is the package scienceworld with py4j: pip install scienceworld==1.2.3'
-        )
-    return str(pathlib.Path(found.submodule_search_locations[0]) / 'scienceworld.jar')
+    missing = 'SciWorld is the package scienceworld with py4j: pip install scienceworld==1.2.3'
+    package_folder('py4j', missing)
+    return str(package_folder('scienceworld', missing) / 'scienceworld.jar')
 
 
 def java() -> str:
@@ -266,7 +261,7 @@ class SciWorld:
 class SciWorldPlayer(Read):
     """ScienceWorld with the simulator's path to the end of the game beside it.
 
-    The path is not found anew: behind a step aside it goes on where it was, and may lead nowhere.
+    The path is not found anew: after a step aside it goes on where it was, and may lead nowhere.
     Random play takes any of its actions.
     """
 

@@ -6,13 +6,13 @@ import functools
 import importlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from agentrl_jax.envs.hosts import agentgym
-from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
+from agentrl_jax.envs.hosts import agentgym, workers
+from agentrl_jax.envs.hosts.agentgym import AgentGym, Quirks, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.connection import token_in
@@ -75,7 +75,7 @@ class Remote(HostEnvironment, Calls):
     def addresses(self) -> tuple[str, ...]:
         return self.urls
 
-    def connect(self, env: str) -> AgentGym:
+    def connect(self, env: str, quirks: Quirks | None = None) -> AgentGym:
         """A world of the servers, which call its kind `env`."""
         with ONE_AT_A_TIME:
             servers = shared(self.addresses())
@@ -85,6 +85,7 @@ class Remote(HostEnvironment, Calls):
             instruction=self.instruction,
             token=token_in(self.token),
             timeout_s=self.timeout_s,
+            quirks=quirks,
         )
 
     def item_range(self, split: str) -> np.ndarray:
@@ -136,10 +137,20 @@ class Served(Remote):
     room: Annotated[int, ONE] = 64  # worlds in each of them
 
     WORLD: ClassVar[Any]  # class; its PLAY is the dataclass of its keywords
+    PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, by the field prompt
+    QUIRKS: ClassVar[Quirks | None] = None  # None: those of its name in agentgym.ENVIRONMENTS
+
+    @property
+    def instruction(self) -> str:
+        return self.PROMPTS[self.prompt]
+
+    @property
+    def quirks(self) -> Quirks:
+        return self.QUIRKS or agentgym.ENVIRONMENTS[self.name]
 
     @property
     def accepted(self) -> str:
-        return agentgym.ENVIRONMENTS[self.name].accepted
+        return self.quirks.accepted
 
     def settings(self) -> dict:
         """Keywords of the world."""
@@ -164,7 +175,8 @@ class Served(Remote):
 
     def needs(self) -> None:
         """As check, of a world in a process of this machine."""
-        self.WORLD.check()
+        if hasattr(self.WORLD, 'check'):
+            self.WORLD.check()
 
     def world(self) -> Any:
         """A world of this process, which takes bare actions."""
@@ -172,13 +184,15 @@ class Served(Remote):
 
     def near(self) -> World:
         """A world of this process."""
-        return Read(self.world(), agentgym.ENVIRONMENTS[self.name].reader)
+        return Read(self.world(), self.quirks.reader)
 
     def addresses(self) -> tuple[str, ...]:
         if self.urls:
             return self.urls
         settings = json.dumps(self.settings(), sort_keys=True)
-        return (launched(self.name, settings, self.launch, self.room).url,)
+        place = f'{self.WORLD.__module__}:{self.WORLD.__name__}'
+        kind = self.name if self.name in workers.WORLDS else place
+        return (launched(kind, settings, self.launch, self.room).url,)
 
     def make(self) -> World:
-        return self.connect(self.name) if self.urls or self.launch else self.near()
+        return self.near() if self.here else self.connect(self.name, self.quirks)

@@ -32,8 +32,8 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, NoReturn
 
 import fastapi
 import pydantic
@@ -42,6 +42,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from agentrl_jax.envs.hosts import gate
 from agentrl_jax.envs.hosts.gate import Refused, refusal
 from agentrl_jax.envs.hosts.workers import Worker, WorkerDied
+from agentrl_jax.settings import tree
+from agentrl_jax.settings.marks import In
 
 FINISHED = {'textcraft': False}  # whether a step after the end is an error; AgentGym's usual rule
 SWEEP_S = 0.5
@@ -79,50 +81,30 @@ class Indexed(pydantic.BaseModel):
     env_idx: int
 
 
-class IndexedReset(Indexed):
-    id: int
-
-
-class IndexedSession(Indexed):
-    session_id: int | None = None
-
-
-class IndexedTask(Indexed):
-    idx: int
-
-
 class IndexedStep(Indexed):
     action: str
 
 
-BOUNDS = {  # of Limits
-    'workers': (1, 1024),
-    'worlds': (1, 65536),
-    'lease_s': (0.1, 7 * 86400),
-    'step_s': (0.1, 86400),
-    'most_chars': (1, 2**26),
-    'most_bytes': (1024, 2**28),
-    'worker_mb': (64, 2**24),  # Python and a small world
-    'start_s': (0.1, 86400),
-}
+DAY_S = 86400
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    workers: int = 1  # processes
-    worlds: int = 64  # open in each
-    lease_s: float = 600.0  # a world that nobody calls for so long is closed
-    step_s: float = 60.0  # of a reset or step; one that takes longer is lost
-    most_chars: int = 2**20  # of an observation
-    most_bytes: int = 2**20  # of a request
-    worker_mb: float = 4096.0  # resident; a worker above it is started again
-    start_s: float = 60.0  # for a worker to be ready
+    workers: Annotated[int, In(1, 1024)] = 1  # processes
+    worlds: Annotated[int, In(1, 65536)] = 64  # open in each
+    lease_s: Annotated[float, In(0.1, 7 * DAY_S)] = (
+        600.0  # until a world that nobody calls is closed
+    )
+    step_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # of a reset or step; a later one is lost
+    most_chars: Annotated[int, In(1, 2**26)] = 2**20  # of an observation
+    most_bytes: Annotated[int, In(1024, 2**28)] = 2**20  # of a request
+    worker_mb: Annotated[float, In(64, 2**24)] = 4096.0  # resident; above, it is started again
+    start_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # for a worker to be ready
 
     def __post_init__(self):
-        for name, (least, most) in BOUNDS.items():
-            value = getattr(self, name)
-            if not least <= value <= most:  # not so for nan either
-                raise ValueError(f'--{name}={value} must be in {least}..{most}')
+        for name, (_, marks) in tree.hints(Limits).items():
+            if not marks[In].holds(getattr(self, name)):
+                raise ValueError(f'--{name}={getattr(self, name)} must be {marks[In]}')
 
 
 @dataclasses.dataclass
@@ -339,7 +321,7 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
     app.state.worlds = worlds
 
     if env in BY_INDEX:
-        BY_INDEX[env](app, worlds)  # the first route of a path is taken
+        BY_INDEX[env].add(app, worlds)  # the first route of a path is taken
 
     @app.get('/')
     async def hello() -> str:
@@ -399,93 +381,83 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
     return app
 
 
-def add_searchqa(app: fastapi.FastAPI, worlds: Worlds) -> None:
-    """The calls of AgentGym's client of SearchQA, which names things in its own way."""
-    add_indexed(app, worlds)
+@dataclasses.dataclass(frozen=True)
+class ByIndex:
+    """The calls of one of AgentGym's clients that name a world by env_idx."""
 
-    @app.post('/reset')
-    async def reset(body: IndexedReset) -> str:
-        worlds.counts['resets'] += 1
-        return (await worlds.reset(body.env_idx, body.id))['observation']
+    item: str  # field of /reset that takes the item
+    first: Callable[[dict], Any]  # what /reset answers
+    stepped: Callable[[dict], dict]  # what /step answers
+    created: Callable[[int], Any] = int  # what /create answers
+    item_needed: bool = True  # else that of the world's number
+    looks: tuple[str, ...] = ()  # what GET tells of the last reply besides its observation
 
-    @app.post('/step')
-    async def step(body: IndexedStep) -> dict:
-        worlds.counts['steps'] += 1
-        told = await worlds.step(body.env_idx, body.action)
-        return {name: told[name] for name in ('observation', 'reward', 'done')} | {'info': None}
+    def add(self, app: fastapi.FastAPI, worlds: Worlds) -> None:
+        item = (int, ...) if self.item_needed else (int | None, None)
+        IndexedReset = pydantic.create_model('IndexedReset', __base__=Indexed, **{self.item: item})
 
+        @app.post('/create')
+        async def create():
+            worlds.counts['created'] += 1
+            return self.created((await worlds.create(None))[0])
 
-def add_webshop(app: fastapi.FastAPI, worlds: Worlds) -> None:
-    """The calls of AgentGym's client of WebShop."""
-    add_indexed(app, worlds)
+        @app.post('/reset')
+        async def reset(body: IndexedReset):
+            worlds.counts['resets'] += 1
+            item = getattr(body, self.item)
+            return self.first(
+                await worlds.reset(body.env_idx, body.env_idx if item is None else item)
+            )
 
-    @app.post('/reset')
-    async def reset(body: IndexedSession) -> list:
-        worlds.counts['resets'] += 1
-        item = body.env_idx if body.session_id is None else body.session_id
-        return [(await worlds.reset(body.env_idx, item))['observation'], None]
+        @app.post('/step')
+        async def step(body: IndexedStep):
+            worlds.counts['steps'] += 1
+            return self.stepped(await worlds.step(body.env_idx, body.action))
 
-    @app.post('/step')
-    async def step(body: IndexedStep) -> dict:
-        worlds.counts['steps'] += 1
-        told = await worlds.step(body.env_idx, body.action)
-        named = {'state': told['observation'], 'reward': told['reward'], 'done': told['done']}
-        return named | {'info': None}
+        def told(name: str) -> Callable:
+            async def look(env_idx: int):
+                return worlds.told(env_idx)[name]
 
-    @app.get('/available_actions')
-    async def available_actions(env_idx: int) -> dict:
-        return worlds.told(env_idx)['available_actions']
+            return look
 
-    @app.get('/instruction_text')
-    async def instruction_text(env_idx: int) -> str:
-        return worlds.told(env_idx)['instruction_text']
+        for name in ('observation', *self.looks):
+            app.get(f'/{name}')(told(name))
 
-
-def add_webarena(app: fastapi.FastAPI, worlds: Worlds) -> None:
-    """The calls of AgentGym's client of WebArena."""
-
-    @app.post('/create')
-    async def create() -> dict:
-        worlds.counts['created'] += 1
-        return {'env_idx': (await worlds.create(None))[0]}
-
-    @app.post('/reset')
-    async def reset(body: IndexedTask) -> dict:
-        worlds.counts['resets'] += 1
-        told = await worlds.reset(body.env_idx, body.idx)
-        return {name: told[name] for name in ('observation', 'sites', 'object')}
-
-    @app.post('/step')
-    async def step(body: IndexedStep) -> dict:
-        worlds.counts['steps'] += 1
-        told = await worlds.step(body.env_idx, body.action)
-        named = {name: told[name] for name in ('observation', 'reward')}
-        return named | {'terminated': told['done'], 'truncated': False, 'info': {}}
-
-    add_looks(app, worlds)
+        @app.post('/close')
+        async def close(body: Indexed) -> bool:
+            return worlds.close(body.env_idx)
 
 
-def add_indexed(app: fastapi.FastAPI, worlds: Worlds) -> None:
-    """Calls in which the number of a world is env_idx."""
-
-    @app.post('/create')
-    async def create() -> int:
-        worlds.counts['created'] += 1
-        return (await worlds.create(None))[0]
-
-    add_looks(app, worlds)
-
-
-def add_looks(app: fastapi.FastAPI, worlds: Worlds) -> None:
-    """The last page again, and the end."""
-
-    @app.get('/observation')
-    async def observation(env_idx: int) -> str:
-        return worlds.told(env_idx)['observation']
-
-    @app.post('/close')
-    async def close(body: Indexed) -> bool:
-        return worlds.close(body.env_idx)
-
-
-BY_INDEX = {'searchqa': add_searchqa, 'webshop': add_webshop, 'webarena': add_webarena}
+BY_INDEX = {
+    'searchqa': ByIndex(
+        item='id',
+        first=lambda told: told['observation'],
+        stepped=lambda told: (
+            {name: told[name] for name in ('observation', 'reward', 'done')} | {'info': None}
+        ),
+    ),
+    'webshop': ByIndex(
+        item='session_id',
+        item_needed=False,
+        first=lambda told: [told['observation'], None],
+        stepped=lambda told: {
+            'state': told['observation'],
+            'reward': told['reward'],
+            'done': told['done'],
+            'info': None,
+        },
+        looks=('available_actions', 'instruction_text'),
+    ),
+    'webarena': ByIndex(
+        item='idx',
+        created=lambda number: {'env_idx': number},
+        first=lambda told: {name: told[name] for name in ('observation', 'sites', 'object')},
+        stepped=lambda told: {
+            'observation': told['observation'],
+            'reward': told['reward'],
+            'terminated': told['done'],
+            'truncated': False,
+            'info': {},
+        },
+    ),
+}

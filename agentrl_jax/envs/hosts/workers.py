@@ -1,8 +1,8 @@
 """Processes that hold a server's worlds: one thread a world, JSON lines over their pipes.
 
 A worker is started by `Worker`, which speaks to it from an event loop, and ends when its input
-does, however its server died: with its worlds and all that they have started, for a worker leads a
-process group of its own.
+does, however its server died: with its worlds and all that they have started, since a worker leads
+its own process group.
 """
 
 import asyncio

@@ -5,7 +5,9 @@ closes it; it may block for as long as it likes. It knows no token and no model.
 """
 
 import dataclasses
+import importlib.util
 import numbers
+import pathlib
 import queue
 import re
 import threading
@@ -37,8 +39,16 @@ def shown(text: str) -> str:
     return LOGIN.sub('://', UNPRINTED.sub(lambda found: spelled(found[0]), text))
 
 
+def package_folder(name: str, missing: str) -> pathlib.Path:
+    """The folder of an installed package, which is not imported; ModuleNotFoundError(missing)."""
+    found = importlib.util.find_spec(name)
+    if found is None:
+        raise ModuleNotFoundError(missing)
+    return pathlib.Path(found.submodule_search_locations[0])
+
+
 class WorldError(RuntimeError):
-    """The world failed: no answer of the policy is to blame, and none is to be trained on.
+    """The world failed: no answer of the policy is to blame, and none must be trained on.
 
     Where the world is deterministic, a fresh one is given the actions so far and asked again; where
     it is not, or fails again and again, the episode ends with EpisodeStop.ENV_ERROR. What it says
@@ -50,7 +60,7 @@ class WorldError(RuntimeError):
 
 
 class WorldDown(WorldError):
-    """Nobody answers or nobody has room: refused connections, full servers.
+    """Unreachable or full: refused connections, full servers.
 
     Nothing has happened, so it does not count as a try; the world is asked again later, for as long
     as the run allows.
@@ -95,7 +105,7 @@ class World(Protocol):
         """What the policy wrote, as text, and what the world says to it. Never sent twice."""
 
     def close(self) -> None:
-        """Gives everything back; may be called more than once."""
+        """Releases all resources; idempotent."""
 
 
 class Foreign:

@@ -23,7 +23,7 @@ PEOPLE = (
     'Tailor',
     'Teacher',
 )
-EMPTY = -1  # what stands in the place of a card that does not exist
+EMPTY = -1  # in the place of a card that does not exist
 TRIES = 2000  # tables drawn for one level before the pool counts as exhausted
 
 

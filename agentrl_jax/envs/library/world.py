@@ -265,7 +265,7 @@ class Library(TextEnvironment):
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
     ) -> np.ndarray:
-        """Exact: who never guesses solves a level if an action is left behind its lookups."""
+        """Exact: who never guesses solves a level if an action is left after its lookups."""
         return np.asarray(params.hops)[None] < np.asarray(budgets)[:, None]
 
 

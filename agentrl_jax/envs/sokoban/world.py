@@ -156,7 +156,7 @@ class Sokoban(TextEnvironment):
         return self.success(state, params)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """Every box stands on a target."""
+        """Every box is on a target."""
         return self._on_target(state) == self.num_boxes
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:

@@ -14,13 +14,13 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 import pathlib
 from collections.abc import Iterator
 
 from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.search.questions import Question
+from agentrl_jax.envs.hosts.world import package_folder
 from agentrl_jax.envs.splits import level_split
 
 # Of countryinfo 1.0.1
@@ -83,12 +83,10 @@ class Country:
 
 
 def packaged() -> pathlib.Path:
-    found = importlib.util.find_spec('countryinfo')  # does not import it
-    if found is None:
-        raise ModuleNotFoundError(
-            'questions about countries need the package countryinfo: pip install countryinfo==1.0.1'
-        )
-    return pathlib.Path(found.submodule_search_locations[0]) / 'data'
+    missing = (
+        'questions about countries need the package countryinfo: pip install countryinfo==1.0.1'
+    )
+    return package_folder('countryinfo', missing) / 'data'
 
 
 def read_country(content: str) -> Country | None:

@@ -35,12 +35,12 @@ class Dialect:
     question: str  # first observation
     read: Callable[[str], Act]
     result: str  # observation of a call
-    show: Callable[[Hits], str]  # what stands in it
+    show: Callable[[Hits], str]  # what is in it
     topk: int  # documents of a result
     invalid: str  # said to neither a call nor an answer
     right: str = ''  # said to answers
     wrong: str = ''
-    thought: str = '<{tag}>{text}</{tag}>'  # what stands around a thought and a call
+    thought: str = '<{tag}>{text}</{tag}>'  # what is around a thought and a call
     call: Callable[[str], str] = str
 
     def searching(self, query: str) -> str:

@@ -10,7 +10,7 @@ a query is not found.
 """
 
 import functools
-import importlib.util
+import importlib
 import json
 import logging
 import pathlib
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl_jax.envs.hosts.connection import Connection, text_of
-from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.envs.hosts.world import WorldError, package_folder
 
 Document = dict[str, Any]  # id, contents
 
@@ -59,10 +59,8 @@ def words(text: str) -> list[str]:
 
 def check() -> None:
     """A ModuleNotFoundError where an index cannot be had."""
-    if importlib.util.find_spec('bm25s') is None:
-        raise ModuleNotFoundError(
-            'an index of documents needs the package bm25s: pip install bm25s==0.3.16'
-        )
+    missing = 'an index of documents needs the package bm25s: pip install bm25s==0.3.16'
+    package_folder('bm25s', missing)
 
 
 def bm25s() -> Any:

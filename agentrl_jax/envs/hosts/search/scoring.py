@@ -41,7 +41,7 @@ class Tags:
         return (*thought, (self.call, self.answer))
 
     def within(self, name: str, text: str) -> str | None:
-        """What stands in the first pair of tags of a name; None without one."""
+        """What is in the first pair of tags of a name; None without one."""
         found = re.search(rf'<{name}>(.*?)</{name}>', text, re.DOTALL)
         return None if found is None else found[1].strip()
 

@@ -10,7 +10,6 @@ regions that do not exist (drawn.py).
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -38,44 +37,6 @@ def bank(files: tuple[str, ...] = ()) -> tuple[Question, ...]:
     if files == (drawn.NAME,):
         return drawn.questions()
     return tuple(question for path in files for question in questions.read(path))
-
-
-def items(
-    split: str,
-    *,
-    files: tuple[str, ...] = (),
-    hops: Sequence[int] = (1, 2),
-    about: Sequence[str] = KINDS,
-    longest_name: int = 0,
-) -> list[int]:
-    """Items of a split; of questions about countries those of some hops, and about some of KINDS.
-
-    longest_name: letters from A to Z of which a subject's name may be, in one word; 0 = any name.
-
-    Several files are those of train, validation and test, in this order. A single one, and the
-    questions about countries, are divided by a digest of what a question is about.
-    """
-    known = bank(files)
-    if len(files) > 1:
-        sizes = [len(questions.read(path)) for path in files]
-        place = SPLITS.index(split)
-        found = range(sum(sizes[:place]), sum(sizes[: place + 1]))
-    else:
-        found = [
-            number
-            for number, question in enumerate(known)
-            if level_split((question.subject or question.text).encode()) == split
-        ]
-    if files:
-        return list(found)
-    short = re.compile(f'[A-Za-z]{{1,{longest_name}}}' if longest_name else '.*')
-    return [
-        number
-        for number in found
-        if known[number].hops in hops
-        and known[number].kind in about
-        and short.fullmatch(known[number].subject)
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,5 +197,23 @@ class SearchEnvironment(Served, Play):
         return self.world()
 
     def our_items(self, split: str) -> np.ndarray:
-        chosen = {name: getattr(self, name) for name in ('hops', 'about', 'longest_name')}
-        return np.array(items(split, files=self.questions, **chosen), np.int32)
+        """Several files are those of train, validation and test, in this order.
+
+        A single one, and the questions about countries, are divided by a digest of what a question
+        is about.
+        """
+        known = bank(self.questions)
+        if len(self.questions) > 1:
+            sizes = [len(questions.read(path)) for path in self.questions]
+            place = SPLITS.index(split)
+            return np.arange(sum(sizes[:place]), sum(sizes[: place + 1]), dtype=np.int32)
+        short = re.compile(f'[A-Za-z]{{1,{self.longest_name}}}' if self.longest_name else '.*')
+
+        def chosen(question: Question) -> bool:
+            if level_split((question.subject or question.text).encode()) != split:
+                return False
+            asked = question.hops in self.hops and question.kind in self.about
+            return bool(self.questions or asked and short.fullmatch(question.subject))
+
+        numbers = [number for number, question in enumerate(known) if chosen(question)]
+        return np.array(numbers, np.int32)

@@ -38,7 +38,7 @@ class Seen:
     before: str
 
     def named(self, name: str, *roles: str) -> Element | None:
-        """The first of this name, whatever stands around it, and of one of the roles."""
+        """The first of this name, whatever is around it, and of one of the roles."""
         fitting = (e for e in self.elements if not roles or e.role in roles)
         return next((e for e in fitting if e.name.strip(' .,;"') == name.strip(' .,;"')), None)
 

@@ -6,7 +6,6 @@ does not animate, so the clock decides nothing but in those of TIMED.
 """
 
 import dataclasses
-import importlib.util
 import pathlib
 import re
 from typing import Annotated, Any, Literal
@@ -17,7 +16,7 @@ from agentrl_jax.envs.hosts.answers import Read, Unreadable
 from agentrl_jax.envs.hosts.base import hashed
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.web import actions, chromium, experts, tabs
-from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
 from agentrl_jax.settings.marks import ONE, POSITIVE, OneOf
 
 PROMPT = (
@@ -51,10 +50,8 @@ STATE = '({done: WOB_DONE_GLOBAL, score: WOB_RAW_REWARD_GLOBAL})'
 
 def pages() -> pathlib.Path:
     """The folder of the tasks' pages; ModuleNotFoundError that says how to get it."""
-    found = importlib.util.find_spec('miniwob')
-    if found is None:
-        raise ModuleNotFoundError('MiniWoB++ needs its pages: pip install miniwob==1.1.0')
-    return pathlib.Path(found.submodule_search_locations[0]) / 'html' / 'miniwob'
+    missing = 'MiniWoB++ needs its pages: pip install miniwob==1.1.0'
+    return package_folder('miniwob', missing) / 'html' / 'miniwob'
 
 
 def filling_words() -> list[str]:
@@ -175,11 +172,7 @@ class MiniWoBEnvironment(Served, Play):
     seeds: Annotated[int, ONE] = 100  # of each task, an item each
     room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
 
-    name, WORLD = 'miniwob', MiniWoB
-
-    @property
-    def instruction(self) -> str:
-        return PROMPTS[self.prompt]
+    name, WORLD, PROMPTS = 'miniwob', MiniWoB, PROMPTS
 
     @property
     def accepted(self) -> str:

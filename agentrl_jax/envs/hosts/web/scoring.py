@@ -1,7 +1,7 @@
 """What an episode of WebArena earns: its evaluators (arXiv:2307.13854), whose scores multiply.
 
 string_match compares the answer of `stop`, url_match the address of the last page, program_html
-what stands on pages that it goes to. Answers that need not be literal are compared by a judge of
+what is on pages that it goes to. Answers that need not be literal are compared by a judge of
 the user's, where WebArena asks a model.
 """
 

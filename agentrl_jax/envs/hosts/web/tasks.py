@@ -1,6 +1,6 @@
 """WebArena's tasks (arXiv:2307.13854), read from its file of 812 or one of that form.
 
-Addresses in the file are names such as __SHOPPING__; `sites` says where those stand. The file is
+Addresses in the file are names such as __SHOPPING__; `sites` says where those are. The file is
 config_files/test.raw.json of WebArena, which the package libwebarena has as test.raw.json.
 """
 

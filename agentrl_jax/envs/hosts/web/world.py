@@ -199,11 +199,7 @@ class WebEnvironment(Served, Play):
     room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
     timeout_s: Annotated[float, POSITIVE] = 120.0  # of a call to a server
 
-    name, WORLD = 'web', WebArena
-
-    @property
-    def instruction(self) -> str:
-        return PROMPTS[self.prompt]
+    name, WORLD, PROMPTS = 'web', WebArena, PROMPTS
 
     def our_items(self, split: str) -> np.ndarray:
         return np.array(items(split, self.tasks, self.sites, self.judge), np.int32)

@@ -102,7 +102,7 @@ def items(split: str, shop: Shop) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """Where a customer is; every page behind the first knows the search that led there."""
+    """Where a customer is; every page after the first knows the search that led there."""
 
     found: tuple[str, ...] | None = None  # asins; None = on the search page
     number: int = 0  # of the page of results, from 0
@@ -301,7 +301,7 @@ class WebShop:
         return self._rest(page)
 
     def _rest(self, page: Page) -> list[str]:
-        """What is to be clicked on the goal's page."""
+        """What remains to be clicked on the goal's page."""
         chosen = dict(page.chosen).values()
         left = dict.fromkeys(value for _, value in self.goal.options if value not in chosen)
         return [*(f'click[{value}]' for value in left), 'click[buy now]']
@@ -362,11 +362,7 @@ class Player(Read):
 
 @dataclasses.dataclass(frozen=True)
 class ShopEnvironment(Served, Play):
-    name, quick, WORLD, FIGURES = 'shop', True, WebShop, FIGURES
-
-    @property
-    def instruction(self) -> str:
-        return PROMPTS[self.prompt]
+    name, quick, WORLD, PROMPTS, FIGURES = 'shop', True, WebShop, PROMPTS, FIGURES
 
     def player(self) -> Player:
         return Player(self.world())
