@@ -39,7 +39,7 @@ LIBRARIES = (  # imported once; whatever plays tests is a fork of the process th
     'tokenizers rich.console jinja2 gymnasium pytest _pytest.assertion.rewrite hypothesis'
 ).split()
 SLOW_S = 2.0  # CPU seconds of a test that is played after the quick ones
-HANGS_S = 1800  # seconds of silence until a test counts as hanging
+IDLE_S = 120  # what uses less than a CPU second in so long hangs
 SWAPS = (
     'Add - Sub + Mult / Div * FloorDiv * Mod // Pow * BitAnd | BitOr & And or Or and Lt <= LtE < '
     'Gt >= GtE > Eq != NotEq == Is is_not IsNot is In not_in NotIn in'
@@ -252,6 +252,16 @@ def cpu_s():
     return sum(os.times()[:4])  # of this process and of children that have ended
 
 
+def session_s(session):
+    """CPU seconds of all processes of a session that are alive."""
+    ticks = 0
+    for stat in pathlib.Path('/proc').glob('[0-9]*/stat'):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(') ')[2].split()
+            ticks += sum(map(int, fields[11:15])) if int(fields[3]) == session else 0
+    return ticks / os.sysconf('SC_CLK_TCK')
+
+
 def play(folder, *arguments, order=None, budget=1e6):
     """Plays tests in a fork of this process: its exit code and the lines of its Player."""
     for name in ('log', 'reach'):
@@ -272,10 +282,13 @@ def play(folder, *arguments, order=None, budget=1e6):
         finally:
             os._exit(code)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(pid, signal.SIGKILL) or sys.exit(1))
+    checked, spent = time.time(), 0
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.1)
-        if time.time() - (folder / 'log').stat().st_mtime > HANGS_S:
-            os.killpg(pid, signal.SIGKILL)
+        if time.time() > checked + IDLE_S:
+            before, checked, spent = spent, time.time(), session_s(pid)
+            if spent < before + 1:  # it waits for something that does not come
+                os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(ended[1]), lines_of(folder / 'log')
 
 
