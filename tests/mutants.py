@@ -287,7 +287,7 @@ def play(folder, *arguments, order=None, budget=1e6):
         time.sleep(0.1)
         if time.time() > checked + IDLE_S:
             before, checked, spent = spent, time.time(), session_s(pid)
-            if spent < before + 1:  # it waits for something that does not come
+            if before <= spent < before + 1:  # it waits for something that does not come
                 os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(ended[1]), lines_of(folder / 'log')
 
