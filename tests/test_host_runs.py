@@ -157,7 +157,7 @@ def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeyp
         text = (folder / 'rollouts' / 'evaluation_validation.json').read_text()
         return re.sub(r'"(seconds|slowest)":[0-9.e-]+', '', text)
 
-    monkeypatch.setattr('agentrl_jax.envs.hosts.Objects.make', lambda self: 1 / 0)
+    monkeypatch.setattr('agentrl_jax.envs.hosts.objects.Objects.make', lambda self: 1 / 0)
     logs = tmp_path / 'one' / 'replies_validation.jsonl', workdir / 'replies.jsonl'
     for number, log in enumerate(logs):
         out = tmp_path / f'again_{number}'
