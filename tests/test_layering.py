@@ -28,7 +28,7 @@ MAY_IMPORT = {
     'envs': ['settings'],
     'text': ['envs', 'tokens'],
     'models': ['machine', 'settings'],
-    'rollout': ['text', 'models', 'envs', 'machine'],
+    'rollout': ['text', 'models', 'envs', 'machine', 'settings'],
     'rl': ['rollout', 'models', 'settings'],
     'algorithms': ['rl', 'rollout', 'settings'],
     'imitation': ['settings', 'rl', 'text', 'tokens', 'machine'],

@@ -10,10 +10,11 @@ import math
 import queue
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from agentrl_jax.envs.hosts.world import shown
 from agentrl_jax.rollout.keepers import Request, Response
+from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 
 RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # between questions whether a world is there again
 LOOK_S = 0.5  # between looks, in an outage, at whether the run was asked to stop
@@ -34,10 +35,14 @@ class WorldsFailed(ValueError):
 class RetryPolicy:
     """What is tolerated of worlds before an episode, or the run, is given up."""
 
-    timeout_s: float = 120.0  # a reply may take; a world that is later is abandoned
-    tries: int = 3  # of a step, each in a fresh world
-    outage_s: float = 3600.0  # all worlds may be down
-    min_healthy: float = 0.5  # share of the episodes that must not be faulty
+    timeout_s: Annotated[float, POSITIVE] = 120.0  # a world that is later is given up, and a fresh
+    # one takes over
+    tries: Annotated[int, ONE] = 3  # of a step, each in a fresh world, before its episode is a
+    # faulty one
+    outage_s: Annotated[float, ZERO] = 3600.0  # the run waits this long when no world can be
+    # reached
+    min_healthy: Annotated[float, SHARE] = 0.5  # share of a rollout's episodes that must not be
+    # faulty
 
 
 @dataclasses.dataclass

@@ -188,7 +188,7 @@ def build(given: Any, *, probe: bool = True) -> Run:
             parts.check_reward(cfg, one)
         for one in tasks_of(task) if probe else ():
             if isinstance(one, HostTask):
-                hosts.probe(one.env, cfg.hosts.tries)
+                hosts.probe(one.env, cfg.hosts.policy.tries)
     model, params = parts.build_model(cfg, tokenizer, mesh)
     txs = parts.build_optimisers(cfg)
     worlds = {

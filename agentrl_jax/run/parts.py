@@ -376,12 +376,7 @@ def build_host_collect(
         strings=build_stop_table(tokenizer.token_bytes(), stop),
         read_tokens=hosts.read_tokens,
         poll=hosts.poll,
-        policy=host.RetryPolicy(
-            timeout_s=hosts.timeout_s,
-            tries=hosts.tries,
-            outage_s=hosts.outage_s,
-            min_healthy=hosts.min_healthy,
-        ),
+        policy=hosts.policy,
         prepare=prepare,
         reward=None if reward is None else (f'{REWARD}={cfg.reward.function!r}', reward),
         **settings,

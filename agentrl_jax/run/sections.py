@@ -13,16 +13,16 @@ import jax
 
 from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
 from agentrl_jax.rl.trials import REWARDS
+from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.settings.marks import (
     MANY,
     ONE,
     PART,
-    POSITIVE,
-    SHARE,
     WORD,
     ZERO,
     At,
     In,
+    Inline,
     OneOf,
     Words,
 )
@@ -217,14 +217,7 @@ class Hosts:
     read_tokens: Annotated[int, ONE] = 32  # of a row in a block: longer texts are read in several
     # blocks
     poll: Annotated[int, ONE] = 8  # tokens that are sampled at most before replies are looked for
-    timeout_s: Annotated[float, POSITIVE] = 120.0  # a world that is later is given up, and a fresh
-    # one takes over
-    tries: Annotated[int, ONE] = 3  # of a step, each in a fresh world, before its episode is a
-    # faulty one
-    outage_s: Annotated[float, ZERO] = 3600.0  # the run waits this long when no world can be
-    # reached
-    min_healthy: Annotated[float, SHARE] = 0.5  # share of a rollout's episodes that must not be
-    # faulty
+    policy: Annotated[RetryPolicy, Inline()] = RetryPolicy()
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         """What needs a world on the device; what is for the device alone passes mixtures by."""
