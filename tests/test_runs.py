@@ -24,7 +24,6 @@ from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
-from agentrl_jax.run import mixture, parts
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
@@ -438,10 +437,15 @@ def test_a_mixed_run_is_evaluated_world_by_world(finished, tmp_path):
     cfg, workdir, rows = finished('two worlds')
     with pytest.raises(ValueError, match='evaluated one by one: .* frozen_lake, catch'):
         evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
-    saved = parts.config_of_run(workdir)
-    found = evaluate.evaluate(mixture.one_world(saved, 'catch'), str(workdir), str(tmp_path), None)
+
+    def alone(name):
+        given = cfg.copy_and_resolve_references()
+        given.env.mix, given.env.name = (), name
+        return given
+
+    found = evaluate.evaluate(alone('catch'), str(workdir), str(tmp_path), None)
     assert found['eval/success'] == rows[-1]['eval_catch/success']
-    other = mixture.one_world(saved, 'bandit')
+    other = alone('bandit')
     other.rollout.max_tokens = micro_runs.MAX_TOKENS['bandit']
     with pytest.raises(ValueError, match='env.name'):
         evaluate.evaluate(other, str(workdir), str(tmp_path), None)

@@ -254,7 +254,7 @@ def learned(run, rollout, devices, **mesh):
     layout = sharding.specs(run.params, sharding.TRAIN_RULES, mesh)
     params = jax.device_put(jax.device_get(run.params), layout)
     laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=(tx, None))
-    how = build.build_learning(cfg, mesh, run.training.task, run.tokenizer)
+    how = build.build_learning(cfg, mesh, run.training.tasks[0], run.tokenizer)
     how = dataclasses.replace(how, optim=updates.Given(of=tx))
     learn = build.build_learn(parts.build_functions(cfg, run.config, mesh), how)
     placed = jax.device_put(rollout, sharding.shard_rows(mesh))
