@@ -67,7 +67,6 @@ from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
-PARTS = ('policy', 'adapter', 'base')
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
 

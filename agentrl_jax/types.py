@@ -8,6 +8,7 @@ losses.token_values and nowhere else.
 """
 
 import enum
+import functools
 from typing import Any
 
 import jax
@@ -96,12 +97,7 @@ class Rollout:
             x[:, :length] = value
             return x
 
-        def turns(dtype):
-            return xp.zeros((rows, max_turns), dtype)
-
-        def episodes(dtype):
-            return xp.zeros(rows, dtype)
-
+        turns = functools.partial(xp.zeros, (rows, max_turns))
         return cls(
             tokens=begun(tokens(pad_id, xp.int32), prefix[None]),
             logprobs=tokens(0.0, xp.float32),
@@ -118,9 +114,9 @@ class Rollout:
             valid=turns(bool),
             num_actions=turns(xp.int32),
             actions=xp.full((rows, max_turns, max_actions), -1, xp.int32),
-            num_turns=episodes(xp.int32),
-            episode_stop=episodes(xp.int32),
-            success=episodes(bool),
+            num_turns=xp.zeros(rows, xp.int32),
+            episode_stop=xp.zeros(rows, xp.int32),
+            success=xp.zeros(rows, bool),
             level=level,
         )
 

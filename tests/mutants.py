@@ -39,7 +39,7 @@ LIBRARIES = (  # imported once; whatever plays tests is a fork of the process th
     'tokenizers rich.console jinja2 gymnasium pytest _pytest.assertion.rewrite hypothesis'
 ).split()
 SLOW_S = 2.0  # CPU seconds of a test that is played after the quick ones
-HANGS_S = 1800  # seconds of silence until a test counts as hanging
+IDLE_S = 120  # what uses less than a CPU second in so long hangs
 SWAPS = (
     'Add - Sub + Mult / Div * FloorDiv * Mod // Pow * BitAnd | BitOr & And or Or and Lt <= LtE < '
     'Gt >= GtE > Eq != NotEq == Is is_not IsNot is In not_in NotIn in'
@@ -173,16 +173,18 @@ class Source(ast.NodeVisitor):
 
 def draw(files, count, seed):
     """The count mutants whose own random numbers are smallest; each one compiles."""
-    drawn, again = [], collections.Counter()
+    drawn, again, mutants = [], collections.Counter(), []
     for place in [place for file in files.values() for place in file.places]:
         key = f'{place["scope"].rpartition(".")[2]}: {place["code"]} {place["kind"]}'
         again[key] += 1
         luck = random.Random(f'{seed} {key} {again[key]}')
         number, edit = luck.random(), luck.choice(place.pop('edits'))
+        drawn.append((number, {'key': f'{key} {again[key]}', **place, 'edit': edit}))
+    for _, mutant in sorted(drawn, key=lambda pair: pair[0]):
         with contextlib.suppress(SyntaxError):
-            compile(edited(files[place['path']].text, edit), place['path'], 'exec')
-            drawn.append((number, {'key': f'{key} {again[key]}', **place, 'edit': edit}))
-    return [mutant for _, mutant in sorted(drawn, key=lambda pair: pair[0])[:count]]
+            text = edited(files[mutant['path']].text, mutant['edit'])
+            mutants += [mutant] if len(mutants) < count and compile(text, '', 'exec') else []
+    return mutants
 
 
 def edited(text, *edits):
@@ -221,13 +223,16 @@ class Player:
         items[:] = [item for item in items if self.order is None or item.nodeid in self.order]
         yield
         if self.order:
-            items.sort(key=lambda item: self.order[item.nodeid])
+            items.sort(key=lambda item: [*self.order].index(item.nodeid))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         before = cpu_s()
         if before > self.budget:
             item.session.shouldstop = 'the budget is spent'  # after this test
+        if self.order:  # what loops for ever ends by a signal
+            limit = int(before + 45 + 5 * self.order[item.nodeid])
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         print(json.dumps({'test': item.nodeid}), file=self.log)
         self.outcome = {'outcome': 'passed'}
         getattr(sys.modules.get('agentrl_jax._reach'), 'seen', set()).clear()
@@ -247,6 +252,16 @@ def cpu_s():
     return sum(os.times()[:4])  # of this process and of children that have ended
 
 
+def session_s(session):
+    """CPU seconds of all processes of a session that are alive."""
+    ticks = 0
+    for stat in pathlib.Path('/proc').glob('[0-9]*/stat'):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(') ')[2].split()
+            ticks += sum(map(int, fields[11:15])) if int(fields[3]) == session else 0
+    return ticks / os.sysconf('SC_CLK_TCK')
+
+
 def play(folder, *arguments, order=None, budget=1e6):
     """Plays tests in a fork of this process: its exit code and the lines of its Player."""
     for name in ('log', 'reach'):
@@ -261,18 +276,19 @@ def play(folder, *arguments, order=None, budget=1e6):
             os.dup2(out, 1), os.dup2(out, 2)
             os.chdir(folder / 'tree')
             sys.path[0] = str(folder / 'tree')
-            limit = int(budget) + 120  # what loops for ever ends here
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
             folders = ['-o', f'cache_dir={folder / "cache"}', f'--basetemp={folder / "temp"}']
             options = ['-q', '-n0', '-m', 'not soak', *folders]
             code = pytest.main([*options, *arguments], [Player(folder, order, budget)])
         finally:
             os._exit(code)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(pid, signal.SIGKILL) or sys.exit(1))
+    checked, spent = time.time(), 0
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.1)
-        if time.time() - (folder / 'log').stat().st_mtime > HANGS_S:
-            os.killpg(pid, signal.SIGKILL)
+        if time.time() > checked + IDLE_S:
+            before, checked, spent = spent, time.time(), session_s(pid)
+            if before <= spent < before + 1:  # it waits for something that does not come
+                os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(ended[1]), lines_of(folder / 'log')
 
 
@@ -302,7 +318,7 @@ def learn_reach(folder, files, numbers, ignored):
 
 
 def reaching(mutant, reach, numbers, budget):
-    """The tests of a mutant in the order to play them, {test: index}, and how many reach it."""
+    """The tests of a mutant in their order, {test: its seconds}, and how many reach it."""
     path, scope, direct = mutant['path'], mutant['scope'], set()
     while scope and not direct:
         direct = {name for name, x in reach.items() if numbers.get((path, scope)) in x['reach']}
@@ -324,7 +340,7 @@ def reaching(mutant, reach, numbers, budget):
     for name in sorted((x for x in reach if scores[file_of[x]]), key=turn):
         if spent + reach[name]['cpu'] <= budget:
             spent += reach[name]['cpu']
-            order[name] = len(order)
+            order[name] = reach[name]['cpu']
     return order, len(direct)
 
 

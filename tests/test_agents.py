@@ -587,7 +587,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'agent.name': 'cot'}, "agent.name='cot' is not one of act, react, plan, reflect"),
+        ({'agent.name': 'cot'}, "agent.name='cot' must be one of act, react, plan, reflect"),
         ({'agent.name': 'react', 'env.think': False}, 'set env.think=True'),
         ({'agent.name': 'react', 'rollout.stop_at_answer': True}, 'stop_at_answer has no effect'),
         ({'agent.trials': 1, 'agent.reward': 'whole'}, 'set agent.trials to 2 or more'),
@@ -600,7 +600,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
         ({'clone.thoughts': True}, 'clone.thoughts has an effect only on own demonstrations'),
         ({'env.max_turns': 2}, 'takes 3 turns at least, .* allow 2'),
         ({'clone.max_turns': 2, 'clone.episodes': 8}, 'takes 3 turns at least, .* allow 2'),
-        ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 tells turns of a single'),
+        ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 lists turns of a single'),
         ({'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0}, 'search.turns=5 is when'),
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 compares answers of one kind'),
         (HOSTS | {'clone.episodes': 8}, 'clone.episodes=8 plays one trial of turns that act'),

@@ -308,7 +308,7 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'says'),
     [
-        ({'alarm.std_drop.action': 'rollback'}, 'is not one of off, warn, stop, roll_back'),
+        ({'alarm.std_drop.action': 'rollback'}, 'must be one of off, warn, stop, roll_back'),
         ({'alarm.mi_pairs': 1}, 'mi_pairs=1 must be at least 2'),
         ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window=0'),
         ({'alarm.mi_every': 5, 'env.think': False}, 'needs env.think=True'),

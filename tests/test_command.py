@@ -36,12 +36,13 @@ def ran_python(program, *words):
 
 
 def told(module, *words, watch='jax'):
-    """(exit code, stdout, stderr, was `watch` imported?) of a command."""
+    """(exit code, stdout, stderr, was `watch` imported?) of a command; of jax: did it start?"""
+    started = "bool(sys.modules['jax._src.xla_bridge']._backends)" if watch == 'jax' else True
     code = textwrap.dedent(
         f"""
         import atexit, runpy, sys
         sys.argv = [{module!r}, *{list(words)!r}]
-        atexit.register(lambda: print('IMPORTED', {watch!r} in sys.modules))
+        atexit.register(lambda: print('IMPORTED', {watch!r} in sys.modules and {started}))
         runpy.run_module('agentrl_jax.' + {module!r}, run_name='__main__', alter_sys=True)
         """
     )
@@ -259,9 +260,9 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         seed=0,
         lora=types.SimpleNamespace(rank=1),
         checkpoint=types.SimpleNamespace(keep=1),
-        env=types.SimpleNamespace(name='frozen_lake', mix=()),
+        env=types.SimpleNamespace(worlds=('frozen_lake',)),
     )
-    run = types.SimpleNamespace(cfg=cfg, pools=())
+    run = types.SimpleNamespace(cfg=cfg, face=cfg, pools=())
 
     def save(checkpoints, step, *_):
         os.kill(os.getpid(), signal.SIGTERM)

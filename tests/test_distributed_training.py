@@ -96,7 +96,7 @@ def sampled(workdir):
 
 
 @pytest.mark.soak
-def test_two_processes_and_after_the_loss_of_one_a_single_one_train_like_one(tmp_path):
+def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_loss(tmp_path):
     """Rows over all four devices, parameters over pairs: cloning, updates, checkpoint, pages.
 
     How a run over two processes ends at a signal, and when nothing disturbs it:
@@ -112,7 +112,7 @@ def test_two_processes_and_after_the_loss_of_one_a_single_one_train_like_one(tmp
     assert 'process 1 of 2 ends' in text or 'distributed service detected' in text
     left = checkpoint.steps(workdir / 'checkpoints')
     assert left[0] == 0 and left[-1] < STEPS
-    ((code, text),) = finish(start(workdir, 1, 1))
+    ((code, text),) = finish(start(workdir, 1, 8))
     assert code == 0 and f'step {left[-1]}: compiling' in text and 'resume  ' in text, text
     ((code, text),) = finish(start(other, 1, 1))
     assert code == 0, text

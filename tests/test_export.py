@@ -22,6 +22,7 @@ from agentrl_jax.models import weights
 from agentrl_jax.records import run_log
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.params import saved_policy
 from agentrl_jax.run.state import open_state
 from agentrl_jax.run.streams import Streams
@@ -85,7 +86,7 @@ def world_texts():
     """System messages and all lines of every world in every prompt style."""
     texts = []
     for name, style in itertools.product(micro_runs.MAX_TOKENS, STYLES):
-        env, env_params = parts.build_environment(micro_runs.config(name), 'train')
+        env, env_params = parts.build_environment(read_config(micro_runs.config(name)), 'train')
         words = STYLES[style]
         texts.append(system_text(env, words, 10))
         texts += [words.header.format(turn=k) for k in range(1, 12)]

@@ -12,9 +12,7 @@ import pytest
 import toy_rollouts as toy
 import updates
 
-from agentrl_jax import train
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.records import run_log
 from agentrl_jax.rl import learn as learning
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import Frozen, TrainState
@@ -181,25 +179,3 @@ def test_an_update_with_nothing_to_train_on_leaves_everything_as_it_was(algorith
     assert measured['filter/empty'] == 1 and measured['filter/kept'] == 0
     assert np.isnan(measured['policy/loss'])  # nothing was computed: nothing is made up
     assert sorted(rows.tolist()) == list(range(16))
-
-
-def test_a_run_that_keeps_nothing_ends_and_says_why(tmp_path, capsys):
-    """Unformatted answers and no penalty for them: every return is 0."""
-    cfg = micro_runs.config(
-        'frozen_lake',
-        algorithm='grpo',
-        **{
-            'steps': 9,
-            'filter.rule': 'varied',
-            'filter.max_empty': 2,
-            'env.format_penalty': 0.0,
-            'eval.every': 0,
-            'env.eval_levels': 8,
-            'log.rollouts_every': 0,
-        },
-    )
-    assert train.train(cfg, str(tmp_path)) == 1
-    said = capsys.readouterr().err
-    assert 'the update kept nothing in 2 steps in a row' in said and 'same return' in said
-    rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    assert [(row['step'], row['filter/empty']) for row in rows] == [(0, 1), (1, 1)]

@@ -18,11 +18,10 @@ GIB = 2**30
 
 
 def estimate(cfg, config=None):
-    mesh = parts.build_mesh(read_config(cfg, None), jax.devices()[:1])
+    cfg = read_config(cfg, None)
+    mesh = parts.build_mesh(cfg, jax.devices()[:1])
     config = programs.sizes_of(cfg) if config is None else config
-    state, frozen = programs.state_of(
-        cfg, config, mesh, parts.build_optimisers(read_config(cfg, None))
-    )
+    state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
     return fit.estimate(shapes), shapes
 

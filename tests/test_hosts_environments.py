@@ -47,7 +47,7 @@ def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
     env, params = built('textcraft', depths=(1,), prompt='short')
     assert env.instruction == textcraft.SHORT_PROMPT
     assert {*params.items} == {*textcraft.TextCraftEnvironment(depths=(1,)).our_items('train')}
-    far, _ = built('textcraft', depths=(1,), prompt='short', launch=1)
+    far = dataclasses.replace(env, launch=1)
     with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
         assert isinstance(near, Read) and isinstance(there, AgentGym)
         item = int(params.items[0])
@@ -113,7 +113,7 @@ def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
 
     monkeypatch.setattr(served, 'Launched', slow)
     served.launched.cache_clear()
-    env, _ = built('textcraft', launch=1)
+    env = dataclasses.replace(built('textcraft')[0], launch=1)
     with futures.ThreadPoolExecutor(8) as threads:
         worlds = list(threads.map(lambda _: env.make(), range(8)))
     served.launched.cache_clear()

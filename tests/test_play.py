@@ -15,10 +15,9 @@ from agentrl_jax.run.config import read as read_config
 
 def played(name, lines, level=2, **changes):
     """(return, solved, what was said) of a game in which a person types the given lines."""
-    cfg = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
-    task = parts.build_text_task(
-        read_config(cfg, None), parts.build_tokenizer(read_config(cfg, None)), 'validation', None
-    )
+    face = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
+    cfg = read_config(face, None)
+    task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
     said, typed = [], itertools.chain(lines(task), itertools.repeat(''))
     found = play.play_by_hand(
         task, level=level, seed=0, ask=lambda prompt: next(typed), say=said.append
@@ -81,7 +80,13 @@ def test_a_policy_is_watched_token_by_token(tmp_path):
     assert train.train(cfg, str(tmp_path)) == 0
     said = []
     total, solved = play.watch(
-        cfg, str(tmp_path), 'validation', level=1, seed=3, say=said.append, delay=0.0
+        read_config(cfg, None),
+        str(tmp_path),
+        'validation',
+        level=1,
+        seed=3,
+        say=said.append,
+        delay=0.0,
     )
     sampled = [piece for piece in said if piece.startswith(play.BOLD)]
     # At most two turns of six tokens; the first piece is the system message and the first prompt

@@ -24,6 +24,7 @@ from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.algorithm import Filter
 from agentrl_jax.run.config import Config, effective
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import OneOf
@@ -368,7 +369,7 @@ def real_task(name):
     cfg = importlib.import_module(f'configs.{name}').get_config()
     cfg.env.train_levels = 8
     task = text.build_task(
-        *build_environment(cfg, 'train'),
+        *build_environment(read_config(cfg), 'train'),
         qwen_vocabulary.qwen_tokenizer(),
         style=cfg.env.prompt,
         max_turns=cfg.env.max_turns,

@@ -13,6 +13,7 @@ from agentrl_jax.run.config import read as read_config
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
 EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
+OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'objects.instruction': 'Say something.'}
 
 
 def mixed(*shares):
@@ -59,11 +60,11 @@ REFUSED = {
         (mixed(('frozen_lake', float('nan'))), 'shares must be above 0'),
         (mixed(('frozen_lake', 0.98), ('sokoban', 0.02)), 'a world none of rollout.num_groups=4'),
         (
-            mixed(('objects', 0.5), ('sokoban', 0.5)) | {'clone.episodes': 4},
+            mixed(('objects', 0.5), ('sokoban', 0.5)) | OBJECTS | {'clone.episodes': 4},
             "needs an expert, and env.name='objects' has none",
         ),
         (
-            mixed(('objects', 0.5), ('gymnasium', 0.5)) | {'rollout.stop_at_answer': True},
+            mixed(('objects', 1.0)) | OBJECTS | {'rollout.stop_at_answer': True},
             "no effect on env.name='objects'",
         ),
         (HALVES | {'context.window': 1}, 'context.window=1 does not go with several worlds'),

@@ -25,9 +25,9 @@ from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
 from agentrl_jax.run import params as run_params
+from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
@@ -437,17 +437,12 @@ def test_a_mixed_run_is_evaluated_world_by_world(finished, tmp_path):
     cfg, workdir, rows = finished('two worlds')
     with pytest.raises(ValueError, match='evaluated one by one: .* frozen_lake, catch'):
         evaluate.evaluate(cfg, str(workdir), str(tmp_path), None)
-
-    def alone(name):
-        given = cfg.copy_and_resolve_references()
-        given.env.mix, given.env.name = (), name
-        return given
-
-    found = evaluate.evaluate(alone('catch'), str(workdir), str(tmp_path), None)
+    alone = functools.partial(config, 'two worlds', **{'env.mix': ()})
+    one = alone(**{'env.name': 'catch'})
+    found = evaluate.evaluate(one, str(workdir), str(tmp_path), None)
     assert found['eval/success'] == rows[-1]['eval_catch/success']
-    other = alone('bandit')
-    other.rollout.max_tokens = micro_runs.MAX_TOKENS['bandit']
     with pytest.raises(ValueError, match='env.name'):
+        other = alone(**{'env.name': 'bandit', 'rollout.max_tokens': 224})
         evaluate.evaluate(other, str(workdir), str(tmp_path), None)
 
 
@@ -475,7 +470,8 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
 def base_of(run):
     """(parameters below the adapters, parameters as drawn)."""
     built = train.build(run.cfg)
-    return jax.device_get(run_params.open_base(run.cfg, run.workdir, built.params)), built.params
+    base = run_params.open_base(built.cfg, run.workdir, built.params)
+    return jax.device_get(base), built.params
 
 
 def test_checkpoints_hold_adapters_and_their_moments_only(finished):
@@ -493,7 +489,7 @@ def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
     cfg, workdir, _ = finished('adapters')
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ValueError, match='holds the parameters of another run'):
-        run_params.keep_base(cfg, tmp_path, train.build(cfg).params)
+        run_params.keep_base(read_config(cfg, None), tmp_path, train.build(cfg).params)
     shutil.rmtree(tmp_path / run_params.BASE_FOLDER)
     with pytest.raises(FileNotFoundError, match='base'):
         train.train(cfg, str(tmp_path))
@@ -589,7 +585,7 @@ def test_parts_of_a_run_without_adapters_are_refused(finished, tmp_path):
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     given = {
         'model.path': str(exported['policy']),
-        'model.tokenizer': str(DEMO_MODEL),
+        'model.tokenizer': str(parts.BUNDLED_TOKENIZER),
         'clone.episodes': 0,
     }
     for steps in (1, 2):
@@ -598,10 +594,9 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     out = export_to(tmp_path / 'out', cfg, workdir, 'adapter')
     settings = json.loads((out / 'adapter_config.json').read_text())
     assert settings['base_model_name_or_path'] == str(exported['policy'])
-    as_dict = cfg.to_dict()
-    assert export.base_is_folder(as_dict)
-    as_dict['model']['path'] = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
-    assert not export.base_is_folder(as_dict)
+    assert export.base_is_folder(read_config(cfg, None))
+    cfg.model.path = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
+    assert not export.base_is_folder(read_config(cfg, None))
 
 
 # ---- the last of this file, for it forgets the programs ---------------------------------------

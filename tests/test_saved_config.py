@@ -125,7 +125,7 @@ def test_settings_of_a_game_are_those_of_its_run(saved, monkeypatch):
 def test_fields_that_no_longer_exist_are_named(saved, monkeypatch):
     old = {'config': {'seed': 0, 'env': {'name': 'bandit', 'wording': 'x'}, 'trainer': {'a': 1}}}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path: old)
-    with pytest.raises(SystemExit, match='does not know: env.wording, trainer; use the version'):
+    with pytest.raises(SystemExit, match='does not know: env.wording, trainer.a; use the version'):
         parsed(monkeypatch, f'--workdir={saved[1]}')
 
 

@@ -122,7 +122,7 @@ def test_overrides_are_held_as_the_config_holds_them():
         ({'seed': True}, 'sets seed=True where the config has 0'),
         ({'env.think': 1}, 'sets env.think=1 where the config has True'),
         ({'loss.kl_coef': float('inf')}, 'which no command line can give'),
-        ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' is not one of ppo"),
+        ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' must be one of ppo"),
         ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
         ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers=2 is a size of a model'),
         ({'seed': 5, 'loss.kl_coef': 0}, r'run 2 \(.*\) has the same config as run 1'),

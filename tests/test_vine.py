@@ -1,28 +1,19 @@
 """Vine: a turn against others from the same start; continuations are nowhere taken for episodes."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
-import micro_runs
 import numpy as np
-import optax
 import pytest
 import toy_rollouts as toy
-import updates
 
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.algorithms.vine import Vine
-from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
-from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import filtering, turn_credit, update
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.run import build, config, parts
-from agentrl_jax.run.params import Frozen
-from agentrl_jax.run.state import start_state
 from benchmarks import turn_credit as bench
 
 GROUPS, MEMBERS = 20_000, 4
@@ -171,23 +162,6 @@ def test_without_weights_late_turns_count_too_much():
     assert found.errors > 2 * bench.NOISE and found.bias > 0.1
 
 
-def test_the_own_return_in_its_baseline_is_a_bias():
-    """As the mean of all 1 + M plays would have it."""
-    one, more = played('bonuses'), played('bonuses').continued
-    own = estimate('bonuses', 1, False)[0][1]
-    to_go = adv.linear_recursion(one.all_rewards, jnp.ones_like(one.all_rewards))
-    mixed = own + jnp.where(more.healthy[:, :, 0], (more.returns[:, :, 0] - to_go) / 2, 0.0)
-    found = quality('bonuses', [(one, mixed)])
-    assert found.errors > 2 * bench.NOISE and found.bias > 0.05
-
-
-def test_continuations_lessen_the_variance_of_an_update():
-    alone = bench.by_others(played('bonuses'), bench.WORLDS['bonuses'], MEMBERS)
-    before = quality('bonuses', [(played('bonuses'), alone)]).variance
-    trunks, weighted = (quality('bonuses', estimate('bonuses', 2, w)).variance for w in (0, 1))
-    assert weighted < 0.8 * trunks and weighted < 0.8 * before
-
-
 # ---- continuations are no episodes ---------------------------------------------------------------
 
 
@@ -233,11 +207,6 @@ def test_rows_that_train_fill_the_first_micro_batches():
     assert sorted(rows.tolist()) == list(range(12))
 
 
-# ---- meshes --------------------------------------------------------------------------------------
-
-VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
-
-
 def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
     # three turns: two later ones, two continuations of each
     every, one = Vine(), Vine(turns='2', train='trunks')
@@ -245,39 +214,3 @@ def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
     assert (one.continuations(3), one.trained_continuations(3)) == (2, 0)
     assert Vine(turns='ahead', forks=3).continuations(3) == 3
     assert TurnGRPO().continuations(3) == TurnGRPO().trained_continuations(3) == 0
-
-
-def learned(run, rollout, devices, **mesh):
-    """(parameters, metrics) after two plain gradient steps on a mesh of these devices."""
-    cfg, tx = config.read(micro_runs.config('frozen_lake', **VINE, **mesh)), optax.sgd(1.0)
-    mesh = parts.build_mesh(cfg, devices)
-    layout = sharding.specs(run.params, sharding.TRAIN_RULES, mesh)
-    params = jax.device_put(jax.device_get(run.params), layout)
-    laid_out = dataclasses.replace(run, cfg=cfg, mesh=mesh, params=params, txs=(tx, None))
-    how = build.build_learning(cfg, mesh, run.training.tasks[0], run.tokenizer)
-    how = dataclasses.replace(how, optim=updates.Given(of=tx))
-    learn = build.build_learn(parts.build_functions(cfg, run.config, mesh), how)
-    placed = jax.device_put(rollout, sharding.shard_rows(mesh))
-    state, found, *_ = learn(start_state(laid_out, params), Frozen({}, None), placed)
-    return jax.device_get((state.params, found))
-
-
-def test_no_mesh_changes_what_vine_learns():
-    """Rows of continuations are split with those of their episodes, or between devices."""
-    run = build.build(micro_runs.config('frozen_lake', **VINE))
-    rollout = toy.forked(toy.random_rollout(7, rows=16, length=20, turns=3), (2, 2, 1, 1))
-    forks = rollout.continuations
-
-    def sampled(x):  # by this policy, whose logits are nearly equal
-        return x.replace(logprobs=jnp.where(x.action_mask, -np.log(run.config.vocab_size), 0.0))
-
-    rollout = sampled(rollout).replace(continuations=forks.replace(rollout=sampled(forks.rollout)))
-    alone, found = learned(run, rollout, jax.devices()[:1])
-    split, again = learned(run, rollout, jax.devices(), **{'mesh.fsdp': 2, 'mesh.tensor': 2})
-    assert found['policy/grad_norm'] > 1e-3 and found['fork/trained_rows'] > 0
-    for name, x in found.items():
-        np.testing.assert_allclose(again[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
-    for one, other in zip(*map(jax.tree.leaves, (alone, split)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, jax.device_get(run.params))
-    assert max(jax.tree.leaves(moved)) > 1e-3

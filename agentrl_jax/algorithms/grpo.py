@@ -9,8 +9,11 @@ with its turn rewards.
 
 import dataclasses
 
+import jax
+
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import KL, Clipped, Comparison, Weights, build_batch, trained
+from agentrl_jax.types import Rollout, Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,8 @@ class GRPO(Clipped):
         per_episode = adv.compare(returns, rows, group_size=group_size, **comparison)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)
 
-    def returns(self, rollout, scores, mask, kl_coef):
+    def returns(
+        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+    ) -> jax.Array:
         """What episodes are compared by; [B]."""
         return self.episode_returns(rollout, scores, mask, kl_coef)

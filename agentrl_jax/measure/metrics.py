@@ -65,7 +65,7 @@ METRICS = {
     'hosts/slowest_s': 'Seconds the slowest of these replies took.',
     'hosts/idle_slots': 'Share of decode slots that produced no token.',
     'hosts/retries': 'Steps that were asked of a fresh world after a fault.',
-    'hosts/timeouts': 'Worlds that were left behind because they did not answer in time.',
+    'hosts/timeouts': 'Worlds that were given up because they did not answer in time.',
     'hosts/faults': 'Episodes given up because their worlds failed.',
     'hosts/cut': 'Texts of worlds longer than hosts.max_observation, whose middle was cut.',
     'filter/collects': 'Rollouts played for a step; more than 1 with dynamic sampling.',

@@ -90,7 +90,9 @@ class _TransposedDense(nn.Module):
         return out
 
 
-def dense(x, features: int, name: str, config: Model, *, bias: bool = False, gain=1.0):
+def dense(
+    x: jax.Array, features: int, name: str, config: Model, *, bias: bool = False, gain: float = 1.0
+) -> jax.Array:
     """x [R, O, D] -> [R, O, features]."""
     init = nn.initializers.variance_scaling(gain, 'fan_in', 'truncated_normal')
     how = dict(use_bias=bias, dtype=config.dtype, name=name)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax
 
 from agentrl_jax.models import decoder
 from agentrl_jax.models.decoder import MLP, RMSNorm, dense
@@ -43,7 +44,14 @@ class Layer(nn.Module):
     shards: int = 1  # devices over which the rows are split
 
     @nn.compact
-    def __call__(self, x, angles, mask, cached=None, where=None):
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array,
+        mask: jax.Array,
+        cached: Any = None,
+        where: Any = None,
+    ) -> tuple[jax.Array, Any]:
         c = self.config
         norm = dict(eps=c.rms_norm_eps, dtype=c.dtype, scaled_in='float32')
         attention = Attention(c, self.shards, name='self_attn')

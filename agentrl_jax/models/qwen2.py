@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax
 
 from agentrl_jax.models import decoder
 from agentrl_jax.models.decoder import MLP, RMSNorm, dense
@@ -78,7 +79,14 @@ class Layer(nn.Module):
     shards: int = 1  # devices over which the rows are split
 
     @nn.compact
-    def __call__(self, x, angles, mask, cached=None, where=None):
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array,
+        mask: jax.Array,
+        cached: Any = None,
+        where: Any = None,
+    ) -> tuple[jax.Array, Any]:
         norm = dict(eps=self.config.rms_norm_eps, dtype=self.config.dtype)
         mixed, cached = Attention(self.config, self.shards, name='self_attn')(
             RMSNorm(**norm, name='input_layernorm')(x), angles, mask, cached, where

@@ -287,7 +287,7 @@ def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = 
 
 
 def write_finished(workdir: str | os.PathLike, step: int) -> None:
-    """finished.json: all of a run is on disk. Written last; without it a run is to be resumed."""
+    """finished.json: all of a run is on disk. Written last; without it a run must be resumed."""
     write_atomic(Path(workdir) / FINISHED_FILE, json.dumps({'step': step}) + '\n')
 
 

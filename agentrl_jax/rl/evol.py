@@ -1,4 +1,4 @@
-"""What stands around AgentEvol's loss: base demonstrations in a batch, iterations (2406.04151).
+"""What is around AgentEvol's loss: base demonstrations in a batch, iterations (2406.04151).
 
 D_m u D_base: `draw` takes demonstrations for a step, `base_batch` and `join` put them among its
 episodes. Iterations: `begin_iteration` makes the policy just learnt the one that explores, and lets
@@ -23,7 +23,7 @@ def draw(
 ) -> Demonstrations:
     """`rows` of the demonstrations, without repetition where there are enough; host [rows, T].
 
-    T = max_tokens, so that they stand beside the episodes of a rollout.
+    T = max_tokens, so that they fit beside the episodes of a rollout.
     """
     total, width = demonstrations.tokens.shape
     index = np.asarray(jax.random.choice(key, total, (rows,), replace=rows > total))

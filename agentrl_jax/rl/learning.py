@@ -53,8 +53,8 @@ class Batching:
 class Critic:
     """The model of values, where the algorithm has one."""
 
-    share_backbone: bool = False  # a value head on the policy instead of a model of its own
-    warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a critic of its own trains
+    share_backbone: bool = False  # a value head on the policy instead of a separate model
+    warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a separate critic trains
     clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # of values around the old ones; 0 =
     # off
     coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
@@ -65,7 +65,7 @@ class Critic:
         del shards
         if self.warmup_steps and (self.share_backbone or not run.algorithm.USES_CRITIC):
             yield (
-                f'critic.warmup_steps={self.warmup_steps} needs a critic of its own '
+                f'critic.warmup_steps={self.warmup_steps} needs a separate critic '
                 '(algorithm=ppo, critic.share_backbone=False)'
             )
         if self.warmup_steps >= run.steps > 0:
@@ -267,7 +267,7 @@ class Learning:
     def sparse(self) -> bool:
         """Whether rows may have nothing to train: groups not kept, turns not played.
 
-        Never where it matters which rows share a micro-batch: means of its own, pairs.
+        Never where it matters which rows share a micro-batch: separate means, pairs.
         """
         if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
             return False

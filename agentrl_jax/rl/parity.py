@@ -5,7 +5,7 @@ m-th <|im_start|> (1: system, 2: user, 3: assistant, ...), and a token trains wh
 it lies in a trained message:
   all      every message but the system's, observations included (branch v0423, the paper's runs)
   answers  assistant messages. Besides the answer these are `assistant`, a line break and the
-           forced beginning of the answer, and behind it a line break and the next <|im_start|>:
+           forced beginning of the answer, and after it a line break and the next <|im_start|>:
            tokens that the policy never chose.
 Their log-probabilities before the update are the trainer's, as the sampler has none.
 """

@@ -7,7 +7,7 @@ gain: the first turn of each further trial, which is its reflection where there 
   and in all what its last trial earned. Where a turn is credited with its own reward alone
   (turn_credit.mode=mt_local), that turn gets the gain itself: what its trial earns is added.
 
-A trial without a turn that acts, since tokens ran out behind its reflection or plan, was not tried:
+A trial without a turn that acts, since tokens ran out after its reflection or plan, was not tried:
 it takes nothing back, and no figure counts it.
 """
 

@@ -153,8 +153,8 @@ def accumulate(
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
 
-    Each `unit` rows that stand side by side stay together. sparse: slices without a token in mask
-    bool [B, T] are not computed. With more than one of `widths` the columns of a slice behind its
+    Each `unit` rows side by side stay together. sparse: slices without a token in mask
+    bool [B, T] are not computed. With more than one of `widths` the columns of a slice after its
     last token in mask are cut off (see rl.widths).
     """
     value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
@@ -213,7 +213,7 @@ def apply_if_finite(
 def critic_step(
     state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, fns: ModelFns, how: Learning
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
-    """One step of a critic with parameters of its own; (state, metrics, finite, taken)."""
+    """One step of a critic with its own parameters; (state, metrics, finite, taken)."""
 
     def loss_of(critic_params, batch, weights):
         attention = batch.attention_mask
@@ -258,7 +258,7 @@ def policy_step(
     how: Learning,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of the policy, and of a critic in its backbone; (state, metrics, finite, taken)."""
-    if state.critic_params is not None:  # it has a step of its own
+    if state.critic_params is not None:  # it has its own step
         fns = fns.replace(values=None, value_head=None)
 
     def loss_of(params, *rows):

@@ -1,7 +1,7 @@
 """Micro-batches as wide as their longest row, where rows are far shorter than their budget.
 
 Shapes are static, so a program holds a few widths and each micro-batch runs in the narrowest that
-holds what it trains. Rows are sorted by length first, so that like stands with like.
+holds what it trains. Rows are sorted by length first, so that like are together.
 """
 
 from collections.abc import Callable

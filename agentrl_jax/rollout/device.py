@@ -145,6 +145,15 @@ def finish_turn(
     return after, out, over, sampled_end
 
 
+def choose(which: jax.Array, new: Any, old: Any) -> Any:
+    """Trees of arrays [w, ...]: the new one's where which bool [w], elsewhere the old one's."""
+
+    def one(new, old):
+        return jnp.where(which.reshape(which.shape + (1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(one, new, old)
+
+
 def start_episodes(
     slots: Slots,
     task: text.TextTask,
@@ -164,11 +173,7 @@ def start_episodes(
     episode = jnp.where(starts, candidate, jnp.where(over, none, slots.episode[rows]))
     level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
     fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
-
-    def choose(new, old):
-        return jnp.where(starts.reshape(starts.shape + (1,) * (new.ndim - 1)), new, old)
-
-    world = jax.tree.map(choose, fresh, world)
+    world = choose(starts, fresh, world)
     length = jnp.where(starts, task.prefix.shape[0], slots.rows.length[rows])
     return episode, world, length, slots.next_episode + starts.sum()
 
@@ -215,14 +220,8 @@ def start_turns(
         return slots, episode, world, length, sampled_end
     left = over & ~(free & (episode < slots.out.tokens.shape[0]))
     bank, work, out, begun = forks.begin(bank, slots.out, slots.episode, episodes.forks, rows, left)
-
-    def choose(new, old):
-        which = work.begins.reshape(work.begins.shape + (1,) * (new.ndim - 1))
-        return jnp.where(which, new, old)
-
-    episode, world, length, sampled_end = jax.tree.map(
-        choose, begun, (episode, world, length, sampled_end)
-    )
+    current = (episode, world, length, sampled_end)
+    episode, world, length, sampled_end = choose(work.begins, begun, current)
     at = jnp.where(episode < out.tokens.shape[0], rows, slots.phase.shape[0])
     bank = forks.remember(bank, at, world, length, sampled_end)
     cached = forks.copy_caches(slots.rows, rows, work) if copies else slots.rows

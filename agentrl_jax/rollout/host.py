@@ -9,6 +9,7 @@ have one width, and a token depends on parameters, key, episode and position onl
 retries and the order of replies change no bit. A timeout is the one exception, and is logged.
 """
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -59,15 +60,18 @@ def never() -> bool:
     return False
 
 
+@dataclasses.dataclass(eq=False)
 class Worlds:
     """The worlds of a run, which its rollouts of all kinds share, and the log of what they say."""
 
-    def __init__(self, pool: Any, conversation: Conversation):
-        self.pool, self.conversation, self.log = pool, conversation, NoLog()
-        self.rollout: HostRollout | None = None  # that is being played, for those who watch
-        self.asked = never  # whether the run should stop
+    pool: Any
+    conversation: Conversation
+    log: Any = dataclasses.field(default_factory=NoLog)
+    rollout: HostRollout | None = None  # that is being played, for those who watch
+    asked: Callable[[], bool] = never  # whether the run should stop
 
 
+@dataclasses.dataclass(eq=False)
 class HostCollect:
     """collect(params, task, episodes, key) -> (Rollout, counters) against a pool of worlds.
 
@@ -75,59 +79,52 @@ class HostCollect:
     mesh (sharding.ROLLOUT_RULES), and each process plays its own rows on its own devices.
     """
 
-    rollout = HostRollout  # the schedule
+    mesh: jax.sharding.Mesh
+    local: jax.sharding.Mesh  # the part of the mesh that this process has
+    worlds: Worlds
+    _: dataclasses.KW_ONLY
+    config: Model
+    strings: stops.StopTable
+    slots: int  # rows of the whole mesh
+    serve_rows: int
+    read_tokens: int  # of a chunk of an observation
+    max_tokens: int
+    max_response: int
+    policy: RetryPolicy
+    window: int = 0
+    poll: int = 8
+    prepare: Callable[[Params], Params] = lambda params: params  # from those trained to the actor's
+    reward: tuple[str, Callable] | None = None  # the name of a function of an episode, and itself,
+    # whose rewards take the place of the worlds'
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
 
-    def __init__(
-        self,
-        mesh: jax.sharding.Mesh,
-        local: jax.sharding.Mesh,
-        worlds: Worlds,
-        *,
-        config: Model,
-        strings: stops.StopTable,
-        slots: int,
-        serve_rows: int,
-        read_tokens: int,
-        max_tokens: int,
-        max_response: int,
-        policy: RetryPolicy,
-        window: int = 0,
-        poll: int = 8,
-        prepare: Callable[[Params], Params] = lambda params: params,
-        reward: tuple[str, Callable] | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-    ):
-        """local: the part of the mesh that this process has; slots: rows of the whole mesh;
-        read_tokens: of a chunk of an observation.
+    def __post_init__(self):
+        if self.slots % self.shards:
+            raise ValueError(
+                f'rollout.slots={self.slots} must be a multiple of {self.shards} shards'
+            )
+        self.strings = jax.device_put(self.strings, NamedSharding(self.local, P()))
 
-        prepare: from parameters as they are trained to those that play. reward: the name of a
-        function of an episode, and itself, whose rewards take the place of the worlds'.
-        """
-        shards = mesh.shape['data'] * mesh.shape['fsdp']
-        if slots % shards:
-            raise ValueError(f'rollout.slots={slots} must be a multiple of {shards} shards')
-        self.mesh, self.local = mesh, local
-        self.worlds, self.prepare = worlds, prepare
-        self.strings = jax.device_put(strings, NamedSharding(self.local, P()))
-        self.max_tokens, self.window, self.poll = max_tokens, window, poll
-        self.policy, self.reward = policy, reward
-        self.settings = dict(
-            config=config,
-            slots=slots // shards,
-            serve_rows=serve_rows,
-            width=read_tokens,
-            max_response=max_response,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-        )
+    @property
+    def shards(self) -> int:
+        return self.mesh.shape['data'] * self.mesh.shape['fsdp']
 
     def programs(self, task: HostTask) -> Programs:
-        context = windows.Context.of(task, self.window, self.settings['max_response'])
-        length = context.cache_tokens(self.max_tokens)
-        return build_programs(self.local, cache_tokens=length, **self.settings)
+        context = windows.Context.of(task, self.window, self.max_response)
+        return build_programs(
+            self.local,
+            config=self.config,
+            slots=self.slots // self.shards,
+            serve_rows=self.serve_rows,
+            width=self.read_tokens,
+            cache_tokens=context.cache_tokens(self.max_tokens),
+            max_response=self.max_response,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+        )
 
     def __call__(
         self, params: Params, task: HostTask, episodes: Episodes, key: jax.Array
@@ -141,7 +138,7 @@ class HostCollect:
             say=say,
             asked=self.worlds.asked,
         )
-        playing = self.rollout(
+        playing = HostRollout(
             self.programs(task),
             self.worlds.conversation,
             calls,

@@ -81,42 +81,38 @@ class InFlight(NamedTuple):
     faults: int
 
 
+@dataclasses.dataclass(eq=False)
 class HostRollout:
     """One rollout while it is played; `play` returns when every episode is over."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        conversation: Conversation,
-        calls: WorldCalls,
-        *,
-        params: Params,
-        key: jax.Array,
-        task: HostTask,
-        ends: Ends,
-        level: np.ndarray,
-        stream: np.ndarray,
-        max_tokens: int,
-        window: int,
-        poll: int,
-        remember: bool = False,
-    ):
-        """remember: what happened in each episode is kept in `events`, for rewards.episode_of."""
-        self.programs, self.conversation = programs, conversation
-        self.params, self.key = params, key
-        self.task, self.ends, self.stream = task, ends, stream
-        self.window, self.poll = window, poll
-        self.calls, self.counted = calls, calls.counted
-        self.items = np.asarray(task.env_params.items)
-        self.out = empty_record(task, level, max_tokens)
-        self.state = programs.start(params, np.asarray(task.prefix))
-        self.slots = [Slot(number) for number in range(programs.shards * programs.slots)]
+    programs: Programs
+    conversation: Conversation
+    calls: WorldCalls
+    _: dataclasses.KW_ONLY
+    params: Params
+    key: jax.Array
+    task: HostTask
+    ends: Ends
+    level: np.ndarray
+    stream: np.ndarray
+    max_tokens: int
+    window: int
+    poll: int
+    remember: bool = False  # what happened in each episode, in `events`, for rewards.episode_of
+    step_s: float = FIRST_STEP_S  # running mean
+
+    def __post_init__(self):
+        shards = self.programs.shards
+        self.counted = self.calls.counted
+        self.items = np.asarray(self.task.env_params.items)
+        self.out = empty_record(self.task, self.level, self.max_tokens)
+        self.state = self.programs.start(self.params, np.asarray(self.task.prefix))
+        self.slots = [Slot(number) for number in range(shards * self.programs.slots)]
         self.episodes: collections.deque = collections.deque()
-        self.remember, self.events = remember, {}  # of rows of the rollout
-        self.ready = [collections.deque() for _ in range(programs.shards)]  # slots with chunks
-        self.live = np.zeros(programs.shards, int)
-        self.left = np.zeros(programs.shards, int)  # stopped rows that were not reported
-        self.step_s = FIRST_STEP_S  # running mean
+        self.events: dict[int, list] = {}  # of rows of the rollout
+        self.ready = [collections.deque() for _ in range(shards)]  # slots with chunks
+        self.live = np.zeros(shards, int)
+        self.left = np.zeros(shards, int)  # stopped rows that were not reported
 
     def in_flight(self) -> InFlight:
         """May be called from another thread."""

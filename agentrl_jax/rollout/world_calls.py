@@ -51,28 +51,23 @@ class Call:
     downs: int = 0  # times in a row that nobody was there
 
 
+@dataclasses.dataclass(eq=False)
 class WorldCalls:
     """The requests of one rollout, at most one for each slot."""
 
-    def __init__(
-        self,
-        pool: Any,
-        policy: RetryPolicy,
-        *,
-        log: Any,
-        say: Callable[[str], None],
-        asked: Callable[[], bool],
-    ):
-        """asked: whether the run should stop, which ends a rollout that waits for its worlds."""
-        self.pool, self.policy = pool, policy
-        self.log, self.say, self.asked = log, say, asked
-        self.under_way: dict[int, Call] = {}  # of slots whose world is asked
-        self.deterministic: set[int] = set()  # slots whose worlds repeat themselves
-        self.down: dict[int, str] = {}  # slots whose world was not there, and why
-        self.down_since = math.inf
-        self.reply_s = 0.0  # running mean
-        self.last_fault = ''
-        self.counted: collections.Counter = collections.Counter()
+    pool: Any
+    policy: RetryPolicy
+    _: dataclasses.KW_ONLY
+    log: Any
+    say: Callable[[str], None]
+    asked: Callable[[], bool]  # whether the run should stop: ends a rollout that waits for worlds
+    under_way: dict[int, Call] = dataclasses.field(default_factory=dict)  # of slots
+    deterministic: set[int] = dataclasses.field(default_factory=set)  # slots of such worlds
+    down: dict[int, str] = dataclasses.field(default_factory=dict)  # slots without a world, and why
+    down_since: float = math.inf
+    reply_s: float = 0.0  # running mean
+    last_fault: str = ''
+    counted: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
     def ask(self, request: Request) -> None:
         """Asks the world of a slot for the reply to the last of the request's actions."""

@@ -18,8 +18,8 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, config, hosts, mixture, parts
-from agentrl_jax.run.config import Config
+from agentrl_jax.run import collecting, command, hosts, mixture, parts
+from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.params import player_of
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
@@ -168,16 +168,16 @@ def build_learn(fns: ModelFns, how: Learning) -> Callable:
     return jax.jit(functools.partial(learn, fns=fns, how=how), donate_argnums=0)
 
 
-def build(cfg: Config, *, probe: bool = True) -> Run:
-    """Checks the ConfigDict and assembles the parts of its run.
+def build(given: Any, *, probe: bool = True) -> Run:
+    """Checks a ConfigDict and assembles the parts of its run.
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
     ends the command now. A command.WrongUsage is about the config.
     """
     with command.usage():
-        face = config.effective(cfg)
-        mesh = parts.build_mesh(config.read(face, None))
-        cfg = config.read(face, sharding.row_shards(mesh))
+        face = effective(given)
+        mesh = parts.build_mesh(read(face, None))
+        cfg = read(face, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
     with command.usage():
         tasks = build_tasks(cfg, tokenizer, mesh)

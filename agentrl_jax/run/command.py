@@ -120,9 +120,9 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
     if any(word in HELP for word in sys.argv[1:]):
         print(help_text(doc))
         sys.exit(0)
-    parse(sys.argv, needs)
-    prepare_jax()
+    prepare_jax()  # a config file imports it
     sys.excepthook = report_interrupt
+    parse(sys.argv, needs)
     if says:
         print(says, file=sys.stderr, flush=True)
 

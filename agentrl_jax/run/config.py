@@ -4,10 +4,11 @@ Users change a ConfigDict (`get_config`, configs/*.py, --config.a.b=c). `read` m
 it, in which every field has a value, or says everything that is wrong with it.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import ml_collections
@@ -196,14 +197,12 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
 
     shards: of rows over the mesh; None leaves rules between fields unchecked.
     """
-    try:
+    with _impossible():
         run = tree.read(Config, cfg)
         train, other = (
             tuple(section_of(cfg, name) for name in names if name in WORLDS)
             for names in (run.env.worlds, run.eval.worlds)
         )
-    except ValueError as error:
-        raise WrongUsage(f'impossible configuration: {error}') from error
     run = dataclasses.replace(run, worlds=train, others=other)
     if shards is not None and (found := run.problems(shards)):
         raise WrongUsage('impossible configuration: ' + '; '.join(found))
@@ -215,8 +214,17 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
 def effective(cfg: Any) -> Any:
     """A copy of the ConfigDict with the values that the run has; unset: without effect."""
     full = copy.deepcopy(cfg)
-    full.update_from_flattened_dict(tree.values(tree.read(Config, cfg)))
+    with _impossible():
+        full.update_from_flattened_dict(tree.values(tree.read(Config, cfg)))
     return full
+
+
+@contextlib.contextmanager
+def _impossible() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise WrongUsage(f'impossible configuration: {error}') from error
 
 
 def as_json(cfg: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def playing(
     asked: Callable[[], bool] = host.never,
     stem: str = 'replies',
 ) -> Iterator[None]:
-    """What worlds say is kept in logs of a folder, behind that of the steps before `step`.
+    """What worlds say is kept in logs of a folder, after that of the steps before `step`.
 
     In the end the worlds are closed. asked: whether the run should stop; while all worlds are down
     nothing else would hear of it, and world_calls.Interrupted ends the rollout.

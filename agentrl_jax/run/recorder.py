@@ -1,11 +1,11 @@
-"""What a run leaves behind while it trains: rows of metrics, a progress bar, pages of rollouts."""
+"""What a run records while it trains: rows of metrics, a progress bar, pages of rollouts."""
 
 import contextlib
 import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ class Recorder(contextlib.ExitStack):
         self.step, self.began, self.before = step, time.monotonic(), self.compiled.count
 
     @contextlib.contextmanager
-    def validating(self):
+    def validating(self) -> Iterator[None]:
         """Around a validation, whose first one compiles."""
         with self.compiled:
             yield
@@ -91,7 +91,7 @@ class Recorder(contextlib.ExitStack):
         self.validated = True
 
     @contextlib.contextmanager
-    def training(self):
+    def training(self) -> Iterator[None]:
         """Around a training step."""
         with self.compiled, self.trace.step(self.step):
             yield

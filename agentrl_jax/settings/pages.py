@@ -42,14 +42,16 @@ def doc(leaf: tree.Leaf) -> str:
 
 
 def show(root: type, full: Any, given: Mapping[str, Any]) -> str:
-    """A ConfigDict, a field a line; after those of a chosen class, its name and its own value.
+    """A ConfigDict, a field a line; where chosen classes differ, with the name and its own value.
 
     full: with the values that a run has; given: {dotted name: value} as it was before.
     """
     notes = {}
     for leaf, each, every in tree.variants(root):
         own = tree.values(tree.read(root, {n: x for n, x in given.items() if n not in every}))
-        for name, one in each[given[leaf.name]].items():
+        differ = (name for name, one in tree.defaults(root).items() if one.default is None)
+        chosen = each[given[leaf.name]]
+        for name, one in ((name, chosen[name]) for name in differ if name in chosen):
             value = one.default if own[name] is None else own[name]
             notes[name] = (given[leaf.name], value)
     lines = []
