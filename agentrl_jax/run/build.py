@@ -259,18 +259,19 @@ def build_play(
     cfg: Config, mesh: Mesh, tasks: tuple[Task, ...], collects: tuple[Callable, ...]
 ) -> tuple[Callable, Callable, Callable]:
     """(draw, collect, metrics of a rollout) of the worlds that train."""
-    rows, group_size = sharding.shard_rows(mesh), cfg.rollout.group_size
-    together = functools.partial(measure_episodes, agent=cfg.agent.build(), group_size=group_size)
+    rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
+    size, agent = cfg.rollout.group_size, cfg.agent.build()
+    one = functools.partial(measure_rollout, group_size=size)
+    together = functools.partial(measure_episodes, agent=agent, group_size=size)
     draws = [build_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
     return mixture.programs(
         tasks,
         [jax.jit(draw, out_shardings=rows) for draw in draws],
         collects,
         counts=[member.rollout.episodes for member in cfg.members],
-        one=functools.partial(measure_rollout, group_size=group_size),
-        together=together if cfg.env.mix else None,
+        one=jax.jit(one, out_shardings=whole),
+        together=jax.jit(together, out_shardings=whole) if cfg.env.mix else None,
         rows=rows,
-        whole=NamedSharding(mesh, PartitionSpec()),
     )
 
 

@@ -99,12 +99,15 @@ def measure(
     *,
     split: Callable,
     one: Callable,
-    together: Callable,
+    together: Callable | None,
 ) -> dict[str, jax.Array]:
     """Metrics of a rollout, and those of each world with its name: rollout_sokoban/success.
 
-    split: the rows of each world of a rollout; one: metrics of a world's; together: of all.
+    split: the rows of each world of a rollout; one: metrics of a world's; together: of all. Without
+    together they are those of the one world, and its name is in none.
     """
+    if together is None:
+        return one(rollout, *tasks)
     found = together(rollout)
     for task, rows in zip(tasks, split(rollout), strict=True):
         world = task.env.name
@@ -126,30 +129,19 @@ def programs(
     one: Callable,
     together: Callable | None,
     rows: Any,
-    whole: Any,
 ) -> tuple[Callable, Callable, Callable]:
     """(draw, collect, metrics) of the worlds together.
 
-    draws, collects: of each world; counts: episodes of each; one, together: metrics of a world's
-    rollout and of all; together=None: of a world without a name. rows, whole: layouts on the mesh.
+    draws, collects: of each world, jitted, as are one and together (see measure); counts: episodes
+    of each world; rows: their layout on the mesh.
     """
 
     def split(rollout):
         return tuple(map(own, tasks, blocks(counts, rollout)))
 
-    one = jax.jit(one, out_shardings=whole)
-    metrics = (
-        functools.partial(
-            measure,
-            split=jax.jit(split, out_shardings=rows),
-            one=one,
-            together=jax.jit(together, out_shardings=whole),
-        )
-        if together
-        else lambda rollout, tasks: one(rollout, *tasks)
-    )
+    cut = jax.jit(split, out_shardings=rows)
     return (
         functools.partial(draw, draws=draws, counts=counts),
         functools.partial(collect, collects=collects, join=jax.jit(joined, out_shardings=rows)),
-        metrics,
+        functools.partial(measure, split=cut, one=one, together=together),
     )
