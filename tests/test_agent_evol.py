@@ -21,6 +21,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.rl import evol, losses
 from agentrl_jax.run import cloning
 from agentrl_jax.run.build import build
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import Demonstrations, TrainState
 
 # ---- the loss ----------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     trajectories.write_records(path, records)
     cfg = micro_runs.config('frozen_lake', **changes | {'clone.file': str(path)})
     cfg.clone.episodes = 0
-    run = types.SimpleNamespace(cfg=cfg, tokenizer=built.tokenizer)
+    run = types.SimpleNamespace(cfg=read_config(cfg), tokenizer=built.tokenizer)
     assert same(cloning.find_demonstrations(run), own)
     assert train.train(cfg, str(tmp_path / 'run')) == 0
     rows = run_log.read_metrics(tmp_path / 'run' / run_log.METRICS_FILE)

@@ -16,7 +16,7 @@ from host_worlds import OBJECTS as HOSTS
 from test_context import samples
 
 from agentrl_jax import train
-from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.imitation import clone
@@ -24,6 +24,7 @@ from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import pages, report, run_log
 from agentrl_jax.rl import learn, trials, turn_credit
+from agentrl_jax.rl.algorithm import Comparison
 from agentrl_jax.rollout import replies, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import build, collecting
@@ -453,15 +454,9 @@ def by_mode():
 def credit(rollout, mode):
     """Advantages of turns [B, K], read off the tokens that were sampled in them."""
     zeros = jnp.zeros(rollout.tokens.shape, jnp.float32)
-    batch = ALGORITHMS['mt_grpo'].make_batch(
-        rollout,
-        Scores(zeros, zeros, zeros),
-        group_size=3,
-        mode=mode,
-        outcome='success',
-        norm='mean',
-        turn_gamma=1.0,
-    )
+    how = dict(outcome='success', turn_gamma=1.0, comparison=Comparison('mean'))
+    algorithm = MTGRPO(mode=mode, **how)
+    batch = algorithm.make_batch(rollout, Scores(zeros, zeros, zeros), group_size=3)
     of_turns = np.zeros(rollout.rewards.shape)
     for b, t in np.argwhere(np.asarray(batch.mask)):
         of_turns[b, rollout.turn[b, t]] = batch.advantages[b, t]

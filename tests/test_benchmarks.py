@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import updates
 
 from benchmarks import (
     common,
@@ -158,19 +159,19 @@ def test_the_parts_of_a_step_add_up_to_it():
 
 def test_micro_batches_count_with_the_width_they_have():
     """Four micro-batches of two rows, 40 columns in widths of 16, 32 and 40; one trains nothing."""
-    size = {'num_microbatches': 4, 'num_minibatches': 1, 'unit': 1, 'sparse': True, 'widths': 3}
+    how = updates.settings(8, num_microbatches=4, sparse=True, widths=3)
     lengths = np.array([40, 0, 12, 33, 16, 20, 0, 11])
     mask = jnp.asarray(np.arange(40) < lengths[:, None])
     batch = types.SimpleNamespace(mask=mask, value_mask=jnp.zeros_like(mask))
-    columns = step.trained_columns(size, batch)
+    columns = step.trained_columns(how, batch)
     assert columns.tolist() == [0, 16, 32, 40]  # 0 and 0, 11 and 12, 16 and 20, 33 and 40
     assert step.trained_share(columns, batch) == lengths.sum() / (2 * (16 + 32 + 40))
-    shares = step.branch_shares(size, columns, 40)
+    shares = step.branch_shares(how, columns, 40)
     np.testing.assert_allclose(shares[0], [1 / 4, 3 / 4])
     np.testing.assert_allclose(shares[1], [1 / 3] * 3)
     none = np.zeros(4, int)  # a filter kept nothing
     assert step.trained_share(none, batch) == 0
-    assert step.branch_shares(size, none, 40) == ((1, 0), [0, 0, 0])
+    assert step.branch_shares(how, none, 40) == ((1, 0), [0, 0, 0])
 
 
 def test_the_script_for_another_library_says_what_the_policy_was_shown():

@@ -1,5 +1,6 @@
 """Cloned policies are kept for other runs, and only where these would clone the same."""
 
+import dataclasses
 import types
 
 import jax
@@ -100,8 +101,8 @@ def test_demonstrations_have_the_limits_of_the_clone(capsys):
     # That turns have no room for them was said nowhere: what was cloned could never be finished
     said = f'answers have up to {longest} tokens, which rollout.max_response='
     assert (longest > 12) == (f'{said}12' in capsys.readouterr().err)
-    cfg = run.cfg.copy_and_resolve_references()
-    cfg.rollout.max_response = longest - 1
+    rollout = dataclasses.replace(run.cfg.rollout, max_response=longest - 1)
+    cfg = dataclasses.replace(run.cfg, rollout=rollout)
     cloning.find_demonstrations(types.SimpleNamespace(**vars(run) | {'cfg': cfg}))
     assert f'{said}{longest - 1} cuts' in capsys.readouterr().err
 

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax.rl import filtering
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.rl.algorithm import Filter
+from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes
 from agentrl_jax.run import collecting
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.streams import Streams
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
-VARIED = functools.partial(filtering.keep_rows, group_size=GROUP_SIZE, rule='varied')
+VARIED = Learning(GRPO(filter=Filter('varied')), num_groups=GROUPS, group_size=GROUP_SIZE)
 
 
 def played_of(returns, first=0):
@@ -29,7 +32,7 @@ def played_of(returns, first=0):
 
 def test_kept_groups_are_packed_and_free_places_do_not_train():
     first = played_of([0, 0, 0, 1, 1, 1, 0, 2])  # groups 1 and 3 vary
-    pack = functools.partial(collecting.pack, keep_fn=VARIED, group_size=GROUP_SIZE)
+    pack = functools.partial(collecting.pack, how=VARIED)
     (out, episodes), count, kept = pack(first, jnp.int32(0), first)
     assert (int(count), int(kept)) == (2, 2)
     assert episodes.level[:4].tolist() == out.level[:4].tolist() == [102, 103, 106, 107]
@@ -59,9 +62,9 @@ def stub_run(refill, varied):
         counters = {'overflow': 0, 'generated': 10, 'nonfinite': 1}
         return out, [{name: jnp.array([count]) for name, count in counters.items()}]
 
-    cfg = micro_runs.config('frozen_lake', **{'rollout.group_size': GROUP_SIZE})
-    cfg.filter.refill = refill
-    pack = functools.partial(collecting.pack, keep_fn=VARIED, group_size=GROUP_SIZE)
+    changes = {'rollout.group_size': GROUP_SIZE, 'filter.rule': 'varied', 'filter.refill': refill}
+    cfg = read_config(micro_runs.config('frozen_lake', **changes), None)
+    pack = functools.partial(collecting.pack, how=VARIED)
     run = types.SimpleNamespace(
         cfg=cfg,
         worlds={},

@@ -60,10 +60,13 @@ def run():
     )
 
 
+def with_changes(run, changes):
+    return types.SimpleNamespace(**(vars(run) | {'cfg': read_config(config(**changes))}))
+
+
 def played(run, oracle):
     """(rows as texts, their trained parts as texts, rows as given) of demonstrations."""
-    run.cfg.clone.oracle = oracle
-    found = jax.device_get(cloning.find_demonstrations(run))
+    found = jax.device_get(cloning.find_demonstrations(with_changes(run, {'clone.oracle': oracle})))
     decode = run.tokenizer.decode
     texts = [
         decode(row[seen], show_special=True)
@@ -114,9 +117,7 @@ def test_trajectories_of_a_file_are_not_trained_on_the_prefix_that_is_forced(run
         {'from': 'gpt', 'loss': True, 'value': 'Action: inventory'},
     ]
     trajectories.write_records(path, [{'item_id': 'textcraft_0', 'conversations': said}])
-    cfg = run.cfg.copy_and_resolve_references()
-    cfg.clone.file = str(path)
-    given = types.SimpleNamespace(**(vars(run) | {'cfg': cfg}))
+    given = with_changes(run, {'clone.file': str(path), 'clone.episodes': 0})
     found = jax.device_get(cloning.find_demonstrations(given))
     text = run.tokenizer.decode(found.tokens[found.mask], show_special=True)
     assert text == 'inventory<|im_end|>'

@@ -24,7 +24,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
 from agentrl_jax.run import command, parts, state
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import as_json
+from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
 
 
@@ -157,7 +157,7 @@ def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeyp
         text = (folder / 'rollouts' / 'evaluation_validation.json').read_text()
         return re.sub(r'"(seconds|slowest)":[0-9.e-]+', '', text)
 
-    monkeypatch.setattr('agentrl_jax.envs.hosts.Objects.make', lambda self: 1 / 0)
+    monkeypatch.setattr('agentrl_jax.envs.hosts.objects.Objects.make', lambda self: 1 / 0)
     logs = tmp_path / 'one' / 'replies_validation.jsonl', workdir / 'replies.jsonl'
     for number, log in enumerate(logs):
         out = tmp_path / f'again_{number}'
@@ -351,13 +351,14 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
 
 
 def test_a_run_resumes_though_the_defaults_of_other_worlds_have_changed():
-    old = as_json(config(**{'gymnasium.keywords': '{"is_slippery": false}'}))
-    now = config()
-    free = (*state.MAY_DIFFER, *state.unplayed(now))
-    checkpoint.check_config(state.comparable(old), as_json(now), may_differ=free)
-    other = as_json(config(**{'objects.num_items': 7}))
+    def saved(**changes):
+        return comparable(saved_with(config(**changes)))
+
+    free = (*state.CHANGEABLE_ON_RESUME, *state.unplayed(read_config(config())))
+    old = saved(**{'gymnasium.keywords': '{"is_slippery": false}'})
+    checkpoint.check_config(old, saved(), may_differ=free)
     with pytest.raises(ValueError, match='objects.num_items'):
-        checkpoint.check_config(state.comparable(other), as_json(now), may_differ=free)
+        checkpoint.check_config(saved(**{'objects.num_items': 7}), saved(), may_differ=free)
 
 
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):

@@ -5,8 +5,18 @@ import importlib
 # Public name -> the module that defines it.
 _MODULES = {
     'HOSTS': '..environments',
+    'AgentGymEnvironment': '.served',
+    'Gymnasium': '.gymnasium_text',
     'HostEnvironment': '.base',
+    'MiniWoBEnvironment': '.web.miniwob',
+    'Objects': '.objects',
+    'OpenEnvEnvironment': '.openenv',
     'Reply': '.world',
+    'SciWorldEnvironment': '.sciworld',
+    'SearchEnvironment': '.search.world',
+    'ShopEnvironment': '.webshop.world',
+    'TextCraftEnvironment': '.textcraft',
+    'WebEnvironment': '.web.world',
     'World': '.world',
     'WorldDown': '.world',
     'WorldError': '.world',
