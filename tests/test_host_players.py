@@ -46,16 +46,15 @@ def run():
     """What demonstrations need of a run, which is no model."""
     cfg = read_config(config())
     tokenizer = parts.build_tokenizer(cfg)
-    training, validation = (
-        types.SimpleNamespace(task=parts.build_text_task(cfg, tokenizer, split, None))
-        for split in ('train', 'validation')
+    trained, held_out = (
+        parts.build_text_task(cfg, tokenizer, split, None) for split in ('train', 'validation')
     )
     return types.SimpleNamespace(
         cfg=cfg,
         mesh=None,
         tokenizer=tokenizer,
-        training=training,
-        validation=validation,
+        training=types.SimpleNamespace(tasks=(trained,)),
+        validation=types.SimpleNamespace(task=held_out),
         worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
     )
 
