@@ -70,16 +70,19 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     policy, every = player_of(state, frozen.model), cfg.alarm.mi_every
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
-    task = programs.task.replace(turn_limit=np.int32(horizon))  # an argument: no new program
-    (rollout, episodes), sampled, measured = collecting.collect(run, policy, task, streams, step)
+    limit = np.int32(horizon)  # an argument: no new program
+    tasks = tuple(task.replace(turn_limit=limit) for task in programs.tasks)
+    (rollout, episodes), sampled, measured = collecting.collect(run, policy, tasks, streams, step)
     collected = time.monotonic()
     if every and (first or step % every == 0):
-        information = programs.information(policy, programs.task, rollout, streams.key(PAIRS, step))
+        information = programs.information(
+            policy, programs.tasks[0], rollout, streams.key(PAIRS, step)
+        )
         measured |= {} if step % every else information
     every = cfg.forks.value_every
     if every and (first or step % every == 0):
         keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
-        error, counters = programs.critic_error(state, frozen, task, *keys)
+        error, counters = programs.critic_error(state, frozen, tasks[0], *keys)
         collecting.check_counters([counters])
         measured |= {} if step % every else error
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
@@ -97,7 +100,7 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
 
 def split_of(cfg: Config, pool: Validation) -> str:
     """The split that a pool is of, or the world of eval.worlds."""
-    world = f'_{pool.task.env.name}' if cfg.env.mix else ''
+    world = hosts.of_world(cfg, '', pool.task.env.name)
     other = pool.prefix.removeprefix('eval').removesuffix(world)
     return other.removeprefix('_') or cfg.eval.split
 

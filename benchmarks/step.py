@@ -66,8 +66,8 @@ class Session:
 
     def collect_arguments(self) -> tuple:
         run = self.run
-        episodes = run.training.draw(self.streams.key(streams.LEVELS), 0, 0)
-        return self.policy, run.training.task, episodes, self.streams.key(streams.COLLECT)
+        (episodes,) = run.training.draw(self.streams.key(streams.LEVELS), 0, 0)
+        return self.policy, run.training.tasks[0], episodes, self.streams.key(streams.COLLECT)
 
     def learn_arguments(self) -> tuple:
         run = self.run
@@ -82,7 +82,7 @@ class Session:
         )
 
     def play(self) -> Any:
-        return collecting.play(self.run, self.policy, self.run.training.task, self.streams, 0)
+        return collecting.play(self.run, self.policy, self.run.training.tasks, self.streams, 0)
 
     def step(self) -> Any:
         opened = RunState(self.state, self.frozen, None, self.streams)
@@ -105,7 +105,7 @@ def open_session(cfg: Any) -> Session:
 
 def learning(run: Run) -> Learning:
     """The settings of the run's update."""
-    return build_learning(run.cfg, run.mesh, run.training.task, run.tokenizer)
+    return build_learning(run.cfg, run.mesh, run.training.tasks[0], run.tokenizer)
 
 
 def build_score(session: Session) -> Any:
@@ -129,7 +129,9 @@ class Program:
 def compile_program(session: Session, name: str) -> Program:
     arguments = getattr(session, f'{name}_arguments')()
     began = time.monotonic()
-    traced = getattr(session.run.training, name).trace(*arguments)
+    training = session.run.training
+    program = training.collects[0] if name == 'collect' else training.learn
+    traced = program.trace(*arguments)
     memory = traced.lower().compile().memory_analysis()
     spent = time.monotonic() - began
     return Program(traced, memory, plan_programs.parameters_of(name, arguments), spent)
@@ -258,7 +260,7 @@ def wanted_shares(
     decoded = counters['decodes'].mean() * slots
     shares = {'decoded': float(counters['generated'].sum() / decoded)}
     if 'read' in counters and not cfg.context.window:
-        width = cfg.rollout.read_tokens or session.run.training.task.width
+        width = cfg.rollout.read_tokens or session.run.training.tasks[0].width
         block = min(cfg.rollout.serve_rows, slots // shards) * width
         shares['read'] = float(counters['read'].sum() / (counters['reads'].sum() * block))
     return shares | {'trained': trained_share(columns, batch)}
@@ -298,7 +300,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     times['score'] = common.timed(score, repeats)
     shares = host_shares(session, repeats)
     session.rollout, counters = jax.device_get(
-        session.run.training.collect(*session.collect_arguments())
+        session.run.training.collects[0](*session.collect_arguments())
     )
     rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
     tokens = int(session.rollout.attention_mask.sum())

@@ -267,12 +267,12 @@ class Rollouts:
     def play(self, number: int):
         run, draws = self.session.run, self.session.streams
         drawn = run.training.draw(draws.key(streams.LEVELS), number, 0)
-        played = run.training.collect(
-            self.session.policy, run.training.task, drawn, draws.key(streams.COLLECT, number)
+        rollout, (counters,) = run.training.collect(
+            self.session.policy, run.training.tasks, drawn, draws.key(streams.COLLECT, number)
         )
         for worlds in run.worlds.values():
             worlds.pool.close()
-        return played
+        return rollout, counters
 
     def update(self, rollout):
         """(state, metrics) behind an update with it."""

@@ -130,16 +130,16 @@ def lowered(run):
     state = start_state(run, run.params)
     model = run.params if run.cfg.lora.rank else {}
     frozen = Frozen(model=model, reference=state.params if run.cfg.needs_reference else None)
-    task = run.training.task
-    episodes = run.training.draw(key, 0)
+    task, collect = run.training.tasks[0], run.training.collects[0]
+    (episodes,) = run.training.draw(key, 0)
     policy = player_of(state, frozen.model)
-    collect = run.training.collect.lower(policy, task, episodes, key).as_text()
-    rollout = jax.eval_shape(run.training.collect, policy, task, episodes, key)[0]
+    played = collect.lower(policy, task, episodes, key).as_text()
+    rollout = jax.eval_shape(collect, policy, task, episodes, key)[0]
     base = None
     if run.cfg.base_rows:
-        return [digest(collect.encode()), 'demonstrations join']
+        return [digest(played.encode()), 'demonstrations join']
     learn = run.training.learn.lower(state, frozen, rollout, key, 1.0, base).as_text()
-    return [digest(collect.encode()), digest(learn.encode())]
+    return [digest(played.encode()), digest(learn.encode())]
 
 
 def differences(before, after):

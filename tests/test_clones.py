@@ -94,7 +94,7 @@ def test_demonstrations_have_the_limits_of_the_clone(capsys):
     run = build(micro_runs.config('frozen_lake', **(CLONES | limits)))
     longest = int(cloning.find_demonstrations(run).mask.sum(axis=1).max())
     texts = [
-        len(demonstrations.answer_tokens(run.training.task, run.tokenizer, [0] * n)) + 1
+        len(demonstrations.answer_tokens(run.training.tasks[0], run.tokenizer, [0] * n)) + 1
         for n in range(5)
     ]
     assert longest == texts[4] < 2 * texts[2]  # one turn of four actions, not two of two

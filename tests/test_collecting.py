@@ -53,14 +53,14 @@ def stub_run(refill, varied):
 
     def draw(key, step, first=0):
         drawn.append((jax.random.key_data(key).tolist(), step, first))
-        return played_of(np.zeros(ROWS), first)[1]
+        return (played_of(np.zeros(ROWS), first)[1],)
 
-    def collect(params, task, episodes, key):
+    def collect(params, tasks, episodes, key):
         returns = np.zeros(ROWS)
         returns[: 2 * varied[len(drawn) - 1] : 2] = 1 + len(drawn)
-        out = played_of(returns, int(episodes.token_stream[0]))[0]
+        out = played_of(returns, int(episodes[0].token_stream[0]))[0]
         counters = {'overflow': 0, 'generated': 10, 'nonfinite': 1}
-        return out, {name: jnp.array([count]) for name, count in counters.items()}
+        return out, [{name: jnp.array([count]) for name, count in counters.items()}]
 
     changes = {'rollout.group_size': GROUP_SIZE, 'filter.rule': 'varied', 'filter.refill': refill}
     cfg = read_config(micro_runs.config('frozen_lake', **changes), None)
@@ -69,11 +69,11 @@ def stub_run(refill, varied):
         cfg=cfg,
         worlds={},
         training=types.SimpleNamespace(
-            task=None,
+            tasks=(None,),
             draw=draw,
             collect=collect,
             pack=pack if refill else None,
-            metrics=lambda out, task: {'rollout/return': float(out.returns.mean())},
+            metrics=lambda out, tasks: {'rollout/return': float(out.returns.mean())},
         ),
     )
     return run, drawn

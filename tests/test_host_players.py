@@ -46,16 +46,15 @@ def run():
     """What demonstrations need of a run, which is no model."""
     cfg = read_config(config())
     tokenizer = parts.build_tokenizer(cfg)
-    training, validation = (
-        types.SimpleNamespace(task=parts.build_text_task(cfg, tokenizer, split, None))
-        for split in ('train', 'validation')
+    trained, held_out = (
+        parts.build_text_task(cfg, tokenizer, split, None) for split in ('train', 'validation')
     )
     return types.SimpleNamespace(
         cfg=cfg,
         mesh=None,
         tokenizer=tokenizer,
-        training=training,
-        validation=validation,
+        training=types.SimpleNamespace(tasks=(trained,)),
+        validation=types.SimpleNamespace(task=held_out),
         worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
     )
 
@@ -82,10 +81,10 @@ def played(run, oracle):
 def test_demonstrations_of_the_expert_reach_their_goals_in_the_tokens_of_a_rollout(run):
     texts, trained, found = played(run, oracle=1.0)
     assert found.tokens.shape[0] == 12 and found.tokens.shape[1] <= 168
-    world = textcraft.TextCraft(**run.training.task.env.settings())
-    first = run.tokenizer.decode(np.asarray(run.training.task.prefix), show_special=True)
+    world = textcraft.TextCraft(**run.training.tasks[0].env.settings())
+    first = run.tokenizer.decode(np.asarray(run.training.tasks[0].prefix), show_special=True)
     shown = {}
-    for item in run.training.task.env_params.items:
+    for item in run.training.tasks[0].env_params.items:
         shown.setdefault(world.reset(int(item)), int(item))
     for text, own in zip(texts, trained, strict=True):
         said = TURN.findall(text)

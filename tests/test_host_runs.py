@@ -365,7 +365,7 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
     run = build(config(**LAKE))
     listed = run.training.draw(jax.random.key(0), 0, 0)
     out, _ = jax.device_get(
-        run.training.collect(run.params, run.training.task, listed, jax.random.key(1))
+        run.training.collect(run.params, run.training.tasks, listed, jax.random.key(1))
     )
     run.worlds['gymnasium'].pool.close()
     assert out.healthy.all() and (out.num_turns == 3).all()

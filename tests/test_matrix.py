@@ -64,7 +64,7 @@ def world(name):
 
 def best_actions(run, levels):
     """Names the oracle would say in each world, one after another: lists of indices."""
-    task = run.training.task
+    task = run.training.tasks[0]
     env, env_params = task.env, task.env_params
     step = jax.jit(
         jax.vmap(lambda s, part: env.step_env(KEY, s, env.env_action(s, part), env_params))
@@ -92,7 +92,7 @@ def plans(run, per_turn):
         elif b % 4 == 2:
             plan = [[], []]
         else:
-            names = len(run.training.task.env.ACTION_NAMES)
+            names = len(run.training.tasks[0].env.ACTION_NAMES)
             plan = [rng.integers(names, size=min(per_turn, 4)).tolist() for _ in range(TURNS)]
         chosen.append((plan + [[0]] * TURNS)[:TURNS])
     return jnp.asarray(levels, jnp.int32), chosen
@@ -100,12 +100,14 @@ def plans(run, per_turn):
 
 def scripted(run, chosen):
     """Token ids of the answers, int32 [E, K, L]."""
-    end = int(run.training.task.eos_ids[0])
+    end = int(run.training.tasks[0].eos_ids[0])
     ids = np.full((EPISODES, TURNS, RESPONSE), end, np.int32)
     for b, turns in enumerate(chosen):
         for k, plan in enumerate(turns):
             answer = (
-                demonstrations.answer_tokens(run.training.task, run.tokenizer, plan) if plan else []
+                demonstrations.answer_tokens(run.training.tasks[0], run.tokenizer, plan)
+                if plan
+                else []
             )
             ids[b, k, : len(answer)] = answer
     return jnp.asarray(ids)
@@ -145,7 +147,7 @@ def episodes(name):
     stream = jnp.arange(EPISODES, dtype=jnp.int32)
     listed = Episodes(level=levels, token_stream=stream, world_stream=stream)
     program = jax.jit(functools.partial(play, model=run.config), compiler_options=QUICK)
-    return jax.device_get(program(run.params, run.training.task, listed, scripted(run, chosen)))
+    return jax.device_get(program(run.params, run.training.tasks[0], listed, scripted(run, chosen)))
 
 
 @functools.cache

@@ -115,7 +115,7 @@ def test_own_demonstrations_are_of_each_world_by_its_share():
     made = build(config(halves, **{'clone.episodes': 6, 'rollout.max_tokens': 144}))
     found = cloning.find_demonstrations(made)
     assert len(found.tokens) == 6
-    lake, sokoban = (np.asarray(task.prefix) for task in made.training.task.tasks)
+    lake, sokoban = (np.asarray(task.prefix) for task in made.training.tasks)
     tokens = np.asarray(found.tokens)
     assert (tokens[:3, : len(lake)] == lake).all() and (tokens[3:, : len(sokoban)] == sokoban).all()
 
@@ -124,7 +124,7 @@ def played(run):
     """(rollout, episodes) of the first step."""
     training = run.training
     drawn = training.draw(jax.random.key(1), 0, 100)
-    rollout, counters = training.collect(run.params, training.task, drawn, jax.random.key(2))
+    rollout, counters = training.collect(run.params, training.tasks, drawn, jax.random.key(2))
     collecting.check_counters(counters)
     return rollout, drawn
 
@@ -136,10 +136,10 @@ def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
     assert run.mesh.size == 8
     assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(run.mesh), 2)
     assert np.concatenate([world.token_stream for world in drawn]).tolist() == [*range(100, 132)]
-    blocks = list(mixture.blocks(run.training.task, jax.device_get(rollout)))
-    assert [len(rows.tokens) for _, rows in blocks] == [24, 8]
+    blocks = list(mixture.blocks((24, 8), jax.device_get(rollout)))
+    assert [member.rollout.episodes for member in run.cfg.members] == [24, 8]
     assert len(set(drawn[1].level.tolist())) == 2  # groups of four
-    for (task, rows), listed in zip(blocks, drawn, strict=True):
+    for task, rows, listed in zip(run.training.tasks, blocks, drawn, strict=True):
         prefix = np.asarray(task.prefix)
         assert (rows.tokens[:, : len(prefix)] == prefix).all()
         np.testing.assert_array_equal(rows.level, listed.level)
@@ -156,9 +156,9 @@ def test_continuations_plans_and_further_trials_are_played_in_every_world():
     }
     run = build(config(MIX, **changes))
     rollout, _ = played(run)
-    measured = jax.device_get(run.training.metrics(rollout, run.training.task))
+    measured = jax.device_get(run.training.metrics(rollout, run.training.tasks))
     assert (np.asarray(rollout.part) == agents.PLAN).any(1).all()
-    for _, rows in mixture.blocks(run.training.task, rollout):
+    for rows in mixture.blocks((8, 8), rollout):
         assert (rows.continuations.turn > 0).any() and rows.trial.max() == 1
     for name in ('agent/trials', 'agent/plan_tokens', 'agent/success_second'):
         each = [measured[name.replace('/', f'_{world}/')] for world in MIX_NAMES]
@@ -182,10 +182,10 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
         plain.replace(actions=plain.actions[:, :, :1], figures=jnp.array(found))
         for found in ([[1.0], [2.0]], [[3.0, 4.0], [5.0, 6.0]])
     )
-    task = mixture.Mixture((None, says('tries'), says('tries', 'cost')), None, (2, 2, 2))
+    tasks = None, says('tries'), says('tries', 'cost')
     whole = mixture.joined((plain, one, two))
     assert whole.actions.tolist()[2:] == [[[0, -1, -1]]] * 4 and whole.figures.shape == (6, 2)
-    found = [mixture.own(*block) for block in mixture.blocks(task, whole)]
+    found = [*map(mixture.own, tasks, mixture.blocks((2, 2, 2), whole))]
     assert found[0].figures is None
     assert_same(found[1].figures, one.figures)
     assert_same(found[2].figures, two.figures)

@@ -55,24 +55,24 @@ def trace(cfg, *, with_rollout):
     if count := cfg.continuations:
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
-    task = None
+    tasks = (None,)
     if with_rollout or cfg.context.window:
-        task = build_module.build_task(cfg, tokenizer, mesh)
+        tasks = build_module.build_tasks(cfg, tokenizer, mesh)
     if with_rollout and cfg.on_hosts:
-        if names := task.env.FIGURES:
+        if names := tasks[0].env.FIGURES:
             figures = jax.ShapeDtypeStruct((rows, len(names)), jnp.float32)
             out = out.replace(figures=figures)
     elif with_rollout:
         each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
-        listed = listed if cfg.env.mix else listed[0]
-        _, collect, _ = build_module.build_play(cfg, mesh, found[0], task, {})
+        collects = build_module.build_collects(cfg, mesh, found[0], {})
+        _, collect, _ = build_module.build_play(cfg, mesh, tasks, collects)
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, {})
-        made, _ = jax.eval_shape(collect, policy, task, listed, key)
+        made, _ = jax.eval_shape(collect, policy, tasks, listed, key)
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     fns = parts.build_functions(cfg, found[0], mesh)
-    how = build_module.build_learning(cfg, mesh, task, tokenizer)
+    how = build_module.build_learning(cfg, mesh, tasks[0], tokenizer)
     learn = functools.partial(build_module.learn, fns=fns, how=how)
     shape = (cfg.base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]

@@ -13,7 +13,7 @@ from agentrl_jax.records import document, page_html
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer, parse_written
-from agentrl_jax.text.conversation import HostTask
+from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.types import Rollout, TurnStop
 
 FOLDER = 'rollouts'  # below the workdir
@@ -95,7 +95,7 @@ def write(
     name: str,
     rollout: Rollout,
     *,
-    task: text.TextTask | HostTask,
+    task: Task,
     tokenizer: Any,
     streams: np.ndarray,
     key: jax.Array,

@@ -20,9 +20,8 @@ from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, command, hosts, mixture, parts
 from agentrl_jax.run.config import Config, effective, read
-from agentrl_jax.run.mixture import Mixture
 from agentrl_jax.run.params import player_of
-from agentrl_jax.text.conversation import HostTask
+from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens.tokenizer import IM_START
 from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
@@ -30,13 +29,14 @@ from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The training environment as text, and the programs of a step (all jitted)."""
+    """The worlds that train as text, and the programs of a step."""
 
-    task: TextTask | HostTask | Mixture
-    draw: Callable  # (key, step, first stream) -> episodes; of a mixture those of each world
-    collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
+    tasks: tuple[Task, ...]  # of one world, or of those of env.mix
+    draw: Callable  # (key, step, first stream) -> episodes of each world
+    collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters of each world)
+    collects: tuple[Callable, ...]  # of each world: (params, task, episodes, key) -> the same of it
     pack: Callable | None  # collecting.pack; None without dynamic sampling
-    metrics: Callable  # (rollout, task) -> metrics
+    metrics: Callable  # (rollout, tasks) -> metrics
     information: Callable  # (policy, task, rollout, key) -> collapse/ metrics
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
@@ -48,7 +48,7 @@ class Validation:
     """A pool of levels as text, its episodes, and the programs that play and count them."""
 
     prefix: str  # of its metrics
-    task: TextTask | HostTask
+    task: Task
     episodes: Episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
     count: Callable  # (rollout, task) -> sums over its first eval_levels rows
@@ -84,9 +84,7 @@ def measure_episodes(
     return common | metrics.agent_metrics(rollout, agent, names_actions=names_actions)
 
 
-def measure_rollout(
-    rollout: Rollout, task: TextTask | HostTask, *, group_size: int
-) -> dict[str, jax.Array]:
+def measure_rollout(rollout: Rollout, task: Task, *, group_size: int) -> dict[str, jax.Array]:
     """Metrics of a rollout, the environment's own included."""
     names = isinstance(task, TextTask)  # on hosts actions are texts
     common = measure_episodes(rollout, task.agent, group_size=group_size, names_actions=names)
@@ -155,7 +153,7 @@ def measure_critic(
 
 
 def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
-    """The settings of an update; task: for the width of its prompts, where windows are cut."""
+    """The settings of an update; task: one for the width of its prompts, where windows are cut."""
     seen, longest = cfg.context.window, cfg.rollout.max_response
     return learning_of(
         cfg,
@@ -182,11 +180,11 @@ def build(given: Any, *, probe: bool = True) -> Run:
         cfg = read(face, sharding.row_shards(mesh))
     tokenizer = parts.build_tokenizer(cfg)
     with command.usage():
-        task = build_task(cfg, tokenizer, mesh)
+        tasks = build_tasks(cfg, tokenizer, mesh)
         held_out = build_held_out(cfg, tokenizer, mesh)
-        for one in (*tasks_of(task), *held_out.values()):
+        for one in (*tasks, *held_out.values()):
             parts.check_reward(cfg, one)
-        for one in tasks_of(task) if probe else ():
+        for one in tasks if probe else ():
             if isinstance(one, HostTask):
                 hosts.probe(one.env, cfg.hosts.policy.tries)
     model, params = parts.build_model(cfg, tokenizer, mesh)
@@ -205,25 +203,19 @@ def build(given: Any, *, probe: bool = True) -> Run:
         config=model,
         params=params,
         txs=txs,
-        training=build_training(cfg, mesh, model, task, tokenizer, worlds),
+        training=build_training(cfg, mesh, model, tasks, tokenizer, worlds),
         validation=validations[0],
         also=validations[1:],
         worlds=worlds,
     )
 
 
-def build_task(cfg: Config, tokenizer: Any, mesh: Mesh) -> TextTask | HostTask | Mixture:
-    """What is trained on, as text."""
-    tasks = [parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members]
-    return mixture.mixture(cfg, tasks) if cfg.env.mix else tasks[0]
-
-
-def tasks_of(task: TextTask | HostTask | Mixture) -> tuple[TextTask | HostTask, ...]:
+def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
     """The worlds that train, each as text."""
-    return task.tasks if isinstance(task, Mixture) else (task,)
+    return tuple(parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members)
 
 
-def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, TextTask]:
+def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
 
     Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
@@ -232,7 +224,7 @@ def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, TextTas
     for split in (own, *cfg.eval.also):
         for member in cfg.members:
             prefix = 'eval' if split == own else f'eval_{split}'
-            prefix += f'_{member.env.name}' if cfg.env.mix else ''
+            prefix = hosts.of_world(cfg, prefix, member.env.name)
             pools[prefix] = parts.build_text_task(member, tokenizer, split, mesh)
     for world in cfg.others:
         other = cfg.of_world(world)
@@ -243,7 +235,7 @@ def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, TextTas
     return pools
 
 
-def build_draw(cfg: Config, task: TextTask | HostTask) -> Callable:
+def build_draw(cfg: Config, task: Task) -> Callable:
     """draw_episodes of a world."""
     return functools.partial(
         draw_episodes,
@@ -255,42 +247,48 @@ def build_draw(cfg: Config, task: TextTask | HostTask) -> Callable:
     )
 
 
+def build_collects(
+    cfg: Config, mesh: Mesh, config: Model, worlds: dict[str, Worlds]
+) -> tuple[Callable, ...]:
+    """collect of each world that trains."""
+    make = functools.partial(parts.build_collect, config=config, mesh=mesh, training=True)
+    return tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
+
+
 def build_play(
-    cfg: Config, mesh: Mesh, config: Model, task: Any, worlds: dict[str, Worlds]
+    cfg: Config, mesh: Mesh, tasks: tuple[Task, ...], collects: tuple[Callable, ...]
 ) -> tuple[Callable, Callable, Callable]:
-    """(draw, collect, metrics of a rollout), jitted."""
+    """(draw, collect, metrics of a rollout) of the worlds that train."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
-
-    def make(member):
-        own = worlds.get(member.env.name)
-        return parts.build_collect(member, config, mesh, training=True, worlds=own)
-
-    measure = functools.partial(measure_rollout, group_size=cfg.rollout.group_size)
-    if not cfg.env.mix:
-        draw = jax.jit(build_draw(cfg, task), out_shardings=rows)
-        return draw, make(cfg), jax.jit(measure, out_shardings=whole)
-    each = [
-        (build_draw(member, one), make(member))
-        for member, one in zip(cfg.members, task.tasks, strict=True)
-    ]
-    together = functools.partial(
-        measure_episodes, agent=cfg.agent.build(), group_size=cfg.rollout.group_size
+    size, agent = cfg.rollout.group_size, cfg.agent.build()
+    one = functools.partial(measure_rollout, group_size=size)
+    together = functools.partial(measure_episodes, agent=agent, group_size=size)
+    draws = [build_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
+    return mixture.programs(
+        tasks,
+        [jax.jit(draw, out_shardings=rows) for draw in draws],
+        collects,
+        counts=[member.rollout.episodes for member in cfg.members],
+        one=jax.jit(one, out_shardings=whole),
+        together=jax.jit(together, out_shardings=whole) if cfg.env.mix else None,
+        rows=rows,
     )
-    return mixture.programs(task, each, one=measure, together=together, rows=rows, whole=whole)
 
 
 def build_training(
     cfg: Config,
     mesh: Mesh,
     config: Model,
-    task: TextTask | HostTask | Mixture,
+    tasks: tuple[Task, ...],
     tokenizer: Any,
     worlds: dict[str, Worlds],
 ) -> Training:
     """The programs of a step."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
-    fns, how = parts.build_functions(cfg, config, mesh), build_learning(cfg, mesh, task, tokenizer)
-    draw, collect, measure = build_play(cfg, mesh, config, task, worlds)
+    fns = parts.build_functions(cfg, config, mesh)
+    how = build_learning(cfg, mesh, tasks[0], tokenizer)
+    collects = build_collects(cfg, mesh, config, worlds)
+    draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     information = functools.partial(
         mutual_information.information,
         hidden_fn=fns.hidden,
@@ -308,21 +306,22 @@ def build_training(
         chunk_size=cfg.batch.head_chunk,
     )
     return Training(
-        task=task,
+        tasks=tasks,
         draw=draw,
         collect=collect,
+        collects=collects,
         pack=collecting.build_pack(how, rows, whole),
         metrics=measure,
         information=jax.jit(information, out_shardings=whole),
         learn=build_learn(fns, how),
         rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
-        critic_error=build_critic_error(cfg, task, collect, fns, how, whole),
+        critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
     )
 
 
 def build_critic_error(
     cfg: Config,
-    task: Any,
+    task: Task,
     collect: Callable,
     fns: ModelFns,
     how: Learning,
@@ -340,7 +339,7 @@ def build_validations(
     cfg: Config,
     mesh: Mesh,
     config: Model,
-    held_out: dict[str, TextTask | HostTask],
+    held_out: dict[str, Task],
     worlds: dict[str, Worlds],
 ) -> tuple[Validation, ...]:
     """The programs of all pools, those on the device with one collect."""
@@ -354,7 +353,7 @@ def build_validations(
 
 
 def build_validation(
-    cfg: Config, mesh: Mesh, prefix: str, task: TextTask | HostTask, collect: Callable
+    cfg: Config, mesh: Mesh, prefix: str, task: Task, collect: Callable
 ) -> Validation:
     """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)

@@ -1,7 +1,6 @@
 """Demonstrations of a run, the policy cloned from them, and those that join its batches."""
 
 import sys
-from typing import Any
 
 import jax
 
@@ -15,6 +14,7 @@ from agentrl_jax.run.build import Run
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
+from agentrl_jax.text.conversation import Task
 from agentrl_jax.types import Demonstrations, Params
 
 
@@ -35,15 +35,12 @@ def find_demonstrations(run: Run) -> Demonstrations:
 
 def demonstrations_of_all(run: Run) -> Demonstrations:
     """Own demonstrations of every world that trains."""
-    cfg, task = run.cfg, run.training.task
-    if not cfg.env.mix:
-        return own_demonstrations(run, cfg, task)
-    each = zip(cfg.members, task.tasks, strict=True)
+    each = zip(run.cfg.members, run.training.tasks, strict=True)
     found = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
-    return demonstrations.join(found, run.tokenizer.pad_id)
+    return found[0] if len(found) == 1 else demonstrations.join(found, run.tokenizer.pad_id)
 
 
-def own_demonstrations(run: Run, cfg: Config, task: Any) -> Demonstrations:
+def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
     """Oracle and random play of the training levels of one world."""
     if cfg.clone.has_limits:
         cfg = cfg.with_clone_limits

@@ -19,9 +19,10 @@ from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
+from agentrl_jax.text.conversation import Task
 from agentrl_jax.types import EpisodeStop, Params, Rollout
 
-Played = tuple[Rollout, Episodes]
+Played = tuple[Rollout, tuple[Episodes, ...]]
 
 
 def check_counters(counters: Sequence[dict[str, Any]]) -> None:
@@ -54,30 +55,29 @@ def check_finite(nonfinite: int, tokens: int, where: str) -> None:
 
 
 def play(
-    run: Any, params: Params, task: Any, streams: Streams, step: int, number: int = 0
+    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int, number: int = 0
 ) -> tuple[Played, list[dict[str, Any]]]:
     """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
     hosts.label(run, step=step, split='train', number=number)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes)
-    rollout, counters = run.training.collect(params, task, drawn, streams.key(COLLECT, step))
-    counted = counters if run.cfg.env.mix else [counters]
-    check_counters(counted)  # the host's only look at it
-    return (rollout, drawn), counted
+    rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
+    check_counters(counters)  # the host's only look at it
+    return (rollout, drawn), counters
 
 
 def collect(
-    run: Any, params: Params, task: Any, streams: Streams, step: int
+    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
 ) -> tuple[Played, int, dict]:
-    """(what the update gets, tokens sampled, metrics) of a step, played on `task`."""
-    played, counted = play(run, params, task, streams, step)
-    measured = run.training.metrics(played[0], run.training.task) | {'filter/collects': 1}
+    """(what the update gets, tokens sampled, metrics) of a step, played on `tasks`."""
+    played, counted = play(run, params, tasks, streams, step)
+    measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
         return played, sampled(counted), measured | counts(counted)
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.algorithm.filter.refill):
         if number:
-            played, counters = play(run, params, task, streams, step, number)
+            played, counters = play(run, params, tasks, streams, step, number)
             counted += counters
         # The count goes through the host: on devices it would have two layouts, so two programs.
         held, filled, found = run.training.pack(held, np.int32(count), played)

@@ -36,8 +36,8 @@ def log_name(stem: str = 'replies', process: int | None = None) -> str:
     return f'{stem}{f"_{process}" if process else ""}.jsonl'
 
 
-def log_stem(cfg: Any, world: str, stem: str = 'replies') -> str:
-    """Of several worlds in one run each has its own log."""
+def of_world(cfg: Any, stem: str, world: str) -> str:
+    """The name of what each world of env.mix has of its own: replies_sokoban, eval_sokoban."""
     return f'{stem}_{world}' if cfg.env.mix else stem
 
 
@@ -75,7 +75,7 @@ def playing(
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():
-            path = folder / log_name(log_stem(run.cfg, name, stem))
+            path = folder / log_name(of_world(run.cfg, stem, name))
             stack.enter_context(logged(worlds, path, step, asked))
         yield
 

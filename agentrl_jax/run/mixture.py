@@ -1,6 +1,6 @@
-"""Several worlds in one run (env.mix): each plays its share of the groups, all train one policy.
+"""The worlds that train: a tuple, of one world or of those of env.mix, which all train one policy.
 
-The rows of a rollout stand world by world, as many of each in every step. A world has its own
+The rows of a rollout are ordered world by world, as many of each in every step. A world has its own
 prompts, levels and random streams, and its rows are played by the program of a run of its own, one
 world after another; what follows a rollout knows groups alone and sees one rollout. Worlds on hosts
 say more or less of an episode than others: rows are made as wide as the widest, and those of one
@@ -14,41 +14,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run.config import Config
-from agentrl_jax.text.conversation import HostTask
-from agentrl_jax.text.task import TextTask
+from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.types import Params, Rollout
 
-FIRST_KEY = 2**30  # levels of worlds behind the first one: no step has such a number
+FIRST_KEY = 2**30  # levels of worlds after the first one: no step has such a number
 
 
-@struct.dataclass
-class Mixture:
-    """The worlds of a run as text."""
-
-    tasks: tuple[TextTask | HostTask, ...]
-    turn_limit: jax.Array  # int32 []  of all of them; see TextTask
-    rows: tuple[int, ...] = struct.field(pytree_node=False)  # episodes of each in a rollout
-
-
-def mixture(cfg: Config, tasks: Sequence[TextTask | HostTask]) -> Mixture:
-    """The tasks of cfg.members as one."""
-    rows = tuple(member.rollout.episodes for member in cfg.members)
-    return Mixture(tasks=tuple(tasks), turn_limit=tasks[0].turn_limit, rows=rows)
-
-
-def blocks(task: Mixture, rows: Any) -> Iterator[tuple[TextTask | HostTask, Any]]:
-    """(task, its rows) of each world; rows: a pytree of arrays [B, ...]."""
-    ends = itertools.accumulate(task.rows)
-    for one, count, end in zip(task.tasks, task.rows, ends, strict=True):
-        yield one, jax.tree.map(lambda x, a=end - count, b=end: x[a:b], rows)
+def blocks(counts: Sequence[int], rows: Any) -> Iterator[Any]:
+    """The rows of each world; rows: a pytree of arrays [B, ...], counts: episodes of each."""
+    for count, end in zip(counts, itertools.accumulate(counts), strict=True):
+        yield jax.tree.map(lambda x, a=end - count, b=end: x[a:b], rows)
 
 
 def joined(parts: Sequence[Rollout]) -> Rollout:
-    """Rollouts of several worlds, one behind another; see own for what is widened."""
+    """Rollouts of several worlds, one after another; see own for what is widened."""
     actions = max(part.actions.shape[2] for part in parts)
     measured = [part.figures for part in parts if part.figures is not None]
     figures = max((x.shape[1] for x in measured), default=0)
@@ -67,7 +48,7 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *map(widened, parts))
 
 
-def own(task: TextTask | HostTask, rollout: Rollout) -> Rollout:
+def own(task: Task, rollout: Rollout) -> Rollout:
     """Rows of one world of a rollout of several, with the figures that it measures itself."""
     count = len(task.env.FIGURES) if isinstance(task, HostTask) else 0
     return rollout.replace(figures=rollout.figures[:, :count] if count else None)
@@ -75,18 +56,18 @@ def own(task: TextTask | HostTask, rollout: Rollout) -> Rollout:
 
 def draw(
     key: jax.Array,
-    step: jax.Array,
+    step: jax.Array | int,
     first: jax.Array | int = 0,
     *,
     draws: Sequence[Callable],
-    rows: Sequence[int],
+    counts: Sequence[int],
 ) -> tuple[Episodes, ...]:
     """Episodes of each world; their random streams follow one another from `first` on.
 
     draws: draw_episodes of each world. The first world has the levels of a run of its own.
     """
     keys = [key, *(jax.random.fold_in(key, FIRST_KEY + i) for i in range(1, len(draws)))]
-    begin = itertools.accumulate(rows, initial=0)
+    begin = itertools.accumulate(counts, initial=0)
     return tuple(
         one(own, step, first + start) for one, own, start in zip(draws, keys, begin, strict=False)
     )
@@ -94,7 +75,7 @@ def draw(
 
 def collect(
     params: Params,
-    task: Mixture,
+    tasks: tuple[Task, ...],
     episodes: tuple[Episodes, ...],
     key: jax.Array,
     *,
@@ -102,26 +83,35 @@ def collect(
     join: Callable,
 ) -> tuple[Rollout, list[dict[str, Any]]]:
     """(rollout, counters of each) of all worlds; collects: collect of each world, join: joined."""
-    played = []
-    for one, member, listed in zip(collects, task.tasks, episodes, strict=True):
-        found = one(params, member.replace(turn_limit=task.turn_limit), listed, key)
-        # One program at a time: on CPUs two with collectives may wait for each other's threads
-        played.append(jax.block_until_ready(found))
+    # One program at a time: two with collectives may wait for each other's threads on CPUs, and in
+    # one program loops that do not depend on each other may run at once, and wait for ever.
+    played = [
+        jax.block_until_ready(one(params, task, listed, key))
+        for one, task, listed in zip(collects, tasks, episodes, strict=True)
+    ]
     rollouts, counters = zip(*played, strict=True)
-    return join(rollouts), list(counters)
+    return rollouts[0] if len(rollouts) == 1 else join(rollouts), list(counters)
 
 
 def measure(
-    rollout: Rollout, task: Mixture, *, split: Callable, one: Callable, together: Callable
+    rollout: Rollout,
+    tasks: tuple[Task, ...],
+    *,
+    split: Callable,
+    one: Callable,
+    together: Callable | None,
 ) -> dict[str, jax.Array]:
-    """Metrics of a rollout, and those of each world behind its name: rollout_sokoban/success.
+    """Metrics of a rollout, and those of each world with its name: rollout_sokoban/success.
 
-    split: the rows of each world of a rollout; one: metrics of a world's; together: of all.
+    split: the rows of each world of a rollout; one: metrics of a world's; together: of all. Without
+    together they are those of the one world, and its name is in none.
     """
+    if together is None:
+        return one(rollout, *tasks)
     found = together(rollout)
-    for member, rows in zip(task.tasks, split(rollout), strict=True):
-        world = member.env.name
-        for name, value in one(rows, member).items():
+    for task, rows in zip(tasks, split(rollout), strict=True):
+        world = task.env.name
+        for name, value in one(rows, task).items():
             group, _, leaf = name.partition('/')
             if group in ('rollout', 'group', 'agent'):
                 found[f'{group}_{world}/{leaf}'] = value
@@ -131,32 +121,27 @@ def measure(
 
 
 def programs(
-    task: Mixture,
-    each: Sequence[tuple],
+    tasks: tuple[Task, ...],
+    draws: Sequence[Callable],
+    collects: Sequence[Callable],
     *,
+    counts: Sequence[int],
     one: Callable,
-    together: Callable,
+    together: Callable | None,
     rows: Any,
-    whole: Any,
 ) -> tuple[Callable, Callable, Callable]:
-    """(draw, collect, metrics) of the mixture.
+    """(draw, collect, metrics) of the worlds together.
 
-    each: draw and collect of every world; one, together: metrics of a world's rollout and of all;
-    rows, whole: layouts on the mesh. The worlds' programs stay apart: in one program, loops that do
-    not depend on each other may run at once, and their collectives wait for each other for ever.
+    draws, collects: of each world, jitted, as are one and together (see measure); counts: episodes
+    of each world; rows: their layout on the mesh.
     """
-    draws, collects = zip(*each, strict=True)
 
     def split(rollout):
-        return tuple(own(*block) for block in blocks(task, rollout))
+        return tuple(map(own, tasks, blocks(counts, rollout)))
 
+    cut = jax.jit(split, out_shardings=rows)
     return (
-        jax.jit(functools.partial(draw, draws=draws, rows=task.rows), out_shardings=rows),
+        functools.partial(draw, draws=draws, counts=counts),
         functools.partial(collect, collects=collects, join=jax.jit(joined, out_shardings=rows)),
-        functools.partial(
-            measure,
-            split=jax.jit(split, out_shardings=rows),
-            one=jax.jit(one, out_shardings=whole),
-            together=jax.jit(together, out_shardings=whole),
-        ),
+        functools.partial(measure, split=cut, one=one, together=together),
     )

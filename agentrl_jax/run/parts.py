@@ -25,7 +25,7 @@ from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.text import agents
-from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
+from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
@@ -49,7 +49,7 @@ def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
     return build(world, split, num_levels=levels, seed=cfg.env.pool_seed)
 
 
-def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> TextTask | HostTask:
+def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> Task:
     """The environment as text, replicated over the mesh; without one, on the host."""
     make = host_task if cfg.on_hosts else device_task
     task = make(cfg, tokenizer, split)
@@ -274,7 +274,7 @@ def build_reward(cfg: Config) -> Callable | None:
         ) from error
 
 
-def check_reward(cfg: Config, task: TextTask | HostTask) -> None:
+def check_reward(cfg: Config, task: Task) -> None:
     """ValueError where reward.function gives no rewards of this world; nothing is compiled."""
     function, name = build_reward(cfg), f'{REWARD}={cfg.reward.function!r}'
     if function is None:

@@ -29,7 +29,7 @@ class Played(NamedTuple):
     """What the page of a step shows."""
 
     rollout: Rollout
-    episodes: Episodes | tuple[Episodes, ...]  # of a mixture those of each world
+    episodes: tuple[Episodes, ...]  # of each world
     key: jax.Array  # that collect was given
     horizon: int  # turns that an episode could have
     rows: jax.Array  # int32 [b]  rows of the update
@@ -153,17 +153,12 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
     if jax.process_index():
         return
     extras = {'ratio': np.exp(after - rollout.logprobs), 'advantages': spread}
-    shown = [(f'step_{step:06d}', run.training.task, episodes, (rollout, extras))]
-    if run.cfg.env.mix:  # a page for each world
-        parts = mixture.blocks(run.training.task, (rollout, extras))
-        shown = [
-            (f'{task.env.name}_step_{step:06d}', task, listed, rows)
-            for (task, rows), listed in zip(parts, episodes, strict=True)
-        ]
-    for name, task, listed, (rows, beside) in shown:
+    parts = mixture.blocks([len(listed.level) for listed in episodes], (rollout, extras))
+    for task, listed, (rows, beside) in zip(run.training.tasks, episodes, parts, strict=True):
+        world = task.env.name
         pages.write(
             workdir,
-            name,
+            f'{world}_step_{step:06d}' if run.cfg.env.mix else f'step_{step:06d}',
             rows,
             task=task.replace(turn_limit=np.int32(played.horizon)),
             tokenizer=run.tokenizer,
@@ -171,8 +166,8 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             key=played.key,
             replies=hosts.said(
                 run,
-                task.env.name,
-                workdir / hosts.log_name(hosts.log_stem(run.cfg, task.env.name)),
+                world,
+                workdir / hosts.log_name(hosts.of_world(run.cfg, 'replies', world)),
                 listed.token_stream,
                 step=step,
                 split='train',

@@ -17,6 +17,7 @@ from flax import struct
 
 from agentrl_jax.text import agents
 from agentrl_jax.text.prompts import RAGEN
+from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens import chat as chats
 
 CUT = '\n[...]\n'  # in place of the middle of an observation
@@ -37,6 +38,9 @@ class HostTask:
     width: int = struct.field(pytree_node=False)  # tokens of the longest prompt of a turn
     max_turns: int = struct.field(pytree_node=False)
     agent: agents.Agent = struct.field(pytree_node=False)
+
+
+Task = TextTask | HostTask  # a world as text, wherever it is
 
 
 @dataclasses.dataclass(frozen=True)
