@@ -65,7 +65,7 @@ test-reference: | python-version
 	  -r requirements-reference.txt
 	# the tests skip without these
 	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos, trl.trainer.dpo_trainer"
-	.venv-reference/bin/python -m pytest tests/test_against_verl.py tests/test_dpo.py
+	.venv-reference/bin/python -m pytest tests/parity/test_against_verl.py tests/unit/test_dpo.py
 
 # In an environment of its own too: OpenEnv needs 35 packages more. Without them its test skips.
 test-openenv: | python-version
@@ -74,7 +74,7 @@ test-openenv: | python-version
 	.venv-openenv/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  -r requirements-openenv.txt
 	.venv-openenv/bin/python -c "import openenv.core.env_server.http_server"
-	.venv-openenv/bin/python -m pytest tests/test_hosts_openenv.py
+	.venv-openenv/bin/python -m pytest tests/worlds/test_hosts_openenv.py
 
 # In an environment of its own too: Tunix wants an older safetensors than ours.
 bench-tunix: | python-version
@@ -83,7 +83,7 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  -r requirements-tunix.txt
 	.venv-tunix/bin/python -c "import benchmarks.tunix_peer"  # the tests skip without it
-	.venv-tunix/bin/python -m pytest -W ignore tests/test_against_tunix.py
+	.venv-tunix/bin/python -m pytest -W ignore tests/parity/test_against_tunix.py
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:

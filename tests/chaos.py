@@ -35,6 +35,7 @@ import tempfile
 import time
 from typing import Any
 
+import folders  # noqa: F401
 import jax
 import micro_runs
 import numpy as np

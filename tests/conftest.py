@@ -15,6 +15,7 @@ import platform
 import shutil
 import signal
 
+import folders  # noqa: F401
 import hypothesis
 import pytest
 

@@ -28,6 +28,7 @@ import time
 if __name__ == '__main__':
     os.environ['JAX_PLATFORMS'] = 'cpu'  # read when jax is imported
 
+import folders  # noqa: F401
 from test_gguf import write_gguf_with_tokenizer
 from test_tokenizer import write_folder as write_byte_pair
 from tiny_models import TINY, hf_tensors

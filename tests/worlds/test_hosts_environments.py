@@ -32,7 +32,7 @@ from agentrl_jax.sweeps import spec
 from configs import base, deepsearch
 from configs import search as search_config
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def built(name, **settings):

@@ -11,7 +11,7 @@ import pytest
 
 import agentrl_jax
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_a_public_name_is_the_one_its_module_defines():

@@ -29,7 +29,7 @@ from agentrl_jax.sweeps import spec
 from configs import small
 from experiments import common
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRAWS = int(os.environ.get('CONFIG_DRAWS', '6'))
 LEAVES = tree.defaults(Config)  # every field but those of worlds
 OWN = {name: tree.leaves(cls) for name, cls in ALGORITHMS.items()}

@@ -23,7 +23,7 @@ from agentrl_jax.records import page_episode, run_log
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'agentrl_jax' / 'envs'
 README = (FOLDER / 'README.md').read_text(encoding='utf-8')
 

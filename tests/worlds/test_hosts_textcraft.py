@@ -13,7 +13,7 @@ import pytest
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPTHS = {1: 125, 2: 291, 3: 117, 4: 11}  # goals of each in AgentGym, for files in sorted order
 
 

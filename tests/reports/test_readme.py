@@ -32,7 +32,7 @@ from agentrl_jax.text import prompts
 from agentrl_jax.text import task as text
 from configs import base, demo
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'agentrl_jax'
 FOLDERS = sorted(path.parent.name for path in PACKAGE.glob('*/__init__.py'))
 # By folder: '' is the project's own, 'run' that of agentrl_jax/run

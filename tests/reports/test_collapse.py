@@ -14,7 +14,7 @@ from agentrl_jax.run import roll_back
 from agentrl_jax.run.config import read as read_config
 from configs import base
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / 'tests' / 'data' / 'collapse'
 STD = dict(limit=0.1, patience=10)
 SUCCESS = dict(limit=0.01, patience=5)

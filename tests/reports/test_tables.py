@@ -17,7 +17,7 @@ from agentrl_jax.results import curves, render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / 'experiments').glob(f'*/{tables.SPEC_FILE}'))
 RANDOM = {'bandit': 0.5, 'sokoban': 0.2}
 

@@ -1,6 +1,6 @@
 """tpu_scripts without a cloud: dry runs, a fake gcloud, and two hosts on this machine.
 
-`python tests/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
+`python tests/ops/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
 """
 
 import os

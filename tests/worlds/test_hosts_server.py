@@ -22,7 +22,7 @@ from agentrl_jax.envs.hosts import gate, server, workers
 from agentrl_jax.envs.hosts.connection import content_digest
 from agentrl_jax.envs.hosts.launch import Launched
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORLDS = 4  # of each of two workers
 TOKEN = 'a-token-that-is-long-enough'
 

@@ -15,7 +15,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
 from configs import base, demo
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'agentrl_jax' / 'envs' / 'hosts'
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'agentrl_jax' / 'envs' / 'hosts'
 README = (FOLDER / 'README.md').read_text(encoding='utf-8')
 
 

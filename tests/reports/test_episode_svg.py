@@ -11,7 +11,7 @@ import pytest
 from agentrl_jax.records.document import check
 from agentrl_jax.tools import episode_svg
 
-DEMO = pathlib.Path(__file__).resolve().parent.parent / 'experiments' / 'demo'
+DEMO = pathlib.Path(__file__).resolve().parents[2] / 'experiments' / 'demo'
 PREFIX = '{http://www.w3.org/2000/svg}'
 
 

@@ -6,7 +6,7 @@ A method that a base class of the package says it of need not say it again.
 import ast
 import pathlib
 
-PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'agentrl_jax'
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / 'agentrl_jax'
 SPECIAL = ('__init__', '__call__')  # of the names with underscores, those that callers use
 
 

@@ -11,7 +11,7 @@ import reaching
 from agentrl_jax import train
 from agentrl_jax.rollout import device
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def trains():

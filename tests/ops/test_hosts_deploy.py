@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'agentrl_jax' / 'envs' / 'hosts' / 'deploy'
 SLURM = FOLDER / 'worlds.slurm'
 FLAGS = set(

@@ -41,7 +41,7 @@ from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.rollout import keepers
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 needs_chromium = pytest.mark.skipif(
     not any(map(shutil.which, chromium.NAMES)), reason='apt-get install chromium'
 )

@@ -36,7 +36,7 @@ from agentrl_jax.envs.hosts.search.world import Search, SearchQA
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 from agentrl_jax.envs.splits import SPLITS
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = (
     ('Lyon', 'Lyon is a city on the Rhone.'),
     ('Paris', 'Paris is the capital of France, and a city. Paris lies on the Seine.'),

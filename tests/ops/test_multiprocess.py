@@ -15,7 +15,7 @@ import pytest
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.machine import processes as runtime
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 START = """
 import sys, time

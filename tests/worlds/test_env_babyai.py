@@ -472,7 +472,7 @@ def test_without_minigrid_further_levels_name_the_package(monkeypatch):
 
 def test_another_interpreter_with_another_hash_seed_has_the_same_texts_and_levels():
     program = 'import test_env_babyai as tests; print(tests.digest(), hash("red ball"))'
-    path = os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parent)])
+    path = os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parents[1])])
     own = os.environ['PYTHONHASHSEED'] if 'PYTHONHASHSEED' in os.environ else 'random'
     other = os.environ | {'PYTHONHASHSEED': '2' if own == '1' else '1', 'PYTHONPATH': path}
     command = [sys.executable, '-c', program]

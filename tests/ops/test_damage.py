@@ -1,6 +1,6 @@
 """What is not as it was saved is never loaded: the error names the file, an older step is taken.
 
-`python tests/test_damage.py 200 50` flips so many bits and truncates so many files.
+`python tests/ops/test_damage.py 200 50` flips so many bits and truncates so many files.
 """
 
 import json

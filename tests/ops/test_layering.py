@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ('agentrl_jax', 'configs', 'experiments', 'benchmarks', 'tpu_scripts', 'tests')
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob('*.py'))
 PACKAGE = [path for path in FILES if path.is_relative_to(ROOT / 'agentrl_jax')]

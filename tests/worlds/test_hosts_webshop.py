@@ -16,7 +16,7 @@ from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring, world
 from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment, WebShop
 from agentrl_jax.envs.splits import SPLITS
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIRT = {  # rows as WebShop's files have them; the values are ours
     'asin': 'B000000001',
     'name': 'Acme Slim Shirt, Dark Blue',
