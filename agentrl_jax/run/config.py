@@ -235,7 +235,8 @@ def as_json(cfg: Any) -> dict[str, Any]:
 def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
     """The ConfigDict of a saved config of any version.
 
-    Fields that came later have their defaults; ValueError names those that are gone.
+    Fields that came later have their defaults, those without effect no value; ValueError names
+    those that are gone.
     """
     values = tree.migrate({**saved, 'version': version}, STEPS)
     cfg = get_config()
@@ -250,6 +251,10 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
             f'{", ".join(unknown)}; use the version that it was made with, or give --config'
         )
     cfg.update_from_flattened_dict({n: x for n, x in values.items() if x is not None})
+    # Older versions kept what was set of fields without effect
+    working = tree.values(tree.read(Config, cfg, idle=True))
+    chosen = {name for _, _, every in tree.variants(Config) for name in every}
+    cfg.update_from_flattened_dict({n: None for n in chosen if working.get(n) is None})
     return cfg
 
 
@@ -265,10 +270,10 @@ def read_saved(extra: Mapping[str, Any]) -> Config:
 
 def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The config beside a checkpoint as JSON by what it does: idle fields have no value."""
-    cfg = effective(migrate(extra['config'], extra['version'] if 'version' in extra else 0))
-    idle = {name for _, _, every in tree.variants(Config) for name in every}
-    idle -= tree.values(tree.read(Config, cfg)).keys()
-    cfg.update_from_flattened_dict(dict.fromkeys(idle))
+    version = extra['version'] if 'version' in extra else 0
+    cfg = effective(migrate(extra['config'], version))
+    if not cfg.loss.kl_coef:
+        cfg.loss.kl_in = None
     return as_json(cfg)
 
 

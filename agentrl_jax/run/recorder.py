@@ -20,6 +20,7 @@ from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts, mixture, roll_back
 from agentrl_jax.run.build import Run
+from agentrl_jax.run.config import Config
 from agentrl_jax.types import Params, Rollout
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
@@ -65,7 +66,7 @@ class Recorder(contextlib.ExitStack):
         )
         self.progress = self.enter_context(Progress(cfg.steps, 'training', done=first))
         self.enter_context(Beacon(workdir, self.progress.now))
-        last = min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
+        last = last_traced(cfg, first)
         traced = profiling.Trace(workdir, first=first + WARM_UP_STEPS, last=last)
         self.trace = self.enter_context(traced)
         rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
@@ -142,6 +143,11 @@ class Recorder(contextlib.ExitStack):
         cfg, every = self.run.cfg, self.run.cfg.log.rollouts_every
         if self.step == cfg.steps - 1 or (every and self.step % every == 0):
             save_page(self.run, self.workdir, self.step, policy, played)
+
+
+def last_traced(cfg: Config, first: int) -> int:
+    """The last step of the trace of a run that starts at `first`; its own last step at the most."""
+    return min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
 
 
 def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played) -> None:

@@ -189,12 +189,15 @@ def config_dict(root: type, section: str = '') -> Any:
     return ml_collections.ConfigDict(nested[section] if section else nested)
 
 
-def read(cls: type, cfg: Any, at: str = '') -> Any:
-    """The dataclass of a ConfigDict or of JSON; ValueError with everything that is wrong."""
+def read(cls: type, cfg: Any, at: str = '', *, idle: bool = False) -> Any:
+    """The dataclass of a ConfigDict or of JSON; ValueError with everything that is wrong.
+
+    idle: fields without effect may be set.
+    """
     given = {name: value for name, value in flat(cfg).items() if value is not None}
     wrong: list[str] = []
-    made = _read(cls, at, None, given, None, wrong)
-    for leaf, each, every in variants(cls, at):
+    made = _read(cls, at, None, given, None, wrong, idle)
+    for leaf, each, every in variants(cls, at) if not idle else ():
         own = each.get(given.get(leaf.name, leaf.marks[Chosen].key(leaf.default)), every)
         for name in every.keys() - own.keys():
             if every[name].asks(given):
@@ -206,18 +209,20 @@ def read(cls: type, cfg: Any, at: str = '') -> Any:
     return made
 
 
-def _read(cls: type, at: str, default: Any, given: dict, above: dict | None, wrong: list) -> Any:
+def _read(
+    cls: type, at: str, default: Any, given: dict, above: dict | None, wrong: list, free: bool
+) -> Any:
     values, before, whens = {}, len(wrong), []
     above = values if above is None else above
     for name, leaf in walk(cls, at, default):
         if not isinstance(leaf, Leaf):
-            values[name] = _read(*leaf, given, above, wrong)
+            values[name] = _read(*leaf, given, above, wrong, free)
             continue
         values[name] = leaf.default
         whens += [leaf] if When in leaf.marks else []
         try:
             if Chosen in leaf.marks:
-                values[name] = _read(leaf.chosen(given), '', None, given, above, wrong)
+                values[name] = _read(leaf.chosen(given), '', None, given, above, wrong, free)
             elif leaf.name in given:
                 values[name] = leaf.take(given[leaf.name])
             elif From in leaf.marks and leaf.default is None:
@@ -229,7 +234,7 @@ def _read(cls: type, at: str, default: Any, given: dict, above: dict | None, wro
     made = cls(**values)
     idle = [leaf for leaf in whens if not leaf.marks[When].test(made)]
     for leaf in idle:
-        if leaf.asks(given):
+        if leaf.asks(given) and not free:
             why = f': it needs {leaf.marks[When].words};'
             wrong.append(leaf.useless(given[leaf.name], why))
     # What does nothing is the same for all, or jit would compile for it

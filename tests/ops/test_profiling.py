@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from agentrl_jax import train
 from agentrl_jax.imitation import kept, trajectories
 from agentrl_jax.machine import files, profiling, sharding
-from agentrl_jax.run import command, parts
+from agentrl_jax.run import command, parts, recorder
 from agentrl_jax.run.config import as_json
 from agentrl_jax.run.config import read as read_config
 from configs import base
@@ -46,13 +45,13 @@ def test_the_steps_asked_for_are_one_trace_of_which_a_run_that_stops_early_keeps
 
 def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
     cfg = base.get_config()
-    assert train.WARM_UP_STEPS == 2
+    assert recorder.WARM_UP_STEPS == 2
     cfg.steps, cfg.log.profile_steps = 20, 3
-    assert train.last_traced(cfg, 0) == 4  # steps 2, 3, 4
-    assert train.last_traced(cfg, 10) == 14  # resumed at 10: 12, 13, 14
-    assert train.last_traced(cfg, 16) == 19  # 18, 19; there is no step 20
+    assert recorder.last_traced(cfg, 0) == 4  # steps 2, 3, 4
+    assert recorder.last_traced(cfg, 10) == 14  # resumed at 10: 12, 13, 14
+    assert recorder.last_traced(cfg, 16) == 19  # 18, 19; there is no step 20
     cfg.log.profile_steps = 0
-    assert train.last_traced(cfg, 0) == 1  # before step 2: none
+    assert recorder.last_traced(cfg, 0) == 1  # before step 2: none
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from agentrl_jax.machine import memory
 from agentrl_jax.measure import metrics, totals
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.planning import cost, hardware, work
+from agentrl_jax.run.config import read as read_config
 
 
 def test_totals_by_hand():
@@ -81,20 +82,25 @@ ROW = {
 
 def test_the_work_of_a_step_by_hand():
     """16 episodes of 50 tokens are played; 8 of them trained in one pass of grpo: 3 forwards."""
-    cfg = micro_runs.config('frozen_lake', algorithm='grpo', **{'loss.kl_coef': 0.0})
+
+    def grpo(**changes):
+        return read_config(micro_runs.plain('frozen_lake', algorithm='grpo', **changes), None)
+
+    cfg = grpo(**{'loss.kl_coef': 0.0})
     forward, logits = work.body(CONFIG, 1.0, 50.0), work.head(CONFIG, 1.0)
     expected = 800 * forward + 160 * logits + 3 * (400 * forward + 80 * logits)
     assert work.step_flops(cfg, CONFIG, ROW) == pytest.approx(expected)
-    cfg.loss.kl_coef = 0.1  # a reference scores them too
+    cfg = grpo(**{'loss.kl_coef': 0.1})  # a reference scores them too
     more = work.step_flops(cfg, CONFIG, ROW) - expected
     assert more == pytest.approx(400 * forward + 80 * logits)
-    cfg.context.window = 1
+    cfg = grpo(**{'context.window': 1})
     assert work.step_flops(cfg, CONFIG, ROW) is None
     assert work.rates(cfg, CONFIG, jax.devices(), ROW) == {}
 
 
 def test_a_share_is_of_a_peak_that_is_known_and_of_nothing_else():
-    cfg = micro_runs.config('frozen_lake', algorithm='grpo', **{'loss.kl_coef': 0.0})
+    changes = {'algorithm': 'grpo', 'loss.kl_coef': 0.0}
+    cfg = read_config(micro_runs.config('frozen_lake', **changes))
     per_s = work.step_flops(cfg, CONFIG, ROW) / 2.0
     assert work.rates(cfg, CONFIG, jax.devices(), ROW) == {'perf/flops_per_s': per_s}  # a CPU
     devices = [types.SimpleNamespace(device_kind='NVIDIA H100 80GB HBM3')] * 2

@@ -14,7 +14,7 @@ from agentrl_jax import evaluate, train
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
-from agentrl_jax.rl import update
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
@@ -226,14 +226,9 @@ def test_samples_repeat_the_levels_with_streams_of_their_own():
 def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected):
     """Steps of Adam in the direction of a constant gradient have the length of the rate."""
     steps = 0 if schedule == 'constant' else 4
-    tx = update.make_optimizer(
-        1.0,
-        weight_decay=0.0,
-        warmup_steps=2,
-        schedule=schedule,
-        schedule_steps=steps,
-        final_lr=0.0 if schedule == 'constant' else 0.2,
-    )
+    final = 0.0 if schedule == 'constant' else 0.2
+    rates = dict(warmup_steps=2, schedule=schedule, schedule_steps=steps, final_lr=final)
+    tx = Optim(weight_decay=0.0, **rates).tx(1.0)
     x, state, moved = jnp.zeros(()), tx.init(jnp.zeros(())), []
     for _ in expected:
         step, state = tx.update(jnp.ones(()), state, x)
@@ -311,9 +306,9 @@ def test_a_world_whose_texts_do_not_fit_is_named(capsys):
     cfg = micro_runs.config('frozen_lake', **{'eval.worlds': ('bandit',), 'rollout.max_tokens': 80})
     tokenizer = parts.build_tokenizer(read_config(cfg, None))
     with pytest.raises(ValueError, match='eval.worlds, bandit: rollout.max_tokens=80 is too small'):
-        build_held_out(cfg, tokenizer, None)
+        build_held_out(read_config(cfg, None), tokenizer, None)
     cfg.eval.worlds, cfg.env.max_turns = ('library',), 3
-    assert list(build_held_out(cfg, tokenizer, None)) == ['eval', 'eval_library']
+    assert list(build_held_out(read_config(cfg, None), tokenizer, None)) == ['eval', 'eval_library']
     assert 'may end episodes of library before their 3 turns' in capsys.readouterr().err
 
 

@@ -122,7 +122,7 @@ def test_models_of_eight_layers_with_remat_loop_unless_told_otherwise():
 
 
 def test_the_field_of_the_config_reaches_the_model():
-    tokenizer = parts.build_tokenizer(micro_runs.config('frozen_lake'))
+    tokenizer = parts.build_tokenizer(read_config(micro_runs.config('frozen_lake')))
     for asked in (None, True, False):
         cfg = micro_runs.config('frozen_lake', **{'model.scan_layers': asked})
         assert parts.random_model_config(read_config(cfg, None), tokenizer).scan_layers is asked
