@@ -22,7 +22,7 @@ from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Demonstrations
+from agentrl_jax.types import Demonstrations, Frozen
 
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
 MACHINE = plan_cost.Machine('cpu', 100.0, 10.0, (3.0, 2.0), data=2, fsdp=2, tensor=1)
@@ -183,7 +183,7 @@ def test_shapes_are_those_of_a_real_run(rank):
     run = build(cfg)
     state = start.start_state(run, run.params)
     base = run.params if rank else {}
-    real = (state, run_params.Frozen(base, run_params.policy_of(state.params, {})))
+    real = (state, Frozen(base, run_params.policy_of(state.params, {})))
     planned = (shapes.state, shapes.frozen)
     jax.tree.map(assert_laid_out_alike, planned, real)
     device = jax.devices()[0]

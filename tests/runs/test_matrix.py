@@ -25,7 +25,7 @@ from agentrl_jax.run import parts as assemble
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import EpisodeStop
+from agentrl_jax.types import EpisodeStop, Frozen
 
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
 QUICK = {'xla_backend_optimization_level': 0}
@@ -162,7 +162,7 @@ def learner(algorithm):
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
     reference = run.params if cfg.needs_reference else None
-    frozen = run_params.Frozen({}, reference)
+    frozen = Frozen({}, reference)
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 
 

@@ -20,7 +20,7 @@ from agentrl_jax.run import cloning, collecting, mixture
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.params import Frozen
+from agentrl_jax.types import Frozen
 from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.types import Demonstrations

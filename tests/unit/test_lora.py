@@ -17,10 +17,10 @@ from jax.sharding import AxisType
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model, decoder, lora
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.types import Frozen
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
@@ -194,7 +194,7 @@ def updated(name, shape=(1, 1, 1)):
     run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
     state = start.start_state(run, params)
     reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
-    frozen = run_params.Frozen({'model': params['model']}, reference)
+    frozen = Frozen({'model': params['model']}, reference)
     before = jax.device_get((state, frozen))
     fns = parts.build_functions(cfg, config, mesh)
     how = build_module.build_learning(cfg, mesh, None, None)
