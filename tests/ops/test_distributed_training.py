@@ -72,9 +72,9 @@ def wait_for(happened, started):
         time.sleep(0.02)
 
 
-def saved(workdir, step=None):
+def saved(workdir, changes, step=None):
     cfg = micro_runs.get_config()
-    cfg.env.mix = tuple((world, 0.5) for world in WORLDS)
+    cfg.update_from_flattened_dict(changes)
     return micro_runs.saved_state(cfg, workdir, step)
 
 
@@ -87,12 +87,27 @@ def furthest(one, other):
 def sampled(workdir):
     """Tokens of the first and the last training rollout, episode by episode."""
     pages = [json.loads(page.read_text()) for page in sorted(workdir.glob('rollouts/*.json'))]
-    assert len(pages) == 2 * len(WORLDS)
     return [
         [token['s'] for token in episode['tokens']]
         for page in pages
         for episode in page['episodes']
     ]
+
+
+def assert_same_training(workdir, other, changes):
+    """changes: fields that the runs have beside those of micro_runs."""
+    one, two = saved(workdir, changes), saved(other, changes)
+    assert int(one.step) == int(two.step) == STEPS
+    assert sampled(workdir) == sampled(other) != []
+    assert furthest(one, two) <= 1e-6  # parameters, critic, moments
+    assert furthest(one.params, saved(workdir, changes, 0).params) > 2 * LR
+    rows, expected = (run_log.read_metrics(w / run_log.METRICS_FILE) for w in (workdir, other))
+    assert [row['rollout/horizon'] for row in rows[:3]] == [1, 2, 2]
+    for row, wanted in zip(rows, expected, strict=True):
+        assert row.keys() == wanted.keys() and row['perf/recompiles'] == 0
+        for name in ('rollout/return', 'eval/return', 'batch/trained_tokens'):
+            assert name not in row or row[name] == pytest.approx(wanted[name], rel=1e-5)
+    return rows
 
 
 @pytest.mark.soak
@@ -117,17 +132,8 @@ def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_loss(t
     ((code, text),) = finish(start(other, 1, 1))
     assert code == 0, text
 
-    one, two = saved(workdir), saved(other)
-    assert int(one.step) == int(two.step) == STEPS
-    assert sampled(workdir) == sampled(other)
-    assert furthest(one, two) <= 1e-6  # parameters, critic, moments
-    assert furthest(one.params, saved(workdir, 0).params) > 2 * LR
-    rows, expected = (run_log.read_metrics(w / run_log.METRICS_FILE) for w in (workdir, other))
-    assert [row['rollout/horizon'] for row in rows[:3]] == [1, 2, 2]
-    for row, wanted in zip(rows, expected, strict=True):
-        assert row.keys() == wanted.keys() and row['perf/recompiles'] == 0
-        for name in ('rollout/return', 'eval/return', 'batch/trained_tokens'):
-            assert name not in row or row[name] == pytest.approx(wanted[name], rel=1e-5)
+    mix = {'env.mix': tuple((world, 0.5) for world in WORLDS)}
+    rows = assert_same_training(workdir, other, mix)
     for name in ('return', 'tokens'):
         each = [rows[0][f'rollout_{world}/{name}'] for world in WORLDS]
         assert rows[0][f'rollout/{name}'] == pytest.approx(sum(each) / 2, rel=1e-5)

@@ -8,23 +8,26 @@ from agentrl_jax.rollout import replies
 
 pytestmark = pytest.mark.soak
 
-HOSTS = [
-    '--config.env.name=objects',
-    '--config.objects.make_object=host_worlds:Echo',
-    '--config.objects.instruction=Say something.',
-    '--config.hosts.max_observation=40',
-    '--config.hosts.read_tokens=16',
-    '--config.rollout.max_tokens=160',
-    '--config.clone.episodes=0',
-    '--config.optim.lr=1e-5',
-]
+HOSTS = {
+    'env.name': 'objects',
+    'env.mix': (),
+    'objects.make_object': 'host_worlds:Echo',
+    'objects.instruction': 'Say something.',
+    'hosts.max_observation': 40,
+    'hosts.read_tokens': 16,
+    'rollout.max_tokens': 160,
+    'clone.episodes': 0,
+}
 
 
 def test_two_processes_train_like_one_against_hosts(tmp_path):
     """Each plays its own rows on its own device and logs what its own worlds say."""
-    cluster = distributed.Cluster(tmp_path)
-    two, one = (cluster.run(processes, 2 // processes, *HOSTS) for processes in (2, 1))
-    distributed.assert_same_training(two, one)
+    words = [f'--config.{name}={value}' for name, value in HOSTS.items()]
+    two, one = tmp_path / 'two', tmp_path / 'one'
+    for workdir, count in ((two, 2), (one, 1)):
+        for code, text in distributed.finish(distributed.start(workdir, count, 2 // count, *words)):
+            assert code == 0, text
+    distributed.assert_same_training(two, one, HOSTS)
     logs = [replies.read_log(path) for path in sorted(two.glob('replies*.jsonl'))]
     streams = [{row['stream'] for row in log if row['split'] == 'train'} for log in logs]
     assert len(logs) == 2 and streams[0].isdisjoint(streams[1])
