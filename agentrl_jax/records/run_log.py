@@ -228,9 +228,9 @@ def newest_checkpoint(workdir: str | os.PathLike) -> int | None:
 
 SECRET_WORD = re.compile(r'(secret|passw|credential|passphrase|(key|token)s?$)', re.IGNORECASE)
 WORDS = re.compile(r'[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])')
-USER_INFO = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]+@')
+USER_INFO = re.compile(r'(://)[^/?#\s]+@')  # no scheme: linear in the text
 NUMBER = re.compile(r'[-+]?[\d.]+(e[-+]?\d+)?', re.IGNORECASE)
-ASSIGNMENT = re.compile(r'([\w.-]+)=([^&\s]+)')
+ASSIGNMENT = re.compile(r'(?<![\w.-])([\w.-]+)=([^&\s]+)')
 
 
 def is_secret_name(name: str) -> bool:
