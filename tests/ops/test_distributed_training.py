@@ -19,9 +19,9 @@ from agentrl_jax.records import run_log
 # move attention) the parameter moves by lr times noise. At lr 1e-3 that is 1e-4, of tokens alike.
 LR, STEPS = 1e-5, 5
 WORLDS = ('frozen_lake', 'bandit')
+MIX = "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))"
 ARGUMENTS = [
     f'--config.steps={STEPS}',
-    "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))",
     '--config.eval.every=2',
     f'--config.log.rollouts_every={STEPS - 1}',  # pages of the first step and of the last
     f'--config.optim.lr={LR}',
@@ -118,7 +118,7 @@ def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_loss(t
     test_tpu_training.py.
     """
     workdir, other = tmp_path / 'disturbed', tmp_path / 'undisturbed'
-    started = start(workdir, 2, 2, '--config.mesh.data=2', '--config.mesh.fsdp=2')
+    started = start(workdir, 2, 2, MIX, '--config.mesh.data=2', '--config.mesh.fsdp=2')
     wait_for(lambda: checkpoint.steps(workdir / 'checkpoints')[-1:] >= [2], started)
     started[0].kill()  # the one that coordinates, writes and holds the workdir
     (killed, _), (code, text) = finish(started)
@@ -127,9 +127,9 @@ def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_loss(t
     assert 'process 1 of 2 ends' in text or 'distributed service detected' in text
     left = checkpoint.steps(workdir / 'checkpoints')
     assert left[0] == 0 and left[-1] < STEPS
-    ((code, text),) = finish(start(workdir, 1, 8))
+    ((code, text),) = finish(start(workdir, 1, 8, MIX))
     assert code == 0 and f'step {left[-1]}: compiling' in text and 'resume  ' in text, text
-    ((code, text),) = finish(start(other, 1, 1))
+    ((code, text),) = finish(start(other, 1, 1, MIX))
     assert code == 0, text
 
     mix = {'env.mix': tuple((world, 0.5) for world in WORLDS)}

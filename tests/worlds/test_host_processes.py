@@ -10,7 +10,6 @@ pytestmark = pytest.mark.soak
 
 HOSTS = {
     'env.name': 'objects',
-    'env.mix': (),
     'objects.make_object': 'host_worlds:Echo',
     'objects.instruction': 'Say something.',
     'hosts.max_observation': 40,
