@@ -54,7 +54,6 @@ ASIDE = {
     'agentrl_jax.run.cloning': 'cloning, before the first step',
     'agentrl_jax.run.command': 'the command line',
     'agentrl_jax.run.hosts': 'worlds on hosts',
-    'agentrl_jax.run.mixture': 'several worlds',
     'agentrl_jax.run.recorder': 'what a run leaves behind',
     'agentrl_jax.run.roll_back': 'rolling back after an alarm',
     'agentrl_jax.run.state': 'resuming',

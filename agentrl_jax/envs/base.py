@@ -77,7 +77,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         raise NotImplementedError
 
     def rules(self, params: Any) -> str:
-        """What a person who plays is told: the instruction, as far as it is true of the params."""
+        """What a person who plays reads: the instruction, as far as it is true of the params."""
         return self.instruction
 
     def make_params(self, split: str = 'train', *, num_levels: int = 1024, seed: int = 0) -> Any:

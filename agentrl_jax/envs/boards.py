@@ -1,4 +1,4 @@
-"""How a board is told: rows of signs, the same with a blank in front of each, coordinates, or both.
+"""How a board is written: rows of signs, also with a blank in front of each, coordinates, or both.
 
 Byte-pair tokenizers merge signs that touch; in 'cells' (' P _ O G') each is apart.
 """

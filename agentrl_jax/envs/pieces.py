@@ -1,4 +1,4 @@
-"""Observations told piece by piece: boards cell by cell, numbers digit by digit, actions on offer.
+"""Observations piece by piece: boards cell by cell, numbers digit by digit, actions on offer.
 
 A world whose rows have too many values to list each as a line of its own (six cells of eighteen
 kinds: 34 million) lists the pieces that a row is made of. A piece is a text without a newline, or
@@ -20,7 +20,7 @@ from agentrl_jax.envs.base import Lines
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Symbols in rows and columns; told by int [rows, columns]."""
+    """Symbols in rows and columns; its value is int [rows, columns]."""
 
     symbols: tuple[str, ...]  # the first one is that of an empty cell
     rows: int
@@ -38,8 +38,8 @@ class Grid:
     def places(self) -> list[str]:
         return ['first', *['inner'] * (self.columns - 2), 'last'] * self.rows
 
-    def index(self, told: jax.Array) -> jax.Array:
-        cells = jnp.asarray(told, jnp.int32).reshape(self.rows, self.columns)
+    def index(self, values: jax.Array) -> jax.Array:
+        cells = jnp.asarray(values, jnp.int32).reshape(self.rows, self.columns)
         if self.trimmed:
             shown = (jnp.cumsum(jnp.any(cells > 0, 1)) > 0) | (
                 jnp.arange(self.rows) == self.rows - 1
@@ -50,7 +50,7 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A row with a number, as 'Chips: 12'; told by int [], from 0, below 10 ** digits."""
+    """A row with a number, as 'Chips: 12'; its value is int [], from 0, below 10 ** digits."""
 
     before: str
     digits: int
@@ -62,16 +62,16 @@ class Number:
     def places(self) -> list[str]:
         return ['before', *['digit'] * (self.digits - 1), 'last']
 
-    def index(self, told: jax.Array) -> jax.Array:
+    def index(self, values: jax.Array) -> jax.Array:
         powers = 10 ** np.arange(self.digits)[::-1]
-        shown = (told >= powers) | (powers == 1)
-        digits = jnp.where(shown, told // powers % 10, -1)
+        shown = (values >= powers) | (powers == 1)
+        digits = jnp.where(shown, values // powers % 10, -1)
         return jnp.concatenate([jnp.zeros(1, jnp.int32), digits])
 
 
 @dataclasses.dataclass(frozen=True)
 class Offers:
-    """A row that lists the actions on offer; told by bool [actions]."""
+    """A row that lists the actions on offer; its value is bool [actions]."""
 
     names: tuple[str, ...]
     before: str = 'On offer:'
@@ -86,17 +86,17 @@ class Offers:
     def places(self) -> list[str]:
         return ['before', *['inner'] * len(self.names), 'last']
 
-    def index(self, told: jax.Array) -> jax.Array:
+    def index(self, values: jax.Array) -> jax.Array:
         number = jnp.arange(len(self.names))
-        last = jnp.max(jnp.where(told, number, -1))
-        inner = jnp.where(told & (number < last), number, -1)
+        last = jnp.max(jnp.where(values, number, -1))
+        inner = jnp.where(values & (number < last), number, -1)
         last = jnp.where(last < 0, len(self.names), last)
         return jnp.concatenate([jnp.zeros(1, jnp.int32), inner, last[None]]).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of several lines; told by int [], -1 = none."""
+    """One of several lines; its value is int [], -1 = none."""
 
     texts: tuple[str, ...]
 
@@ -106,8 +106,8 @@ class Choice:
     def places(self) -> list[str]:
         return ['line']
 
-    def index(self, told: jax.Array) -> jax.Array:
-        return jnp.atleast_1d(jnp.asarray(told, jnp.int32))
+    def index(self, values: jax.Array) -> jax.Array:
+        return jnp.atleast_1d(jnp.asarray(values, jnp.int32))
 
 
 class Layout:
@@ -127,9 +127,9 @@ class Layout:
     def slots(self) -> list[range]:
         return [self.lines.slots[place] for place in self.places()]
 
-    def ids(self, told: Sequence[Any]) -> jax.Array:
-        """int32 [places] of what each part is told."""
-        index = [part.index(value) for part, value in zip(self.parts, told, strict=True)]
+    def ids(self, values: Sequence[Any]) -> jax.Array:
+        """int32 [places] of the values of each part."""
+        index = [part.index(value) for part, value in zip(self.parts, values, strict=True)]
         index = jnp.concatenate(index)
         starts = jnp.array([slot.start for slot in self.slots()], jnp.int32)
         return jnp.where(index >= 0, starts + index, -1).astype(jnp.int32)

@@ -111,6 +111,14 @@ def clone(
     return params
 
 
+LIMITS = {  # fields of Clone for its own demonstrations: the sections that have them for episodes
+    'max_turns': 'env',
+    'max_actions_per_turn': 'env',
+    'max_actions_per_episode': 'env',
+    'max_tokens': 'rollout',
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Clone:
     """Behaviour cloning before step 0."""
@@ -143,8 +151,7 @@ class Clone:
     @property
     def has_limits(self) -> bool:
         """Whether expert demonstrations have limits that are not those of the run's episodes."""
-        limits = 'max_turns', 'max_actions_per_turn', 'max_actions_per_episode', 'max_tokens'
-        return any(getattr(self, name) for name in limits)
+        return any(getattr(self, name) for name in LIMITS)
 
     def problems(self) -> Iterator[str]:
         if self.file and self.has_limits:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.machine import files, frozen
 from agentrl_jax.types import Params
 
@@ -24,12 +25,6 @@ UNREAD = {  # section: its fields; of the whole config: sections and fields
     'clone': ('keep_in',),
     'library': ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost', 'graded'),
 }
-LIMITS = (  # fields of these sections that `clone` has too, for its own demonstrations
-    ('env', 'max_turns'),
-    ('env', 'max_actions_per_turn'),
-    ('env', 'max_actions_per_episode'),
-    ('rollout', 'max_tokens'),
-)
 
 
 def key(config: dict[str, Any]) -> str:
@@ -38,7 +33,7 @@ def key(config: dict[str, Any]) -> str:
     for section, fields in UNREAD.items():
         for field in fields:
             del (read[section] if section else read)[field]
-    for section, field in LIMITS:
+    for field, section in LIMITS.items():
         read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]

@@ -38,7 +38,7 @@ class Shapes:
     config: Any  # sizes of the model
     mesh: jax.sharding.Mesh
     state: Any  # TrainState
-    frozen: Any  # params.Frozen
+    frozen: Any  # types.Frozen
     collect: tuple  # (jitted, arguments)
     learn: tuple
 

@@ -16,6 +16,7 @@ from agentrl_jax.records import about, markup
 from agentrl_jax.records.live_charts import chart, short, spark
 from agentrl_jax.records.live_run import RunFiles
 from agentrl_jax.records.page_html import page_label
+from agentrl_jax.records.progress import duration
 
 AXES = {'step': 'step', 'tokens': 'progress/tokens', 'seconds': 'time_s'}
 CHARTS = {  # metric -> title; those that a run has measured, in this order
@@ -158,10 +159,10 @@ def _tiles(run: RunFiles, done: int) -> list[tuple[str, str, str]]:
         row = _newest(run.rows, name)
         if row is not None:
             tiles.append((label, form(row[name]), ''))
-    tiles.append(('time so far', _duration(run.rows[-1]['time_s']), ''))
+    tiles.append(('time so far', duration(run.rows[-1]['time_s']), ''))
     left = _seconds_left(run.rows, run.steps, done)
     if 'training' in run.state and left is not None:
-        tiles.append(('time left', _duration(left), ''))
+        tiles.append(('time left', duration(left), ''))
     return tiles
 
 
@@ -183,15 +184,6 @@ def _seconds_left(rows: Sequence[Row], steps: int | None, done: int) -> float | 
         return None
     pace = (recent[-1]['time_s'] - recent[0]['time_s']) / (recent[-1]['step'] - recent[0]['step'])
     return max(pace, 0.0) * (steps - done)
-
-
-def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return '?'
-    if seconds < 60:
-        return f'{seconds:.0f} s'
-    minutes = round(seconds / 60)
-    return f'{minutes} min' if minutes < 60 else f'{minutes // 60} h {minutes % 60:02d} min'
 
 
 # ---- alarms: (class of the style sheet, text) ----------------------------------------------------

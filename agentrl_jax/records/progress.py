@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import sys
 import threading
 import time
@@ -204,3 +205,13 @@ def _short(value: Any) -> str:
     if isinstance(value, (str, int)):
         return str(value)
     return f'{float(value):.3g}'
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '12 min', '3 h 05 min'; '?' where it is not finite."""
+    if not math.isfinite(seconds):
+        return '?'
+    if seconds < 60:
+        return f'{seconds:.0f} s'
+    minutes = round(seconds / 60)
+    return f'{minutes} min' if minutes < 60 else f'{minutes // 60} h {minutes % 60:02d} min'

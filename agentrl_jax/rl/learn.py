@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.rl import evol, losses, parity, trials, update
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import Learning, recomputes
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows as context
@@ -78,7 +78,7 @@ def prepare(
         windows=windows,
         fns=fns,
         microbatch_rows=how.batch.microbatch_rows,
-        recompute=how.recomputes,
+        recompute=recomputes(how.sampler, how.parity),
         with_next=how.algorithm.bootstraps,
         **how.head,
     )

@@ -151,6 +151,11 @@ class Parity:
             yield f'{beyond}loss.max_length=0'
 
 
+def recomputes(sampler: Sampler, parity: Parity) -> bool:
+    """Whether the trainer's own forward pass gives the old log-probabilities."""
+    return sampler.corrects or parity.loss_on != 'sampled'
+
+
 @dataclasses.dataclass(frozen=True)
 class Optim:
     """AdamW after a global-norm clip."""
@@ -240,11 +245,6 @@ class Learning:
             chunk_size=self.batch.head_chunk,
             row_tokens=None if any_number else self.max_response * turns,
         )
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the trainer's own forward pass gives the old log-probabilities."""
-        return self.sampler.corrects or self.parity.loss_on != 'sampled'
 
     @property
     def with_continuations(self) -> bool:

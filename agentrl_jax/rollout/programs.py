@@ -126,12 +126,12 @@ def decode(
     which = jnp.nonzero(state.stop != TurnStop.NONE, size=serve_rows, fill_value=slots)[0]
     bits = jax.lax.bitcast_convert_type(state.logprobs[which], jnp.int32)
     head = jnp.stack([which, state.count[which], state.stop[which]], axis=1)
-    told = jnp.concatenate([head, state.tokens[which], bits], axis=1)
+    message = jnp.concatenate([head, state.tokens[which], bits], axis=1)
     state = state.replace(stop=state.stop.at[which].set(TurnStop.NONE, mode='drop'))
     left = jnp.sum(state.stop != TurnStop.NONE)
-    last = jnp.zeros((1, told.shape[1]), jnp.int32)
+    last = jnp.zeros((1, message.shape[1]), jnp.int32)
     last = last.at[0, :REPORT_HEADER].set(jnp.stack([steps, state.live.sum(), left]))
-    return state, jnp.concatenate([told, last]).astype(jnp.int32)
+    return state, jnp.concatenate([message, last]).astype(jnp.int32)
 
 
 def read(state: State, params: Params, block: jax.Array, *, config: Model) -> State:

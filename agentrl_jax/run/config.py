@@ -18,7 +18,7 @@ from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
 from agentrl_jax.envs.base import read_world
 from agentrl_jax.imitation import trajectories
-from agentrl_jax.imitation.clone import Clone
+from agentrl_jax.imitation.clone import LIMITS, Clone
 from agentrl_jax.machine import files
 from agentrl_jax.machine.sharding import MeshSizes
 from agentrl_jax.measure.collapse import Alarms
@@ -102,15 +102,12 @@ class Config:
     @property
     def with_clone_limits(self) -> 'Config':
         """With the limits of expert demonstrations in the place of the run's."""
-        clone = self.clone
-        names = 'max_turns', 'max_actions_per_turn', 'max_actions_per_episode'
-        limits = {name: getattr(clone, name) or getattr(self.env, name) for name in names}
-        most = clone.max_tokens or self.rollout.max_tokens
-        return dataclasses.replace(
-            self,
-            env=dataclasses.replace(self.env, **limits),
-            rollout=dataclasses.replace(self.rollout, max_tokens=most),
-        )
+        parts = {}
+        for name, section in LIMITS.items():
+            part = parts.get(section, getattr(self, section))
+            limit = getattr(self.clone, name) or getattr(part, name)
+            parts[section] = dataclasses.replace(part, **{name: limit})
+        return dataclasses.replace(self, **parts)
 
     @property
     def answer_opening(self) -> str:

@@ -20,7 +20,6 @@ from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import Model, critic, lora
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
-from agentrl_jax.types import Frozen as Frozen
 from agentrl_jax.types import Params, TrainState
 
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir

@@ -103,7 +103,7 @@ def build_conversation(cfg: Config, tokenizer: Any, env: HostEnvironment) -> Con
         build_chat(tokenizer),
         cfg.answer_opening,
         cfg.hosts.max_observation,
-        told=env.instruction,
+        preamble=env.instruction,
         agent=cfg.agent.build(),
     )
 

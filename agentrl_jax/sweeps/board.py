@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from agentrl_jax.records.progress import duration
 from agentrl_jax.sweeps.status import STATES, Status
 
 PLAIN_EVERY_S = 60.0  # between plain lines about runs that go on
@@ -90,11 +91,3 @@ def cells(status: Status) -> tuple[str, str, str, str, str]:
     success = '' if status.success is None else f'{100 * status.success:.1f} %'
     left = '' if status.left_s is None else duration(status.left_s)
     return status.name, state, f'{status.done_steps}/{status.steps}', success, left
-
-
-def duration(seconds: float) -> str:
-    """'40 s', '12 min', '3 h 05 min'."""
-    if seconds < 60:
-        return f'{seconds:.0f} s'
-    minutes = round(seconds / 60)
-    return f'{minutes} min' if minutes < 60 else f'{minutes // 60} h {minutes % 60:02d} min'

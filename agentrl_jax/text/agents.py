@@ -95,7 +95,7 @@ class Progress:
     part: jax.Array  # int32 []  kind of the turn about to be answered
     trial: jax.Array  # int32 []  a reflection belongs to the trial that it prepares
     turns: jax.Array  # int32 []  of this trial so far, without its reflection
-    told: jax.Array  # bool []   the turn before stepped the world: its reward is told
+    stepped: jax.Array  # bool []   the turn before stepped the world: its reward is shown
 
     @property
     def begins_again(self) -> jax.Array:
@@ -110,7 +110,7 @@ def kind(now: Progress) -> jax.Array:
 
 def begin(agent: Agent) -> Progress:
     """In front of the first turn."""
-    return Progress(part=PLAN if agent.plans else ACT, trial=0, turns=0, told=False)
+    return Progress(part=PLAN if agent.plans else ACT, trial=0, turns=0, stepped=False)
 
 
 def end_turn(
@@ -162,5 +162,5 @@ def follow(
     part = PLAN * due * agent.plans
     if agent.reflects:
         part = REFLECT * again + part * (1 - again)
-    after = Progress(part=part, trial=now.trial + again, turns=turns, told=now.part == ACT)
+    after = Progress(part=part, trial=now.trial + again, turns=turns, stepped=now.part == ACT)
     return after, reflected | (again & (not agent.reflects))

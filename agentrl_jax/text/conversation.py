@@ -59,7 +59,7 @@ class Conversation:
     chat: chats.Chat
     answer_prefix: str  # forced in front of every answer, such as '<think>'
     max_observation: int  # tokens of a text
-    told: str = ''  # the instruction in front of all items
+    preamble: str = ''  # the instruction in front of all items
     agent: agents.Agent = agents.ONLY_ACTS
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class Conversation:
         trial.
         """
         observation = plain(observation)
-        told = instruction in ('', self.told)
-        text = observation if told else f'{plain(instruction)}\n{observation}'
+        known = instruction in ('', self.preamble)
+        text = observation if known else f'{plain(instruction)}\n{observation}'
         part, opening = agents.ACT if now is None else now.part, self.answer_prefix
         before = after = ''
         if part != agents.ACT:

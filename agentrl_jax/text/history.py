@@ -1,4 +1,4 @@
-"""The last turns told in words within one message, for policies that see no earlier message.
+"""The last turns in words within one message, for policies that see no earlier message.
 
 RAGEN's single_turn mode: "Summary: n turns completed so far ...", then for each of the last m turns
 its state, the actions taken in it and their reward. Each of these is a line of the line table, so a

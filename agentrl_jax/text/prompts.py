@@ -71,7 +71,7 @@ BRIEF = PromptStyle(
     again='Again.\n',
 )
 
-# The same for every budget of actions: an agent is not told what is left of it.
+# The same for every budget of actions: no agent reads what is left of it.
 PLAIN = dataclasses.replace(BRIEF, tail='')
 
 # For tool use: one action a turn. Rewards stay unseen, as in MT-GRPO (arXiv:2505.11821): one could

@@ -118,7 +118,7 @@ def _as_arrays(now: agents.Progress) -> agents.Progress:
     """Of the same types whatever it was computed from: else programs are compiled again."""
     numbers = {name: jnp.asarray(getattr(now, name)) for name in ('part', 'trial', 'turns')}
     numbers = {name: x.astype(jnp.int32) for name, x in numbers.items()}
-    return agents.Progress(told=jnp.asarray(now.told), **numbers)
+    return agents.Progress(stepped=jnp.asarray(now.stepped), **numbers)
 
 
 def play_turn(
@@ -241,24 +241,24 @@ def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
 
 
 def opening_lines(
-    task: TextTask, reward: jax.Array, sampled_end: jax.Array, told: jax.Array
+    task: TextTask, reward: jax.Array, sampled_end: jax.Array, stepped: jax.Array
 ) -> list[jax.Array]:
     """Rows with which a prompt answers the turn before it: end of that turn, user, reward.
 
-    told bool []: there is a reward to tell; written turns have none.
+    stepped bool []: there is a reward to tell; written turns have none.
     """
     at = task.offsets
     opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
     row = reward_line(task, reward, at.reward)
     if task.agent.writes:
-        untold = jnp.where(sampled_end, at.next_turn_no_reward, at.end_turn_no_reward)
-        opening, row = jnp.where(told, opening, untold), jnp.where(told, row, -1)
+        written = jnp.where(sampled_end, at.next_turn_no_reward, at.end_turn_no_reward)
+        opening, row = jnp.where(stepped, opening, written), jnp.where(stepped, row, -1)
     return [opening, row]
 
 
 def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Tokens of opening_lines at episode.turn, or what they would be at the first one. int32 []."""
-    opening = opening_lines(task, episode.reward, sampled_end, episode.agent.told)
+    opening = opening_lines(task, episode.reward, sampled_end, episode.agent.stepped)
     opening = jnp.stack(opening).astype(jnp.int32)
     rows = turn_lines(task, episode, sampled_end).at[: len(opening)].set(opening)
     rows = line_tables.in_context(task.table, rows)[: len(opening)]
@@ -268,7 +268,7 @@ def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> 
 def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
     at, now = task.offsets, episode.agent
-    opening = opening_lines(task, episode.reward, sampled_end, now.told)
+    opening = opening_lines(task, episode.reward, sampled_end, now.stepped)
     past = history.past_rows(episode.past, at, episode.turn) if episode.past.shape[0] else -1
     rows = [
         *(jnp.where(episode.turn == 0, -1, row) for row in opening),
@@ -471,10 +471,11 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
 
     openings: what is forced in front of answers, of turns that act and of each written part.
     """
-    told, untold = chat.user_open('Reward:\n' if style.rewards_shown() else ''), chat.user_open('')
-    extra = {'next_turn': told, 'end_turn': [chat.end_id, *told]}
+    stepped = chat.user_open('Reward:\n' if style.rewards_shown() else '')
+    written = chat.user_open('')
+    extra = {'next_turn': stepped, 'end_turn': [chat.end_id, *stepped]}
     if len(openings) > 1:
-        extra |= {'next_turn_no_reward': untold, 'end_turn_no_reward': [chat.end_id, *untold]}
+        extra |= {'next_turn_no_reward': written, 'end_turn_no_reward': [chat.end_id, *written]}
     extra['close'], *others = (chat.answer_open(opening) for opening in openings)
     texts = [line for family in families.values() for line in family]
     table = line_tables.build_line_table(

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
 from agentrl_jax import sweep
+from agentrl_jax.records import progress
 from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import board, spec, status
 from agentrl_jax.sweeps.options import define_flags
@@ -285,7 +286,7 @@ def test_attempts_and_locks_that_cannot_be_read_name_their_file(tmp_path):
 
 def test_the_table_names_running_runs_first():
     spans = {0.4: '0 s', 59: '59 s', 150: '2 min', 3500: '58 min', 11100: '3 h 05 min'}
-    assert {s: board.duration(s) for s in spans} == spans
+    assert {s: progress.duration(s) for s in spans} == spans
     states = [('a', 'done'), ('b', 'waiting'), ('c', 'running')]
     rows = [status.Status(name, state, 2, 1, 4, 0.5, 60.0) for name, state in states]
     drawn = board.table(rows)

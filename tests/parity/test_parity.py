@@ -14,7 +14,7 @@ import tiny_agents as tiny
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn, parity, update
-from agentrl_jax.rl.learning import Learning, Parity, Sampler
+from agentrl_jax.rl.learning import Learning, Parity, Sampler, recomputes
 from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
@@ -54,7 +54,7 @@ def learning_of(**changes):
 def test_every_switch_is_off():
     how = learning_of()
     assert how.parity == Parity('sampled', microbatch_means=False, filter_normalised=False)
-    assert not how.recomputes and how.head['row_tokens'] == 12
+    assert not recomputes(how.sampler, how.parity) and how.head['row_tokens'] == 12
 
 
 def trained_texts(out, mask, b):
@@ -96,7 +96,7 @@ def test_what_trains_of_a_real_conversation(played):
 def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(played):
     """Ratio 1 at all of them before the first step: the loss is minus the mean advantage."""
     how = learning_of(**{'parity.loss_on': 'all'})
-    assert how.recomputes and how.head['row_tokens'] is None
+    assert recomputes(how.sampler, how.parity) and how.head['row_tokens'] is None
     how = dataclasses.replace(how, batch=dataclasses.replace(how.batch, microbatch_rows=16))
     out = played.replace(rewards=jnp.asarray(played.rewards).at[::3, 0].add(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)

@@ -135,7 +135,7 @@ def test_a_written_turn_does_not_step_the_world(part):
         np.testing.assert_array_equal(outcome.actions, jnp.maximum(named, -1))
         assert bool(outcome.valid) == matched and after.used == 0 and not after.warn
         assert float(outcome.penalty) == (0 if matched else np.float32(task().format_penalty))
-        assert after.agent.part == (ACT if part == PLAN else PLAN) and not after.agent.told
+        assert after.agent.part == (ACT if part == PLAN else PLAN) and not after.agent.stepped
 
 
 def test_a_failed_trial_begins_again_bit_for_bit():
@@ -165,23 +165,23 @@ def test_what_turns_of_each_kind_show_word_for_word():
     board = tiny.environment(NAME)[0].observation_text(text.begin(task(), jnp.int32(3)).state)
     user, ends = '\n<|im_start|>user\n', '<|im_end|>\n<|im_start|>assistant\n'
     assert shown(task(), moment(task(), PLAN)) == f'{board}Plan.\n{ends}<plan>'
-    later = moment(task(), REFLECT, trial=jnp.int32(1), told=jnp.bool_(True))
+    later = moment(task(), REFLECT, trial=jnp.int32(1), stepped=jnp.bool_(True))
     later = later.replace(turn=jnp.int32(4))
     assert shown(task(), later) == f'{user}{board}Failed.\n{ends}<reflect>'
-    again = later.replace(agent=later.agent.replace(part=jnp.int32(ACT), told=jnp.bool_(False)))
+    again = later.replace(agent=later.agent.replace(part=jnp.int32(ACT), stepped=jnp.bool_(False)))
     assert shown(task(), again) == f'{user}Again.\n{board}5 left\n{ends}<think>'
 
 
 def test_a_written_turn_has_no_reward_that_the_next_prompt_could_tell():
     ragen = task('ragen')
-    world = moment(ragen, ACT, turns=jnp.int32(1), told=jnp.bool_(False))
+    world = moment(ragen, ACT, turns=jnp.int32(1), stepped=jnp.bool_(False))
     world = world.replace(turn=jnp.int32(1))
     untold = shown(ragen, world)
-    told = shown(ragen, world.replace(agent=world.agent.replace(told=jnp.bool_(True))))
+    told = shown(ragen, world.replace(agent=world.agent.replace(stepped=jnp.bool_(True))))
     assert 'Reward' not in untold
     assert told.replace('Reward:\n0.0\n\n', '') == untold
     for acted in (True, False):
-        now = world.replace(agent=world.agent.replace(told=jnp.bool_(acted)))
+        now = world.replace(agent=world.agent.replace(stepped=jnp.bool_(acted)))
         opening = text.opening_length(ragen, now, jnp.bool_(True))
         whole = text.turn_length(ragen, now, jnp.bool_(True))
         seen = text.turn_length(ragen, now.replace(turn=jnp.int32(0)), jnp.bool_(True))

@@ -59,7 +59,7 @@ def moments(task, seed=0):
     turn = np.arange(ROWS, dtype=np.int32) % TURNS
     if task.agent.writes:
         now = dict(part=rng.integers(3, size=ROWS), trial=turn % task.agent.trials)
-        now |= dict(turns=rng.integers(2, size=ROWS), told=rng.random(ROWS) < 0.5)
+        now |= dict(turns=rng.integers(2, size=ROWS), stepped=rng.random(ROWS) < 0.5)
         episodes = episodes.replace(agent=agents.Progress(**jax.tree.map(jnp.asarray, now)))
     return episodes.replace(
         turn=turn,

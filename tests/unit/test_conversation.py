@@ -42,7 +42,7 @@ def test_what_an_item_is_about_is_in_front_of_its_first_observation():
     assert 'user\nFind a box.\nA box.<|im_end|>' in shown(prompt)
     assert prompt.anchor == conversation().prompt('A box.').anchor  # of the observation alone
     # What all items are told is not repeated in front of each
-    spoken = dataclasses.replace(conversation(), told='Find it.')
+    spoken = dataclasses.replace(conversation(), preamble='Find it.')
     assert spoken.prompt('A box.', 'Find it.') == spoken.prompt('A box.')
     assert spoken.prompt('A box.', 'Find two.') != spoken.prompt('A box.')
 

@@ -268,7 +268,7 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
         warn=warn,
         past=np.zeros((rows, 0, 0), np.int32),
         level=none,
-        agent=Progress(part=none, trial=none, turns=turn, told=turn > 0),
+        agent=Progress(part=none, trial=none, turns=turn, stepped=turn > 0),
     )
     show = jax.jit(jax.vmap(text.turn_tokens, in_axes=(None, 0, 0)))
     tokens, count = jax.device_get(show(task, worlds, sampled_end))

@@ -119,28 +119,28 @@ def long_ids(state: EnvState, *, most: int, agentgym: bool) -> jax.Array:
     lines, seen = long_lines(agentgym), sight.look(state, most)
     offer = macros.offers(state, seen, agentgym)
     refused = state.reply >= 0
-    told = ~refused if agentgym else jnp.bool_(True)
+    visible = ~refused if agentgym else jnp.bool_(True)
     shown = (state.time == 0) if agentgym else jnp.bool_(True)
     anything = jnp.any(seen.present) | jnp.any(seen.walls != 0)
     facing = jnp.where(offer.box, len(STEPS), 0) + offer.barrier
     actions = jnp.concatenate(macros.menu(seen, offer))
     listed = lines.ids('listed', actions, (actions >= 0) & (state.reply == macros.LIST))
     place = numbered_names(seen) * PLACES + seen.place
-    objects = lines.ids('object', place, seen.present & told)
+    objects = lines.ids('object', place, seen.present & visible)
     if agentgym:
         shared = macros.compact(listed, listed.shape[0])
-        objects, listed = jnp.where(told, objects, shared[:most]), shared[most:]
+        objects, listed = jnp.where(visible, objects, shared[:most]), shared[most:]
     return jnp.concatenate(
         [
             sight.goal_ids(state, lines, ordered=not agentgym, shown=shown),
             lines.ids('reply', state.reply, refused),
-            lines.ids('header', anything.astype(jnp.int32), told),
+            lines.ids('header', anything.astype(jnp.int32), visible),
             objects,
             listed,
             lines.ids('listed_last', 0, state.reply == macros.LIST),
-            lines.ids('more', 0, seen.more & told),
-            lines.ids('barrier', jnp.where(offer.barrier < VIEW, facing, 0), told),
-            lines.ids('held', sight.held_name(state) + 1, told),
+            lines.ids('more', 0, seen.more & visible),
+            lines.ids('barrier', jnp.where(offer.barrier < VIEW, facing, 0), visible),
+            lines.ids('held', sight.held_name(state) + 1, visible),
             lines.ids('completed', 0, state.over & ~refused),
             lines.ids('offers', 0),
             lines.ids('offer', actions, actions >= 0),

@@ -1,6 +1,6 @@
-"""Games of other JAX libraries as worlds: pgx and gymnax, told in pieces.
+"""Games of other JAX libraries as worlds: pgx and gymnax, shown in pieces.
 
-A game is a few hooks: how it starts, what an action does, what is told. Its levels are seeds: from
+A game is a few hooks: how it starts, what an action does, what is shown. Its levels are seeds: from
 a level's seed comes the start and all luck, tiles, cards and what the opponent answers included, so
 that the episodes of a group differ by their answers alone and splits share nothing.
 """
@@ -46,7 +46,7 @@ def library(name: str) -> Any:
 class BorrowedWorld(TextEnvironment):
     """What all games have in common; a subclass has the hooks below, traced up to `layout`."""
 
-    short: bool = False  # told in few tokens, for small policies: no blanks, nothing on offer
+    short: bool = False  # shown in few tokens, for small policies: no blanks, nothing on offer
 
     def start(self, key: jax.Array) -> Any:
         """The game's first state."""
@@ -68,8 +68,8 @@ class BorrowedWorld(TextEnvironment):
         del game
         return jnp.ones(self.num_actions, bool)
 
-    def told(self, game: Any) -> tuple[Any, ...]:
-        """What each part of the layout is told."""
+    def values(self, game: Any) -> tuple[Any, ...]:
+        """The value of each part of the layout."""
         raise NotImplementedError
 
     def layout(self) -> Layout:
@@ -137,7 +137,7 @@ class BorrowedWorld(TextEnvironment):
         return _layout(self).slots()
 
     def line_ids(self, state: EnvState, params: Any) -> jax.Array:
-        return _layout(self).ids(self.told(state.game))
+        return _layout(self).ids(self.values(state.game))
 
     def observation_text(self, state: EnvState) -> str:
         lines = self.lines(None)

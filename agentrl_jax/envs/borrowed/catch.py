@@ -47,7 +47,7 @@ class Catch(BorrowedWorld):
     def layout(self) -> Layout:
         return Layout(Grid(('.', 'o', '='), self.rows, self.columns, self.blank))
 
-    def told(self, game: Any) -> tuple[Any, ...]:
+    def values(self, game: Any) -> tuple[Any, ...]:
         board = jnp.zeros((self.rows, self.columns), jnp.int32).at[game.ball_y, game.ball_x].set(1)
         return (board.at[game.paddle_y, game.paddle_x].set(2),)
 

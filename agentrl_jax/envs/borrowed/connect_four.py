@@ -33,7 +33,7 @@ class ConnectFour(PgxWorld):
         heads = Choice((' '.join(self.ACTION_NAMES),))
         return Layout(heads, Grid(symbols, 6, 7), Offers(self.ACTION_NAMES, 'Free:'))
 
-    def told(self, game: Any) -> tuple[Any, ...]:
+    def values(self, game: Any) -> tuple[Any, ...]:
         planes = game.observation  # of whose turn it is; both are the agent's but at the end
         mine, theirs = jnp.where(game.current_player == 0, planes, planes[..., ::-1]).T
         board = (mine + 2 * theirs).T

@@ -53,7 +53,7 @@ class Game2048(PgxWorld):
         board = Grid(EXPONENTS if self.short else TILES, 4, 4, self.blank)
         return Layout(*(board, Offers(self.ACTION_NAMES))[: 2 - self.short])
 
-    def told(self, game: Any) -> tuple[Any, ...]:
+    def values(self, game: Any) -> tuple[Any, ...]:
         return (jnp.argmax(game.observation, -1), game.legal_action_mask)[: 2 - self.short]
 
     def best(self, states: EnvState) -> list[list[int]]:

@@ -14,7 +14,7 @@ CARDS = ('J', 'Q', 'K')
 
 @dataclasses.dataclass(frozen=True)
 class Leduc(PgxWorld):
-    """Reward: chips won or lost. What the other player holds is never told."""
+    """Reward: chips won or lost. What the other player holds is never shown."""
 
     GAME: ClassVar[str] = 'leduc_holdem'
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Call', 'Raise', 'Fold')
@@ -36,13 +36,13 @@ class Leduc(PgxWorld):
         chips = (Number('Your chips: ', 2), Number('Chips of the other player: ', 2))
         return Layout(held, shown, *chips, Offers(self.ACTION_NAMES))
 
-    def told(self, game: Any) -> tuple[Any, ...]:
+    def values(self, game: Any) -> tuple[Any, ...]:
         seen = self.game().observe(game.replace(current_player=jnp.int32(0)))  # at the end as well
         bits = seen.astype(jnp.int32)
         shown = jnp.max(bits[3:6] * jnp.arange(1, 4))
         chips = jnp.argmax(bits[6:20]), jnp.argmax(bits[20:34])
-        told = (jnp.argmax(bits[:3]), shown, *chips)
-        return told if self.short else (*told, game.legal_action_mask)
+        values = (jnp.argmax(bits[:3]), shown, *chips)
+        return values if self.short else (*values, game.legal_action_mask)
 
     def best(self, states: EnvState) -> list[list[int]]:
         """Raises whenever that is on offer, else calls.

@@ -53,7 +53,7 @@ class Minesweeper(BorrowedWorld):
     def layout(self) -> Layout:
         return Layout(Grid(tuple('.012345678*'), SIDE, SIDE, self.blank))
 
-    def told(self, game: Game) -> tuple[Any, ...]:
+    def values(self, game: Game) -> tuple[Any, ...]:
         return (jnp.where(game[1], jnp.where(game[0], 10, 1 + AROUND @ game[0]), 0),)
 
     def best(self, states: EnvState) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""FrozenLake maps on the host: random ice, start and goal, told apart by split."""
+"""FrozenLake maps on the host: random ice, start and goal, kept apart by split."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Any world on the device behind the face of one on a host, to be served an action at a time.
 
 An item is the number of a level in the pool of a split. All that is random comes from the item and
-the number of the action, so a fresh world that is told the same actions says the same. Worlds are
+the number of the action, so a fresh world that gets the same actions says the same. Worlds are
 programs of JAX: a process that serves them leaves accelerators to policies.
 """
 

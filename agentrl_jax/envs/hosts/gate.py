@@ -137,7 +137,7 @@ class Gate:
         start: dict = {}
 
         async def signed(message: dict) -> None:
-            """Holds the headers back until the body, mostly one piece, has told its digest."""
+            """Holds the headers back until the body, mostly one piece, has given its digest."""
             if message['type'] == 'http.response.start':
                 start.update(message)
                 self.counts[f'responses_{message["status"]}'] += 1

@@ -25,7 +25,7 @@ UNKNOWN = 'No such action. The actions are: {names}.\n'
 class GymnasiumWorld:
     """One Gymnasium environment.
 
-    An answer without an action changes nothing, and is told so.
+    An answer without an action changes nothing, and the next observation says so.
     """
 
     deterministic = True  # for one seed, as Gymnasium asks of its environments

@@ -119,10 +119,10 @@ class OpenEnv:
         with self._ending():
             with contextlib.suppress(ConnectionClosed):  # a full server says so and closes
                 self._session.send(json.dumps({'type': kind, 'data': data}, allow_nan=False))
-            told = parsed(self._session.recv(timeout=self.play.timeout_s), kind)
-            if not isinstance(told, dict) or not isinstance(told.get('data'), dict):
-                raise WorldError(f'{kind}: no message of OpenEnv: {told!r:.200}')
-            answer, said = told['data'], told.get('type')
+            message = parsed(self._session.recv(timeout=self.play.timeout_s), kind)
+            if not isinstance(message, dict) or not isinstance(message.get('data'), dict):
+                raise WorldError(f'{kind}: no message of OpenEnv: {message!r:.200}')
+            answer, said = message['data'], message.get('type')
             code = answer.get('code') if said == 'error' else None
             if code == ROOM:
                 raise WorldDown(f'{self.url}: {answer.get("message")!s:.200}')

@@ -100,7 +100,7 @@ class AgentGymEnvironment(Remote):
     """Another environment of AgentGym, on its servers."""
 
     env: str = ''  # a name in agentgym.ENVIRONMENTS
-    told: Annotated[str, At('agentgym.instruction')] = ''  # '' = AgentGym's, where we know it
+    wording: Annotated[str, At('agentgym.instruction')] = ''  # '' = AgentGym's, where we know it
     num_items: Annotated[int, ZERO] = 0  # items 0 .. num_items - 1 where there are no files
 
     name = 'agentgym'
@@ -113,7 +113,7 @@ class AgentGymEnvironment(Remote):
 
     @property
     def instruction(self) -> str:
-        return self.told or agentgym.ENVIRONMENTS[self.env].instruction
+        return self.wording or agentgym.ENVIRONMENTS[self.env].instruction
 
     @property
     def accepted(self) -> str:

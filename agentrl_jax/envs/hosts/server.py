@@ -116,7 +116,7 @@ class Session:
     key: str = ''  # its client's name for it
     busy: bool = False
     turn: int = 0
-    told: dict | None = None  # the last reply
+    reply: dict | None = None  # the last reply
 
 
 class Worlds:
@@ -165,28 +165,28 @@ class Worlds:
             worker, worker.life, lease_s or self.limits.lease_s, time.monotonic(), key, busy=True
         )
         self.sessions[number] = session
-        told = await self._asked(number, session, 'create')
-        return number, told['instruction']
+        reply = await self._asked(number, session, 'create')
+        return number, reply['instruction']
 
     async def reset(self, number: int, item: int) -> dict:
         session = self._session(number)
-        told = await self._asked(number, session, 'reset', item=item)
+        reply = await self._asked(number, session, 'reset', item=item)
         session.turn = 0
-        session.told = {'id': number, **told, 'turn': 0, 'data_idx': item}
-        return session.told
+        session.reply = {'id': number, **reply, 'turn': 0, 'data_idx': item}
+        return session.reply
 
     async def step(self, number: int, action: str) -> dict:
         session = self._session(number)
-        if session.told is None:
+        if session.reply is None:
             raise Refused('not_reset', f'world {number} has not been reset')
-        if session.told['done'] and FINISHED.get(self.env, True):
+        if session.reply['done'] and FINISHED.get(self.env, True):
             raise Refused('finished', f'The task with environment {number} has finished.')
         began = time.monotonic()
-        told = await self._asked(number, session, 'step', action=action)
+        reply = await self._asked(number, session, 'step', action=action)
         self.counts['step_seconds'] += time.monotonic() - began
         session.turn += 1
-        session.told = {'id': number, **told, 'turn': session.turn}
-        return session.told
+        session.reply = {'id': number, **reply, 'turn': session.turn}
+        return session.reply
 
     def close(self, number: int) -> bool:
         self._known(number)
@@ -201,11 +201,11 @@ class Worlds:
         named = [number for number, session in self.sessions.items() if session.key == key]
         return any([self.close(number) for number in named]) if key else False
 
-    def told(self, number: int) -> dict:
-        told = self._session(number).told
-        if told is None:
+    def reply(self, number: int) -> dict:
+        reply = self._session(number).reply
+        if reply is None:
             raise Refused('not_reset', f'world {number} has not been reset')
-        return told
+        return reply
 
     def _known(self, number: int) -> None:
         if not self.first_id <= number < self.next_id:
@@ -227,7 +227,7 @@ class Worlds:
         session.busy = True
         ask = session.worker.ask(verb, number, timeout_s=self.limits.step_s, **rest)
         try:
-            told = await ask
+            reply = await ask
         except TimeoutError:
             session.worker.hung.add(number)
             self._lose(number, 'timeout', f'world {number}: no answer in {self.limits.step_s:g} s')
@@ -236,11 +236,11 @@ class Worlds:
         finally:
             session.busy = False
             session.called = time.monotonic()
-        if 'error' in told and told['code'] == 'fault':
-            self._lose(number, 'fault', told['error'])
-        if 'error' in told:
-            raise Refused(told['code'], told['error'])
-        return {name: value for name, value in told.items() if name != 'seq'}
+        if 'error' in reply and reply['code'] == 'fault':
+            self._lose(number, 'fault', reply['error'])
+        if 'error' in reply:
+            raise Refused(reply['code'], reply['error'])
+        return {name: value for name, value in reply.items() if name != 'seq'}
 
     def _lose(self, number: int, code: str, text: str) -> NoReturn:
         self._drop(number)
@@ -333,8 +333,8 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
         lease_s = None if body is None else body.lease_s
         number, instruction = await worlds.create(lease_s, key[:64])
         worlds.counts['created'] += 1
-        told = await worlds.reset(number, number) if env == CREATED else {}
-        return {'id': number, 'key': key, 'instruction': instruction, **told}
+        reply = await worlds.reset(number, number) if env == CREATED else {}
+        return {'id': number, 'key': key, 'instruction': instruction, **reply}
 
     @app.post('/reset')
     async def reset(body: Reset) -> dict:
@@ -363,11 +363,11 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
 
     @app.get('/observation')
     async def observation(id: int) -> str:
-        return worlds.told(id)['observation']
+        return worlds.reply(id)['observation']
 
     @app.get('/detail')
     async def detail(id: int) -> dict:
-        return {**worlds.told(id), 'deleted': False}
+        return {**worlds.reply(id), 'deleted': False}
 
     @app.get('/health')
     async def health() -> JSONResponse:
@@ -414,14 +414,14 @@ class ByIndex:
             worlds.counts['steps'] += 1
             return self.stepped(await worlds.step(body.env_idx, body.action))
 
-        def told(name: str) -> Callable:
+        def reply(name: str) -> Callable:
             async def look(env_idx: int):
-                return worlds.told(env_idx)[name]
+                return worlds.reply(env_idx)[name]
 
             return look
 
         for name in ('observation', *self.looks):
-            app.get(f'/{name}')(told(name))
+            app.get(f'/{name}')(reply(name))
 
         @app.post('/close')
         async def close(body: Indexed) -> bool:
@@ -431,19 +431,19 @@ class ByIndex:
 BY_INDEX = {
     'searchqa': ByIndex(
         item='id',
-        first=lambda told: told['observation'],
-        stepped=lambda told: (
-            {name: told[name] for name in ('observation', 'reward', 'done')} | {'info': None}
+        first=lambda reply: reply['observation'],
+        stepped=lambda reply: (
+            {name: reply[name] for name in ('observation', 'reward', 'done')} | {'info': None}
         ),
     ),
     'webshop': ByIndex(
         item='session_id',
         item_needed=False,
-        first=lambda told: [told['observation'], None],
-        stepped=lambda told: {
-            'state': told['observation'],
-            'reward': told['reward'],
-            'done': told['done'],
+        first=lambda reply: [reply['observation'], None],
+        stepped=lambda reply: {
+            'state': reply['observation'],
+            'reward': reply['reward'],
+            'done': reply['done'],
             'info': None,
         },
         looks=('available_actions', 'instruction_text'),
@@ -451,11 +451,11 @@ BY_INDEX = {
     'webarena': ByIndex(
         item='idx',
         created=lambda number: {'env_idx': number},
-        first=lambda told: {name: told[name] for name in ('observation', 'sites', 'object')},
-        stepped=lambda told: {
-            'observation': told['observation'],
-            'reward': told['reward'],
-            'terminated': told['done'],
+        first=lambda reply: {name: reply[name] for name in ('observation', 'sites', 'object')},
+        stepped=lambda reply: {
+            'observation': reply['observation'],
+            'reward': reply['reward'],
+            'terminated': reply['done'],
             'truncated': False,
             'info': {},
         },

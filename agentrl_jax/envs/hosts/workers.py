@@ -91,15 +91,15 @@ class WorkerKeeper(Keeper):
         print_error(error)
 
     def play(self, order: dict) -> None:
-        told = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
+        message = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
         with Foreign(self.failed):
             try:
                 found = self.did(order['verb'], order)
                 json.dumps(found, allow_nan=False)  # what is no JSON is an error of the world
-                told = found
+                message = found
             except WorldError as error:
-                told = {'error': str(error), 'code': 'fault'}
-        self.say(seq=order['seq'], **told)
+                message = {'error': str(error), 'code': 'fault'}
+        self.say(seq=order['seq'], **message)
 
     def did(self, verb: str, order: dict) -> dict[str, Any]:
         if verb == 'close':
@@ -113,23 +113,23 @@ class WorkerKeeper(Keeper):
                 observation = self.world.reset(order['item'])
             except (ValueError, IndexError) as error:
                 return {'error': str(error), 'code': 'no_such_item'}
-            told = {'observation': observation, 'reward': 0, 'done': False, 'success': None}
+            message = {'observation': observation, 'reward': 0, 'done': False, 'success': None}
         else:
             reply = self.world.step(order['action'])
             if not fits(reply.reward):
                 raise WorldError(f'a reward of {reply.reward!r}, which {BOUNDS}')
-            told = {
+            message = {
                 'observation': reply.observation,
                 'reward': float(reply.reward),
                 'done': bool(reply.done),
                 'success': reply.success,
             }
-            told |= {'figures': reply.figures} if reply.figures else {}
-            told |= {} if reply.valid is None else {'valid': bool(reply.valid)}
-        if len(told['observation']) > self.most_chars:
+            message |= {'figures': reply.figures} if reply.figures else {}
+            message |= {} if reply.valid is None else {'valid': bool(reply.valid)}
+        if len(message['observation']) > self.most_chars:
             raise WorldError(f'an observation of over {self.most_chars} characters')
         details = getattr(self.world, 'details', dict)  # what AgentGym's server of it says besides
-        return {**told, **details()}
+        return {**message, **details()}
 
 
 def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
@@ -141,8 +141,8 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     os.dup2(2, 1)
     lock, keepers = threading.Lock(), {}
 
-    def say(**told: Any) -> None:
-        line = json.dumps(told).encode() + b'\n'
+    def say(**message: Any) -> None:
+        line = json.dumps(message).encode() + b'\n'
         with lock:
             answers.write(line)
             answers.flush()
@@ -159,7 +159,7 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
             keepers.pop(order['id']).orders.put(None)
     threading.Timer(GRACE_S, end_group).start()
     for keeper in keepers.values():
-        keeper.say = lambda **told: None
+        keeper.say = lambda **message: None
         keeper.orders.put(None)
     for keeper in keepers.values():
         keeper.join()
@@ -243,11 +243,11 @@ class Worker:
         )
         self.life += 1
         async for line in self._process.stdout:
-            told = json.loads(line)
-            if 'ready' in told:
+            message = json.loads(line)
+            if 'ready' in message:
                 self.ready = True
-            elif told['seq'] in self._asked:
-                self._asked.pop(told['seq']).set_result(told)
+            elif message['seq'] in self._asked:
+                self._asked.pop(message['seq']).set_result(message)
 
     async def _part(self) -> None:
         """Gives its worlds time to close."""

@@ -163,7 +163,7 @@ class _ReversePlay:
     ) -> None:
         """boxes[i] belongs to targets[i]; swaps counts changes of the box that is pulled."""
         depth -= 1
-        # Like RAGEN's board bytes, boxes are told apart only by whether they ever moved.
+        # Like RAGEN's board bytes, boxes differ only by whether they ever moved.
         state = (player, *sorted(zip(boxes, pulled, strict=True)))
         if depth <= 0 or len(self.explored) >= MAX_STATES or state in self.explored:
             return

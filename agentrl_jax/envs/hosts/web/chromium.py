@@ -79,7 +79,7 @@ class NoAnswer(WorldError):
 
 
 class Refused(WorldError):
-    """Chromium says that it cannot do what it was told; it and its pages live on."""
+    """Chromium says that it cannot do what was asked; it and its pages live on."""
 
 
 def executable() -> str:
@@ -149,12 +149,12 @@ class Chromium:
         """The result of a command of the protocol."""
         asked = self.send(method, session=session, **params)
         try:
-            told = asked.result(timeout_s)
+            reply = asked.result(timeout_s)
         except TimeoutError:
             raise NoAnswer(f'{method}: Chromium did not answer within {timeout_s:g} s') from None
-        if 'error' in told:
-            raise Refused(f'{method}: {told["error"]["message"]}')
-        return told['result']
+        if 'error' in reply:
+            raise Refused(f'{method}: {reply["error"]["message"]}')
+        return reply['result']
 
     def send(self, method: str, *, session: str = '', **params: Any) -> concurrent.futures.Future:
         """A command whose answer may be waited for, or not."""
@@ -195,13 +195,13 @@ class Chromium:
             for asked in waiting:
                 asked.set_exception(WorldError('Chromium has ended'))
 
-    def _heard(self, told: dict[str, Any]) -> None:
-        if 'id' in told:
-            self._asked.pop(told['id']).set_result(told)
+    def _heard(self, reply: dict[str, Any]) -> None:
+        if 'id' in reply:
+            self._asked.pop(reply['id']).set_result(reply)
             return
-        listener = self._listeners.get(told['sessionId']) if 'sessionId' in told else None
+        listener = self._listeners.get(reply['sessionId']) if 'sessionId' in reply else None
         if listener is not None:
-            listener(told['method'], told['params'])
+            listener(reply['method'], reply['params'])
 
     def memory_mb(self) -> float:
         """Of all its processes; pages that several share are counted once (PSS)."""

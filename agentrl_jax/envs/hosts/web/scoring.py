@@ -198,10 +198,10 @@ def asked(url: str, login: str) -> Any:
         {'Content-Type': 'application/json'},
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as told:
-            token = json.load(told)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            token = json.load(response)
         request = urllib.request.Request(url, headers={'Authorization': f'Bearer {token}'})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as told:
-            return json.load(told)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return json.load(response)
     except (OSError, ValueError) as error:
         raise WorldError(f'{url}: {error}') from error

@@ -86,22 +86,22 @@ class Tab:
 
     def evaluate(self, code: str, **more: Any) -> Any:
         """The value of an expression of JavaScript, in the page."""
-        told = self.call('Runtime.evaluate', expression=code, returnByValue=True, **more)
-        if 'exceptionDetails' in told:
-            raise Refused(f'the page: {json.dumps(told["exceptionDetails"])[:300]}')
-        return told['result'].get('value')
+        reply = self.call('Runtime.evaluate', expression=code, returnByValue=True, **more)
+        if 'exceptionDetails' in reply:
+            raise Refused(f'the page: {json.dumps(reply["exceptionDetails"])[:300]}')
+        return reply['result'].get('value')
 
-    def _heard(self, method: str, told: dict) -> None:
-        if method == 'Network.requestWillBeSent' and ends(told):
-            self.loading.add(told['requestId'])
+    def _heard(self, method: str, reply: dict) -> None:
+        if method == 'Network.requestWillBeSent' and ends(reply):
+            self.loading.add(reply['requestId'])
         elif method in ('Network.loadingFinished', 'Network.loadingFailed'):
-            self.loading.discard(told['requestId'])
+            self.loading.discard(reply['requestId'])
         elif method in ('Page.frameStartedLoading', 'Page.frameRequestedNavigation'):
-            self.loading.add(f'frame {told["frameId"]}')
+            self.loading.add(f'frame {reply["frameId"]}')
         elif method in ('Page.frameStoppedLoading', 'Page.frameDetached'):
-            self.loading.discard(f'frame {told["frameId"]}')
+            self.loading.discard(f'frame {reply["frameId"]}')
         elif method == 'Page.javascriptDialogOpening':
-            leave = told['type'] == 'beforeunload'
+            leave = reply['type'] == 'beforeunload'
             self.browser.send('Page.handleJavaScriptDialog', session=self.session, accept=leave)
         elif method in ('Inspector.targetCrashed', 'Inspector.detached'):
             self.gone = True
@@ -130,17 +130,17 @@ class Tab:
 
     def turn(self, way: int, settle_s: float) -> None:
         """Back (-1) or forward (1), where there is a page."""
-        told = self.call('Page.getNavigationHistory')
-        place = told['currentIndex'] + way
-        if 0 <= place < len(told['entries']):
-            self.call('Page.navigateToHistoryEntry', entryId=told['entries'][place]['id'])
+        reply = self.call('Page.getNavigationHistory')
+        place = reply['currentIndex'] + way
+        if 0 <= place < len(reply['entries']):
+            self.call('Page.navigateToHistoryEntry', entryId=reply['entries'][place]['id'])
             self.settle(settle_s)
 
     def lines(self) -> list[tree.Line]:
         """What is seen of the page."""
         view = json.loads(self.evaluate(PLACES))
-        told = self.call('DOMSnapshot.captureSnapshot', computedStyles=[])
-        document = told['documents'][0]
+        reply = self.call('DOMSnapshot.captureSnapshot', computedStyles=[])
+        document = reply['documents'][0]
         nodes, layout = document['nodes']['backendNodeId'], document['layout']
         bounds = {
             nodes[at]: tuple(box)
@@ -165,14 +165,14 @@ class Tab:
             for across, down in WITHIN
         ]
         known = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
-        told = self.call(
+        reply = self.call(
             'Runtime.callFunctionOn',
             objectId=known,
             functionDeclaration=UNCOVERED,
             arguments=[{'value': places}],
             returnByValue=True,
         )
-        return tuple(places[told['result'].get('value', 0)])
+        return tuple(places[reply['result'].get('value', 0)])
 
     def hover(self, node: int) -> tuple[float, float]:
         x, y = self.point(node)
@@ -206,10 +206,10 @@ class Tab:
         if held & 6:
             text = ''
             commands = {'commands': [EDITS[letter.lower()]]} if letter.lower() in EDITS else {}
-        told = dict(key=name, windowsVirtualKeyCode=code, modifiers=held)
+        reply = dict(key=name, windowsVirtualKeyCode=code, modifiers=held)
         kind = 'keyDown' if text else 'rawKeyDown'
-        self.call('Input.dispatchKeyEvent', type=kind, text=text, **told, **commands)
-        self.call('Input.dispatchKeyEvent', type='keyUp', **told)
+        self.call('Input.dispatchKeyEvent', type=kind, text=text, **reply, **commands)
+        self.call('Input.dispatchKeyEvent', type='keyUp', **reply)
 
     def press(self, keys: str) -> None:
         """Such as Enter, or Ctrl+a."""
@@ -375,8 +375,8 @@ class Visitor:
                 tab.key('enter')
 
     def _tag(self, node: int) -> str:
-        told = self.tab.call('DOM.describeNode', backendNodeId=node)['node']
-        return 'select' if told['nodeName'] == 'OPTION' else ''
+        reply = self.tab.call('DOM.describeNode', backendNodeId=node)['node']
+        return 'select' if reply['nodeName'] == 'OPTION' else ''
 
     def _close_tab(self) -> None:
         gone = self.tabs.pop(self.at)
@@ -390,10 +390,10 @@ class Visitor:
         """The page at the front, and whatever tabs pages have opened or closed."""
         self._to_front()
         self.tab.settle(self.settle_s)
-        told = self.browser.call('Target.getTargets')['targetInfos']
+        reply = self.browser.call('Target.getTargets')['targetInfos']
         mine = [
             info['targetId']
-            for info in told
+            for info in reply
             if info['type'] == 'page' and info.get('browserContextId') == self.context
         ]
         front = self.tab

@@ -104,14 +104,14 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
     if re.search('__[A-Z]+(_[A-Z]+)*__', text):
         return None
     row = json.loads(text)
-    told = row['eval']
-    unknown = set(told['eval_types']) - set(EVALUATORS)
-    if unknown or not told['eval_types']:
-        raise ValueError(f'eval_types {told["eval_types"]} are of {", ".join(EVALUATORS)}')
-    if 'url_note' in told and told['url_note'] != 'GOLD in PRED':
-        raise ValueError(f'url_note {told["url_note"]!r} is not GOLD in PRED')
+    evaluation = row['eval']
+    unknown = set(evaluation['eval_types']) - set(EVALUATORS)
+    if unknown or not evaluation['eval_types']:
+        raise ValueError(f'eval_types {evaluation["eval_types"]} are of {", ".join(EVALUATORS)}')
+    if 'url_note' in evaluation and evaluation['url_note'] != 'GOLD in PRED':
+        raise ValueError(f'url_note {evaluation["url_note"]!r} is not GOLD in PRED')
     answers = []
-    for kind, value in (told['reference_answers'] or {}).items():
+    for kind, value in (evaluation['reference_answers'] or {}).items():
         if kind not in ANSWERS:
             raise ValueError(f'reference_answers: {kind!r} is one of {", ".join(ANSWERS)}')
         answers.append((kind, (value,) if isinstance(value, str) else tuple(value)))
@@ -121,11 +121,11 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
         sites=tuple(row['sites']),
         start=tuple(row['start_url'].split(BETWEEN_PAGES)),
         state=pathlib.PurePath(row['storage_state'] or '').name,
-        evaluators=tuple(told['eval_types']),
+        evaluators=tuple(evaluation['eval_types']),
         answers=tuple(answers),
-        reason=told['string_note'] if 'string_note' in told else '',
-        urls=tuple((told['reference_url'] or '').split(EITHER)),
-        targets=tuple(map(read_target, told['program_html'] or ())),
+        reason=evaluation['string_note'] if 'string_note' in evaluation else '',
+        urls=tuple((evaluation['reference_url'] or '').split(EITHER)),
+        targets=tuple(map(read_target, evaluation['program_html'] or ())),
     )
 
 

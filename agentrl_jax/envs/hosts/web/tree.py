@@ -73,13 +73,13 @@ def value_of(node: dict, name: str) -> Any:
 def read(node: dict, depth: int) -> Line | None:
     """The line of an element; None for those that only hold others together."""
     role, name = str(value_of(node, 'role')), ' '.join(str(value_of(node, 'name')).split())
-    told = {item['name']: item['value'].get('value') for item in node.get('properties', ())}
-    focusable = 'focusable' in told and told['focusable']
+    properties = {item['name']: item['value'].get('value') for item in node.get('properties', ())}
+    focusable = 'focusable' in properties and properties['focusable']
     if role in UNSEEN or role in PLAIN and not name and not focusable:
         return None
     more = [
         (key, str(value).capitalize() if str(value) in ('true', 'false') else str(value))
-        for key, value in told.items()
+        for key, value in properties.items()
         if key in CHOICES or key in STATES and value not in (False, 'false', '')
     ]
     more.sort(key=lambda item: (*STATES, *CHOICES).index(item[0]))
