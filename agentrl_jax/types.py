@@ -65,6 +65,8 @@ class Rollout:
     episode_stop: jax.Array  # int32 [B]      EpisodeStop
     success: jax.Array  # bool [B]
     level: jax.Array  # int32 [B]      index into the environment's level pool
+    allowed: jax.Array | None = None  # uint32 [B, T, W]  bits of the columns that a sampled token
+    # was drawn from (text.grammar), 0 elsewhere; None: all tokens
     figures: jax.Array | None = None  # float32 [B, F]  what a world on a host measured by itself
     judged: jax.Array | None = None  # bool [B, K]  whether valid is known, which not every world on
     # a host says; None: of all turns
@@ -80,11 +82,13 @@ class Rollout:
         max_tokens: int,
         max_turns: int,
         max_actions: int,
+        words: int = 0,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
-        xp: jax.numpy, or numpy for a record that a host fills in place.
+        words: of the bits of what is allowed; 0 = everything is. xp: jax.numpy, or numpy for a
+        record that a host fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -118,6 +122,7 @@ class Rollout:
             episode_stop=xp.zeros(rows, xp.int32),
             success=xp.zeros(rows, bool),
             level=level,
+            allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':
@@ -193,6 +198,7 @@ class Batch:
     advantages: jax.Array  # float32 [B, T] 0 off the mask
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
+    allowed: jax.Array | None = None  # uint32 [B, T, W]  as Rollout.allowed
     pair: jax.Array | None = None  # int32 [B]  rows compared with each other, 0 = none (DPO only)
 
 
@@ -224,6 +230,10 @@ class Demonstrations:
     def action_mask(self) -> jax.Array:
         """bool [N, T]: the name by which rl.score knows the mask."""
         return self.mask
+
+    @property
+    def allowed(self) -> None:
+        """They are imitated among all tokens."""
 
     @property
     def logprobs(self) -> jax.Array:

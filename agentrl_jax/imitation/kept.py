@@ -21,7 +21,8 @@ UNREAD = {  # section: its fields; of the whole config: sections and fields
     'agent': ('reward',),
     'optim': ('lr', 'critic_lr', 'warmup_steps', 'max_grad_norm'),
     'batch': ('minibatch_rows', 'microbatch_rows', 'epochs', 'shuffle'),
-    'rollout': ('num_groups', 'group_size', 'slots', 'temperature', 'serve_rows', 'read_tokens'),
+    'rollout': ('num_groups', 'group_size', 'slots', 'temperature', 'serve_rows', 'read_tokens')
+    + ('constrain',),
     'clone': ('keep_in',),
     'library': ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost', 'graded'),
 }

@@ -116,6 +116,8 @@ def cross_logprobs(
     max_response: int,
     temperature: float,
     chunk_size: int,
+    columns: tuple[int, ...] = (),
+    free: bool = False,
 ) -> jax.Array:
     """l[i, j] = sum over the tokens of answer i of log p after prompt j: float32 [M, N].
 
@@ -135,10 +137,16 @@ def cross_logprobs(
         tokens = jnp.where(attention, rollout.tokens.at[row, column].get(mode='clip'), 0)
         mask = attention & ~inside
         hidden = hidden_fn(params, tokens, positions_of(attention), attention)
+        allowed = rollout.allowed
+        if allowed is not None:
+            allowed = allowed.at[row, column].get(mode='clip')
         logprobs, _ = losses.token_logprobs(
             hidden,
             head_fn(params),
             tokens,
+            allowed=allowed,
+            columns=columns,
+            free=free,
             temperature=temperature,
             chunk_size=chunk_size,
             mask=mask,

@@ -152,16 +152,23 @@ class Model(abc.ABC):
             return params['model']['embed_tokens']['embedding'].T
         return params['lm_head']['kernel']
 
-    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype."""
+    def logits(
+        self, params: Params, hidden: jax.Array, columns: jax.Array | None = None
+    ) -> jax.Array:
+        """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype.
+
+        columns int32 [U]: of these tokens alone, [..., U].
+        """
         if self.transposed:  # the head is [V, D] then, as the embedding always is
             embedding = params['model']['embed_tokens']['embedding']
             head = embedding if self.tie_embeddings else params['lm_head']['kernel']
+            head = head if columns is None else head[columns]
             out = times_rows(
                 head.astype(self.dtype), hidden.reshape(-1, hidden.shape[-1]), jnp.float32
             )
             return out.reshape(*hidden.shape[:-1], -1)
-        head = self.head_kernel(params).astype(self.dtype)
+        head = self.head_kernel(params)
+        head = (head if columns is None else head[:, columns]).astype(self.dtype)
         return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 
     def abstract_params(self) -> Params:

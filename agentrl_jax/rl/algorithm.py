@@ -409,9 +409,26 @@ class Clipped(Exploring):
 
 
 def trained(rollout: Rollout, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """(rows bool [B], tokens bool [B, T]) that take part: healthy, kept, and sampled."""
+    """(rows bool [B], tokens bool [B, T]) that take part: healthy, kept, and sampled.
+
+    Of a constrained policy only those that it chose.
+    """
     rows = rollout.healthy if keep is None else rollout.healthy & keep
-    return rows, rollout.action_mask & rows[:, None]
+    sampled = rollout.action_mask & rows[:, None]
+    return rows, sampled if rollout.allowed is None else sampled & decided(rollout)
+
+
+def decided(rollout: Rollout) -> jax.Array:
+    """bool [B, T]: sampled tokens that were a choice; of a turn without one, its last token.
+
+    The others were the only token that was allowed: their log-probability is 0 whatever the policy
+    is. That last token keeps a place for the reward of its turn.
+    """
+    sampled, turn = rollout.action_mask, rollout.turn
+    choice = sampled & (jax.lax.population_count(rollout.allowed).sum(-1) > 1)
+    rows, at = jnp.arange(turn.shape[0])[:, None], jnp.maximum(turn, 0)
+    chooses = jnp.zeros(rollout.rewards.shape, bool).at[rows, at].max(choice)
+    return choice | (adv.turn_ends(sampled, turn) & ~jnp.take_along_axis(chooses, at, axis=1))
 
 
 def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
@@ -439,6 +456,7 @@ def build_batch(
         mask=mask,
         value_mask=value_mask if returns is not None else jnp.zeros_like(mask),
         turn=rollout.turn,
+        allowed=rollout.allowed,
         old_logprobs=jnp.where(mask, scores.old_logprobs, 0.0),
         ref_logprobs=jnp.where(mask, scores.ref_logprobs, 0.0),
         advantages=jnp.where(mask, advantages, 0.0),

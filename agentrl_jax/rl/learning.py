@@ -232,6 +232,8 @@ class Learning:
     context: Context | None = None  # what the policy sees; None = the whole conversation
     start_id: int = -1  # token that opens a message, for parity.loss_on
     has_reference: bool = False
+    columns: tuple[int, ...] = ()  # of a grammar, and whether some text is free (text.grammar)
+    free: bool = False
     layout: NamedSharding | None = None  # of rows over the mesh
 
     @property
@@ -244,6 +246,8 @@ class Learning:
             temperature=self.temperature,
             chunk_size=self.batch.head_chunk,
             row_tokens=None if any_number else self.max_response * turns,
+            columns=self.columns,
+            free=self.free,
         )
 
     @property

@@ -11,6 +11,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.text import grammar as grammars
 
 AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum', 'token_sum_norm')
 KL_ESTIMATORS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
@@ -41,9 +44,15 @@ def _logits_backward(saved, grad):
 _logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _chunk_logprobs(hidden, targets, head, inverse_temperature, with_entropy):
-    """Log-probability of targets [B, C] and entropy [B, C] from hidden [B, C, D]."""
+def _chunk_logprobs(hidden, targets, allowed, head, inverse_temperature, with_entropy, index):
+    """Log-probability of targets [B, C] and entropy [B, C] from hidden [B, C, D].
+
+    allowed uint32 [B, C, W], index int32 [V]: the bit of each column of the head; None: all are.
+    """
     logits = _logits(hidden, head) * inverse_temperature
+    if index is not None:
+        legal = grammars.unpack(allowed, allowed.shape[-1] * grammars.WORD)[..., index]
+        logits = jnp.where(legal, logits, grammars.NEVER)
     top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     exp = jnp.exp(logits - top)
     normaliser = exp.sum(-1)
@@ -66,6 +75,9 @@ def token_logprobs(
     with_entropy: bool = False,
     mask: jax.Array | None = None,
     row_tokens: int | None = None,
+    columns: tuple[int, ...] = (),
+    free: bool = False,
+    allowed: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
 
@@ -76,9 +88,24 @@ def token_logprobs(
 
     With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
+
+    columns: tokens that have a bit of their own in allowed uint32 [B, T, W] (text.grammar), where
+    it is given; probabilities are then among the tokens whose bit is set. free: the bit after theirs
+    is that of all other tokens; without it they are never allowed, and have no logits.
     """
+    targets, index = tokens, None
+    columns = () if allowed is None else columns
+    if columns and not free:
+        head, index = head[:, np.array(columns)], np.arange(len(columns))
+        targets = grammars.column_of(np.array(columns), tokens)
+    elif columns:
+        index = np.full(head.shape[1], len(columns))
+        index[list(columns)] = np.arange(len(columns))
+    if index is None:
+        allowed = jnp.zeros((*tokens.shape, 0), jnp.uint32)
     chunked = functools.partial(
         _chunked_logprobs,
+        index=index,
         head=head.astype(hidden.dtype),
         inverse_temperature=1.0 / temperature,
         chunk_size=chunk_size,
@@ -86,37 +113,40 @@ def token_logprobs(
     )
     rows, length = tokens.shape
     if row_tokens is None or row_tokens >= length:
-        logprobs, entropy = chunked(hidden, jnp.pad(tokens[:, 1:], ((0, 0), (0, 1))))
+        following = (jnp.roll(x, -1, axis=1) for x in (targets, allowed))
+        logprobs, entropy = chunked(hidden, *following)
         return token_values(logprobs), token_values(entropy)
     mask = mask.at[:, 0].set(False)
     index = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
     before = jnp.clip(index - 1, 0, length - 2)
-    states = jnp.take_along_axis(hidden, before[:, :, None], axis=1)
-    out = chunked(states, jnp.take_along_axis(tokens, before + 1, axis=1))
+    states, legal = (
+        jnp.take_along_axis(x, at[:, :, None], axis=1)
+        for x, at in ((hidden, before), (allowed, before + 1))
+    )
+    out = chunked(states, jnp.take_along_axis(targets, before + 1, axis=1), legal)
     empty = jnp.where(mask & (jnp.cumsum(mask, axis=1) > row_tokens), jnp.nan, 0.0)
     row = jnp.arange(rows)[:, None]
     logprobs, entropy = (empty.at[row, index].set(x, mode='drop') for x in out)
     return logprobs, entropy
 
 
-def _chunked_logprobs(hidden, targets, *, head, inverse_temperature, chunk_size, with_entropy):
-    """_chunk_logprobs of hidden [B, N, D] and targets [B, N], chunk by chunk."""
+def _chunked_logprobs(
+    hidden, targets, allowed, *, head, inverse_temperature, chunk_size, with_entropy, index
+):
+    """_chunk_logprobs of hidden [B, N, D], targets [B, N] and allowed [B, N, W], by chunks."""
     rows, length = targets.shape
     chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
     width = -(-length // chunks)
     chunks = -(-length // width)
-    targets = jnp.pad(targets, ((0, 0), (0, chunks * width - length)))
-    hidden = jnp.pad(hidden, ((0, 0), (0, chunks * width - length), (0, 0)))
+    rest = (0, chunks * width - length)
+    parts = [jnp.pad(x, [(0, 0), rest, (0, 0)][: x.ndim]) for x in (hidden, targets, allowed)]
 
     def one_chunk(xs):
-        return _chunk_logprobs(*xs, head, inverse_temperature, with_entropy)
+        return _chunk_logprobs(*xs, head, inverse_temperature, with_entropy, index)
 
     if chunks == 1:
-        return one_chunk((hidden, targets))
-    by_chunk = (
-        hidden.reshape(rows, chunks, width, -1).swapaxes(0, 1),
-        targets.reshape(rows, chunks, width).swapaxes(0, 1),
-    )
+        return one_chunk(parts)
+    by_chunk = [x.reshape(rows, chunks, width, *x.shape[2:]).swapaxes(0, 1) for x in parts]
     stacked = jax.lax.map(jax.checkpoint(one_chunk), by_chunk)
     return tuple(x.swapaxes(0, 1).reshape(rows, -1)[:, :length] for x in stacked)
 

@@ -38,7 +38,13 @@ def policy_loss(
     algorithm, attention = how.algorithm, batch.attention_mask
     hidden = fns.hidden(params, batch.tokens, positions_of(attention), attention)
     logprobs, entropy = losses.token_logprobs(
-        hidden, fns.head(params), batch.tokens, with_entropy=True, mask=batch.mask, **how.head
+        hidden,
+        fns.head(params),
+        batch.tokens,
+        with_entropy=True,
+        mask=batch.mask,
+        allowed=batch.allowed,
+        **how.head,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
     sums = ratio_sums(fixed, batch)

@@ -37,22 +37,28 @@ def score(
     chunk_size: int,
     recompute: bool,
     row_tokens: int | None = None,
+    columns: tuple[int, ...] = (),
+    free: bool = False,
     with_next: bool = False,
     windows: context.Windows | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
-    again (for a sampler of another precision). row_tokens: as in losses.token_logprobs. with_next:
-    the values after tokens as well (not with windows).
+    again (for a sampler of another precision). row_tokens, columns, free: as in
+    losses.token_logprobs. with_next: the values after tokens as well (not with windows).
     With windows every token is scored after what the policy saw of the conversation.
     """
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
+    if rollout.allowed is not None:
+        rows += (rollout.allowed,)
     zeros = jnp.zeros_like(rollout.logprobs)
     if windows is not None:
-        rows = context.split_turns(rows[:2], windows) + (context.own_rows(rows[2], windows),)
+        own = context.own_rows(rows[2], windows)
+        tokens, attention, *more = context.split_turns((*rows[:2], *rows[3:]), windows)
+        rows = (tokens, attention, own, *more)
 
-    def logprobs(model, tokens, attention, mask):
+    def logprobs(model, tokens, attention, mask, allowed=None):
         hidden = fns.hidden(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
             hidden,
@@ -62,6 +68,9 @@ def score(
             chunk_size=chunk_size,
             mask=mask,
             row_tokens=row_tokens,
+            columns=columns,
+            free=free,
+            allowed=allowed,
         )[0]
 
     def values(tokens, attention):

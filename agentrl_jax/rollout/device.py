@@ -30,6 +30,7 @@ from agentrl_jax.rollout import forks, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import answer as answers
+from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
@@ -55,6 +56,7 @@ class Slots:
     read: jax.Array  # int32 []      tokens in them
     generated: jax.Array  # int32 []      tokens sampled
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
+    place: grammars.Place | None = None  # in the grammar of answers, S rows; None without one
     bank: forks.Bank | None = None  # what continuations begin from; None without them
 
 
@@ -71,8 +73,16 @@ def decode(
 ) -> Slots:
     """Every generating slot samples one token; the token's keys and values go into the cache."""
     live = slots.phase == GENERATING
-    out, length = slots.out, slots.rows.length
-    token, logprob = token_rows.sample(slots.rows, params, key, config=config, draw=draw)
+    out, length, grammar, columns = slots.out, slots.rows.length, task.grammar, None
+    allowed = {}
+    if grammar is not None:
+        legal = grammars.allowed(grammar, slots.place)
+        draw = grammars.constrain(draw, grammar, legal)
+        columns = None if grammar.free else grammar.columns
+        allowed = {'allowed': grammars.pack(legal)}
+    token, logprob = token_rows.sample(
+        slots.rows, params, key, config=config, draw=draw, columns=columns
+    )
     token = jnp.where(live, token, task.pad_id)
     row = jnp.where(live, slots.episode, out.tokens.shape[0])
     stop, response, parser = stops.turn_stop(
@@ -87,8 +97,15 @@ def decode(
     )
     turn = slots.world.turn
     sampled = dict(tokens=token, logprobs=logprob, attention_mask=True, action_mask=True)
-    out = out.put((row, length), **sampled, turn=turn).put((row, turn), turn_stop=stop)
+    out = out.put((row, length), **sampled, **allowed, turn=turn).put((row, turn), turn_stop=stop)
+    place = slots.place
+    if grammar is not None:
+        left = max_response - response
+        place = grammars.advance(
+            grammar, place, token, live, table=task.answer, parser=parser, left=left
+        )
     return slots.replace(
+        place=place,
         rows=token_rows.push(slots.rows, params, token, live, config=config),
         phase=jnp.where(live & (stop != TurnStop.NONE), WAITING, slots.phase),
         response=response,
@@ -228,6 +245,16 @@ def start_turns(
     return slots.replace(bank=bank, out=out, rows=cached), episode, world, length, sampled_end
 
 
+def begin_answers(
+    place: grammars.Place | None, task: text.TextTask, rows: jax.Array, world: text.Episode
+) -> grammars.Place | None:
+    """With slots `rows` int32 [w] in front of the answer to what their worlds offer."""
+    if place is None:
+        return None
+    offered = jax.vmap(text.offered, in_axes=(None, 0))(task, world.state)
+    return place.put(rows, grammars.begin(task.grammar, world.agent.part, offered))
+
+
 def write_prompts(
     out: Rollout,
     task: text.TextTask,
@@ -336,6 +363,7 @@ def serve(
             put, slots.answer, answers.init_answer(task.answer, serve_rows, world.agent.part)
         ),
         world=jax.tree.map(put, slots.world, world),
+        place=begin_answers(slots.place, task, rows, world),
         out=out,
         serves=slots.serves + 1,
         overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
@@ -536,7 +564,9 @@ def start(
             max_tokens=max_tokens,
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
+            words=text.words(task),
         ),
+        place=begin_answers(empty_place(task, slots), task, jnp.arange(slots), world),
         decodes=zero,
         serves=zero,
         generated=zero,
@@ -545,6 +575,14 @@ def start(
         overflow=zero,
         bank=bank,
     )
+
+
+def empty_place(task: text.TextTask, slots: int) -> grammars.Place | None:
+    """Slots that are in no answer yet; None where there is no grammar."""
+    if task.grammar is None:
+        return None
+    offered = (slots, grammars.words(len(task.env.ACTION_NAMES)))
+    return grammars.Place(jnp.zeros(slots, jnp.int32), jnp.zeros(offered, jnp.uint32))
 
 
 def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:

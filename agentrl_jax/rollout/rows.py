@@ -57,13 +57,20 @@ def prefill_prefix(
 
 
 def sample(
-    rows: Rows, params: Params, key: jax.Array, *, config: Model, draw: Callable
+    rows: Rows,
+    params: Params,
+    key: jax.Array,
+    *,
+    config: Model,
+    draw: Callable,
+    columns: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The next token of every row and its log-probability: int32 [S], float32 [S].
 
-    draw(logits [S, V], uniform [S]): sampling.sample with its settings.
+    draw(logits [S, V], uniform [S]): sampling.sample with its settings. columns int32 [U]: it gets
+    logits of these tokens alone.
     """
-    logits = config.logits(params, rows.hidden)
+    logits = config.logits(params, rows.hidden, columns)
 
     def uniform(stream, position):
         row_key = jax.random.fold_in(key, stream)

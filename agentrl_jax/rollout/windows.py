@@ -134,14 +134,18 @@ def windows(rollout: Rollout, context: Context) -> Windows:
 
 
 def take(x: jax.Array, index: jax.Array, fill: Any = 0) -> jax.Array:
-    """x [B, T] at index int32 [B, K, W]: [B, K, W], `fill` where the index is T."""
+    """x [B, T, ...] at index int32 [B, K, W]: [B, K, W, ...], `fill` where the index is T."""
     rows = jnp.arange(x.shape[0])[:, None, None]
     return jnp.asarray(x).at[rows, index].get(mode='fill', fill_value=fill)
 
 
 def split_turns(x: Any, found: Windows) -> Any:
-    """Every array [B, T] of a tree as [B * K, W]: one row for each turn."""
-    return jax.tree.map(lambda a: take(a, found.index).reshape(-1, found.index.shape[2]), x)
+    """Every array [B, T, ...] of a tree as [B * K, W, ...]: one row for each turn."""
+
+    def one(a):
+        return take(a, found.index).reshape(-1, found.index.shape[2], *a.shape[2:])
+
+    return jax.tree.map(one, x)
 
 
 def own_rows(mask: jax.Array, found: Windows) -> jax.Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
@@ -21,6 +22,7 @@ from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, command, hosts, mixture, parts
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.params import player_of
+from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens.tokenizer import IM_START
@@ -155,9 +157,12 @@ def measure_critic(
 def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
     """The settings of an update; task: one for the width of its prompts, where windows are cut."""
     seen, longest = cfg.context.window, cfg.rollout.max_response
+    own = task.grammar if cfg.rollout.constrain else None
     return learning_of(
         cfg,
         context=windows.Context.of(task, seen, longest) if seen else None,
+        columns=() if own is None else tuple(np.asarray(own.columns).tolist()),
+        free=own is not None and own.free,
         start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
         layout=sharding.shard_rows(mesh),
     )
@@ -212,7 +217,12 @@ def build(given: Any, *, probe: bool = True) -> Run:
 
 def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
     """The worlds that train, each as text."""
-    return tuple(parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members)
+    tasks = [parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members]
+    if not cfg.rollout.constrain:
+        return tuple(tasks)
+    shared = grammar.share_columns([task.grammar for task in tasks])
+    tasks = [task.replace(grammar=own) for task, own in zip(tasks, shared, strict=True)]
+    return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
 def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
@@ -304,6 +314,8 @@ def build_training(
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
+        columns=how.columns,
+        free=how.free,
     )
     return Training(
         tasks=tasks,

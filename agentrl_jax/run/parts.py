@@ -25,6 +25,7 @@ from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.text import agents
+from agentrl_jax.text import task as text
 from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
@@ -58,6 +59,8 @@ def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> Task:
     )
     # Once a world: the pools of its splits have the same texts.
     first = split == ('train' if cfg.env.name not in cfg.eval.worlds else cfg.eval.split)
+    if first and cfg.rollout.constrain:
+        warn_of_lost_answers(task)
     if first and enough > cfg.rollout.max_tokens:
         print(
             f'WARNING: rollout.max_tokens={cfg.rollout.max_tokens} may end episodes of '
@@ -68,6 +71,18 @@ def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> Task:
         )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
+
+
+def warn_of_lost_answers(task: TextTask) -> None:
+    """Says how many legal answers are longer than rollout.max_response."""
+    possible, whole = task.grammar.answers
+    if possible < whole:
+        print(
+            f'WARNING: rollout.max_response leaves {possible} of the {whole} answers that '
+            f'{task.env.name} knows; the others have more tokens and are never sampled',
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
@@ -86,6 +101,8 @@ def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
         max_words=cfg.env.max_words,
         past_turns=cfg.context.summary,
         agent=cfg.agent.build(),
+        constrain=cfg.rollout.constrain,
+        max_response=cfg.rollout.max_response,
     )
 
 
@@ -294,6 +311,7 @@ def check_reward(cfg: Config, task: Task) -> None:
             max_tokens=cfg.rollout.max_tokens,
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
+            words=text.words(task),
         ),
         jax.ShapeDtypeStruct((cfg.rollout.episodes,), np.int32),
         task.prefix,

@@ -334,6 +334,9 @@ class Sampling:
     read_tokens: Annotated[int, ZERO] = 0  # tokens of a waiting slot that are read at a time, where
     # prompts differ much in length; 0 = all of a prompt, in a block as wide as the longest can be
     stop_at_answer: bool = False  # end a turn at </answer>; else at the end-of-turn token
+    constrain: Literal['', 'own', 'any'] = ''  # only tokens that can still become a legal answer
+    # are sampled, and the trainer's probabilities are among them: own, answers as the tokenizer
+    # spells them; any, by any tokens; '' = any token may be sampled
     common_random_numbers: bool = False  # members of a group share the world's random numbers
 
     @property
@@ -362,6 +365,8 @@ class Sampling:
                 f'rollout.group_size=1 leaves filter.rule={run.algorithm.filter.rule!r} no spread '
                 'to go by: set filter.rule=all, or rollout.group_size to 2 or more'
             )
+        if self.constrain:
+            yield from self._unconstrained(run)
         if self.read_tokens and run.context.window:
             yield (
                 f'rollout.read_tokens={self.read_tokens} needs the whole conversation in the '
@@ -371,6 +376,20 @@ class Sampling:
             yield (
                 f'rollout.read_tokens={self.read_tokens} does not go with fork.turns: set it to 0'
             )
+
+    def _unconstrained(self, run: Any) -> Iterator[str]:
+        """What trains or plays answers of which no grammar is known."""
+        given = f'rollout.constrain={self.constrain!r} '
+        hosts = [world.name for world in run.worlds if world.name in HOSTS]
+        if hosts:
+            yield f"{given}is for worlds on the device, not for {', '.join(hosts)}: set it to ''"
+        if run.base_rows:
+            yield (
+                f'{given}does not go with evol.base_rows, demonstrations that train: set one of '
+                'them to nothing'
+            )
+        if run.parity.loss_on != 'sampled':
+            yield f"{given}needs parity.loss_on='sampled': other tokens had no choice"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from agentrl_jax.envs.base import TextEnvironment
 from agentrl_jax.envs.simulation import check_rewards, episodes
 from agentrl_jax.text import agents, history
 from agentrl_jax.text import answer as answers
+from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import lines as line_tables
 from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle, in_react, react_text
 from agentrl_jax.tokens import chat as chats
@@ -71,6 +73,7 @@ class TextTask:
     max_actions_per_episode: int = struct.field(pytree_node=False)
     format_penalty: float = struct.field(pytree_node=False)
     opening: str = struct.field(pytree_node=False)  # forced in front of answers: of answer.FORMS
+    grammar: grammars.Grammar | None = None  # what is sampled from; None = the vocabulary
 
 
 @struct.dataclass
@@ -233,6 +236,17 @@ def anchor(task: TextTask, episode: Episode) -> jax.Array:
     return jnp.sum(mixed * powers, dtype=jnp.uint32) ^ kind
 
 
+def offered(task: TextTask, state: Any) -> jax.Array:
+    """bool [N]: the names of actions that can be taken in a state."""
+    names = jnp.arange(len(task.env.ACTION_NAMES))
+    return jax.vmap(task.env.env_action, in_axes=(None, 0))(state, names) >= 0
+
+
+def words(task: TextTask) -> int:
+    """Words of Rollout.allowed; 0 = there is no grammar."""
+    return 0 if task.grammar is None else grammars.words(task.grammar.after.shape[1])
+
+
 def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
     """Row of a reward in a family that has a line for each multiple of REWARD_QUANTUM."""
     at = task.offsets
@@ -368,6 +382,8 @@ def build_task(
     max_words: int = 100,
     past_turns: int = 0,
     agent: agents.Agent = agents.ONLY_ACTS,
+    constrain: str = '',
+    max_response: int = 0,
 ) -> TextTask:
     """Tokenises every possible line of the environment once (host; seconds at most).
 
@@ -375,7 +391,8 @@ def build_task(
     generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking),
     'Thought:' (ReAct).
     past_turns: turns before the current one that each prompt tells in words. agent: which turns an
-    episode has beside those that act.
+    episode has beside those that act. constrain: a spelling of text.grammar, and answers of at most
+    max_response tokens; '' = any token may be sampled.
     """
     if style not in STYLES:
         raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
@@ -435,6 +452,18 @@ def build_task(
         max_actions_per_episode=max_actions_per_episode,
         format_penalty=format_penalty,
         opening=generation_prefix,
+        grammar=grammars.build_grammar(
+            tokenizer,
+            env.ACTION_NAMES,
+            max_actions=max_actions_per_turn,
+            opening=generation_prefix,
+            longest=max_response,
+            spelling=constrain,
+            offers=type(env).env_action is not TextEnvironment.env_action,
+            writes=agent.writes,
+        )
+        if constrain
+        else None,
     )
 
 

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     'text': ['envs', 'tokens'],
     'models': ['machine', 'settings'],
     'rollout': ['text', 'models', 'envs', 'machine', 'settings'],
-    'rl': ['rollout', 'models', 'settings'],
+    'rl': ['rollout', 'text', 'models', 'settings'],
     'algorithms': ['rl', 'rollout', 'settings'],
     'imitation': ['settings', 'rl', 'text', 'tokens', 'machine'],
     'measure': ['rl', 'text', 'settings'],
@@ -44,6 +44,7 @@ MAY_IMPORT = {
 ONLY = {  # a folder of which only one module may be imported
     ('rollout', 'envs'): 'agentrl_jax.envs.hosts.world',
     ('rl', 'rollout'): 'agentrl_jax.rollout.windows',
+    ('rl', 'text'): 'agentrl_jax.text.grammar',
     ('algorithms', 'rollout'): 'agentrl_jax.rollout.episodes',
     ('rl', 'models'): 'agentrl_jax.models.functions',
 }

@@ -1,0 +1,488 @@
+"""The answers that are legal, as an automaton over tokens: what a constrained policy samples from.
+
+A legal answer is 1 to max_actions names of actions with SEPARATOR between them, what closes it, and
+the end of the turn; where answers think, free text and the tags precede it. The automaton of an
+answer is finite and without cycles: every token takes one of the tokens that are left to it, states
+that allow the same continuations are one state (so a budget that never binds adds none), and an end
+is in reach from every state. Free text may be any token but an end; where it leaves no more than a
+whole answer needs, the tags and the answer are what is legal.
+
+Few tokens of a vocabulary can stand in an answer. They are the columns of the table, and where
+nothing is free, their logits are the only ones that are computed: no array grows with the
+vocabulary. The policy is the softmax over the tokens that are allowed. The sampler writes down
+which ones were (Rollout.allowed), so the trainer normalises over the same and knows no automaton. A
+token that was the only one allowed is no decision and is in no mean (rl.algorithm.trained).
+
+spelling: 'own', an answer is spelled as the tokenizer spells it; 'any', by any tokens that together
+have its bytes.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from agentrl_jax.text.answer import ANSWERING, FORMS, AnswerState, AnswerTable
+from agentrl_jax.text.prompts import SEPARATOR
+
+SPELLINGS = ('own', 'any')
+MOST_ANSWERS = 50_000  # that 'own' spells one by one
+NEVER = -1e30  # logit of what is not allowed; finite, since 0 * -inf is no number
+WORD = 32  # bits of a word of Rollout.allowed
+EVERY = -1  # of an edge: any of the names can follow that could before
+
+
+@struct.dataclass
+class Grammar:
+    """Q states, U columns; C = U, or U + 1 where text is free: the last is every other token."""
+
+    columns: jax.Array  # int32 [U]  token ids, ascending
+    after: jax.Array  # int16 [Q, C]  next state; -1 = not allowed
+    through: jax.Array | None  # uint32 [Q, C, N / 32]  the first actions that can follow, as bits;
+    # None: whatever is named is on offer
+    first: int = struct.field(pytree_node=False)  # state in front of the actions
+    thinks: int = struct.field(pytree_node=False)  # in front of thoughts; -1: there are none
+    forced: int = struct.field(pytree_node=False)  # what ends thoughts and holds the actions
+    opened: int = struct.field(pytree_node=False)  # in front of a written turn: all is allowed
+    reserve: int = struct.field(pytree_node=False)  # tokens that thoughts leave for the answer
+    answers: tuple[int, int] = struct.field(pytree_node=False)  # legal ones, and those that a
+    # budget without end would allow
+
+    @property
+    def free(self) -> bool:
+        """Whether some text is free, and logits of the whole vocabulary are needed."""
+        return self.after.shape[1] > self.columns.shape[0]
+
+
+@struct.dataclass
+class Place:
+    """Where S rows are in their answers."""
+
+    state: jax.Array  # int32 [S]
+    offered: jax.Array  # uint32 [S, N / 32]  actions on offer in the turn; without any, all
+
+    def put(self, rows: jax.Array, new: 'Place') -> 'Place':
+        """With the places of rows int32 [w]; rows >= S are dropped."""
+        return jax.tree.map(lambda old, x: old.at[rows].set(x, mode='drop'), self, new)
+
+
+# ---- while sampling ------------------------------------------------------------------------------
+
+
+def begin(grammar: Grammar, part: jax.Array, offered: jax.Array) -> Place:
+    """In front of answers of kinds part int32 [w], 0 = acts; offered bool [w, N]."""
+    acts = grammar.first if grammar.thinks < 0 else grammar.thinks
+    some = offered | ~offered.any(1, keepdims=True)
+    return Place(state=jnp.where(part == 0, acts, grammar.opened), offered=pack(some))
+
+
+def allowed(grammar: Grammar, place: Place) -> jax.Array:
+    """bool [S, C]: the columns that may follow."""
+    found = jnp.asarray(grammar.after)[place.state] >= 0
+    if grammar.through is None:
+        return found
+    names = jnp.asarray(grammar.through)[place.state] & place.offered[:, None]
+    return found & (names != 0).any(-1)
+
+
+def advance(
+    grammar: Grammar,
+    place: Place,
+    token: jax.Array,
+    live: jax.Array,
+    *,
+    table: AnswerTable,
+    parser: AnswerState,
+    left: jax.Array,
+) -> Place:
+    """After a token int32 [S] of each live row bool [S].
+
+    parser: of the answers, the token included; left int32 [S]: tokens that the answer may still
+    have. Thoughts end where the parser has read what opens the actions.
+    """
+    column = column_of(grammar.columns, token)
+    column = jnp.minimum(column, grammar.after.shape[1] - 1)
+    state = jnp.asarray(grammar.after)[place.state, column].astype(jnp.int32)
+    if grammar.thinks >= 0:
+        thinks = place.state == grammar.thinks
+        fresh = (parser.part == 0) & (parser.count == 0)  # nothing of an action was in the token
+        opens = thinks & (jnp.asarray(table.stage)[parser.tag] == ANSWERING) & fresh
+        state = jnp.where(thinks & (left <= grammar.reserve), grammar.forced, state)
+        state = jnp.where(opens, grammar.first, state)
+    return place.replace(state=jnp.where(live & (state >= 0), state, place.state))
+
+
+def constrain(draw: Callable, grammar: Grammar, allowed: jax.Array) -> Callable:
+    """draw(logits, uniform) -> (token, log-probability) among the allowed columns bool [S, C]."""
+
+    def constrained(logits, uniform):
+        if grammar.free:
+            index = column_of(grammar.columns, jnp.arange(logits.shape[1]))
+            return draw(jnp.where(allowed[:, index], logits, NEVER), uniform)
+        column, logprob = draw(jnp.where(allowed, logits, NEVER), uniform)
+        return jnp.asarray(grammar.columns)[column], logprob
+
+    return constrained
+
+
+def column_of(columns: jax.Array, tokens: jax.Array) -> jax.Array:
+    """int32 [...]: the column of each token; U where it has none."""
+    columns, tokens = jnp.asarray(columns), jnp.asarray(tokens)
+    inside = jnp.minimum(jnp.searchsorted(columns, tokens), columns.shape[0] - 1)
+    return jnp.where(columns[inside] == tokens, inside, columns.shape[0])
+
+
+# ---- what was allowed, as bits -------------------------------------------------------------------
+
+
+def words(columns: int) -> int:
+    """Words that hold so many bits."""
+    return -(-columns // WORD)
+
+
+def pack(bits: jax.Array) -> jax.Array:
+    """bool [..., C] as uint32 [..., words]; bit i is bit i % 32 of word i // 32."""
+    rest = words(bits.shape[-1]) * WORD - bits.shape[-1]
+    bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, rest)])
+    bits = bits.reshape(*bits.shape[:-1], -1, WORD).astype(jnp.uint32)
+    return jnp.sum(bits << jnp.arange(WORD, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
+
+
+def unpack(packed: jax.Array, columns: int) -> jax.Array:
+    """bool [..., columns] of uint32 [..., words]."""
+    bits = packed[..., None] >> jnp.arange(WORD, dtype=jnp.uint32) & 1
+    return bits.reshape(*packed.shape[:-1], -1)[..., :columns] > 0
+
+
+# ---- building ------------------------------------------------------------------------------------
+
+
+def build_grammar(
+    tokenizer: Any,
+    names: Sequence[str],
+    *,
+    max_actions: int,
+    opening: str,
+    longest: int,
+    spelling: str,
+    offers: bool = False,
+    writes: bool = False,
+) -> Grammar:
+    """The grammar of answers of at most `longest` tokens, their end included.
+
+    opening: a key of FORMS. offers: the first action can be kept to those on offer in a state.
+    writes: some turns are written and allow everything. Takes seconds for thousands of answers.
+    """
+    form, ends = FORMS[opening], list(tokenizer.eos_ids)
+    thinks, react = form.before is not None, opening == 'Thought:'
+    tail = '' if react else form.closing.decode()
+    heads = [' ' if react else '']
+    if thinks:
+        heads.append('\nAction: ' if react else form.before.decode())
+    make = {'own': _spelled, 'any': _of_bytes}[spelling]
+    automata = [make(tokenizer, list(names), max_actions, head, tail, offers) for head in heads]
+    table = _Table(ends[0])
+    budgets = [table.longest(*automaton) for automaton in automata] if thinks else [longest]
+    if thinks and budgets[-1] >= longest:
+        raise ValueError(
+            f'rollout.max_response={longest} leaves nothing for thoughts: what ends them and the '
+            f'longest answer take {budgets[-1]} tokens; set it to more, or env.think=False'
+        )
+    starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
+    rest = {}  # free states: {state: tokens that lead nowhere}
+    if thinks:
+        rest[table.state()] = ends
+    if writes:
+        rest[table.state()] = []
+    after, columns, through = table.arrays(rest, ends, len(names) if offers else 0)
+    free = [*rest]
+    whole = sum(len(names) ** k for k in range(1, max_actions + 1))
+    return Grammar(
+        columns=jnp.asarray(columns, jnp.int32),
+        after=jnp.asarray(after),
+        through=None if through is None else jnp.asarray(through),
+        first=starts[0],
+        thinks=free[0] if thinks else -1,
+        forced=starts[-1],
+        opened=free[-1] if writes else starts[0],
+        reserve=budgets[-1] if thinks else 0,
+        answers=(whole if thinks else _count(after, starts[0]), whole)
+        if spelling == 'own'
+        else (0, 0),
+    )
+
+
+def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
+    """The grammars of several worlds over the columns of all, so that one trainer knows them."""
+    if len(grammars) == 1:
+        return list(grammars)
+    columns = np.unique(np.concatenate([np.asarray(g.columns) for g in grammars]))
+    free = any(g.free for g in grammars)
+    return [_on_columns(g, columns, free) for g in grammars]
+
+
+def _on_columns(grammar: Grammar, columns: np.ndarray, free: bool) -> Grammar:
+    index = np.asarray(column_of(grammar.columns, columns))
+    index = np.append(index, len(grammar.columns)) if free else index
+
+    def spread(table, nothing):
+        table = np.asarray(table)
+        if not grammar.free:  # what it does not know leads nowhere
+            table = np.concatenate([table, np.full_like(table[:, :1], nothing)], 1)
+        return jnp.asarray(table[:, index])
+
+    through = None if grammar.through is None else spread(grammar.through, 0)
+    return grammar.replace(
+        columns=jnp.asarray(columns, jnp.int32), after=spread(grammar.after, -1), through=through
+    )
+
+
+Automaton = tuple[Callable, Any]  # (step(state) -> ({token: (state, names)}, may end here), first)
+
+
+class _Table:
+    """The least table of automata without cycles; state 0 is the end, which allows nothing."""
+
+    def __init__(self, end: int):
+        self._end, self._ids, self._rows = end, {(): 0}, [{}]
+        self._edges, self._need, self._most = {}, {}, {}  # by automaton and state
+
+    def state(self) -> int:
+        """A state of its own, with a row to be filled."""
+        self._rows.append({})
+        return len(self._rows) - 1
+
+    def longest(self, step: Callable, first: Any) -> int:
+        """Tokens of the longest answer."""
+        self._measure(step, first)
+        return self._most[step, first]
+
+    def add(self, step: Callable, first: Any, left: int) -> int:
+        """The state in front of answers of at most `left` tokens."""
+        self._measure(step, first)
+        need = self._need[step, first]
+        if need is None or need > left:
+            raise ValueError(
+                f'no legal answer has {left} tokens or fewer: the shortest needs {need}; set '
+                'rollout.max_response to more'
+            )
+        return self._number(step, first, left)
+
+    def _measure(self, step: Callable, first: Any) -> None:
+        """Tokens to the end from each state, at least and at the most; None: it is out of reach."""
+        stack = [first]
+        while stack:
+            now = stack[-1]
+            if (step, now) in self._need:
+                stack.pop()
+                continue
+            if (step, now) not in self._edges:
+                self._edges[step, now] = step(now)
+            edges, ends = self._edges[step, now]
+            waits = {x for x, _ in edges.values() if (step, x) not in self._need}
+            if waits:
+                stack += waits
+                continue
+            stack.pop()
+            reach = [(step, x) for x, _ in edges.values() if self._need[step, x] is not None]
+            least = [1] * ends + [1 + self._need[x] for x in reach]
+            self._need[step, now] = min(least) if least else None
+            self._most[step, now] = max([1] * ends + [1 + self._most[x] for x in reach] or [0])
+
+    def _number(self, step: Callable, first: Any, left: int) -> int:
+        """Row of (state, tokens left); budgets that cannot bind count as the most needed."""
+        memo, stack = {}, [(first, min(left, self._most[step, first]))]
+        start = stack[0]
+        while stack:
+            key = stack[-1]
+            if key in memo:
+                stack.pop()
+                continue
+            now, left_now = key
+            (edges, ends), row, waits = self._edges[step, now], {}, []
+            for token, (after, names) in edges.items():
+                need = self._need[step, after]
+                if need is None or need > left_now - 1:
+                    continue
+                child = (after, min(left_now - 1, self._most[step, after]))
+                if child in memo:
+                    row[token] = memo[child], names
+                else:
+                    waits.append(child)
+            if waits:
+                stack += waits
+                continue
+            stack.pop()
+            if ends:
+                row[self._end] = 0, EVERY
+            signature = tuple(sorted(row.items()))
+            if signature not in self._ids:
+                self._ids[signature] = self.state()
+                self._rows[-1] = row
+            memo[key] = self._ids[signature]
+        return memo[start]
+
+    def arrays(
+        self, free: dict[int, list[int]], ends: list[int], names: int
+    ) -> tuple[np.ndarray, list[int], np.ndarray | None]:
+        """(after, columns, through); free: states that lead to themselves but by some tokens."""
+        if len(self._rows) > np.iinfo(np.int16).max:
+            raise ValueError(
+                f'the legal answers need {len(self._rows)} states, which 16 bits cannot count; '
+                'set env.max_actions_per_turn to less'
+            )
+        columns = sorted({token for row in self._rows for token in row} | {*(ends if free else ())})
+        place = {token: i for i, token in enumerate(columns)}
+        after = np.full((len(self._rows), len(columns) + bool(free)), -1, np.int16)
+        through = np.zeros((*after.shape, words(names)), np.uint32) if names else None
+        for state, row in enumerate(self._rows):
+            for token, (target, bits) in row.items():
+                after[state, place[token]] = target
+                if through is not None:
+                    through[state, place[token]] = _as_words(bits, names)
+        for state, closed in free.items():
+            after[state] = state
+            after[state, [place[token] for token in closed]] = -1
+            if through is not None:
+                through[state] = _as_words(EVERY, names)
+        return after, columns, through
+
+
+def _as_words(bits: int, names: int) -> np.ndarray:
+    """A set of names as uint32 words; EVERY has all bits."""
+    mask = 2 ** (words(names) * WORD) - 1
+    text = (bits & mask).to_bytes(words(names) * WORD // 8, 'little')
+    return np.frombuffer(text, np.uint32)
+
+
+def _count(after: np.ndarray, first: int) -> int:
+    """Number of token sequences from a state to the end."""
+    known = {0: 1}
+    stack = [first]
+    while stack:
+        now = stack[-1]
+        waits = [int(x) for x in after[now] if x >= 0 and int(x) not in known]
+        if waits:
+            stack += waits
+            continue
+        stack.pop()
+        if now not in known:
+            known[now] = sum(known[int(x)] for x in after[now] if x >= 0)
+    return known[first]
+
+
+def _spelled(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
+    """The tree of all answers as the tokenizer spells them."""
+    count = sum(len(names) ** k for k in range(1, max_actions + 1))
+    if count > MOST_ANSWERS:
+        raise ValueError(
+            f'{count} answers are too many to spell one by one: set rollout.constrain to any, or '
+            'lower env.max_actions_per_turn'
+        )
+    chosen = [
+        each
+        for k in range(1, max_actions + 1)
+        for each in itertools.product(range(len(names)), repeat=k)
+    ]
+    separator = f' {SEPARATOR} '
+    texts = [head + separator.join(names[i] for i in each) + tail for each in chosen]
+    children, ends, firsts = [{}], [False], [0]
+    for ids, each in zip(tokenizer.encode_batch(texts), chosen, strict=True):
+        node, bit = 0, 1 << each[0]
+        firsts[0] |= bit
+        for token in ids:
+            if token not in children[node]:
+                children[node][token] = len(children)
+                children.append({}), ends.append(False), firsts.append(0)
+            node = children[node][token]
+            firsts[node] |= bit
+        ends[node] = True
+
+    def step(node):
+        def names_after(child):
+            return firsts[child] if offers and firsts[child] != firsts[node] else EVERY
+
+        edges = {token: (child, names_after(child)) for token, child in children[node].items()}
+        return edges, ends[node]
+
+    return step, 0
+
+
+def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
+    """The automaton over bytes, lifted to tokens.
+
+    A state is a set of (text of which a part was read, bytes read, actions so far, the first one):
+    all that can have been read. The first action is forgotten once it can be only one.
+    """
+    separator = f' {SEPARATOR} '
+    texts = [head.encode(), separator.encode(), tail.encode(), *(n.encode() for n in names)]
+    HEAD, BETWEEN, TAIL, NAME = 0, 1, 2, 3
+    UNSAID = -1
+
+    def following(which, count, first):
+        if which == TAIL:
+            return ['end']
+        if which in (HEAD, BETWEEN):
+            said = count > 0 or not offers
+            return [(NAME + i, 0, count + 1, first if said else i) for i in range(len(names))]
+        more = [(BETWEEN, 0, count, first)] if count < max_actions else []
+        return [(TAIL, 0, count, first), *more]
+
+    def settled(items):
+        found, queue = set(), list(items)
+        while queue:
+            item = queue.pop()
+            if item == 'end' or item[1] < len(texts[item[0]]):
+                found.add(item)
+            else:
+                queue += following(item[0], *item[2:])
+        return frozenset(found)
+
+    def firsts(state):
+        return {item[3] for item in state if item != 'end'}
+
+    def forgetful(state):
+        if len(firsts(state)) > 1:
+            return state
+        return frozenset(item if item == 'end' else (*item[:3], UNSAID) for item in state)
+
+    known = {}
+
+    def byte_steps(state):
+        if state not in known:
+            moves = {}
+            for item in state:
+                if item != 'end':
+                    which, at, count, first = item
+                    moves.setdefault(texts[which][at], []).append((which, at + 1, count, first))
+            known[state] = {byte: settled(items) for byte, items in moves.items()}
+        return known[state]
+
+    letters = set(b''.join(texts))
+    spelled, begins = {}, set()
+    for token, text in enumerate(tokenizer.token_bytes()):
+        if text and letters.issuperset(text):
+            spelled.setdefault(text, []).append(token)
+            begins.update(text[:end] for end in range(1, len(text) + 1))
+
+    def step(state):
+        before, edges, queue = firsts(state), {}, [(b'', state)]
+        while queue:
+            read, now = queue.pop()
+            for byte, after in byte_steps(now).items():
+                text = read + bytes([byte])
+                if text not in begins:
+                    continue
+                queue.append((text, after))
+                left = firsts(after)
+                narrows = left != before and UNSAID not in left
+                bits = sum(1 << i for i in left) if narrows and left else EVERY
+                for token in spelled.get(text, ()):
+                    edges[token] = forgetful(after), bits
+        return edges, 'end' in state
+
+    return step, settled([(HEAD, 0, 0, UNSAID)])
