@@ -168,7 +168,7 @@ def settings_of(cfg: Config) -> dict[str, Any]:
         'stop_at_answer': cfg.rollout.stop_at_answer,
         'sampler_dtype': cfg.rollout.sampler_dtype,
         'reward': cfg.reward.function,
-    }
+    } | ({'constrain': cfg.rollout.constrain} if cfg.rollout.constrain else {})
 
 
 def keep(path: Path, record: dict[str, Any]) -> None:

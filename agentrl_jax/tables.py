@@ -1,7 +1,7 @@
 """Tables and learning curves of many runs, with intervals, beside random play and the oracle.
 
   python -m agentrl_jax.tables runs/sweep --rows=method --cols=env.name --out=runs/sweep/table
-  python -m agentrl_jax.tables --compact runs/sweep experiments/demo/metrics
+  python -m agentrl_jax.tables --compact runs/sweep experiments/demo_cloned/metrics
   python -m agentrl_jax.tables --rebuild experiments
 
 The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv and the curves. The

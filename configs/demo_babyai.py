@@ -16,11 +16,11 @@ Score: seeds 0 to 2: 46.1, 45.3 and 43.8 % of 256 held-out levels after cloning,
 82.0 % after 100 steps; random play, which draws from the actions on offer, 29 %, expert 97 %.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 100
     cfg.algorithm = 'turn_grpo'
     cfg.env.name = 'babyai'

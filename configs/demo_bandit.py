@@ -11,11 +11,11 @@ Score: 94.9 % [92.7, 96.5] of 512 episodes at step 60, seed 0; 40.0 % after clon
 play 50 %.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 60
     cfg.env.name = 'bandit'
     cfg.env.max_turns = 1

@@ -15,11 +15,11 @@ A policy that may stop is credited by turn_grpo: without bias there, and where t
 least variance of a sampled turn (benchmarks/turn_credit.md).
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 30
     cfg.algorithm = 'turn_grpo'
     cfg.env.name = 'library'

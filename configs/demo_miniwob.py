@@ -16,11 +16,11 @@ Score: seeds 0 to 2: 62.5, 67.2 and 70.3 % of 64 held-out pages after cloning, 8
 after 25 steps.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 25
     cfg.env.name = 'miniwob'
     cfg.env.max_turns = 3

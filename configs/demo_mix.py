@@ -21,6 +21,7 @@ from configs import small
 
 def get_config():
     cfg = small.get_config()
+    cfg.optim.lr = 1e-3
     cfg.steps = 100
     cfg.algorithm = 'grpo'
     cfg.loss.norm = 'none'

@@ -20,11 +20,11 @@ with the mode that is the default, mt_cumulative, seed 0: 14.1 % and 71.9 %. Ran
 oracle 100 %.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 80
     cfg.algorithm = 'mt_grpo'
     cfg.env.name = 'search'

@@ -18,11 +18,11 @@ Score: seeds 0 to 2: 28.5, 26.2 and 25.0 % of 256 held-out goals after cloning, 
 had not learned to copy (9.0 %) and ended at 19.9 %.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 60
     cfg.env.name = 'shop'
     cfg.env.max_turns = 5

@@ -8,11 +8,11 @@ Score: 49.6 % of 512 validation rooms at step 200, 55.3 % at step 25, seed 100, 
 tuned (experiments/LOG.md); 36.9 % after cloning, random play 13.5 %, oracle 98.8 %.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.env.name = 'sokoban'
     cfg.rollout.max_tokens = 128
 

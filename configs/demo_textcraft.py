@@ -18,11 +18,11 @@ Score: 25.0 [20.1, 30.6], 45.3 [39.3, 51.4] and 23.4 % [18.7, 29.0] after clonin
 held-out goals (95 % Wilson intervals). Random play 28.4 %, planner 100 %, on the same.
 """
 
-from configs import demo
+from configs import demo_cloned
 
 
 def get_config():
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 100
     cfg.env.name = 'textcraft'
     cfg.env.max_turns = 5

@@ -21,7 +21,7 @@ and on 512 test seeds 95.3, 85.9, 71.1, 51.6 and 72.3 %. What came before is in 
 
 import ml_collections
 
-from configs import demo
+from configs import demo_cloned
 
 # Game -> turns, actions of a turn, tokens of an answer and of an episode
 SIZES = {
@@ -36,7 +36,7 @@ SIZES = {
 def get_config(game='catch'):
     if game not in SIZES:
         raise ValueError(f'configs/games.py:{game}: no such game; known are {", ".join(SIZES)}')
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.steps = 100
     cfg.env.name = game
     turns, actions, cfg.rollout.max_response, cfg.rollout.max_tokens = SIZES[game]

@@ -97,7 +97,7 @@ def both_outcomes(config, more):
 
 
 def tiny():
-    more = library('configs/demo.py', 'configs/demo_library.py')
+    more = library('configs/demo_cloned.py', 'configs/demo_library.py')
     more |= {
         'steps': 40,
         'optim.lr': 3e-4,
@@ -106,7 +106,7 @@ def tiny():
         'clone.episodes': 16384,
         'clone.steps': 1600,
     }
-    return both_outcomes('configs/demo.py', more)
+    return both_outcomes('configs/demo_cloned.py', more)
 
 
 def half_billion():

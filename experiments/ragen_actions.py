@@ -6,7 +6,7 @@ within about one standard error of its 256 episodes. Here the budget grows as pu
 10 actions: as many turns as it takes to use them, 10 turns of 1 action to 2 turns of 7. Two actions
 in five turns are both. Random play stands in every row: its budget is the row's.
 
-tiny   FrozenLake with the policy of configs/demo.py, which is known to learn there; 8 x 16
+tiny   FrozenLake with the policy of configs/demo_cloned.py, which is known to learn there; 8 x 16
        episodes. All arms of a seed start from one clone, which was shown up to 7 actions a turn,
        and are not told their budget: with a clone of its own an arm starts the lower the more
        actions a turn it has.
@@ -85,7 +85,7 @@ def tiny():
         'clone.max_actions_per_episode': 14,
         'clone.max_tokens': 8 + 2 * (21 + answer),
     }
-    made = plan('configs/demo.py', every_episode(), more, ['frozen_lake'])
+    made = plan('configs/demo_cloned.py', every_episode(), more, ['frozen_lake'])
     tokens = [
         {'rollout.max_tokens': 8 + cell['env.max_turns'] * (21 + answer)} for cell in made.cells
     ]

@@ -110,11 +110,13 @@ def plan(config, cells, worlds):
 def tiny():
     more = SIZES | {'loss.entropy_coef': 0.005, 'steps': 100, 'eval.every': 20}
     worlds = [
-        common.difference('configs/demo.py', 'configs/demo_bandit.py') | {'eval.every': 10},
-        common.difference('configs/demo.py', 'configs/demo_sokoban.py'),
+        common.difference('configs/demo_cloned.py', 'configs/demo_bandit.py') | {'eval.every': 10},
+        common.difference('configs/demo_cloned.py', 'configs/demo_sokoban.py'),
         {'env.name': 'frozen_lake', 'clone.oracle': 0.6},
     ]
-    return plan('configs/demo.py', METHODS | ALONE | CONTROL, [more | world for world in worlds])
+    return plan(
+        'configs/demo_cloned.py', METHODS | ALONE | CONTROL, [more | world for world in worlds]
+    )
 
 
 def published_worlds():

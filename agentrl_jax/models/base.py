@@ -152,23 +152,25 @@ class Model(abc.ABC):
             return params['model']['embed_tokens']['embedding'].T
         return params['lm_head']['kernel']
 
-    def logits(
-        self, params: Params, hidden: jax.Array, columns: jax.Array | None = None
-    ) -> jax.Array:
+    def head_columns(self, params: Params, columns: jax.Array) -> jax.Array:
+        """[D, U] in the compute dtype: the head of the tokens columns int32 [U] alone."""
+        return self.head_kernel(params)[:, columns].astype(self.dtype)
+
+    def logits(self, params: Params, hidden: jax.Array, head: jax.Array | None = None) -> jax.Array:
         """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype.
 
-        columns int32 [U]: of these tokens alone, [..., U].
+        head [D, U]: that of some tokens alone (head_columns), for [..., U].
         """
+        if head is not None:
+            return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
         if self.transposed:  # the head is [V, D] then, as the embedding always is
             embedding = params['model']['embed_tokens']['embedding']
             head = embedding if self.tie_embeddings else params['lm_head']['kernel']
-            head = head if columns is None else head[columns]
             out = times_rows(
                 head.astype(self.dtype), hidden.reshape(-1, hidden.shape[-1]), jnp.float32
             )
             return out.reshape(*hidden.shape[:-1], -1)
-        head = self.head_kernel(params)
-        head = (head if columns is None else head[:, columns]).astype(self.dtype)
+        head = self.head_kernel(params).astype(self.dtype)
         return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 
     def abstract_params(self) -> Params:

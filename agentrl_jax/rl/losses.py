@@ -89,9 +89,10 @@ def token_logprobs(
     With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
 
-    columns: tokens that have a bit of their own in allowed uint32 [B, T, W] (text.grammar), where
-    it is given; probabilities are then among the tokens whose bit is set. free: the bit after theirs
-    is that of all other tokens; without it they are never allowed, and have no logits.
+    columns: tokens that have a bit of their own in allowed uint32 [B, T, W] (text.grammar);
+    probabilities are then among the tokens whose bit is set. free: the bit after theirs is that of
+    all other tokens; without it they are never allowed, and have no logits. Without allowed all
+    tokens are.
     """
     targets, index = tokens, None
     columns = () if allowed is None else columns

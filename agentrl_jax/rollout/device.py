@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models.base import Model, transpose_kernels
@@ -70,19 +71,16 @@ def decode(
     max_response: int,
     stop_at_answer: bool,
     draw: Callable,
+    head: jax.Array | None = None,
 ) -> Slots:
     """Every generating slot samples one token; the token's keys and values go into the cache."""
     live = slots.phase == GENERATING
-    out, length, grammar, columns = slots.out, slots.rows.length, task.grammar, None
-    allowed = {}
+    out, length, grammar, allowed = slots.out, slots.rows.length, task.grammar, {}
     if grammar is not None:
         legal = grammars.allowed(grammar, slots.place)
         draw = grammars.constrain(draw, grammar, legal)
-        columns = None if grammar.free else grammar.columns
         allowed = {'allowed': grammars.pack(legal)}
-    token, logprob = token_rows.sample(
-        slots.rows, params, key, config=config, draw=draw, columns=columns
-    )
+    token, logprob = token_rows.sample(slots.rows, params, key, config=config, draw=draw, head=head)
     token = jnp.where(live, token, task.pad_id)
     row = jnp.where(live, slots.episode, out.tokens.shape[0])
     stop, response, parser = stops.turn_stop(
@@ -411,11 +409,23 @@ def read_chunks(
     )
 
 
+def answer_head(params: Params, task: text.TextTask, config: Model) -> jax.Array | None:
+    """The head [D, U] of the tokens of answers; None where any token may be sampled.
+
+    Made once, before all loops: in them it would be gathered for every token.
+    """
+    if task.grammar is None or task.grammar.free:
+        return None
+    config = dataclasses.replace(config, transposed=False)
+    return config.head_columns(params, task.grammar.columns)
+
+
 def collect(
     params: Params,
     task: text.TextTask,
     episodes: Episodes,
     key: jax.Array,
+    head: jax.Array | None = None,
     *,
     config: Model,
     slots: int,
@@ -433,6 +443,7 @@ def collect(
 
     With episodes.forks each has its continuations beside it (Rollout.continuations).
 
+    head: answer_head of the parameters, where it was made before; None: it is made here.
     window: turns that the policy sees, the current one included; 0 = the whole conversation.
     chunk: tokens of a slot that are read at a time, for whole conversations; 0 = a turn's prompt.
 
@@ -442,6 +453,7 @@ def collect(
     """
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    head = answer_head(params, task, config) if head is None else head
     state = start(
         params,
         task,
@@ -465,6 +477,7 @@ def collect(
         episodes,
         (k_tokens, k_world),
         draw=draw,
+        head=head,
         config=config,
         serve_rows=serve_rows,
         max_response=max_response,
@@ -496,6 +509,7 @@ def play(
     config: Model,
     serve_rows: int,
     max_response: int,
+    head: jax.Array | None = None,
     stop_at_answer: bool = False,
     window: int = 0,
     chunk: int = 0,
@@ -503,7 +517,7 @@ def play(
     """Serves and decodes until every slot is idle.
 
     keys: of tokens and of worlds. draw(state, logits [S, V], uniform [S]) -> (token int32 [S],
-    log-probability float32 [S]).
+    log-probability float32 [S]). head: see answer_head.
     """
     k_tokens, k_world = keys
     static = dict(config=config, max_response=max_response)
@@ -522,6 +536,7 @@ def play(
             k_tokens,
             stop_at_answer=stop_at_answer,
             draw=functools.partial(draw, state),
+            head=head,
             **static,
         )
 
@@ -599,18 +614,25 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
     static['slots'] //= shards
     static['serve_rows'] = min(static['serve_rows'], static['slots'])
 
-    def local(params, task, episodes, key):
-        out, counters = collect(params, task, episodes, key, **static)
+    def local(params, task, episodes, key, head):
+        out, counters = collect(params, task, episodes, key, head, **static)
         return out, jax.tree.map(lambda x: x[None], counters)
 
-    return jax.shard_map(
+    def replicated(params, task, episodes, key):
+        head = answer_head(params, task, static['config'])
+        if head is not None:  # else shards of few columns would be padded within loops
+            head = jax.lax.with_sharding_constraint(head, NamedSharding(mesh, P()))
+        return shards_of(params, task, episodes, key, head)
+
+    shards_of = jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(P(), P(), rows, P()),
+        in_specs=(P(), P(), rows, P(), P()),
         out_specs=(rows, rows),
         axis_names={'data', 'fsdp'},
         check_vma=False,
     )
+    return replicated
 
 
 def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:

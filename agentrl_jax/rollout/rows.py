@@ -63,14 +63,14 @@ def sample(
     *,
     config: Model,
     draw: Callable,
-    columns: jax.Array | None = None,
+    head: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The next token of every row and its log-probability: int32 [S], float32 [S].
 
-    draw(logits [S, V], uniform [S]): sampling.sample with its settings. columns int32 [U]: it gets
-    logits of these tokens alone.
+    draw(logits [S, V], uniform [S]): sampling.sample with its settings. head [D, U]: it gets logits
+    of these columns alone.
     """
-    logits = config.logits(params, rows.hidden, columns)
+    logits = config.logits(params, rows.hidden, head)
 
     def uniform(stream, position):
         row_key = jax.random.fold_in(key, stream)

@@ -144,17 +144,22 @@ def words(columns: int) -> int:
     return -(-columns // WORD)
 
 
+def _places(axes: int) -> jax.Array:
+    """The bits of a word along the last of `axes` axes."""
+    return jnp.arange(WORD, dtype=jnp.uint32).reshape((1,) * (axes - 1) + (-1,))
+
+
 def pack(bits: jax.Array) -> jax.Array:
     """bool [..., C] as uint32 [..., words]; bit i is bit i % 32 of word i // 32."""
     rest = words(bits.shape[-1]) * WORD - bits.shape[-1]
     bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, rest)])
     bits = bits.reshape(*bits.shape[:-1], -1, WORD).astype(jnp.uint32)
-    return jnp.sum(bits << jnp.arange(WORD, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
+    return jnp.sum(bits << _places(bits.ndim), axis=-1, dtype=jnp.uint32)
 
 
 def unpack(packed: jax.Array, columns: int) -> jax.Array:
     """bool [..., columns] of uint32 [..., words]."""
-    bits = packed[..., None] >> jnp.arange(WORD, dtype=jnp.uint32) & 1
+    bits = packed[..., None] >> _places(packed.ndim + 1) & 1
     return bits.reshape(*packed.shape[:-1], -1)[..., :columns] > 0
 
 
@@ -185,8 +190,15 @@ def build_grammar(
         heads.append('\nAction: ' if react else form.before.decode())
     make = {'own': _spelled, 'any': _of_bytes}[spelling]
     automata = [make(tokenizer, list(names), max_actions, head, tail, offers) for head in heads]
-    table = _Table(ends[0])
-    budgets = [table.longest(*automaton) for automaton in automata] if thinks else [longest]
+    table, separator = _Table(ends[0]), f' {SEPARATOR} '
+    budgets = [longest]
+    if thinks and spelling == 'own':
+        budgets = [table.longest(*automaton) for automaton in automata]
+    elif thinks:  # as long as they are where the tokenizer spells them, byte by byte they are not
+        most = [
+            [head + separator.join([name] * max_actions) + tail for name in names] for head in heads
+        ]
+        budgets = [1 + max(map(len, tokenizer.encode_batch(texts))) for texts in most]
     if thinks and budgets[-1] >= longest:
         raise ValueError(
             f'rollout.max_response={longest} leaves nothing for thoughts: what ends them and the '

@@ -4,7 +4,7 @@ The demo has three pieces that StarPO lacks: the filter, clip-higher, and no KL 
 All eight combinations, three seeds each. Without the filter all 256 episodes of a step are trained
 on, not 64, so its minibatches are four times as large: the number of optimiser steps stays.
 
-python -m agentrl_jax.sweep --config=configs/demo.py --sweep=configs/sweeps/demo_ablation.py \
+python -m agentrl_jax.sweep --config=configs/demo_cloned.py --sweep=configs/sweeps/demo_ablation.py \
     --workdir=runs/demo_ablation --jobs=2
 
 Hardware, time and score: not run as it stands. The same question with five seeds, in another

@@ -1,8 +1,8 @@
-"""Five algorithms on the demo, three seeds each; all else is as in configs/demo.py.
+"""Five algorithms on the demo of clones, three seeds each; all else is as in configs/demo_cloned.py.
 
 What their papers do besides (KL, weights of rows) is set aside, so that they differ in credit only.
 
-python -m agentrl_jax.sweep --config=configs/demo.py --sweep=configs/sweeps/demo_algorithms.py \
+python -m agentrl_jax.sweep --config=configs/demo_cloned.py --sweep=configs/sweeps/demo_algorithms.py \
     --workdir=runs/demo_algorithms --jobs=2
 
 Hardware: 2 shared CPU cores, one run at a time.

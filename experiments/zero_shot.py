@@ -1,0 +1,181 @@
+"""What can pretrained models do before any training, by world, prompt and what they may sample?
+
+  python -m experiments.zero_shot --model=SmolLM2-135M-Instruct --levels=64 [--only=library]
+
+Each cell plays held-out levels once at temperature 1: free, any token may be sampled; own, those of
+a legal answer in the tokenizer's own spelling (rollout.constrain). Beside them is random play,
+which draws names of actions, and the uniform policy over legal tokens. Results are appended to
+experiments/zero_shot/results.jsonl, and `--table` prints them.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.measure.stats import wilson_interval
+from agentrl_jax.models import DRAWN
+from agentrl_jax.records import report
+from agentrl_jax.rollout.episodes import every_level
+from agentrl_jax.run import parts
+from agentrl_jax.run.config import read
+from agentrl_jax.tokens.tokenizer import load_tokenizer
+from configs import smollm2_frozen_lake, smollm2_library
+
+RESULTS = pathlib.Path(__file__).parent / 'zero_shot' / 'results.jsonl'
+PROMPTS = ('plain', 'brief', 'ragen', 'tools')
+LONGEST = {'plain': 256, 'brief': 256}  # tokens of an episode; other prompts are longer
+UNIFORM = 'uniform'  # no model: all legal tokens are as probable
+
+
+def lake():
+    cfg = smollm2_frozen_lake.get_config()
+    return cfg
+
+
+def catalogue():
+    return smollm2_library.get_config()
+
+
+def bandit():
+    cfg = smollm2_library.get_config()
+    cfg.env.name = 'bandit'
+    cfg.env.max_turns = cfg.env.max_actions_per_episode = 1
+    return cfg
+
+
+def sokoban():
+    cfg = smollm2_frozen_lake.get_config()
+    cfg.env.name = 'sokoban'
+    cfg.env.max_turns, cfg.env.max_actions_per_episode = 3, 10
+    return cfg
+
+
+WORLDS = {'frozen_lake': lake, 'library': catalogue, 'bandit': bandit, 'sokoban': sokoban}
+
+
+def config(world, prompt, constrain, model, levels):
+    """The ConfigDict of a cell."""
+    cfg = WORLDS[world]()
+    cfg.model.path = '' if model == UNIFORM else model
+    cfg.env.prompt, cfg.env.think = prompt, False
+    cfg.env.eval_levels, cfg.env.train_levels = levels, 64
+    cfg.rollout.constrain = '' if constrain == 'free' else constrain
+    cfg.rollout.max_response = 16
+    cfg.rollout.max_tokens = LONGEST.get(prompt, 1024)
+    cfg.clone.episodes = 0
+    cfg.loss.kl_coef = 0.0
+    return cfg
+
+
+@functools.cache
+def loaded(path):
+    cfg = smollm2_library.get_config()
+    cfg.model.path = path
+    tokenizer = load_tokenizer(path)
+    return tokenizer, parts.build_model(read(cfg, None), tokenizer, mesh())
+
+
+def uniform(tokenizer):
+    """(sizes, parameters) of a model that finds all tokens as likely."""
+    sizes = DRAWN(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+    )
+    return sizes, jax.tree.map(jnp.zeros_like, sizes.init(jax.random.key(0)))
+
+
+@functools.cache
+def mesh():
+    return parts.build_mesh(read(smollm2_library.get_config(), None), jax.devices()[:1])
+
+
+def play(path, model, world, prompt, constrain, levels):
+    """The record of a cell; path: of the checkpoint that has the tokenizer."""
+    tokenizer, found = loaded(path)
+    given = config(world, prompt, constrain, model, levels)
+    cfg = read(given, None)
+    task = parts.build_text_task(cfg, tokenizer, 'validation', mesh())
+    sizes, params = uniform(tokenizer) if model == UNIFORM else found
+    began = time.time()
+    collect = parts.build_collect(cfg, sizes, mesh(), training=False)
+    episodes = every_level(levels, task.env.num_levels(task.env_params), 1, 1)
+    out, _ = jax.device_get(collect(params, task, episodes, jax.random.key(cfg.seed)))
+    solved = int(out.success.sum())
+    played = np.arange(out.valid.shape[1])[None] < out.num_turns[:, None]
+    low, high = wilson_interval(solved, levels)
+    return {
+        'model': pathlib.Path(model).stem,
+        'world': world,
+        'prompt': prompt,
+        'answers': constrain,
+        'levels': levels,
+        'success': solved / levels,
+        'low': float(low),
+        'high': float(high),
+        'valid': float(out.valid[played].mean()),
+        'random': report.reference(task)['random'],
+        'seconds': round(time.time() - began, 1),
+        'says': [tokenizer.decode(out.tokens[b][out.action_mask[b]]) for b in range(2)],
+    }
+
+
+def table(records):
+    """Markdown: a row for each model and kind of answers, a column for each world and prompt."""
+    last = {(x['model'], x['answers'], x['world'], x['prompt']): x for x in records}
+    columns = sorted({key[2:] for key in last})
+    lines = ['| model | answers | ' + ' | '.join(f'{w}, {p}' for w, p in columns) + ' |']
+    lines += ['| --- ' * (2 + len(columns)) + '|']
+    for row in sorted({key[:2] for key in last}):
+        cells = [last.get((*row, *column)) for column in columns]
+        shown = [
+            ''
+            if x is None
+            else f'{100 * x["success"]:.1f} [{100 * x["low"]:.1f}, {100 * x["high"]:.1f}]'
+            f' (valid {100 * x["valid"]:.0f})'
+            for x in cells
+        ]
+        lines.append('| ' + ' | '.join([*row, *shown]) + ' |')
+    found = {key[2:]: x['random'] for key, x in last.items()}
+    random = [f'{100 * found[column]:.1f}' for column in columns]
+    lines.append('| random play | names | ' + ' | '.join(random) + ' |')
+    return '\n'.join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--model', default='', help='folder or .gguf')
+    parser.add_argument('--levels', type=int, default=64)
+    parser.add_argument('--only', default='', help='a world')
+    parser.add_argument('--prompts', default=','.join(PROMPTS))
+    parser.add_argument('--answers', default=f'free,own,{UNIFORM}')
+    parser.add_argument('--table', action='store_true')
+    args = parser.parse_args()
+    if args.model:
+        RESULTS.parent.mkdir(exist_ok=True)
+        for world in [args.only] if args.only else WORLDS:
+            for prompt in args.prompts.split(','):
+                for kind in args.answers.split(','):
+                    model = UNIFORM if kind == UNIFORM else args.model
+                    spelled = 'own' if kind == UNIFORM else kind
+                    found = play(args.model, model, world, prompt, spelled, args.levels)
+                    with open(RESULTS, 'a') as f:
+                        print(json.dumps(found), file=f)
+                    print(json.dumps(found), file=sys.stderr, flush=True)
+    if args.table:
+        print(table([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+
+
+if __name__ == '__main__':
+    main()

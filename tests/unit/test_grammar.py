@@ -1,0 +1,420 @@
+"""What a constrained policy samples: legal answers and nothing else, the trainer over the same."""
+
+import functools
+import itertools
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_agents as tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import train
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.algorithm import decided, trained
+from agentrl_jax.rl.masked import positions_of
+from agentrl_jax.run.command import WrongUsage
+from agentrl_jax.run.config import read
+from agentrl_jax.text import agents
+from agentrl_jax.text import answer as answers
+from agentrl_jax.text import grammar as grammars
+from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+
+KEY = jax.random.key(5)
+LAKE = ['Left', 'Down', 'Right', 'Up']
+CASES = [  # world, spelling, what is forced in front, temperature
+    ('frozen_lake', 'own', '<answer>', 1.0),
+    ('frozen_lake', 'any', '<answer>', 0.7),
+    ('frozen_lake', 'own', '<think>', 1.3),
+    ('frozen_lake', 'any', 'Thought:', 1.0),
+    ('bandit', 'own', '<answer>', 1.0),
+    ('bandit', 'any', '<think>', 1.0),
+]
+LONGEST = {'<answer>': 12, '<think>': 30, 'Thought:': 30}
+
+
+def build(names, spelling='any', longest=12, max_actions=2, opening='<answer>', **more):
+    return grammars.build_grammar(
+        tiny.tokenizer(),
+        names,
+        max_actions=max_actions,
+        opening=opening,
+        longest=longest,
+        spelling=spelling,
+        **more,
+    )
+
+
+def legal(grammar, first, offered=None):
+    """All token sequences from a state to the end, by brute force."""
+    after, columns = np.asarray(grammar.after), np.asarray(grammar.columns)
+    found, queue = [], [(first, ())]
+    while queue:
+        state, ids = queue.pop()
+        if state == 0:
+            found.append(ids)
+            continue
+        for u in np.flatnonzero(after[state, : len(columns)] >= 0):
+            if offered is not None:
+                names = np.asarray(grammar.through)[state, u]
+                bits = sum(int(word) << 32 * i for i, word in enumerate(names))
+                if not any(bits >> name & 1 for name in offered):
+                    continue
+            queue.append((int(after[state, u]), (*ids, int(columns[u]))))
+    return found
+
+
+def texts(sequences):
+    """The texts of answers, each without the end of its turn."""
+    end = tiny.tokenizer().eos_ids[0]
+    assert all(ids[-1] == end and end not in ids[:-1] for ids in sequences)
+    return [tiny.tokenizer().decode_bytes(list(ids[:-1])).decode() for ids in sequences]
+
+
+@functools.cache
+def task(name, spelling, opening):
+    more = {'max_actions_per_turn': 1} if name == 'bandit' else {}  # the first one is on offer
+    return tiny.task(
+        name, constrain=spelling, generation_prefix=opening, max_response=LONGEST[opening], **more
+    )
+
+
+@functools.cache
+def played(name, spelling, opening, temperature):
+    """A rollout of random weights."""
+    return tiny.play(
+        name,
+        tiny.untrained(),
+        KEY,
+        task_=task(name, spelling, opening),
+        temperature=temperature,
+        max_response=LONGEST[opening],
+        max_tokens=400,
+    )
+
+
+# ---- the language --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('spelling', grammars.SPELLINGS)
+def test_the_legal_answers_are_all_that_there_are(spelling):
+    grammar = build(LAKE, spelling)
+    found = texts(legal(grammar, grammar.first))
+    want = [
+        ' || '.join(names) + '</answer>'
+        for k in (1, 2)
+        for names in itertools.product(LAKE, repeat=k)
+    ]
+    assert set(found) == set(want) and len(want) == 20
+    assert spelling == 'any' or len(found) == 20 and grammar.answers == (20, 20)
+    for text in found:
+        matched, parts = answers.parse_answer(
+            text.encode(), LAKE, max_actions=2, opening='<answer>'
+        )
+        assert matched and min(p for p in parts if p != answers.ABSENT) >= 0
+
+
+def test_an_answer_in_the_tokenizers_own_spelling_is_the_one_that_it_makes():
+    grammar = build(LAKE, 'own')
+    end = tiny.tokenizer().eos_ids[0]
+    found = legal(grammar, grammar.first)
+    for ids, text in zip(found, texts(found), strict=True):
+        assert list(ids) == [*tiny.tokenizer().encode(text), end]
+
+
+@pytest.mark.parametrize('spelling', grammars.SPELLINGS)
+@pytest.mark.parametrize('longest', [3, 4, 5, 7])
+def test_a_budget_takes_the_answers_that_are_too_long_and_no_other(spelling, longest):
+    plenty = build(LAKE, spelling)
+    whole = {ids for ids in legal(plenty, plenty.first) if len(ids) <= longest}
+    cut = build(LAKE, spelling, longest=longest)
+    assert set(legal(cut, cut.first)) == whole and whole
+
+
+def test_a_budget_without_any_answer_is_refused():
+    with pytest.raises(ValueError, match=r'the shortest needs 3; set rollout.max_response'):
+        build(LAKE, longest=2)
+    with pytest.raises(ValueError, match='leaves nothing for thoughts'):
+        build(LAKE, opening='<think>', longest=6)
+
+
+def test_too_many_answers_to_spell_are_refused():
+    with pytest.raises(ValueError, match='set rollout.constrain to any'):
+        build([f'a{i}' for i in range(50)], 'own', max_actions=3)
+
+
+NAMES = st.lists(st.text('abc ', min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize('spelling', grammars.SPELLINGS)
+@settings(max_examples=20, deadline=None)
+@given(names=NAMES, data=st.data())
+def test_only_first_actions_on_offer_are_legal(spelling, names, data):
+    names = sorted({name.strip() for name in names} - {''}) or ['a']
+    offered = data.draw(st.sets(st.integers(0, len(names) - 1), min_size=1))
+    most = 2 if spelling == 'own' else 1  # any has too many spellings of two
+    grammar = build(names, spelling, max_actions=most, longest=20, offers=True)
+    every = list(set(legal(grammar, grammar.first)))
+    first = [re.split(r' \|\| |</answer>', text)[0] for text in texts(every)]
+    found = set(legal(grammar, grammar.first, offered))
+    assert found == {
+        ids for ids, name in zip(every, first, strict=True) if names.index(name) in offered
+    }
+
+
+def test_worlds_that_share_columns_keep_their_answers():
+    lake, other = build(LAKE), build(['pull Pilot', 'name A 1'], 'own')
+    thinks = build(LAKE, opening='<think>', longest=30)
+    for group in ((lake, other), (lake, other, thinks)):
+        shared = grammars.share_columns(group)
+        assert len({(x.columns.shape, x.after.shape[1]) for x in shared}) == 1
+        assert all(x.free == any(g is thinks for g in group) for x in shared)
+        for before, after in zip(group, shared, strict=True):
+            assert sorted(legal(after, after.first)) == sorted(legal(before, before.first))
+    free = np.asarray(shared[2].after)[shared[2].thinks]
+    ends = np.isin(np.asarray(shared[2].columns), tiny.tokenizer().eos_ids)
+    assert (free[:-1][ends] == -1).all() and (np.delete(free, np.flatnonzero(ends)) >= 0).all()
+
+
+def test_bits_come_back_from_their_words():
+    bits = np.random.default_rng(0).random((3, 5, 40)) < 0.5
+    packed = grammars.pack(jnp.asarray(bits))
+    assert packed.dtype == jnp.uint32 and packed.shape == (3, 5, 2)
+    assert (np.asarray(grammars.unpack(packed, 40)) == bits).all()
+    assert int(packed[0, 0, 1]) == sum(1 << i for i in range(8) if bits[0, 0, 32 + i])
+
+
+# ---- the sampler and the trainer -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_every_answer_is_legal_and_ends_itself(case):
+    name, spelling, opening, _ = case
+    out, counters = played(*case)
+    assert counters['overflow'] == counters['nonfinite'] == 0
+    env = task(name, spelling, opening).env
+    for b, k in np.argwhere(np.arange(out.valid.shape[1]) < out.num_turns[:, None]):
+        ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
+        assert out.valid[b, k] and out.turn_stop[b, k] == TurnStop.EOS
+        said = tiny.tokenizer().decode_bytes(ids[:-1].tolist())
+        said += answers.END if opening == 'Thought:' else b''
+        matched, parts = answers.parse_answer(
+            said, env.ACTION_NAMES, max_actions=3, opening=opening
+        )
+        assert matched and parts[0] >= 0 and answers.UNKNOWN not in parts
+    assert not out.penalties.any()
+
+
+@functools.cache
+def scored(free, columns, temperature):
+    def program(params, tokens, attention, allowed):
+        states = tiny.hidden(params, tokens, positions_of(attention), attention)
+        return losses.token_logprobs(
+            states,
+            tiny.head(params),
+            tokens,
+            temperature=temperature,
+            chunk_size=512,
+            with_entropy=True,
+            columns=columns,
+            free=free,
+            allowed=allowed,
+        )
+
+    return jax.jit(program)
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_the_trainer_has_the_samplers_probabilities(case):
+    name, spelling, opening, temperature = case
+    out, _ = played(*case)
+    grammar = task(name, spelling, opening).grammar
+    assert grammar.free == (opening != '<answer>')
+    columns = tuple(np.asarray(grammar.columns).tolist())
+    score = scored(grammar.free, columns, temperature)
+    logprobs, entropy = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
+    gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
+    assert np.abs(gap).max() <= 1e-5
+    count = np.unpackbits(out.allowed.view(np.uint8), axis=-1).sum(-1)
+    forced = out.action_mask & (count == 1)
+    assert forced.any() and np.abs(np.where(forced, logprobs, 0.0)).max() == 0.0
+    if not grammar.free:
+        bound = np.log(np.maximum(count, 1)) + 1e-5
+        assert (np.asarray(entropy)[out.action_mask] <= bound[out.action_mask]).all()
+    assert not out.allowed[~out.action_mask].any()
+
+
+def test_logits_of_the_columns_alone_are_those_of_the_vocabulary_masked():
+    out, _ = played(*CASES[0])
+    grammar = task('frozen_lake', 'own', '<answer>').grammar
+    columns = tuple(np.asarray(grammar.columns).tolist())
+    rows = (tiny.untrained(), out.tokens, out.attention_mask)
+    few, few_entropy = scored(False, columns, 1.0)(*rows, out.allowed)
+    many, many_entropy = scored(True, columns, 1.0)(*rows, out.allowed)
+    for one, other in ((few, many), (few_entropy, many_entropy)):
+        np.testing.assert_allclose(one[out.action_mask], other[out.action_mask], atol=1e-6)
+
+
+def test_probabilities_of_all_legal_answers_sum_to_one():
+    grammar = build(LAKE, 'any', longest=6)
+    sequences = legal(grammar, grammar.first)
+    prompt = tiny.tokenizer().encode('P___\n____\n')
+    width = len(prompt) + 6
+    tokens = np.zeros((len(sequences), width), np.int32)
+    allowed = np.zeros((len(sequences), width, 1), np.uint32)
+    live = np.zeros(tokens.shape, bool)
+    after, columns = np.asarray(grammar.after), np.asarray(grammar.columns)
+    for row, ids in enumerate(sequences):
+        tokens[row, : len(prompt)], state = prompt, grammar.first
+        for place, token in enumerate(ids, len(prompt)):
+            tokens[row, place], live[row, place] = token, True
+            allowed[row, place] = np.asarray(grammars.pack(jnp.asarray(after[state] >= 0)))
+            state = after[state, np.searchsorted(columns, token)]
+    attention = np.arange(width) < len(prompt) + live.sum(1, keepdims=True)
+    score = scored(False, tuple(columns.tolist()), 1.0)
+    logprobs, _ = score(tiny.untrained(), tokens, attention, allowed)
+    total = np.exp(np.where(live, logprobs, 0.0).astype(np.float64).sum(1)).sum()
+    assert math.isclose(total, 1.0, abs_tol=1e-5) and len(sequences) > 20
+
+
+def test_gradients_are_those_of_the_masked_softmax():
+    hidden = jax.random.normal(KEY, (1, 5, 8))
+    head = jax.random.normal(jax.random.key(6), (8, 9))
+    tokens = jnp.array([[0, 2, 5, 7, 2]])
+    sets = [(), (2, 5), (5,), (2, 5, 7), (2, 7)]
+    allowed = np.array([[[sum(1 << (2, 5, 7).index(t) for t in s)] for s in sets]], np.uint32)
+
+    def ours(hidden, head):
+        found = losses.token_logprobs(
+            hidden, head, tokens, chunk_size=2, columns=(2, 5, 7), allowed=jnp.asarray(allowed)
+        )[0]
+        return found[0, 1:].sum()
+
+    def plain(hidden, head):
+        total = 0.0
+        for t in range(1, 5):
+            some = (hidden[0, t - 1] @ head)[jnp.array(sets[t])]
+            total += (hidden[0, t - 1] @ head)[tokens[0, t]] - jax.nn.logsumexp(some)
+        return total
+
+    for mine, theirs in zip(
+        jax.value_and_grad(ours, (0, 1))(hidden, head)[1],
+        jax.value_and_grad(plain, (0, 1))(hidden, head)[1],
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
+    out, _ = played('frozen_lake', 'own', '<think>', 1.3)
+    grammar = task('frozen_lake', 'own', '<think>').grammar
+    place = grammars.words(grammar.after.shape[1]) - 1, grammar.columns.shape[0] % 32
+    free = out.action_mask & (out.allowed[..., place[0]] >> np.uint32(place[1]) & 1 > 0)
+    turns = [(b, k) for b in range(16) for k in range(int(out.num_turns[b]))]
+    lengths = [int((free[b] & (out.turn[b] == k)).sum()) for b, k in turns]
+    assert max(lengths) == LONGEST['<think>'] - grammar.reserve  # random weights do not stop
+    assert not np.isin(out.tokens[free], tiny.tokenizer().eos_ids).any()
+
+
+# ---- what trains ---------------------------------------------------------------------------------
+
+
+def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
+    """Two turns: 'choice forced forced', 'forced forced'."""
+    out = Rollout.empty(
+        jnp.zeros(1, jnp.int32),
+        jnp.zeros(1, jnp.int32),
+        pad_id=0,
+        max_tokens=8,
+        max_turns=2,
+        max_actions=1,
+        words=1,
+    )
+    bits = jnp.array([0, 3, 1, 2, 0, 4, 1, 0], jnp.uint32)[None, :, None]
+    out = out.replace(
+        allowed=bits,
+        action_mask=jnp.array([[0, 1, 1, 1, 0, 1, 1, 0]], bool),
+        turn=jnp.array([[0, 0, 0, 0, 1, 1, 1, -1]]),
+        num_turns=jnp.array([2]),
+        episode_stop=jnp.array([EpisodeStop.TERMINATED]),
+    )
+    assert decided(out)[0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
+    rows, mask = trained(out, None)
+    assert rows.all() and (mask == decided(out)).all()
+    assert trained(out.replace(allowed=None), None)[1].sum() == 5
+    assert not trained(out, jnp.array([False]))[1].any()
+
+
+OPTIONS = {
+    'thoughts': (
+        'bandit',
+        {
+            'env.think': True,
+            'rollout.max_response': 24,
+            'env.max_actions_per_turn': 1,
+        },
+    ),
+    'window': ('frozen_lake', {'context.window': 1}),
+    'vine': ('frozen_lake', {'algorithm': 'vine'}),
+    'agent': ('frozen_lake', {'agent.name': 'reflect', 'agent.trials': 2, 'env.max_turns': 3}),
+    'worlds': (
+        'frozen_lake',
+        {
+            'env.mix': (('frozen_lake', 0.5), ('bandit', 0.5)),
+            'env.max_actions_per_turn': 1,
+            'rollout.constrain': 'any',
+        },
+    ),
+    'mesh': ('frozen_lake', {'mesh.data': 2, 'mesh.tensor': 2, 'model.num_kv_heads': 2}),
+    'information': ('frozen_lake', {'alarm.mi_every': 1}),
+}
+
+
+@pytest.mark.usefixtures('quick_runs')
+@pytest.mark.parametrize('option', OPTIONS)
+def test_runs_train_what_they_sampled(option, tmp_path):
+    world, changes = OPTIONS[option]
+    cfg = micro_runs.plain(
+        world,
+        **{
+            'env.think': False,
+            'rollout.constrain': 'own',
+            'rollout.max_response': 8,
+            'rollout.max_tokens': 240,
+            'loss.sampler_correction': 'tis',
+            'eval.every': 3,
+            'checkpoint.every': 3,
+            **changes,
+        },
+    )
+    assert train.train(cfg, str(tmp_path)) == 0
+    rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+    steps = [row for row in rows if 'rollout/success' in row]
+    formats = [row['rollout/valid_format'] for row in steps]
+    assert len(steps) == 3 and (option == 'agent' or set(formats) == {1.0})
+    assert max(row['sampler/logprob_gap'] for row in steps) <= 1e-5
+    assert all(np.isfinite(row['policy/loss']) for row in steps)
+
+
+def test_what_has_no_grammar_is_refused():
+    for changes, message in (
+        ({'env.name': 'textcraft'}, 'is for worlds on the device, not for textcraft'),
+        ({'parity.loss_on': 'all'}, "needs parity.loss_on='sampled'"),
+    ):
+        cfg = micro_runs.plain('frozen_lake', **{'rollout.constrain': 'own', **changes})
+        with pytest.raises(WrongUsage, match=re.escape(message)):
+            read(cfg)
+
+
+def test_written_turns_allow_everything():
+    grammar = build(LAKE, longest=12, writes=True)
+    place = grammars.begin(grammar, jnp.array([0, 1]), jnp.ones((2, 4), bool))
+    found = np.asarray(grammars.allowed(grammar, place))
+    assert found[1].all() and not found[0].all() and grammar.free
+    assert agents.ACT == 0
