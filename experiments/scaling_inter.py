@@ -6,8 +6,8 @@ One seed, one environment. Here all three see as many episodes and are validated
 from the start; curves over tokens show what the shorter episodes save.
 
 tiny   FrozenLake with one move a turn: 2, 8, or 2, 4, then 8 turns, 50 steps a stage, 150 steps;
-       GRPO with all groups and the paper's KL; the policy of configs/demo_cloned.py and its clone. With
-       two moves a turn and 2, 3, 5 turns the horizon did not matter.
+       GRPO with all groups and the paper's KL; the policy of configs/demo_cloned.py and its clone.
+       With two moves a turn and 2, 3, 5 turns the horizon did not matter.
 0.5b   The same horizons at RAGEN's sizes. paper: rounds, stage and optimiser of the released search
        script for Qwen2.5-7B-Instruct, on the card catalogue with up to seven lookups: the search
        environment itself is not part of this package. Its other environments: SCHEDULES.

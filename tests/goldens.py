@@ -39,7 +39,7 @@ from agentrl_jax.types import Frozen
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 # name: (world, changes); of a config file its name and changes
 RUNS = {
-    'demo': ('configs.demo', {'steps': 30, 'eval.every': 15}),
+    'demo': ('configs.demo_cloned', {'steps': 30, 'eval.every': 15}),
     'catalogue': ('configs.demo_library', {'steps': 10, 'clone.steps': 60, 'eval.every': 5}),
     'ppo': ('frozen_lake', {'filter.keep': 0.5, 'critic.warmup_steps': 1, **CLONED}),
     'lora': ('frozen_lake', {'lora.rank': 4, 'algorithm': 'grpo', **CLONED}),

@@ -1,11 +1,12 @@
-"""What the pieces of StarPO-S (arXiv:2504.20073) do on the demo: each with and without the others.
+"""What the pieces of StarPO-S (arXiv:2504.20073) do from a clone: each with and without the others.
 
-The demo has three pieces that StarPO lacks: the filter, clip-higher, and no KL to the start policy.
-All eight combinations, three seeds each. Without the filter all 256 episodes of a step are trained
-on, not 64, so its minibatches are four times as large: the number of optimiser steps stays.
+configs/demo_cloned.py has three pieces that StarPO lacks: the filter, clip-higher, and no KL to the
+start policy. All eight combinations, three seeds each. Without the filter all 256 episodes of a
+step are trained on, not 64, so its minibatches are four times as large: the number of optimiser
+steps stays.
 
-python -m agentrl_jax.sweep --config=configs/demo_cloned.py --sweep=configs/sweeps/demo_ablation.py \
-    --workdir=runs/demo_ablation --jobs=2
+python -m agentrl_jax.sweep --config=configs/demo_cloned.py \
+    --sweep=configs/sweeps/demo_ablation.py --workdir=runs/demo_ablation --jobs=2
 
 Hardware, time and score: not run as it stands. The same question with five seeds, in another
 setting: experiments/ragen_starpo_vs_s_tiny/README.md.

@@ -1,9 +1,9 @@
-"""Five algorithms on the demo of clones, three seeds each; all else is as in configs/demo_cloned.py.
+"""Five algorithms from one clone, three seeds each; all else is as in configs/demo_cloned.py.
 
 What their papers do besides (KL, weights of rows) is set aside, so that they differ in credit only.
 
-python -m agentrl_jax.sweep --config=configs/demo_cloned.py --sweep=configs/sweeps/demo_algorithms.py \
-    --workdir=runs/demo_algorithms --jobs=2
+python -m agentrl_jax.sweep --config=configs/demo_cloned.py \
+    --sweep=configs/sweeps/demo_algorithms.py --workdir=runs/demo_algorithms --jobs=2
 
 Hardware: 2 shared CPU cores, one run at a time.
 Time: 100 to 230 s a run for its 200 steps.

@@ -26,7 +26,7 @@ from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import board, spec, status
 from agentrl_jax.sweeps.options import define_flags
 from agentrl_jax.sweeps.spec import Hyper as h
-from configs import base, demo
+from configs import base, demo_cloned
 
 ROOT = pathlib.Path(spec.__file__).parents[2]
 
@@ -230,7 +230,7 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
 @pytest.mark.parametrize('name', ['demo_ablation', 'demo_algorithms'])
 def test_every_sweep_of_the_demo_expands_to_runs_with_three_seeds(name):
     path = ROOT / 'configs' / 'sweeps' / f'{name}.py'
-    runs = spec.expand(demo.get_config(), spec.load(path), source=str(path))
+    runs = spec.expand(demo_cloned.get_config(), spec.load(path), source=str(path))
     seeds = [run.config['seed'] for run in runs]
     assert len(runs) > 9 and all(seeds.count(seed) == len(runs) // 3 for seed in range(3))
     assert f'--sweep={path.relative_to(ROOT)}' in path.read_text()

@@ -10,9 +10,9 @@ from agentrl_jax.records import about, model_card, run_log
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import flatten
 from agentrl_jax.run.config import effective
-from configs import demo
+from configs import demo_cloned
 
-DEMO = flatten(effective(demo.get_config()).to_dict())
+DEMO = flatten(effective(demo_cloned.get_config()).to_dict())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_a_page_says_of_a_run():
 
 
 def test_curves_are_titled_by_what_the_config_is():
-    assert about.title(effective(demo.get_config())) == 'StarPO-S on frozen_lake'
+    assert about.title(effective(demo_cloned.get_config())) == 'StarPO-S on frozen_lake'
 
 
 def test_a_commit_is_shortened_and_still_says_that_it_was_changed():
@@ -88,7 +88,7 @@ def test_a_machine_is_told_by_its_devices():
 
 def test_a_model_card_calls_the_method_as_pages_do_and_names_a_reward_of_one_s_own(tmp_path):
     """It said ppo of a run that its pages call StarPO-S."""
-    cfg = effective(demo.get_config())
+    cfg = effective(demo_cloned.get_config())
     cfg.reward.function = 'mine:short'
     origin = {'workdir': 'runs/x', 'step': 3, 'config_hash': 'abc', 'commit': None}
     known = dict(origin=origin, record=tmp_path, part='policy', opening='<think>')

@@ -372,7 +372,7 @@ OPTIONS = {
         },
     ),
     'mesh': ('frozen_lake', {'mesh.data': 2, 'mesh.tensor': 2, 'model.num_kv_heads': 2}),
-    'information': ('frozen_lake', {'alarm.mi_every': 1}),
+    'information': ('frozen_lake', {'alarm.mi_every': 1, 'alarm.mi_text': 'answer'}),
 }
 
 

@@ -175,10 +175,10 @@ def test_configs_of_methods_are_the_methods():
 
 def listed():
     """(source, its configs) of every published result."""
-    plain = 'demo demo_library demo_library_mt demo_sokoban demo_bandit frozen_lake sokoban bandit'
-    for path in (*plain.split(), 'library'):
+    plain = 'demo_cloned demo_library demo_library_mt demo_sokoban demo_bandit frozen_lake sokoban'
+    for path in (*plain.split(), 'bandit', 'library'):
         yield f'configs/{path}.py', [common.load_config(f'configs/{path}.py')]
-    demo = common.load_config('configs/demo.py')
+    demo = common.load_config('configs/demo_cloned.py')
     for path in ('configs/sweeps/demo_ablation.py', 'configs/sweeps/demo_algorithms.py'):
         yield path, [spec.resolve(demo, cell, path)[0] for cell in spec.load(ROOT / path)]
     for name in ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit'):

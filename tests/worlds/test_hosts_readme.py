@@ -13,7 +13,7 @@ from agentrl_jax import train
 from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
-from configs import base, demo
+from configs import base, demo_cloned
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'agentrl_jax' / 'envs' / 'hosts'
 README = (FOLDER / 'README.md').read_text(encoding='utf-8')
@@ -77,7 +77,7 @@ def test_it_trains_by_the_command_s_fields(guess, tmp_path):
 
 @pytest.mark.parametrize('words', COMMANDS, ids=lambda words: words[4])
 def test_its_commands_are_possible(words, guess):
-    cfg = demo.get_config()
+    cfg = demo_cloned.get_config()
     cfg.update_from_flattened_dict(fields(words))
     read_config(cfg)
 
