@@ -123,12 +123,12 @@ def cross_logprobs(
 
     M N rows of `width` tokens are put together and scored microbatch_rows at a time.
     """
-    count, columns = pairs.row.shape[0], pairs.prompt_row.shape[0]
-    slices = -(-count * columns // microbatch_rows)
+    count, prompts = pairs.row.shape[0], pairs.prompt_row.shape[0]
+    slices = -(-count * prompts // microbatch_rows)
     place = jnp.arange(width)[None]
 
     def score(index):
-        i, j = index // columns, index % columns
+        i, j = index // prompts, index % prompts
         prompt, answer = pairs.prompt_length[j][:, None], pairs.length[i][:, None]
         inside = place < prompt
         row = jnp.where(inside, pairs.prompt_row[j][:, None], pairs.row[i][:, None])
@@ -154,9 +154,9 @@ def cross_logprobs(
         )
         return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=1)
 
-    index = jnp.minimum(jnp.arange(slices * microbatch_rows), count * columns - 1)
+    index = jnp.minimum(jnp.arange(slices * microbatch_rows), count * prompts - 1)
     sums = jax.lax.map(score, index.reshape(slices, microbatch_rows))
-    return sums.reshape(-1)[: count * columns].reshape(count, columns)
+    return sums.reshape(-1)[: count * prompts].reshape(count, prompts)
 
 
 def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
