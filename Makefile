@@ -24,7 +24,8 @@ help:
 
 # Ctrl-C is for the training, which saves and ends with 75; the shell waits for it.
 demo: $(VENV)/run.stamp
-	@trap : INT; echo '$(DEMO)'; $(DEMO); code=$$?; test $$code -ne 75 || \
+	@trap : INT; echo '$(DEMO)'; $(DEMO); code=$$?; test $$code -ne 0 || cat experiments/demo/beside.txt; \
+	  test $$code -ne 75 || \
 	  echo 'make demo was stopped; make demo resumes it (make calls that an error)' >&2; exit $$code
 
 # Workers of one thread each: on 2 cores this is faster than one worker whose XLA uses both, since

@@ -1,7 +1,7 @@
 """An episode of FrozenLake as an animated SVG: the board, and every token as it is written.
 
-  python -m agentrl_jax.tools.episode_svg runs/demo/rollouts/step_000199.json --episode=34 \\
-      --out=experiments/demo_cloned/episode.svg --excerpt=experiments/demo_cloned/episode.json
+  python -m agentrl_jax.tools.episode_svg runs/demo/rollouts/step_000449.json --episode=27 \\
+      --out=experiments/demo/episode.svg --excerpt=experiments/demo/episode.json
 
 Everything drawn is in the rollout document. Its boards are those before and after a turn; the steps
 between two of them are played here by the rules of a lake that is not slippery, and must lead from

@@ -332,3 +332,12 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     error = ModuleNotFoundError("No module named 'mine'", name='mine')
     command.report_interrupt(type(error), error, None)
     assert "ModuleNotFoundError: No module named 'mine'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('error, traced', [(ValueError('no'), False), (KeyError('no'), True)])
+def test_only_unforeseen_errors_end_with_a_traceback(error, traced, monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(processes.os, '_exit', ended.append)
+    processes.fail(error, 3)
+    said = capsys.readouterr().err
+    assert ended == [3] and 'error: ' in said and ('KeyError' in said.splitlines()[0]) == traced

@@ -152,3 +152,11 @@ def test_rows_are_split_over_data_and_fsdp():
     x = jax.device_put(np.arange(16).reshape(8, 2), sharding.shard_rows(mesh))
     starts = {shard.index[0].start or 0 for shard in x.addressable_shards}
     assert starts == {0, 2, 4, 6}
+
+
+def test_rollouts_keep_every_axis_of_a_parameter_but_fsdp():
+    for (name, train), (other, played) in zip(
+        sharding.TRAIN_RULES, sharding.ROLLOUT_RULES, strict=True
+    ):
+        assert name == other
+        assert tuple(played) == tuple(None if axis == 'fsdp' else axis for axis in train)

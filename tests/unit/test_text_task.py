@@ -9,6 +9,7 @@ import tiny_agents as tiny
 from agentrl_jax.envs import FrozenLake
 from agentrl_jax.envs.frozen_lake.levels import FROZEN, GOAL, HOLE, START
 from agentrl_jax.envs.frozen_lake.world import EnvParams
+from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop
 
@@ -174,3 +175,12 @@ def test_openings_without_thoughts_and_ones_that_do_not_exist():
         lake(style='long')
     with pytest.raises(ValueError, match="generation_prefix='<plan>' is not one of"):
         lake(generation_prefix='<plan>')
+
+
+def test_each_further_trial_has_a_line_of_its_own():
+    three = tiny.task('frozen_lake', agent=agents.build_agent('reflect', trials=3))
+    said = [three.style.again.format(trial=n) for n in (2, 3)]
+    for number, line in enumerate(said):
+        row = three.table.ids[three.offsets.again + number]
+        length = int(three.table.length[three.offsets.again + number])
+        assert tiny.tokenizer().decode(row[:length].tolist()) == line
