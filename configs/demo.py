@@ -8,8 +8,9 @@ constant 1e-3 the policy stays near 70 %, held there by the noise of its own ste
 began (experiments/clean_start_tiny).
 
 Hardware: 2 shared CPU cores.
-Time: see experiments/demo/README.md.
-Score: see experiments/demo/README.md; random play 23.3 %, oracle 100 %.
+Time: 272 s for the 450 steps, compiling included; 5 min 25 s with installing.
+Score: 80.7, 82.4, 80.7, 75.4, 76.6 % of 512 validation maps, seeds 0 to 4 (experiments/demo); 16 %
+at step 0, random play 23.3 %, oracle 100 %, the expert's clone of equal cost 92 %.
 """
 
 from configs import small

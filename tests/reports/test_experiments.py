@@ -38,6 +38,8 @@ NAMES = (
     'mtgrpo_search',
     'turn_credit',
     'agents',
+    'clean_start',
+    'from_nothing',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]

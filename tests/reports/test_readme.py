@@ -306,7 +306,7 @@ def test_figures_in_the_readme_are_those_of_the_experiment():
 
 
 def test_the_demo_s_seeds_are_those_of_its_table():
-    folder = ROOT / 'experiments' / 'demo'
+    folder = ROOT / 'experiments' / 'demo_cloned'
     page = (folder / 'README.md').read_text()
     with (folder / 'table' / 'runs.csv').open() as file:
         runs = list(csv.DictReader(file))
