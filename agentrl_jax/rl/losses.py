@@ -44,7 +44,9 @@ def _logits_backward(saved, grad):
 _logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _chunk_logprobs(hidden, targets, allowed, head, inverse_temperature, with_entropy, index):
+def _chunk_logprobs(
+    hidden, targets, allowed=None, *, head, inverse_temperature, with_entropy, index
+):
     """Log-probability of targets [B, C] and entropy [B, C] from hidden [B, C, D].
 
     allowed uint32 [B, C, W], index int32 [V]: the bit of each column of the head; None: all are.
@@ -96,14 +98,13 @@ def token_logprobs(
     """
     targets, index = tokens, None
     columns = () if allowed is None else columns
+    legal = (allowed,) if columns else ()
     if columns and not free:
         head, index = head[:, np.array(columns)], np.arange(len(columns))
         targets = grammars.column_of(np.array(columns), tokens)
     elif columns:
         index = np.full(head.shape[1], len(columns))
         index[list(columns)] = np.arange(len(columns))
-    if index is None:
-        allowed = jnp.zeros((*tokens.shape, 0), jnp.uint32)
     chunked = functools.partial(
         _chunked_logprobs,
         index=index,
@@ -114,40 +115,46 @@ def token_logprobs(
     )
     rows, length = tokens.shape
     if row_tokens is None or row_tokens >= length:
-        following = (jnp.roll(x, -1, axis=1) for x in (targets, allowed))
-        logprobs, entropy = chunked(hidden, *following)
+        logprobs, entropy = chunked(hidden, *map(_following, (targets, *legal)))
         return token_values(logprobs), token_values(entropy)
     mask = mask.at[:, 0].set(False)
     index = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
     before = jnp.clip(index - 1, 0, length - 2)
-    states, legal = (
-        jnp.take_along_axis(x, at[:, :, None], axis=1)
-        for x, at in ((hidden, before), (allowed, before + 1))
-    )
-    out = chunked(states, jnp.take_along_axis(targets, before + 1, axis=1), legal)
+    states = jnp.take_along_axis(hidden, before[:, :, None], axis=1)
+    legal = [jnp.take_along_axis(x, before[:, :, None] + 1, axis=1) for x in legal]
+    out = chunked(states, jnp.take_along_axis(targets, before + 1, axis=1), *legal)
     empty = jnp.where(mask & (jnp.cumsum(mask, axis=1) > row_tokens), jnp.nan, 0.0)
     row = jnp.arange(rows)[:, None]
     logprobs, entropy = (empty.at[row, index].set(x, mode='drop') for x in out)
     return logprobs, entropy
 
 
+def _following(x: jax.Array) -> jax.Array:
+    """x [B, T, ...] at the position after each; 0 after the last."""
+    return jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0))[: x.ndim])
+
+
 def _chunked_logprobs(
-    hidden, targets, allowed, *, head, inverse_temperature, chunk_size, with_entropy, index
+    hidden, targets, *allowed, head, inverse_temperature, chunk_size, with_entropy, index
 ):
     """_chunk_logprobs of hidden [B, N, D], targets [B, N] and allowed [B, N, W], by chunks."""
+    settings = dict(
+        head=head, inverse_temperature=inverse_temperature, with_entropy=with_entropy, index=index
+    )
     rows, length = targets.shape
     chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
     width = -(-length // chunks)
     chunks = -(-length // width)
     rest = (0, chunks * width - length)
-    parts = [jnp.pad(x, [(0, 0), rest, (0, 0)][: x.ndim]) for x in (hidden, targets, allowed)]
+    rows_of = (hidden, targets, *allowed)
+    parts = tuple(jnp.pad(x, ((0, 0), rest, (0, 0))[: x.ndim]) for x in rows_of)
 
     def one_chunk(xs):
-        return _chunk_logprobs(*xs, head, inverse_temperature, with_entropy, index)
+        return _chunk_logprobs(*xs, **settings)
 
     if chunks == 1:
         return one_chunk(parts)
-    by_chunk = [x.reshape(rows, chunks, width, *x.shape[2:]).swapaxes(0, 1) for x in parts]
+    by_chunk = tuple(x.reshape(rows, chunks, width, *x.shape[2:]).swapaxes(0, 1) for x in parts)
     stacked = jax.lax.map(jax.checkpoint(one_chunk), by_chunk)
     return tuple(x.swapaxes(0, 1).reshape(rows, -1)[:, :length] for x in stacked)
 

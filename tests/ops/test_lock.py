@@ -129,7 +129,9 @@ def test_who_hung_and_was_replaced_ends(owner, tmp_path, without_flock, monkeypa
     time.sleep(0.1)
     assert said == [] and lock.read_lease(tmp_path)['pid'] == os.getpid()
     path = tmp_path / lock.LEASE_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | {'token': 'x', 'pid': 7}))
+    other = tmp_path / 'other'  # at once: who reads half a lease knows of nobody
+    other.write_text(json.dumps(json.loads(path.read_text()) | {'token': 'x', 'pid': 7}))
+    os.replace(other, path)
     wait_for(lambda: said)
     assert 'was taken over by process 7 ' in said[0]
     second.release()

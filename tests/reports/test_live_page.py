@@ -22,7 +22,7 @@ from agentrl_jax.records import live_charts, live_page, live_server, run_log
 from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.live_run import NOW_FILE, Looker, is_run
 from agentrl_jax.run.config import effective
-from configs import demo
+from configs import demo_cloned
 
 
 def row(step, **changes):
@@ -42,7 +42,7 @@ def row(step, **changes):
 def make_run(folder, steps=5, config=True, pages=(), **changes):
     folder.mkdir(parents=True, exist_ok=True)
     if config:
-        cfg = effective(demo.get_config())
+        cfg = effective(demo_cloned.get_config())
         run_log.write_config(folder, cfg, ['train.py', '--config=configs/demo.py'])
     (folder / run_log.REFERENCE_FILE).write_text('{"random": 0.25, "oracle": 1.0}')
     if steps:

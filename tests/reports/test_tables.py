@@ -544,8 +544,8 @@ def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):
     assert readme.read_text() == text
 
 
-assert ROOT / 'experiments' / 'demo' / 'table.json' in EXPERIMENTS
-SMALL = ('demo', 'algorithms', 'smollm2')  # the others take longer to draw
+assert ROOT / 'experiments' / 'demo_cloned' / 'table.json' in EXPERIMENTS
+SMALL = ('demo_cloned', 'algorithms', 'smollm2')  # the others take longer to draw
 
 
 @pytest.mark.slow('draws every committed curve')

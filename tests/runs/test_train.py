@@ -22,6 +22,7 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.text import task as text
 from agentrl_jax.types import Demonstrations, Frozen
 
 ROOT = micro_runs.ROOT
@@ -63,6 +64,9 @@ def trace(cfg, *, with_rollout):
             figures = jax.ShapeDtypeStruct((rows, len(names)), jnp.float32)
             out = out.replace(figures=figures)
     elif with_rollout:
+        if words := text.words(tasks[0]):
+            shape = (*out.tokens.shape, words)
+            out = out.replace(allowed=jax.ShapeDtypeStruct(shape, jnp.uint32))
         each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
         collects = build_module.build_collects(cfg, mesh, found[0], {})
