@@ -9,8 +9,9 @@ belongs to an algorithm is left to it, so --config.algorithm=X is X as its paper
 and stays there (experiments/clean_start_tiny).
 
 Hardware: one CPU core.
-Time: 80 s of cloning, then 0.7 s a step.
-Score: see experiments/clean_start_tiny, 'all groups, quarter of the rate'.
+Time: about a minute of cloning; beside other work 1 to 2 s a step.
+Score: not run as it stands; with clip_high 0.28 and no entropy bonus 83.1 -> 86.6 % in 100 steps,
+three seeds (experiments/clean_start_tiny).
 """
 
 from configs import base

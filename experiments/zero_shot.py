@@ -35,8 +35,7 @@ UNIFORM = 'uniform'  # no model: all legal tokens are as probable
 
 
 def lake():
-    cfg = smollm2_frozen_lake.get_config()
-    return cfg
+    return smollm2_frozen_lake.get_config()
 
 
 def catalogue():

@@ -30,6 +30,7 @@ from agentrl_jax.text.answer import ANSWERING, FORMS, AnswerState, AnswerTable
 from agentrl_jax.text.prompts import SEPARATOR
 
 SPELLINGS = ('own', 'any')
+BETWEEN = f' {SEPARATOR} '  # as demonstrations have it
 MOST_ANSWERS = 50_000  # that 'own' spells one by one
 NEVER = -1e30  # logit of what is not allowed; finite, since 0 * -inf is no number
 WORD = 32  # bits of a word of Rollout.allowed
@@ -190,13 +191,13 @@ def build_grammar(
         heads.append('\nAction: ' if react else form.before.decode())
     make = {'own': _spelled, 'any': _of_bytes}[spelling]
     automata = [make(tokenizer, list(names), max_actions, head, tail, offers) for head in heads]
-    table, separator = _Table(ends[0]), f' {SEPARATOR} '
+    table = _Table(ends[0])
     budgets = [longest]
     if thinks and spelling == 'own':
         budgets = [table.longest(*automaton) for automaton in automata]
     elif thinks:  # as long as they are where the tokenizer spells them, byte by byte they are not
         most = [
-            [head + separator.join([name] * max_actions) + tail for name in names] for head in heads
+            [head + BETWEEN.join([name] * max_actions) + tail for name in names] for head in heads
         ]
         budgets = [1 + max(map(len, tokenizer.encode_batch(texts))) for texts in most]
     if thinks and budgets[-1] >= longest:
@@ -400,8 +401,7 @@ def _spelled(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
         for k in range(1, max_actions + 1)
         for each in itertools.product(range(len(names)), repeat=k)
     ]
-    separator = f' {SEPARATOR} '
-    texts = [head + separator.join(names[i] for i in each) + tail for each in chosen]
+    texts = [head + BETWEEN.join(names[i] for i in each) + tail for each in chosen]
     children, ends, firsts = [{}], [False], [0]
     for ids, each in zip(tokenizer.encode_batch(texts), chosen, strict=True):
         node, bit = 0, 1 << each[0]
@@ -430,18 +430,17 @@ def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
     A state is a set of (text of which a part was read, bytes read, actions so far, the first one):
     all that can have been read. The first action is forgotten once it can be only one.
     """
-    separator = f' {SEPARATOR} '
-    texts = [head.encode(), separator.encode(), tail.encode(), *(n.encode() for n in names)]
-    HEAD, BETWEEN, TAIL, NAME = 0, 1, 2, 3
+    texts = [head.encode(), BETWEEN.encode(), tail.encode(), *(n.encode() for n in names)]
+    HEAD, BAR, TAIL, NAME = 0, 1, 2, 3
     UNSAID = -1
 
     def following(which, count, first):
         if which == TAIL:
             return ['end']
-        if which in (HEAD, BETWEEN):
+        if which in (HEAD, BAR):
             said = count > 0 or not offers
             return [(NAME + i, 0, count + 1, first if said else i) for i in range(len(names))]
-        more = [(BETWEEN, 0, count, first)] if count < max_actions else []
+        more = [(BAR, 0, count, first)] if count < max_actions else []
         return [(TAIL, 0, count, first), *more]
 
     def settled(items):
