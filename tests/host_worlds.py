@@ -112,7 +112,7 @@ class Kept:
     def details(self):
         return getattr(self.play, 'details', dict)()
 
-    def told(self, number):
+    def reply(self, number):
         return self.last
 
     def close(self, number):
