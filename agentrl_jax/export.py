@@ -299,6 +299,7 @@ def export_checkpoint(
         record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
         opening=cfg.answer_opening,
+        pattern=parts.answer_pattern(cfg),
     )
     if part == 'adapter':
         return export_adapter(

@@ -67,6 +67,8 @@ class Rollout:
     level: jax.Array  # int32 [B]      index into the environment's level pool
     allowed: jax.Array | None = None  # uint32 [B, T, W]  bits of the columns that a sampled token
     # was drawn from (text.grammar), 0 elsewhere; None: all tokens
+    branch: jax.Array | None = None  # int32 [B, K]  conversation of a turn, of an episode that may
+    # have several: their tokens stand one after another, in the order of turns; None: one
     figures: jax.Array | None = None  # float32 [B, F]  what a world on a host measured by itself
     judged: jax.Array | None = None  # bool [B, K]  whether valid is known, which not every world on
     # a host says; None: of all turns

@@ -9,6 +9,7 @@ from agentrl_jax.envs.borrowed.leduc import Leduc
 from agentrl_jax.envs.borrowed.minesweeper import Minesweeper
 from agentrl_jax.envs.frozen_lake import FrozenLake
 from agentrl_jax.envs.hosts.gymnasium_text import Gymnasium
+from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment
 from agentrl_jax.envs.hosts.objects import Objects
 from agentrl_jax.envs.hosts.openenv import OpenEnvEnvironment
 from agentrl_jax.envs.hosts.sciworld import SciWorldEnvironment
@@ -36,6 +37,7 @@ HOSTS = {
         WebEnvironment,
         AgentGymEnvironment,
         OpenEnvEnvironment,
+        HarnessEnvironment,
     )
 }
 WORLDS = ENVIRONMENTS | GAMES | HOSTS

@@ -20,6 +20,7 @@ from agentrl_jax.measure.collapse import STD_EPS, quadrant
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
 from agentrl_jax.text import answer as answers
+from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Params, Rollout
 
 TIE = 1e-4  # nats: log-probabilities closer than this differ by float32 rounding only
@@ -116,8 +117,7 @@ def cross_logprobs(
     max_response: int,
     temperature: float,
     chunk_size: int,
-    columns: tuple[int, ...] = (),
-    free: bool = False,
+    bits: Bits | None = None,
 ) -> jax.Array:
     """l[i, j] = sum over the tokens of answer i of log p after prompt j: float32 [M, N].
 
@@ -145,8 +145,7 @@ def cross_logprobs(
             head_fn(params),
             tokens,
             allowed=allowed,
-            columns=columns,
-            free=free,
+            bits=bits,
             temperature=temperature,
             chunk_size=chunk_size,
             mask=mask,

@@ -208,10 +208,12 @@ def of_rollout(
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
     names = {field.name for field in dataclasses.fields(rollout)}
-    names -= {'continuations', 'figures', 'allowed', 'judged'}
+    names -= {'continuations', 'figures', 'allowed', 'judged', 'branch'}
     fields = {name: np.asarray(getattr(rollout, name)) for name in names}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)
+    branch = np.zeros_like(fields['part']) if rollout.branch is None else rollout.branch
+    fields['branch'] = np.asarray(branch)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
     spread = extras.get('advantages')
@@ -333,6 +335,7 @@ def _turn(
         actions = [names[action] if action < len(names) else str(action) for action in played]
     return {
         **({'part': agents.PARTS[part]} if part else {}),
+        **({'branch': int(row['branch'][k])} if row['branch'].any() else {}),
         'index': k,
         'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
         'valid': bool(row['valid'][k]) if row['judged'][k] else None,

@@ -33,6 +33,19 @@ print(tokenizer.decode(model.generate(**inputs)[0]))
 Every answer of the run began with `{opening}`, which the program wrote; greedy decoding is the
 default, and `do_sample=True, temperature={temperature}, top_k=0` draws as training did.
 """
+GRAMMAR = """
+## Sample it under its grammar
+
+In training only tokens were sampled that can still become an answer of this regular expression
+(`rollout.constrain={spelling}`), after the opening. Without it the policy may write anything:
+
+```text
+{pattern}
+```
+
+A server that constrains its sampling takes it as it is, vLLM as
+`extra_body={{'structured_outputs': {{'regex': ...}}}}` of a request.
+"""
 ADAPTER = """\
 The adapters need torch beside PEFT: `pip install "torch>=2.6" transformers peft`.
 
@@ -46,12 +59,19 @@ model = PeftModel.from_pretrained(base, '{folder}')
 
 
 def text(
-    name: str, cfg: Any, *, origin: Mapping[str, Any], record: Path, part: str, opening: str
+    name: str,
+    cfg: Any,
+    *,
+    origin: Mapping[str, Any],
+    record: Path,
+    part: str,
+    opening: str,
+    pattern: str = '',
 ) -> str:
     """The card.
 
     origin: saved_config.Origin.fields(); record: the folder of the run; opening: what is forced in
-    front of answers.
+    front of answers; pattern: a regular expression of what was legal, '' = everything.
     """
     facts = {
         'made by': 'agentrl_jax',
@@ -73,6 +93,8 @@ def text(
         opening=opening,
         temperature=cfg.rollout.temperature,
     )
+    if pattern:
+        load += GRAMMAR.format(spelling=cfg.rollout.constrain, pattern=pattern)
     # What adapters were trained on is not what the run measured
     metrics = {} if part == 'base' else latest(record / run_log.METRICS_FILE, origin['step'])
     measured = ''.join(

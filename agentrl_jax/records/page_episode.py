@@ -116,6 +116,7 @@ def _section(
         'index': index,
         'turn': turn,
         'part': turn['part'] if turn and 'part' in turn else '',
+        'branch': f'conversation {turn["branch"] + 1}' if turn and 'branch' in turn else '',
         'reply': reply,
         'board': board,
         'cards': [

@@ -69,7 +69,7 @@ def prepare(
         taken = (rollout, rows, keep, factors)
         rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
     played = rollout.with_continuations if how.with_continuations else rollout
-    windows = None if how.context is None else context.windows(played, how.context)
+    windows = None if how.context is None else how.context.windows(played)
     scores = score(
         state.params,
         state.critic_params,

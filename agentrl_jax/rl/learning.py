@@ -8,8 +8,9 @@ import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.rl.algorithm import Algorithm
-from agentrl_jax.rollout.windows import Context
+from agentrl_jax.rollout.windows import Branches, Context
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
+from agentrl_jax.text.grammar import Bits
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
 
@@ -229,25 +230,23 @@ class Learning:
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
     gain: bool = False  # trials are paid for what they gain (rl/trials.py)
-    context: Context | None = None  # what the policy sees; None = the whole conversation
+    context: Context | Branches | None = None  # what the policy sees; None = all of an episode
     start_id: int = -1  # token that opens a message, for parity.loss_on
     has_reference: bool = False
-    columns: tuple[int, ...] = ()  # of a grammar, and whether some text is free (text.grammar)
-    free: bool = False
+    bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh
 
     @property
     def head(self) -> dict[str, Any]:
         """Keywords of everything that computes log-probabilities of a batch."""
         # No row can have more tokens to train, but demonstrations; with a window a row is a turn.
-        turns = 1 if self.context else self.max_turns
+        turns = self.context.turns_of_row(self.max_turns) if self.context else self.max_turns
         any_number = self.parity.loss_on != 'sampled' or self.base_rows or not self.max_response
         return dict(
             temperature=self.temperature,
             chunk_size=self.batch.head_chunk,
             row_tokens=None if any_number else self.max_response * turns,
-            columns=self.columns,
-            free=self.free,
+            bits=self.bits,
         )
 
     @property
@@ -259,7 +258,7 @@ class Learning:
     def rows_per_episode(self) -> int:
         """Rows of the batch for an episode: its windows, or it and its continuations."""
         forked = 1 + self.algorithm.trained_continuations(self.max_turns)
-        return forked * (self.max_turns if self.context else 1)
+        return forked * (self.context.rows(self.max_turns) if self.context else 1)
 
     @property
     def microbatches(self) -> int:

@@ -77,8 +77,7 @@ def token_logprobs(
     with_entropy: bool = False,
     mask: jax.Array | None = None,
     row_tokens: int | None = None,
-    columns: tuple[int, ...] = (),
-    free: bool = False,
+    bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
@@ -91,20 +90,18 @@ def token_logprobs(
     With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
 
-    columns: tokens that have a bit of their own in allowed uint32 [B, T, W] (text.grammar);
-    probabilities are then among the tokens whose bit is set. free: the bit after theirs is that of
-    all other tokens; without it they are never allowed, and have no logits. Without allowed all
-    tokens are.
+    bits: of tokens in allowed uint32 [B, T, W]; probabilities are then among the tokens whose bit
+    is set, and where only few ever have one, there are no other logits. Without allowed all tokens
+    are.
     """
-    targets, index = tokens, None
-    columns = () if allowed is None else columns
-    legal = (allowed,) if columns else ()
-    if columns and not free:
-        head, index = head[:, np.array(columns)], np.arange(len(columns))
-        targets = grammars.column_of(np.array(columns), tokens)
-    elif columns:
-        index = np.full(head.shape[1], len(columns))
-        index[list(columns)] = np.arange(len(columns))
+    targets, index, legal = tokens, None, ()
+    if allowed is not None and bits is not None:
+        legal = (allowed,)
+        if bits.ids:
+            head, index = head[:, np.array(bits.ids)], np.arange(len(bits.ids))
+            targets = grammars.column_of(np.array(bits.ids), tokens)
+        else:
+            index = bits.index(head.shape[1])
     chunked = functools.partial(
         _chunked_logprobs,
         index=index,

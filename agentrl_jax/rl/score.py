@@ -10,6 +10,7 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import windows as context
+from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Params, Rollout, Scores
 
 
@@ -37,15 +38,14 @@ def score(
     chunk_size: int,
     recompute: bool,
     row_tokens: int | None = None,
-    columns: tuple[int, ...] = (),
-    free: bool = False,
+    bits: Bits | None = None,
     with_next: bool = False,
     windows: context.Windows | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
-    again (for a sampler of another precision). row_tokens, columns, free: as in
+    again (for a sampler of another precision). row_tokens, bits: as in
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
     With windows every token is scored after what the policy saw of the conversation.
     """
@@ -68,8 +68,7 @@ def score(
             chunk_size=chunk_size,
             mask=mask,
             row_tokens=row_tokens,
-            columns=columns,
-            free=free,
+            bits=bits,
             allowed=allowed,
         )[0]
 

@@ -98,10 +98,8 @@ def decode(
     out = out.put((row, length), **sampled, **allowed, turn=turn).put((row, turn), turn_stop=stop)
     place = slots.place
     if grammar is not None:
-        left = max_response - response
-        place = grammars.advance(
-            grammar, place, token, live, table=task.answer, parser=parser, left=left
-        )
+        place = grammars.advance(grammar, place, token, live, max_response - response)
+        place = grammars.open_actions(grammar, slots.place, place, task.answer, parser)
     return slots.replace(
         place=place,
         rows=token_rows.push(slots.rows, params, token, live, config=config),
@@ -249,7 +247,7 @@ def begin_answers(
     """With slots `rows` int32 [w] in front of the answer to what their worlds offer."""
     if place is None:
         return None
-    offered = jax.vmap(text.offered, in_axes=(None, 0))(task, world.state)
+    offered = grammars.pack(jax.vmap(text.offered, in_axes=(None, 0))(task, world.state))
     return place.put(rows, grammars.begin(task.grammar, world.agent.part, offered))
 
 

@@ -145,7 +145,9 @@ class HostCollect:
             params=on_local_mesh(self.prepare(params), self.mesh, self.local),
             key=key,
             task=task,
-            ends=Ends(task.eos_ids, self.strings),
+            ends=jax.device_put(
+                Ends(task.eos_ids, self.strings, task.grammar), NamedSharding(self.local, P())
+            ),
             level=level,
             stream=local_rows(episodes.token_stream)[0],
             max_tokens=self.max_tokens,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.world import Answer, Reply
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Ends, Programs
@@ -40,11 +40,13 @@ class Slot:
     actions: tuple[str, ...] = ()  # of the trial
     replies: tuple = ()
     heard: Response | None = None  # the last one with a reply
+    branch: int = 0  # conversation that the cache holds
+    cut: EpisodeStop = EpisodeStop.NONE  # the episode is over, and its world asked what it earned
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
 
 
-def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> Rollout:
-    """A rollout of NumPy arrays, which is filled in place."""
+def empty_record(task: HostTask, level: np.ndarray, max_tokens: int, words: int) -> Rollout:
+    """A rollout of NumPy arrays, which is filled in place; words: of Rollout.allowed."""
     out = Rollout.empty(
         np.array(level, np.int32),
         np.asarray(task.prefix),
@@ -52,11 +54,14 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int) -> Rollout:
         max_tokens=max_tokens,
         max_turns=task.max_turns,
         max_actions=1,
+        words=words,
         xp=np,
     )
     figures = np.zeros((len(level), len(task.env.FIGURES)), np.float32)
     return out.replace(
-        judged=np.zeros_like(out.valid), figures=figures if task.env.FIGURES else None
+        judged=np.zeros_like(out.valid),
+        branch=np.zeros_like(out.part) if task.env.chats else None,
+        figures=figures if task.env.FIGURES else None,
     )
 
 
@@ -105,8 +110,9 @@ class HostRollout:
         shards = self.programs.shards
         self.counted = self.calls.counted
         self.items = np.asarray(self.task.env_params.items)
-        self.out = empty_record(self.task, self.level, self.max_tokens)
-        self.state = self.programs.start(self.params, np.asarray(self.task.prefix))
+        self.words, self.offers = self.ends.words
+        self.out = empty_record(self.task, self.level, self.max_tokens, self.words)
+        self.state = self.programs.start(self.params, np.asarray(self.task.prefix), self.ends)
         self.slots = [Slot(number) for number in range(shards * self.programs.slots)]
         self.episodes: collections.deque = collections.deque()
         self.events: dict[int, list] = {}  # of rows of the rollout
@@ -155,7 +161,8 @@ class HostRollout:
                     f'(hosts.min_healthy={least:g}): {self.calls.last_fault}'
                 )
             self.calls.say(f'{lost} and are played again: {self.calls.last_fault}')
-            fresh = empty_record(self.task, self.out.level[faulty], self.out.tokens.shape[1])
+            length = self.out.tokens.shape[1]
+            fresh = empty_record(self.task, self.out.level[faulty], length, self.words)
             for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
                 x[faulty] = new
             again = faulty
@@ -167,6 +174,7 @@ class HostRollout:
         slot.episode = self.episodes.popleft() if self.episodes else -1
         slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
         slot.now = agents.begin(self.task.agent)
+        slot.branch, slot.cut = 0, EpisodeStop.NONE
         if slot.episode >= 0:
             self.events[slot.episode] = []
             self.ask(slot)
@@ -185,6 +193,7 @@ class HostRollout:
             replies=slot.replies,
             trial=int(slot.now.trial),
             turn=slot.turn + bool(slot.actions),
+            cut=slot.cut.name if slot.cut else '',
         )
         self.calls.ask(request)
 
@@ -226,6 +235,9 @@ class HostRollout:
     def on_reply(self, slot: Slot, response: Response) -> None:
         """Records what the world said, to the last answer if there was one."""
         reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
+        if slot.cut:
+            self.on_earned(slot, reply)
+            return
         self.note(slot, response)
         self.counted['cut'] += response.prompt.cut
         slot.heard, stop, fresh = response, EpisodeStop.NONE, False
@@ -265,17 +277,57 @@ class HostRollout:
             return
         if stop == EpisodeStop.NONE:
             prompt = self.prompt(slot)
-            # The prefix ends in the end of a turn, and so do answers that have one.
-            ended = not slot.turn or (
-                self.out.turn_stop[slot.episode, slot.turn - 1] == TurnStop.EOS
-            )
-            missing = [] if ended else [self.conversation.chat.end_id]
-            longest = len(missing) + len(prompt.tokens) + self.programs.max_response
+            missing = self.missing_end(slot, prompt)
+            longest = len(missing) + len(prompt.tokens) + self.most(prompt)
             if slot.length + longest <= self.out.tokens.shape[1]:
                 self.write_prompt(slot, prompt, missing)
                 return
             stop = EpisodeStop.TOKEN_BUDGET
+        if self.task.env.finishes and stop != EpisodeStop.TERMINATED:
+            self.cut_short(slot, stop)
+            return
         self.out.episode_stop[slot.episode] = stop
+        self.begin_episode(slot)
+
+    def missing_end(self, slot: Slot, prompt: Prompt) -> list[int]:
+        """The end of the last answer of the prompt's conversation, where nobody has written it.
+
+        The prefix ends in the end of a turn, and so do answers that have one.
+        """
+        before = slot.turn - 1
+        if self.out.branch is not None:
+            earlier = self.out.branch[slot.episode, : slot.turn] == prompt.branch
+            before = int(np.flatnonzero(earlier).max(initial=-1)) if not prompt.opens else -1
+        ended = before < 0 or self.out.turn_stop[slot.episode, before] == TurnStop.EOS
+        return [] if ended or prompt.ends else [self.conversation.chat.end_id]
+
+    def most(self, prompt: Prompt) -> int:
+        """Tokens that an answer may have."""
+        longest = self.programs.max_response
+        return min(prompt.most or longest, longest)
+
+    def cut_short(self, slot: Slot, stop: EpisodeStop) -> None:
+        """Asks what an episode has earned for which no turn or token is left."""
+        if slot.turn:
+            slot.cut = stop
+            self.ask(slot)
+            return
+        self.calls.say(
+            'an episode is lost: its first request and an answer do not fit into '
+            f'rollout.max_tokens={self.out.tokens.shape[1]}'
+        )
+        self.counted['faults'] += 1
+        self.on_fault(slot)
+
+    def on_earned(self, slot: Slot, reply: Reply) -> None:
+        """Pays an episode that was cut, on its last turn."""
+        b, out = slot.episode, self.out
+        out.rewards[b, slot.turn - 1] += reply.reward
+        returned = self.task.env.solved(out.rewards[b].sum())
+        out.success[b] = returned if reply.success is None else reply.success
+        if out.figures is not None:
+            out.figures[b] = figures_of(reply, self.task.env)
+        out.episode_stop[b] = slot.cut
         self.begin_episode(slot)
 
     def prompt(self, slot: Slot) -> Prompt:
@@ -304,6 +356,8 @@ class HostRollout:
         out.part[b, k], out.trial[b, k] = slot.now.part, slot.now.trial
         out.anchor[b, k] = prompt.anchor ^ agents.kind(slot.now)
         slot.length += len(unread)
+        if out.branch is not None:
+            at, unread = self.unread(slot, prompt, unread)
         if self.window:
             tokens, (at,), (count,) = windows.read_again(
                 out,
@@ -319,6 +373,19 @@ class HostRollout:
             slot.chunks.append((at + i, unread[i : i + width]))
         self.ready[slot.number // self.programs.slots].append(slot)
 
+    def unread(self, slot: Slot, prompt: Prompt, fresh: np.ndarray) -> tuple[int, np.ndarray]:
+        """(position in the cache, tokens) of what is to be read of the prompt's conversation.
+
+        fresh: what was written of it last; all of it where the cache holds another one.
+        """
+        b, prefix = slot.episode, len(self.task.prefix)
+        self.out.branch[b, slot.turn] = prompt.branch
+        own = branch_places(self.out, b, prompt.branch, prefix)
+        held = slot.branch == prompt.branch and not prompt.opens
+        slot.branch = prompt.branch
+        fresh = fresh if held else self.out.tokens[b, own]
+        return prefix + len(own) - len(fresh), fresh
+
     def is_sampling(self) -> bool:
         return bool(self.live.any() or self.left.any())
 
@@ -330,7 +397,8 @@ class HostRollout:
     def read(self) -> None:
         """Reads the next chunk of up to serve_rows slots of each shard."""
         rows, lines = self.programs.slots, self.programs.serve_rows
-        block = np.zeros((self.programs.shards, lines, READ_HEADER + self.programs.width), np.int32)
+        text = READ_HEADER + self.offers
+        block = np.zeros((self.programs.shards, lines, text + self.programs.width), np.int32)
         block[:, :, 0] = rows
         for shard, slots in enumerate(self.ready):
             unfinished = []
@@ -338,14 +406,17 @@ class HostRollout:
                 slot = slots.popleft()
                 at, tokens = slot.chunks.popleft()
                 head = slot.number % rows, at, len(tokens), slot.length
-                head += int(self.stream[slot.episode]), not slot.chunks
+                head += int(self.stream[slot.episode]), not slot.chunks, int(slot.now.part)
+                head += (self.most(slot.heard.prompt),)
                 block[shard, line, :READ_HEADER] = head
-                block[shard, line, READ_HEADER : READ_HEADER + len(tokens)] = tokens
+                if self.offers:
+                    block[shard, line, READ_HEADER:text] = self.task.offered(slot.heard.offers)
+                block[shard, line, text : text + len(tokens)] = tokens
                 self.live[shard] += not slot.chunks
                 unfinished += [slot] if slot.chunks else []
             slots.extendleft(reversed(unfinished))
         blocks = block.reshape(-1, block.shape[2])
-        self.state = self.programs.read(self.state, self.params, blocks)
+        self.state = self.programs.read(self.state, self.params, self.ends, blocks)
         self.counted['reads'] += 1
 
     def decode(self) -> None:
@@ -376,7 +447,8 @@ class HostRollout:
     def on_answer(self, slot: Slot, line: np.ndarray) -> None:
         """Records the answer of a turn and hands its text to the world."""
         count, stop = int(line[1]), int(line[2])
-        ids, bits = (half[:count] for half in np.split(line[REPORT_HEADER:], 2))
+        longest = self.programs.max_response
+        ids, bits = line[REPORT_HEADER : REPORT_HEADER + 2 * longest].reshape(2, -1)[:, :count]
         b, k, out = slot.episode, slot.turn, self.out
         place = slice(slot.length, slot.length + count)
         out.tokens[b, place] = ids
@@ -384,11 +456,16 @@ class HostRollout:
         out.attention_mask[b, place] = True
         out.action_mask[b, place] = True
         out.turn[b, place] = k
+        if self.words:
+            allowed = line[REPORT_HEADER + 2 * longest :].view(np.uint32)
+            out.allowed[b, place] = allowed.reshape(longest, -1)[:count]
         out.turn_stop[b, k] = stop
         slot.length += count
         self.counted['generated'] += count
         action = self.conversation.said(ids[: count - (stop == TurnStop.EOS)].tolist())
         self.note(slot, (slot.now.part, action))
+        if self.task.env.chats:
+            action = self.as_answer(slot, action, place)
         if slot.now.part == agents.ACT:
             out.actions[b, k, 0] = action_hash(action)
             slot.actions += (action,)
@@ -397,3 +474,26 @@ class HostRollout:
             out.valid[b, k] = agents.WRITTEN[int(slot.now.part)].closing in action
             out.judged[b, k] = True
             self.go_on(slot, *self.end_turn(slot, done=False))
+
+    def as_answer(self, slot: Slot, text: str, place: slice) -> Answer:
+        """The answer that was written there, with what clients of a model want to know of it."""
+        b, out, prefix = slot.episode, self.out, len(self.task.prefix)
+        answer, decode = Answer(text), self.conversation.chat.tokenizer.decode_bytes
+        answer.ids = tuple(out.tokens[b, place].tolist())
+        answer.logprobs = tuple(out.logprobs[b, place].tolist())
+        answer.pieces = tuple(decode([token]) for token in answer.ids)
+        own = branch_places(out, b, slot.branch, prefix)
+        before = np.r_[np.arange(prefix), own[own < place.start]]
+        answer.prompt = tuple(out.tokens[b, before].tolist())
+        stop = out.turn_stop[b, slot.turn]
+        answer.closed = bool(stop == TurnStop.EOS)
+        answer.finish = 'length' if stop == TurnStop.LENGTH else 'stop'
+        return answer
+
+
+def branch_places(out: Rollout, episode: int, branch: int, prefix: int) -> np.ndarray:
+    """Where the tokens of a conversation of an episode are in its row, after the common prefix."""
+    turn = out.turn[episode]
+    own = (turn >= 0) & (out.branch[episode][np.maximum(turn, 0)] == branch)
+    own[:prefix] = False
+    return np.flatnonzero(own)

@@ -17,6 +17,7 @@ from agentrl_jax.envs.hosts.world import (
     BOUNDS,
     Foreign,
     Keeper,
+    Messages,
     Reply,
     World,
     WorldDown,
@@ -40,6 +41,7 @@ class Request:
     delay: float = 0.0  # seconds to wait before
     trial: int = 0  # of the episode
     turn: int = 0  # of the episode, that the reply opens
+    cut: str = ''  # EpisodeStop's name: asks what an episode has earned that is cut
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,6 +56,7 @@ class Response:
     reply: Reply | None = None
     instruction: str = ''  # of the item
     prompt: Any = None  # what read() made of the reply
+    offers: tuple[str, ...] = ()  # the forms of answers on offer; () = all of the world's
     fault: str = ''
     down: bool = False  # nobody was there: nothing has happened
     deterministic: bool | None = None  # None: there was no world to ask
@@ -93,6 +96,7 @@ class PoolKeeper(Keeper):
             check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
             response.instruction = '' if request.actions else self.world.instruction
             response.prompt = self._read(reply.observation, response.instruction)
+            response.offers = tuple(getattr(self.world, 'offers', ()))
             response.reply = reply
         if self.world is not None:
             response.deterministic = bool(self.world.deterministic)
@@ -105,10 +109,12 @@ class PoolKeeper(Keeper):
         fresh = self.world is None
         if fresh:
             self.world = self.make()
-        if not request.actions:
+        if not request.actions and not request.cut:
             return Reply(self.world.reset(request.item))
         if fresh:
             self._repeat(request)
+        if request.cut:
+            return self.world.finish(request.cut)
         return self.world.step(request.actions[-1])
 
     def _repeat(self, request: Request) -> None:
@@ -126,7 +132,7 @@ class PoolKeeper(Keeper):
 def check_reply(reply: Reply, world: str) -> None:
     """WorldError where a world's reply is not what it must be; world: whose it is, in words."""
     for name, kinds in (
-        ('observation', str),
+        ('observation', (str, Messages)),
         ('reward', numbers.Real),
         ('done', bool),
         ('success', (bool, type(None))),

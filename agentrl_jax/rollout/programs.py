@@ -18,10 +18,11 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import sampling
+from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.types import Params, TurnStop
 
-READ_HEADER = 6  # numbers in front of the tokens of a line that is read
+READ_HEADER = 8  # numbers in front of the tokens of a line that is read, and of what is on offer
 REPORT_HEADER = 3  # ... and of a line that is reported
 
 
@@ -34,8 +35,11 @@ class State:
     stop: jax.Array  # int32 [S]   TurnStop of an answer that was not reported yet
     count: jax.Array  # int32 [S]   tokens of the answer so far
     found: jax.Array  # int32 [S]   state of the stop strings' automaton
+    most: jax.Array  # int32 [S]   tokens that the answer may have
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
+    place: grammars.Place | None = None  # in the grammar of answers; None without one
+    allowed: jax.Array | None = None  # uint32 [S, R, W]  as Rollout.allowed
 
 
 @struct.dataclass
@@ -44,11 +48,22 @@ class Ends:
 
     eos_ids: jax.Array  # int32 [n]
     strings: stops.StopTable
+    grammar: grammars.Grammar | None = None  # what is sampled from; None = the vocabulary
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Words of what is allowed, and of the forms on offer; 0 without a grammar."""
+        if self.grammar is None:
+            return 0, 0
+        through = self.grammar.through
+        offers = 1 if through is None else through.shape[2]
+        return grammars.words(self.grammar.after.shape[1]), offers
 
 
 def start(
     params: Params,
     prefix: jax.Array,
+    ends: Ends,
     *,
     config: Model,
     slots: int,
@@ -56,15 +71,23 @@ def start(
     max_response: int,
 ) -> State:
     """Rows that hold nothing but the common prefix int32 [P]."""
-    none = jnp.zeros(slots, jnp.int32)
+    none, grammar = jnp.zeros(slots, jnp.int32), {}
+    if ends.grammar is not None:
+        words, offers = ends.words
+        grammar = dict(
+            place=grammars.Place(none, jnp.zeros((slots, offers), jnp.uint32)),
+            allowed=jnp.zeros((slots, max_response, words), jnp.uint32),
+        )
     return State(
         rows=token_rows.start(params, config, prefix, slots, cache_tokens),
         live=jnp.zeros(slots, bool),
         stop=none,
         count=none,
         found=none,
+        most=none,
         tokens=jnp.zeros((slots, max_response), jnp.int32),
         logprobs=jnp.zeros((slots, max_response), jnp.float32),
+        **grammar,
     )
 
 
@@ -83,9 +106,9 @@ def decode(
     """Live rows sample until `until` of them have stopped, none is left, or `limit` steps are done.
 
     key: that of the rollout. Returns the state and a report int32 [serve_rows + 1, REPORT_HEADER +
-    2 R]: row (S = none), number of tokens, TurnStop, the tokens, and the bits of their log-
-    probabilities, of rows that have stopped; in the last line steps, live rows, and stopped ones
-    that were not reported yet.
+    (2 + W) R]: row (S = none), number of tokens, TurnStop, the tokens, the bits of their log-
+    probabilities and of what was allowed, of rows that have stopped; in the last line steps, live
+    rows, and stopped ones that were not reported yet.
     """
     k_tokens = jax.random.split(key)[0]
     slots, longest = state.tokens.shape
@@ -98,9 +121,14 @@ def decode(
 
     def step(carry):
         state, steps = carry
-        live = state.live
-        token, logprob = token_rows.sample(state.rows, params, k_tokens, config=config, draw=draw)
-        place = jnp.where(live, state.count, longest)
+        live, drawn = state.live, draw
+        at = jnp.where(live, state.count, longest)
+        if ends.grammar is not None:
+            legal = grammars.allowed(ends.grammar, state.place)
+            drawn = grammars.constrain(draw, ends.grammar, legal)
+            bits = grammars.pack(legal)
+            state = state.replace(allowed=state.allowed.at[each, at].set(bits, mode='drop'))
+        token, logprob = token_rows.sample(state.rows, params, k_tokens, config=config, draw=drawn)
         stop, count, found = stops.turn_stop(
             token,
             live,
@@ -109,24 +137,29 @@ def decode(
             advance=functools.partial(stops.advance, ends.strings),
             matched=functools.partial(stops.matched, ends.strings),
             eos_ids=ends.eos_ids,
-            max_response=longest,
+            max_response=state.most,
         )
+        if ends.grammar is not None:
+            place = grammars.advance(ends.grammar, state.place, token, live, state.most - count)
+            state = state.replace(place=place)
         state = state.replace(
             rows=token_rows.push(state.rows, params, token, live, config=config),
             live=live & (stop == TurnStop.NONE),
             stop=jnp.where(live, stop, state.stop),
             count=count,
             found=found,
-            tokens=state.tokens.at[each, place].set(token, mode='drop'),
-            logprobs=state.logprobs.at[each, place].set(logprob, mode='drop'),
+            tokens=state.tokens.at[each, at].set(token, mode='drop'),
+            logprobs=state.logprobs.at[each, at].set(logprob, mode='drop'),
         )
         return state, steps + 1
 
     state, steps = jax.lax.while_loop(going, step, (state, jnp.int32(0)))
     which = jnp.nonzero(state.stop != TurnStop.NONE, size=serve_rows, fill_value=slots)[0]
-    bits = jax.lax.bitcast_convert_type(state.logprobs[which], jnp.int32)
-    head = jnp.stack([which, state.count[which], state.stop[which]], axis=1)
-    message = jnp.concatenate([head, state.tokens[which], bits], axis=1)
+    parts = [jnp.stack([which, state.count[which], state.stop[which]], axis=1)]
+    parts += [state.tokens[which], as_int(state.logprobs[which])]
+    if state.allowed is not None:
+        parts.append(as_int(state.allowed[which]).reshape(serve_rows, -1))
+    message = jnp.concatenate(parts, axis=1)
     state = state.replace(stop=state.stop.at[which].set(TurnStop.NONE, mode='drop'))
     left = jnp.sum(state.stop != TurnStop.NONE)
     last = jnp.zeros((1, message.shape[1]), jnp.int32)
@@ -134,26 +167,39 @@ def decode(
     return state, jnp.concatenate([message, last]).astype(jnp.int32)
 
 
-def read(state: State, params: Params, block: jax.Array, *, config: Model) -> State:
-    """Reads a block int32 [w, READ_HEADER + C], a line for each row that gets a chunk of tokens.
+def as_int(x: jax.Array) -> jax.Array:
+    """The same bits as int32."""
+    return jax.lax.bitcast_convert_type(x, jnp.int32)
+
+
+def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: Model) -> State:
+    """Reads a block int32 [w, READ_HEADER + offers + C], a line for each row that gets a chunk.
 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
-    episode with the prompt, random stream, and whether this is the last chunk: the row then
-    samples.
+    episode with the prompt, random stream, whether this is the last chunk (the row then samples),
+    the kind of the turn (0, it acts), and the most tokens of its answer; then the words of the
+    forms on offer.
     """
-    which, begin, count, length, stream, last = (block[:, i] for i in range(READ_HEADER))
+    head = (block[:, i] for i in range(READ_HEADER))
+    which, begin, count, length, stream, last, part, most = head
+    text = READ_HEADER + ends.words[1]
     rows = token_rows.prefill(
-        state.rows, params, which, block[:, READ_HEADER:], begin, count, config=config
+        state.rows, params, which, block[:, text:], begin, count, config=config
     )
 
     def put(into, value):
         return into.at[which].set(value, mode='drop')
 
+    if ends.grammar is not None:
+        offered = jax.lax.bitcast_convert_type(block[:, READ_HEADER:text], jnp.uint32)
+        place = grammars.begin(ends.grammar, part, offered)
+        state = state.replace(place=state.place.put(which, place))
     return state.replace(
         rows=rows.replace(length=put(rows.length, length), stream=put(rows.stream, stream)),
         live=put(state.live, last > 0),
         count=put(state.count, 0),
         found=put(state.found, 0),
+        most=put(state.most, most),
     )
 
 
@@ -161,9 +207,9 @@ def read(state: State, params: Params, block: jax.Array, *, config: Model) -> St
 class Programs:
     """The three programs, jitted, over the devices of this process."""
 
-    start: Callable  # (params, prefix) -> state
+    start: Callable  # (params, prefix, ends) -> state
     decode: Callable  # (state, params, ends, key, until, limit) -> (state, reports)
-    read: Callable  # (state, params, blocks) -> state
+    read: Callable  # (state, params, ends, blocks) -> state
     shards: int  # parts of the rows; each has its own reports and blocks, one after another
     slots: int  # rows of a shard
     serve_rows: int  # lines of a report, and of a block, of a shard
@@ -207,7 +253,7 @@ def build_programs(
 
     sizes = dict(slots=slots, cache_tokens=cache_tokens, max_response=max_response)
     return Programs(
-        start=program(start, takes=(P(), P()), gives=rows, **sizes),
+        start=program(start, takes=(P(), P(), P()), gives=rows, **sizes),
         decode=program(
             decode,
             takes=(rows, P(), P(), P(), P(), P()),
@@ -216,7 +262,7 @@ def build_programs(
             serve_rows=serve_rows,
             draw=draw,
         ),
-        read=program(read, takes=(rows, P(), rows), gives=rows, donate=0),
+        read=program(read, takes=(rows, P(), P(), rows), gives=rows, donate=0),
         shards=mesh.shape['data'] * mesh.shape['fsdp'],
         slots=slots,
         serve_rows=serve_rows,

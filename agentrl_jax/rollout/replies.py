@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.world import Messages, Reply
 from agentrl_jax.machine import files
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.text.conversation import action_hash
@@ -28,6 +28,7 @@ FIELDS = {  # of a line, beside those of `about`
     'item': int,
     'action': int,  # hash of what the policy said before, 0 at the beginning
     'observation': str,
+    'messages': (dict, type(None)),  # the observation, where it is messages
     'instruction': str,
     'reward': float,
     'done': bool,
@@ -38,7 +39,12 @@ FIELDS = {  # of a line, beside those of `about`
     'seconds': float,  # the world took, the last time that it was asked
     'tries': int,  # times that it was asked
 }
-ADDED = {'tries': 1, 'figures': [], 'valid': None}  # for lines older than these fields
+ADDED = {
+    'tries': 1,
+    'figures': [],
+    'valid': None,
+    'messages': None,
+}  # for lines older than these fields
 LISTED = 20  # rollouts of a log that an error spells out
 About = dict[str, int | str]
 
@@ -80,7 +86,10 @@ def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
         'turn': request.turn,
         'item': request.item,
         'action': action_hash(request.actions[-1]) if request.actions else 0,
-        'observation': reply.observation,
+        'observation': str(reply.observation),
+        'messages': dataclasses.asdict(reply.observation)
+        if isinstance(reply.observation, Messages)
+        else None,
         'instruction': response.instruction,
         'reward': float(reply.reward),
         'done': reply.done,
@@ -225,6 +234,8 @@ class LoggedPool:
             return
         fields = [field.name for field in dataclasses.fields(Reply)]
         said = {name: line[name] for name in fields}
+        if line['messages'] is not None:
+            said['observation'] = Messages(**line['messages'])
         reply = Reply(**said | {'figures': tuple(said['figures'])})
         prompt = self._read(reply.observation, line['instruction'])
         self.done.put(

@@ -116,7 +116,7 @@ def episode_of(
             trial = int(trials[len(turns)])
             turns.append(Turn(shown, said, '', 0.0, part == agents.ACT, trial))
             continue
-        reply, shown = event.reply, event.reply.observation
+        reply, shown = event.reply, str(event.reply.observation)
         if event.request.actions:
             turns[-1] = dataclasses.replace(turns[-1], reply=shown, reward=float(reply.reward))
         else:

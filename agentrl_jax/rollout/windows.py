@@ -5,7 +5,8 @@ the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history).
 turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
 each with the tokens that the policy saw and with one trained answer; put_back is the way back.
 Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
-Of an agent that writes (text.agents) the last plan or reflection before a turn is kept in view:
+Episodes of several conversations (Branches) are samples in the same way, one for each. Of an agent
+that writes (text.agents) the last plan or reflection before a turn is kept in view:
 where it is older than the window, it is put between the prefix and the window's first turn.
 """
 
@@ -22,10 +23,40 @@ from agentrl_jax.types import Batch, Rollout
 
 @struct.dataclass
 class Windows:
-    """Where the tokens of each turn's sample are in the rows of a rollout."""
+    """Where the tokens of each sample, of a turn or of a branch, are in the rows of a rollout."""
 
     index: jax.Array  # int32 [B, K, W]  position in the episode's row; T = nothing
-    own: jax.Array  # bool [B, K, W]   tokens of the turn itself
+    own: jax.Array  # bool [B, K, W]   tokens of the turn, or branch, itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches:
+    """Episodes that hold several conversations: a sample for each of them (Rollout.branch)."""
+
+    count: int  # of an episode, at most
+    prefix: int  # tokens in front of each
+
+    def rows(self, turns: int) -> int:
+        """Samples of an episode."""
+        del turns
+        return self.count
+
+    def turns_of_row(self, turns: int) -> int:
+        """Turns of a sample, at most."""
+        return turns
+
+    def windows(self, rollout: Rollout) -> 'Windows':
+        """The samples of a rollout; empty for conversations that were not begun."""
+        length = rollout.tokens.shape[1]
+        branch = jnp.take_along_axis(rollout.branch, jnp.maximum(rollout.turn, 0), axis=1)
+        branch = jnp.where(rollout.turn >= 0, branch, -1)[:, None]
+        place = jnp.arange(length)[None, None]
+        of = jnp.arange(self.count)[None, :, None]
+        own = (branch == of) & (place >= self.prefix)
+        seen = own.any(-1, keepdims=True) & (own | (place < self.prefix))
+        index = jnp.sort(jnp.where(seen, place, length), axis=-1)
+        own = jnp.take_along_axis(own, jnp.minimum(index, length - 1), axis=-1)
+        return Windows(index=index, own=own & (index < length))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +72,19 @@ class Context:
     @classmethod
     def of(cls, task: Any, window: int, max_response: int) -> 'Context':
         return cls(window, task.prefix.shape[0], task.width, max_response, task.agent.writes)
+
+    def rows(self, turns: int) -> int:
+        """Samples of an episode."""
+        return turns
+
+    def turns_of_row(self, turns: int) -> int:
+        """Turns of a sample, at most, that train."""
+        del turns
+        return 1
+
+    def windows(self, rollout: Rollout) -> 'Windows':
+        """The samples of a rollout."""
+        return windows(rollout, self)
 
     @property
     def block(self) -> int:

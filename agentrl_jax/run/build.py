@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
@@ -109,10 +108,11 @@ def scores_of(
         None,
         rollout,
         fns=fns,
-        windows=None if how.context is None else windows.windows(rollout, how.context),
+        windows=None if how.context is None else how.context.windows(rollout),
         microbatch_rows=how.batch.microbatch_rows,
         temperature=how.temperature,
         chunk_size=how.batch.head_chunk,
+        bits=how.bits,
         recompute=recompute,
     )
 
@@ -156,13 +156,16 @@ def measure_critic(
 
 def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
     """The settings of an update; task: one for the width of its prompts, where windows are cut."""
-    seen, longest = cfg.context.window, cfg.rollout.max_response
+    seen, longest, context = cfg.context.window, cfg.rollout.max_response, None
+    if seen:
+        context = windows.Context.of(task, seen, longest)
+    elif cfg.most_branches > 1:
+        context = windows.Branches(cfg.most_branches, task.prefix.shape[0])
     own = task.grammar if cfg.rollout.constrain else None
     return learning_of(
         cfg,
-        context=windows.Context.of(task, seen, longest) if seen else None,
-        columns=() if own is None else tuple(np.asarray(own.columns).tolist()),
-        free=own is not None and own.free,
+        context=context,
+        bits=None if own is None else own.bits,
         start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
         layout=sharding.shard_rows(mesh),
     )
@@ -314,8 +317,7 @@ def build_training(
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
-        columns=how.columns,
-        free=how.free,
+        bits=how.bits,
     )
     return Training(
         tasks=tasks,

@@ -74,6 +74,11 @@ class Config:
         return Chosen(ALGORITHMS).key(self.algorithm)
 
     @property
+    def most_branches(self) -> int:
+        """Conversations of an episode, at most."""
+        return max(getattr(world, 'branches', 1) for world in self.worlds)
+
+    @property
     def on_hosts(self) -> bool:
         """Whether episodes of this one world are played against worlds on hosts."""
         return self.env.name in HOSTS

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from agentrl_jax.envs.base import build
-from agentrl_jax.envs.hosts import HostEnvironment
+from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, lora, weights
@@ -24,7 +24,7 @@ from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
-from agentrl_jax.text import agents
+from agentrl_jax.text import agents, forms, grammar
 from agentrl_jax.text import task as text
 from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
 from agentrl_jax.text.stops import build_stop_table
@@ -73,7 +73,7 @@ def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> Task:
     return task if mesh is None else sharding.replicate(task, mesh)
 
 
-def warn_of_lost_answers(task: TextTask) -> None:
+def warn_of_lost_answers(task: Task) -> None:
     """Says how many legal answers are longer than rollout.max_response."""
     possible, whole = task.grammar.answers
     if possible < whole:
@@ -110,8 +110,32 @@ def host_task(cfg: Config, tokenizer: Any, split: str) -> HostTask:
     """Worlds on hosts as text."""
     env, env_params = build_environment(cfg, split)
     return build_host_task(
-        env, env_params, build_conversation(cfg, tokenizer, env), max_turns=cfg.env.max_turns
+        env,
+        env_params,
+        build_conversation(cfg, tokenizer, env),
+        max_turns=cfg.env.max_turns,
+        forms=(cfg.hosts.forms or env.forms) if cfg.rollout.constrain else (),
+        spelling=cfg.rollout.constrain,
+        max_response=cfg.rollout.max_response,
     )
+
+
+def answer_pattern(cfg: Config) -> str:
+    """A regular expression of the answers that may be sampled; '' = any. Of worlds that are mixed
+    it holds those of all."""
+    if not cfg.rollout.constrain:
+        return ''
+    found = {}
+    for world in cfg.worlds:
+        if world.name in HOSTS:
+            known = cfg.hosts.forms or world.forms
+            rests = [form.removeprefix(cfg.hosts.answer_prefix) for form in known]
+            found[forms.pattern(rests)] = None
+        else:
+            most, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening
+            names = world.ACTION_NAMES
+            found[grammar.pattern(names, max_actions=most, opening=opening)] = None
+    return '|'.join(found)
 
 
 def build_conversation(cfg: Config, tokenizer: Any, env: HostEnvironment) -> Conversation:
@@ -386,7 +410,8 @@ def build_host_collect(
     """collect against worlds on hosts."""
     hosts, reward = cfg.hosts, build_reward(cfg)
     tokenizer = worlds.conversation.chat.tokenizer
-    stop = (*hosts.stop, *agents.closings(worlds.conversation.agent))
+    named = [text for world in cfg.worlds for text in getattr(world, 'stop', ())]
+    stop = (*hosts.stop, *named, *agents.closings(worlds.conversation.agent))
     return host.HostCollect(
         mesh,
         sharding.local_mesh(mesh),

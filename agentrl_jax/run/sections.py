@@ -212,6 +212,8 @@ class Hosts:
 
     answer_prefix: str = ''  # forced in front of each answer, such as '<think>'
     stop: tuple[str, ...] = ()  # texts that end a turn once the policy has written them
+    forms: tuple[str, ...] = ()  # with rollout.constrain: what answers must look like, {} for any
+    # text, such as 'Action: {}'; () = what the world says
     max_observation: Annotated[int, ONE] = 512  # tokens of a text of a world; the middle of longer
     # ones is cut
     read_tokens: Annotated[int, ONE] = 32  # of a row in a block: longer texts are read in several
@@ -240,6 +242,13 @@ class Hosts:
                 f'agent.name={run.agent.name!r} with agent.trials={agent.trials} has others: set '
                 'it to 0, or name trajectories in clone.file'
             )
+        if world.chats and (run.context.window or agent.writes or agent.trials > 1):
+            yield (
+                f'{name} shows what its harness shows, once: set context.window to 0, agent.name '
+                "to 'act' and agent.trials to 1"
+            )
+        if world.chats and run.env.mix:
+            yield f'env.mix={run.env.mix!r} cannot hold {name}: set it to ()'
         if run.agent.name == 'react':
             yield (
                 f'agent.name=react words the prompts of worlds on the device, and {name} brings '
@@ -380,9 +389,20 @@ class Sampling:
     def _unconstrained(self, run: Any) -> Iterator[str]:
         """What trains or plays answers of which no grammar is known."""
         given = f'rollout.constrain={self.constrain!r} '
-        hosts = [world.name for world in run.worlds if world.name in HOSTS]
-        if hosts:
-            yield f"{given}is for worlds on the device, not for {', '.join(hosts)}: set it to ''"
+        for world in run.worlds:
+            if world.name not in HOSTS:
+                continue
+            known = run.hosts.forms or world.forms
+            if not known:
+                yield (
+                    f'{given}needs to know what answers look like, and {world.name} does not say: '
+                    "set hosts.forms, such as ('Action: {}',), or rollout.constrain to ''"
+                )
+            if self.constrain == 'own' and any('{}' in form for form in known):
+                yield (
+                    f'{given}spells known answers, and those to {world.name} have free text: set '
+                    'it to any'
+                )
         if run.base_rows:
             yield (
                 f'{given}does not go with evol.base_rows, demonstrations that train: set one of '

@@ -6,6 +6,8 @@ tokenised again; the world gets the text of its tokens.
 """
 
 import dataclasses
+import functools
+import json
 import re
 import zlib
 from typing import Any
@@ -15,7 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from agentrl_jax.envs.hosts.world import Messages
 from agentrl_jax.text import agents
+from agentrl_jax.text import grammar as grammars
+from agentrl_jax.text.forms import build_forms
 from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens import chat as chats
@@ -33,11 +38,23 @@ class HostTask:
     prefix: jax.Array  # int32 [P]  tokens in front of every first observation
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
     turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
+    grammar: grammars.Grammar | None  # what is sampled from; None = the vocabulary
     env: Any = struct.field(pytree_node=False)
     pad_id: int = struct.field(pytree_node=False)
     width: int = struct.field(pytree_node=False)  # tokens of the longest prompt of a turn
     max_turns: int = struct.field(pytree_node=False)
     agent: agents.Agent = struct.field(pytree_node=False)
+    forms: tuple[str, ...] = struct.field(pytree_node=False)  # of the grammar
+
+    def offered(self, forms: tuple[str, ...]) -> np.ndarray:
+        """int32 [words]: bits of forms, as a line that is read has them; ValueError for others."""
+        strangers = set(forms) - set(self.forms)
+        if strangers:
+            raise ValueError(
+                f'{self.env.name} offers {sorted(strangers)[0]!r}, which is none of its forms'
+            )
+        bits = [form in forms for form in self.forms]
+        return np.asarray(grammars.pack(np.array(bits))).view(np.int32)
 
 
 Task = TextTask | HostTask  # a world as text, wherever it is
@@ -49,7 +66,11 @@ class Prompt:
 
     tokens: list[int]
     anchor: int  # hash of the observation, uint32
-    cut: bool  # it was longer than allowed
+    cut: bool = False  # it was longer than allowed
+    branch: int = 0  # conversation of the episode that it goes on with
+    opens: bool = False  # it begins that conversation
+    ends: bool = False  # it ends the answer before by itself
+    most: int = 0  # tokens of the answer; 0 = as many as any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +108,7 @@ class Conversation:
         return 1 + len(self.chat.user_open('')) + max(map(len, answers)) + self.max_observation
 
     def prompt(
-        self, observation: str, instruction: str = '', now: agents.Progress | None = None
+        self, observation: str | Messages, instruction: str = '', now: agents.Progress | None = None
     ) -> Prompt:
         """The user message around an observation, and the opening of the answer.
 
@@ -95,6 +116,8 @@ class Conversation:
         been told = nothing. now: where the episode is; None: at a turn that acts, of the first
         trial.
         """
+        if isinstance(observation, Messages):
+            return self.prompt_of(observation)
         observation = plain(observation)
         known = instruction in ('', self.preamble)
         text = observation if known else f'{plain(instruction)}\n{observation}'
@@ -121,18 +144,57 @@ class Conversation:
             cut=long or over,
         )
 
+    def prompt_of(self, said: Messages) -> Prompt:
+        """The messages around an answer, whole: they are the harness's own."""
+        written = json.dumps([said.messages, said.tools], sort_keys=True)
+        ids = list(_tokens(self.chat, written, said.opens))
+        if said.opens:  # after the token that every row begins with
+            if ids[:1] != [self.chat.start_id]:
+                raise ValueError('the chat template does not begin with <|im_start|>')
+            ids = ids[1:]
+        if said.appended:
+            ids = [*self.chat.tokenizer.encode(plain(said.appended)), self.chat.end_id, *ids]
+        return Prompt(
+            tokens=[*ids, *self.chat.tokenizer.encode(self.answer_prefix)],
+            anchor=zlib.crc32(written.encode()),
+            branch=said.branch,
+            opens=said.opens,
+            ends=bool(said.appended),
+            most=said.most,
+        )
+
     def answer(self, text: str) -> list[int]:
         """Tokens of an answer after its forced prefix, without the end of the turn."""
+        return self.chat.tokenizer.encode(self.rest(text, 'a demonstration'))
+
+    def rest(self, text: str, whose: str) -> str:
+        """A text after the prefix that is forced in front of it."""
         if not text.startswith(self.answer_prefix):
             raise ValueError(
-                f'hosts.answer_prefix={self.answer_prefix!r} is not how demonstrations begin: '
+                f'hosts.answer_prefix={self.answer_prefix!r} is not how {whose} begins: '
                 f'{text!r:.60}'
             )
-        return self.chat.tokenizer.encode(text.removeprefix(self.answer_prefix))
+        return text.removeprefix(self.answer_prefix)
 
     def said(self, ids: list[int]) -> str:
         """An answer as its world reads it, without the end-of-turn token."""
         return self.answer_prefix + self.chat.tokenizer.decode(ids)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tokens(chat: chats.Chat, written: str, opens: bool) -> tuple[int, ...]:
+    """Tokens of JSON [messages, tools]; members of a group begin with the same ones."""
+    messages, tools = _plainly(json.loads(written))
+    return tuple((chat.opening if opens else chat.following)(messages, tools))
+
+
+def _plainly(value: Any) -> Any:
+    """A value of JSON with `plain` texts."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {key: _plainly(one) for key, one in value.items()}
+    return [_plainly(one) for one in value] if isinstance(value, list) else value
 
 
 def plain(text: str) -> str:
@@ -188,19 +250,52 @@ def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) ->
 
 
 def build_host_task(
-    env: Any, env_params: Any, conversation: Conversation, *, max_turns: int
+    env: Any,
+    env_params: Any,
+    conversation: Conversation,
+    *,
+    max_turns: int,
+    forms: tuple[str, ...] = (),
+    spelling: str = 'any',
+    max_response: int = 0,
 ) -> HostTask:
-    """A pool of a host environment as text."""
-    chat = conversation.chat
+    """A pool of a host environment as text.
+
+    forms: what answers of at most max_response tokens must look like, the forced prefix included;
+    () = any text. spelling: of text.grammar; 'own' is for forms without free text.
+    """
+    chat, grammar = conversation.chat, None
+    if forms:
+        rests = tuple(conversation.rest(form, 'a form of answers') for form in forms)
+        sizes = dict(longest=max_response, offers=len(forms) > 1)
+        if spelling == 'own':
+            grammar = grammars.build_grammar(
+                chat.tokenizer,
+                rests,
+                max_actions=1,
+                opening='',
+                spelling=spelling,
+                writes=True,
+                **sizes,
+            )
+        else:
+            grammar = build_forms(chat.tokenizer, rests, **sizes)
     task = HostTask(
         env_params=env_params,
-        prefix=jnp.asarray(prefix_of(chat, env.system, env.instruction, env.accepted), jnp.int32),
+        prefix=jnp.asarray(
+            [chat.start_id]
+            if env.chats
+            else prefix_of(chat, env.system, env.instruction, env.accepted),
+            jnp.int32,
+        ),
         eos_ids=jnp.asarray(chat.tokenizer.eos_ids, jnp.int32),
         turn_limit=jnp.int32(max_turns),
         env=env,
         pad_id=chat.tokenizer.pad_id,
         width=conversation.width,
+        grammar=grammar,
         max_turns=max_turns,
         agent=conversation.agent,
+        forms=forms,
     )
     return jax.tree.map(np.asarray, task)

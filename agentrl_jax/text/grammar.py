@@ -9,15 +9,19 @@ whole answer needs, the tags and the answer are what is legal.
 
 Few tokens of a vocabulary can stand in an answer. They are the columns of the table, and where
 nothing is free, their logits are the only ones that are computed: no array grows with the
-vocabulary. The policy is the softmax over the tokens that are allowed. The sampler writes down
-which ones were (Rollout.allowed), so the trainer normalises over the same and knows no automaton. A
-token that was the only one allowed is no decision and is in no mean (rl.algorithm.trained).
+vocabulary. Where text is free, every token has a column, and tokens that lead to the same states
+share one (`classes`). The policy is the softmax over the tokens that are allowed. The sampler
+writes down which ones were (Rollout.allowed), so the trainer normalises over the same and knows no
+automaton. A token that was the only one allowed is no decision and is in no mean
+(rl.algorithm.trained). Answers to worlds on hosts are another language (text.forms).
 
 spelling: 'own', an answer is spelled as the tokenizer spells it; 'any', by any tokens that together
 have its bytes.
 """
 
+import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,24 +43,55 @@ EVERY = -1  # of an edge: any of the names can follow that could before
 
 @struct.dataclass
 class Grammar:
-    """Q states, U columns; C = U, or U + 1 where text is free: the last is every other token."""
+    """Q states, C columns; state 0 is the end of the answer."""
 
-    columns: jax.Array  # int32 [U]  token ids, ascending
-    after: jax.Array  # int16 [Q, C]  next state; -1 = not allowed
+    columns: jax.Array  # int32 [U]  ids of tokens that have a column each, ascending
+    classes: jax.Array | None  # int32 [V]  column of every token where text is free; None: no token
+    # but those U is ever allowed
+    after: jax.Array  # int16 [Q, C]  next state; -1 = not allowed. With classes the last column is
+    # no token's: it is allowed where another one is that several tokens share (with_choice)
     through: jax.Array | None  # uint32 [Q, C, N / 32]  the first actions that can follow, as bits;
     # None: whatever is named is on offer
+    forced: jax.Array | None  # int32 [Q]  where an answer goes on when no more than `reserve`
+    # tokens are left: to what ends it; None: no text is free
+    reserve: jax.Array | None  # int32 [Q]
     first: int = struct.field(pytree_node=False)  # state in front of the actions
     thinks: int = struct.field(pytree_node=False)  # in front of thoughts; -1: there are none
-    forced: int = struct.field(pytree_node=False)  # what ends thoughts and holds the actions
     opened: int = struct.field(pytree_node=False)  # in front of a written turn: all is allowed
-    reserve: int = struct.field(pytree_node=False)  # tokens that thoughts leave for the answer
     answers: tuple[int, int] = struct.field(pytree_node=False)  # legal ones, and those that a
     # budget without end would allow
 
     @property
     def free(self) -> bool:
         """Whether some text is free, and logits of the whole vocabulary are needed."""
-        return self.after.shape[1] > self.columns.shape[0]
+        return self.classes is not None
+
+    def column(self, token: jax.Array) -> jax.Array:
+        """int32 [...]: the columns of tokens that were allowed."""
+        if self.classes is None:
+            return column_of(self.columns, token)
+        return jnp.asarray(self.classes).at[token].get(mode='clip')
+
+    @property
+    def bits(self) -> 'Bits':
+        """What the trainer must know of Rollout.allowed."""
+        if self.classes is None:
+            return Bits(ids=tuple(np.asarray(self.columns).tolist()))
+        return Bits(classes=np.asarray(self.classes, np.int32).tobytes())
+
+
+@dataclasses.dataclass(frozen=True)
+class Bits:
+    """Which bit of Rollout.allowed stands for which token; hashable, for it is static in jit."""
+
+    ids: tuple[int, ...] = ()  # of the tokens, in the order of their bits; no other is allowed
+    classes: bytes = b''  # int32 [V], the bit of every token, in the place of ids; padding of a
+    # head beyond it has the last one's
+
+    def index(self, vocabulary: int) -> np.ndarray:
+        """int32 [V]: the bit of each token of a head of so many."""
+        known = np.frombuffer(self.classes, np.int32)[:vocabulary]
+        return np.pad(known, (0, vocabulary - len(known)), mode='edge')
 
 
 @struct.dataclass
@@ -71,14 +106,26 @@ class Place:
         return jax.tree.map(lambda old, x: old.at[rows].set(x, mode='drop'), self, new)
 
 
+def pattern(names: Sequence[str], *, max_actions: int, opening: str) -> str:
+    """A regular expression of the answers behind their opening, for samplers elsewhere."""
+    form = FORMS[opening]
+    name, bar = '|'.join(map(re.escape, names)), re.escape(BETWEEN)
+    actions = f'(?:{name})(?:{bar}(?:{name})){{0,{max_actions - 1}}}'
+    if opening == 'Thought:':
+        return f'[\\s\\S]*?\\nAction: {actions}'
+    before = '' if form.before is None else f'[\\s\\S]*?{re.escape(form.before.decode())}'
+    return before + actions + re.escape(form.closing.decode())
+
+
 # ---- while sampling ------------------------------------------------------------------------------
 
 
 def begin(grammar: Grammar, part: jax.Array, offered: jax.Array) -> Place:
-    """In front of answers of kinds part int32 [w], 0 = acts; offered bool [w, N]."""
+    """In front of answers of kinds part int32 [w], 0 = acts; offered uint32 [w, N / 32], as bits:
+    nothing on offer is everything."""
     acts = grammar.first if grammar.thinks < 0 else grammar.thinks
-    some = offered | ~offered.any(1, keepdims=True)
-    return Place(state=jnp.where(part == 0, acts, grammar.opened), offered=pack(some))
+    some = jnp.where((offered == 0).all(1, keepdims=True), ~jnp.uint32(0), offered)
+    return Place(state=jnp.where(part == 0, acts, grammar.opened), offered=some)
 
 
 def allowed(grammar: Grammar, place: Place) -> jax.Array:
@@ -91,30 +138,32 @@ def allowed(grammar: Grammar, place: Place) -> jax.Array:
 
 
 def advance(
-    grammar: Grammar,
-    place: Place,
-    token: jax.Array,
-    live: jax.Array,
-    *,
-    table: AnswerTable,
-    parser: AnswerState,
-    left: jax.Array,
+    grammar: Grammar, place: Place, token: jax.Array, live: jax.Array, left: jax.Array
 ) -> Place:
-    """After a token int32 [S] of each live row bool [S].
-
-    parser: of the answers, the token included; left int32 [S]: tokens that the answer may still
-    have. Thoughts end where the parser has read what opens the actions.
-    """
-    column = column_of(grammar.columns, token)
-    column = jnp.minimum(column, grammar.after.shape[1] - 1)
+    """After a token int32 [S] of each live row bool [S]; left int32 [S]: tokens that the answer may
+    still have."""
+    column = jnp.minimum(grammar.column(token), grammar.after.shape[1] - 1)
     state = jnp.asarray(grammar.after)[place.state, column].astype(jnp.int32)
-    if grammar.thinks >= 0:
-        thinks = place.state == grammar.thinks
-        fresh = (parser.part == 0) & (parser.count == 0)  # nothing of an action was in the token
-        opens = thinks & (jnp.asarray(table.stage)[parser.tag] == ANSWERING) & fresh
-        state = jnp.where(thinks & (left <= grammar.reserve), grammar.forced, state)
-        state = jnp.where(opens, grammar.first, state)
+    if grammar.forced is not None:
+        safe = jnp.maximum(state, 0)
+        short = (state >= 0) & (left <= jnp.asarray(grammar.reserve)[safe])
+        state = jnp.where(short, jnp.asarray(grammar.forced)[safe], state)
     return place.replace(state=jnp.where(live & (state >= 0), state, place.state))
+
+
+def open_actions(
+    grammar: Grammar, before: Place, after: Place, table: AnswerTable, parser: AnswerState
+) -> Place:
+    """Rows whose thoughts have just ended stand in front of their actions.
+
+    before, after: without and with the last token; parser: of the answers, that token included.
+    """
+    if grammar.thinks < 0:
+        return after
+    fresh = (parser.part == 0) & (parser.count == 0)  # nothing of an action was in the token
+    opens = (jnp.asarray(table.stage)[parser.tag] == ANSWERING) & fresh
+    opens &= before.state == grammar.thinks
+    return after.replace(state=jnp.where(opens, grammar.first, after.state))
 
 
 def constrain(draw: Callable, grammar: Grammar, allowed: jax.Array) -> Callable:
@@ -122,7 +171,7 @@ def constrain(draw: Callable, grammar: Grammar, allowed: jax.Array) -> Callable:
 
     def constrained(logits, uniform):
         if grammar.free:
-            index = column_of(grammar.columns, jnp.arange(logits.shape[1]))
+            index = grammar.column(jnp.arange(logits.shape[1]))
             return draw(jnp.where(allowed[:, index], logits, NEVER), uniform)
         column, logprob = draw(jnp.where(allowed, logits, NEVER), uniform)
         return jnp.asarray(grammar.columns)[column], logprob
@@ -180,12 +229,13 @@ def build_grammar(
 ) -> Grammar:
     """The grammar of answers of at most `longest` tokens, their end included.
 
-    opening: a key of FORMS. offers: the first action can be kept to those on offer in a state.
+    opening: a key of FORMS; '', answers are names alone. offers: the first action can be kept to
+    those on offer in a state.
     writes: some turns are written and allow everything. Takes seconds for thousands of answers.
     """
-    form, ends = FORMS[opening], list(tokenizer.eos_ids)
-    thinks, react = form.before is not None, opening == 'Thought:'
-    tail = '' if react else form.closing.decode()
+    form, ends = FORMS.get(opening), list(tokenizer.eos_ids)
+    react, thinks = opening == 'Thought:', form is not None and form.before is not None
+    tail = '' if react or form is None else form.closing.decode()
     heads = [' ' if react else '']
     if thinks:
         heads.append('\nAction: ' if react else form.before.decode())
@@ -213,20 +263,44 @@ def build_grammar(
         rest[table.state()] = []
     after, columns, through = table.arrays(rest, ends, len(names) if offers else 0)
     free = [*rest]
+    forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
+    if thinks:
+        forced[free[0]], reserve[free[0]] = starts[-1], budgets[-1]
+    columns, classes = jnp.asarray(columns, jnp.int32), None
+    if rest:
+        classes = np.asarray(column_of(columns, np.arange(tokenizer.vocab_size)))
+        after, through = with_choice(after, through, classes)
     whole = sum(len(names) ** k for k in range(1, max_actions + 1))
     return Grammar(
-        columns=jnp.asarray(columns, jnp.int32),
+        columns=columns,
+        classes=None if classes is None else jnp.asarray(classes, jnp.int32),
         after=jnp.asarray(after),
         through=None if through is None else jnp.asarray(through),
+        forced=jnp.asarray(forced) if thinks else None,
+        reserve=jnp.asarray(reserve) if thinks else None,
         first=starts[0],
         thinks=free[0] if thinks else -1,
-        forced=starts[-1],
         opened=free[-1] if writes else starts[0],
-        reserve=budgets[-1] if thinks else 0,
         answers=(whole if thinks else _count(after, starts[0]), whole)
         if spelling == 'own'
         else (0, 0),
     )
+
+
+def with_choice(
+    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(after, through) with one more column, which is no token's.
+
+    Its bit is set where a column is allowed that several tokens share: there is a choice even if no
+    other bit is.
+    """
+    shared = np.bincount(classes, minlength=after.shape[1]) > 1
+    choice = np.where((after[:, shared] >= 0).any(1, keepdims=True), 0, -1)
+    if through is not None:
+        every = np.full_like(through[:, :1], ~np.uint32(0))
+        through = np.concatenate([through, every], 1)
+    return np.concatenate([after, choice], 1).astype(np.int16), through
 
 
 def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
@@ -234,23 +308,42 @@ def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
     if len(grammars) == 1:
         return list(grammars)
     columns = np.unique(np.concatenate([np.asarray(g.columns) for g in grammars]))
-    free = any(g.free for g in grammars)
-    return [_on_columns(g, columns, free) for g in grammars]
+    tokens, classes = columns, None
+    if any(g.free for g in grammars):
+        size = max(len(g.classes) for g in grammars if g.free)
+        each = np.stack([_columns_of_all(g, np.arange(size)) for g in grammars])
+        _, tokens, classes = np.unique(each, axis=1, return_index=True, return_inverse=True)
+        classes = classes.reshape(-1)
+    return [_spread(g, tokens, columns, classes) for g in grammars]
 
 
-def _on_columns(grammar: Grammar, columns: np.ndarray, free: bool) -> Grammar:
-    index = np.asarray(column_of(grammar.columns, columns))
-    index = np.append(index, len(grammar.columns)) if free else index
+def _columns_of_all(grammar: Grammar, tokens: np.ndarray) -> np.ndarray:
+    """Columns of tokens; U of those that a grammar without free text lacks."""
+    if grammar.free:
+        known = np.asarray(grammar.classes)
+        return known[np.minimum(tokens, len(known) - 1)]
+    return np.asarray(column_of(grammar.columns, tokens))
 
-    def spread(table, nothing):
+
+def _spread(
+    grammar: Grammar, tokens: np.ndarray, columns: np.ndarray, classes: np.ndarray | None
+) -> Grammar:
+    """With a column for each of some tokens, one of each class."""
+    index = _columns_of_all(grammar, tokens)
+
+    def chosen(table, nothing):
         table = np.asarray(table)
-        if not grammar.free:  # what it does not know leads nowhere
-            table = np.concatenate([table, np.full_like(table[:, :1], nothing)], 1)
-        return jnp.asarray(table[:, index])
+        return np.concatenate([table, np.full_like(table[:, :1], nothing)], 1)[:, index]
 
-    through = None if grammar.through is None else spread(grammar.through, 0)
+    after = chosen(grammar.after, -1)
+    through = None if grammar.through is None else chosen(grammar.through, 0)
+    if classes is not None:
+        after, through = with_choice(after, through, classes)
     return grammar.replace(
-        columns=jnp.asarray(columns, jnp.int32), after=spread(grammar.after, -1), through=through
+        columns=jnp.asarray(columns, jnp.int32),
+        classes=None if classes is None else jnp.asarray(classes, jnp.int32),
+        after=jnp.asarray(after),
+        through=None if through is None else jnp.asarray(through),
     )
 
 

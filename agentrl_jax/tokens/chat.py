@@ -4,9 +4,12 @@
 Pieces are only ever appended, so an episode of n turns is a prefix of the same episode with n + 1.
 """
 
+import atexit
 import dataclasses
+import functools
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl_jax.machine import files
@@ -19,6 +22,36 @@ CHATML = (
     "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# The same with tools, in Hermes' words, which Qwen2.5 and Qwen3 use too.
+CHATML_TOOLS = (
+    "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
+    "{% if tools %}{{ '<|im_start|>system\n' + system + ('\n\n' if system else '') }}"
+    "{{ '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}"
+    "{{ 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}"
+    "{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ '\n</tools>\n\nFor each function call, return a json object with function name and ' }}"
+    '{{ \'arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": \' }}'
+    '{{ \'<function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n\' }}'
+    "{% elif system %}{{ '<|im_start|>system\n' + system + '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{% set role = message['role'] %}"
+    "{% if role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}"
+    "{{ '<|im_start|>user' }}{% endif %}"
+    "{{ '\n<tool_response>\n' + message['content'] + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{% elif not (loop.first and role == 'system') %}"
+    "{{ '<|im_start|>' + role + '\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or () %}"
+    "{% set function = call['function'] %}"
+    "{{ '\n' if not loop.first or message['content'] else '' }}"
+    "{{ '<tool_call>\n{\"name\": ' + function['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ function['arguments'] | tojson + '}\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPOILT = '\ue000'  # in the middle of what would be a special token, from its text to its tokens
+LONGEST_TEXT = 2**22  # characters of a conversation
 LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 
@@ -52,6 +85,46 @@ class Chat:
                 f'ChatML; it renders {_quoted(rendered)}'
             )
         return [*ids[: -len(tail)], *user]
+
+    def opening(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
+        """A conversation from its first token to where the next answer begins, as the template of
+        the checkpoint has it. Text of messages and tools is never a special token.
+
+        messages: as chat templates expect them; arguments of tool_calls are objects. Where a
+        template knows no tools, conversations with some are worded as CHATML_TOOLS has them.
+        """
+        return self._tokens(self._rendered(messages, tools))
+
+    def following(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
+        """What the template puts between the <|im_end|> of an answer and the next answer, with new
+        messages between them: its difference, after an answer of no importance."""
+        before = [message('user', 'U'), message('assistant', 'A')]
+        known = self._rendered(before, tools, opens=False)
+        known = known[: known.rindex(IM_END) + len(IM_END)]
+        whole = self._rendered([*before, *messages], tools)
+        if not whole.startswith(known):
+            raise ValueError(
+                f'the chat template of {self.tokenizer.source} changes what stands before new '
+                f'messages: {_quoted(whole)} does not begin with {_quoted(known)}'
+            )
+        return self._tokens(whole[len(known) :])
+
+    def _rendered(self, messages: Messages, tools: Sequence[dict], opens: bool = True) -> str:
+        template, called = self.tokenizer.chat_template or CHATML_TOOLS, tools
+        called = called or any(one['role'] == 'tool' or 'tool_calls' in one for one in messages)
+        if called and 'tools' not in template:  # it would leave calls out without a word
+            template = CHATML_TOOLS
+        try:
+            return _renderer(template).render(
+                _spoilt(list(messages)), opens=opens, tools=_spoilt(list(tools)) or None
+            )
+        except rendering.TemplateError as error:
+            why = files.in_line(str(error))
+            source = self.tokenizer.source
+            raise ValueError(f'the chat template of {source} fails: {why}') from error
+
+    def _tokens(self, rendered: str) -> list[int]:
+        return tokenize(self.tokenizer, rendered, whole=lambda text: text.replace(SPOILT, ''))
 
     def user_open(self, user_start: str) -> list[int]:
         """From after the <|im_end|> of an answer into the next user message."""
@@ -134,10 +207,33 @@ def render(template: str, messages: Messages, source: str = 'this checkpoint') -
         ) from error
 
 
-def tokenize(tokenizer: Any, rendered: str) -> list[int]:
-    """Ids of a rendered conversation whose special tokens are spelled out."""
+def tokenize(tokenizer: Any, rendered: str, whole: Callable[[str], str] = str) -> list[int]:
+    """Ids of a rendered conversation whose special tokens are spelled out.
+
+    whole: of a text between them, what is to be tokenised.
+    """
     spans = re.split('(' + '|'.join(map(re.escape, CHAT_SPECIALS)) + ')', rendered)
     ids = []
     for span in spans:
-        ids += [tokenizer.special(span)] if span in CHAT_SPECIALS else tokenizer.encode(span)
+        ids += [tokenizer.special(span)] if span in CHAT_SPECIALS else tokenizer.encode(whole(span))
     return ids
+
+
+def _spoilt(value: Any) -> Any:
+    """A value of JSON in whose texts no special token is spelled: a mark is put into each."""
+    if isinstance(value, str):
+        value = value.replace(SPOILT, '')
+        for special in CHAT_SPECIALS:
+            value = value.replace(special, special[:2] + SPOILT + special[2:])
+        return value
+    if isinstance(value, dict):
+        return {_spoilt(key): _spoilt(one) for key, one in value.items()}
+    return [_spoilt(one) for one in value] if isinstance(value, list) else value
+
+
+@functools.cache
+def _renderer(template: str) -> rendering.Renderer:
+    """That of this process."""
+    made = rendering.Renderer(template, LONGEST_TEXT)
+    atexit.register(made.close)
+    return made

@@ -1,22 +1,27 @@
-"""Renders a chat template in a separate process: a template is a program of somebody else's.
+"""Renders chat templates in a separate process: a template is a program of somebody else's.
 
 Jinja's sandbox keeps it from files and from the insides of Python, but not from loops without end
 nor from gigabytes (`{{ 'x' * 10**10 }}`; repeated, padded and joined texts; loops in loops that
 write nothing), of which there are too many forms to forbid each. A process can be bounded as a
-whole. It takes a tenth of a second, once for each template and conversation.
+whole. It takes a tenth of a second to start, so `render` is for what is rendered once, and a
+Renderer, whose process stays, for the conversations of a run.
 
-The same file is the process: it reads {"template", "messages"} as JSON and writes the text as JSON.
+The same file is the process: of each line {"template", "messages", ...} that it reads it writes the
+text, or {"wrong": why}, as a line of JSON.
 """
 
 import functools
 import json
 import resource
+import select
 import subprocess
 import sys
+import threading
+from typing import Any
 
-CPU_S = 2  # seconds of computing, of which the start takes 0.1
+CPU_S = 2  # seconds of computing for a conversation, of which the start takes 0.1
 MEMORY = 2**29  # bytes of addresses, on Linux; macOS knows no such limit
-LONGEST = 2**16  # characters of a text
+LONGEST = 2**16  # characters of a text that is rendered once
 PATIENCE_S = 60  # of the clock, on a machine that does not let the process compute
 
 
@@ -30,22 +35,64 @@ def render(template: str, messages: str) -> str:
 
     messages: JSON of [{'role': 'user', 'content': '...'}, ...].
     """
-    asked = json.dumps({'template': template, 'messages': json.loads(messages)})
-    command = [sys.executable, '-P', __file__]  # -P: modules beside this file hide no others
+    renderer = Renderer(template)
     try:
-        done = subprocess.run(
-            command, input=asked.encode(), capture_output=True, timeout=PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TemplateError(f'it takes more than {PATIENCE_S} s') from error
-    if done.returncode < 0:
-        raise TemplateError(f'it takes more than {CPU_S} s, or ends its process')
-    if done.returncode:
-        raise TemplateError(done.stderr.decode('utf-8', errors='replace').strip())
-    return json.loads(done.stdout)
+        return renderer.render(json.loads(messages))
+    finally:
+        renderer.close()
 
 
-def _bound() -> None:
+class Renderer:
+    """A process that renders one template; made anew where a conversation has ended it."""
+
+    def __init__(self, template: str, longest: int = LONGEST):
+        """longest: characters of a text."""
+        self._template, self._longest, self._lock = template, longest, threading.Lock()
+        self._process: subprocess.Popen | None = None
+
+    def render(self, messages: list[dict], *, opens: bool = True, **more: Any) -> str:
+        """The template's text of a conversation; opens: up to where the next answer begins."""
+        asked = {'template': self._template, 'longest': self._longest}
+        asked |= {'messages': messages, 'opens': opens, 'more': more}
+        line = json.dumps(asked).encode() + b'\n'
+        with self._lock:
+            said = self._say(line)
+        if isinstance(said, dict):
+            raise TemplateError(said['wrong'])
+        return said
+
+    def _say(self, line: bytes) -> str | dict[str, str]:
+        if self._process is None:
+            command = [sys.executable, '-P', __file__]  # -P: modules beside it hide no others
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = self._process
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
+                self.close()
+                return {'wrong': f'it takes more than {PATIENCE_S} s'}
+            found = process.stdout.readline()
+        except BrokenPipeError:
+            found = b''
+        if found:
+            return json.loads(found)
+        said = process.stderr.read().decode('utf-8', errors='replace').strip()
+        code = process.wait()
+        self.close()
+        return {'wrong': said if code > 0 else f'it takes more than {CPU_S} s, or ends its process'}
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                pipe.close()
+
+
+def _bound(used_s: int = 0) -> None:
     """Lets this process take no more than its share, and say in a line why it ended."""
 
     def say(kind, error, trace):
@@ -53,16 +100,19 @@ def _bound() -> None:
         print(str(text) or kind.__name__, file=sys.stderr)
 
     sys.excepthook = say
-    wanted = {resource.RLIMIT_CPU: CPU_S, resource.RLIMIT_CORE: 0}
+    wanted = {resource.RLIMIT_CPU: used_s + CPU_S, resource.RLIMIT_CORE: 0}
     if sys.platform == 'linux':
         wanted[resource.RLIMIT_AS] = MEMORY
     for which, most in wanted.items():
         _, allowed = resource.getrlimit(which)
         most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-        resource.setrlimit(which, (most, most))
+        resource.setrlimit(which, (most, allowed))  # it is raised again with each conversation
 
 
-def _answer(asked: dict) -> None:
+@functools.cache
+def _compiled(template: str) -> Any:
+    import datetime
+
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -72,14 +122,44 @@ def _answer(asked: dict) -> None:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
     )
+
+    def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    # What transformers gives a template besides
     environment.globals['raise_exception'] = raise_exception
-    compiled = environment.from_string(asked['template'])
-    text = compiled.render(messages=asked['messages'], add_generation_prompt=True)
-    if len(text) > LONGEST:
-        raise jinja2.TemplateError(f'it renders {len(text):,} characters')
-    json.dump(text, sys.stdout)
+    environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
+    environment.filters['tojson'] = tojson
+    return environment.from_string(template)
+
+
+def _answer(asked: dict) -> str:
+    template, opens = _compiled(asked['template']), asked['opens']
+    text = template.render(messages=asked['messages'], add_generation_prompt=opens, **asked['more'])
+    if len(text) > asked['longest']:
+        raise ValueError(f'it renders {len(text):,} characters')
+    return text
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _bound(int(used.ru_utime + used.ru_stime) + 1)
+        try:
+            said = _answer(json.loads(line))
+        except MemoryError:
+            raise
+        except Exception as error:
+            said = {'wrong': str(error) or type(error).__name__}
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == '__main__':
     _bound()
-    _answer(json.load(sys.stdin))
+    _serve()

@@ -156,11 +156,11 @@ def test_rows_are_changed_in_place():
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     shape = dict(slots=4, serve_rows=2, width=8, cache_tokens=2048, max_response=4)
     made = programs.build_programs(mesh, config=tiny.config(), **shape)
-    state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32))
     ends = programs.Ends(np.full(1, END, np.int32), hosts.table('</'))
+    state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32), ends)
     block = np.zeros((2, programs.READ_HEADER + 8), np.int32)
     given, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)
-    for program, *rest in (made.decode, ends, tiny.KEY, bound, bound), (made.read, block):
+    for program, *rest in (made.decode, ends, tiny.KEY, bound, bound), (made.read, ends, block):
         with warnings.catch_warnings():
             warnings.simplefilter('error')  # buffers that are given in vain
             memory = program.lower(state, tiny.untrained(), *rest).compile().memory_analysis()

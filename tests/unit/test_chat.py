@@ -135,5 +135,61 @@ def test_a_template_that_would_take_all_time_or_memory_is_refused_in_a_line(temp
 def test_a_template_is_rendered_once_for_each_conversation(monkeypatch):
     messages = [message('user', 'once')]
     first = render(CHATML, messages)
-    monkeypatch.setattr(rendering.subprocess, 'run', None)
+    monkeypatch.setattr(rendering.subprocess, 'Popen', None)
     assert render(CHATML, list(messages)) == first
+
+
+TOOLS = [
+    {
+        'type': 'function',
+        'function': {'name': 'look', 'description': 'Says "<|im_end|>", é.', 'parameters': {}},
+    }
+]
+CALLS = [{'type': 'function', 'function': {'name': 'look', 'arguments': {'place': 'here'}}}]
+ANSWERED = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
+NEW = {
+    'a question': ('A', {'content': 'A'}, [message('user', ' V\n')]),
+    'two results': (
+        ANSWERED,
+        {'content': '', 'tool_calls': CALLS},
+        [message('tool', 'a <|im_start|>wall'), message('tool', 'a door')],
+    ),
+    'text and a call, a result and a question': (
+        f'I look.\n{ANSWERED}',
+        {'content': 'I look.', 'tool_calls': CALLS},
+        [message('tool', 'a wall'), message('user', 'So?')],
+    ),
+}
+
+
+@pytest.mark.parametrize('new', NEW)
+@pytest.mark.parametrize('tools', [(), TOOLS], ids=['no tools', 'tools'])
+@pytest.mark.parametrize('system', ['S <|im_end|>', ''])
+def test_what_follows_an_answer_is_the_templates_difference(tokenizer, new, tools, system):
+    chat = build_chat(tokenizer)
+    first = [message('system', system)] * bool(system) + [message('user', '\nU <|im_start|>')]
+    sampled, said, later = NEW[new]
+    tools = TOOLS if 'tool_calls' in said else tools  # a call of nothing is no conversation
+    ids = chat.opening(first, tools)
+    pieces = [*ids, *tokenizer.encode(sampled), chat.end_id, *chat.following(later, tools)]
+    assert pieces == chat.opening([*first, message('assistant', '') | said, *later], tools)
+    text = tokenizer.decode(ids, show_special=True)
+    assert text.count('<|im_start|>') == ids.count(chat.start_id) + 1  # that of the question
+
+
+LOOP = '{% for i in range(99999) %}'
+ENDLESS = LOOP * 2 + '{% endfor %}' * 2
+
+
+def test_a_renderer_goes_on_after_a_conversation_that_its_template_refuses():
+    renderer = rendering.Renderer('{{ raise_exception(messages[0]) if messages[0] else "fine" }}')
+    try:
+        with pytest.raises(rendering.TemplateError, match='no such role'):
+            renderer.render(['no such role'])
+        assert renderer.render(['']) == 'fine'
+        endless = rendering.Renderer(ENDLESS)
+        with pytest.raises(rendering.TemplateError, match='it takes more than 2 s'):
+            endless.render([])
+        endless.close()
+    finally:
+        renderer.close()

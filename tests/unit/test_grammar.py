@@ -54,19 +54,22 @@ def build(names, spelling='any', longest=12, max_actions=2, opening='<answer>', 
 def legal(grammar, first, offered=None):
     """All token sequences from a state to the end, by brute force."""
     after, columns = np.asarray(grammar.after), np.asarray(grammar.columns)
+    places = np.asarray(grammar.column(columns))
     found, queue = [], [(first, ())]
     while queue:
         state, ids = queue.pop()
         if state == 0:
             found.append(ids)
             continue
-        for u in np.flatnonzero(after[state, : len(columns)] >= 0):
+        for u, token in zip(places, columns, strict=True):
+            if after[state, u] < 0:
+                continue
             if offered is not None:
                 names = np.asarray(grammar.through)[state, u]
                 bits = sum(int(word) << 32 * i for i, word in enumerate(names))
                 if not any(bits >> name & 1 for name in offered):
                     continue
-            queue.append((int(after[state, u]), (*ids, int(columns[u]))))
+            queue.append((int(after[state, u]), (*ids, int(token))))
     return found
 
 
@@ -118,6 +121,26 @@ def test_the_legal_answers_are_all_that_there_are(spelling):
             text.encode(), LAKE, max_actions=2, opening='<answer>'
         )
         assert matched and min(p for p in parts if p != answers.ABSENT) >= 0
+
+
+@pytest.mark.parametrize('opening', ['<answer>', '<think>', 'Thought:'])
+def test_the_pattern_is_of_what_is_parsed_as_an_answer(opening):
+    pattern = re.compile(grammars.pattern(LAKE, max_actions=2, opening=opening))
+    react = opening == 'Thought:'
+    before = {'<answer>': '', '<think>': 'so</think><answer>', 'Thought:': ' so\nAction: '}[opening]
+    after = '' if react else '</answer>'
+    for actions, right in (
+        ('Left', True),
+        ('Up || Down', True),
+        ('Up || Down || Up', False),
+        ('Fly', False),
+        ('', False),
+    ):
+        assert bool(pattern.fullmatch(before + actions + after)) == right
+        said = (before + actions + after).encode() + (answers.END if react else b'')
+        matched, found = answers.parse_answer(said, LAKE, max_actions=3, opening=opening)
+        legal = matched and answers.ABSENT != found[0] and answers.UNKNOWN not in found
+        assert (legal and found[2] == answers.ABSENT) == right
 
 
 def test_an_answer_in_the_tokenizers_own_spelling_is_the_one_that_it_makes():
@@ -177,9 +200,10 @@ def test_worlds_that_share_columns_keep_their_answers():
         assert all(x.free == any(g is thinks for g in group) for x in shared)
         for before, after in zip(group, shared, strict=True):
             assert sorted(legal(after, after.first)) == sorted(legal(before, before.first))
-    free = np.asarray(shared[2].after)[shared[2].thinks]
-    ends = np.isin(np.asarray(shared[2].columns), tiny.tokenizer().eos_ids)
-    assert (free[:-1][ends] == -1).all() and (np.delete(free, np.flatnonzero(ends)) >= 0).all()
+    every = np.arange(tiny.tokenizer().vocab_size)
+    free = np.asarray(shared[2].after)[shared[2].thinks, np.asarray(shared[2].column(every))]
+    ends = np.isin(every, tiny.tokenizer().eos_ids)
+    assert (free[ends] == -1).all() and (free[~ends] >= 0).all()
 
 
 def test_bits_come_back_from_their_words():
@@ -212,7 +236,7 @@ def test_every_answer_is_legal_and_ends_itself(case):
 
 
 @functools.cache
-def scored(free, columns, temperature):
+def scored(bits, temperature):
     def program(params, tokens, attention, allowed):
         states = tiny.hidden(params, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
@@ -222,8 +246,7 @@ def scored(free, columns, temperature):
             temperature=temperature,
             chunk_size=512,
             with_entropy=True,
-            columns=columns,
-            free=free,
+            bits=bits,
             allowed=allowed,
         )
 
@@ -236,8 +259,7 @@ def test_the_trainer_has_the_samplers_probabilities(case):
     out, _ = played(*case)
     grammar = task(name, spelling, opening).grammar
     assert grammar.free == (opening != '<answer>')
-    columns = tuple(np.asarray(grammar.columns).tolist())
-    score = scored(grammar.free, columns, temperature)
+    score = scored(grammar.bits, temperature)
     logprobs, entropy = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
@@ -253,10 +275,12 @@ def test_the_trainer_has_the_samplers_probabilities(case):
 def test_logits_of_the_columns_alone_are_those_of_the_vocabulary_masked():
     out, _ = played(*CASES[0])
     grammar = task('frozen_lake', 'own', '<answer>').grammar
-    columns = tuple(np.asarray(grammar.columns).tolist())
     rows = (tiny.untrained(), out.tokens, out.attention_mask)
-    few, few_entropy = scored(False, columns, 1.0)(*rows, out.allowed)
-    many, many_entropy = scored(True, columns, 1.0)(*rows, out.allowed)
+    few, few_entropy = scored(grammar.bits, 1.0)(*rows, out.allowed)
+    every = np.arange(tiny.tokenizer().vocab_size)
+    classes = np.asarray(grammars.column_of(grammar.columns, every), np.int32)
+    whole = grammars.Bits(classes=classes.tobytes())
+    many, many_entropy = scored(whole, 1.0)(*rows, out.allowed)
     for one, other in ((few, many), (few_entropy, many_entropy)):
         np.testing.assert_allclose(one[out.action_mask], other[out.action_mask], atol=1e-6)
 
@@ -277,7 +301,7 @@ def test_probabilities_of_all_legal_answers_sum_to_one():
             allowed[row, place] = np.asarray(grammars.pack(jnp.asarray(after[state] >= 0)))
             state = after[state, np.searchsorted(columns, token)]
     attention = np.arange(width) < len(prompt) + live.sum(1, keepdims=True)
-    score = scored(False, tuple(columns.tolist()), 1.0)
+    score = scored(grammar.bits, 1.0)
     logprobs, _ = score(tiny.untrained(), tokens, attention, allowed)
     total = np.exp(np.where(live, logprobs, 0.0).astype(np.float64).sum(1)).sum()
     assert math.isclose(total, 1.0, abs_tol=1e-5) and len(sequences) > 20
@@ -292,7 +316,12 @@ def test_gradients_are_those_of_the_masked_softmax():
 
     def ours(hidden, head):
         found = losses.token_logprobs(
-            hidden, head, tokens, chunk_size=2, columns=(2, 5, 7), allowed=jnp.asarray(allowed)
+            hidden,
+            head,
+            tokens,
+            chunk_size=2,
+            bits=grammars.Bits(ids=(2, 5, 7)),
+            allowed=jnp.asarray(allowed),
         )[0]
         return found[0, 1:].sum()
 
@@ -314,11 +343,14 @@ def test_gradients_are_those_of_the_masked_softmax():
 def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
     out, _ = played('frozen_lake', 'own', '<think>', 1.3)
     grammar = task('frozen_lake', 'own', '<think>').grammar
-    place = grammars.words(grammar.after.shape[1]) - 1, grammar.columns.shape[0] % 32
+    other = grammar.columns.shape[0]  # the column of all other tokens
+    place = other // 32, other % 32
     free = out.action_mask & (out.allowed[..., place[0]] >> np.uint32(place[1]) & 1 > 0)
     turns = [(b, k) for b in range(16) for k in range(int(out.num_turns[b]))]
     lengths = [int((free[b] & (out.turn[b] == k)).sum()) for b, k in turns]
-    assert max(lengths) == LONGEST['<think>'] - grammar.reserve  # random weights do not stop
+    assert (
+        max(lengths) == LONGEST['<think>'] - grammar.reserve[grammar.thinks]
+    )  # random weights do not stop
     assert not np.isin(out.tokens[free], tiny.tokenizer().eos_ids).any()
 
 
@@ -404,7 +436,8 @@ def test_runs_train_what_they_sampled(option, tmp_path):
 
 def test_what_has_no_grammar_is_refused():
     for changes, message in (
-        ({'env.name': 'textcraft'}, 'is for worlds on the device, not for textcraft'),
+        ({'env.name': 'textcraft'}, 'textcraft have free text: set it to any'),
+        ({'env.name': 'sciworld'}, 'sciworld does not say: set hosts.forms'),
         ({'parity.loss_on': 'all'}, "needs parity.loss_on='sampled'"),
     ):
         cfg = micro_runs.plain('frozen_lake', **{'rollout.constrain': 'own', **changes})
@@ -414,7 +447,7 @@ def test_what_has_no_grammar_is_refused():
 
 def test_written_turns_allow_everything():
     grammar = build(LAKE, longest=12, writes=True)
-    place = grammars.begin(grammar, jnp.array([0, 1]), jnp.ones((2, 4), bool))
+    place = grammars.begin(grammar, jnp.array([0, 1]), jnp.ones((2, 1), jnp.uint32))
     found = np.asarray(grammars.allowed(grammar, place))
     assert found[1].all() and not found[0].all() and grammar.free
     assert agents.ACT == 0

@@ -7,6 +7,7 @@ _MODULES = {
     'HOSTS': '..environments',
     'AgentGymEnvironment': '.served',
     'Gymnasium': '.gymnasium_text',
+    'HarnessEnvironment': '.harness.world',
     'HostEnvironment': '.base',
     'MiniWoBEnvironment': '.web.miniwob',
     'Objects': '.objects',

@@ -5,7 +5,7 @@ with what the policy is shown instead; the world is not asked then and no reward
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agentrl_jax.envs.hosts.world import Reply, World
 
@@ -77,17 +77,29 @@ READERS: dict[str, Reader] = {
     'in_backticks': in_backticks,
 }
 
+FRAMES = {'whole': '', 'sql_block': '```sql\n', 'with_backticks': '```', 'in_backticks': '```'}
+
+
+def framed(reader: str, actions: Iterable[str]) -> tuple[str, ...]:
+    """The shortest answers in which a reader finds actions; those may be forms (text.forms)."""
+    before = FRAMES.get(reader, 'Action: ')
+    return tuple(before + action + '```' * before.startswith('```') for action in actions)
+
 
 class Read:
     """A world that is given whole answers, in front of one that takes bare actions."""
 
     def __init__(self, world: World, reader: str):
-        self.world, self.reader = world, READERS[reader]
+        self.world, self.reader_name, self.reader = world, reader, READERS[reader]
         self.deterministic = world.deterministic
 
     @property
     def instruction(self) -> str:
         return self.world.instruction
+
+    @property
+    def offers(self) -> tuple[str, ...]:
+        return framed(self.reader_name, getattr(self.world, 'offers', ()))
 
     def reset(self, item: int) -> str:
         return self.world.reset(item)

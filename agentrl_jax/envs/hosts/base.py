@@ -31,7 +31,15 @@ class HostEnvironment:
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ()  # answers are free text
     FIGURES: ClassVar[tuple[str, ...]] = ()  # names of what replies measure besides, for metrics
     SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
+    chats: ClassVar[bool] = False  # observations are Messages, the first ones with all that a
+    # conversation begins with
+    finishes: ClassVar[bool] = False  # an episode that is cut may still earn something
     quick: ClassVar[bool] = False  # the player can play the held-out items in every run
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """What answers must look like (text.forms), for rollout.constrain; () = any text."""
+        return ()
 
     def problems(self) -> Iterator[str]:
         """A sentence for everything that is wrong with the settings, beside their bounds."""

@@ -103,6 +103,10 @@ class Gymnasium(HostEnvironment):
                 'gymnasium'
             )
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        return self.actions
+
     def make(self) -> GymnasiumWorld:
         import gymnasium
 

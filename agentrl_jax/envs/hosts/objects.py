@@ -26,6 +26,11 @@ class ObjectWorld:
     def instruction(self) -> str:
         return getattr(self.thing, 'instruction', self._instruction)
 
+    @property
+    def offers(self) -> tuple[str, ...]:
+        """Forms of answers on offer, of those in hosts.forms; () = all."""
+        return getattr(self.thing, 'offers', ())
+
     def reset(self, item: int) -> str:
         return self.thing.reset(item)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts import agentgym, workers
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Quirks, Servers
-from agentrl_jax.envs.hosts.answers import Read
+from agentrl_jax.envs.hosts.answers import Read, framed
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.connection import token_in
 from agentrl_jax.envs.hosts.launch import Launched
@@ -151,6 +151,10 @@ class Served(Remote):
     @property
     def accepted(self) -> str:
         return self.quirks.accepted
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        return framed(self.quirks.reader, getattr(self.WORLD, 'FORMS', ()))
 
     def settings(self) -> dict:
         """Keywords of the world."""

@@ -340,6 +340,7 @@ class TextCraft:
 
     deterministic = True
     PLAY = PlayOfFolder
+    FORMS = ('inventory', 'get {}', 'craft {} using {}')
 
     def __init__(self, **settings: Any):
         play = checked('textcraft', PlayOfFolder(**settings))

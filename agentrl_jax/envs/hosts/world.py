@@ -81,10 +81,36 @@ def fits(value: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Messages:
+    """An observation that is messages of a chat, and how they may be answered."""
+
+    messages: tuple[dict, ...]  # as chat templates expect them
+    tools: tuple[dict, ...] = ()  # that may be called
+    branch: int = 0  # conversation of the episode that they belong to
+    opens: bool = False  # they begin it
+    appended: str = ''  # to the answer before, which the policy had not ended itself
+    most: int = 0  # tokens of the answer; 0 = as many as any
+
+    def __str__(self) -> str:
+        return '\n'.join(f'{one["role"]}: {one["content"]}' for one in self.messages)
+
+
+class Answer(str):
+    """What the policy wrote, and what else clients of a model want to know of it."""
+
+    ids: tuple[int, ...] = ()  # that were sampled, the end of the turn included
+    logprobs: tuple[float, ...] = ()
+    pieces: tuple[bytes, ...] = ()  # texts of the tokens
+    prompt: tuple[int, ...] = ()  # tokens in front of it
+    finish: str = 'stop'  # or length
+    closed: bool = True  # the policy ended the turn itself
+
+
+@dataclasses.dataclass(frozen=True)
 class Reply:
     """What a world says to an action; numbers beyond +-LARGEST are a fault of the world."""
 
-    observation: str
+    observation: str | Messages
     reward: float = 0.0  # of this step alone, not a running score
     done: bool = False
     success: bool | None = None  # None: the world does not say; the episode's rewards decide
@@ -97,12 +123,17 @@ class World(Protocol):
 
     deterministic: bool  # the same item and actions give the same replies, in any fresh world
     instruction: str  # what the task is, in words; set by reset where it depends on the item
+    # offers: tuple[str, ...], the forms (HostEnvironment.forms) on offer now; not every world says
 
     def reset(self, item: int) -> str:
         """Begins an episode on an item of the pool; returns its first observation."""
 
     def step(self, action: str) -> Reply:
         """What the policy wrote, as text, and what the world says to it. Never sent twice."""
+
+    def finish(self, reason: str) -> Reply:
+        """What an episode has earned that is cut, since no token or turn is left: EpisodeStop's
+        name. Only worlds whose environment `finishes` are asked."""
 
     def close(self) -> None:
         """Releases all resources; idempotent."""

@@ -50,6 +50,13 @@ class Dialect:
     def answering(self, answer: str) -> str:
         return self._turn(self.tags.answer, answer, 'I know the answer.')
 
+    @property
+    def forms(self) -> tuple[str, str]:
+        """What turns look like (text.forms)."""
+        hole = '{}'
+        search = self._turn(self.tags.call, self.call(hole), hole)
+        return search, self._turn(self.tags.answer, hole, hole)
+
     def _turn(self, tag: str, content: str, thought: str) -> str:
         said = {self.tags.think: thought, tag: content}
         return ''.join(self.thought.format(tag=t, text=said[t]) for t in said if t)

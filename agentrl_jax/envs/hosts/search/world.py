@@ -182,6 +182,10 @@ class SearchEnvironment(Served, Play):
         return DIALECTS[self.dialect].accepted
 
     @property
+    def forms(self) -> tuple[str, ...]:
+        return DIALECTS[self.dialect].forms
+
+    @property
     def quick(self) -> bool:
         """Documents of this process are found at once."""
         return not self.corpus.startswith('http')

@@ -131,6 +131,7 @@ class WebShop:
 
     deterministic = True
     PLAY = Play
+    FORMS = SEARCHES, CLICKS = 'search[{}]', 'click[{}]'
 
     def __init__(self, **settings: Any):
         play = self.play = checked('shop', Play(**settings))
@@ -183,6 +184,10 @@ class WebShop:
         bar = self.page.found is None and not self.done
         actions = {'has_search_bar': bar, 'clickables': [*buttons, *['search'] * bar]}
         return {'available_actions': actions, 'instruction_text': f'Instruction: {self.goal.text}'}
+
+    @property
+    def offers(self) -> tuple[str, ...]:
+        return (self.CLICKS if self.buttons() else self.SEARCHES,)
 
     # -- pages
 

@@ -1,0 +1,51 @@
+"""A harness to begin with: find the box of the prize with a tool, in at most three calls.
+
+It asks as any client does, with nothing but Python's library. Which box the prize is in follows
+from the hint; what is in a wrong one names the right box.
+"""
+
+import http.client
+import json
+import urllib.parse
+
+from agentrl_jax.envs.hosts.harness.world import Task
+
+BOXES = ('red', 'green', 'blue', 'black', 'white', 'gold')
+HINTS = ('blood', 'grass', 'the sky', 'night', 'snow', 'the sun')
+TOOL = {
+    'type': 'function',
+    'function': {
+        'name': 'open',
+        'description': 'Opens a box.',
+        'parameters': {'type': 'object', 'properties': {'box': {'type': 'string'}}},
+    },
+}
+
+
+def play(task: Task) -> dict:
+    """Reward 1 for the prize in the first box, .7 in the second, .4 in the third."""
+    prize, key = task.item % len(BOXES), task.item // len(BOXES) % 2
+    hint = f'It is like {HINTS[prize]}.' if key else 'Nobody knows which.'
+    messages = [{'role': 'user', 'content': f'Find the prize. {hint}'}]
+    parts = urllib.parse.urlsplit(task.base_url)
+    client = http.client.HTTPConnection(parts.hostname, parts.port)
+    for opened in range(3):
+        body = {'model': task.model, 'messages': messages, 'tools': [TOOL]}
+        client.request('POST', f'{parts.path}/chat/completions', json.dumps(body))
+        response = client.getresponse()
+        said = json.loads(response.read())
+        if response.status != 200:
+            break
+        message = said['choices'][0]['message']
+        calls = message.get('tool_calls') or []
+        if not calls:
+            break
+        try:
+            box = json.loads(calls[0]['function']['arguments'])['box']
+        except (ValueError, KeyError, TypeError):
+            break
+        if box == BOXES[prize]:
+            return {'reward': 1.0 - 0.3 * opened, 'success': True}
+        found = f'Empty. The {BOXES[prize]} one.' if box in BOXES else 'No such box.'
+        messages += [message, {'role': 'tool', 'tool_call_id': calls[0]['id'], 'content': found}]
+    return {'reward': 0.0, 'success': False}

@@ -1,0 +1,259 @@
+"""A saved policy behind OpenAI's chat completions, for any client and any evaluation harness.
+
+  python -m agentrl_jax.serve_policy --workdir=runs/demo [--port=8000] [--step=60 | --best]
+  python -m agentrl_jax.serve_policy --config=configs/base.py \\
+      --config.model.path=Qwen2.5-0.5B-Instruct
+
+Then base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device: --slots of them
+are in its caches, a request that goes on with one of these reads what is new alone, and the one
+that has been silent longest makes room. Answers have at most rollout.max_response tokens, a whole
+conversation rollout.max_tokens. Sampling is the config's (eval.temperature, eval.top_k, eval.top_p),
+not the client's; logprobs and return_token_ids give what was sampled.
+"""
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+from agentrl_jax.run import command
+
+if __name__ == '__main__':
+    config_flags.DEFINE_config_file(
+        'config', command.config_of_run(), "Config file; default: that of the workdir's run."
+    )
+    flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
+    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
+    flags.DEFINE_integer('port', 8000, 'Port to listen on; 0 = any.')
+    flags.DEFINE_integer('slots', 16, 'Conversations on the device at a time.')
+    flags.DEFINE_list('stop', [], 'Stop strings that clients may name; they end every answer.')
+    command.define_best()
+    command.begin(__doc__, needs=('config',), says='agentrl_jax.serve_policy: loading')
+
+import dataclasses
+import itertools
+import queue
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.harness import wire
+from agentrl_jax.envs.hosts.harness.endpoint import OVER, End, Endpoint, Episode, Handler
+from agentrl_jax.envs.hosts.harness.wire import Refused
+from agentrl_jax.envs.hosts.harness.world import CUT
+from agentrl_jax.envs.hosts.world import Answer, Messages, Reply
+from agentrl_jax.machine import files, sharding
+from agentrl_jax.models import lora
+from agentrl_jax.rollout import host
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.rollout.world_calls import RetryPolicy
+from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run.config import read
+from agentrl_jax.run.params import best_of, saved_policy
+from agentrl_jax.text.conversation import Conversation, build_host_task
+from agentrl_jax.text.stops import build_stop_table
+from agentrl_jax.tokens.chat import build_chat
+
+FOREVER = 1e9  # seconds
+ROUND = 1024  # conversations of a rollout; the next one begins when all of them are over
+MOST_TURNS = 64  # of a conversation
+
+
+class Desk:
+    """Brings requests to their conversations, and new conversations to slots that are free."""
+
+    def __init__(self, slots: int, stops: tuple[str, ...]):
+        self.slots, self.stops = slots, stops
+        self.waiting: queue.SimpleQueue = queue.SimpleQueue()  # Episodes without a slot
+        self.open: dict[str, Episode] = {}  # by their secrets, the one that spoke last at the end
+        self.lock = threading.Lock()
+
+    def ask(self, raw: bytes, retried: bool) -> tuple[wire.Asked, dict]:
+        """The completion that answers a request."""
+        asked = wire.read(raw, self.stops)
+        with self.lock:
+            episode = self._known(asked)
+            if episode is None:
+                episode = Episode(self.stops)
+                if len(self.open) >= self.slots:
+                    self._make_room()
+                self.waiting.put(episode)
+            self.open.pop(episode.secret, None)
+            self.open[episode.secret] = episode
+        try:
+            return episode.ask(raw, retried)
+        except Refused:
+            with self.lock:
+                self.open.pop(episode.secret, None)
+            raise
+
+    def _known(self, asked: wire.Asked) -> Episode | None:
+        """The conversation that a request extends."""
+        for episode in reversed(self.open.values()):
+            if any(branch.extended_by(asked) is not None for branch in episode.branches):
+                return episode
+        return None
+
+    def _make_room(self) -> None:
+        """Ends the conversation that nobody waits for and that has been silent longest."""
+        for episode in self.open.values():
+            if episode.pending is None and episode.branches:
+                self.end(episode)
+                return
+
+    def end(self, episode: Episode) -> None:
+        self.open.pop(episode.secret, None)
+        episode.refuse(OVER)
+        episode.events.put(End(0.0))
+
+
+class Client:
+    """One conversation at a time with whoever calls, as a world."""
+
+    instruction, deterministic = '', False
+
+    def __init__(self, desk: Desk):
+        self.desk, self.episode = desk, None
+
+    def reset(self, item: int) -> Messages:
+        del item
+        self.episode = self.desk.waiting.get()
+        return self.episode.events.get().new
+
+    def step(self, action: Answer) -> Reply:
+        self.episode.answer(action)
+        event = self.episode.events.get()
+        return Reply('', done=True) if isinstance(event, End) else Reply(event.new)
+
+    def finish(self, reason: str) -> Reply:
+        self.episode.refuse(CUT[reason])
+        with self.desk.lock:
+            self.desk.open.pop(self.episode.secret, None)
+        return Reply('', done=True)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients(HostEnvironment):
+    """Whoever calls."""
+
+    name = 'clients'
+    chats = finishes = True
+
+    def item_range(self, split: str) -> range:
+        return range(1)
+
+
+class DeskHandler(Handler):
+    """A connection of any client: /v1/chat/completions, without an episode."""
+
+    def route(self) -> tuple[Any, str]:
+        where = self.path.strip('/')
+        return self.endpoint.desk, where
+
+
+class Served:
+    """A policy that is served until `close`."""
+
+    def __init__(
+        self,
+        cfg: Any,
+        *,
+        workdir: str = '',
+        step: int | None = None,
+        address: str = '127.0.0.1',
+        port: int = 0,
+        slots: int = 16,
+        stops: tuple[str, ...] = (),
+    ):
+        mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
+        config, params = parts.build_model(cfg, tokenizer, mesh)
+        if workdir:
+            params = saved_policy(cfg, config, mesh, params, workdir, step=step)
+        config = dataclasses.replace(config, dtype=cfg.rollout.sampler_dtype or config.dtype)
+        merged = lora.merge(params, config.lora_scale)
+        self.params = jax.tree.map(lambda x: x.astype(config.dtype), merged)
+        shards = mesh.shape['data'] * mesh.shape['fsdp']
+        slots = -(-slots // shards) * shards
+        self.desk = Desk(slots, stops)
+        self.endpoint = Endpoint(address, port, DeskHandler)
+        self.endpoint.desk = self.desk
+        conversation = Conversation(build_chat(tokenizer), '', cfg.hosts.max_observation)
+        self.task = build_host_task(
+            Clients(), Clients().make_params(num_levels=1), conversation, max_turns=MOST_TURNS
+        )
+        self.key = jax.random.key(cfg.seed)
+        pool = Pool(lambda: Client(self.desk), conversation.prompt)
+        self.collect = host.HostCollect(
+            mesh,
+            sharding.local_mesh(mesh),
+            host.Worlds(pool, conversation),
+            config=config,
+            strings=build_stop_table(tokenizer.token_bytes(), (*cfg.hosts.stop, *stops)),
+            slots=slots,
+            serve_rows=min(cfg.rollout.serve_rows, slots),
+            read_tokens=cfg.hosts.read_tokens,
+            max_tokens=cfg.rollout.max_tokens,
+            max_response=cfg.rollout.max_response,
+            policy=RetryPolicy(timeout_s=FOREVER, min_healthy=0.0),
+            poll=cfg.hosts.poll,
+            temperature=cfg.eval.temperature,
+            top_k=cfg.eval.top_k,
+            top_p=cfg.eval.top_p,
+        )
+
+    @property
+    def url(self) -> str:
+        return f'{self.endpoint.url}/v1'
+
+    def run(self) -> None:
+        """Answers until the process ends."""
+        none = np.zeros(ROUND, np.int32)
+        for number in itertools.count():
+            streams = np.arange(ROUND, dtype=np.int32)
+            episodes = Episodes(level=none, world_stream=streams, token_stream=streams)
+            self.collect(self.params, self.task, episodes, jax.random.fold_in(self.key, number))
+
+
+def main() -> None:
+    logging.set_verbosity(logging.WARNING)
+    command.check_backend()
+    given = flags.FLAGS
+    try:
+        workdir = best_of(given.workdir) if given.best else given.workdir
+        step = given.step
+        if workdir:
+            origin = saved_config.origin(workdir, given.config, step=step)
+            saved_config.say(origin)
+            step = origin.step
+        with command.usage():
+            cfg = read(given.config, None)
+        served = Served(
+            cfg,
+            workdir=workdir,
+            step=step,
+            address=given.host,
+            port=given.port,
+            slots=given.slots,
+            stops=tuple(given.stop),
+        )
+    except (ValueError, OSError) as error:
+        command.end(files.in_words(error, given.workdir or None), error)
+    print(f'serving {served.url}', flush=True)
+    threading.Thread(target=served.run, daemon=True, name='policy').start()
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+if __name__ == '__main__':
+    main()

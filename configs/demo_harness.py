@@ -1,0 +1,33 @@
+"""An agent of its own, around a client of chat completions, trained from nothing, two CPU cores.
+
+  python -m agentrl_jax.train --config=configs/demo_harness.py --workdir=runs/harness
+
+The harness (agentrl_jax/envs/hosts/harness/boxes.py) asks for tool calls: a prize is in one of six
+boxes, and a hint, or what is in a wrong box, names the right one. Random weights and no
+demonstration: only tokens of calls that open a box are sampled (hosts.forms), so all there is to
+learn is which box. It gets three calls.
+"""
+
+from agentrl_jax.envs.hosts.harness.boxes import BOXES
+from configs import demo
+
+CALL = '<tool_call>\n{{"name": "open", "arguments": {{"box": "{}"}}}}\n</tool_call>'
+
+
+def get_config():
+    cfg = demo.get_config()
+    cfg.steps = 150
+    cfg.env.name = 'harness'
+    cfg.env.max_turns = 3
+    cfg.env.train_levels = 512
+    cfg.env.eval_levels = 128
+    cfg.harness.run = 'agentrl_jax.envs.hosts.harness.boxes:play'
+    cfg.hosts.forms = tuple(CALL.format(box) for box in BOXES)
+    cfg.hosts.read_tokens = 64
+    cfg.rollout.constrain = 'own'
+    cfg.rollout.num_groups = 16
+    cfg.rollout.group_size = 8
+    cfg.rollout.max_tokens = 700
+    cfg.rollout.max_response = 64
+    cfg.eval.every = 25
+    return cfg

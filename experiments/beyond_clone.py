@@ -1,0 +1,67 @@
+"""Does RL end above cloning the expert for as much compute, from a start that nobody spoiled?
+
+On FrozenLake 256 clean episodes of a perfect expert are all there is: `clone` trains on them alone
+for the whole cost, `clone, then RL` for a short while and then plays. On Connect Four the expert,
+which wins 88 %, plays as often as it is asked, and `nothing` is RL from random weights. All sample
+and are validated under the grammar of answers (rollout.constrain).
+
+tiny   the policy of configs/demo.py; settings were found with seed 100, costs are in seconds of a
+       core without compiling and validation.
+"""
+
+import sys
+
+from experiments import common
+
+EXPERT = {'clone.oracle': 1.0, 'clone.batch': 64}
+FEW = EXPERT | {'clone.episodes': 256, 'clone.lr': 2e-3}
+LAKE = {'env.name': 'frozen_lake'}
+CONNECT_FOUR = {
+    'env.name': 'connect_four',
+    'connect_four.short': True,
+    'env.max_turns': 7,
+    'env.max_actions_per_turn': 1,
+    'env.max_actions_per_episode': 7,
+    'env.train_levels': 65536,
+    'rollout.max_tokens': 516,
+}
+ARMS = {
+    'lake': {
+        'clone': LAKE | FEW | {'clone.steps': 1500, 'steps': 0},
+        'clone, then RL': LAKE
+        | FEW
+        | {
+            'clone.steps': 150,
+            'steps': 200,
+            'optim.lr': 5e-4,
+            'optim.schedule_steps': 800,
+        },
+    },
+    'connect_four': {
+        'clone': CONNECT_FOUR
+        | EXPERT
+        | {'clone.episodes': 8192, 'clone.lr': 4e-3, 'clone.steps': 600, 'steps': 0},
+        'nothing': CONNECT_FOUR | {'clone.episodes': 0, 'steps': 110, 'optim.schedule_steps': 440},
+    },
+}
+ROWS = ('clone.episodes', 'steps')
+
+
+def tiny():
+    tables = {}
+    for world, arms in ARMS.items():
+        tables[world] = {
+            'rows': ','.join(ROWS),
+            'baseline': 'clone',
+            'where': {'env.name': next(iter(arms.values()))['env.name']},
+            'labels': common.labels('configs/demo.py', arms, ROWS),
+            'signals': 'rollout/success,policy/entropy',
+        }
+    cells = [cell for arms in ARMS.values() for cell in arms.values()]
+    return common.Plan('configs/demo.py', tuple(cells), tables)
+
+
+SCALES = {'tiny': tiny}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))

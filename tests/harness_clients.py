@@ -1,0 +1,122 @@
+"""Harnesses for tests: programs around chat completions, with nothing but Python's own client."""
+
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+
+TOOL = {
+    'type': 'function',
+    'function': {
+        'name': 'look',
+        'description': 'Looks.',
+        'parameters': {'type': 'object', 'properties': {'place': {'type': 'string'}}},
+    },
+}
+
+
+class Client:
+    """Of one episode."""
+
+    def __init__(self, task):
+        parts = urllib.parse.urlsplit(task.base_url)
+        self.path = parts.path
+        self.http = http.client.HTTPConnection(parts.hostname, parts.port)
+
+    def post(self, where, body, **headers):
+        """(status, body)."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.http.request('POST', where, raw, headers)
+        response = self.http.getresponse()
+        found = response.read()
+        return response.status, json.loads(found) if found[:1] in b'{[' else found
+
+    def ask(self, messages, **more):
+        status, body = self.post(
+            f'{self.path}/chat/completions', {'model': 'm', 'messages': messages} | more
+        )
+        if status != 200:
+            raise RuntimeError(f'{status} {body["error"]["code"]}')
+        return body['choices'][0]['message'] if 'choices' in body else body
+
+    def reward(self, **body):
+        return self.post(self.path.replace('/v1', '/reward'), body)
+
+
+def user(text):
+    return {'role': 'user', 'content': text}
+
+
+def two_turns(task):
+    """A system message, a question, another one; pays for short answers."""
+    client = Client(task)
+    messages = [{'role': 'system', 'content': 'Be brief.'}, user(f'Item {task.item}.')]
+    total = 0.0
+    for turn in range(2):
+        said = client.ask(messages)
+        total += 1.0 / (1 + len(said['content']))
+        messages += [said, user(f'More {turn}.')]
+    return total
+
+
+def branching(task):
+    """Two conversations, one after another and then the first again; one answer rewritten."""
+    client = Client(task)
+    first = [user(f'Item {task.item}.')]
+    first.append(client.ask(first))
+    other = [{'role': 'system', 'content': 'A helper.'}, user('Help.')]
+    other.append(client.ask(other, tools=[TOOL]))
+    first.append(user('Go on.'))
+    first.append(client.ask(first))
+    rewritten = [first[0], {'role': 'assistant', 'content': 'something else'}, user('So?')]
+    client.ask(rewritten)
+    return {'reward': 0.5, 'success': task.item % 2 == 0}
+
+
+def talkative(task):
+    """Goes on until it is refused, and earns by its turns all the same."""
+    client, messages, turns = Client(task), [user('Go.')], 0
+    try:
+        while True:
+            messages += [client.ask(messages), user('On.' * 5)]
+            turns += 1
+    except RuntimeError:
+        return turns / 10
+
+
+def limited(task):
+    """Asks for few tokens, and shows the answer with a text of its own added."""
+    client, messages = Client(task), [user('Go.')]
+    said = client.ask(messages, max_tokens=2)
+    said['content'] += ' (cut)'
+    client.ask([*messages, said, user('On.')])
+    return 1.0
+
+
+def crashing(task):
+    Client(task).ask([user('Go.')])
+    if task.item % 2:
+        raise OverflowError('too much for me')
+    return 1.0
+
+
+def silent(task):
+    if task.item % 2:
+        time.sleep(30)
+    return two_turns(task)
+
+
+def parallel(task):
+    """Two requests at once."""
+    found = []
+
+    def one(name):
+        found.append(Client(task).ask([user(name)]))
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in ('left', 'right')]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(found) / 2

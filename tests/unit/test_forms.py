@@ -1,0 +1,306 @@
+"""Forms of answers to worlds on hosts: the language, its lift to tokens, and what is played."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+
+import host_worlds
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_agents as tiny
+from host_worlds import Echo, Tests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl_jax import train
+from agentrl_jax.envs.hosts import HOSTS
+from agentrl_jax.envs.hosts.answers import READERS, framed
+from agentrl_jax.envs.hosts.search.dialects import DIALECTS
+from agentrl_jax.envs.hosts.webshop.world import WebShop
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.algorithm import decided
+from agentrl_jax.rl.masked import positions_of
+from agentrl_jax.run import parts
+from agentrl_jax.run.config import read
+from agentrl_jax.text import agents, conversation
+from agentrl_jax.text import forms as languages
+from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.types import TurnStop
+
+LISTS = [
+    ('<search>{}</search>', '<answer>{}</answer>'),
+    ('inventory', 'get {}', 'craft {} using {}'),
+    ('{}',),
+    ('aa{}aab',),
+    ('stop', 'stop [{}]'),
+]
+
+
+def accepts(automaton, text):
+    """The forms that a text is."""
+    state = 0
+    for byte in text.encode():
+        state = automaton.step[state, byte]
+        if state == languages.DEAD:
+            return set()
+    return set(np.flatnonzero(automaton.ends[state]).tolist())
+
+
+@pytest.mark.parametrize('forms', LISTS, ids=str)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_automaton_takes_what_regular_expressions_do(forms, data):
+    automaton = languages.build_automaton(forms)
+    pieces = sorted({piece for form in forms for piece in form.split('{}')} | {'a', 'b', 'aab'})
+    text = ''.join(data.draw(st.lists(st.sampled_from(pieces), max_size=7)))
+    patterns = [re.compile(languages.pattern([form])) for form in forms]
+    want = {i for i, found in enumerate(patterns) if found.fullmatch(text)}
+    assert accepts(automaton, text) == want
+
+
+@pytest.mark.parametrize('forms', LISTS, ids=str)
+def test_the_shortest_way_out_ends_an_answer(forms):
+    automaton = languages.build_automaton(forms)
+    for state, way in enumerate(languages.ways_out(automaton)):
+        now = state
+        for byte in way:
+            now = automaton.step[now, byte]
+        assert automaton.ends[now].any()
+
+
+@pytest.mark.parametrize('form', ['', 'a{}{}b'])
+def test_what_is_no_form_is_refused(form):
+    with pytest.raises(ValueError, match='no form of answers'):
+        languages.build_automaton((form,))
+
+
+@pytest.mark.parametrize('forms', LISTS, ids=str)
+def test_a_token_leads_where_its_bytes_do(forms):
+    automaton = languages.build_automaton(forms)
+    grammar = languages.build_forms(tiny.tokenizer(), forms, longest=64)
+    after = np.asarray(grammar.after)
+    ids = np.arange(tiny.tokenizer().vocab_size)
+    column = np.asarray(grammar.column(ids))
+    for state in range(len(automaton.ends)):
+        for token, text in enumerate(tiny.tokenizer().token_bytes()):
+            now = state if text else languages.DEAD
+            for byte in text:
+                now = automaton.step[now, byte] if now != languages.DEAD else now
+            want = now + 1 if now != languages.DEAD else -1
+            if token == tiny.tokenizer().eos_ids[0]:
+                want = 0 if automaton.ends[state].any() else -1
+            assert after[1 + state, column[token]] == want
+    assert len(set(column.tolist())) == after.shape[1] - 1  # the last one is no token's
+
+
+def test_too_small_a_budget_is_refused():
+    with pytest.raises(ValueError, match=r'rollout.max_response=5 is too little for .*takes'):
+        languages.build_forms(tiny.tokenizer(), LISTS[0], longest=5)
+
+
+# ---- what is sampled -----------------------------------------------------------------------------
+
+LONGEST = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Offering(Tests):
+    """Echo that takes one of the forms in turn."""
+
+    FORMS = ('say {}', 'ask [{}]', 'rest')
+
+
+class Offers(Echo):
+    """Offers what its turn is: after the first, nothing but 'rest'."""
+
+    def reset(self, item):
+        self.offers = Offering.FORMS[:2]
+        return super().reset(item)
+
+    def step(self, action):
+        self.offers = Offering.FORMS[2:]
+        return super().step(action)
+
+
+@functools.cache
+def built(forms, agent=agents.ONLY_ACTS):
+    env = Offering()
+    params = env.make_params(num_levels=16)
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 96, agent=agent)
+    task = conversation.build_host_task(
+        env, params, talk, max_turns=3, forms=forms, max_response=LONGEST
+    )
+    return task, talk
+
+
+@functools.cache
+def played(forms=Offering.FORMS, world=Offers, temperature=1.3, **more):
+    task, talk = built(forms, **more)
+    sizes = dict(temperature=temperature, max_response=LONGEST, max_tokens=420)
+    collect = host_worlds.collector(talk, world, **sizes)
+    try:
+        listed = tiny.episodes('frozen_lake')
+        return jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))
+    finally:
+        collect.worlds.pool.close()
+
+
+def turns_of(out):
+    """(episode, turn, ids) of all answers."""
+    for b, k in itertools.product(*map(range, out.valid.shape)):
+        ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
+        if len(ids):
+            yield b, k, ids.tolist()
+
+
+def test_answers_are_the_forms_on_offer():
+    out, counters = played()
+    assert counters['nonfinite'].sum() == 0
+    seen = set()
+    for _, k, ids in turns_of(out):
+        assert ids[-1] == tiny.tokenizer().eos_ids[0]
+        text = tiny.tokenizer().decode_bytes(ids[:-1])
+        offered = Offering.FORMS[2:] if k else Offering.FORMS[:2]
+        found = [f for f in offered if accepts_bytes((f,), text)]
+        assert found, text
+        seen.update(found)
+    assert seen == set(Offering.FORMS)
+    assert (out.turn_stop[out.begin > 0] == TurnStop.EOS).all()
+
+
+def accepts_bytes(forms, text):
+    automaton, state = languages.build_automaton(forms), 0
+    for byte in text:
+        state = automaton.step[state, byte]
+        if state == languages.DEAD:
+            return False
+    return bool(automaton.ends[state].any())
+
+
+def test_a_budget_ends_answers_in_time_and_cuts_none():
+    out, _ = played(world=Echo, forms=('ask [{}]',))
+    lengths = [len(ids) for _, _, ids in turns_of(out)]
+    assert max(lengths) == LONGEST  # random weights do not stop by themselves
+    for _, _, ids in turns_of(out):
+        assert accepts_bytes(('ask [{}]',), tiny.tokenizer().decode_bytes(ids[:-1]))
+
+
+@pytest.mark.parametrize('temperature', [0.7, 1.3])
+def test_the_trainer_has_the_samplers_probabilities(temperature):
+    out, _ = played(temperature=temperature)
+    bits = built(Offering.FORMS)[0].grammar.bits
+
+    @jax.jit
+    def score(params, tokens, attention, allowed):
+        states = tiny.hidden(params, tokens, positions_of(attention), attention)
+        return losses.token_logprobs(
+            states,
+            tiny.head(params),
+            tokens,
+            temperature=temperature,
+            bits=bits,
+            allowed=allowed,
+        )[0]
+
+    found = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
+    gap = np.where(out.action_mask, found - out.logprobs, 0.0)
+    assert np.abs(gap).max() <= 1e-5
+    choice = np.asarray(decided(jax.tree.map(jnp.asarray, out)))
+    forced = out.action_mask & (np.unpackbits(out.allowed.view(np.uint8), axis=-1).sum(-1) == 1)
+    assert forced.any() and np.abs(out.logprobs[forced]).max() == 0.0
+    ends = [(b, k) for b, k, _ in turns_of(out)]
+    assert all(choice[b][out.turn[b] == k].any() for b, k in ends)
+
+
+def test_written_turns_allow_everything():
+    agent = agents.Agent(plans=True)
+    out, _ = played(world=Echo, forms=('rest',), agent=agent)
+    said = [(b, k, tiny.tokenizer().decode_bytes(ids[:-1])) for b, k, ids in turns_of(out)]
+    acts = [text for b, k, text in said if out.part[b, k] == agents.ACT]
+    assert set(acts) == {b'rest'} and len(said) > len(acts)
+    assert any(not text.startswith(b'rest') for b, k, text in said if out.part[b, k] != agents.ACT)
+
+
+def test_a_world_that_offers_what_it_does_not_know_is_told():
+    task, _ = built(Offering.FORMS)
+    with pytest.raises(ValueError, match="echo offers 'fly', which is none of its forms"):
+        task.offered(('fly',))
+
+
+# ---- what worlds say -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('dialect', DIALECTS)
+def test_the_forms_of_a_dialect_are_what_its_oracle_says_and_it_reads(dialect):
+    own = DIALECTS[dialect]
+    automaton = languages.build_automaton(own.forms)
+    assert accepts(automaton, own.searching('Lund in Sweden')) == {0}
+    assert accepts(automaton, own.answering('Sweden')) == {1}
+    for form, kind in zip(own.forms, ('search', 'answer'), strict=True):
+        assert own.read(form.replace('{}', 'Lund')) == (kind, 'Lund') or (
+            own.read(form.replace('{}', 'Lund')).kind == kind
+        )
+
+
+@pytest.mark.parametrize('reader', READERS)
+def test_a_reader_finds_the_action_in_its_frame(reader):
+    (text,) = framed(reader, ('get 2 planks',))
+    assert READERS[reader](text).strip('` ') == 'get 2 planks'
+
+
+def test_the_shop_offers_a_search_or_clicks():
+    shop = WebShop(products=20, prompt='short')
+    shop.reset(0)
+    assert shop.offers == ('search[{}]',)
+    shop.step('search[red]')
+    assert shop.offers == ('click[{}]',)
+    plan = shop.plan()
+    automaton = languages.build_automaton(WebShop.FORMS)
+    assert all(accepts(automaton, action) for action in plan)
+
+
+@pytest.mark.parametrize('world', ['textcraft', 'shop', 'search'])
+def test_forms_hold_what_the_expert_says(world):
+    env = HOSTS[world]()
+    forms = env.forms
+    assert forms and all(isinstance(form, str) for form in forms)
+    languages.build_automaton(forms)
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_run_on_hosts_trains_what_it_sampled(tmp_path):
+    changes = {
+        'rollout.constrain': 'any',
+        'hosts.forms': ('say {}', 'rest'),
+        'rollout.max_response': 8,
+        'loss.sampler_correction': 'tis',
+        'eval.every': 3,
+        'checkpoint.every': 3,
+    }
+    cfg = micro_runs.plain('frozen_lake', **host_worlds.OBJECTS | changes)
+    assert train.train(cfg, str(tmp_path)) == 0
+    rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+    steps = [row for row in rows if 'rollout/success' in row]
+    assert max(row['sampler/logprob_gap'] for row in steps) <= 1e-5
+    assert all(row['rollout/turn_length_stop'] == 0 for row in steps)
+    assert all(np.isfinite(row['policy/loss']) for row in steps)
+
+
+def test_exports_say_what_was_legal():
+    cfg = micro_runs.plain(
+        'frozen_lake', **{'rollout.constrain': 'own', 'env.think': False, 'rollout.max_response': 9}
+    )
+    legal = re.compile(parts.answer_pattern(read(cfg)))
+    assert legal.fullmatch('Left || Up</answer>') and not legal.fullmatch('Left ||</answer>')
+    cfg = micro_runs.plain(
+        'frozen_lake',
+        **host_worlds.OBJECTS | {'rollout.constrain': 'any', 'hosts.forms': ('say {}', 'rest')},
+    )
+    legal = re.compile(parts.answer_pattern(read(cfg)))
+    assert legal.fullmatch('say Left') and not legal.fullmatch('say ')
+    assert parts.answer_pattern(read(micro_runs.plain('frozen_lake'))) == ''

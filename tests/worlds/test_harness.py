@@ -1,0 +1,387 @@
+"""Harnesses: what their requests ask, how their conversations become rows, and what is played."""
+
+import dataclasses
+import functools
+import json
+import threading
+
+import harness_clients as clients
+import host_worlds
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax.envs.hosts.harness import wire
+from agentrl_jax.envs.hosts.harness.endpoint import Episode
+from agentrl_jax.envs.hosts.harness.wire import Refused, Said
+from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint, reward_of
+from agentrl_jax.envs.hosts.world import Answer, WorldError
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.masked import positions_of
+from agentrl_jax.rollout import windows
+from agentrl_jax.text import conversation
+from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.types import EpisodeStop, TurnStop
+
+PREFIX = 1
+
+
+def answer(text, closed=True, finish='stop'):
+    said = Answer(text)
+    said.closed, said.finish = closed, finish
+    return said
+
+
+def body(*messages, **more):
+    return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
+
+
+def ask(episode, raw, said, retried=False):
+    """(what the world is shown, the body that the client gets)."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(episode.ask(raw, retried)))
+    thread.start()
+    request = episode.events.get(timeout=5)
+    episode.answer(said)
+    thread.join()
+    return request.new, found[0][1]
+
+
+U, V = clients.user('U'), clients.user('V')
+CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
+
+
+# ---- the wire ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('raw', 'code'),
+    [
+        (b'no', 'invalid_json'),
+        (b'[' * 100_000, 'invalid_json'),
+        (b'{}', 'invalid_request'),
+        (body(), 'unsupported_prefill'),
+        (body(U, {'role': 'assistant', 'content': 'A'}), 'unsupported_prefill'),
+        (body(U, n=2), 'unsupported_n'),
+        (body({'role': 'elf', 'content': ''}), 'invalid_role'),
+        (body({'role': 'user', 'content': [{'type': 'image_url'}]}), 'unsupported_content'),
+        (body(U, stop=['###']), 'unknown_stop'),
+        (body(U, max_tokens='many'), 'invalid_request'),
+        (body(U, tools=['look']), 'invalid_request'),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_given_is_refused(raw, code):
+    with pytest.raises(Refused) as refused:
+        wire.read(raw, ('\n',))
+    assert refused.value.code == code and refused.value.status == 400
+    assert refused.value.body['error']['code'] == code
+
+
+def test_a_request_is_read():
+    asked = wire.read(
+        body(
+            {'role': 'developer', 'content': [{'type': 'text', 'text': 'S'}]},
+            U,
+            tools=[clients.TOOL],
+            stop='\n',
+            max_completion_tokens=7,
+            temperature=0.3,
+            tool_choice='required',
+            response_format={'type': 'json_object'},
+            stream=True,
+            stream_options={'include_usage': True},
+        ),
+        ('\n',),
+    )
+    assert asked.messages == (Said('system', 'S'), Said('user', 'U'))
+    assert (asked.stop, asked.most, asked.stream, asked.usage) == (('\n',), 7, True, True)
+    assert asked.ignored == ('temperature', 'tool_choice', 'response_format')
+    assert wire.read(body(U, tools=[clients.TOOL], tool_choice='none'), ()).tools == ()
+
+
+def test_calls_become_tool_calls_and_those_that_cannot_be_read_stay_text():
+    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+    made = wire.complete(answer(f'Let me see. {CALL}'), asked, 'x')
+    (choice,) = made.body['choices']
+    (call,) = choice['message']['tool_calls']
+    assert choice['finish_reason'] == 'tool_calls' and choice['message']['content'] == 'Let me see.'
+    assert json.loads(call['function']['arguments']) == {'place': 'here'} and not made.bad_calls
+    for bad in (
+        '<tool_call>{"name": "look"',
+        '<tool_call>\n[]\n</tool_call>',
+        CALL + '<tool_call>',
+    ):
+        made = wire.complete(answer(bad), asked, 'x')
+        message = made.body['choices'][0]['message']
+        assert made.bad_calls == 1 and message == {'role': 'assistant', 'content': bad}
+    plain = wire.complete(answer(CALL), wire.read(body(U), ()), 'x')
+    assert 'tool_calls' not in plain.body['choices'][0]['message']
+
+
+def test_a_stream_says_the_same():
+    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+    made = wire.complete(answer(CALL), asked, 'x').body
+    lines = wire.streamed(made, usage=True).decode().strip().split('\n\n')
+    assert lines[-1] == 'data: [DONE]'
+    first, last, usage = (json.loads(line.removeprefix('data: ')) for line in lines[:-1])
+    assert first['choices'][0]['delta']['tool_calls'][0]['function']['name'] == 'look'
+    assert (
+        last['choices'][0]['finish_reason'] == 'tool_calls' and usage['usage']['total_tokens'] == 0
+    )
+
+
+# ---- conversations -------------------------------------------------------------------------------
+
+
+def said_of(text='A', calls=None, **more):
+    return {'role': 'assistant', 'content': text} | ({'tool_calls': calls} if calls else {}) | more
+
+
+@pytest.mark.parametrize(
+    'copy',
+    [
+        said_of(),
+        said_of(' A\n'),
+        said_of([{'type': 'text', 'text': 'A'}]),
+        said_of(refusal=None, audio=None, function_call=None),
+    ],
+    ids=str,
+)
+def test_a_copy_that_says_the_same_goes_on_with_the_conversation(copy):
+    episode = Episode()
+    shown, _ = ask(episode, body(U), answer('A'))
+    assert shown.opens and shown.branch == 0
+    shown, _ = ask(episode, body(U, copy, V), answer('B'))
+    assert shown.messages == ({'role': 'user', 'content': 'V'},) and not shown.opens
+
+
+def test_a_copy_of_a_call_may_spell_its_json_otherwise():
+    episode, tools = Episode(), [clients.TOOL]
+    _, made = ask(episode, body(U, tools=tools), answer(CALL))
+    echo = made['choices'][0]['message']
+    echo['content'] = ''
+    echo['tool_calls'][0]['function']['arguments'] = '{ "place" :"here" }'
+    result = {'role': 'tool', 'tool_call_id': echo['tool_calls'][0]['id'], 'content': 'a wall'}
+    shown, _ = ask(episode, body(U, echo, result, tools=tools), answer('B'))
+    assert [one['role'] for one in shown.messages] == ['tool'] and not shown.opens
+
+
+@pytest.mark.parametrize('stop', ['A', 'A\n'])
+def test_a_stop_string_may_be_cut_or_there_again(stop):
+    episode = Episode(stops=('\n',))
+    _, made = ask(episode, body(U, stop=['\n']), answer('A\n', closed=False))
+    assert made['choices'][0]['message']['content'] == 'A'
+    shown, _ = ask(episode, body(U, said_of(stop), V), answer('B'))
+    assert not shown.opens and not shown.appended
+
+
+@pytest.mark.parametrize(
+    ('later', 'more'),
+    [
+        ((U, said_of('other'), V), {}),
+        ((V, said_of(), V), {}),
+        ((U, said_of(), V), {'tools': [clients.TOOL]}),
+        (({'role': 'system', 'content': 'S'}, U, said_of(), V), {}),
+        ((U, said_of('A and more'), V), {}),  # the policy had ended its turn
+    ],
+)
+def test_what_says_something_else_opens_a_branch_or_is_refused(later, more):
+    episode = Episode(branches=2)
+    ask(episode, body(U), answer('A'))
+    shown, _ = ask(episode, body(*later, **more), answer('B'))
+    assert shown.opens and shown.branch == 1 and len(shown.messages) == len(later)
+    shown, _ = ask(episode, body(U, said_of(), V), answer('C'))
+    assert shown.branch == 0 and not shown.opens
+    with pytest.raises(Refused, match='harness.branches allows no further one'):
+        episode.ask(body(clients.user('W')), False)
+    assert episode.counted['refused'] == 1
+
+
+def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
+    episode = Episode()
+    ask(episode, body(U, max_tokens=1), answer('A', closed=False, finish='length'))
+    shown, _ = ask(episode, body(U, said_of('A and more'), V), answer('B'))
+    assert shown.appended == ' and more' and not shown.opens
+    shown, _ = ask(episode, body(U, said_of('A and more'), V, said_of('B'), U), answer('C'))
+    assert not shown.appended and not shown.opens
+
+
+def test_what_is_sent_again_is_answered_by_the_same_answer():
+    episode = Episode()
+    _, made = ask(episode, body(U), answer('A'))
+    assert episode.ask(body(U), retried=True)[1] is made and episode.events.empty()
+    first, second = [], []
+    one = threading.Thread(target=lambda: first.append(episode.ask(body(U, said_of(), V), False)))
+    one.start()
+    episode.events.get(timeout=5)
+    two = threading.Thread(target=lambda: second.append(episode.ask(body(U, said_of(), V), True)))
+    two.start()
+    episode.answer(answer('B'))
+    one.join(), two.join()
+    assert first[0][1] is second[0][1] and episode.events.empty()
+
+
+def test_after_the_end_and_from_elsewhere_nobody_is_answered():
+    server, episode = endpoint('127.0.0.1', 0), Episode()
+    address = server.open(episode)
+    client = clients.Client(Task(0, f'{address}/v1', 'k'))
+    assert client.reward(reward=0.5)[0] == 200 and episode.reward == {'reward': 0.5}
+    assert client.reward(reward='much')[1]['error']['code'] == 'invalid_reward'
+    assert client.post('/episodes/guess/v1/chat/completions', body(U))[0] == 410
+    assert client.post(f'{client.path}/embeddings', body(U))[0] == 404
+    server.close(episode)
+    status, said = client.post(f'{client.path}/chat/completions', body(U))
+    assert status == 410 and said['error']['code'] == 'episode_over'
+    assert client.post('/v1/chat/completions', body(U))[0] == 404  # of no episode
+
+
+@pytest.mark.parametrize(
+    ('earned', 'reward'),
+    [
+        (0.5, (0.5, None)),
+        (True, (1.0, True)),
+        ((2, False), (2.0, False)),
+        ({'reward': 1, 'success': True}, (1.0, True)),
+    ],
+)
+def test_rewards_are_numbers_pairs_or_mappings(earned, reward):
+    assert reward_of(earned, '') == reward
+
+
+@pytest.mark.parametrize('earned', [None, 'good', float('nan'), 1e9, {}, ('a', 'b')])
+def test_what_is_no_reward_is_a_fault(earned):
+    with pytest.raises(WorldError, match='which is no reward'):
+        reward_of(earned, '')
+
+
+# ---- played --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def played(run, max_tokens=420, max_response=6, max_turns=6, **settings):
+    """(rollout of 16 episodes by random weights, task)."""
+    env = HarnessEnvironment(run=f'harness_clients:{run}', num_items=200, **settings)
+    params = env.make_params(num_levels=16)
+    params = params._replace(items=np.sort(params.items))
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
+    task = conversation.build_host_task(env, params, talk, max_turns=max_turns)
+    sizes = dict(max_response=max_response, max_tokens=max_tokens, temperature=1.0)
+    collect = host_worlds.collector(talk, env.make, **sizes)
+    try:
+        listed = tiny.episodes('frozen_lake')
+        return jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))[0], task
+    finally:
+        collect.worlds.pool.close()
+
+
+def scored(rollout, count):
+    """Log-probabilities of the trainer, a row for each conversation."""
+    rollout = jax.tree.map(jnp.asarray, rollout)
+    found = windows.Branches(count, PREFIX).windows(rollout)
+    tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
+    states = tiny.hidden(tiny.untrained(), tokens, positions_of(attention), attention)
+    logprobs, _ = losses.token_logprobs(states, tiny.head(tiny.untrained()), tokens)
+    return np.asarray(windows.put_back(logprobs, found, rollout.tokens.shape[1])), found
+
+
+@pytest.mark.parametrize(
+    ('run', 'branches'), [('two_turns', 1), ('branching', 4), ('limited', 1), ('parallel', 2)]
+)
+def test_the_trainer_has_the_samplers_probabilities(run, branches):
+    out, _ = played(run, branches=branches, max_tokens=1600)
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+    logprobs, found = scored(out, branches)
+    gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
+    assert out.action_mask.sum() > 50 and np.abs(gap).max() <= 1e-5
+    # Each sampled token trains once
+    rows = windows.own_rows(jnp.asarray(out.action_mask), found)
+    assert int(rows.sum()) == out.action_mask.sum()
+
+
+def texts_of(out, branch):
+    """The text of a conversation of each episode."""
+    found = []
+    for b in range(len(out.tokens)):
+        own = (out.turn[b] >= 0) & (out.branch[b][np.maximum(out.turn[b], 0)] == branch)
+        own |= np.arange(len(own)) < PREFIX
+        found.append(tiny.tokenizer().decode(out.tokens[b][own].tolist(), show_special=True))
+    return found
+
+
+def test_a_row_is_the_conversation_in_the_words_of_the_template():
+    out, task = played('two_turns')
+    for b, text in enumerate(texts_of(out, 0)):
+        item = task.env_params.items[out.level[b]]
+        assert text.startswith(
+            f'<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nItem {item}.<|im_end|>\n'
+            '<|im_start|>assistant\n'
+        )
+        assert '<|im_end|>\n<|im_start|>user\nMore 0.<|im_end|>\n<|im_start|>assistant\n' in text
+    assert (out.num_turns == 2).all() and (out.rewards[:, 0] == 0).all()
+
+
+def test_branches_are_conversations_of_their_own():
+    out, task = played('branching', branches=4, max_tokens=1600)
+    assert (out.num_turns == 4).all() and (out.branch[:, :4] == [0, 1, 0, 2]).all()
+    for text in texts_of(out, 1):
+        assert text.startswith('<|im_start|>system\nA helper.\n\n# Tools') and 'Item' not in text
+    for text in texts_of(out, 0):
+        assert text.count('<|im_start|>assistant') == 2 and 'Help' not in text
+    for text in texts_of(out, 2):
+        assert '<|im_start|>assistant\nsomething else<|im_end|>' in text
+    items = task.env_params.items[out.level]
+    assert (out.success == (items % 2 == 0)).all() and (out.figures[:, 1] == 3).all()
+
+
+def test_an_episode_that_is_cut_still_earns():
+    out, _ = played('talkative', max_turns=3)
+    assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()
+    np.testing.assert_allclose(out.rewards.sum(1), 0.3, atol=1e-6)
+    out, _ = played('talkative', max_turns=12, max_tokens=150)
+    assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all() and (out.num_turns < 12).all()
+    np.testing.assert_allclose(out.rewards.sum(1), out.num_turns / 10, atol=1e-6)
+
+
+def test_an_answer_has_no_more_tokens_than_its_client_wants():
+    out, _ = played('limited')
+    first = (out.action_mask & (out.turn == 0)).sum(1)
+    assert (first <= 2).all() and (first == 2).any()
+    cut = out.turn_stop[:, 0] == TurnStop.LENGTH
+    assert cut.any()
+    for text in np.array(texts_of(out, 0))[cut]:
+        assert ' (cut)<|im_end|>\n<|im_start|>user\nOn.' in text
+
+
+def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
+    out, task = played('crashing')
+    odd = task.env_params.items[out.level] % 2 == 1
+    assert odd.any() and not odd.all()
+    assert ((out.episode_stop == EpisodeStop.ENV_ERROR) == odd).all()
+    out, _ = played('crashing', blames=('OverflowError',), blamed_reward=-1.0)
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+    assert (out.rewards[odd, 0] == -1).all() and (out.rewards[~odd, 0] == 1).all()
+
+
+def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():
+    out, task = played('silent', start_s=0.5)
+    alone, _ = played('two_turns')
+    hangs = task.env_params.items[out.level] % 2 == 1
+    assert (out.episode_stop[hangs] == EpisodeStop.ENV_ERROR).all()
+    assert (out.tokens[~hangs] == alone.tokens[~hangs]).all()
+    assert (out.logprobs[~hangs] == alone.logprobs[~hangs]).all()
+
+
+def test_settings_that_name_no_harness_or_two_are_refused():
+    for settings in ({}, {'run': 'harness_clients:two_turns', 'command': ('x',)}):
+        problems = list(HarnessEnvironment(**settings).problems())
+        assert 'name one of them' in problems[0]
+    (problem,) = HarnessEnvironment(run='harness_clients:nobody').problems()
+    assert "harness.run='harness_clients:nobody'" in problem
+
+
+def test_dataclasses_of_the_wire_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Said('user', 'U').role = 'tool'
