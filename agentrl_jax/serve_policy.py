@@ -7,8 +7,8 @@
 Then base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device: --slots of them
 are in its caches, a request that goes on with one of these reads what is new alone, and the one
 that has been silent longest makes room. Answers have at most rollout.max_response tokens, a whole
-conversation rollout.max_tokens. Sampling is the config's (eval.temperature, eval.top_k, eval.top_p),
-not the client's; logprobs and return_token_ids give what was sampled.
+conversation rollout.max_tokens. Sampling is the config's (eval.temperature, eval.top_k and
+eval.top_p), not the client's; logprobs and return_token_ids give what was sampled.
 """
 
 from absl import flags, logging

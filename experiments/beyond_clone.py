@@ -15,16 +15,9 @@ from experiments import common
 
 EXPERT = {'clone.oracle': 1.0, 'clone.batch': 64}
 FEW = EXPERT | {'clone.episodes': 256, 'clone.lr': 2e-3}
-LAKE = {'env.name': 'frozen_lake'}
-CONNECT_FOUR = {
-    'env.name': 'connect_four',
-    'connect_four.short': True,
-    'env.max_turns': 7,
-    'env.max_actions_per_turn': 1,
-    'env.max_actions_per_episode': 7,
-    'env.train_levels': 65536,
-    'rollout.max_tokens': 516,
-}
+BASE = 'configs/connect_four.py'
+CONNECT_FOUR = {'env.name': 'connect_four'}
+LAKE = common.difference(BASE, 'configs/demo.py')
 ARMS = {
     'lake': {
         'clone': LAKE | FEW | {'clone.steps': 1500, 'steps': 0},
@@ -54,11 +47,11 @@ def tiny():
             'rows': ','.join(ROWS),
             'baseline': 'clone',
             'where': {'env.name': next(iter(arms.values()))['env.name']},
-            'labels': common.labels('configs/demo.py', arms, ROWS),
+            'labels': common.labels(BASE, arms, ROWS),
             'signals': 'rollout/success,policy/entropy',
         }
     cells = [cell for arms in ARMS.values() for cell in arms.values()]
-    return common.Plan('configs/demo.py', tuple(cells), tables)
+    return common.Plan(BASE, tuple(cells), tables)
 
 
 SCALES = {'tiny': tiny}
