@@ -17,7 +17,7 @@ RUN := $(VENV)/bin/python
 DEMO = $(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak chaos chaos-hosts test-reference test-openenv bench-tunix tables lint clean python-version
+.PHONY: help demo check test soak chaos chaos-hosts test-reference test-openenv harness-clients bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -78,6 +78,13 @@ test-openenv: | python-version
 	.venv-openenv/bin/python -m pytest tests/worlds/test_hosts_openenv.py
 
 # In an environment of its own too: Tunix wants an older safetensors than ours.
+# In an environment of its own too: real clients as harnesses. Without them their tests skip.
+harness-clients: | python-version
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt \
+	  -r requirements-harness.txt
+	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py
+
 bench-tunix: | python-version
 	$(PYTHON) -m venv .venv-tunix
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check -r requirements.txt

@@ -11,12 +11,13 @@ learn is which box. It gets three calls.
 from agentrl_jax.envs.hosts.harness.boxes import BOXES
 from configs import demo
 
+STEPS = 100
 CALL = '<tool_call>\n{{"name": "open", "arguments": {{"box": "{}"}}}}\n</tool_call>'
 
 
 def get_config():
     cfg = demo.get_config()
-    cfg.steps = 150
+    cfg.steps = STEPS
     cfg.env.name = 'harness'
     cfg.env.max_turns = 3
     cfg.env.train_levels = 512
@@ -26,8 +27,11 @@ def get_config():
     cfg.hosts.read_tokens = 64
     cfg.rollout.constrain = 'own'
     cfg.rollout.num_groups = 16
+    cfg.batch.minibatch_rows = 32
+    cfg.batch.microbatch_rows = 32
     cfg.rollout.group_size = 8
-    cfg.rollout.max_tokens = 700
+    cfg.rollout.max_tokens = 800
     cfg.rollout.max_response = 64
+    cfg.optim.schedule_steps = 4 * STEPS
     cfg.eval.every = 25
     return cfg

@@ -308,20 +308,20 @@ class HostRollout:
 
     def cut_short(self, slot: Slot, stop: EpisodeStop) -> None:
         """Asks what an episode has earned for which no turn or token is left."""
-        if slot.turn:
-            slot.cut = stop
-            self.ask(slot)
-            return
-        self.calls.say(
-            'an episode is lost: its first request and an answer do not fit into '
-            f'rollout.max_tokens={self.out.tokens.shape[1]}'
-        )
-        self.counted['faults'] += 1
-        self.on_fault(slot)
+        slot.cut = stop
+        self.ask(slot)
 
     def on_earned(self, slot: Slot, reply: Reply) -> None:
-        """Pays an episode that was cut, on its last turn."""
+        """Pays an episode that was cut, on its last turn; one without a turn is lost."""
         b, out = slot.episode, self.out
+        if not slot.turn:
+            self.calls.say(
+                'an episode is lost: its first request and an answer do not fit into '
+                f'rollout.max_tokens={out.tokens.shape[1]}'
+            )
+            self.counted['faults'] += 1
+            self.on_fault(slot)
+            return
         out.rewards[b, slot.turn - 1] += reply.reward
         returned = self.task.env.solved(out.rewards[b].sum())
         out.success[b] = returned if reply.success is None else reply.success

@@ -150,6 +150,7 @@ class WorldCalls:
         self.last_fault = shown(response.fault)  # older logs may hold other text
         # At the beginning nothing has been shown or said; later a world must repeat itself.
         repeats = not call.request.actions or call.request.slot in self.deterministic
+        repeats = repeats and not call.request.cut
         if response.down and repeats:
             call.downs += 1
             self.down[call.request.slot] = response.fault

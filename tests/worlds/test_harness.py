@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
 import threading
 
 import harness_clients as clients
@@ -385,3 +387,63 @@ def test_settings_that_name_no_harness_or_two_are_refused():
 def test_dataclasses_of_the_wire_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Said('user', 'U').role = 'tool'
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, os, sys, urllib.request
+
+def post(url, body):
+    headers = {'Content-Type': 'application/json'}
+    made = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(made))
+
+item = int(sys.argv[1])
+assert item == int(os.environ['AGENTRL_ITEM'])
+messages = [{'role': 'user', 'content': f'Item {item}.'}]
+said = post(os.environ['OPENAI_BASE_URL'] + '/chat/completions', {'messages': messages})
+if item % 3 == 0:
+    post(os.environ['AGENTRL_REWARD_URL'], {'reward': 0.5, 'success': True})
+elif item % 3 == 1:
+    raise OverflowError('too much')
+else:
+    import subprocess, time
+    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)  # left_alone'])
+    time.sleep(99)
+"""
+
+
+@functools.cache
+def programs(tmp):
+    path = tmp / 'program.py'
+    path.write_text(PROGRAM)
+    env = HarnessEnvironment(
+        command=(sys.executable, str(path), '{item}'),
+        silent_s=4.0,
+        blames=('OverflowError',),
+        blamed_reward=-1.0,
+    )
+    return env
+
+
+def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path):
+    env = programs(tmp_path)
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
+    params = env.make_params(num_levels=16)
+    params = params._replace(items=np.arange(16, dtype=np.int32) % 3)
+    task = conversation.build_host_task(env, params, talk, max_turns=4)
+    sizes = dict(max_response=6, max_tokens=200, temperature=1.0)
+    collect = host_worlds.collector(talk, env.make, **sizes)
+    try:
+        listed = tiny.episodes('frozen_lake')
+        out = jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))[0]
+    finally:
+        collect.worlds.pool.close()
+    kind = task.env_params.items[out.level]
+    assert set(kind) == {0, 1, 2}
+    assert out.success[kind == 0].all() and (out.rewards[kind == 0, 0] == 0.5).all()
+    assert (out.rewards[kind == 1, 0] == -1).all()
+    assert (out.episode_stop[kind == 2] == EpisodeStop.ENV_ERROR).all()
+    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    assert 'left_alone' not in found.stdout.replace(PROGRAM, '')

@@ -103,7 +103,7 @@ def read(raw: bytes, stops: Sequence[str]) -> Asked:
     stop = body.get('stop') or ()
     stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
     if unknown := sorted(set(stop) - set(stops)):
-        raise Refused(400, 'unknown_stop', f'hosts.stop lacks the stop string {unknown[0]!r}')
+        raise Refused(400, 'unknown_stop', f'harness.stop lacks the stop string {unknown[0]!r}')
     most = body.get('max_completion_tokens') or body.get('max_tokens') or 0
     if not isinstance(most, int) or most < 0:
         raise Refused(400, 'invalid_request', f'max_tokens={most!r} is no number of tokens')

@@ -1,0 +1,243 @@
+"""Real clients as harnesses, unmodified: each finishes, and its conversations are as expected.
+
+`make harness-clients` installs them; a test without its package is skipped. A script answers in the
+place of a policy.
+"""
+
+import asyncio
+import inspect
+import threading
+
+import pytest
+
+from agentrl_jax.envs.hosts.harness.endpoint import End, Episode
+from agentrl_jax.envs.hosts.harness.world import Task, endpoint
+from agentrl_jax.envs.hosts.world import Answer
+
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+WEATHER = CALL.format('weather', '{"city": "Oslo"}')
+
+
+def play(harness, answers, branches=4, **episode):
+    """(what the world was shown, what the harness returned); answers are given in turn."""
+    own, server = Episode(branches=branches, **episode), endpoint('127.0.0.1', 0)
+    task = Task(3, f'{server.open(own)}/v1', own.secret)
+
+    def run():
+        try:
+            returned = harness(task)
+            if inspect.iscoroutine(returned):
+                returned = asyncio.run(returned)
+            own.events.put(End(returned))
+        except Exception as error:
+            own.events.put(End(error=f'{type(error).__name__}: {error}'))
+
+    threading.Thread(target=run, daemon=True).start()
+    shown, left = [], list(answers)
+    while not isinstance(event := own.events.get(timeout=60), End):
+        shown.append(event.new)
+        said = Answer(left.pop(0))
+        said.ids, said.logprobs, said.pieces = (1, 2), (-0.5, -1.0), (b'a', b'b')
+        own.answer(said)
+    server.close(own)
+    assert not event.error and not left, (event, left)
+    return shown, event.returned
+
+
+def flow(shown):
+    """[(branch, opens, roles of what is new)]."""
+    return [(x.branch, x.opens, [one['role'] for one in x.messages]) for x in shown]
+
+
+def chat(task, **more):
+    """Three turns of openai's client, the answers sent back as it models them."""
+    import openai
+
+    client = openai.OpenAI(base_url=task.base_url, api_key=task.api_key)
+    messages, found = [{'role': 'system', 'content': 'S'}], []
+    for text in 'abc':
+        messages.append({'role': 'user', 'content': text})
+        made = client.chat.completions.create(model=task.model, messages=messages, **more)
+        messages.append(made.choices[0].message.model_dump())
+        found.append(made.choices[0])
+    return found
+
+
+def test_openai_s_client_goes_on_with_one_conversation():
+    pytest.importorskip('openai')
+    shown, found = play(chat, ['A', ' B\n', 'C'])
+    assert flow(shown) == [
+        (0, True, ['system', 'user']),
+        (0, False, ['user']),
+        (0, False, ['user']),
+    ]
+    assert [one.message.content for one in found] == ['A', ' B\n', 'C']
+
+
+def test_openai_s_client_gets_log_probabilities():
+    pytest.importorskip('openai')
+    _, found = play(lambda task: chat(task, logprobs=True), ['A', 'B', 'C'])
+    assert [one.logprob for one in found[0].logprobs.content] == [-0.5, -1.0]
+
+
+def test_openai_s_client_streams():
+    openai = pytest.importorskip('openai')
+
+    def streaming(task):
+        client, messages = openai.OpenAI(base_url=task.base_url, api_key='k'), []
+        for text in 'ab':
+            messages.append({'role': 'user', 'content': text})
+            said = ''
+            for chunk in client.chat.completions.create(
+                model='m', messages=messages, stream=True, stream_options={'include_usage': True}
+            ):
+                for choice in chunk.choices:
+                    said += choice.delta.content or ''
+            messages.append({'role': 'assistant', 'content': said})
+        return said
+
+    shown, said = play(streaming, ['A', 'B'])
+    assert said == 'B' and flow(shown)[1] == (0, False, ['user'])
+
+
+def test_openai_s_client_asks_at_once():
+    openai = pytest.importorskip('openai')
+
+    async def at_once(task):
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
+
+        async def one(text):
+            messages = [{'role': 'user', 'content': text}]
+            return await client.chat.completions.create(model='m', messages=messages)
+
+        made = await asyncio.gather(*map(one, 'abc'))
+        return [one.choices[0].message.content for one in made]
+
+    shown, said = play(at_once, ['A', 'B', 'C'])
+    assert sorted(said) == ['A', 'B', 'C'] and {x.branch for x in shown} == {0, 1, 2}
+
+
+def test_openai_s_client_does_not_try_again_what_is_over():
+    openai = pytest.importorskip('openai')
+    own, server = Episode(), endpoint('127.0.0.1', 0)
+    address = server.open(own)
+    server.close(own)
+    client = openai.OpenAI(base_url=f'{address}/v1', api_key='k')
+    with pytest.raises(openai.APIStatusError) as error:
+        client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'U'}])
+    assert error.value.status_code == 410
+
+
+def test_the_agents_sdk_calls_a_tool():
+    agents = pytest.importorskip('agents')
+    openai = pytest.importorskip('openai')
+
+    async def run(task):
+        agents.set_tracing_disabled(True)
+
+        @agents.function_tool
+        def weather(city: str) -> str:
+            """Says the weather of a city."""
+            return f'It rains in {city}.'
+
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
+        model = agents.OpenAIChatCompletionsModel(task.model, client)
+        agent = agents.Agent('clerk', instructions='Be brief.', tools=[weather], model=model)
+        made = await agents.Runner.run(agent, 'The weather in Oslo?', max_turns=4)
+        return made.final_output
+
+    shown, said = play(run, [WEATHER, 'Rain.'])
+    assert said == 'Rain.'
+    assert flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
+    assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
+    assert shown[0].tools[0]['function']['name'] == 'weather'
+
+
+def test_a_hand_off_of_the_agents_sdk_is_another_conversation():
+    agents = pytest.importorskip('agents')
+    openai = pytest.importorskip('openai')
+
+    async def run(task):
+        agents.set_tracing_disabled(True)
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
+        model = agents.OpenAIChatCompletionsModel(task.model, client)
+        poet = agents.Agent('poet', instructions='Answer in verse.', model=model)
+        first = agents.Agent('triage', instructions='Hand off.', handoffs=[poet], model=model)
+        return (await agents.Runner.run(first, 'The weather?', max_turns=4)).final_output
+
+    shown, said = play(run, [CALL.format('transfer_to_poet', '{}'), 'It rains.'])
+    assert said == 'It rains.' and [x.branch for x in shown] == [0, 1]
+    assert shown[1].opens and shown[1].messages[0]['content'] == 'Answer in verse.'
+
+
+def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
+    pydantic_ai = pytest.importorskip('pydantic_ai')
+    pytest.importorskip('openai')
+    import pydantic
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    class Out(pydantic.BaseModel):
+        city: str
+        rain: bool
+
+    async def run(task):
+        provider = OpenAIProvider(base_url=task.base_url, api_key='k')
+        agent = pydantic_ai.Agent(
+            OpenAIChatModel(task.model, provider=provider), output_type=Out, system_prompt='Short.'
+        )
+
+        @agent.tool_plain
+        def weather(city: str) -> str:
+            """Says the weather of a city."""
+            return f'It rains in {city}.'
+
+        return (await agent.run('The weather in Oslo?')).output
+
+    final = CALL.format('final_result', '{"city": "Oslo", "rain": true}')
+    shown, out = play(run, [WEATHER, final])
+    assert out.rain and flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
+
+
+def test_smolagents_calls_tools():
+    smolagents = pytest.importorskip('smolagents')
+    pytest.importorskip('openai')
+
+    def run(task):
+        @smolagents.tool
+        def weather(city: str) -> str:
+            """Says the weather.
+
+            Args:
+                city: where
+            """
+            return f'It rains in {city}.'
+
+        model = smolagents.OpenAIServerModel(
+            model_id=task.model, api_base=task.base_url, api_key='k'
+        )
+        agent = smolagents.ToolCallingAgent(
+            tools=[weather], model=model, max_steps=4, verbosity_level=0
+        )
+        return agent.run('The weather in Oslo?')
+
+    final = CALL.format('final_answer', '{"answer": "rain"}')
+    shown, said = play(run, [WEATHER, final], stops=('Observation:', 'Calling tools:'))
+    assert said == 'rain' and len(shown) == 2
+
+
+def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
+    smolagents = pytest.importorskip('smolagents')
+    pytest.importorskip('openai')
+
+    def run(task):
+        model = smolagents.OpenAIServerModel(
+            model_id=task.model, api_base=task.base_url, api_key='k'
+        )
+        agent = smolagents.CodeAgent(tools=[], model=model, max_steps=4, verbosity_level=0)
+        return agent.run('What is 6 times 7?')
+
+    code = 'Thought: I count.\n<code>\nx = 6 * 7\nprint(x)\n'
+    final = 'Thought: done.\n<code>\nfinal_answer(x)\n'
+    shown, said = play(run, [code, final], stops=('Observation:', 'Calling tools:', '</code>'))
+    assert said == 42 and len(shown) == 2
