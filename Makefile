@@ -77,7 +77,6 @@ test-openenv: | python-version
 	.venv-openenv/bin/python -c "import openenv.core.env_server.http_server"
 	.venv-openenv/bin/python -m pytest tests/worlds/test_hosts_openenv.py
 
-# In an environment of its own too: Tunix wants an older safetensors than ours.
 # In an environment of its own too: real clients as harnesses. Without them their tests skip.
 harness-clients: | python-version
 	$(PYTHON) -m venv .venv-clients
@@ -85,6 +84,7 @@ harness-clients: | python-version
 	  -r requirements-harness.txt
 	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py
 
+# In an environment of its own too: Tunix wants an older safetensors than ours.
 bench-tunix: | python-version
 	$(PYTHON) -m venv .venv-tunix
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check -r requirements.txt

@@ -24,14 +24,11 @@ def get_config():
     cfg.env.eval_levels = 128
     cfg.harness.run = 'agentrl_jax.envs.hosts.harness.boxes:play'
     cfg.hosts.forms = tuple(CALL.format(box) for box in BOXES)
-    cfg.hosts.read_tokens = 64
+    cfg.hosts.read_tokens = 16
     cfg.rollout.constrain = 'own'
     cfg.rollout.num_groups = 16
-    cfg.batch.minibatch_rows = 32
-    cfg.batch.microbatch_rows = 32
-    cfg.rollout.group_size = 8
-    cfg.rollout.max_tokens = 800
-    cfg.rollout.max_response = 64
-    cfg.optim.schedule_steps = 4 * STEPS
+    cfg.rollout.max_tokens = 80
+    cfg.rollout.max_response = 6
+    cfg.optim.schedule_steps = 2 * STEPS
     cfg.eval.every = 25
     return cfg

@@ -146,7 +146,7 @@ class Conversation:
 
     def prompt_of(self, said: Messages) -> Prompt:
         """The messages around an answer, whole: they are the harness's own."""
-        written = json.dumps([said.messages, said.tools], sort_keys=True)
+        written = json.dumps([said.messages, said.tools])  # the template shows keys in their order
         ids = list(_tokens(self.chat, written, said.opens))
         if said.opens:  # after the token that every row begins with
             if ids[:1] != [self.chat.start_id]:
@@ -292,7 +292,7 @@ def build_host_task(
         turn_limit=jnp.int32(max_turns),
         env=env,
         pad_id=chat.tokenizer.pad_id,
-        width=conversation.width,
+        width=0 if env.chats else conversation.width,  # nobody knows what a harness will show
         grammar=grammar,
         max_turns=max_turns,
         agent=conversation.agent,

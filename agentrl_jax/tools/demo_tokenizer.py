@@ -14,6 +14,7 @@ names that are trained on, so that held-out ones are made of pieces that have be
 Names of drawn questions are tokens. The shop's knows the words of its stalls.
 That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
 of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
+That of harnesses has the words around tools and calls, and those of the boxes' agent.
 MiniWoB's has one for each number of an element, the same in a page and in an action, for each word
 of its filling texts, and for whole lines of the page with odd and even numbers.
 """
@@ -21,6 +22,7 @@ of its filling texts, and for whole lines of the page with odd and even numbers.
 import argparse
 import io
 import itertools
+import json
 import re
 import string
 from pathlib import Path
@@ -32,6 +34,7 @@ from agentrl_jax.envs.babyai import sight
 from agentrl_jax.envs.babyai import words as babyai_words
 from agentrl_jax.envs.frozen_lake import world as frozen_lake
 from agentrl_jax.envs.hosts import textcraft
+from agentrl_jax.envs.hosts.harness import boxes
 from agentrl_jax.envs.hosts.search import countries, dialects, drawn
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.hosts.web import miniwob
@@ -40,7 +43,7 @@ from agentrl_jax.envs.hosts.webshop import world as shop
 from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.text import agents
 from agentrl_jax.text.prompts import BRIEF, RAGEN, SEPARATOR
-from agentrl_jax.tokens import unigram
+from agentrl_jax.tokens import chat, rendering, unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 
 DEMO_MODEL = Path(__file__).parents[1] / 'tokens' / 'demo.model'
@@ -48,6 +51,7 @@ VOCAB_SIZE, BABYAI_VOCAB_SIZE, TEXTCRAFT_VOCAB_SIZE, SEARCH_VOCAB_SIZE = 1408, 4
 AGENTS_VOCAB_SIZE = 954
 SHOP_VOCAB_SIZE = 655
 MINIWOB_VOCAB_SIZE = 949
+HARNESS_VOCAB_SIZE = 367
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
 STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
@@ -331,6 +335,28 @@ def train_miniwob(vocab_size: int = MINIWOB_VOCAB_SIZE) -> bytes:
     return fit(list(symbols), list(letters) * 2, vocab_size, letters)
 
 
+def harness_symbols() -> list[str]:
+    """What the template says of tools, the call of a box, and the boxes' agent, in few pieces."""
+    tool = json.dumps(boxes.TOOL)
+    spoken = rendering.Renderer(chat.CHATML_TOOLS)
+    try:
+        text = spoken.render([{'role': 'user', 'content': 'U'}], tools=[boxes.TOOL])
+    finally:
+        spoken.close()
+    system = text.split('system\n')[1].split('<|im_end|>')[0]
+    frame = [*system.split(tool), tool, '<tool_call>\n{"name": "open", "arguments": {"box": "']
+    frame += ['"}}\n</tool_call>', '<tool_response>\n', '\n</tool_response>', 'Find the prize. ']
+    frame += ['It is like ', 'Nobody knows which.', 'Empty. The ', ' one.', 'No such box.', '.']
+    return [part for part in [*frame, *boxes.BOXES, *boxes.HINTS] if part]
+
+
+def train_harness(vocab_size: int = HARNESS_VOCAB_SIZE) -> bytes:
+    """The serialised SentencePiece model of the small policy that a harness calls."""
+    letters = string.ascii_letters + string.digits + ',:;!?-"{}[]<>/_'
+    symbols = dict.fromkeys(['\n', *ROLES, *harness_symbols()])
+    return fit(list(symbols), list(letters) * 2, vocab_size, letters)
+
+
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
     """A unigram model whose user-defined symbols are single tokens."""
     model = io.BytesIO()
@@ -383,6 +409,7 @@ WORLDS = {
     'search': train_search,
     'shop': train_shop,
     'miniwob': train_miniwob,
+    'harness': train_harness,
 }
 
 

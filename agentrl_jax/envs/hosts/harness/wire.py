@@ -51,12 +51,13 @@ class Said:
 
     role: str
     content: str
-    calls: str = ''  # JSON of [{name, arguments}], with sorted keys
+    calls: str = ''  # JSON of [{name, arguments}]
 
     @property
     def bare(self) -> 'Said':
-        """Without white space around the text."""
-        return dataclasses.replace(self, content=self.content.strip())
+        """Without white space around the text, and keys of calls in the order of the alphabet."""
+        calls = json.dumps(json.loads(self.calls), sort_keys=True) if self.calls else ''
+        return dataclasses.replace(self, content=self.content.strip(), calls=calls)
 
     @property
     def message(self) -> dict:
@@ -137,7 +138,7 @@ def said_by(message: Any) -> Said:
         raise Refused(400, 'invalid_role', f'no message of a known role: {message!r:.100}')
     calls = message.get('tool_calls') or ()
     found = [call_of(call) for call in calls if isinstance(call, dict)]
-    written = json.dumps(found, sort_keys=True, ensure_ascii=False) if found else ''
+    written = json.dumps(found, ensure_ascii=False) if found else ''
     return Said(ROLES[message['role']], text_of(message.get('content')), written)
 
 
