@@ -107,6 +107,32 @@ def silent(task):
     return two_turns(task)
 
 
+def faulty(task):
+    """One in ten hangs, crashes, floods, lies or goes away; the others are as two_turns."""
+    if task.item % 10:
+        return two_turns(task)
+    kind, client = task.item // 10 % 5, Client(task)
+    if kind == 0:
+        time.sleep(20)
+    elif kind == 1:
+        client.ask([user('Go.')])
+        raise OSError('crashed on purpose')
+    elif kind == 2:
+        for _ in range(3):
+            client.post(f'{client.path}/chat/completions', b'[' * 2**22)
+        return None
+    elif kind == 3:
+        client.ask([user('Go.')])
+        client.reward(reward=float('nan'))
+        client.reward(success='maybe')
+        return 'a thousand'
+    else:
+        client.http.connect()
+        client.http.sock.sendall(b'POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf')
+        client.http.sock.close()
+    return None
+
+
 def parallel(task):
     """Two requests at once."""
     found = []

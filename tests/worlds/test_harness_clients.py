@@ -6,6 +6,8 @@ place of a policy.
 
 import asyncio
 import inspect
+import pathlib
+import re
 import threading
 
 import pytest
@@ -14,6 +16,7 @@ from agentrl_jax.envs.hosts.harness.endpoint import End, Episode
 from agentrl_jax.envs.hosts.harness.world import Task, endpoint
 from agentrl_jax.envs.hosts.world import Answer
 
+ROOT = pathlib.Path(__file__).parents[2]
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 WEATHER = CALL.format('weather', '{"city": "Oslo"}')
 
@@ -72,6 +75,18 @@ def test_openai_s_client_goes_on_with_one_conversation():
         (0, False, ['user']),
     ]
     assert [one.message.content for one in found] == ['A', ' B\n', 'C']
+
+
+def test_the_example_of_the_readme_runs():
+    pytest.importorskip('openai')
+    readme = ROOT / 'agentrl_jax' / 'envs' / 'hosts' / 'harness' / 'README.md'
+    (code,) = re.findall(r'```python\n# my_agent.py\n(.*?)```', readme.read_text(), re.DOTALL)
+    found = {}
+    exec(code, found)
+    calls = [CALL.format('open_box', f'{{"colour": "{colour}"}}') for colour in ('blue', 'red')]
+    shown, reward = play(found['play'], calls)
+    assert reward == 1.0 and flow(shown) == [(0, True, ['user']), (0, False, ['tool'])]
+    assert play(found['play'], ['I do not know.'])[1] == 0.0
 
 
 def test_openai_s_client_gets_log_probabilities():
