@@ -6,6 +6,11 @@ The harness (agentrl_jax/envs/hosts/harness/boxes.py) asks for tool calls: a pri
 boxes, and a hint, or what is in a wrong box, names the right one. Random weights and no
 demonstration: only tokens of calls that open a box are sampled (hosts.forms), so all there is to
 learn is which box. It gets three calls.
+
+Hardware: 2 shared CPU cores, busy with other work.
+Time: 170 to 190 s for the 100 steps, compiling included.
+Score: 40.6, 50.0, 42.2 % of 128 held-out tasks at step 0, seeds 0 to 2; 87.5, 84.4, 89.1 % after
+25 steps, 100 % after 100 in all three; return .84, of .875 that the best player earns on average.
 """
 
 from agentrl_jax.envs.hosts.harness.boxes import BOXES

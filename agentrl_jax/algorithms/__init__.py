@@ -6,16 +6,19 @@ from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.algorithms.cispo import CISPO
 from agentrl_jax.algorithms.dapo import DAPO
 from agentrl_jax.algorithms.dpo import DPO
+from agentrl_jax.algorithms.dppo import DPPO
 from agentrl_jax.algorithms.dr_grpo import DrGRPO
 from agentrl_jax.algorithms.gigpo import GiGPO
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.algorithms.gspo import GSPO
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
+from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.algorithms.vine import Vine
 
@@ -33,6 +36,9 @@ ALGORITHMS = {
     'gspo': GSPO,
     'gspo_turn': GSPOTurn,
     'cispo': CISPO,
+    'sapo': SAPO,
+    'dppo': DPPO,
+    'maxrl': MaxRL,
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,
     'dpo': DPO,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +15,19 @@ from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.algorithms.cispo import CISPO
 from agentrl_jax.algorithms.dapo import DAPO
 from agentrl_jax.algorithms.dpo import DPO
+from agentrl_jax.algorithms.dppo import DPPO
 from agentrl_jax.algorithms.dr_grpo import DrGRPO
 from agentrl_jax.algorithms.gigpo import GiGPO
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.algorithms.gspo import GSPO, segment_mean
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
+from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO, split_rewards
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses, objective, score
@@ -362,6 +366,56 @@ def test_cispo_by_hand():
     found = how.clipped(logp, batch)  # weights, whatever the sign of their advantage
     assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
     assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
+
+
+def test_sapo_by_hand():
+    # 4 / tau sigmoid(tau (rho - 1)): slope rho at rho = 1, less on both sides
+    batch, how = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]])), SAPO()
+    logp = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])
+    ratio = np.exp([0.5, -0.5, 0.0])
+    tau, advantage = np.array([1.0, 1.05, 1.0]), np.array([2.0, -1.0, 1.0])
+    gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+    want = np.zeros((1, 6))
+    want[0, [1, 2, 4]] = -advantage * 4 / tau * gate
+    np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-5)
+    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
+    slope = np.zeros((1, 6))
+    slope[0, [1, 2, 4]] = -advantage * 4 * gate * (1 - gate) * ratio
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4)
+    assert slope[0, 4] == pytest.approx(-1.0) and not how.clipped(logp, batch)
+
+
+def test_dppo_by_hand():
+    """A probability of .5 that moves to .75 or .25 has moved too far where the advantage pushes on;
+    a ratio of 30 has not, where the probability is still small."""
+    half, rare = math.log(0.5), math.log(1e-3)
+    batch = ratio_batch(jnp.array([[0, 1.0, -1.0, 0, 1.0, 0]]))
+    before = jnp.array([[0, half, half, 0, rare, 0]])
+    batch = batch.replace(old_logprobs=before)
+    how = DPPO()
+    for now, dropped in (
+        ([math.log(0.75), math.log(0.25), rare + math.log(30)], [1, 2]),
+        ([math.log(0.25), math.log(0.75), rare], []),  # back towards the trust region
+        ([math.log(0.69), math.log(0.31), rare], []),
+    ):
+        logp = jnp.zeros((1, 6)).at[0, jnp.array([1, 2, 4])].set(jnp.array(now))
+        ratio = np.minimum(np.exp(np.array(now) - np.array([half, half, rare])), 20.0)
+        want = np.zeros((1, 6))
+        want[0, [1, 2, 4]] = -np.array([1.0, -1.0, 1.0]) * ratio * np.array(now)
+        want[0, dropped] = 0.0
+        np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-4, atol=1e-6)
+        gradient = np.asarray(jax.grad(lambda x: how.loss(x, batch).sum())(logp))
+        assert set(np.flatnonzero(gradient)) == {1, 2, 4} - set(dropped)
+        found = how.clipped(logp, batch)
+        assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == dropped[:1]
+        assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == dropped[1:]
+
+
+def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
+    rollout = one_turn_group([1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, -1, -1, 0, 1])
+    advantages = batch_of(MaxRL(), rollout, 4).advantages[:, 1]
+    want = [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0, 0, 0, 0, 0, 0]
+    np.testing.assert_allclose(advantages, want, atol=1e-6)
 
 
 def test_segment_means_by_hand():
