@@ -3,7 +3,7 @@
   python -m agentrl_jax.play --config=configs/demo.py [--level=3]      you play
   python -m agentrl_jax.play --workdir=runs/demo [--level=3]           its newest policy plays
 
-A person sees what a policy is shown and types names of actions, such as `Right || Down`; an empty
+A policy plays worlds on hosts too, and harnesses. A person sees what a policy is shown and types names of actions, such as `Right || Down`; an empty
 line ends the game. Levels are those of --split.
 """
 
@@ -21,6 +21,7 @@ if __name__ == '__main__':
     flags.DEFINE_float('delay', 0.1, 'Seconds for which a token is shown.')
     command.begin(__doc__, says='agentrl_jax.play: loading')
 
+import dataclasses
 import functools
 import shutil
 import sys
@@ -43,7 +44,7 @@ from agentrl_jax.run.config import Config
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer
-from agentrl_jax.types import EpisodeStop, Rollout
+from agentrl_jax.types import EpisodeStop, Params, Rollout
 
 DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
 
@@ -68,9 +69,10 @@ def ending(task: text.TextTask, stop: EpisodeStop, solved: bool) -> str:
     """Why an episode is over."""
     if solved:
         return 'solved'
+    most = getattr(task, 'max_actions_per_episode', 0)  # hosts have no such budget
     reasons = {
         EpisodeStop.TERMINATED: 'the world ended it',
-        EpisodeStop.ACTION_BUDGET: f'all {task.max_actions_per_episode} actions are used',
+        EpisodeStop.ACTION_BUDGET: f'all {most} actions are used',
         EpisodeStop.TURN_BUDGET: f'all {task.max_turns} turns are played',
         EpisodeStop.TOKEN_BUDGET: 'no further turn fits into rollout.max_tokens',
         EpisodeStop.ENV_ERROR: 'the world failed',
@@ -151,6 +153,40 @@ def pieces(rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, bool]]:
         begin = end
 
 
+def play_on_device(
+    cfg: Config, model: Any, mesh: Any, params: Params, task: Any, listed: Episodes, key: jax.Array
+) -> Rollout:
+    """The listed episodes, of a world on the device."""
+    del mesh
+    collect = functools.partial(
+        device.collect,
+        config=model,
+        slots=2,
+        serve_rows=2,
+        max_tokens=cfg.rollout.max_tokens,
+        max_response=cfg.rollout.max_response,
+        temperature=cfg.eval.temperature,
+        top_k=cfg.eval.top_k,
+        top_p=cfg.eval.top_p,
+        stop_at_answer=cfg.rollout.stop_at_answer,
+        window=cfg.context.window,
+    )
+    return jax.jit(collect)(params, task, listed, key)[0]
+
+
+def play_on_hosts(
+    cfg: Config, model: Any, mesh: Any, params: Params, task: Any, listed: Episodes, key: jax.Array
+) -> Rollout:
+    """The same of worlds on hosts."""
+    worlds = parts.build_worlds(cfg, parts.build_tokenizer(cfg))
+    few = dataclasses.replace(cfg, rollout=dataclasses.replace(cfg.rollout, slots=2))
+    collect = parts.build_collect(few, model, mesh, training=False, worlds=worlds)
+    try:
+        return collect(params, task, listed, key)[0]
+    finally:
+        worlds.pool.close()
+
+
 def watch(
     cfg: Config,
     workdir: str,
@@ -171,26 +207,9 @@ def watch(
     task = parts.build_text_task(cfg, tokenizer, split, None)
     model, params = parts.load_run(files.local_path(workdir), mesh=mesh)
     stream = jnp.arange(2, dtype=jnp.int32)  # of one row XLA makes other programs
-    collect = jax.jit(
-        lambda params, task, listed, key: device.collect(
-            params,
-            task,
-            listed,
-            key,
-            config=model,
-            slots=2,
-            serve_rows=2,
-            max_tokens=cfg.rollout.max_tokens,
-            max_response=cfg.rollout.max_response,
-            temperature=cfg.eval.temperature,
-            top_k=cfg.eval.top_k,
-            top_p=cfg.eval.top_p,
-            stop_at_answer=cfg.rollout.stop_at_answer,
-            window=cfg.context.window,
-        )[0]
-    )
     listed = Episodes(level=jnp.full(2, level), token_stream=stream, world_stream=stream)
-    rollout = collect(params, task, listed, jax.random.key(seed))
+    play = play_on_hosts if cfg.on_hosts else play_on_device
+    rollout = play(cfg, model, mesh, params, task, listed, jax.random.key(seed))
     shown = list(pieces(rollout, tokenizer))
     left = wrapped(''.join(piece for piece, _ in shown), width)
     for piece, sampled in shown:
@@ -199,6 +218,10 @@ def watch(
         time.sleep(delay if sampled else 5 * delay)
     total, solved = float(rollout.returns[0]), bool(rollout.success[0])
     played = jax.device_get(rollout)
+    if cfg.on_hosts:  # what the world said to the last answer is in no token
+        say(f'\n\n{ending(task, EpisodeStop(int(played.episode_stop[0])), solved)}')
+        say(f', return {total:g}\n')
+        return total, solved
     worlds = pages.worlds_of(played, np.arange(2), task, tokenizer, jax.random.key(seed))
     last = next(states for k, states in enumerate(worlds) if k == played.num_turns[0])
     stop = EpisodeStop(int(played.episode_stop[0]))
@@ -218,10 +241,10 @@ def main() -> None:
             cfg = parts.config_of_run(files.local_path(given.workdir))
         else:
             cfg = config.read(given.config)
-        if cfg.on_hosts:
+        if cfg.on_hosts and not given.workdir:
             raise ValueError(
-                f'env.name={cfg.env.name!r} is on hosts; what its worlds say is in replies.jsonl '
-                'and on the pages of a run'
+                f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '
+                'a run, whose policy plays it'
             )
         tokenizer = parts.build_tokenizer(cfg)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0

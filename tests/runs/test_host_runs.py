@@ -15,7 +15,7 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import evaluate, train
+from agentrl_jax import evaluate, play, train
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
@@ -64,6 +64,18 @@ def test_a_run_trains_validates_counts_logs_and_compiles_nothing_late(finished):
     echo = hosts.Echo()
     for row in first:
         assert row['turn'] or row['observation'] == echo.reset(row['item'])
+
+
+def test_a_policy_is_watched_on_hosts(finished):
+    cfg, workdir = finished
+    said = []
+    read = read_config(cfg)
+    total, solved = play.watch(
+        read, str(workdir), 'validation', level=2, seed=5, say=said.append, delay=0.0
+    )
+    text = ''.join(said)
+    assert 'Say something.' in text and f'return {total:g}' in text
+    assert ('not solved: ' in text) == (not solved) and play.BOLD in text
 
 
 def test_a_page_shows_what_was_said_and_answered(finished):
