@@ -3,8 +3,8 @@
   python -m agentrl_jax.play --config=configs/demo.py [--level=3]      you play
   python -m agentrl_jax.play --workdir=runs/demo [--level=3]           its newest policy plays
 
-A policy plays worlds on hosts too, and harnesses. A person sees what a policy is shown and types names of actions, such as `Right || Down`; an empty
-line ends the game. Levels are those of --split.
+A policy plays worlds on hosts too, and harnesses. A person sees what a policy is shown and types
+names of actions, such as `Right || Down`; an empty line ends the game. Levels are those of --split.
 """
 
 from absl import flags, logging

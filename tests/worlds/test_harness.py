@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import harness_clients as clients
 import host_worlds
@@ -200,6 +201,19 @@ def test_what_says_something_else_opens_a_branch_or_is_refused(later, more):
     with pytest.raises(Refused, match='harness.branches allows no further one'):
         episode.ask(body(clients.user('W')), False)
     assert episode.counted['refused'] == 1
+
+
+def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped():
+    said = said_of('<think>so</think>A')
+    for drops in (False, True):
+        episode = Episode(branches=3, drops=drops)
+        ask(episode, body(U), answer('<think>so</think>A'))
+        shown, _ = ask(episode, body(U, said, V), answer('B'))
+        assert shown.opens == drops and shown.branch == drops
+        shown, _ = ask(episode, body(U, said, V, said_of('B'), U), answer('C'))
+        assert not shown.opens  # B had no thought
+    (problem,) = HarnessEnvironment(run='harness_clients:two_turns', thoughts='drop').problems()
+    assert 'set it to the turns of an episode' in problem
 
 
 def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
@@ -427,6 +441,12 @@ def programs(tmp):
     return env
 
 
+def running():
+    """The command lines of all processes."""
+    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    return found.stdout
+
+
 def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path):
     env = programs(tmp_path)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
@@ -445,5 +465,7 @@ def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path
     assert out.success[kind == 0].all() and (out.rewards[kind == 0, 0] == 0.5).all()
     assert (out.rewards[kind == 1, 0] == -1).all()
     assert (out.episode_stop[kind == 2] == EpisodeStop.ENV_ERROR).all()
-    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
-    assert 'left_alone' not in found.stdout.replace(PROGRAM, '')
+    until = time.monotonic() + 20
+    while 'left_alone' in running():  # killed, but perhaps not gone yet
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -26,6 +26,7 @@ from agentrl_jax.envs.hosts.harness.wire import Asked, Completion, Refused, Said
 from agentrl_jax.envs.hosts.world import Answer, Messages, fits
 
 MOST_BYTES = 2**26  # of a request
+THOUGHT = '</think>'
 OVER = Refused(410, 'episode_over', 'this episode is over, or never was')  # not 409: SDKs try
 # that again
 
@@ -55,6 +56,7 @@ class Branch:
 
     number: int
     tools: tuple[dict, ...]
+    drops: bool = False  # the template leaves thoughts out of all answers but the last
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
     sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # messages that are answers
     # -> whether the policy ended them itself
@@ -63,6 +65,9 @@ class Branch:
         """What a request appends to the newest answer, mostly ''; None: it says something else."""
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
+            return None
+        thinks = any(form.content.count(THOUGHT) for at in self.sampled for form in self.known[at])
+        if self.drops and thinks:
             return None
         for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
             if one.bare in [form.bare for form in forms]:
@@ -77,8 +82,10 @@ class Branch:
 class Episode:
     """What the endpoint knows of an episode."""
 
-    def __init__(self, stops: Sequence[str] = (), branches: int = 1):
-        """stops: strings that may end answers; branches: conversations that it may hold."""
+    def __init__(self, stops: Sequence[str] = (), branches: int = 1, drops: bool = False):
+        """stops: strings that may end answers; branches: conversations that it may hold; drops: a
+        request that follows a thought opens one, for the template leaves the thought out."""
+        self.drops = drops
         self.secret = secrets.token_urlsafe(18)
         self.stops, self.most_branches = tuple(stops), branches
         self.events: queue.SimpleQueue = queue.SimpleQueue()  # Requests, and one End
@@ -130,7 +137,7 @@ class Episode:
         if found:
             branch, appended = max(found, key=lambda one: len(one[0].known))
         elif len(self.branches) < self.most_branches:
-            branch, appended = Branch(len(self.branches), asked.tools), ''
+            branch, appended = Branch(len(self.branches), asked.tools, self.drops), ''
             self.branches.append(branch)
         else:
             self.counted['refused'] += 1

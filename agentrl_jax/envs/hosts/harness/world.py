@@ -65,7 +65,8 @@ class Harness:
 
     def reset(self, item: int) -> Messages:
         self.close()
-        episode = self.episode = Episode(self.stops, self.settings.branches)
+        drops = self.settings.thoughts == 'drop'
+        episode = self.episode = Episode(self.stops, self.settings.branches, drops)
         address, self.turns = self.endpoint.open(episode), 0
         task = Task(int(item), f'{address}/v1', episode.secret)
         start = self._call if self.settings.run else self._spawn
@@ -215,6 +216,8 @@ class HarnessEnvironment(HostEnvironment):
     num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
     branches: Annotated[int, ONE] = 1  # conversations of an episode: a request that extends none
     # opens another
+    thoughts: Literal['keep', 'drop'] = 'keep'  # in front of </think>, in earlier answers; drop, as
+    # Qwen3's template: each turn after one opens a conversation without it
     start_s: Annotated[float, POSITIVE] = 100.0  # until its first request
     silent_s: Annotated[float, POSITIVE] = 60.0  # between others, and to the end
     blames: tuple[str, ...] = ()  # names of its errors that the policy is to blame for, ...
@@ -232,6 +235,11 @@ class HarnessEnvironment(HostEnvironment):
             yield (
                 'harness.run=package.module:function or harness.command=(program, ...) says what '
                 f'is run: name one of them, not {"both" if self.run else "none"}'
+            )
+        if self.thoughts == 'drop' and self.branches == 1:
+            yield (
+                'harness.thoughts=drop opens a conversation after each thought, and '
+                'harness.branches=1 allows one: set it to the turns of an episode'
             )
         if self.run:
             try:
