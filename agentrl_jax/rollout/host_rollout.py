@@ -24,6 +24,7 @@ from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
 
 NO_LIMIT = 2**30
+NOTHING = np.zeros(0, np.int32)
 FIRST_STEP_S = 0.01  # that a step of all rows takes, until one has been measured
 ROUNDS = 3  # times that faulty episodes are played before too few healthy ones are an error
 
@@ -43,6 +44,10 @@ class Slot:
     branch: int = 0  # conversation that the cache holds
     cut: EpisodeStop = EpisodeStop.NONE  # the episode is over, and its world asked what it earned
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
+    # What the cache holds from its beginning on, after the common prefix, and how much was read
+    opening: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
+    read: int = 0
+    followers: list = dataclasses.field(default_factory=list)  # (slot, tokens) that wait for these
 
 
 def empty_record(task: HostTask, level: np.ndarray, max_tokens: int, words: int) -> Rollout:
@@ -117,6 +122,7 @@ class HostRollout:
         self.episodes: collections.deque = collections.deque()
         self.events: dict[int, list] = {}  # of rows of the rollout
         self.ready = [collections.deque() for _ in range(shards)]  # slots with chunks
+        self.copy([[] for _ in self.ready])  # compiled with the others, not when first wanted
         self.live = np.zeros(shards, int)
         self.left = np.zeros(shards, int)  # stopped rows that were not reported
 
@@ -174,7 +180,7 @@ class HostRollout:
         slot.episode = self.episodes.popleft() if self.episodes else -1
         slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
         slot.now = agents.begin(self.task.agent)
-        slot.branch, slot.cut = 0, EpisodeStop.NONE
+        slot.branch, slot.cut, slot.opening, slot.read = 0, EpisodeStop.NONE, NOTHING, 0
         if slot.episode >= 0:
             self.events[slot.episode] = []
             self.ask(slot)
@@ -368,10 +374,63 @@ class HostRollout:
                 xp=np,
             )
             unread = tokens[0, :count]
-        width = self.programs.width
-        for i in range(0, len(unread), width):
+        width, begins = self.programs.width, at == len(self.task.prefix)
+        donor, shared = self.donor(slot, unread) if begins and not self.window else (None, 0)
+        for i in range(shared, len(unread), width):
             slot.chunks.append((at + i, unread[i : i + width]))
-        self.ready[slot.number // self.programs.slots].append(slot)
+        if begins:
+            slot.opening, slot.read = unread, 0
+        if not shared:
+            self.ready[slot.number // self.programs.slots].append(slot)
+            return
+        donor.followers.append((slot, shared))
+        self.release([donor])
+
+    def donor(self, slot: Slot, unread: np.ndarray) -> tuple[Slot | None, int]:
+        """(a slot of the same shard whose conversation begins in the same way, tokens of that).
+
+        Whole chunks, so that the rest is read as it would be without a donor, and not the last one,
+        which the row has to read itself.
+        """
+        width, rows = self.programs.width, self.programs.slots
+        first = slot.number // rows * rows
+        best, most = None, 0
+        for other in self.slots[first : first + rows]:
+            size = min(len(other.opening), len(unread) - 1)
+            if other is slot or size < width or size // width * width <= most:
+                continue
+            differ = np.flatnonzero(other.opening[:size] != unread[:size])
+            same = (int(differ[0]) if len(differ) else size) // width * width
+            if same > most:
+                best, most = other, same
+        return best, most
+
+    def release(self, donors: list[Slot]) -> None:
+        """Followers of slots that have read enough copy their caches and read on."""
+        rows, lines = self.programs.slots, self.programs.serve_rows
+        pairs: list[list] = [[] for _ in self.ready]
+        for donor in donors:
+            waiting, donor.followers = donor.followers, []
+            for slot, shared in waiting:
+                if donor.read < shared:
+                    donor.followers.append((slot, shared))
+                    continue
+                shard = slot.number // rows
+                pairs[shard].append((donor.number % rows, slot.number % rows))
+                self.ready[shard].append(slot)
+                slot.read = shared
+                self.counted['shared'] += shared
+        while any(pairs):
+            self.copy([own[:lines] for own in pairs])
+            pairs = [own[lines:] for own in pairs]
+
+    def copy(self, pairs: list[list[tuple[int, int]]]) -> None:
+        """Copies caches of rows (from, to), at most serve_rows of each shard."""
+        some = np.zeros((len(pairs), self.programs.serve_rows, 2), np.int32)
+        counts = np.array([len(own) for own in pairs], np.int32)
+        for shard, own in enumerate(pairs):
+            some[shard, : len(own)] = np.array(own, np.int32).reshape(-1, 2)
+        self.state = self.programs.copy(self.state, some.reshape(-1, 2), counts)
 
     def unread(self, slot: Slot, prompt: Prompt, fresh: np.ndarray) -> tuple[int, np.ndarray]:
         """(position in the cache, tokens) of what is to be read of the prompt's conversation.
@@ -400,6 +459,7 @@ class HostRollout:
         text = READ_HEADER + self.offers
         block = np.zeros((self.programs.shards, lines, text + self.programs.width), np.int32)
         block[:, :, 0] = rows
+        readers = []
         for shard, slots in enumerate(self.ready):
             unfinished = []
             for line in range(min(lines, len(slots))):
@@ -412,12 +472,15 @@ class HostRollout:
                 if self.offers:
                     block[shard, line, READ_HEADER:text] = self.task.offered(slot.heard.offers)
                 block[shard, line, text : text + len(tokens)] = tokens
+                slot.read = max(slot.read, at + len(tokens) - len(self.task.prefix))
+                readers.append(slot)
                 self.live[shard] += not slot.chunks
                 unfinished += [slot] if slot.chunks else []
             slots.extendleft(reversed(unfinished))
         blocks = block.reshape(-1, block.shape[2])
         self.state = self.programs.read(self.state, self.params, self.ends, blocks)
         self.counted['reads'] += 1
+        self.release([slot for slot in readers if slot.followers])
 
     def decode(self) -> None:
         """Samples for a while and takes the answers that are complete."""

@@ -1,8 +1,9 @@
-"""What the device does of a rollout against hosts: rows of tokens, and three programs on them.
+"""What the device does of a rollout against hosts: rows of tokens, and four programs on them.
 
   start    rows that hold the common prefix alone
   decode   live rows sample until enough of them have ended their turn, or for a number of steps
   read     a block of tokens, each line a chunk of one row's observation, goes into the caches
+  copy     rows take over the caches of others, whose conversations begin as theirs do
 They know no episode, turn or world, so every rollout of a run shares them: each is compiled once.
 """
 
@@ -203,13 +204,21 @@ def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: 
     )
 
 
+def copy(state: State, pairs: jax.Array, count: jax.Array, *, config: Model) -> State:
+    """Caches of rows pairs int32 [w, 2] (from, to) are copied, the first `count` [1] of them."""
+    del config
+    rows = token_rows.copy(state.rows, pairs[:, 0], pairs[:, 1], count[0])
+    return state.replace(rows=rows)
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The three programs, jitted, over the devices of this process."""
+    """The four programs, jitted, over the devices of this process."""
 
     start: Callable  # (params, prefix, ends) -> state
     decode: Callable  # (state, params, ends, key, until, limit) -> (state, reports)
     read: Callable  # (state, params, ends, blocks) -> state
+    copy: Callable  # (state, pairs, counts) -> state
     shards: int  # parts of the rows; each has its own reports and blocks, one after another
     slots: int  # rows of a shard
     serve_rows: int  # lines of a report, and of a block, of a shard
@@ -263,6 +272,7 @@ def build_programs(
             draw=draw,
         ),
         read=program(read, takes=(rows, P(), P(), rows), gives=rows, donate=0),
+        copy=program(copy, takes=(rows, rows, rows), gives=rows, donate=0),
         shards=mesh.shape['data'] * mesh.shape['fsdp'],
         slots=slots,
         serve_rows=serve_rows,

@@ -23,7 +23,8 @@ from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpo
 from agentrl_jax.envs.hosts.world import Answer, WorldError
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rollout import windows
+from agentrl_jax.rollout import host, host_rollout, windows
+from agentrl_jax.rollout.host import counters_of
 from agentrl_jax.text import conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -315,6 +316,25 @@ def test_the_trainer_has_the_samplers_probabilities(run, branches):
     # Each sampled token trains once
     rows = windows.own_rows(jnp.asarray(out.action_mask), found)
     assert int(rows.sum()) == out.action_mask.sum()
+
+
+@pytest.mark.parametrize('run', ['two_turns', 'branching'])
+def test_what_conversations_share_is_read_once_and_changes_no_bit(run, monkeypatch):
+    """Tools and a system message in front of all; the clock decides who copies from whom."""
+    sizes = dict(branches=4, max_tokens=1600)
+    counted = []
+
+    def counting(playing):
+        counted.append(dict(playing.counted))
+        return counters_of(playing)
+
+    monkeypatch.setattr(host, 'counters_of', counting)
+    shared = played.__wrapped__(run, **sizes)[0]
+    monkeypatch.setattr(host_rollout.HostRollout, 'donor', lambda *_: (None, 0))
+    alone = played.__wrapped__(run, **sizes)[0]
+    host_worlds.assert_same(shared, alone)
+    assert counted[0]['shared'] >= 200 and 'shared' not in counted[1]
+    assert counted[0]['reads'] < counted[1]['reads']
 
 
 def texts_of(out, branch):
