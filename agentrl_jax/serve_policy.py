@@ -8,7 +8,8 @@ Then base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the devi
 are in its caches, a request that goes on with one of these reads what is new alone, and the one
 that has been silent longest makes room. Answers have at most rollout.max_response tokens, a whole
 conversation rollout.max_tokens. Sampling is the config's (eval.temperature, eval.top_k and
-eval.top_p), not the client's; logprobs and return_token_ids give what was sampled.
+eval.top_p), not the client's, and of a run on hosts under its grammar (rollout.constrain).
+logprobs and return_token_ids give what was sampled.
 """
 
 from absl import flags, logging
@@ -53,7 +54,7 @@ from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import parts, saved_config
-from agentrl_jax.run.config import read
+from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.text.stops import build_stop_table
@@ -159,12 +160,22 @@ class DeskHandler(Handler):
         return self.endpoint.desk, where
 
 
+def answer_forms(cfg: Config) -> tuple[str, ...]:
+    """What the run's answers had to look like; () = anything. Those to worlds on the device are
+    opened by the program, which no client does."""
+    if not (cfg.rollout.constrain and cfg.on_hosts):
+        return ()
+    (world,) = cfg.worlds
+    forms = cfg.hosts.forms or world.forms
+    return tuple(form.removeprefix(cfg.hosts.answer_prefix) for form in forms)
+
+
 class Served:
     """A policy that is served until `close`."""
 
     def __init__(
         self,
-        cfg: Any,
+        cfg: Config,
         *,
         workdir: str = '',
         step: int | None = None,
@@ -187,7 +198,13 @@ class Served:
         self.endpoint.desk = self.desk
         conversation = Conversation(build_chat(tokenizer), '', cfg.hosts.max_observation)
         self.task = build_host_task(
-            Clients(), Clients().make_params(num_levels=1), conversation, max_turns=MOST_TURNS
+            Clients(),
+            Clients().make_params(num_levels=1),
+            conversation,
+            max_turns=MOST_TURNS,
+            forms=answer_forms(cfg),
+            spelling=cfg.rollout.constrain,
+            max_response=cfg.rollout.max_response,
         )
         self.key = jax.random.key(cfg.seed)
         pool = Pool(lambda: Client(self.desk), conversation.prompt)

@@ -40,6 +40,7 @@ NAMES = (
     'agents',
     'clean_start',
     'from_nothing',
+    'beyond_clone',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
