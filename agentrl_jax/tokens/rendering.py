@@ -7,7 +7,7 @@ whole. It takes a tenth of a second to start, so `render` is for what is rendere
 Renderer, whose process stays, for the conversations of a run.
 
 The same file is the process: of each line {"template", "messages", ...} that it reads it writes the
-text, or {"wrong": why}, as a line of JSON.
+text as a line of JSON. What is wrong with a template ends it, in a line of stderr.
 """
 
 import functools
@@ -56,12 +56,9 @@ class Renderer:
         asked |= {'messages': messages, 'opens': opens, 'more': more}
         line = json.dumps(asked).encode() + b'\n'
         with self._lock:
-            said = self._say(line)
-        if isinstance(said, dict):
-            raise TemplateError(said['wrong'])
-        return said
+            return self._say(line)
 
-    def _say(self, line: bytes) -> str | dict[str, str]:
+    def _say(self, line: bytes) -> str:
         if self._process is None:
             command = [sys.executable, '-P', __file__]  # -P: modules beside it hide no others
             pipe = subprocess.PIPE
@@ -72,7 +69,7 @@ class Renderer:
             process.stdin.flush()
             if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
                 self.close()
-                return {'wrong': f'it takes more than {PATIENCE_S} s'}
+                raise TemplateError(f'it takes more than {PATIENCE_S} s')
             found = process.stdout.readline()
         except BrokenPipeError:
             found = b''
@@ -81,7 +78,8 @@ class Renderer:
         said = process.stderr.read().decode('utf-8', errors='replace').strip()
         code = process.wait()
         self.close()
-        return {'wrong': said if code > 0 else f'it takes more than {CPU_S} s, or ends its process'}
+        endless = f'it takes more than {CPU_S} s, or ends its process'
+        raise TemplateError(said if code > 0 else endless)
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -151,13 +149,7 @@ def _serve() -> None:
     for line in sys.stdin:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _bound(int(used.ru_utime + used.ru_stime) + 1)
-        try:
-            said = _answer(json.loads(line))
-        except MemoryError:
-            raise
-        except Exception as error:
-            said = {'wrong': str(error) or type(error).__name__}
-        print(json.dumps(said), flush=True)
+        print(json.dumps(_answer(json.loads(line))), flush=True)
 
 
 if __name__ == '__main__':

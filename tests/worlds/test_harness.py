@@ -25,6 +25,7 @@ from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import host, host_rollout, windows
 from agentrl_jax.rollout.host import counters_of
+from agentrl_jax.rollout.world_calls import WorldsFailed
 from agentrl_jax.text import conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -399,6 +400,11 @@ def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
     out, _ = played('crashing', blames=('OverflowError',), blamed_reward=-1.0)
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
     assert (out.rewards[odd, 0] == -1).all() and (out.rewards[~odd, 0] == 1).all()
+
+
+def test_a_harness_that_leaves_its_program_is_a_fault():
+    with pytest.raises(WorldsFailed, match='16 of 16 episodes were lost .*SystemExit: 3'):
+        played('leaving')
 
 
 def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():

@@ -5,6 +5,7 @@ place of a policy.
 """
 
 import asyncio
+import importlib
 import inspect
 import pathlib
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from agentrl_jax.envs.hosts.harness.endpoint import End, Episode
 from agentrl_jax.envs.hosts.harness.world import Task, endpoint
-from agentrl_jax.envs.hosts.world import Answer
+from agentrl_jax.envs.hosts.world import Answer, Foreign
 
 ROOT = pathlib.Path(__file__).parents[2]
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
@@ -27,13 +28,11 @@ def play(harness, answers, branches=4, **episode):
     task = Task(3, f'{server.open(own)}/v1', own.secret)
 
     def run():
-        try:
+        with Foreign(lambda error: own.events.put(End(error=f'{type(error).__name__}: {error}'))):
             returned = harness(task)
             if inspect.iscoroutine(returned):
                 returned = asyncio.run(returned)
             own.events.put(End(returned))
-        except Exception as error:
-            own.events.put(End(error=f'{type(error).__name__}: {error}'))
 
     threading.Thread(target=run, daemon=True).start()
     shown, left = [], list(answers)
@@ -77,16 +76,17 @@ def test_openai_s_client_goes_on_with_one_conversation():
     assert [one.message.content for one in found] == ['A', ' B\n', 'C']
 
 
-def test_the_example_of_the_readme_runs():
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
     pytest.importorskip('openai')
     readme = ROOT / 'agentrl_jax' / 'envs' / 'hosts' / 'harness' / 'README.md'
     (code,) = re.findall(r'```python\n# my_agent.py\n(.*?)```', readme.read_text(), re.DOTALL)
-    found = {}
-    exec(code, found)
+    (tmp_path / 'my_agent.py').write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    example = importlib.import_module('my_agent')
     calls = [CALL.format('open_box', f'{{"colour": "{colour}"}}') for colour in ('blue', 'red')]
-    shown, reward = play(found['play'], calls)
+    shown, reward = play(example.play, calls)
     assert reward == 1.0 and flow(shown) == [(0, True, ['user']), (0, False, ['tool'])]
-    assert play(found['play'], ['I do not know.'])[1] == 0.0
+    assert play(example.play, ['I do not know.'])[1] == 0.0
 
 
 def test_openai_s_client_gets_log_probabilities():

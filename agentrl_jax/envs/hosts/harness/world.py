@@ -22,7 +22,7 @@ from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.objects import import_callable
-from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, fits
+from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, WorldError, fits
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, In
 
 CUT = {  # why an episode is cut -> what its next request is answered
@@ -130,13 +130,17 @@ class Harness:
         return reply
 
     def _call(self, episode: Episode, task: Task) -> None:
-        try:
-            returned = import_callable(self.settings.run, 'harness.run')(task)
-            if inspect.iscoroutine(returned):
-                returned = asyncio.run(returned)
-            episode.events.put(End(returned))
-        except BaseException as error:  # also SystemExit: foreign code, in a thread of its own
+        def failed(error: BaseException) -> None:
             episode.events.put(End(error=f'{type(error).__name__}: {error}'))
+
+        with Foreign(failed):
+            try:
+                returned = import_callable(self.settings.run, 'harness.run')(task)
+                if inspect.iscoroutine(returned):
+                    returned = asyncio.run(returned)
+                episode.events.put(End(returned))
+            except SystemExit as error:
+                failed(error)
 
     def _spawn(self, episode: Episode, task: Task) -> None:
         address = task.base_url.removesuffix('/v1')
