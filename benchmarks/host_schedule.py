@@ -26,6 +26,7 @@ from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import REPORT_HEADER
 from agentrl_jax.rollout.replies import NoLog
 from agentrl_jax.text import agents
+from agentrl_jax.text.conversation import Prompt
 from agentrl_jax.types import TurnStop
 from benchmarks import common
 
@@ -72,9 +73,9 @@ class Worlds:
 
     def submit(self, request: Request) -> None:
         turn = len(request.actions)
-        tokens = [1] * int(luck(2, request.item, turn).integers(*OBSERVATION))
+        tokens = [1 + request.item] * int(luck(2, request.item, turn).integers(*OBSERVATION))
         last = int(luck(3, request.item).integers(1, TURNS + 1))
-        prompt = types.SimpleNamespace(tokens=tokens, anchor=0, cut=False)
+        prompt = Prompt(tokens, anchor=0)
         response = Response(
             request, Reply('', done=turn >= last), prompt=prompt, deterministic=True
         )
@@ -102,10 +103,13 @@ class Device:
         self.left, self.count = np.zeros((2, slots), int)
         self.live, self.stopped = np.zeros((2, slots), bool)
 
-    def start(self, params: Any, prefix: np.ndarray) -> None:
+    def start(self, params: Any, prefix: np.ndarray, ends: Any) -> None:
         pass
 
-    def read(self, state: None, params: Any, block: np.ndarray) -> None:
+    def copy(self, state: None, pairs: np.ndarray, counts: np.ndarray) -> None:
+        pass
+
+    def read(self, state: None, params: Any, ends: Any, block: np.ndarray) -> None:
         self.clock.now += self.costs.read_s
         for row, _, _, length, stream, last in block[:, :6]:
             if last:
@@ -157,7 +161,9 @@ def play(
 ) -> tuple[float, host_rollout.HostRollout]:
     """(seconds, what was played) of all episodes."""
     clock, each = Clock(), np.arange(episodes, dtype=np.int32)
-    env = types.SimpleNamespace(solved=lambda returned: False, FIGURES=())
+    env = types.SimpleNamespace(
+        solved=lambda returned: False, FIGURES=(), chats=False, finishes=False
+    )
     task = types.SimpleNamespace(
         prefix=np.zeros(PREFIX, np.int32),
         pad_id=0,
@@ -185,7 +191,7 @@ def play(
             params=None,
             key=None,
             task=task,
-            ends=None,
+            ends=types.SimpleNamespace(words=(0, 0)),
             level=each,
             stream=each,
             max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),

@@ -39,7 +39,7 @@ def short_ones():
     """What is not followed: it starts a process that ends in a tenth of a second."""
     from agentrl_jax.tokens import rendering
 
-    return {_plain(rendering.render)}
+    return {_plain(rendering.render), rendering.Renderer}
 
 
 def reaches_long_ones(functions):

@@ -22,6 +22,7 @@ from typing import Any
 CPU_S = 2  # seconds of computing for a conversation, of which the start takes 0.1
 MEMORY = 2**29  # bytes of addresses, on Linux; macOS knows no such limit
 LONGEST = 2**16  # characters of a text that is rendered once
+SAID = 2000  # characters of what is wrong
 PATIENCE_S = 60  # of the clock, on a machine that does not let the process compute
 
 
@@ -95,7 +96,7 @@ def _bound(used_s: int = 0) -> None:
 
     def say(kind, error, trace):
         text = f'it takes more than {MEMORY:,} bytes of memory' if kind is MemoryError else error
-        print(str(text) or kind.__name__, file=sys.stderr)
+        print(str(text)[:SAID] or kind.__name__, file=sys.stderr)  # nobody reads it before the end
 
     sys.excepthook = say
     wanted = {resource.RLIMIT_CPU: used_s + CPU_S, resource.RLIMIT_CORE: 0}

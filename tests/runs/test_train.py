@@ -57,7 +57,7 @@ def trace(cfg, *, with_rollout):
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
     tasks = (None,)
-    if with_rollout or cfg.context.window:
+    if with_rollout or cfg.context.window or cfg.rollout.constrain:
         tasks = build_module.build_tasks(cfg, tokenizer, mesh)
     if with_rollout and cfg.on_hosts:
         if names := tasks[0].env.FIGURES:

@@ -297,6 +297,8 @@ COSTS = [  # tokens of texts of the worlds that a small tokenizer was trained on
     ('babyai', '<answer>turn left || pick up</answer>', 5),
     ('babyai', 'nothing happens\nred ball 2 1 ahead 3 left\n', 7),
     ('babyai', '<answer>pick up red ball 2</answer>', 5),
+    ('harness', '<tool_call>\n{"name": "open", "arguments": {"box": "red"}}\n</tool_call>', 3),
+    ('harness', '<tool_response>\nEmpty. The gold one.\n</tool_response>', 5),
     ('textcraft', 'craft 4 dark oak planks using 1 dark oak logs', 10),
     ('textcraft', 'get 2 quartz', 3),
     ('search', '<answer>Republic of Macedonia</answer>', 3),
