@@ -297,3 +297,23 @@ def turn_text(env, style, state, *, turn, reward, warn, left, sampled_end, prefi
     else:
         text += ('Invalid.\n' if warn else '') + f'{left} left\n'
     return f'{text}<|im_end|>\n<|im_start|>assistant\n{prefix}'
+
+
+@functools.cache
+def scored(bits, temperature):
+    """Jitted (log-probabilities, entropy) of tokens among those that were allowed."""
+
+    def program(params, tokens, attention, allowed):
+        states = hidden(params, tokens, positions_of(attention), attention)
+        return losses.token_logprobs(
+            states,
+            head(params),
+            tokens,
+            temperature=temperature,
+            chunk_size=512,
+            with_entropy=True,
+            bits=bits,
+            allowed=allowed,
+        )
+
+    return jax.jit(program)

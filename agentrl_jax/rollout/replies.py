@@ -29,6 +29,7 @@ FIELDS = {  # of a line, beside those of `about`
     'action': int,  # hash of what the policy said before, 0 at the beginning
     'observation': str,
     'messages': (dict, type(None)),  # the observation, where it is messages
+    'offers': list,  # forms of answers on offer
     'instruction': str,
     'reward': float,
     'done': bool,
@@ -39,12 +40,8 @@ FIELDS = {  # of a line, beside those of `about`
     'seconds': float,  # the world took, the last time that it was asked
     'tries': int,  # times that it was asked
 }
-ADDED = {
-    'tries': 1,
-    'figures': [],
-    'valid': None,
-    'messages': None,
-}  # for lines older than these fields
+# Of lines older than these fields
+ADDED = {'tries': 1, 'figures': [], 'valid': None, 'messages': None, 'offers': []}
 LISTED = 20  # rollouts of a log that an error spells out
 About = dict[str, int | str]
 
@@ -90,6 +87,7 @@ def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
         'messages': dataclasses.asdict(reply.observation)
         if isinstance(reply.observation, Messages)
         else None,
+        'offers': list(response.offers),
         'instruction': response.instruction,
         'reward': float(reply.reward),
         'done': reply.done,
@@ -239,7 +237,14 @@ class LoggedPool:
         reply = Reply(**said | {'figures': tuple(said['figures'])})
         prompt = self._read(reply.observation, line['instruction'])
         self.done.put(
-            Response(request, reply, line['instruction'], prompt, seconds=line['seconds'])
+            Response(
+                request,
+                reply,
+                line['instruction'],
+                prompt,
+                tuple(line['offers']),
+                seconds=line['seconds'],
+            )
         )
 
     def abandon(self, slot: int) -> None:

@@ -22,9 +22,8 @@ from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.envs.hosts.answers import READERS, framed
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.webshop.world import WebShop
-from agentrl_jax.rl import losses
 from agentrl_jax.rl.algorithm import decided
-from agentrl_jax.rl.masked import positions_of
+from agentrl_jax.rollout import replies
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import read
 from agentrl_jax.text import agents, conversation
@@ -150,6 +149,29 @@ def played(forms=Offering.FORMS, world=Offers, temperature=1.3, **more):
         collect.worlds.pool.close()
 
 
+def test_what_was_on_offer_is_in_the_log_and_a_replay_is_the_rollout(tmp_path):
+    task, talk = built(Offering.FORMS)
+    sizes = dict(temperature=1.3, max_response=LONGEST, max_tokens=420)
+
+    def play(pool=None, log=None):
+        collect = host_worlds.collector(talk, Offers, pool=pool, **sizes)
+        if log is not None:
+            collect.worlds.log = log
+        try:
+            listed = tiny.episodes('frozen_lake')
+            return jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))[0]
+        finally:
+            collect.worlds.pool.close()
+
+    log = replies.ReplyLog(tmp_path / 'replies.jsonl')
+    log.about = {'step': 0}
+    first = play(log=log)
+    log.close()
+    lines = replies.read_log(tmp_path / 'replies.jsonl')
+    assert {tuple(line['offers']) for line in lines} >= {Offering.FORMS[:2], Offering.FORMS[2:]}
+    host_worlds.assert_same(play(replies.LoggedPool(lines, talk.prompt)), first)
+
+
 def turns_of(out):
     """(episode, turn, ids) of all answers."""
     for b, k in itertools.product(*map(range, out.valid.shape)):
@@ -195,19 +217,8 @@ def test_the_trainer_has_the_samplers_probabilities(temperature):
     out, _ = played(temperature=temperature)
     bits = built(Offering.FORMS)[0].grammar.bits
 
-    @jax.jit
-    def score(params, tokens, attention, allowed):
-        states = tiny.hidden(params, tokens, positions_of(attention), attention)
-        return losses.token_logprobs(
-            states,
-            tiny.head(params),
-            tokens,
-            temperature=temperature,
-            bits=bits,
-            allowed=allowed,
-        )[0]
-
-    found = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
+    score = tiny.scored(bits, temperature)
+    found, _ = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
     gap = np.where(out.action_mask, found - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
     choice = np.asarray(decided(jax.tree.map(jnp.asarray, out)))

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from agentrl_jax import train
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.algorithm import decided, trained
-from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import read
 from agentrl_jax.text import agents
@@ -235,31 +234,13 @@ def test_every_answer_is_legal_and_ends_itself(case):
     assert not out.penalties.any()
 
 
-@functools.cache
-def scored(bits, temperature):
-    def program(params, tokens, attention, allowed):
-        states = tiny.hidden(params, tokens, positions_of(attention), attention)
-        return losses.token_logprobs(
-            states,
-            tiny.head(params),
-            tokens,
-            temperature=temperature,
-            chunk_size=512,
-            with_entropy=True,
-            bits=bits,
-            allowed=allowed,
-        )
-
-    return jax.jit(program)
-
-
 @pytest.mark.parametrize('case', CASES, ids=str)
 def test_the_trainer_has_the_samplers_probabilities(case):
     name, spelling, opening, temperature = case
     out, _ = played(*case)
     grammar = task(name, spelling, opening).grammar
     assert grammar.free == (opening != '<answer>')
-    score = scored(grammar.bits, temperature)
+    score = tiny.scored(grammar.bits, temperature)
     logprobs, entropy = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
@@ -276,11 +257,11 @@ def test_logits_of_the_columns_alone_are_those_of_the_vocabulary_masked():
     out, _ = played(*CASES[0])
     grammar = task('frozen_lake', 'own', '<answer>').grammar
     rows = (tiny.untrained(), out.tokens, out.attention_mask)
-    few, few_entropy = scored(grammar.bits, 1.0)(*rows, out.allowed)
+    few, few_entropy = tiny.scored(grammar.bits, 1.0)(*rows, out.allowed)
     every = np.arange(tiny.tokenizer().vocab_size)
     classes = np.asarray(grammars.column_of(grammar.columns, every), np.int32)
     whole = grammars.Bits(classes=classes.tobytes())
-    many, many_entropy = scored(whole, 1.0)(*rows, out.allowed)
+    many, many_entropy = tiny.scored(whole, 1.0)(*rows, out.allowed)
     for one, other in ((few, many), (few_entropy, many_entropy)):
         np.testing.assert_allclose(one[out.action_mask], other[out.action_mask], atol=1e-6)
 
@@ -301,7 +282,7 @@ def test_probabilities_of_all_legal_answers_sum_to_one():
             allowed[row, place] = np.asarray(grammars.pack(jnp.asarray(after[state] >= 0)))
             state = after[state, np.searchsorted(columns, token)]
     attention = np.arange(width) < len(prompt) + live.sum(1, keepdims=True)
-    score = scored(grammar.bits, 1.0)
+    score = tiny.scored(grammar.bits, 1.0)
     logprobs, _ = score(tiny.untrained(), tokens, attention, allowed)
     total = np.exp(np.where(live, logprobs, 0.0).astype(np.float64).sum(1)).sum()
     assert math.isclose(total, 1.0, abs_tol=1e-5) and len(sequences) > 20
