@@ -432,7 +432,7 @@ def test_dataclasses_of_the_wire_are_frozen():
 # ---- programs ------------------------------------------------------------------------------------
 
 PROGRAM = """
-import json, os, sys, urllib.request
+import json, os, subprocess, sys, time, urllib.request
 
 def post(url, body):
     headers = {'Content-Type': 'application/json'}
@@ -443,12 +443,12 @@ item = int(sys.argv[1])
 assert item == int(os.environ['AGENTRL_ITEM'])
 messages = [{'role': 'user', 'content': f'Item {item}.'}]
 said = post(os.environ['OPENAI_BASE_URL'] + '/chat/completions', {'messages': messages})
-if item % 3 == 0:
+if item % 3 == 0:  # leaves a process that holds its stderr
+    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)  # left_alone'])
     post(os.environ['AGENTRL_REWARD_URL'], {'reward': 0.5, 'success': True})
 elif item % 3 == 1:
     raise OverflowError('too much')
 else:
-    import subprocess, time
     subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)  # left_alone'])
     time.sleep(99)
 """

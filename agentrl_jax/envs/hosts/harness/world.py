@@ -168,20 +168,26 @@ class Harness:
         self.process = process
         if self.episode is not episode:  # it was left in the meantime
             kill(process)
-        last = last_line(process.stderr)
+        kept = []
+        reader = threading.Thread(
+            target=lambda: kept.append(last_line(process.stderr)), daemon=True
+        )
+        reader.start()
         code = process.wait()
+        kill(process)  # what it has left: it may hold stderr open, too
+        reader.join(timeout=1.0)
+        last = kept[0] if kept else ''
         error = last if last.partition(':')[0] in self.settings.blames else ''
         episode.events.put(End(error=error or (f'exit code {code}: {last}' if code else '')))
 
 
 def kill(process: subprocess.Popen) -> None:
-    """Ends a process and all that it has started."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+    """Ends a process and all that it has started, which may have outlived it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 def last_line(stream: Any) -> str:
