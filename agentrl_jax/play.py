@@ -37,14 +37,13 @@ from rich.cells import cell_len
 from agentrl_jax.imitation.demonstrations import answer_text
 from agentrl_jax.machine import files
 from agentrl_jax.records import pages
-from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import config, parts
 from agentrl_jax.run.config import Config
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer
-from agentrl_jax.types import EpisodeStop, Params, Rollout
+from agentrl_jax.types import EpisodeStop, Rollout
 
 DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
 
@@ -153,40 +152,6 @@ def pieces(rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, bool]]:
         begin = end
 
 
-def play_on_device(
-    cfg: Config, model: Any, mesh: Any, params: Params, task: Any, listed: Episodes, key: jax.Array
-) -> Rollout:
-    """The listed episodes, of a world on the device."""
-    del mesh
-    collect = functools.partial(
-        device.collect,
-        config=model,
-        slots=2,
-        serve_rows=2,
-        max_tokens=cfg.rollout.max_tokens,
-        max_response=cfg.rollout.max_response,
-        temperature=cfg.eval.temperature,
-        top_k=cfg.eval.top_k,
-        top_p=cfg.eval.top_p,
-        stop_at_answer=cfg.rollout.stop_at_answer,
-        window=cfg.context.window,
-    )
-    return jax.jit(collect)(params, task, listed, key)[0]
-
-
-def play_on_hosts(
-    cfg: Config, model: Any, mesh: Any, params: Params, task: Any, listed: Episodes, key: jax.Array
-) -> Rollout:
-    """The same of worlds on hosts."""
-    worlds = parts.build_worlds(cfg, parts.build_tokenizer(cfg))
-    few = dataclasses.replace(cfg, rollout=dataclasses.replace(cfg.rollout, slots=2))
-    collect = parts.build_collect(few, model, mesh, training=False, worlds=worlds)
-    try:
-        return collect(params, task, listed, key)[0]
-    finally:
-        worlds.pool.close()
-
-
 def watch(
     cfg: Config,
     workdir: str,
@@ -208,8 +173,14 @@ def watch(
     model, params = parts.load_run(files.local_path(workdir), mesh=mesh)
     stream = jnp.arange(2, dtype=jnp.int32)  # of one row XLA makes other programs
     listed = Episodes(level=jnp.full(2, level), token_stream=stream, world_stream=stream)
-    play = play_on_hosts if cfg.on_hosts else play_on_device
-    rollout = play(cfg, model, mesh, params, task, listed, jax.random.key(seed))
+    few = dataclasses.replace(cfg, rollout=dataclasses.replace(cfg.rollout, slots=2))
+    worlds = parts.build_worlds(cfg, tokenizer) if cfg.on_hosts else None
+    collect = parts.build_collect(few, model, mesh, training=False, worlds=worlds)
+    try:
+        rollout, _ = collect(params, task, listed, jax.random.key(seed))
+    finally:
+        if worlds is not None:
+            worlds.pool.close()
     shown = list(pieces(rollout, tokenizer))
     left = wrapped(''.join(piece for piece, _ in shown), width)
     for piece, sampled in shown:

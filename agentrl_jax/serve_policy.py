@@ -47,8 +47,7 @@ from agentrl_jax.envs.hosts.harness.endpoint import OVER, End, Endpoint, Episode
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply
-from agentrl_jax.machine import files, sharding
-from agentrl_jax.models import lora
+from agentrl_jax.machine import files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool
@@ -57,7 +56,6 @@ from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.text.conversation import Conversation, build_host_task
-from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.tokens.chat import build_chat
 
 FOREVER = 1e9  # seconds
@@ -145,6 +143,8 @@ class Client:
 class Clients(HostEnvironment):
     """Whoever calls."""
 
+    stop: tuple[str, ...] = ()  # strings that clients may name
+
     name = 'clients'
     chats = finishes = True
 
@@ -163,15 +163,14 @@ class DeskHandler(Handler):
 def answer_forms(cfg: Config) -> tuple[str, ...]:
     """What the run's answers had to look like; () = anything. Those to worlds on the device are
     opened by the program, which no client does."""
-    if not (cfg.rollout.constrain and cfg.on_hosts):
+    if not cfg.on_hosts:
         return ()
     (world,) = cfg.worlds
-    forms = cfg.hosts.forms or world.forms
-    return tuple(form.removeprefix(cfg.hosts.answer_prefix) for form in forms)
+    return tuple(form.removeprefix(cfg.hosts.answer_prefix) for form in cfg.forms_of(world))
 
 
 class Served:
-    """A policy that is served until `close`."""
+    """A policy, and those who ask it."""
 
     def __init__(
         self,
@@ -188,9 +187,7 @@ class Served:
         config, params = parts.build_model(cfg, tokenizer, mesh)
         if workdir:
             params = saved_policy(cfg, config, mesh, params, workdir, step=step)
-        config = dataclasses.replace(config, dtype=cfg.rollout.sampler_dtype or config.dtype)
-        merged = lora.merge(params, config.lora_scale)
-        self.params = jax.tree.map(lambda x: x.astype(config.dtype), merged)
+        self.params = params
         shards = mesh.shape['data'] * mesh.shape['fsdp']
         slots = -(-slots // shards) * shards
         self.desk = Desk(slots, stops)
@@ -208,23 +205,19 @@ class Served:
         )
         self.key = jax.random.key(cfg.seed)
         pool = Pool(lambda: Client(self.desk), conversation.prompt)
-        self.collect = host.HostCollect(
-            mesh,
-            sharding.local_mesh(mesh),
-            host.Worlds(pool, conversation),
-            config=config,
-            strings=build_stop_table(tokenizer.token_bytes(), (*cfg.hosts.stop, *stops)),
-            slots=slots,
-            serve_rows=min(cfg.rollout.serve_rows, slots),
-            read_tokens=cfg.hosts.read_tokens,
-            max_tokens=cfg.rollout.max_tokens,
-            max_response=cfg.rollout.max_response,
-            policy=RetryPolicy(timeout_s=FOREVER, min_healthy=0.0),
-            poll=cfg.hosts.poll,
-            temperature=cfg.eval.temperature,
-            top_k=cfg.eval.top_k,
-            top_p=cfg.eval.top_p,
+        run = dataclasses.replace(
+            cfg,
+            worlds=(Clients(stop=stops),),
+            env=dataclasses.replace(cfg.env, eval_levels=ROUND),
+            rollout=dataclasses.replace(cfg.rollout, slots=slots),
+            context=dataclasses.replace(cfg.context, window=0),
+            reward=dataclasses.replace(cfg.reward, function=''),
+            hosts=dataclasses.replace(
+                cfg.hosts, policy=RetryPolicy(timeout_s=FOREVER, min_healthy=0.0)
+            ),
         )
+        worlds = host.Worlds(pool, conversation)
+        self.collect = parts.build_collect(run, config, mesh, training=False, worlds=worlds)
 
     @property
     def url(self) -> str:
