@@ -2,7 +2,7 @@
 
   python -m benchmarks.harness [--episodes=64] [--turns=40]
 
-So many clients, each with a connection of its own, ask at once and are answered at once by a script
+All clients, each with its own connection, ask at once and are answered at once by a script
 in the place of a policy; a turn's history grows. What is counted is the CPU time of the process,
 clients included. The reference is the same clients against a server that answers a fixed body, so
 the ratio is what reading, placing and answering a turn costs. No model and no tokens take part.

@@ -1,4 +1,4 @@
-"""An agent of its own, around a client of chat completions, trained from nothing, two CPU cores.
+"""An agent around a client of chat completions, trained from nothing, two CPU cores.
 
   python -m agentrl_jax.train --config=configs/demo_harness.py --workdir=runs/harness
 

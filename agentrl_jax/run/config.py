@@ -73,6 +73,10 @@ class Config:
     def algorithm_name(self) -> str:
         return Chosen(ALGORITHMS).key(self.algorithm)
 
+    def forms_of(self, world: Any) -> tuple[str, ...]:
+        """What answers to a world on a host must look like (text.forms); () = any text."""
+        return (self.hosts.forms or world.forms) if self.rollout.constrain else ()
+
     @property
     def most_branches(self) -> int:
         """Conversations of an episode, at most."""

@@ -114,7 +114,7 @@ def host_task(cfg: Config, tokenizer: Any, split: str) -> HostTask:
         env_params,
         build_conversation(cfg, tokenizer, env),
         max_turns=cfg.env.max_turns,
-        forms=(cfg.hosts.forms or env.forms) if cfg.rollout.constrain else (),
+        forms=cfg.forms_of(env),
         spelling=cfg.rollout.constrain,
         max_response=cfg.rollout.max_response,
     )
@@ -128,8 +128,8 @@ def answer_pattern(cfg: Config) -> str:
     found = {}
     for world in cfg.worlds:
         if world.name in HOSTS:
-            known = cfg.hosts.forms or world.forms
-            rests = [form.removeprefix(cfg.hosts.answer_prefix) for form in known]
+            prefix = cfg.hosts.answer_prefix
+            rests = [form.removeprefix(prefix) for form in cfg.forms_of(world)]
             found[forms.pattern(rests)] = None
         else:
             most, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening

@@ -392,7 +392,7 @@ class Sampling:
         for world in run.worlds:
             if world.name not in HOSTS:
                 continue
-            known = run.hosts.forms or world.forms
+            known = run.forms_of(world)
             if not known:
                 yield (
                     f'{given}needs to know what answers look like, and {world.name} does not say: '

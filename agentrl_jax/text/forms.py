@@ -87,7 +87,7 @@ def _pieces(form: str) -> list[bytes]:
 
 
 def _settled(items: Iterable[Item], pieces: list[list[bytes]]) -> frozenset[Item]:
-    """With pieces that are read to their end in the holes behind them."""
+    """With pieces that are read to their end in the holes after them."""
     return frozenset(
         Item(form, piece + 1, -1, True)
         if read == len(pieces[form][piece]) and piece + 1 < len(pieces[form])
@@ -137,8 +137,8 @@ def build_forms(
 ) -> Grammar:
     """The grammar of answers of at most `longest` tokens, their end included.
 
-    offers: answers can be kept to some of the forms, those on offer. A state behind which a turn is
-    written, and all is allowed, is always there.
+    offers: answers can be kept to some of the forms, those on offer. A state in front of turns
+    that are written, where all is allowed, is always there.
     """
     automaton = build_automaton(forms)
     tokens = Tokens(tokenizer.token_bytes())

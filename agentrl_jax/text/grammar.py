@@ -89,7 +89,7 @@ class Bits:
     # head beyond it has the last one's
 
     def index(self, vocabulary: int) -> np.ndarray:
-        """int32 [V]: the bit of each token of a head of so many."""
+        """int32 [V]: the bit of each token of a head of this size."""
         known = np.frombuffer(self.classes, np.int32)[:vocabulary]
         return np.pad(known, (0, vocabulary - len(known)), mode='edge')
 
@@ -107,7 +107,7 @@ class Place:
 
 
 def pattern(names: Sequence[str], *, max_actions: int, opening: str) -> str:
-    """A regular expression of the answers behind their opening, for samplers elsewhere."""
+    """A regular expression of the answers after their opening, for samplers elsewhere."""
     form = FORMS[opening]
     name, bar = '|'.join(map(re.escape, names)), re.escape(BETWEEN)
     actions = f'(?:{name})(?:{bar}(?:{name})){{0,{max_actions - 1}}}'
