@@ -95,7 +95,9 @@ def token_logprobs(
     are.
     """
     targets, index, legal = tokens, None, ()
-    if allowed is not None and bits is not None:
+    if allowed is not None:
+        if bits is None:
+            raise ValueError('what was allowed is given without the tokens that its bits stand for')
         legal = (allowed,)
         if bits.ids:
             head, index = head[:, np.array(bits.ids)], np.arange(len(bits.ids))

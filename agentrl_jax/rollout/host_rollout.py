@@ -556,7 +556,6 @@ class HostRollout:
 
 def branch_places(out: Rollout, episode: int, branch: int, prefix: int) -> np.ndarray:
     """Where the tokens of a conversation of an episode are in its row, after the common prefix."""
-    turn = out.turn[episode]
-    own = (turn >= 0) & (out.branch[episode][np.maximum(turn, 0)] == branch)
+    own = windows.branch_of(out.turn[[episode]], out.branch[[episode]], np)[0] == branch
     own[:prefix] = False
     return np.flatnonzero(own)

@@ -29,6 +29,11 @@ class Windows:
     own: jax.Array  # bool [B, K, W]   tokens of the turn, or branch, itself
 
 
+def branch_of(turn: jax.Array, branch: jax.Array, xp: Any = jnp) -> jax.Array:
+    """Conversation of each token, int32 [B, T], -1 = padding; turn [B, T], branch [B, K]."""
+    return xp.where(turn >= 0, xp.take_along_axis(branch, xp.maximum(turn, 0), axis=1), -1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Branches:
     """Episodes that hold several conversations: a sample for each of them (Rollout.branch)."""
@@ -48,8 +53,7 @@ class Branches:
     def windows(self, rollout: Rollout) -> 'Windows':
         """The samples of a rollout; empty for conversations that were not begun."""
         length = rollout.tokens.shape[1]
-        branch = jnp.take_along_axis(rollout.branch, jnp.maximum(rollout.turn, 0), axis=1)
-        branch = jnp.where(rollout.turn >= 0, branch, -1)[:, None]
+        branch = branch_of(rollout.turn, rollout.branch)[:, None]
         place = jnp.arange(length)[None, None]
         of = jnp.arange(self.count)[None, :, None]
         own = (branch == of) & (place >= self.prefix)

@@ -53,8 +53,9 @@ class HostTask:
             raise ValueError(
                 f'{self.env.name} offers {sorted(strangers)[0]!r}, which is none of its forms'
             )
-        bits = [form in forms for form in self.forms]
-        return np.asarray(grammars.pack(np.array(bits))).view(np.int32)
+        bits = np.zeros(grammars.words(len(self.forms)) * grammars.WORD, bool)
+        bits[[self.forms.index(form) for form in forms]] = True
+        return np.packbits(bits, bitorder='little').view(np.int32)
 
 
 Task = TextTask | HostTask  # a world as text, wherever it is
