@@ -4,9 +4,10 @@
       --model=Qwen2.5-0.5B [--config.mesh.fsdp=8] [--layers=2,4] [--json]
 
 Compiles rollout (collect) and update (learn) of the config for a TPU slice (with libtpu:
-requirements-plan.txt), for CPU devices or for the GPUs of this machine, from shapes alone: no
-weights are made. --model names a size instead of a checkpoint. --layers compiles models of two
-depths and draws the line through them, where the whole would take long.
+requirements-plan.txt), for GPUs that are not there (requirements-plan-gpu.txt), for CPU devices or
+for the GPUs of this machine, from shapes alone: no weights are made. Without these packages it
+prints the limit on paper alone. --model names a size instead of a checkpoint. --layers compiles
+models of two depths and draws the line through them, where the whole would take long.
 """
 
 import sys
@@ -18,7 +19,9 @@ from agentrl_jax.run import command
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('topology', None, 'v5e:2x4, v5p:2x2x2, v6e:2x4, cpu:8, gpu:1, ...')
+    flags.DEFINE_string(
+        'topology', None, 'v5e:2x4, v5p:2x2x2, h100:8, h200:1, a100:2x8, cpu:8, gpu:1, ...'
+    )
     flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
     flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
     flags.DEFINE_integer(
@@ -43,7 +46,7 @@ import json
 from typing import Any
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.planning import advice, cost
+from agentrl_jax.planning import advice, cost, limit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
 from agentrl_jax.planning.programs import Compiled
@@ -51,6 +54,14 @@ from agentrl_jax.planning.programs import Compiled
 PROGRAMS = ('collect', 'learn')
 # An answer is assumed to be a fifth of rollout.max_response; a short one, all of it
 ANSWER_SHARE, SHORT_ANSWER = 5, 16
+# Facts of the compiled text -> how they are shown
+FACTS = {
+    'kernels_of_a_step': ('kernels in the innermost loop', 1, '.0f'),
+    'largest_copy_in_a_loop': ('MB of the largest copy in a loop', 1e6, '.3g'),
+    'largest_in_a_loop': ('MB of the largest result in one', 1e6, '.4g'),
+    'collectives_in_loops': ('transfers between devices in loops', 1, '.0f'),
+    'fused_attention': ('attention as one kernel', 1, '.0f'),
+}
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
 
 
@@ -66,8 +77,7 @@ def plan(
     where = hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
     mesh = whole.mesh
-    longest = cfg.rollout.max_response
-    answer_tokens = answer_tokens or max(-(-longest // ANSWER_SHARE), min(longest, SHORT_ANSWER))
+    answer_tokens = answer_tokens or answers_of(cfg)
     machine = machine_of(cfg, where, mesh, answer_tokens)
     parts = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers]
     programs = {}
@@ -89,6 +99,7 @@ def plan(
         'usable_bytes': int(where.chip.usable),
         'assumed': {
             'answer_tokens': answer_tokens,
+            'row_tokens': limit.row_tokens(whole.cfg, whole.task, answer_tokens),
             'turns': cfg.env.max_turns,
             'serves_per_shard': counts[0],
             'decodes_per_shard': counts[0] * counts[1],
@@ -102,14 +113,44 @@ def plan(
             for knob in advice.knobs(whole, tightest)
             if knob.saves >= WORTH_SAYING
         ],
+        'limit': limits(whole, machine, answer_tokens),
         'step_seconds': sum(row['seconds'] for row in programs.values()) if machine.flops else None,
     }
 
 
+def on_paper(
+    cfg: Any, topology: str, *, model: str = '', answer_tokens: int = 0
+) -> dict[str, float]:
+    """The least seconds of a step on devices that nothing is compiled for (limit.py)."""
+    where = hardware.stand_ins(topology)
+    whole = plan_programs.shapes(cfg, where.devices, model)
+    answer_tokens = answer_tokens or answers_of(cfg)
+    return limits(whole, machine_of(cfg, where, whole.mesh, answer_tokens), answer_tokens)
+
+
+def limits(
+    shapes: plan_programs.Shapes, machine: cost.Machine, answer_tokens: int
+) -> dict[str, float]:
+    """Least seconds of collect and learn for rows as long as they are; {} of unknown peaks."""
+    if machine.flops is None:
+        return {}
+    length = limit.row_tokens(shapes.cfg, shapes.task, answer_tokens)
+    return limit.seconds(
+        shapes.cfg, shapes.config, machine, length=length, answer_tokens=answer_tokens
+    )
+
+
+def answers_of(cfg: Any) -> int:
+    """Tokens that an answer is assumed to have."""
+    longest = cfg.rollout.max_response
+    return max(-(-longest // ANSWER_SHARE), min(longest, SHORT_ANSWER))
+
+
 def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> cost.Machine:
     """The device as plan_cost sees it, and how often the loops of a rollout run."""
+    platform = where.devices[0].platform
     return cost.Machine(
-        platform=where.devices[0].platform,
+        platform='cuda' if platform == 'gpu' else platform,
         flops=where.chip.flops,
         bandwidth=where.chip.bandwidth,
         trips=cost.trips(cfg, sharding.row_shards(mesh), answer_tokens),
@@ -125,11 +166,18 @@ def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> C
         low, high = getattr(few, name), getattr(many, name)
         return type(low)(low + (high - low) * (depth - a) / (b - a))
 
-    numbers = [field.name for field in dataclasses.fields(Compiled) if field.type is not str]
+    fields = dataclasses.fields(Compiled)
+    numbers = [field.name for field in fields if field.type in (int, float)]
     spent = few.compile_seconds + many.compile_seconds
+    facts = {
+        name: round(x + (many.facts[name] - x) * (depth - a) / (b - a))
+        for name, x in few.facts.items()
+        if name in many.facts
+    }
     return Compiled(
         name=few.name,
         refused=few.refused or many.refused,
+        facts=facts,
         **{name: line(name) for name in numbers} | {'compile_seconds': spent},
     )
 
@@ -174,7 +222,12 @@ def text(plan: dict[str, Any]) -> str:
     row('TFLOP a device', lambda p: p['flops'], 1e12, '.3g')
     row('GB moved a device', lambda p: p['bytes'], 1e9, '.4g')
     if plan['step_seconds'] is not None:
-        row('roofline seconds', lambda p: p['seconds'], 1, '.3g')
+        row('roofline seconds, whole arrays', lambda p: p['seconds'], 1, '.3g')
+        least = (format(plan['limit'][name], '.3g') for name in PROGRAMS)
+        lines.append(f'{"... rows as long as they are":<34}' + ''.join(f'{x:>10}' for x in least))
+    for name, (label, unit, form) in FACTS.items():
+        if all(name in programs[p]['facts'] for p in PROGRAMS):
+            row(label, lambda p, name=name: p['facts'][name], unit, form)
     row('seconds to compile, here', lambda p: p['compile_seconds'], 1, '.0f')
     lines += ['', *notes(plan)]
     return '\n'.join(lines)
@@ -184,7 +237,8 @@ def notes(plan: dict[str, Any]) -> list[str]:
     assumed = plan['assumed']
     out = [
         f'Assumed: every episode has {assumed["turns"]} turns with answers of '
-        f'{assumed["answer_tokens"]} tokens (--answer_tokens), so a shard decodes '
+        f'{assumed["answer_tokens"]} tokens (--answer_tokens) and then '
+        f'{assumed["row_tokens"]} in all, so a shard decodes '
         f'{assumed["decodes_per_shard"]:.0f} times and serves '
         f'{assumed["serves_per_shard"]:.0f} times.'
     ]
@@ -231,6 +285,15 @@ def main() -> None:
             layers=layer_pair(given.layers),
             answer_tokens=given.answer_tokens,
         )
+    except hardware.NotInstalled as error:
+        least = on_paper(
+            given.config, given.topology, model=given.model, answer_tokens=given.answer_tokens
+        )
+        told = {'topology': given.topology, 'limit': least, 'not_compiled': str(error)}
+        listed = ', '.join(f'{name} {x:.3g} s' for name, x in least.items())
+        paper = f'On paper a step takes at least {sum(least.values()):.3g} s: {listed}.'
+        print(json.dumps(told, indent=2) if given.json else f'{paper}\nNot compiled: {error}')
+        sys.exit(2)
     except (ValueError, OSError) as error:
         command.end(str(error), error)
     print(json.dumps(made, indent=2) if given.json else text(made))

@@ -6,6 +6,9 @@ Dh head width. Scores and softmax are float32; keys and values are never repeate
 
 import jax
 import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.models import kernels
 
 NEVER = (
     -1e30
@@ -14,6 +17,14 @@ BLOCK = 64  # cache entries per step of attend_blocks
 WIDE_BLOCK = 128  # ... of attend_filled
 FEW_BLOCKS = 4  # up to this many, copying the blocks in use costs more than reading the whole cache
 SCORE_BYTES = 3 << 19  # scores that attend_rows has alive at a time on a CPU
+
+
+@struct.dataclass
+class Visible:
+    """Which keys queries attend to."""
+
+    mask: jax.Array  # bool [R, O, T]
+    length: jax.Array  # int32 [R]  real tokens of a row; of a cache, entries the last query sees
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -59,8 +70,13 @@ def attend_rows(
     return jax.lax.platform_dependent(q, k, v, mask, cpu=by_parts, default=attend)
 
 
-def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """attend() against a cache; mask[r, o] is a prefix of the keys."""
+def attend_cache(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, fused: str = ''
+) -> jax.Array:
+    """attend() against a cache; mask[r, o] is a prefix of the keys. fused: see kernels.py."""
+    mask = visible.mask
+    if fused and q.shape[1] == 1 and not (fused == 'pallas' and _heads_are_split()):
+        return kernels.attend_one(fused, q, k, v, visible.length)
     if _heads_are_split():
         return attend_rows(q, k, v, mask)
     if q.shape[1] != 1:

@@ -26,8 +26,9 @@ SCAN_FROM = 8  # layers; fewer compile as fast one after another
 class KVCache:
     """Keys and values of S rows; index t of a row holds the token at position t."""
 
-    k: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh], rotated
-    v: tuple[jax.Array, ...]  # per layer [S, T, Kh, Dh]
+    # Heads side by side: a TPU would pad each to 128 channels, and copy the cache to read it
+    k: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh], rotated
+    v: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh]
 
     @property
     def length(self) -> int:
@@ -54,6 +55,7 @@ class Model(abc.ABC):
     remat: bool = False  # recompute each layer in the backward pass of forward()
     scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
     transposed: bool = False  # kernels are [out, in], as transpose_kernels makes them
+    fused: str = ''  # whose attention kernels: 'cudnn', 'pallas' or '' (none); kernels.kind_for
 
     GGUF_LAYER: ClassVar[
         Mapping[str, str]
@@ -102,8 +104,9 @@ class Model(abc.ABC):
     ) -> jax.Array:
         """Final hidden states [B, T, D] of whole rows, in the compute dtype.
 
-        tokens, positions int32 [B, T]; attention_mask bool [B, T] marks real tokens. Token t
-        attends to the real tokens at indices <= t; results at padding are finite and mean nothing.
+        tokens, positions int32 [B, T]; attention_mask bool [B, T] marks real tokens, which come
+        first in every row. Token t attends to the real tokens at indices <= t; results at padding
+        are finite and mean nothing.
         row_sharding keeps activations split by rows; without it XLA may split them by channels,
         like the parameters, and hold all rows on every device.
         """
@@ -141,7 +144,7 @@ class Model(abc.ABC):
 
     def init_cache(self, rows: int, length: int, dtype: str | None = None) -> KVCache:
         """An empty cache of `rows` rows and `length` positions; dtype None = compute dtype."""
-        shape = (rows, length, self.num_kv_heads, self.head_dim)
+        shape = (rows, length, self.num_kv_heads * self.head_dim)
         zeros = functools.partial(jnp.zeros, shape, self.dtype if dtype is None else dtype)
         layers = range(self.num_layers)
         return KVCache(k=tuple(zeros() for _ in layers), v=tuple(zeros() for _ in layers))

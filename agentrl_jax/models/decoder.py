@@ -19,8 +19,8 @@ from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models import layer_scan
-from agentrl_jax.models.attention import attend_cache, attend_rows
+from agentrl_jax.models import kernels, layer_scan
+from agentrl_jax.models.attention import Visible, attend_cache, attend_rows
 from agentrl_jax.models.base import KVCache, Model, times_rows
 from agentrl_jax.types import Params
 
@@ -114,7 +114,7 @@ class Attention(nn.Module):
     """Grouped-query attention; with a cache, its keys and values are those of the cache rows."""
 
     config: Model
-    shards: int = 1  # devices over which the rows are split
+    rows: NamedSharding | None = None  # how rows are laid out on a mesh
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(q [R, O, H, Dh], k and v [R, O, Kh, Dh]) of x [R, O, D], before rotation."""
@@ -122,19 +122,21 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, angles: jax.Array, mask: jax.Array, cached: Any, where: Any
+        self, x: jax.Array, angles: jax.Array, visible: Visible, cached: Any, where: Any
     ) -> tuple[jax.Array, Any]:
-        """x [R, O, D]; cached (k, v) [S, T, Kh, Dh] or None; returns (out [R, O, D], cached)."""
+        """x [R, O, D]; cached (k, v) [S, T, Kh * Dh] or None; returns (out [R, O, D], cached)."""
         c = self.config
         q, k, v = self.project(x)
         q, k = rotate(q, angles), rotate(k, angles)
         q = q.reshape(x.shape[:2] + (c.num_kv_heads, -1, c.head_dim))
-        if cached is None:
-            out = attend_rows(q, k, v, mask, shards=self.shards)
+        if cached is None and c.fused:
+            out = kernels.attend_rows(c.fused, q, k, v, visible.length, self.rows)
+        elif cached is None:
+            out = attend_rows(q, k, v, visible.mask, shards=shards_of(self.rows, len(x)))
         else:
             cached = (where.write(cached[0], k), where.write(cached[1], v))
-            k, v = where.read(cached[0], k.dtype), where.read(cached[1], v.dtype)
-            out = attend_cache(q, k, v, mask)
+            k, v = where.read(cached[0], k), where.read(cached[1], v)
+            out = attend_cache(q, k, v, visible, c.fused)
         return dense(out, c.hidden_size, 'o_proj', c, gain=0.5 / c.num_layers), cached
 
 
@@ -161,12 +163,12 @@ class Backbone(nn.Module):
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        mask: jax.Array,
+        visible: Visible,
         cache: Any = None,
         where: Any = None,
         row_sharding: NamedSharding | None = None,
     ) -> tuple[jax.Array, Any]:
-        """tokens, positions int32 [R, O], mask bool [R, O, T] -> (hidden [R, O, D], cache)."""
+        """tokens, positions int32 [R, O] -> (hidden [R, O, D], cache)."""
         c = self.config
 
         def pin(x):
@@ -180,12 +182,10 @@ class Backbone(nn.Module):
             embedding = jax.lax.with_sharding_constraint(embedding, whole)
         x = pin(embedding[tokens].astype(c.dtype))
         angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
-        shards = row_sharding.shard_shape(tokens.shape) if row_sharding else tokens.shape
-        shards = tokens.shape[0] // shards[0]
         if c.scans and cache is None and not self.is_initializing():
-            layer = c.layer()(c, shards, parent=None)
+            layer = c.layer()(c, row_sharding, parent=None)
             x = layer_scan.run(
-                lambda variables, x: pin(layer.apply(variables, x, angles, mask)[0]),
+                lambda variables, x: pin(layer.apply(variables, x, angles, visible)[0]),
                 [
                     {kind: tree[f'layers_{i}'] for kind, tree in self.variables.items()}
                     for i in range(c.num_layers)
@@ -200,7 +200,9 @@ class Backbone(nn.Module):
         keys, values = [], []
         for i in range(c.num_layers):
             cached = None if cache is None else (cache.k[i], cache.v[i])
-            x, cached = layer(c, shards, name=f'layers_{i}')(x, angles, mask, cached, where)
+            x, cached = layer(c, row_sharding, name=f'layers_{i}')(
+                x, angles, visible, cached, where
+            )
             x = pin(x)
             if cached is not None:
                 keys.append(cached[0])
@@ -218,17 +220,23 @@ class _Where:
     kv_length: int = struct.field(pytree_node=False)
 
     def write(self, cache: jax.Array, new: jax.Array) -> jax.Array:
-        """cache [S, T, Kh, Dh] with new [R, O, Kh, Dh] at (rows, positions)."""
+        """cache [S, T, Kh * Dh] with new [R, O, Kh, Dh] at (rows, positions)."""
         rows = jnp.arange(new.shape[0]) if self.rows is None else self.rows
         # No (row, position) comes twice, except those that are dropped.
         return cache.at[rows[:, None], self.positions].set(
-            new.astype(cache.dtype), mode='drop', unique_indices=True
+            new.reshape(*new.shape[:2], -1).astype(cache.dtype), mode='drop', unique_indices=True
         )
 
-    def read(self, cache: jax.Array, dtype) -> jax.Array:
-        """The first kv_length entries of the rows, [R, kv_length, Kh, Dh]."""
+    def read(self, cache: jax.Array, new: jax.Array) -> jax.Array:
+        """The first kv_length entries of the rows, [R, kv_length, Kh, Dh], as those of new."""
         cache = cache[:, : self.kv_length]
-        return (cache if self.rows is None else cache[self.rows]).astype(dtype)
+        cache = cache if self.rows is None else cache[self.rows]
+        return cache.astype(new.dtype).reshape(*cache.shape[:2], *new.shape[2:])
+
+
+def shards_of(rows: NamedSharding | None, count: int) -> int:
+    """Devices over which as many rows are split."""
+    return 1 if rows is None else count // rows.shard_shape((count,))[0]
 
 
 def _variables(params: Params) -> dict:
@@ -243,7 +251,7 @@ class Decoder(Model):
 
     @abc.abstractmethod
     def layer(self) -> type[nn.Module]:
-        """Module (config, shards) of one layer; shards: devices over which the rows are split.
+        """Module (config, rows) of one layer; rows: how rows are laid out on a mesh, or None.
 
         It is called as `Attention` is, and returns (x, cached).
         """
@@ -252,7 +260,8 @@ class Decoder(Model):
         """Random float32 parameters: fan-in scaled kernels, residual outputs over sqrt(2 L)."""
         k_model, k_head = jax.random.split(key)
         one = jnp.zeros((1, 1), jnp.int32)
-        model = Backbone(self).init(k_model, one, one, jnp.ones((1, 1, 1), bool))['params']
+        seen = Visible(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
+        model = Backbone(self).init(k_model, one, one, seen)['params']
         model = dict(model)
         model['embed_tokens'] = {'embedding': model.pop('embedding')}
         params = {'model': model}
@@ -264,9 +273,9 @@ class Decoder(Model):
     def forward(self, params, tokens, positions, attention_mask, *, row_sharding=None):
         index = jnp.arange(tokens.shape[1])
         causal = index[:, None] >= index[None, :]
-        mask = causal[None] & attention_mask[:, None, :]
+        visible = Visible(causal[None] & attention_mask[:, None, :], attention_mask.sum(1))
         hidden, _ = Backbone(self).apply(
-            _variables(params), tokens, positions, mask, row_sharding=row_sharding
+            _variables(params), tokens, positions, visible, row_sharding=row_sharding
         )
         return hidden
 
@@ -275,5 +284,6 @@ class Decoder(Model):
         last = jnp.where(positions < length, positions, 0)  # padding attends to one entry: cheap
         length = length if kv_length is None else min(kv_length, length)
         mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
+        visible = Visible(mask, last[:, -1] + 1)
         where = _Where(rows=rows, positions=positions, kv_length=length)
-        return Backbone(self).apply(_variables(params), tokens, positions, mask, cache, where)
+        return Backbone(self).apply(_variables(params), tokens, positions, visible, cache, where)

@@ -9,8 +9,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.sharding import NamedSharding
 
 from agentrl_jax.models import decoder
+from agentrl_jax.models.attention import Visible
 from agentrl_jax.models.decoder import MLP, RMSNorm, dense
 from agentrl_jax.models.fields import flag
 
@@ -41,21 +43,21 @@ class Layer(nn.Module):
     """x + norm(attention(x)), then x + norm(mlp(x))."""
 
     config: Olmo2
-    shards: int = 1  # devices over which the rows are split
+    rows: NamedSharding | None = None  # how rows are laid out on a mesh
 
     @nn.compact
     def __call__(
         self,
         x: jax.Array,
         angles: jax.Array,
-        mask: jax.Array,
+        visible: Visible,
         cached: Any = None,
         where: Any = None,
     ) -> tuple[jax.Array, Any]:
         c = self.config
         norm = dict(eps=c.rms_norm_eps, dtype=c.dtype, scaled_in='float32')
-        attention = Attention(c, self.shards, name='self_attn')
-        mixed, cached = attention(x, angles, mask, cached, where)
+        attention = Attention(c, self.rows, name='self_attn')
+        mixed, cached = attention(x, angles, visible, cached, where)
         x = x + RMSNorm(**norm, name='post_attention_layernorm')(mixed)
         x = x + RMSNorm(**norm, name='post_feedforward_layernorm')(MLP(c, name='mlp')(x))
         return x, cached

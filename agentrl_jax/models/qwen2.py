@@ -10,8 +10,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.sharding import NamedSharding
 
 from agentrl_jax.models import decoder
+from agentrl_jax.models.attention import Visible
 from agentrl_jax.models.decoder import MLP, RMSNorm, dense
 from agentrl_jax.models.fields import flag, needed
 
@@ -76,20 +78,20 @@ class Layer(nn.Module):
     """Pre-norm residual block."""
 
     config: Qwen2
-    shards: int = 1  # devices over which the rows are split
+    rows: NamedSharding | None = None  # how rows are laid out on a mesh
 
     @nn.compact
     def __call__(
         self,
         x: jax.Array,
         angles: jax.Array,
-        mask: jax.Array,
+        visible: Visible,
         cached: Any = None,
         where: Any = None,
     ) -> tuple[jax.Array, Any]:
         norm = dict(eps=self.config.rms_norm_eps, dtype=self.config.dtype)
-        mixed, cached = Attention(self.config, self.shards, name='self_attn')(
-            RMSNorm(**norm, name='input_layernorm')(x), angles, mask, cached, where
+        mixed, cached = Attention(self.config, self.rows, name='self_attn')(
+            RMSNorm(**norm, name='input_layernorm')(x), angles, visible, cached, where
         )
         x = x + mixed
         x = x + MLP(self.config, name='mlp')(RMSNorm(**norm, name='post_attention_layernorm')(x))

@@ -131,6 +131,10 @@ class _Counter:
             return self.loop(eqn, weights), none
         if name == 'cond':
             return self.branch(eqn, weights), none
+        if name == 'pallas_call':
+            return self.kernel(eqn), none
+        if name.startswith('dot_product_attention'):
+            return self.attention(eqn), none
         return self.call(eqn, weights)
 
     def product(self, eqn: Any, weights: list[bool]) -> Cost:
@@ -179,6 +183,21 @@ class _Counter:
         for cost, share in zip(costs, taken, strict=True):
             total.add(cost, share)
         return total
+
+    def kernel(self, eqn: Any) -> Cost:
+        """A Pallas kernel: the products of one block times its grid, operands and results once."""
+        body, _ = self.body(eqn.params['jaxpr'], [False] * len(eqn.params['jaxpr'].invars))
+        blocks = math.prod(eqn.params['grid_mapping'].grid)
+        moved = sum(size(var) for var in (*eqn.invars, *eqn.outvars))
+        return self.op(body.flops * blocks, moved * self.share)
+
+    def attention(self, eqn: Any) -> Cost:
+        """cuDNN's: two products forwards, five backwards, of all queries with all keys."""
+        q, k = (var.aval.shape for var in eqn.invars[:2])
+        products = 2 if 'fwd' in eqn.primitive.name else 5
+        flops = 2.0 * products * math.prod(q) * k[1]
+        moved = sum(size(var) for var in (*eqn.invars, *eqn.outvars))
+        return self.op(flops * self.share, moved * self.share)
 
     def call(self, eqn: Any, weights: list[bool]) -> tuple[Cost, list[bool]]:
         """An equation around one jaxpr (jit, shard_map, remat, ...), or an elementwise one."""

@@ -1,6 +1,7 @@
 """Machines that a program can be compiled for without having them, and what their chips can do.
 
-TPU topologies come from libtpu (requirements-plan.txt), which compiles for slices it does not see.
+TPU topologies come from libtpu (requirements-plan.txt), which compiles for slices it does not see,
+GPUs from CUDA's compiler (requirements-plan-gpu.txt; gpus.py), which needs neither GPU nor driver.
 Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity, memory
 bandwidth. Sources: cloud.google.com/tpu/docs pages v5e, v5p, v6e; NVIDIA's A100, H100 and H200
 data sheets (SXM).
@@ -8,12 +9,15 @@ data sheets (SXM).
 
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 from typing import Any
 
 import jax
 from jax.experimental import topologies
+
+from agentrl_jax.planning import gpus
 
 GIB = 2**30
 
@@ -41,6 +45,8 @@ GPU = {  # by a part of the device's name: peak FLOP/s, bytes/s
     'A100': (312e12, 2.04e12),
 }
 
+MEM_FRACTION = 0.9  # of a GPU's memory, by XLA_PYTHON_CLIENT_MEM_FRACTION; jax takes 0.75 by itself
+
 KINDS = {  # of TPUs, as JAX names them
     'TPU v5 lite': 'v5e',
     'TPU v5e': 'v5e',
@@ -62,6 +68,10 @@ def _gpu_peaks(kind: str) -> tuple[float, float] | tuple[None, None]:
     return next((peaks for part, peaks in GPU.items() if part in kind), (None, None))
 
 
+class NotInstalled(ValueError):
+    """A package that compiles for this topology is missing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Topology:
     name: str  # as asked for: v5e:2x4, cpu:8, gpu:1
@@ -71,13 +81,15 @@ class Topology:
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
     """('v5e', (2, 4)) of 'v5e:2x4'."""
-    match = re.fullmatch(r'(v5e|v5p|v6e|cpu|gpu):(\d+(?:x\d+)*)', name)
+    axes = {'v5e': (2,), 'v6e': (2,), 'v5p': (3,), 'cpu': (1,), 'gpu': (1,)}
+    axes |= dict.fromkeys(gpus.GPUS, (1, 2))
+    match = re.fullmatch(rf'({"|".join(axes)}):(\d+(?:x\d+)*)', name)
     sizes = tuple(int(size) for size in match[2].split('x')) if match else ()
-    axes = {'v5e': 2, 'v6e': 2, 'v5p': 3, 'cpu': 1, 'gpu': 1}
-    if not match or len(sizes) != axes[match[1]] or min(sizes) < 1:
+    if not match or len(sizes) not in axes[match[1]] or min(sizes) < 1:
         raise ValueError(
             f'topology {name!r} is not known: say v5e:2x4 or v6e:2x4 (two axes), v5p:2x2x1 '
-            '(three), cpu:8 or gpu:1 (a number of devices)'
+            f'(three), {":1, ".join(gpus.GPUS)}:1 (GPUs that need not be there; h100:2x8 are two '
+            'machines of eight), cpu:8 or gpu:1 (a number of devices here)'
         )
     return match[1], sizes
 
@@ -89,9 +101,9 @@ def prepare(argv: list[str]) -> None:
         return  # the flag's own check will say so
     kind, sizes = parse(names[-1])
     if kind != 'gpu':
+        # As many as there will be, so that shapes can be laid out where nothing can be compiled
         jax.config.update('jax_platforms', 'cpu')
-    if kind == 'cpu':
-        jax.config.update('jax_num_cpu_devices', sizes[0])
+        jax.config.update('jax_num_cpu_devices', math.prod(sizes))
 
 
 def find(name: str) -> Topology:
@@ -99,7 +111,35 @@ def find(name: str) -> Topology:
     kind, sizes = parse(name)
     if kind in TPU:
         return Topology(name, _tpu_devices(name, sizes), TPU[kind])
+    if kind in gpus.GPUS:
+        return Topology(name, _gpu_devices(name, kind, sizes), chip(kind))
     return Topology(name, *(_cpu(sizes[0]) if kind == 'cpu' else _gpu(sizes[0])))
+
+
+def chip(kind: str) -> Chip:
+    """Of a kind of TPU or GPU that need not be there."""
+    if kind in TPU:
+        return TPU[kind]
+    gpu = gpus.GPUS[kind]
+    return Chip(f'{gpu.memory / 1e9:.0f} GB', MEM_FRACTION * gpu.memory, *_gpu_peaks(gpu.name))
+
+
+def stand_ins(name: str) -> Topology:
+    """A topology whose devices are those of the CPU (prepare): for shapes, not for compiling."""
+    kind, sizes = parse(name)
+    return Topology(name, jax.devices('cpu')[: math.prod(sizes)], chip(kind))
+
+
+def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
+    if importlib.util.find_spec(gpus.PACKAGE) is None:
+        raise NotInstalled(
+            f"topology {name!r} needs CUDA's compiler and libraries, no GPU and no driver (Linux, "
+            f'x86-64): pip install --no-deps -r {gpus.REQUIREMENTS}'
+        )
+    try:
+        return gpus.devices(kind, sizes)
+    except (RuntimeError, ImportError, ValueError) as error:
+        raise ValueError(f'topology {name!r}: {error}') from error
 
 
 def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
@@ -112,7 +152,7 @@ def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
     except (RuntimeError, ImportError, ValueError) as error:
         if importlib.util.find_spec('libtpu') is not None:
             raise ValueError(f'topology {name!r}: {error}') from error
-        raise ValueError(
+        raise NotInstalled(
             f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements-plan.txt'
         ) from error
 

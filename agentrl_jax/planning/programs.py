@@ -15,6 +15,7 @@ from agentrl_jax import types
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.planning import cost as plan_cost
+from agentrl_jax.planning import hlo
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
 from agentrl_jax.run import parts
@@ -41,6 +42,7 @@ class Shapes:
     frozen: Any  # types.Frozen
     collect: tuple  # (jitted, arguments)
     learn: tuple
+    task: Any = None  # text.TextTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +59,11 @@ class Compiled:
     flops: float
     bytes: float
     seconds: float  # by the roofline
-    xla_flops: float  # by the compiler: bodies of loops counted once
+    xla_flops: float  # by the compiler: bodies of loops counted once; 0 where it does not say
     xla_bytes: float
     compile_seconds: float  # spent tracing and compiling
     refused: str = ''  # why the compiler gave up; temporaries are then all that it wanted
+    facts: dict[str, int] = dataclasses.field(default_factory=dict)  # of its text: hlo.facts
 
     @property
     def total(self) -> int:
@@ -123,6 +126,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
         frozen=frozen,
         collect=(collect, played),
         learn=(learn, (state, frozen, rollout, shuffle, scale, joining)),
+        task=task,
     )
 
 
@@ -161,7 +165,8 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         return Compiled(
             **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
         )
-    memory, xla = compiled.memory_analysis(), compiled.cost_analysis()
+    # For GPUs that are not there it says nothing of cost
+    memory, xla = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compiled(
         **known,
         arguments=memory.argument_size_in_bytes,
@@ -169,9 +174,10 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         shared=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        xla_flops=xla['flops'],
-        xla_bytes=xla['bytes accessed'],
+        xla_flops=xla.get('flops', 0.0),
+        xla_bytes=xla.get('bytes accessed', 0.0),
         compile_seconds=time.monotonic() - began,
+        facts=hlo.facts(compiled.as_text()),
     )
 
 

@@ -106,8 +106,9 @@ def prefill(
 ) -> Rows:
     """Reads a block: tokens int32 [w, C], the first `count` of them, into rows `which` int32 [w].
 
-    begin int32 [w]: position in the cache of the first token. Rows >= S are padding. Nothing runs
-    where `wanted` bool [] is false. Sets cache, hidden and context; lengths are the caller's.
+    begin int32 [w]: position in the cache of the first token. Rows >= S are padding. Nothing is
+    read where `wanted` bool [] is false: all rows must be padding then. Sets cache, hidden and
+    context; lengths are the caller's.
     """
     column = jnp.arange(tokens.shape[1])[None]
     position = jnp.where(column < count[:, None], begin[:, None] + column, rows.cache.length)
@@ -123,8 +124,12 @@ def prefill(
     if wanted is None:
         hidden, cache = run(rows.cache)
     else:
-        # With a negated condition XLA copies the whole cache
-        hidden, cache = jax.lax.cond(wanted, run, nothing, rows.cache)
+        # With a negated condition XLA copies the whole cache, and on a GPU with any: there it costs
+        # less to read a block of padding (5.8 ms a copy of 4.5 GB on an H100, on paper)
+        def asked(cache):
+            return jax.lax.cond(wanted, run, nothing, cache)
+
+        hidden, cache = jax.lax.platform_dependent(rows.cache, cuda=run, default=asked)
     return rows.replace(
         cache=cache,
         hidden=rows.hidden.at[which].set(hidden, mode='drop'),

@@ -16,7 +16,7 @@ from agentrl_jax.envs.base import build
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import DRAWN, Model, lora, weights
+from agentrl_jax.models import DRAWN, Model, kernels, lora, weights
 from agentrl_jax.models.base import transpose_kernels
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rollout import device, host, rewards
@@ -266,7 +266,7 @@ def load_run(path: Path, *, mesh: Any) -> tuple[Model, Any]:
 def build_functions(cfg: Config, config: Model, mesh: Any) -> ModelFns:
     """The model of a run as pure functions."""
     return model_functions(
-        config,
+        dataclasses.replace(config, fused=fused(cfg, config, mesh)),
         sharding.shard_rows(mesh),
         has_critic=cfg.algorithm.USES_CRITIC,
         shares_backbone=cfg.critic.share_backbone,
@@ -291,6 +291,13 @@ def build_label_forks(cfg: Config) -> Callable:
     return functools.partial(
         draw_forks, turns='every', continuations=2, max_turns=cfg.env.max_turns, common=False
     )
+
+
+def fused(cfg: Config, config: Model, mesh: Any) -> str:
+    """Whose attention kernels a program of this model uses on these devices: Model.fused."""
+    if cfg.model.attention == 'plain':
+        return ''
+    return kernels.kind_for(mesh.devices.flat[0].platform, config.dtype, config.head_dim)
 
 
 def transposes(config: Model, mesh: Any) -> bool:
@@ -364,6 +371,7 @@ def build_collect(
         dtype=cfg.rollout.sampler_dtype or config.dtype,
         transposed=transposes(config, mesh),
     )
+    config = dataclasses.replace(config, fused=fused(cfg, config, mesh))
     settings = dict(
         config=config,
         slots=min(cfg.rollout.slots or rows, rows),

@@ -303,6 +303,8 @@ class Model:
     tokenizer: str = ''  # folder, .gguf or .model; '' = that of path, or the bundled one
     dtype: DTYPES = 'float32'  # compute dtype; parameters and optimiser stay float32
     remat: bool = False  # recompute activations in the backward pass, layer by layer
+    attention: Literal['auto', 'plain'] = 'auto'  # auto: as one kernel where there is one
+    # (cuDNN's on GPUs, Pallas' on TPUs; bfloat16, heads of 64 or 128 channels); plain: in steps
     scan_layers: bool | None = None  # training runs the layers as one loop, which makes a small
     # program of a deep model; unset: with remat, from 8 layers on
     hidden_size: Annotated[int, In(low=2)] = 128

@@ -202,7 +202,7 @@ def test_playing_and_helping_slots_leave_the_cache_in_place():
     program = jax.jit(functools.partial(device.collect, **static))
     arguments = (tiny.untrained(), tiny.task('frozen_lake'), forked(), KEY)
     lines = program.lower(*arguments).compile().as_text().splitlines()
-    shape = f'f32[7,160,{tiny.config().num_kv_heads},{tiny.config().head_dim}]'
+    shape = f'f32[7,160,{tiny.config().num_kv_heads * tiny.config().head_dim}]'
     assert any(shape in line for line in lines)
     moved = [line for line in lines if ' copy(' in line or ' transpose(' in line]
     assert not [line for line in moved if shape in line]

@@ -1,0 +1,206 @@
+"""Attention as one kernel: no scores in memory, and no cache entry read that no query sees.
+
+`Model.fused` says whose kernels a program uses: 'cudnn' (NVIDIA GPUs), 'pallas' (TPUs) or '' (none:
+attention.py). They compute in bfloat16 with float32 sums, so they agree with attention.py to
+rounding. Letters as there.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as splash,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+KINDS = {'gpu': 'cudnn', 'tpu': 'pallas'}  # by the platform of the devices
+LANES = 128  # of a TPU's vector registers: blocks are multiples of it
+BLOCKS = (512, 384, 256, 128)  # rows and columns of scores that a TPU has at once
+CACHE_BLOCK = 256  # cache entries of a row that a TPU fetches at once
+CUDNN = 'cudnn'  # 'xla' in tests: the same call where there is no GPU
+INTERPRET = False  # True in tests: Pallas kernels where there is no TPU
+
+
+def kind_for(platform: str, dtype: str, head_dim: int) -> str:
+    """Model.fused for devices of a platform ('cpu', 'gpu', 'tpu')."""
+    fits = dtype == 'bfloat16' and head_dim % 64 == 0 and head_dim <= 128
+    return KINDS[platform] if fits and platform in KINDS else ''
+
+
+def attend_rows(
+    kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array, rows: Any
+) -> jax.Array:
+    """Causal attention of whole rows whose first length int32 [R] tokens are real.
+
+    q [R, T, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, T, Kh * G * Dh], finite and without
+    meaning at padding. rows: the layout of the rows on a mesh, or None.
+    """
+    if kind == 'pallas':
+        return _splash(q, k, v, rows)
+    return _cudnn(q, k, v, length, length, causal=True)
+
+
+def attend_one(kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
+    """Attention of one query a row to the first length int32 [R] >= 1 entries of its cache.
+
+    q [R, 1, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, 1, Kh * G * Dh].
+    """
+    if kind == 'pallas':
+        return _ragged(q, k, v, length)
+    return _cudnn(q, k, v, jnp.ones_like(length), length, causal=False)
+
+
+def _cudnn(q, k, v, queries, keys, *, causal: bool) -> jax.Array:
+    """The first `queries` tokens of a row attend to its first `keys`; both int32 [R]."""
+    out = jax.nn.dot_product_attention(
+        q.reshape(*q.shape[:2], -1, q.shape[-1]),
+        k,
+        v,
+        query_seq_lengths=queries,
+        key_value_seq_lengths=keys,
+        is_causal=causal,
+        implementation=CUDNN,
+    )
+    return out.reshape(*q.shape[:2], -1)
+
+
+# ---- TPU: whole rows ---------------------------------------------------------------------------
+
+
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, rows: NamedSharding | None) -> jax.Array:
+    """JAX's splash attention. Real tokens come first in a row, so being causal is enough."""
+    if rows is None:
+        return _splash_local(q, k, v)
+    mesh = rows.mesh
+    heads = 'tensor' if k.shape[2] % mesh.shape['tensor'] == 0 else None
+    shards = q.shape[0] % (mesh.shape['data'] * mesh.shape['fsdp']) == 0
+    spread = P(rows.spec[0] if shards else None, None, heads)
+    # Kernels are not split by the compiler: each device has its rows and heads
+    local = jax.shard_map(
+        _splash_local, mesh=mesh, in_specs=(spread,) * 3, out_specs=spread, check_vma=False
+    )
+    return local(q, k, v)
+
+
+def _splash_local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    rows, tokens, heads, members, width = q.shape
+    padding = -tokens % LANES
+    whole = tokens + padding
+    q, k, v = (jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v))
+    block = next(b for b in BLOCKS if whole % b == 0)
+    causal = splash_attention_mask.CausalMask((whole, whole))
+    kernel = splash.make_splash_mqa_single_device(
+        splash_attention_mask.MultiHeadMask([causal] * members),
+        block_sizes=splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_kv_compute=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_kv_dkv_compute=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
+        interpret=INTERPRET,
+    )
+    q = q.transpose(0, 2, 3, 1, 4) * width**-0.5
+    out = jax.vmap(jax.vmap(kernel))(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+    return out.transpose(0, 3, 1, 2, 4)[:, :tokens].reshape(rows, tokens, -1)
+
+
+# ---- TPU: one query a row ----------------------------------------------------------------------
+
+
+def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
+    """Blocks of the cache beyond a row's length are never fetched.
+
+    All heads of a row are one product with the cache as it lies in memory: a head's query stands on
+    its own channels, else 0 (attention._spread).
+    """
+    rows, entries, heads, width = k.shape
+    members, channels = q.shape[3], heads * width
+    own = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
+    spread = (q[:, 0, :, :, None] * own * width**-0.5).reshape(rows, heads * members, channels)
+    block = min(CACHE_BLOCK, entries)
+
+    def at(row, i, length):
+        return row, jnp.minimum(i, (length[row] - 1) // block), 0
+
+    def whole(row, i, length):
+        del i, length
+        return row, 0, 0
+
+    queries = heads * members
+    out = pl.pallas_call(
+        functools.partial(_ragged_block, block=block),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(rows, pl.cdiv(entries, block)),
+            in_specs=[
+                pl.BlockSpec((1, queries, channels), whole),
+                pl.BlockSpec((1, block, channels), at),
+                pl.BlockSpec((1, block, channels), at),
+            ],
+            out_specs=pl.BlockSpec((1, queries, channels), whole),
+            scratch_shapes=[
+                pltpu.VMEM((queries, LANES), jnp.float32),
+                pltpu.VMEM((queries, LANES), jnp.float32),
+                pltpu.VMEM((queries, channels), jnp.float32),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(spread.shape, v.dtype),
+        interpret=INTERPRET,
+    )(
+        length.astype(jnp.int32),
+        spread,
+        k.reshape(rows, entries, channels),
+        v.reshape(rows, entries, channels),
+    )
+    out = out.reshape(rows, heads, members, heads, width)
+    return jnp.where(own.astype(bool), out, 0).sum(3).reshape(rows, 1, -1)
+
+
+def _ragged_block(length, q, k, v, out, highest, normaliser, total, *, block: int):
+    """One block of one row: running maximum, normaliser and sum, as in arXiv:1805.02867."""
+    row, i = pl.program_id(0), pl.program_id(1)
+
+    @pl.when(i == 0)
+    def _():
+        highest[...] = jnp.full_like(highest, -1e30)
+        normaliser[...] = jnp.zeros_like(normaliser)
+        total[...] = jnp.zeros_like(total)
+
+    @pl.when(i * block < length[row])
+    def _():
+        scores = jax.lax.dot_general(
+            q[0], k[0], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        entry = i * block + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        seen = entry < length[row]
+        scores = jnp.where(seen, scores, -1e30)
+        before = highest[:, :1]
+        now = jnp.maximum(before, scores.max(1, keepdims=True))
+        weights = jnp.exp(scores - now)
+        old = jnp.exp(before - now)
+        # Past the end of the cache a block holds whatever was there, and 0 * nan is nan
+        values = jnp.where(seen[:1].T, v[0], 0)
+        part = jax.lax.dot_general(
+            weights.astype(values.dtype),
+            values,
+            (((1,), (0,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        total[...] = total[...] * old + part
+        summed = normaliser[:, :1] * old + weights.sum(1, keepdims=True)
+        normaliser[...] = jnp.broadcast_to(summed, normaliser.shape)
+        highest[...] = jnp.broadcast_to(now, highest.shape)
+
+    @pl.when(i == pl.num_programs(1) - 1)
+    def _():
+        out[0] = (total[...] / normaliser[:, :1]).astype(out.dtype)

@@ -1,0 +1,137 @@
+"""Attention as one kernel against the plain form: Pallas interpreted, cuDNN as XLA's like call."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import TINY, random_params
+
+from agentrl_jax.machine import sharding
+from agentrl_jax.models import attention, kernels
+
+WIDTH = 64
+KINDS = ('cudnn', 'pallas')
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setattr(kernels, 'CUDNN', 'xla')
+    monkeypatch.setattr(kernels, 'INTERPRET', True)
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def queries_keys_values(rows, queries, keys, heads, members):
+    q = draw(rows, queries, heads, members, WIDTH)
+    k, v = (draw(rows, keys, heads, WIDTH, seed=seed) for seed in (1, 2))
+    return q, k, v
+
+
+def real_tokens(lengths, width):
+    return jnp.arange(width)[None] < jnp.asarray(lengths)[:, None]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+    'heads, members, lengths, width',
+    [(1, 1, (1,), 1), (2, 7, (1, 130, 257), 257), (1, 3, (40, 128), 128), (2, 1, (5, 64), 100)],
+    ids=['one token', 'groups of seven', 'whole blocks', 'narrow'],
+)
+def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
+    kind, heads, members, lengths, width
+):
+    rows, real = len(lengths), real_tokens(lengths, width)
+    arrays = queries_keys_values(rows, width, width, heads, members)
+    causal = jnp.tril(jnp.ones((width, width), bool))
+    mask = causal[None] & real[:, None]
+
+    def total(attend):
+        def value(*arrays):
+            out = jnp.where(real[:, :, None], attend(*arrays), 0)
+            return jnp.sin(out).sum(), out
+
+        return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))(*arrays)
+
+    length = jnp.asarray(lengths)
+    found = total(lambda *a: kernels.attend_rows(kind, *a, length, None))
+    wanted = total(lambda *a: attention.attend(*a, mask))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 3e-5), found, wanted)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('heads, members, width', [(1, 1, 1), (2, 7, 300), (2, 3, 256), (1, 4, 40)])
+def test_one_query_sees_its_cache_up_to_its_length(kind, heads, members, width):
+    lengths = sorted({1, width, width // 2 + 1, min(width, 257)})
+    q, k, v = queries_keys_values(len(lengths), 1, width, heads, members)
+    seen = real_tokens(lengths, width)
+    wanted = attention.attend(q, k, v, seen[:, None])
+    found = jax.jit(lambda *a: kernels.attend_one(kind, *a))(q, k, v, jnp.asarray(lengths))
+    np.testing.assert_allclose(found, wanted, atol=3e-5)
+
+
+def test_what_lies_behind_a_row_s_length_is_not_looked_at():
+    lengths, width = (1, 100, 256), 512
+    q, k, v = queries_keys_values(3, 1, width, 2, 2)
+    seen = real_tokens(lengths, width)[:, :, None, None]
+    wanted = kernels.attend_one('pallas', q, k, v, jnp.asarray(lengths))
+    k, v = (jnp.where(seen, x, jnp.nan) for x in (k, v))
+    found = kernels.attend_one('pallas', q, k, v, jnp.asarray(lengths))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize('tensor, count', [(1, 8), (2, 8), (1, 3)])
+def test_on_a_mesh_each_device_has_its_rows_and_heads(tensor, count):
+    mesh = sharding.make_mesh(2, 4 // tensor, tensor)
+    rows = sharding.shard_rows(mesh)
+    arrays = queries_keys_values(count, 128, 128, 2, 2)
+    length = jnp.full(count, 128)
+    alone = kernels.attend_rows('pallas', *arrays, length, None)
+    split = jax.jit(lambda *a: kernels.attend_rows('pallas', *a, length, rows))(*arrays)
+    np.testing.assert_allclose(split, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_model_with_kernels_computes_what_it_does_without(kind):
+    plain = dataclasses.replace(TINY, head_dim=WIDTH)
+    fused = dataclasses.replace(plain, fused=kind)
+    params = random_params(plain)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, plain.vocab_size, (3, 9)))
+    positions = jnp.broadcast_to(jnp.arange(9), tokens.shape)
+    real = real_tokens((9, 4, 1), 9)
+
+    def whole(config):
+        return jnp.where(real[:, :, None], config.forward(params, tokens, positions, real), 0)
+
+    np.testing.assert_allclose(jax.jit(whole, static_argnums=0)(fused), whole(plain), atol=3e-5)
+
+    def step_by_step(config):
+        cache, found = config.init_cache(3, 9), []
+        for t in range(9):
+            # Rows that have ended are padding, as in a rollout
+            at = jnp.where(real[:, t : t + 1], positions[:, t : t + 1], 9)
+            hidden, cache = config.forward_cached(params, tokens[:, t : t + 1], at, cache, None)
+            found.append(jnp.where(real[:, t, None], hidden[:, 0], 0))
+        return jnp.stack(found, 1)
+
+    np.testing.assert_allclose(
+        jax.jit(step_by_step, static_argnums=0)(fused), whole(plain), atol=3e-5
+    )
+
+
+@pytest.mark.parametrize(
+    'platform, dtype, head_dim, kind',
+    [
+        ('gpu', 'bfloat16', 64, 'cudnn'),
+        ('tpu', 'bfloat16', 128, 'pallas'),
+        ('gpu', 'float32', 64, ''),
+        ('tpu', 'bfloat16', 80, ''),
+        ('gpu', 'bfloat16', 256, ''),
+        ('cpu', 'bfloat16', 64, ''),
+    ],
+)
+def test_kernels_are_used_where_there_are_some(platform, dtype, head_dim, kind):
+    assert kernels.kind_for(platform, dtype, head_dim) == kind
