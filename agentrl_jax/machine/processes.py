@@ -9,8 +9,9 @@ import sys
 import time
 import traceback
 import types
+import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -20,53 +21,119 @@ from agentrl_jax.machine import files, lock
 
 COORDINATOR, COUNT, INDEX = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
 JOIN = (COORDINATOR, COUNT, INDEX)  # environment variables of a run of several processes
+DEVICES = 'JAX_LOCAL_DEVICE_IDS'  # environment variable of jax: the GPUs of a process
 HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: seconds of silence after which it is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
+class Launcher(NamedTuple):
+    """What starts the processes of a run: the environment variables by which each knows itself."""
+
+    name: str
+    count: str
+    index: str
+    local_index: str  # on its host
+    address: str  # from which jax takes the address of the first process
+    method: str  # jax's name for doing so
+
+
+# mpirun comes first: it starts its daemons by srun, and its processes inherit their variables.
+LAUNCHERS = (
+    Launcher(
+        name='mpirun',
+        count='OMPI_COMM_WORLD_SIZE',
+        index='OMPI_COMM_WORLD_RANK',
+        local_index='OMPI_COMM_WORLD_LOCAL_RANK',
+        address='OMPI_MCA_orte_hnp_uri',  # up to OpenMPI 4
+        method='ompi',
+    ),
+    # SLURM_NTASKS is no sign: a batch script and a shell of salloc have it, and no peers.
+    Launcher(
+        name='srun',
+        count='SLURM_STEP_NUM_TASKS',
+        index='SLURM_PROCID',
+        local_index='SLURM_LOCALID',
+        address='SLURM_STEP_NODELIST',
+        method='slurm',
+    ),
+)
+
+
+def launched() -> Launcher | None:
+    """The launcher that started this process and others with it."""
+    for launcher in LAUNCHERS:
+        if launcher.count in os.environ and launcher.index in os.environ:
+            count = _number(launcher.count, os.environ[launcher.count])
+            return launcher if count > 1 else None
+    return None
+
+
 def initialize_distributed(*, timeout_s: int = 300) -> None:
     """Join the processes of a run; call it before anything else touches jax.
 
-    The environment names them (JOIN); with none of its variables a run is one process. The address
-    'auto' lets jax ask the cluster (TPU slices, SLURM). Collectives on CPU go over gloo. A process
-    without a heartbeat for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
+    The environment names them (JOIN), or the launcher that started several (LAUNCHERS); else a run
+    is one process. With JAX_NUM_PROCESSES=1 alone it is one whatever started it. The address 'auto'
+    lets jax ask the cluster (TPU slices). Collectives on CPU go over gloo. A process without a
+    heartbeat for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
     """
     # jax would handle SIGTERM from here on, and no one would notice it before training begins.
     jax.config.update('jax_enable_preemption_service', False)
-    silence_s = _number(HEARTBEAT) if HEARTBEAT in os.environ else 0
+    silence_s = _number(HEARTBEAT, os.environ[HEARTBEAT]) if HEARTBEAT in os.environ else 0
     patience = {
         'initialization_timeout': timeout_s,
         'heartbeat_timeout_seconds': silence_s or 100,
     }
     given = {name: os.environ[name] for name in JOIN if name in os.environ}
-    if not given:
-        return
     if COORDINATOR in given and given[COORDINATOR] == 'auto':
         del os.environ[COORDINATOR]  # jax would take the word for an address
         jax.distributed.initialize(**patience)
         return
-    missing = [name for name in JOIN if name not in given]
-    if missing:
-        raise ValueError(
-            f'a run of several processes needs {", ".join(JOIN)}; not set: {", ".join(missing)}'
-        )
-    coordinator, count, index = given[COORDINATOR], _number(COUNT), _number(INDEX)
-    if not 0 <= index < count:
-        raise ValueError(f'{INDEX}={index} must be in 0..{count - 1}')
+    launcher = launched()
+    if given == {COUNT: '1'} or (not given and launcher is None):
+        return
+    coordinator, count, index = _place(given, launcher)
+    if coordinator is None:
+        where, patience['cluster_detection_method'] = f'of {launcher.name}', launcher.method
+    else:
+        where = f'at {coordinator}'
     print(  # for jax aborts one that has waited in vain, and reports that another one died
-        f'process {index} of {count} waits for the others at {coordinator}, for {timeout_s} s at '
-        'most',
+        f'process {index} of {count} waits for the others {where}, for {timeout_s} s at most',
         file=sys.stderr,
         flush=True,
     )
     jax.distributed.initialize(coordinator, count, index, **patience)
 
 
-def _number(name: str) -> int:
+def _place(given: dict[str, str], launcher: Launcher | None) -> tuple[str | None, int, int]:
+    """(address of the first process, their count, index of this one) from JOIN and the launcher.
+
+    None: jax finds the address from the launcher's variables.
+    """
+    missing = [name for name in JOIN if name not in given]
+    if missing and launcher is None:
+        raise ValueError(
+            f'a run of several processes needs {", ".join(JOIN)}; not set: {", ".join(missing)}'
+        )
+    if missing:
+        given = {COUNT: os.environ[launcher.count], INDEX: os.environ[launcher.index]} | given
+        if DEVICES not in os.environ and launcher.local_index in os.environ:
+            os.environ[DEVICES] = os.environ[launcher.local_index]  # as jax where it knows both
+    if COORDINATOR not in given and launcher.address not in os.environ:
+        raise ValueError(
+            f'{launcher.name} started {given[COUNT]} processes, and jax cannot tell where the '
+            f'first of them is: set {COORDINATOR}=HOST:PORT, the same for all, if they are one '
+            f'run; {COUNT}=1 if each is a run of its own'
+        )
+    count, index = _number(COUNT, given[COUNT]), _number(INDEX, given[INDEX])
+    if not 0 <= index < count:
+        raise ValueError(f'{INDEX}={index} must be in 0..{count - 1}')
+    return given[COORDINATOR] if COORDINATOR in given else None, count, index
+
+
+def _number(name: str, text: str) -> int:
     """A whole number of the environment."""
-    text = os.environ[name]
     if not text.isdigit():
         raise ValueError(f'{name}={text!r} must be a whole number')
     return int(text)
@@ -98,8 +165,8 @@ def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None =
 def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """The workdir, made if need be, for this training alone: process 0 holds it for all of them.
 
-    Where another training has it, it is a ValueError in all processes. A folder that was made and
-    stayed empty goes again.
+    Where another training has it, or the processes name different folders, it is a ValueError in
+    all of them. A folder that was made and stayed empty goes again.
     """
     made = not files.local_path(path).expanduser().exists()
     workdir = files.check_workdir(path)
@@ -111,9 +178,15 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             refused = error
     try:
         if jax.process_count() > 1:
-            flags = gather(np.array([refused is not None]))
+            name = zlib.crc32(workdir.name.encode())
+            flags, names = gather(np.array([refused is not None, name], np.uint32)).T
             if refused is None and np.any(flags):
                 raise ValueError(f'{workdir} is in use by another training, says process 0')
+            if np.any(names != names[0]):
+                raise ValueError(
+                    f'the processes of a run have one workdir, and {workdir} is not that of all: '
+                    f'set {COUNT}=1 if each is a run of its own'
+                )
         if refused:
             raise refused
         yield workdir

@@ -436,6 +436,7 @@ def collect(
     stop_at_answer: bool = False,
     window: int = 0,
     chunk: int = 0,
+    vocab_shards: int = 1,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
 
@@ -444,6 +445,7 @@ def collect(
     head: answer_head of the parameters, where it was made before; None: it is made here.
     window: turns that the policy sees, the current one included; 0 = the whole conversation.
     chunk: tokens of a slot that are read at a time, for whole conversations; 0 = a turn's prompt.
+    vocab_shards: of logits over the whole vocabulary, see sampling.sample.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
     (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
@@ -464,7 +466,14 @@ def collect(
 
     def draw(state, logits, uniform):
         del state
-        return sampling.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+        return sampling.sample(
+            logits,
+            uniform,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            vocab_shards=vocab_shards if head is None else 1,
+        )
 
     if config.transposed:
         params = transpose_kernels(params)
@@ -611,6 +620,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
         raise ValueError(f'rollout.slots={static["slots"]} must be a multiple of {shards} shards')
     static['slots'] //= shards
     static['serve_rows'] = min(static['serve_rows'], static['slots'])
+    static['vocab_shards'] = mesh.shape['tensor']
 
     def local(params, task, episodes, key, head):
         out, counters = collect(params, task, episodes, key, head, **static)

@@ -247,7 +247,13 @@ def build_programs(
     """
     rows = P(('data', 'fsdp'))
     serve_rows = min(serve_rows, slots)
-    draw = functools.partial(sampling.sample, temperature=temperature, top_k=top_k, top_p=top_p)
+    draw = functools.partial(
+        sampling.sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        vocab_shards=mesh.shape['tensor'],
+    )
 
     def program(function, *, takes, gives, donate=(), **static):
         local = jax.shard_map(

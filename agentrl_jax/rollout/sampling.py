@@ -4,10 +4,15 @@ Tokens are drawn by inverting the cumulative distribution in two levels (blocks 
 then inside one block). A row needs a single random number, where Gumbel-max needs V of them; its
 draw depends on its own key and logits only, so it does not matter which other rows are in the batch
 or on which device the row lives.
+
+Where devices have a part of the vocabulary each (mesh.tensor > 1), a block is on one of them. They
+exchange the largest logit and the sums of blocks, [S, V / 128], and then the one block [S, 128]
+that holds the token; logits stay where they are.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 BLOCK = 128  # vocabulary entries per block of the two-level draw
 
@@ -72,6 +77,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    vocab_shards: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Next token of each row and its log-probability under the distribution it was drawn from.
 
@@ -81,6 +87,10 @@ def sample(
 
     Logits are read twice, for the largest and for the sum of each block, and nothing of their size
     is written (but with top-k or top-p): the block that holds the token is weighed once more.
+
+    vocab_shards: equal parts of the vocabulary that devices have, within a mesh; where there are
+    several, sums are taken in another order than on one. top-k and top-p exchange a sum of each row
+    for each halving.
     """
     scores = logits / temperature if temperature > 0 else logits
     rows, vocab = scores.shape
@@ -88,12 +98,17 @@ def sample(
         weights = jnp.exp(scores - scores.max(1, keepdims=True))
         kept = truncate(weights, top_k=top_k, top_p=top_p) > 0
         scores = jnp.where(kept, scores, -jnp.inf)
-    rest = -(-vocab // BLOCK) * BLOCK - vocab
-    scores = jnp.pad(scores, ((0, 0), (0, rest)), constant_values=-jnp.inf)
-    scores = scores.reshape(rows, -1, BLOCK)
+    shards = 1 if vocab % vocab_shards else vocab_shards  # sharding.specs leaves such a head whole
+    rest = -(vocab // shards) % BLOCK  # of the last block of a shard
+    if shards > 1:
+        scores = scores.reshape(rows, shards, -1)
+    pad = [(0, 0)] * (scores.ndim - 1) + [(0, rest)]
+    scores = jnp.pad(scores, pad, constant_values=-jnp.inf).reshape(rows, -1, BLOCK)
     highest = scores.max(2)  # [S, blocks]
     top = highest.max(1)
     mass = jnp.exp(scores - top[:, None, None]).sum(2)  # [S, blocks]
+    if shards > 1:
+        highest, mass = jax.lax.with_sharding_constraint((highest, mass), P())
     total = jnp.cumsum(mass, axis=1)[:, -1]
     if temperature == 0:
         block = jnp.argmax(highest, axis=1)
@@ -103,4 +118,6 @@ def sample(
         index, _ = invert(jnp.exp(entries(scores, block) - top[:, None]), target)
     chosen = entries(entries(scores, block), index)
     token = (block * BLOCK + index).astype(jnp.int32)
+    if shards > 1:  # without the rests of the shards before its own
+        token -= block // (scores.shape[1] // shards) * rest
     return token, chosen - top - jnp.log(total)

@@ -178,7 +178,8 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **plan.slots[slot]},
+            # Of srun -n8 each process may be a sweep, and each of its runs is one process.
+            env={processes.COUNT: '1', **os.environ, **plan.slots[slot]},
             pass_fds=(lock,),
             start_new_session=True,
         )

@@ -73,6 +73,14 @@ from agentrl_jax.machine import processes
 processes.initialize_distributed(timeout_s=1)
 """
 
+ADD_UP = """
+try:
+    with runtime.only_training(workdir):
+        print('sum', int(runtime.gather(np.array(1 + jax.process_index())).sum()), flush=True)
+except ValueError as error:
+    runtime.fail(error)
+"""
+
 TRAIN_ALONE = """
 try:
     with runtime.only_training(workdir):
@@ -86,27 +94,64 @@ except (ValueError, RuntimeError) as error:
 """
 
 
-def variables_of(count: int) -> list[dict[str, str]]:
-    """The environment variables by which each of `count` processes joins the others."""
+def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(('localhost', 0))
-        address = f'localhost:{probe.getsockname()[1]}'
+        return str(probe.getsockname()[1])
+
+
+def variables_of(count: int) -> list[dict[str, str]]:
+    """The environment variables by which each of `count` processes joins the others."""
+    address = f'localhost:{free_port()}'
     shared = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(count)}
     return [shared | {'JAX_PROCESS_ID': str(index)} for index in range(count)]
 
 
-def start(program: str, *arguments, **variables) -> list[subprocess.Popen]:
-    """The program in two processes, which have four devices together."""
+def launched(name: str, count: int) -> list[dict[str, str]]:
+    """What srun or mpirun (OpenMPI 4) set for each of `count` processes of one host."""
+    jax_port = {'JAX_COORDINATOR_PORT': free_port()}
+    if name == 'mpirun':
+        shared = {
+            'OMPI_COMM_WORLD_SIZE': str(count),
+            'OMPI_MCA_orte_hnp_uri': '1314521088.0;tcp://127.0.0.1:34911',
+        }
+        return [
+            jax_port
+            | shared
+            | {'OMPI_COMM_WORLD_RANK': str(i), 'OMPI_COMM_WORLD_LOCAL_RANK': str(i)}
+            for i in range(count)
+        ]
+    shared = {
+        'SLURM_JOB_ID': '4711',
+        'SLURM_NTASKS': str(count),
+        'SLURM_STEP_NUM_TASKS': str(count),
+        'SLURM_STEP_NODELIST': 'localhost',
+    }
+    return [
+        jax_port | shared | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)} for i in range(count)
+    ]
+
+
+def start(
+    program: str, *arguments, joined: list[dict[str, str]] | None = None, **variables
+) -> list[subprocess.Popen]:
+    """The program in two processes, which have four devices together.
+
+    arguments: the same for both, or a list with one for each.
+    """
     shared = dict(os.environ, PYTHONPATH=str(ROOT), JAX_NUM_CPU_DEVICES='2', **variables)
     return [
         subprocess.Popen(
-            [sys.executable, '-c', START + program, *map(str, arguments)],
-            env=shared | joined,
+            [
+                *(sys.executable, '-c', START + program),
+                *(str(each[index] if isinstance(each, list) else each) for each in arguments),
+            ],
+            env=shared | place,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for joined in variables_of(2)
+        for index, place in enumerate(joined or variables_of(2))
     ]
 
 
@@ -126,6 +171,92 @@ def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
     for process, text in zip(processes, said, strict=True):
         assert process.returncode == code, text
     return said
+
+
+class Joined(Exception):
+    pass
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    """(address, count, index, method) that jax is asked to join by an environment, or None."""
+
+    def ask(variables: dict[str, str]) -> tuple | None:
+        def initialize(*place, cluster_detection_method=None, **_):
+            raise Joined((*place, cluster_detection_method))
+
+        monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+        monkeypatch.setattr(os, 'environ', dict(variables))
+        try:
+            runtime.initialize_distributed()
+        except Joined as asked:
+            return asked.args[0]
+        return None
+
+    return ask
+
+
+@pytest.mark.parametrize(('launcher', 'method'), [('srun', 'slurm'), ('mpirun', 'ompi')])
+def test_processes_that_a_launcher_started_join(joins, launcher, method, capsys):
+    """Each of them trained a run of its own, and only the lock of the workdir noticed."""
+    variables = launched(launcher, 8)[3]
+    assert joins(variables) == (None, 8, 3, method)
+    waits = f'process 3 of 8 waits for the others of {launcher}, for 300 s at most\n'
+    assert capsys.readouterr().err == waits
+    assert joins(variables | {'JAX_NUM_PROCESSES': '1'}) is None
+    assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'}) == ('a:1', 8, 3, None)
+    assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'auto'}) == (None,)
+    given = {'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'}
+    assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'} | given) == ('a:1', 2, 1, None)
+
+
+JOB = {'SLURM_JOB_ID': '4711', 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
+STEP = {'SLURM_STEP_ID': '0', 'SLURM_STEP_NODELIST': 'node[1-8]'}
+ONE_OF_MPI = {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'}
+
+
+@pytest.mark.parametrize(
+    'variables',
+    [
+        {},
+        {'SLURM_JOB_ID': '4711', 'SLURM_NTASKS': '8'},
+        JOB | {'SLURM_ARRAY_TASK_ID': '2'},
+        JOB | STEP | {'SLURM_STEP_NUM_TASKS': '1'},
+        JOB | STEP | {'SLURM_STEP_NUM_TASKS': '8'} | ONE_OF_MPI,
+    ],
+    ids=['no cluster', 'salloc', 'batch script', 'a shell that is a step', 'mpirun -n 1'],
+)
+def test_a_process_without_others_waits_for_none(joins, variables):
+    assert joins(variables) is None
+
+
+def test_a_launcher_that_does_not_tell_the_address_is_refused(joins):
+    """OpenMPI 5. Its daemons come from srun, so that their variables are there as well."""
+    variables = launched('mpirun', 8)[3] | JOB | STEP | {'SLURM_STEP_NUM_TASKS': '4'}
+    del variables['OMPI_MCA_orte_hnp_uri']
+    with pytest.raises(ValueError) as refused:
+        joins(variables)
+    assert str(refused.value) == (
+        'mpirun started 8 processes, and jax cannot tell where the first of them is: set '
+        'JAX_COORDINATOR_ADDRESS=HOST:PORT, the same for all, if they are one run; '
+        'JAX_NUM_PROCESSES=1 if each is a run of its own'
+    )
+    assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'}) == ('a:1', 8, 3, None)
+    assert os.environ['JAX_LOCAL_DEVICE_IDS'] == '3'
+
+
+@pytest.mark.parametrize('launcher', ['srun', 'mpirun'])
+def test_two_processes_find_each_other_by_the_variables_of_a_launcher(launcher, tmp_path):
+    said = finish(start(ADD_UP, tmp_path, joined=launched(launcher, 2)), code=0)
+    assert all(text.endswith('sum 3\n') for text in said), said
+
+
+@pytest.mark.soak
+def test_processes_that_joined_and_have_several_workdirs_are_refused(tmp_path):
+    """srun -n2 bash -c 'python -m agentrl_jax.train --workdir=runs/$SLURM_PROCID' was two runs."""
+    own = [tmp_path / '0', tmp_path / '1']
+    for text in finish(start(ADD_UP, own, joined=launched('srun', 2)), code=1):
+        assert 'is not that of all: set JAX_NUM_PROCESSES=1 if each is a run of its own' in text
 
 
 def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):

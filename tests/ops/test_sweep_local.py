@@ -1,6 +1,7 @@
 """Processes of a sweep: no run is lost, none trains twice at once, whatever is killed."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import fake_sweep
 import micro_runs
 import pytest
 
-from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.sweeps import local
 from agentrl_jax.sweeps import status as sweep_status
@@ -143,6 +144,17 @@ def test_each_slot_has_its_own_environment(tmp_path):
     assert local.train_all(plan, Board(io.StringIO()), poll_s=0.01, refresh_s=0.05) == 1
     logs = [(tmp_path / f'run-{i}' / 'output.txt').read_text().splitlines()[-1] for i in range(2)]
     assert sorted(logs) == ['0,1', '2,3']
+
+
+def test_a_run_is_one_process_whatever_started_the_sweep(tmp_path, monkeypatch):
+    """Each process of srun -n8 may be a sweep, which are to share the runs."""
+    for name in processes.JOIN:
+        monkeypatch.delenv(name, raising=False)
+    plan = fake_sweep.plan(tmp_path, 1, 2, 0, 1, 0)
+    report = 'import os; print(os.environ["JAX_NUM_PROCESSES"])'
+    plan = dataclasses.replace(plan, command=lambda _: [sys.executable, '-c', report], retries=0)
+    assert local.train_all(plan, Board(io.StringIO()), poll_s=0.01, refresh_s=0.05) == 1
+    assert (tmp_path / 'run-0' / 'output.txt').read_text().splitlines()[-1] == '1'
 
 
 # ---- locks -------------------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """Sampling: exact thresholds, unbiased draws, log-probabilities of the distribution drawn from."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import sampling
 
 
@@ -103,3 +108,56 @@ def test_one_logit_that_is_not_finite_shows_in_the_log_probability(how, bad):
     token, logprob = sampling.sample(wrong, jnp.array([0.1, 0.5, 0.9]), **how)
     assert np.isfinite(logprob).tolist() == [True, False, True]
     assert ((token >= 0) & (token < 300)).all()
+
+
+def draw_on(sizes, logits, uniform, **how):
+    """(tokens, log-probabilities, text of the program) of parts of the vocabulary on a mesh."""
+    mesh = sharding.make_mesh(*sizes)
+    rows = P(('data', 'fsdp'))
+    draw = jax.shard_map(
+        functools.partial(sampling.sample, vocab_shards=mesh.shape['tensor'], **how),
+        mesh=mesh,
+        in_specs=(rows, rows),
+        out_specs=rows,
+        axis_names={'data', 'fsdp'},
+        check_vma=False,
+    )
+    parts = NamedSharding(mesh, P(('data', 'fsdp'), 'tensor' if sizes[2] > 1 else None))
+    given = jax.device_put(logits, parts), jax.device_put(uniform, NamedSharding(mesh, rows))
+    program = jax.jit(draw).lower(*given).compile()
+    return *jax.device_get(program(*given)), program.as_text()
+
+
+HOW = [{}, {'temperature': 0.0}, {'temperature': 0.7, 'top_k': 40}, {'top_p': 0.9}]
+
+
+@pytest.mark.parametrize('sizes', [(4, 1, 2), (1, 1, 8)], ids=str)
+@pytest.mark.parametrize('how', HOW, ids=str)
+def test_parts_of_the_vocabulary_draw_as_the_whole_and_stay_where_they_are(how, sizes):
+    """Every step gathered the logits of all rows: 75 blocks do not divide by 2."""
+    rows, vocab = 16, 9_600
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(rows, vocab)) * 3, jnp.float32)
+    uniform = (jnp.arange(rows) + 0.5) / rows
+    token, logprob = jax.jit(functools.partial(sampling.sample, **how))(logits, uniform)
+    assert np.unique(token).size > 1
+    drawn, its_logprob, text = draw_on(sizes, logits, uniform, **how)
+    np.testing.assert_array_equal(drawn, token)
+    np.testing.assert_allclose(its_logprob, logprob, atol=2e-6)
+    most, exchanges = (
+        rows // sizes[0] * vocab / 16,
+        'all-gather|all-reduce|all-to-all|collective-permute',
+    )
+    exchanged = re.findall(rf'= (.*?) (?:{exchanges})(?:-start)?\(', text)
+    shapes = [shape for each in exchanged for shape in re.findall(r'\[([\d,]+)\]', each)]
+    assert max(math.prod(map(int, shape.split(','))) for shape in shapes) <= most, exchanged
+
+
+def test_one_part_is_the_program_of_no_parts():
+    """Bits of runs on one device are those of before there were parts."""
+    logits, uniform = jnp.zeros((3, 300)), jnp.zeros(3)
+    text = [
+        jax.jit(functools.partial(sampling.sample, **how)).lower(logits, uniform).as_text()
+        for how in ({}, {'vocab_shards': 1}, {'vocab_shards': 7})
+    ]
+    assert text[0] == text[1] == text[2]
+    assert 'sharding' not in text[0]
