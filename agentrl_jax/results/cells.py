@@ -9,9 +9,11 @@ import numpy as np
 from agentrl_jax.measure import stats
 from agentrl_jax.results.runs import Run
 from agentrl_jax.results.spec import (
+    AREA,
     BEST,
     COUNT,
     EQUAL_TOKENS,
+    LAST_THREE,
     OVERALL,
     PLACES,
     SUCCESS,
@@ -104,7 +106,7 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     )
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     planned = max(len(seeds), spec.seeds)
-    tokens = _equal_tokens(groups, spec) if spec.at == EQUAL_TOKENS else {}
+    tokens = _equal_tokens(groups, spec) if spec.at in (EQUAL_TOKENS, AREA) else {}
 
     def cell(row: str, column: str) -> Cell:
         members = groups.get((row, column), ())
@@ -133,7 +135,9 @@ def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -
         for run in runs:
             rows = [row for row in run.rows if spec.metric in row]
             if any('tokens' not in row for row in rows):
-                raise ValueError(f'at={EQUAL_TOKENS}: run {run.name} does not say what it sampled')
+                raise ValueError(f'at={spec.at}: run {run.name} does not say what it sampled')
+            if spec.at == AREA and rows and not run.fault and rows[0]['tokens'] > 0:
+                raise ValueError(f'at={AREA}: run {run.name} has no {spec.metric} at step 0')
             if rows and not run.fault and (_finished(run) or spec.unfinished == COUNT):
                 last = rows[-1]['tokens']
                 found[column] = min(last, found[column]) if column in found else last
@@ -154,6 +158,31 @@ def _at_tokens(rows: Sequence[Mapping[str, float]], tokens: int) -> Mapping[str,
     return between | {'step': a['step']}
 
 
+def _last_three(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    """Means of metrics over the last three validations."""
+    known = {name: [row[name] for row in rows[-3:] if name in row] for name in names}
+    means = {name: sum(values) / len(values) for name, values in known.items() if values}
+    return means | {'step': rows[-1]['step']}
+
+
+def _area(
+    rows: Sequence[Mapping[str, float]], names: Sequence[str], tokens: int | None
+) -> dict[str, float]:
+    """Means of metrics over the sampled tokens from 0 to a number, linear between validations.
+
+    tokens: None, or more than the rows have: up to their end.
+    """
+    end = rows[-1] if tokens is None else _at_tokens(rows, tokens)
+    until = [*(row for row in rows if row['tokens'] < end['tokens']), end]
+    known = {name: [row for row in until if name in row] for name in names}
+    found = {}
+    for name, measured in known.items():
+        if measured:
+            x, y = np.array([(row['tokens'], row[name]) for row in measured]).T
+            found[name] = float(np.trapezoid(y, x) / (x[-1] - x[0]) if x.size > 1 else y[0])
+    return found | {'step': end['step']}
+
+
 def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None) -> Entry:
     """The run's value at the place that the spec names; tokens: of its column, where equal."""
     seed, steps = field(run, 'seed'), field(run, 'steps')
@@ -169,6 +198,10 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None)
     if spec.at == BEST:  # the earliest of the best
         known = [r for r in evaluated if SUCCESS in r and math.isfinite(r[SUCCESS])]
         row = max(known, key=lambda r: r[SUCCESS], default=row)
+    elif spec.at == LAST_THREE:
+        row = _last_three(evaluated, (spec.metric, *also))
+    elif spec.at == AREA and not run.fault:
+        row = _area(evaluated, (spec.metric, *also), tokens)
     elif tokens is not None:
         row = _at_tokens(evaluated, tokens)
     step = row['step'] if finished else run.rows[-1]['step']

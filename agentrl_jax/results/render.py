@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from agentrl_jax.records.series import SHARES, SUCCESSES
 from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
-from agentrl_jax.results.spec import BEST, COUNT, EQUAL_TOKENS, LAST, Spec
+from agentrl_jax.results.spec import AREA, BEST, COUNT, EQUAL_TOKENS, LAST, LAST_THREE, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
@@ -180,14 +180,16 @@ def notes(table: Table) -> list[str]:
         found.append(f'{SINGLE}: one run; 95 % Wilson interval of its episodes.')
     if table.also:
         names = ' and '.join(map(plain_name, table.also))
-        found.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, at the same step.')
+        place = 'in the same way' if spec.at in (LAST_THREE, AREA) else 'at the same step'
+        found.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, {place}.')
     if spec.at == BEST:
         found.append('The best step was chosen on the episodes it is reported on: biased upwards.')
     if table.tokens:
         each = ', '.join(f'{column} {count:,}' for column, count in table.tokens.items())
         found.append(
             f'Sampled tokens: {each}, where the run of the column that sampled fewest ends; the '
-            'others are read there, linearly between two validations.'
+            f'others are {"summed up to" if spec.at == AREA else "read"} there, linearly between '
+            'two validations.'
         )
     if spec.baseline:
         found.append(
@@ -242,6 +244,8 @@ def _best(table: Table, column: int) -> str:
 def _place(spec: Spec) -> str:
     known = {
         LAST: 'at the last step',
+        LAST_THREE: 'as the mean of the last three validations of a run',
+        AREA: 'as the mean over sampled tokens of a run',
         BEST: 'at the step of the best validation',
         EQUAL_TOKENS: 'at equal sampled tokens',
     }
@@ -313,7 +317,8 @@ def _absent(table: Table) -> list[str]:
     found = [f'Refused, in no figure: {"; ".join(refused)}.'] if refused else []
     if unfinished:
         counted = table.spec.unfinished == COUNT
-        verdict = 'counted by their last validation' if counted else 'not counted'
+        last = 'last validations' if table.spec.at == LAST_THREE else 'last validation'
+        verdict = f'counted by their {last}' if counted else 'not counted'
         found.append(f'Unfinished, {verdict}: ' + '; '.join(map(_stands, unfinished)) + '.')
     if missing:
         found.append(f'Missing: {"; ".join(missing)}.')

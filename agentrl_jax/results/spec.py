@@ -12,7 +12,8 @@ from agentrl_jax.results.runs import AXES, Run
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
 METHOD = 'method'  # may take the place of a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
-LAST, BEST, EQUAL_TOKENS = PLACES = 'last', 'best-validation', 'equal-tokens'
+PLACES = 'last', 'last-three', 'best-validation', 'equal-tokens', 'area'
+LAST, LAST_THREE, BEST, EQUAL_TOKENS, AREA = PLACES
 LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
 LISTS = ('rows', 'cols', 'also', 'pooled', 'signals')
@@ -25,8 +26,9 @@ class Spec:
     rows: tuple[str, ...]  # config fields whose values name a row
     cols: tuple[str, ...] = ()  # ... and a column
     metric: str = SUCCESS
-    at: str = LAST  # last, best-validation (the highest eval/success), a step, or equal-tokens:
-    # where the run of the column with the fewest sampled tokens ends, between two validations
+    at: str = LAST  # last, last-three (mean of the last three validations), best-validation (the
+    # highest eval/success), a step, equal-tokens (where the run of the column with the fewest
+    # sampled tokens ends, between two validations) or area (mean over the tokens up to there)
     also: tuple[str, ...] = ('eval/valid_format',)  # metrics beside it, where runs have them
     baseline: str = ''  # label of the row that others are compared with
     where: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # runs to take

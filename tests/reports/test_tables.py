@@ -147,6 +147,62 @@ def test_runs_are_read_where_the_one_that_sampled_fewest_ends(tmp_path):
         table_of(tmp_path, at='equal-tokens')
 
 
+def test_the_last_three_validations_are_averaged(two):
+    write_run(two / 'run2', 2, [0.1, 0.2, 0.3, 0.7], steps=40)  # stands at step 30
+    table = table_of(two, at='last-three', pooled='steps')
+    found = cells(table)['ppo', 'sokoban']
+    # (.1 + .2 + .4) / 3, also of valid format: 1 - .7 / 30
+    np.testing.assert_allclose(found.values, [0.7 / 3, 0.7 / 3])
+    np.testing.assert_allclose(found.also, [1 - 0.7 / 30])
+    assert texts(table)['ppo', 'sokoban'].endswith('(2/3, 1 unfinished)')
+    first, *others = render.notes(table)
+    assert first.startswith(
+        '`eval/success` in per cent as the mean of the last three validations of a run: '
+    )
+    assert 'Valid format: mean over the same runs, in the same way.' in others
+    counted = table_of(two, at='last-three', pooled='steps', unfinished='count')
+    np.testing.assert_allclose(cells(counted)['ppo', 'sokoban'].values[2], 0.4)  # .2 .3 .7
+    assert 'Unfinished, counted by their last validations' in render.notes(counted)[-1]
+    # Two validations are averaged where there are no more; one that is nan is a fault
+    write_run(two / 'run3', 3, [0.1, 0.4], steps=10)
+    rewrite(two / 'run0', lambda row: row.update({'eval/success': math.nan}), slice(10, 11))
+    table = table_of(two, at='last-three', pooled='steps')
+    np.testing.assert_allclose(cells(table)['ppo', 'sokoban'].values, [0.7 / 3, 0.25])
+    assert any('seed 0: eval/success is nan' in note for note in render.notes(table))
+
+
+def test_the_area_under_success_is_its_mean_over_equal_tokens(tmp_path):
+    write_run(tmp_path / 'short', 0, [0.1, 0.2, 0.4])  # 70, 140 tokens
+    write_run(tmp_path / 'long', 0, [0.1, 0.3, 0.5], algorithm='grpo')
+    rewrite(tmp_path / 'long', lambda row: row.update({'perf/tokens_per_s': 10 / 0.3}), slice(20))
+    table = table_of(tmp_path, at='area', baseline='ppo')
+    found = cells(table)
+    assert table.tokens == {'sokoban': 140}
+    # (.1 + .2) / 2 x 70 + (.2 + .4) / 2 x 70 = 31.5 of 140
+    np.testing.assert_allclose(found['ppo', 'sokoban'].values, [0.225])
+    # .38 at 140 tokens: (.1 + .3) / 2 x 100 + (.3 + .38) / 2 x 40 = 33.6 of 140
+    np.testing.assert_allclose(found['grpo', 'sokoban'].values, [0.24])
+    np.testing.assert_allclose(found['grpo', 'sokoban'].also, [1 - 0.024])
+    notes = render.notes(table)
+    assert notes[0].startswith(
+        '`eval/success` in per cent as the mean over sampled tokens of a run'
+    )
+    assert any('ends; the others are summed up to there, linearly' in note for note in notes)
+    # What does not change has its own value as mean, wherever it ends
+    write_run(tmp_path / 'flat', 0, [0.3, 0.3, 0.3], algorithm='rloo')
+    np.testing.assert_allclose(cells(table_of(tmp_path, at='area'))['rloo', 'sokoban'].values, 0.3)
+    # A run that is not finished sets no limit, unless such runs count
+    write_run(tmp_path / 'stands', 1, [0.1, 0.2])
+    table = table_of(tmp_path, at='area')
+    assert table.tokens == {'sokoban': 140} and len(cells(table)['ppo', 'sokoban'].values) == 1
+    counted = table_of(tmp_path, at='area', unfinished='count')
+    assert counted.tokens == {'sokoban': 70}
+    np.testing.assert_allclose(cells(counted)['ppo', 'sokoban'].values, [0.15, 0.15])
+    rewrite(tmp_path / 'flat', lambda row: row.pop('eval/success'), slice(1))
+    with pytest.raises(ValueError, match='at=area: run flat has no eval/success at step 0'):
+        table_of(tmp_path, at='area')
+
+
 def test_probability_of_improvement_and_the_column_over_all(sweep):
     table = table_of(sweep, baseline='grpo', overall=True, where={'env.name': 'bandit|sokoban'})
     found = cells(table)
