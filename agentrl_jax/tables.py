@@ -45,6 +45,7 @@ OPTIONS = {  # fields of Spec that are flags
     'at': f'{", ".join(PLACES)} or a step; default: {LAST}',
     'also': f'metrics to show beside it; default: {",".join(Spec.also)}',
     'baseline': 'row to compare the others with',
+    'margin': 'differences from the baseline within +- this count as none: 0.05; default: none',
     'where': 'take only runs with field=value or field=value|value; may be given several times',
     'pooled': 'fields beside the seed that may differ within a cell',
     'unfinished': f'runs that did not get there: {LEAVE_OUT} (the default) or '
@@ -139,8 +140,8 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
             add('--where', action='append', default=[], help=words)
         elif isinstance(default, bool):
             add(f'--{name}', action='store_true', help=words)
-        elif isinstance(default, int):
-            add(f'--{name}', type=int, default=default, help=words)
+        elif isinstance(default, int | float):
+            add(f'--{name}', type=type(default), default=default, help=words)
         else:
             text = default if isinstance(default, str) else ','.join(default)
             add(f'--{name}', default=text, help=words)

@@ -62,6 +62,8 @@ class Cell(NamedTuple):
     also: tuple[float, ...] = ()  # means over the runs that count
     better: tuple[float, float, float] | None = None  # P(> baseline) and its interval
     gain: tuple[float, float, float] | None = None  # mean of this - baseline, seed by seed
+    p: float = math.nan  # that it is 0, adjusted for all comparisons of the table
+    same: bool = False  # it is shown to be within the margin
 
     @property
     def values(self) -> np.ndarray:
@@ -290,8 +292,8 @@ def _better(ours: Sequence[Cell], theirs: Sequence[Cell]) -> tuple[float, float,
     return stats.probability_of_improvement(*pairs), low, high
 
 
-def _gain(ours: Cell, theirs: Cell) -> tuple[float, float, float] | None:
-    """The mean difference of runs of one seed with Student's interval; None without such runs."""
+def _pairs(ours: Cell, theirs: Cell) -> tuple[list[float], list[float]] | None:
+    """The values of runs of one seed; None without such runs."""
     values = [{e.seed: e.value for e in cell.entries if e.counts} for cell in (ours, theirs)]
     if any(
         len(of_seed) < cell.values.size
@@ -301,7 +303,30 @@ def _gain(ours: Cell, theirs: Cell) -> tuple[float, float, float] | None:
     seeds = sorted(values[0].keys() & values[1].keys(), key=rank)
     if not seeds:
         return None
-    return stats.paired_difference(*([of_seed[seed] for seed in seeds] for of_seed in values))
+    first, second = ([of_seed[seed] for seed in seeds] for of_seed in values)
+    return first, second
+
+
+def _compared(ours: Cell, theirs: Cell, margin: float) -> Cell:
+    """A cell with its comparison with the baseline's; p of this one test."""
+    found = ours._replace(better=_better([ours], [theirs]))
+    pairs = _pairs(ours, theirs)
+    if pairs is None:
+        return found
+    return found._replace(
+        gain=stats.paired_difference(*pairs),
+        p=stats.paired_p(*pairs),
+        same=stats.equivalent(*pairs, margin),
+    )
+
+
+def _adjusted(lines: Sequence[Line]) -> list[Line]:
+    """Lines whose p are adjusted for all comparisons."""
+    adjusted = iter(stats.holm([cell.p for line in lines for cell in line.cells]).tolist())
+    return [
+        line._replace(cells=tuple(cell._replace(p=next(adjusted)) for cell in line.cells))
+        for line in lines
+    ]
 
 
 # ---- lines -------------------------------------------------------------------------------------
@@ -316,13 +341,10 @@ def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
         cells, total = list(found), [_overall(found)] if spec.overall else []
         if spec.baseline and label != spec.baseline:
             base = grid[spec.baseline]
-            cells = [
-                ours._replace(better=_better([ours], [theirs]), gain=_gain(ours, theirs))
-                for ours, theirs in zip(found, base, strict=True)
-            ]
+            cells = [_compared(*pair, spec.margin) for pair in zip(found, base, strict=True)]
             total = [cell._replace(better=_better(found, base)) for cell in total]
         lines.append(Line('runs', label, (*cells, *total)))
-    return lines
+    return _adjusted(lines)
 
 
 def _start_lines(

@@ -12,6 +12,8 @@ from agentrl_jax.results.spec import AREA, BEST, COUNT, EQUAL_TOKENS, LAST, LAST
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
+P_NAME = 'p (Holm)'
+SAME = 'same'  # marks a difference that is shown to be within the margin
 MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = {
@@ -72,6 +74,7 @@ def csv_text(table: Table) -> str:
     names = ['mean', 'std', 'iqm', 'low', 'high']
     header = ['kind', 'row', 'column', 'metric', 'at', 'runs', 'planned', 'unfinished', *names]
     header += ['interval', 'p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high']
+    header += ['p_holm', 'same']
     header += [*table.also, 'published', 'values']
     lines = [header]
     for line, column, cell in table.cells():
@@ -90,6 +93,8 @@ def csv_text(table: Table) -> str:
                 interval,
                 *map(_exact, cell.better or (math.nan,) * 3),
                 *map(_exact, cell.gain or (math.nan,) * 3),
+                _exact(cell.p),
+                cell.same if table.spec.margin and cell.gain else '',
                 *map(_exact, cell.also or (math.nan,) * len(table.also)),
                 published(table.spec, line.label, column),
                 ' '.join(map(_exact, cell.values)),
@@ -121,7 +126,8 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
     lines = [[line.label] for line in table.lines]
     for i, column in enumerate(table.columns):
         header += [column, *map(plain_name, table.also)]
-        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}'][: 1 + (column != OVERALL)]
+        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}', P_NAME]
+        compared = compared[:1] if column == OVERALL else compared
         header += compared * bool(spec.baseline) + ['published'] * printed[column]
         best = _best(table, i) if bold else ''
         for texts, line in zip(lines, table.lines, strict=True):
@@ -134,7 +140,8 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
             texts += [number(name, x) for name, x in zip(table.also, beside, strict=False)]
             texts += [''] * (len(table.also) - len(beside))
             if spec.baseline:
-                texts += [_better_text(cell), _gain_text(cell, spec.metric)][: len(compared)]
+                shown = [_better_text(cell), _gain_text(cell, spec.metric), _p_text(cell.p)]
+                texts += shown[: len(compared)]
             if printed[column]:
                 texts.append(published(spec, line.label, column))
     return [header, *lines]
@@ -199,6 +206,16 @@ def notes(table: Table) -> list[str]:
         found.append(
             f'Less {spec.baseline}: mean difference of runs of one seed, which share start, levels '
             "and noise, with Student's 95 % interval."
+        )
+        tests = sum(not math.isnan(cell.p) for _, _, cell in table.cells())
+        found.append(
+            f"{P_NAME}: Student's paired test of this difference, two-sided, adjusted for all such "
+            f'tests of the table (Holm, n = {tests}).'
+        )
+    if spec.margin:
+        found.append(
+            f'{SAME}: the 90 % interval of the difference lies within '
+            f'±{number(spec.metric, spec.margin)} (two one-sided tests at 5 %).'
         )
     if spec.overall:
         found.append(
@@ -278,7 +295,14 @@ def _gain_text(cell: Cell, metric: str) -> str:
     if cell.gain is None:
         return ''
     mean, *ends = (('+' if x > 0 else '') + number(metric, x) for x in cell.gain)
-    return mean if math.isnan(cell.gain[1]) else f'{mean} [{", ".join(ends)}]'
+    text = mean if math.isnan(cell.gain[1]) else f'{mean} [{", ".join(ends)}]'
+    return f'{text} {SAME}' if cell.same else text
+
+
+def _p_text(p: float) -> str:
+    if math.isnan(p):
+        return ''
+    return f'{p:.3f}' if p >= 0.001 else '<0.001'
 
 
 def _mean_text(shown: Figure, metric: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class Spec:
     # sampled tokens ends, between two validations) or area (mean over the tokens up to there)
     also: tuple[str, ...] = ('eval/valid_format',)  # metrics beside it, where runs have them
     baseline: str = ''  # label of the row that others are compared with
+    margin: float = 0.0  # differences from it within +- this, in units of the metric, are the same
     where: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # runs to take
     pooled: tuple[str, ...] = ()  # fields beside the seed that may differ within a cell
     unfinished: str = LEAVE_OUT  # or count: take the last validation of runs that did not get there
@@ -63,6 +65,8 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
         raise ValueError(f'at={spec.at} must be {", ".join(PLACES)} or a step')
     if spec.unfinished not in (LEAVE_OUT, COUNT):
         raise ValueError(f'unfinished={spec.unfinished} must be {LEAVE_OUT} or {COUNT}')
+    if spec.margin and not spec.baseline:
+        raise ValueError(f'margin={spec.margin} is of differences from a baseline: name one')
     also = tuple(name for name in spec.also if name != spec.metric)
     return dataclasses.replace(spec, at=str(spec.at), also=also)
 
@@ -84,6 +88,7 @@ KINDS = {  # what a value must be -> whether one is, and the fields that hold su
     'a text for each label': (_is_table(lambda x: isinstance(x, str)), ('labels',)),
     'figures by row and column': (_is_table(lambda x: isinstance(x, Mapping)), ('published',)),
     'a whole number': (lambda x: type(x) is int, ('seeds',)),
+    'a number, 0 or more': (lambda x: type(x) in (int, float) and 0 <= x < math.inf, ('margin',)),
     'true or false': (lambda x: isinstance(x, bool), ('overall', 'curves')),
 }
 

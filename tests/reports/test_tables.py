@@ -225,10 +225,57 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert found['random play', 'all'].figure.mean == pytest.approx(0.35)
     assert found['grpo', 'bandit'].better is None
     header = render.matrix(table)[0]
-    assert header[:5] == ['algorithm', 'bandit', 'valid format', 'P(> grpo)', 'less grpo']
+    compared = ['P(> grpo)', 'less grpo', 'p (Holm)']
+    assert header[:6] == ['algorithm', 'bandit', 'valid format', *compared]
     assert header[-3:] == ['all', 'valid format', 'P(> grpo)']
     with pytest.raises(ValueError, match="baseline 'dapo' is no row"):
         table_of(sweep, baseline='dapo')
+
+
+def test_differences_from_the_baseline_are_tested_together(tmp_path):
+    """Of many comparisons at 5 % one in twenty would be found where there is nothing."""
+    ends = {
+        ('ppo', 'bandit'): (0.5, 0.6, 0.7),
+        ('grpo', 'bandit'): (0.51, 0.6, 0.69),  # .01, 0, -.01
+        ('rloo', 'bandit'): (0.6, 0.8, 1.0),  # .1, .2, .3
+        ('ppo', 'sokoban'): (0.2, 0.2, 0.2),
+        ('grpo', 'sokoban'): (0.3, 0.3, 0.31),  # .1, .1, .11
+        ('rloo', 'sokoban'): (0.3,),
+    }
+    for (algorithm, env), values in ends.items():
+        for seed, p in enumerate(values):
+            write_run(
+                tmp_path / f'{algorithm}{env}{seed}',
+                seed,
+                [0.1, p, p],
+                algorithm=algorithm,
+                env=env,
+            )
+    table = table_of(tmp_path, baseline='ppo', margin=0.02, overall=True)
+    found = cells(table)
+    # Three tests; of one pair there is none. rloo has t = 2 sqrt 3, p = 1 - sqrt(12 / 14).
+    # grpo on sokoban has mean .31 / 3 and error .01 / 3, t = 31: p = 1 - sqrt(961 / 963)
+    least = 1 - np.sqrt(961 / 963)
+    np.testing.assert_allclose(
+        [found[key].p for key in [*ends][1:3] + [*ends][4:5]],
+        [1, 2 * (1 - np.sqrt(12 / 14)), 3 * least],
+        rtol=1e-9,
+    )
+    assert all(np.isnan(found[key].p) for key in [('rloo', 'sokoban'), ('rloo', 'all')])
+    # .01, 0, -.01: the 90 % interval is +- 2.919986 x .01 / sqrt 3 = .0169
+    assert [key for key, cell in found.items() if cell.same] == [('grpo', 'bandit')]
+    header, *lines = render.matrix(table)
+    line = dict(zip(header[:6], lines[0], strict=False))
+    assert line['algorithm'] == 'grpo' and line['p (Holm)'] == '1.000'
+    assert re.fullmatch(r'-?0\.0 \[-2\.5, \+2\.5\] same', line['less ppo'])
+    assert lines[0][10] == '0.003' and lines[2][5] == '0.148' and lines[2][10] == ''
+    notes = render.notes(table)
+    assert any('of the table (Holm, n = 3)' in note for note in notes)
+    assert 'same: the 90 % interval of the difference lies within ±2.0 (two' in '\n'.join(notes)
+    # Without a margin nothing is the same
+    table = table_of(tmp_path, baseline='ppo')
+    assert not any(cell.same for cell in cells(table).values())
+    assert 'same' not in render.markdown(table).replace('the same runs, at the same step', '')
 
 
 NAMES = {'ppo': 'PPO', 'grpo': 'GRPO'}
@@ -236,6 +283,10 @@ FORMS = (render.markdown, render.latex, render.csv_text, render.runs_csv)
 TABLES = {  # what it shows -> (its spec, its forms)
     'unfinished and missing runs': ({}, FORMS),
     'a baseline and a column of all': ({'baseline': 'grpo', 'overall': True}, FORMS),
+    'a margin': (
+        {'baseline': 'grpo', 'margin': 0.3, 'where': {'env.name': 'bandit'}},
+        (render.markdown, render.csv_text),
+    ),
     'unfinished runs count, and five are planned': ({'unfinished': 'count', 'seeds': 5}, FORMS[:1]),
     'the best step, chosen on what it is reported on': ({'at': 'best-validation'}, FORMS[:1]),
     'a step that all have reached': ({'at': '10'}, FORMS[:1]),
@@ -394,6 +445,8 @@ def test_the_same_config_twice_is_refused(tmp_path):
         ({'row': 'seed'}, 'a table has no row; it has'),
         ({'at': 'first'}, 'at=first must be'),
         ({'unfinished': 'drop'}, 'unfinished=drop must be'),
+        ({'margin': 0.05}, 'margin=0.05 is of differences from a baseline'),
+        ({'margin': -1}, 'margin=-1 must be a number, 0 or more'),
         ({'rows': 'env.nam'}, 'has no field env.nam'),
         ({'metric': 'eval/sucess'}, 'no run has the metric eval/sucess'),
         ({'signals': 'policy/kl'}, 'no run has the metric policy/kl'),
