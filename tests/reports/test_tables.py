@@ -13,7 +13,7 @@ from golden_text import assert_golden
 from agentrl_jax import tables
 from agentrl_jax.measure import stats
 from agentrl_jax.records import run_log
-from agentrl_jax.results import curves, render
+from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
 
@@ -537,7 +537,12 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
     given = {'baseline': 'grpo', 'overall': True, 'signals': 'group/return_std'}
     written = [tables.write(table_of(sweep, **given), tmp_path / name) for name in 'ab']
     names = [path.name for path in written[0]]
-    stems = ('curves_step', 'curves_tokens', 'signals')  # nobody knows what machines they ran on
+    stems = (
+        'curves_step',
+        'curves_tokens',
+        'signals',
+        'forest',
+    )  # nobody knows what machines they ran on
     assert names == ['table.md', 'table.tex', 'table.csv', 'runs.csv'] + [
         f'{stem}.{ending}' for stem in stems for ending in ('png', 'svg')
     ]
@@ -545,14 +550,31 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
         assert first.read_bytes() == second.read_bytes(), first.name
 
 
+def test_the_forest_has_the_differences_and_the_margin(sweep, tmp_path):
+    table = table_of(sweep, baseline='grpo', margin=0.05, overall=True)
+    found = forest.differences(table)
+    (bandit,), (sokoban,) = found['bandit'], found['sokoban']
+    assert [*found] == ['bandit', 'sokoban'] and bandit.row == sokoban.row == 'ppo'
+    # .2, .05, .1: 11.67 points, error 100 sqrt(.005833 / 3) = 4.41; Student's t of 2 is 4.303
+    np.testing.assert_allclose(bandit[1:], (11.667, -7.306, 30.640), atol=1e-3)
+    assert sokoban.mean == pytest.approx(10) and np.isnan(sokoban.low)  # of one pair
+    png, svg = forest.write(table, tmp_path)
+    assert (png.name, svg.name) == ('forest.png', 'forest.svg') and png.stat().st_size < 60_000
+    labels = re.findall(r'<!-- (.*?) -->', svg.read_text())
+    assert {'bandit', 'sokoban', 'ppo', 'success less grpo, points'} <= set(labels)
+    assert any(label.endswith('grey: ±5') for label in labels) and 'all' not in labels
+    returns = table_of(sweep, baseline='grpo', metric='eval/return', where={'env.name': 'bandit'})
+    assert forest.differences(returns)['bandit'][0].mean == pytest.approx(7 / 6)  # no share
+
+
 def test_curves_that_are_drawn_no_more_are_removed(two):
     (two / 'out').mkdir()
-    for name in ('curves_seconds.png', 'signals.svg', 'curves_notes.txt', 'own.png'):
+    for name in ('curves_seconds.png', 'forest.svg', 'signals.svg', 'curves_notes.txt', 'own.png'):
         (two / 'out' / name).touch()
     tables.write(table_of(two), two / 'out')
     names = {path.name for path in (two / 'out').iterdir()}
     assert {'curves_step.png', 'curves_notes.txt', 'own.png'} <= names
-    assert not {'curves_seconds.png', 'signals.svg'} & names
+    assert not {'curves_seconds.png', 'signals.svg', 'forest.svg', 'forest.png'} & names
     tables.write(table_of(two, curves=False), two / 'out')  # another table has them
     assert not list((two / 'out').glob('curves_*.png'))
 
