@@ -121,7 +121,7 @@ def _embed(readme: Path, name: str, text: str) -> list[Path]:
     return [readme]
 
 
-def _where(given: Sequence[str]) -> dict[str, str]:
+def split_where(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition('=') for text in given]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError('--where needs field=value, or field=value|value')
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> None:
         print(f'{len(written)} runs, {size / 1000:.0f} kB in {folder}')
     else:
         given = {name: value for name, value in vars(args).items() if name in OPTIONS}
-        spec = make_spec(given | {'where': _where(args.where)})
+        spec = make_spec(given | {'where': split_where(args.where)})
         runs: list[Run] = load(args.folders, metrics_of(spec))
         table = build(runs, spec)
         print(render.markdown(table), end='')

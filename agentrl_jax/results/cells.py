@@ -21,6 +21,7 @@ from agentrl_jax.results.spec import (
     choose,
     field,
     group_runs,
+    is_finished,
     ordered,
     rank,
 )
@@ -126,10 +127,6 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
 # ---- what a run says ---------------------------------------------------------------------------
 
 
-def _finished(run: Run) -> bool:
-    return bool(run.rows) and run.rows[-1]['step'] >= field(run, 'steps')
-
-
 def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -> dict[str, int]:
     """The tokens that each column's runs had all sampled at their last validations."""
     found: dict[str, int] = {}
@@ -140,7 +137,7 @@ def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -
                 raise ValueError(f'at={spec.at}: run {run.name} does not say what it sampled')
             if spec.at == AREA and rows and not run.fault and rows[0]['tokens'] > 0:
                 raise ValueError(f'at={AREA}: run {run.name} has no {spec.metric} at step 0')
-            if rows and not run.fault and (_finished(run) or spec.unfinished == COUNT):
+            if rows and not run.fault and (is_finished(run) or spec.unfinished == COUNT):
                 last = rows[-1]['tokens']
                 found[column] = min(last, found[column]) if column in found else last
     return found
@@ -189,7 +186,7 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None)
     """The run's value at the place that the spec names; tokens: of its column, where equal."""
     seed, steps = field(run, 'seed'), field(run, 'steps')
     evaluated = [row for row in run.rows if spec.metric in row]
-    finished = _finished(run)
+    finished = is_finished(run)
     if spec.at not in PLACES:
         evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
         finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)

@@ -129,6 +129,10 @@ def field(run: Run, name: str) -> Any:
     return run.fields[name]
 
 
+def is_finished(run: Run) -> bool:
+    return bool(run.rows) and run.rows[-1]['step'] >= field(run, 'steps')
+
+
 def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
     taken = [
         run
