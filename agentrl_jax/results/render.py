@@ -122,11 +122,12 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
         column: any(published(spec, line.label, column) for line in table.lines)
         for column in table.columns
     }
+    tested = _tests(table) > 0
     header = [', '.join(spec.rows)]
     lines = [[line.label] for line in table.lines]
     for i, column in enumerate(table.columns):
         header += [column, *map(plain_name, table.also)]
-        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}', P_NAME]
+        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}', *[P_NAME] * tested]
         compared = compared[:1] if column == OVERALL else compared
         header += compared * bool(spec.baseline) + ['published'] * printed[column]
         best = _best(table, i) if bold else ''
@@ -207,7 +208,7 @@ def notes(table: Table) -> list[str]:
             f'Less {spec.baseline}: mean difference of runs of one seed, which share start, levels '
             "and noise, with Student's 95 % interval."
         )
-        tests = sum(not math.isnan(cell.p) for _, _, cell in table.cells())
+    if tests := _tests(table):
         found.append(
             f"{P_NAME}: Student's paired test of this difference, two-sided, adjusted for all such "
             f'tests of the table (Holm, n = {tests}).'
@@ -247,6 +248,11 @@ def published(spec: Spec, row: str, column: str) -> str:
     """The figure of others for a cell, '' if there is none."""
     figures = spec.published[row] if row in spec.published else {}
     return str(figures[column]) if column in figures else ''
+
+
+def _tests(table: Table) -> int:
+    """How many differences could be tested: none of one pair of runs."""
+    return sum(not math.isnan(cell.p) for _, _, cell in table.cells())
 
 
 def _best(table: Table, column: int) -> str:

@@ -272,6 +272,9 @@ def test_differences_from_the_baseline_are_tested_together(tmp_path):
     notes = render.notes(table)
     assert any('of the table (Holm, n = 3)' in note for note in notes)
     assert 'same: the 90 % interval of the difference lies within ±2.0 (two' in '\n'.join(notes)
+    # Of one seed there is nothing to test
+    alone = render.matrix(table_of(tmp_path, baseline='ppo', where={'seed': '0'}))[0]
+    assert 'less ppo' in alone and 'p (Holm)' not in alone
     # Without a margin nothing is the same
     table = table_of(tmp_path, baseline='ppo')
     assert not any(cell.same for cell in cells(table).values())
