@@ -4,12 +4,12 @@
   python -m agentrl_jax.tables --compact runs/sweep experiments/demo_cloned/metrics
   python -m agentrl_jax.tables --rebuild experiments
 
-The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv and the curves. The
-second keeps what tables need of every run, small enough to be committed; tables come out of that
-folder with the same numbers. The third makes every table that an experiment's table.json describes
-({"<name>": {"rows": "algorithm", ...}}, keys as the fields of results.spec.Spec) from its metrics/,
-into a folder of that name, and writes it between <!-- table <name> --> and <!-- end of table -->
-wherever the experiment's README.md has these lines.
+The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv, the curves and, with
+a baseline, a forest plot of the differences. The second keeps what tables need of every run, small
+enough to be committed; tables come out of that folder with the same numbers. The third makes every
+table that an experiment's table.json describes ({"<name>": {"rows": "algorithm", ...}}, keys as the
+fields of results.spec.Spec) from its metrics/, into a folder of that name, and writes it between
+<!-- table <name> --> and <!-- end of table --> wherever the experiment's README.md has these lines.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import plots
-from agentrl_jax.results import curves, render
+from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import Table, build
 from agentrl_jax.results.runs import Run, compact, load
 from agentrl_jax.results.spec import (
@@ -36,7 +36,8 @@ from agentrl_jax.results.spec import (
 
 SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
 PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
-CURVES = tuple(f'{stem}*.{end}' for stem in ('curves_', 'signals') for end in plots.ENDINGS)
+STEMS = ('curves_*', 'signals*', forest.STEM)
+FIGURES = tuple(f'{stem}.{end}' for stem in STEMS for end in plots.ENDINGS)
 FOLDER_NAME = re.compile(r'\w[\w.-]*', re.ASCII)
 OPTIONS = {  # fields of Spec that are flags
     'rows': 'fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
@@ -45,6 +46,7 @@ OPTIONS = {  # fields of Spec that are flags
     'at': f'{", ".join(PLACES)} or a step; default: {LAST}',
     'also': f'metrics to show beside it; default: {",".join(Spec.also)}',
     'baseline': 'row to compare the others with',
+    'margin': 'differences from the baseline within +- this count as none: 0.05; default: none',
     'where': 'take only runs with field=value or field=value|value; may be given several times',
     'pooled': 'fields beside the seed that may differ within a cell',
     'unfinished': f'runs that did not get there: {LEAVE_OUT} (the default) or '
@@ -57,9 +59,9 @@ BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 
 
 def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
-    """Every form of a table as files, curves in these formats; the same runs, the same bytes.
+    """Every form of a table as files, figures in these formats; the same runs, the same bytes.
 
-    Curves of these names that belong to the table no more are removed.
+    Figures of these names that belong to the table no more are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -71,7 +73,8 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
     for name, text in texts.items():
         files.write_atomic(folder / name, text)
     drawn = curves.write(table, folder, endings) if table.spec.curves else []
-    before = [path for name in CURVES for path in folder.glob(name)]
+    drawn += forest.write(table, folder, endings)
+    before = [path for name in FIGURES for path in folder.glob(name)]
     for path in set(before) - set(drawn):
         path.unlink()
     return [*(folder / name for name in texts), *drawn]
@@ -118,7 +121,7 @@ def _embed(readme: Path, name: str, text: str) -> list[Path]:
     return [readme]
 
 
-def _where(given: Sequence[str]) -> dict[str, str]:
+def split_where(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition('=') for text in given]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError('--where needs field=value, or field=value|value')
@@ -139,8 +142,8 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
             add('--where', action='append', default=[], help=words)
         elif isinstance(default, bool):
             add(f'--{name}', action='store_true', help=words)
-        elif isinstance(default, int):
-            add(f'--{name}', type=int, default=default, help=words)
+        elif isinstance(default, int | float):
+            add(f'--{name}', type=type(default), default=default, help=words)
         else:
             text = default if isinstance(default, str) else ','.join(default)
             add(f'--{name}', default=text, help=words)
@@ -164,7 +167,7 @@ def run(args: argparse.Namespace) -> None:
         print(f'{len(written)} runs, {size / 1000:.0f} kB in {folder}')
     else:
         given = {name: value for name, value in vars(args).items() if name in OPTIONS}
-        spec = make_spec(given | {'where': _where(args.where)})
+        spec = make_spec(given | {'where': split_where(args.where)})
         runs: list[Run] = load(args.folders, metrics_of(spec))
         table = build(runs, spec)
         print(render.markdown(table), end='')

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -152,6 +152,39 @@ def paired_difference(
     centre, error = mean_se(gaps)
     margin = error * stdtrit(gaps.size - 1, 0.5 + confidence / 2) if gaps.size > 1 else math.nan
     return centre, float(centre - margin), float(centre + margin)
+
+
+def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Two-sided p of Student's paired test that ours - theirs has mean 0; nan for one pair."""
+    gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    centre, error = mean_se(gaps)
+    if gaps.size == 1:
+        return math.nan
+    if error == 0:  # all differences alike
+        return float(centre == 0)
+    return float(2 * stdtr(gaps.size - 1, -abs(centre) / error))
+
+
+def equivalent(ours: np.ndarray, theirs: np.ndarray, margin: float) -> bool:
+    """Whether two one-sided paired tests at 5 % show |mean of ours - theirs| < margin.
+
+    They do where the 90 % interval lies inside the margin (Schuirmann 1987); never for one pair.
+    """
+    _, low, high = paired_difference(ours, theirs, confidence=0.9)
+    return -margin < low and high < margin
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """p values adjusted for how many there are, in their order; nan is no test (Holm 1979).
+
+    Of m, the k-th smallest becomes max over j <= k of (m - j + 1) p_j, at most 1.
+    """
+    given = np.asarray(p, np.float64)
+    order = np.argsort(given)  # nan last
+    factors = np.count_nonzero(~np.isnan(given)) - np.arange(given.size)
+    adjusted = np.full(given.size, math.nan)
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * given[order]), 1)
+    return adjusted
 
 
 def _check_tasks(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> None:

@@ -136,7 +136,7 @@ def draw(
             _draw_together(figure, panels, look, columns)
         if title:
             figure.suptitle(title)
-        return _save(figure, Path(stem), endings)
+        return save(figure, Path(stem), endings)
 
 
 def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns: int) -> None:
@@ -372,7 +372,7 @@ def _fold(parts: Sequence[str], inches: float) -> str:
     return '\n'.join(lines).replace('\xa0', ' ')
 
 
-def _save(figure: Figure, stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
+def save(figure: Figure, stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
     """Writes next to the files' final place first, so that no half-written one is left."""
     written = []
     for ending in endings:

@@ -9,9 +9,11 @@ import numpy as np
 from agentrl_jax.measure import stats
 from agentrl_jax.results.runs import Run
 from agentrl_jax.results.spec import (
+    AREA,
     BEST,
     COUNT,
     EQUAL_TOKENS,
+    LAST_THREE,
     OVERALL,
     PLACES,
     SUCCESS,
@@ -19,6 +21,7 @@ from agentrl_jax.results.spec import (
     choose,
     field,
     group_runs,
+    is_finished,
     ordered,
     rank,
 )
@@ -60,6 +63,8 @@ class Cell(NamedTuple):
     also: tuple[float, ...] = ()  # means over the runs that count
     better: tuple[float, float, float] | None = None  # P(> baseline) and its interval
     gain: tuple[float, float, float] | None = None  # mean of this - baseline, seed by seed
+    p: float = math.nan  # that it is 0, adjusted for all comparisons of the table
+    same: bool = False  # it is shown to be within the margin
 
     @property
     def values(self) -> np.ndarray:
@@ -104,7 +109,7 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     )
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     planned = max(len(seeds), spec.seeds)
-    tokens = _equal_tokens(groups, spec) if spec.at == EQUAL_TOKENS else {}
+    tokens = _equal_tokens(groups, spec) if spec.at in (EQUAL_TOKENS, AREA) else {}
 
     def cell(row: str, column: str) -> Cell:
         members = groups.get((row, column), ())
@@ -122,10 +127,6 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
 # ---- what a run says ---------------------------------------------------------------------------
 
 
-def _finished(run: Run) -> bool:
-    return bool(run.rows) and run.rows[-1]['step'] >= field(run, 'steps')
-
-
 def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -> dict[str, int]:
     """The tokens that each column's runs had all sampled at their last validations."""
     found: dict[str, int] = {}
@@ -133,8 +134,10 @@ def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -
         for run in runs:
             rows = [row for row in run.rows if spec.metric in row]
             if any('tokens' not in row for row in rows):
-                raise ValueError(f'at={EQUAL_TOKENS}: run {run.name} does not say what it sampled')
-            if rows and not run.fault and (_finished(run) or spec.unfinished == COUNT):
+                raise ValueError(f'at={spec.at}: run {run.name} does not say what it sampled')
+            if spec.at == AREA and rows and not run.fault and rows[0]['tokens'] > 0:
+                raise ValueError(f'at={AREA}: run {run.name} has no {spec.metric} at step 0')
+            if rows and not run.fault and (is_finished(run) or spec.unfinished == COUNT):
                 last = rows[-1]['tokens']
                 found[column] = min(last, found[column]) if column in found else last
     return found
@@ -154,11 +157,36 @@ def _at_tokens(rows: Sequence[Mapping[str, float]], tokens: int) -> Mapping[str,
     return between | {'step': a['step']}
 
 
+def _last_three(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    """Means of metrics over the last three validations."""
+    known = {name: [row[name] for row in rows[-3:] if name in row] for name in names}
+    means = {name: sum(values) / len(values) for name, values in known.items() if values}
+    return means | {'step': rows[-1]['step']}
+
+
+def _area(
+    rows: Sequence[Mapping[str, float]], names: Sequence[str], tokens: int | None
+) -> dict[str, float]:
+    """Means of metrics over the sampled tokens from 0 to a number, linear between validations.
+
+    tokens: None, or more than the rows have: up to their end.
+    """
+    end = rows[-1] if tokens is None else _at_tokens(rows, tokens)
+    until = [*(row for row in rows if row['tokens'] < end['tokens']), end]
+    known = {name: [row for row in until if name in row] for name in names}
+    found = {}
+    for name, measured in known.items():
+        if measured:
+            x, y = np.array([(row['tokens'], row[name]) for row in measured]).T
+            found[name] = float(np.trapezoid(y, x) / (x[-1] - x[0]) if x.size > 1 else y[0])
+    return found | {'step': end['step']}
+
+
 def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None) -> Entry:
     """The run's value at the place that the spec names; tokens: of its column, where equal."""
     seed, steps = field(run, 'seed'), field(run, 'steps')
     evaluated = [row for row in run.rows if spec.metric in row]
-    finished = _finished(run)
+    finished = is_finished(run)
     if spec.at not in PLACES:
         evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
         finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
@@ -169,6 +197,10 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None = None)
     if spec.at == BEST:  # the earliest of the best
         known = [r for r in evaluated if SUCCESS in r and math.isfinite(r[SUCCESS])]
         row = max(known, key=lambda r: r[SUCCESS], default=row)
+    elif spec.at == LAST_THREE:
+        row = _last_three(evaluated, (spec.metric, *also))
+    elif spec.at == AREA and not run.fault:
+        row = _area(evaluated, (spec.metric, *also), tokens)
     elif tokens is not None:
         row = _at_tokens(evaluated, tokens)
     step = row['step'] if finished else run.rows[-1]['step']
@@ -257,8 +289,8 @@ def _better(ours: Sequence[Cell], theirs: Sequence[Cell]) -> tuple[float, float,
     return stats.probability_of_improvement(*pairs), low, high
 
 
-def _gain(ours: Cell, theirs: Cell) -> tuple[float, float, float] | None:
-    """The mean difference of runs of one seed with Student's interval; None without such runs."""
+def _pairs(ours: Cell, theirs: Cell) -> tuple[list[float], list[float]] | None:
+    """The values of runs of one seed; None without such runs."""
     values = [{e.seed: e.value for e in cell.entries if e.counts} for cell in (ours, theirs)]
     if any(
         len(of_seed) < cell.values.size
@@ -268,7 +300,30 @@ def _gain(ours: Cell, theirs: Cell) -> tuple[float, float, float] | None:
     seeds = sorted(values[0].keys() & values[1].keys(), key=rank)
     if not seeds:
         return None
-    return stats.paired_difference(*([of_seed[seed] for seed in seeds] for of_seed in values))
+    first, second = ([of_seed[seed] for seed in seeds] for of_seed in values)
+    return first, second
+
+
+def _compared(ours: Cell, theirs: Cell, margin: float) -> Cell:
+    """A cell with its comparison with the baseline's; p of this one test."""
+    found = ours._replace(better=_better([ours], [theirs]))
+    pairs = _pairs(ours, theirs)
+    if pairs is None:
+        return found
+    return found._replace(
+        gain=stats.paired_difference(*pairs),
+        p=stats.paired_p(*pairs),
+        same=stats.equivalent(*pairs, margin),
+    )
+
+
+def _adjusted(lines: Sequence[Line]) -> list[Line]:
+    """Lines whose p are adjusted for all comparisons."""
+    adjusted = iter(stats.holm([cell.p for line in lines for cell in line.cells]).tolist())
+    return [
+        line._replace(cells=tuple(cell._replace(p=next(adjusted)) for cell in line.cells))
+        for line in lines
+    ]
 
 
 # ---- lines -------------------------------------------------------------------------------------
@@ -283,13 +338,10 @@ def _run_lines(grid: Mapping[str, Sequence[Cell]], spec: Spec) -> list[Line]:
         cells, total = list(found), [_overall(found)] if spec.overall else []
         if spec.baseline and label != spec.baseline:
             base = grid[spec.baseline]
-            cells = [
-                ours._replace(better=_better([ours], [theirs]), gain=_gain(ours, theirs))
-                for ours, theirs in zip(found, base, strict=True)
-            ]
+            cells = [_compared(*pair, spec.margin) for pair in zip(found, base, strict=True)]
             total = [cell._replace(better=_better(found, base)) for cell in total]
         lines.append(Line('runs', label, (*cells, *total)))
-    return lines
+    return _adjusted(lines)
 
 
 def _start_lines(

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from agentrl_jax.records.series import SHARES, SUCCESSES
 from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
-from agentrl_jax.results.spec import BEST, COUNT, EQUAL_TOKENS, LAST, Spec
+from agentrl_jax.results.spec import AREA, BEST, COUNT, EQUAL_TOKENS, LAST, LAST_THREE, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
+P_NAME = 'p (Holm)'
+SAME = 'same'  # marks a difference that is shown to be within the margin
 MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = {
@@ -72,6 +74,7 @@ def csv_text(table: Table) -> str:
     names = ['mean', 'std', 'iqm', 'low', 'high']
     header = ['kind', 'row', 'column', 'metric', 'at', 'runs', 'planned', 'unfinished', *names]
     header += ['interval', 'p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high']
+    header += ['p_holm', 'same']
     header += [*table.also, 'published', 'values']
     lines = [header]
     for line, column, cell in table.cells():
@@ -90,6 +93,8 @@ def csv_text(table: Table) -> str:
                 interval,
                 *map(_exact, cell.better or (math.nan,) * 3),
                 *map(_exact, cell.gain or (math.nan,) * 3),
+                _exact(cell.p),
+                cell.same if table.spec.margin and cell.gain else '',
                 *map(_exact, cell.also or (math.nan,) * len(table.also)),
                 published(table.spec, line.label, column),
                 ' '.join(map(_exact, cell.values)),
@@ -117,11 +122,13 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
         column: any(published(spec, line.label, column) for line in table.lines)
         for column in table.columns
     }
+    tested = _tests(table) > 0
     header = [', '.join(spec.rows)]
     lines = [[line.label] for line in table.lines]
     for i, column in enumerate(table.columns):
         header += [column, *map(plain_name, table.also)]
-        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}'][: 1 + (column != OVERALL)]
+        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}', *[P_NAME] * tested]
+        compared = compared[:1] if column == OVERALL else compared
         header += compared * bool(spec.baseline) + ['published'] * printed[column]
         best = _best(table, i) if bold else ''
         for texts, line in zip(lines, table.lines, strict=True):
@@ -134,7 +141,8 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
             texts += [number(name, x) for name, x in zip(table.also, beside, strict=False)]
             texts += [''] * (len(table.also) - len(beside))
             if spec.baseline:
-                texts += [_better_text(cell), _gain_text(cell, spec.metric)][: len(compared)]
+                shown = [_better_text(cell), _gain_text(cell, spec.metric), _p_text(cell.p)]
+                texts += shown[: len(compared)]
             if printed[column]:
                 texts.append(published(spec, line.label, column))
     return [header, *lines]
@@ -180,14 +188,16 @@ def notes(table: Table) -> list[str]:
         found.append(f'{SINGLE}: one run; 95 % Wilson interval of its episodes.')
     if table.also:
         names = ' and '.join(map(plain_name, table.also))
-        found.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, at the same step.')
+        place = 'in the same way' if spec.at in (LAST_THREE, AREA) else 'at the same step'
+        found.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, {place}.')
     if spec.at == BEST:
         found.append('The best step was chosen on the episodes it is reported on: biased upwards.')
     if table.tokens:
         each = ', '.join(f'{column} {count:,}' for column, count in table.tokens.items())
         found.append(
             f'Sampled tokens: {each}, where the run of the column that sampled fewest ends; the '
-            'others are read there, linearly between two validations.'
+            f'others are {"summed up to" if spec.at == AREA else "read"} there, linearly between '
+            'two validations.'
         )
     if spec.baseline:
         found.append(
@@ -197,6 +207,16 @@ def notes(table: Table) -> list[str]:
         found.append(
             f'Less {spec.baseline}: mean difference of runs of one seed, which share start, levels '
             "and noise, with Student's 95 % interval."
+        )
+    if tests := _tests(table):
+        found.append(
+            f"{P_NAME}: Student's paired test of this difference, two-sided, adjusted for all such "
+            f'tests of the table (Holm, n = {tests}).'
+        )
+    if spec.margin:
+        found.append(
+            f'{SAME}: the 90 % interval of the difference lies within '
+            f'±{number(spec.metric, spec.margin)} (two one-sided tests at 5 %).'
         )
     if spec.overall:
         found.append(
@@ -230,6 +250,11 @@ def published(spec: Spec, row: str, column: str) -> str:
     return str(figures[column]) if column in figures else ''
 
 
+def _tests(table: Table) -> int:
+    """How many differences could be tested: none of one pair of runs."""
+    return sum(not math.isnan(cell.p) for _, _, cell in table.cells())
+
+
 def _best(table: Table, column: int) -> str:
     """The best figure of the rows in a column as printed; '' of one row, or if nothing is best."""
     metric = table.spec.metric
@@ -242,6 +267,8 @@ def _best(table: Table, column: int) -> str:
 def _place(spec: Spec) -> str:
     known = {
         LAST: 'at the last step',
+        LAST_THREE: 'as the mean of the last three validations of a run',
+        AREA: 'as the mean over sampled tokens of a run',
         BEST: 'at the step of the best validation',
         EQUAL_TOKENS: 'at equal sampled tokens',
     }
@@ -274,7 +301,14 @@ def _gain_text(cell: Cell, metric: str) -> str:
     if cell.gain is None:
         return ''
     mean, *ends = (('+' if x > 0 else '') + number(metric, x) for x in cell.gain)
-    return mean if math.isnan(cell.gain[1]) else f'{mean} [{", ".join(ends)}]'
+    text = mean if math.isnan(cell.gain[1]) else f'{mean} [{", ".join(ends)}]'
+    return f'{text} {SAME}' if cell.same else text
+
+
+def _p_text(p: float) -> str:
+    if math.isnan(p):
+        return ''
+    return f'{p:.3f}' if p >= 0.001 else '<0.001'
 
 
 def _mean_text(shown: Figure, metric: str) -> str:
@@ -313,7 +347,8 @@ def _absent(table: Table) -> list[str]:
     found = [f'Refused, in no figure: {"; ".join(refused)}.'] if refused else []
     if unfinished:
         counted = table.spec.unfinished == COUNT
-        verdict = 'counted by their last validation' if counted else 'not counted'
+        last = 'last validations' if table.spec.at == LAST_THREE else 'last validation'
+        verdict = f'counted by their {last}' if counted else 'not counted'
         found.append(f'Unfinished, {verdict}: ' + '; '.join(map(_stands, unfinished)) + '.')
     if missing:
         found.append(f'Missing: {"; ".join(missing)}.')

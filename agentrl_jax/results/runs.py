@@ -32,6 +32,8 @@ KEPT = (  # metrics that are always kept, where a run has them
     'group/return_std',
     'policy/entropy',
     'policy/grad_norm',
+    'policy/kl_old_k3',
+    'collapse/mi_share',
     'update/skipped',
 )
 

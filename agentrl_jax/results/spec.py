@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from agentrl_jax.results.runs import AXES, Run
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
 METHOD = 'method'  # may take the place of a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
-LAST, BEST, EQUAL_TOKENS = PLACES = 'last', 'best-validation', 'equal-tokens'
+PLACES = 'last', 'last-three', 'best-validation', 'equal-tokens', 'area'
+LAST, LAST_THREE, BEST, EQUAL_TOKENS, AREA = PLACES
 LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
 LISTS = ('rows', 'cols', 'also', 'pooled', 'signals')
@@ -25,10 +27,12 @@ class Spec:
     rows: tuple[str, ...]  # config fields whose values name a row
     cols: tuple[str, ...] = ()  # ... and a column
     metric: str = SUCCESS
-    at: str = LAST  # last, best-validation (the highest eval/success), a step, or equal-tokens:
-    # where the run of the column with the fewest sampled tokens ends, between two validations
+    at: str = LAST  # last, last-three (mean of the last three validations), best-validation (the
+    # highest eval/success), a step, equal-tokens (where the run of the column with the fewest
+    # sampled tokens ends, between two validations) or area (mean over the tokens up to there)
     also: tuple[str, ...] = ('eval/valid_format',)  # metrics beside it, where runs have them
     baseline: str = ''  # label of the row that others are compared with
+    margin: float = 0.0  # differences from it within +- this, in units of the metric, are the same
     where: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # runs to take
     pooled: tuple[str, ...] = ()  # fields beside the seed that may differ within a cell
     unfinished: str = LEAVE_OUT  # or count: take the last validation of runs that did not get there
@@ -61,6 +65,8 @@ def make_spec(given: Mapping[str, Any]) -> Spec:
         raise ValueError(f'at={spec.at} must be {", ".join(PLACES)} or a step')
     if spec.unfinished not in (LEAVE_OUT, COUNT):
         raise ValueError(f'unfinished={spec.unfinished} must be {LEAVE_OUT} or {COUNT}')
+    if spec.margin and not spec.baseline:
+        raise ValueError(f'margin={spec.margin} is of differences from a baseline: name one')
     also = tuple(name for name in spec.also if name != spec.metric)
     return dataclasses.replace(spec, at=str(spec.at), also=also)
 
@@ -82,6 +88,7 @@ KINDS = {  # what a value must be -> whether one is, and the fields that hold su
     'a text for each label': (_is_table(lambda x: isinstance(x, str)), ('labels',)),
     'figures by row and column': (_is_table(lambda x: isinstance(x, Mapping)), ('published',)),
     'a whole number': (lambda x: type(x) is int, ('seeds',)),
+    'a number, 0 or more': (lambda x: type(x) in (int, float) and 0 <= x < math.inf, ('margin',)),
     'true or false': (lambda x: isinstance(x, bool), ('overall', 'curves')),
 }
 
@@ -120,6 +127,10 @@ def field(run: Run, name: str) -> Any:
         near = [known for known in run.fields if known.split('.')[-1] == name.split('.')[-1]]
         raise ValueError(f'run {run.name} has no field {name}' + (f'; it has {near}' * bool(near)))
     return run.fields[name]
+
+
+def is_finished(run: Run) -> bool:
+    return bool(run.rows) and run.rows[-1]['step'] >= field(run, 'steps')
 
 
 def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:

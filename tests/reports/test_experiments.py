@@ -32,6 +32,7 @@ from experiments import (
 
 NAMES = (
     'ragen_starpo_vs_s',
+    'echo_trap',
     'ragen_actions',
     'scaling_inter',
     'mtgrpo_credit',

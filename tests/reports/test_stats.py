@@ -4,11 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl_jax.measure.stats import (
+    equivalent,
+    holm,
     improvement_interval,
     iqm,
     mean,
     mean_se,
     paired_difference,
+    paired_p,
     probability_of_improvement,
     stratified_bootstrap,
     wilson_interval,
@@ -129,3 +132,43 @@ def test_a_paired_difference_is_students():
     expected = pytest.importorskip('scipy.stats').ttest_rel(ours, theirs).confidence_interval()
     np.testing.assert_allclose((low, high), expected)
     assert np.isnan(paired_difference(ours[:1], theirs[:1])[1:]).all()
+
+
+def test_paired_p_by_hand():
+    # Differences 1, 2, 3: mean 2, error 1 / sqrt 3, t = 2 sqrt 3 with 2 degrees of freedom:
+    # P(|T| > t) = 1 - t / sqrt(2 + t^2) = 1 - sqrt(12 / 14).
+    assert paired_p([2, 4, 6], [1, 2, 3]) == pytest.approx(1 - np.sqrt(12 / 14))
+    assert paired_p([1, 2, 3], [2, 4, 6]) == pytest.approx(1 - np.sqrt(12 / 14))
+    assert paired_p([1, 2], [1, 2]) == 1 and paired_p([2, 3], [1, 2]) == 0
+    assert np.isnan(paired_p([1], [2]))
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=2, max_size=9))
+def test_paired_p_is_below_a_twentieth_where_the_interval_leaves_out_0(pairs):
+    ours, theirs = np.array(pairs).T
+    _, low, high = paired_difference(ours, theirs)
+    if low != high:
+        assert (paired_p(ours, theirs) < 0.05) == (low > 0 or high < 0)
+
+
+def test_holm_by_hand():
+    # Of four .01 x 4, .02 x 3, .03 x 2 = .06 and .04 x 1, which is no less than the one before.
+    np.testing.assert_allclose(holm([0.03, 0.01, 0.04, 0.02]), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_array_equal(holm([0.6, np.nan, 0.3]), [0.6, np.nan, 0.6])  # two tests
+    np.testing.assert_array_equal(holm([0.7, 0.8]), [1, 1])
+    assert holm([]).size == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_between_the_p_and_bonferronis(p):
+    adjusted, bonferroni = holm(p), np.minimum(len(p) * np.array(p), 1)
+    assert (adjusted >= p).all() and (adjusted <= bonferroni).all()
+    assert (np.diff(adjusted[np.argsort(p)]) >= 0).all()
+
+
+def test_equivalence_by_hand():
+    # Differences -1, 0, 1: mean 0, error 1 / sqrt 3; t of 2 degrees at 95 % is 2.919986: +- 1.68586
+    assert equivalent([0, 0, 0], [1, 0, -1], 1.686) and not equivalent([0, 0, 0], [1, 0, -1], 1.685)
+    # Shifted by 1: the upper end is at 2.68586
+    assert equivalent([1, 1, 1], [1, 0, -1], 2.686) and not equivalent([1, 1, 1], [1, 0, -1], 2.685)
+    assert not equivalent([0], [0], 1)  # of one pair there is no interval

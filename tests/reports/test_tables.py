@@ -13,7 +13,7 @@ from golden_text import assert_golden
 from agentrl_jax import tables
 from agentrl_jax.measure import stats
 from agentrl_jax.records import run_log
-from agentrl_jax.results import curves, render
+from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
 
@@ -147,6 +147,62 @@ def test_runs_are_read_where_the_one_that_sampled_fewest_ends(tmp_path):
         table_of(tmp_path, at='equal-tokens')
 
 
+def test_the_last_three_validations_are_averaged(two):
+    write_run(two / 'run2', 2, [0.1, 0.2, 0.3, 0.7], steps=40)  # stands at step 30
+    table = table_of(two, at='last-three', pooled='steps')
+    found = cells(table)['ppo', 'sokoban']
+    # (.1 + .2 + .4) / 3, also of valid format: 1 - .7 / 30
+    np.testing.assert_allclose(found.values, [0.7 / 3, 0.7 / 3])
+    np.testing.assert_allclose(found.also, [1 - 0.7 / 30])
+    assert texts(table)['ppo', 'sokoban'].endswith('(2/3, 1 unfinished)')
+    first, *others = render.notes(table)
+    assert first.startswith(
+        '`eval/success` in per cent as the mean of the last three validations of a run: '
+    )
+    assert 'Valid format: mean over the same runs, in the same way.' in others
+    counted = table_of(two, at='last-three', pooled='steps', unfinished='count')
+    np.testing.assert_allclose(cells(counted)['ppo', 'sokoban'].values[2], 0.4)  # .2 .3 .7
+    assert 'Unfinished, counted by their last validations' in render.notes(counted)[-1]
+    # Two validations are averaged where there are no more; one that is nan is a fault
+    write_run(two / 'run3', 3, [0.1, 0.4], steps=10)
+    rewrite(two / 'run0', lambda row: row.update({'eval/success': math.nan}), slice(10, 11))
+    table = table_of(two, at='last-three', pooled='steps')
+    np.testing.assert_allclose(cells(table)['ppo', 'sokoban'].values, [0.7 / 3, 0.25])
+    assert any('seed 0: eval/success is nan' in note for note in render.notes(table))
+
+
+def test_the_area_under_success_is_its_mean_over_equal_tokens(tmp_path):
+    write_run(tmp_path / 'short', 0, [0.1, 0.2, 0.4])  # 70, 140 tokens
+    write_run(tmp_path / 'long', 0, [0.1, 0.3, 0.5], algorithm='grpo')
+    rewrite(tmp_path / 'long', lambda row: row.update({'perf/tokens_per_s': 10 / 0.3}), slice(20))
+    table = table_of(tmp_path, at='area', baseline='ppo')
+    found = cells(table)
+    assert table.tokens == {'sokoban': 140}
+    # (.1 + .2) / 2 x 70 + (.2 + .4) / 2 x 70 = 31.5 of 140
+    np.testing.assert_allclose(found['ppo', 'sokoban'].values, [0.225])
+    # .38 at 140 tokens: (.1 + .3) / 2 x 100 + (.3 + .38) / 2 x 40 = 33.6 of 140
+    np.testing.assert_allclose(found['grpo', 'sokoban'].values, [0.24])
+    np.testing.assert_allclose(found['grpo', 'sokoban'].also, [1 - 0.024])
+    notes = render.notes(table)
+    assert notes[0].startswith(
+        '`eval/success` in per cent as the mean over sampled tokens of a run'
+    )
+    assert any('ends; the others are summed up to there, linearly' in note for note in notes)
+    # What does not change has its own value as mean, wherever it ends
+    write_run(tmp_path / 'flat', 0, [0.3, 0.3, 0.3], algorithm='rloo')
+    np.testing.assert_allclose(cells(table_of(tmp_path, at='area'))['rloo', 'sokoban'].values, 0.3)
+    # A run that is not finished sets no limit, unless such runs count
+    write_run(tmp_path / 'stands', 1, [0.1, 0.2])
+    table = table_of(tmp_path, at='area')
+    assert table.tokens == {'sokoban': 140} and len(cells(table)['ppo', 'sokoban'].values) == 1
+    counted = table_of(tmp_path, at='area', unfinished='count')
+    assert counted.tokens == {'sokoban': 70}
+    np.testing.assert_allclose(cells(counted)['ppo', 'sokoban'].values, [0.15, 0.15])
+    rewrite(tmp_path / 'flat', lambda row: row.pop('eval/success'), slice(1))
+    with pytest.raises(ValueError, match='at=area: run flat has no eval/success at step 0'):
+        table_of(tmp_path, at='area')
+
+
 def test_probability_of_improvement_and_the_column_over_all(sweep):
     table = table_of(sweep, baseline='grpo', overall=True, where={'env.name': 'bandit|sokoban'})
     found = cells(table)
@@ -169,10 +225,60 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert found['random play', 'all'].figure.mean == pytest.approx(0.35)
     assert found['grpo', 'bandit'].better is None
     header = render.matrix(table)[0]
-    assert header[:5] == ['algorithm', 'bandit', 'valid format', 'P(> grpo)', 'less grpo']
+    compared = ['P(> grpo)', 'less grpo', 'p (Holm)']
+    assert header[:6] == ['algorithm', 'bandit', 'valid format', *compared]
     assert header[-3:] == ['all', 'valid format', 'P(> grpo)']
     with pytest.raises(ValueError, match="baseline 'dapo' is no row"):
         table_of(sweep, baseline='dapo')
+
+
+def test_differences_from_the_baseline_are_tested_together(tmp_path):
+    """Of many comparisons at 5 % one in twenty would be found where there is nothing."""
+    ends = {
+        ('ppo', 'bandit'): (0.5, 0.6, 0.7),
+        ('grpo', 'bandit'): (0.51, 0.6, 0.69),  # .01, 0, -.01
+        ('rloo', 'bandit'): (0.6, 0.8, 1.0),  # .1, .2, .3
+        ('ppo', 'sokoban'): (0.2, 0.2, 0.2),
+        ('grpo', 'sokoban'): (0.3, 0.3, 0.31),  # .1, .1, .11
+        ('rloo', 'sokoban'): (0.3,),
+    }
+    for (algorithm, env), values in ends.items():
+        for seed, p in enumerate(values):
+            write_run(
+                tmp_path / f'{algorithm}{env}{seed}',
+                seed,
+                [0.1, p, p],
+                algorithm=algorithm,
+                env=env,
+            )
+    table = table_of(tmp_path, baseline='ppo', margin=0.02, overall=True)
+    found = cells(table)
+    # Three tests; of one pair there is none. rloo has t = 2 sqrt 3, p = 1 - sqrt(12 / 14).
+    # grpo on sokoban has mean .31 / 3 and error .01 / 3, t = 31: p = 1 - sqrt(961 / 963)
+    least = 1 - np.sqrt(961 / 963)
+    np.testing.assert_allclose(
+        [found[key].p for key in [*ends][1:3] + [*ends][4:5]],
+        [1, 2 * (1 - np.sqrt(12 / 14)), 3 * least],
+        rtol=1e-9,
+    )
+    assert all(np.isnan(found[key].p) for key in [('rloo', 'sokoban'), ('rloo', 'all')])
+    # .01, 0, -.01: the 90 % interval is +- 2.919986 x .01 / sqrt 3 = .0169
+    assert [key for key, cell in found.items() if cell.same] == [('grpo', 'bandit')]
+    header, *lines = render.matrix(table)
+    line = dict(zip(header[:6], lines[0], strict=False))
+    assert line['algorithm'] == 'grpo' and line['p (Holm)'] == '1.000'
+    assert re.fullmatch(r'-?0\.0 \[-2\.5, \+2\.5\] same', line['less ppo'])
+    assert lines[0][10] == '0.003' and lines[2][5] == '0.148' and lines[2][10] == ''
+    notes = render.notes(table)
+    assert any('of the table (Holm, n = 3)' in note for note in notes)
+    assert 'same: the 90 % interval of the difference lies within ±2.0 (two' in '\n'.join(notes)
+    # Of one seed there is nothing to test
+    alone = render.matrix(table_of(tmp_path, baseline='ppo', where={'seed': '0'}))[0]
+    assert 'less ppo' in alone and 'p (Holm)' not in alone
+    # Without a margin nothing is the same
+    table = table_of(tmp_path, baseline='ppo')
+    assert not any(cell.same for cell in cells(table).values())
+    assert 'same' not in render.markdown(table).replace('the same runs, at the same step', '')
 
 
 NAMES = {'ppo': 'PPO', 'grpo': 'GRPO'}
@@ -180,6 +286,10 @@ FORMS = (render.markdown, render.latex, render.csv_text, render.runs_csv)
 TABLES = {  # what it shows -> (its spec, its forms)
     'unfinished and missing runs': ({}, FORMS),
     'a baseline and a column of all': ({'baseline': 'grpo', 'overall': True}, FORMS),
+    'a margin': (
+        {'baseline': 'grpo', 'margin': 0.3, 'where': {'env.name': 'bandit'}},
+        (render.markdown, render.csv_text),
+    ),
     'unfinished runs count, and five are planned': ({'unfinished': 'count', 'seeds': 5}, FORMS[:1]),
     'the best step, chosen on what it is reported on': ({'at': 'best-validation'}, FORMS[:1]),
     'a step that all have reached': ({'at': '10'}, FORMS[:1]),
@@ -338,6 +448,8 @@ def test_the_same_config_twice_is_refused(tmp_path):
         ({'row': 'seed'}, 'a table has no row; it has'),
         ({'at': 'first'}, 'at=first must be'),
         ({'unfinished': 'drop'}, 'unfinished=drop must be'),
+        ({'margin': 0.05}, 'margin=0.05 is of differences from a baseline'),
+        ({'margin': -1}, 'margin=-1 must be a number, 0 or more'),
         ({'rows': 'env.nam'}, 'has no field env.nam'),
         ({'metric': 'eval/sucess'}, 'no run has the metric eval/sucess'),
         ({'signals': 'policy/kl'}, 'no run has the metric policy/kl'),
@@ -428,7 +540,12 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
     given = {'baseline': 'grpo', 'overall': True, 'signals': 'group/return_std'}
     written = [tables.write(table_of(sweep, **given), tmp_path / name) for name in 'ab']
     names = [path.name for path in written[0]]
-    stems = ('curves_step', 'curves_tokens', 'signals')  # nobody knows what machines they ran on
+    stems = (
+        'curves_step',
+        'curves_tokens',
+        'signals',
+        'forest',
+    )  # nobody knows what machines they ran on
     assert names == ['table.md', 'table.tex', 'table.csv', 'runs.csv'] + [
         f'{stem}.{ending}' for stem in stems for ending in ('png', 'svg')
     ]
@@ -436,14 +553,31 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
         assert first.read_bytes() == second.read_bytes(), first.name
 
 
+def test_the_forest_has_the_differences_and_the_margin(sweep, tmp_path):
+    table = table_of(sweep, baseline='grpo', margin=0.05, overall=True)
+    found = forest.differences(table)
+    (bandit,), (sokoban,) = found['bandit'], found['sokoban']
+    assert [*found] == ['bandit', 'sokoban'] and bandit.row == sokoban.row == 'ppo'
+    # .2, .05, .1: 11.67 points, error 100 sqrt(.005833 / 3) = 4.41; Student's t of 2 is 4.303
+    np.testing.assert_allclose(bandit[1:], (11.667, -7.306, 30.640), atol=1e-3)
+    assert sokoban.mean == pytest.approx(10) and np.isnan(sokoban.low)  # of one pair
+    png, svg = forest.write(table, tmp_path)
+    assert (png.name, svg.name) == ('forest.png', 'forest.svg') and png.stat().st_size < 60_000
+    labels = re.findall(r'<!-- (.*?) -->', svg.read_text())
+    assert {'bandit', 'sokoban', 'ppo', 'success less grpo, points'} <= set(labels)
+    assert any(label.endswith('grey: ±5') for label in labels) and 'all' not in labels
+    returns = table_of(sweep, baseline='grpo', metric='eval/return', where={'env.name': 'bandit'})
+    assert forest.differences(returns)['bandit'][0].mean == pytest.approx(7 / 6)  # no share
+
+
 def test_curves_that_are_drawn_no_more_are_removed(two):
     (two / 'out').mkdir()
-    for name in ('curves_seconds.png', 'signals.svg', 'curves_notes.txt', 'own.png'):
+    for name in ('curves_seconds.png', 'forest.svg', 'signals.svg', 'curves_notes.txt', 'own.png'):
         (two / 'out' / name).touch()
     tables.write(table_of(two), two / 'out')
     names = {path.name for path in (two / 'out').iterdir()}
     assert {'curves_step.png', 'curves_notes.txt', 'own.png'} <= names
-    assert not {'curves_seconds.png', 'signals.svg'} & names
+    assert not {'curves_seconds.png', 'signals.svg', 'forest.svg', 'forest.png'} & names
     tables.write(table_of(two, curves=False), two / 'out')  # another table has them
     assert not list((two / 'out').glob('curves_*.png'))
 

@@ -1,0 +1,178 @@
+"""Which signs foretell collapse: how metrics change early in a run, against how it ends (NumPy).
+
+A sign is a metric and the direction that is held to be bad. Its value is its change relative to the
+run's own start, so that runs of different arms can be compared; larger is worse.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SUCCESS = 'eval/success'
+COLLAPSED = 0.75  # of the best validation, or less
+START = 4  # last step of the start
+Rows = Sequence[Mapping[str, float]]
+
+
+class Sign(NamedTuple):
+    metric: str
+    direction: int  # 1: that it rises is bad, -1: that it falls
+
+
+SIGNS = {
+    'return std falls': Sign('group/return_std', -1),
+    'entropy rises': Sign('policy/entropy', 1),
+    'entropy falls': Sign('policy/entropy', -1),
+    'gradient rises': Sign('policy/grad_norm', 1),
+    'valid format falls': Sign('rollout/valid_format', -1),
+    'success falls': Sign('rollout/success', -1),
+    'KL to the sampler rises': Sign('policy/kl_old_k3', 1),
+    'information falls': Sign('collapse/mi_share', -1),
+}
+
+
+class Course(NamedTuple):
+    """A finished run."""
+
+    arm: str  # runs of an arm differ in their seeds only
+    seed: Any
+    rows: Rows
+
+    @property
+    def collapsed(self) -> bool:
+        return has_collapsed(self.rows)
+
+
+class Area(NamedTuple):
+    """Area under the ROC curve: P(a collapsed run has the larger value), ties half."""
+
+    auc: float = math.nan
+    low: float = math.nan  # 95 % interval, seeds redrawn
+    high: float = math.nan
+    pairs: int = 0
+
+
+class Alarm(NamedTuple):
+    """What a threshold that no healthy run of some seeds crosses does on the other seeds."""
+
+    threshold: float
+    leads: tuple[float, ...]  # steps from the alarm to the collapse, by run; nan without an alarm
+    false: int  # healthy runs with an alarm
+    healthy: int
+
+
+# ---- a run -------------------------------------------------------------------------------------
+
+
+def series(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of a metric, [n] each, where it is finite."""
+    found = [(row['step'], row[metric]) for row in rows if metric in row]
+    table = np.array(found, np.float64).reshape(-1, 2)
+    return tuple(table[np.isfinite(table[:, 1])].T)
+
+
+def has_collapsed(rows: Rows) -> bool:
+    """Whether the mean of the last three validations is at most COLLAPSED of the best, not 0."""
+    _, success = series(rows, SUCCESS)
+    best = success.max(initial=0.0)
+    return bool(best > 0 and success[-3:].mean() <= COLLAPSED * best)
+
+
+def onset(rows: Rows) -> float:
+    """Step of the first validation from which on all are at most COLLAPSED of the best before.
+
+    nan if the last one is not.
+    """
+    steps, success = series(rows, SUCCESS)
+    found = math.nan
+    for k in range(success.size - 1, 0, -1):
+        best = success[:k].max()
+        if best <= 0 or success[k:].max() > COLLAPSED * best:
+            break
+        found = steps[k]
+    return float(found)
+
+
+def change(rows: Rows, sign: Sign) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) after the start: (x - start) / |start| in the bad direction.
+
+    start: mean over steps 0 to START; nothing where that is 0 or was not measured.
+    """
+    steps, values = series(rows, sign.metric)
+    first = values[steps <= START]
+    start = first.mean() if first.size else 0.0
+    if start == 0:
+        return np.empty(0), np.empty(0)
+    after = steps > START
+    return steps[after], sign.direction * (values[after] - start) / abs(start)
+
+
+def early_change(rows: Rows, sign: Sign, first: int, last: int) -> float:
+    """Mean change in steps first to last; nan where it was not measured."""
+    steps, values = change(rows, sign)
+    inside = values[(steps >= first) & (steps <= last)]
+    return float(inside.mean()) if inside.size else math.nan
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+def separation(
+    courses: Sequence[Course],
+    values: Sequence[float],
+    *,
+    within: bool = False,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Area:
+    """How well values [N] tell collapsed runs from healthy ones; those of nan are left out.
+
+    within: pairs of one arm only, so that it is the mean of the arms' areas, each weighted by its
+    pairs. The runs of a seed share start and levels, so that the interval redraws seeds.
+    """
+    known = [(c, x) for c, x in zip(courses, values, strict=True) if not math.isnan(x)]
+    sides = [[pair for pair in known if pair[0].collapsed == side] for side in (True, False)]
+    collapsed, healthy = ([course for course, _ in side] for side in sides)
+    x, y = (np.array([value for _, value in side]) for side in sides)
+    paired = [[not within or a.arm == b.arm for b in healthy] for a in collapsed]
+    paired = np.array(paired, bool).reshape(x.size, y.size)
+    if not paired.any():
+        return Area()
+    wins = paired * ((x[:, None] > y) + 0.5 * (x[:, None] == y))
+    seeds = list(dict.fromkeys(course.seed for course, _ in known))
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(seeds), [1 / len(seeds)] * len(seeds), resamples)  # [R, seeds]
+    # How often each run is drawn, [R, collapsed] and [R, healthy]: a pair counts their product
+    n, m = (drawn[:, [seeds.index(c.seed) for c in side]] for side in (collapsed, healthy))
+    counts, sums = ((n @ of_pairs * m).sum(axis=1) for of_pairs in (paired, wins))
+    low, high = np.quantile(sums[counts > 0] / counts[counts > 0], (0.025, 0.975)).tolist()
+    if low == high:  # one seed, or all draws alike: redrawing says nothing of what is uncertain
+        low = high = math.nan
+    return Area(float(wins.sum() / paired.sum()), low, high, int(paired.sum()))
+
+
+def alarm(courses: Sequence[Course], sign: Sign, calibration: Sequence[Any]) -> Alarm:
+    """The alarm of a sign: its threshold is the largest change of healthy runs of these seeds.
+
+    Leads are of collapsed runs of the other seeds that have an onset; without a healthy run to
+    calibrate there is no alarm.
+    """
+    healthy = [course for course in courses if not course.collapsed]
+    threshold = max(
+        (x for c in healthy if c.seed in calibration for x in change(c.rows, sign)[1]),
+        default=math.nan,
+    )
+    alarms = [_crossing(c.rows, sign, threshold) for c in healthy if c.seed not in calibration]
+    others = [c.rows for c in courses if c.collapsed and c.seed not in calibration]
+    leads = [onset(rows) - _crossing(rows, sign, threshold) for rows in others if onset(rows) > 0]
+    raised = sum(not math.isnan(step) for step in alarms)
+    return Alarm(float(threshold), tuple(leads), raised, len(alarms))
+
+
+def _crossing(rows: Rows, sign: Sign, threshold: float) -> float:
+    """The first step at which the change is larger than the threshold; nan if it never is."""
+    steps, values = change(rows, sign)
+    above = steps[values > threshold]
+    return float(above[0]) if above.size else math.nan

@@ -1,0 +1,91 @@
+"""Forest plot of a table: what each row has more than the baseline, seed by seed."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from agentrl_jax.records import plots
+from agentrl_jax.results.cells import Table
+from agentrl_jax.results.render import is_share, plain_name
+
+STEM = 'forest'
+ROW_HEIGHT, LEFT, WIDTH = 0.24, 40, 6.4  # inches, letters of a row's name, inches
+MARGIN_COLOUR = '#e6e6e6'
+
+
+class Difference(NamedTuple):
+    """One row's in one column; low and high are nan for one pair of runs."""
+
+    row: str
+    mean: float
+    low: float
+    high: float
+
+
+def differences(table: Table) -> dict[str, list[Difference]]:
+    """For each column the rows that were compared, from top to bottom; shares in per cent."""
+    unit = 100 if is_share(table.spec.metric) else 1
+    found: dict[str, list[Difference]] = {}
+    for line, column, cell in table.cells_of_runs():
+        if cell.gain:
+            values = (unit * value for value in cell.gain)
+            found.setdefault(column, []).append(Difference(line.label, *values))
+    return {column: found[column] for column in table.columns if column in found}
+
+
+def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
+    """forest.<ending>: a panel a column and a line a row; none without a comparison."""
+    panels = differences(table)
+    if not panels:
+        return []
+    spec = table.spec
+    unit = 100 if is_share(spec.metric) else 1
+    heights = [len(rows) + 1 for rows in panels.values()]
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure(layout='constrained')
+        figure.set_size_inches(WIDTH, ROW_HEIGHT * sum(heights) + 0.3 * len(panels) + 0.8)
+        axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)
+        for axis, (column, rows) in zip(axes[:, 0], panels.items(), strict=True):
+            _draw(axis, rows, unit * spec.margin)
+            axis.set_title(column if spec.cols else '')
+        shown = [x for rows in panels.values() for row in rows for x in row[1:]]
+        axes[0, 0].set_xlim(*_range([*shown, unit * spec.margin, -unit * spec.margin], unit))
+        what = f'{plain_name(spec.metric)} less {spec.baseline}' + ', points' * (unit == 100)
+        parts = ['mean of runs of one seed', "95 % Student's interval"]
+        parts += [f'grey: ±{unit * spec.margin:g}'] * bool(spec.margin)
+        figure.supxlabel(f'{what}\n{"   ".join(parts)}', fontsize=9)
+        return list(plots.save(figure, folder / STEM, endings))
+
+
+def _draw(axis: Axes, rows: Sequence[Difference], margin: float) -> None:
+    """The first row at the top."""
+    colour = plots.COLOURS[0]
+    if margin:
+        axis.axvspan(-margin, margin, color=MARGIN_COLOUR, linewidth=0, zorder=0)
+    axis.axvline(0, color=plots.REFERENCE_COLOUR, linewidth=1, zorder=1)
+    for y, row in enumerate(rows):
+        axis.plot([row.low, row.high], [y, y], color=colour, linewidth=1.5, zorder=2)
+        axis.plot(row.mean, y, 'o', color=colour, markersize=5, zorder=3)
+    names = [textwrap.shorten(row.row, LEFT, placeholder=' …') for row in rows]
+    axis.set_yticks(range(len(rows)), names)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.grid(visible=False, axis='y')
+    axis.set_axisbelow(True)
+    axis.tick_params(axis='y', length=0, labelsize=9)
+    axis.spines['left'].set_visible(False)
+
+
+def _range(values: Sequence[float], unit: float) -> tuple[float, float]:
+    """Limits that hold all values and 0; intervals of shares are cut at +-100 points."""
+    finite = [0.0, *(value for value in values if math.isfinite(value))]
+    low, high = min(finite), max(finite)
+    if unit == 100:
+        low, high = max(low, -100), min(high, 100)
+    pad = 0.04 * (high - low) or 1.0
+    return low - pad, high + pad

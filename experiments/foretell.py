@@ -1,0 +1,134 @@
+"""Which sign foretells collapse? A table of the runs of an experiment, most of all of echo_trap.
+
+  python -m experiments.foretell runs/echo_trap/tiny --calibrate=0,1,2,3,4
+  python -m experiments.foretell experiments/ragen_starpo_vs_s_tiny/metrics --where=env.name=sokoban
+
+A run has collapsed if the mean of its last three validations is at most three quarters of its best.
+The signs and their definitions are those of agentrl_jax/measure/foretell.py.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+
+from agentrl_jax import tables
+from agentrl_jax.measure import foretell
+from agentrl_jax.results import runs as tables_runs
+from agentrl_jax.results.spec import FREE, choose, is_finished, make_spec, rank, split_names
+
+HEADER = ('sign', 'metric', 'collapsed, healthy', 'AUC', 'AUC within arms')
+HEADER += ('alarms before the collapse', 'median lead', 'false alarms')
+NOTHING = '—'
+
+
+def arm(run: tables_runs.Run) -> str:
+    """What a run trains with, but for its seed."""
+    kept = {k: x for k, x in run.fields.items() if k != 'seed' and k.split('.')[0] not in FREE}
+    return json.dumps(kept, sort_keys=True)
+
+
+def read(folders: Sequence[str], where: Sequence[str] = ()) -> list[foretell.Course]:
+    """The runs that ended, by arm and seed; those that are refused or unfinished are left out."""
+    metrics = [sign.metric for sign in foretell.SIGNS.values()]
+    spec = make_spec({'rows': 'seed', 'where': tables.split_where(where)})
+    chosen = choose(tables_runs.load(folders, metrics), spec)
+    return [
+        foretell.Course(arm(run), run.fields['seed'], run.rows)
+        for run in chosen
+        if is_finished(run) and not run.fault
+    ]
+
+
+def markdown(
+    courses: Sequence[foretell.Course], calibration: Sequence, *, first: int, last: int
+) -> str:
+    """A line for each sign that was measured, and what must be known to read it."""
+    lines = [HEADER, ['---'] * len(HEADER)]
+    for name, sign in foretell.SIGNS.items():
+        changes = [foretell.early_change(course.rows, sign, first, last) for course in courses]
+        if not all(map(math.isnan, changes)):
+            alarm = foretell.alarm(courses, sign, calibration)
+            lines.append([name, f'`{sign.metric}`', *_texts(courses, changes, alarm)])
+    table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+    found = notes(courses, calibration, first=first, last=last)
+    return table + '\n' + ''.join(f'- {note}\n' for note in found)
+
+
+def _texts(
+    courses: Sequence[foretell.Course], changes: Sequence[float], alarm: foretell.Alarm
+) -> list[str]:
+    """What the table says of one sign."""
+    known = [c for c, x in zip(courses, changes, strict=True) if not math.isnan(x)]
+    collapsed = sum(course.collapsed for course in known)
+    areas = [foretell.separation(courses, changes, within=within) for within in (False, True)]
+    leads = [lead for lead in alarm.leads if not math.isnan(lead)]
+    return [
+        f'{collapsed}, {len(known) - collapsed}',
+        *map(_area_text, areas),
+        f'{sum(lead > 0 for lead in leads)} of {len(alarm.leads)}',
+        f'{statistics.median(leads):g}' if leads else NOTHING,
+        f'{alarm.false} of {alarm.healthy}',
+    ]
+
+
+def notes(
+    courses: Sequence[foretell.Course], calibration: Sequence, *, first: int, last: int
+) -> list[str]:
+    collapsed = [course for course in courses if course.collapsed]
+    later = sum(foretell.onset(course.rows) > last for course in collapsed)
+    mixed = {c.arm for c in collapsed} & {c.arm for c in courses if not c.collapsed}
+    below = f'at most {foretell.COLLAPSED:g} of the best'
+    return [
+        f'{len(collapsed)} of {len(courses)} runs collapsed: the mean of their last three '
+        f'validations is {below}. {later} of them did after step {last}.',
+        'AUC: chance that a collapsed run has the larger change than a healthy one. Change: mean '
+        f'of steps {first} to {last} relative to that of steps 0 to {foretell.START}, in the '
+        'direction of the sign. [ ]: 95 % interval, seeds redrawn; none where draws are all '
+        f'alike. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
+        'Alarm: a change larger than any of a healthy run of seeds '
+        f'{", ".join(map(str, calibration))}. Of the other seeds are the false alarms and the '
+        'leads: steps from the alarm to the first validation from which on all are '
+        f'{below} before.',
+    ]
+
+
+def _area_text(area: foretell.Area) -> str:
+    if math.isnan(area.auc):
+        return NOTHING
+    ends = f' [{area.low:.2f}, {area.high:.2f}]' if not math.isnan(area.low) else ''
+    return f'{area.auc:.2f}{ends} ({area.pairs} pairs)'
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog='python -m experiments.foretell',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add('folders', nargs='+', help='runs, folders of runs, compact folders')
+    add('--where', action='append', default=[], help='only runs with field=value or value|value')
+    add('--first', type=int, default=5, help='first step of the window of the change')
+    add('--last', type=int, default=30, help='last one')
+    add('--calibrate', default='', help='seeds that set the threshold; default: the first half')
+    args = parser.parse_args(argv)
+    if not foretell.START < args.first <= args.last:
+        parser.error(f'--first must be larger than {foretell.START}, and at most --last')
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    courses = read(args.folders, args.where)
+    seeds = sorted({course.seed for course in courses}, key=rank)
+    named = split_names(args.calibrate) or [str(seed) for seed in seeds[: (len(seeds) + 1) // 2]]
+    calibration = [seed for seed in seeds if str(seed) in named]
+    print(markdown(courses, calibration, first=args.first, last=args.last), end='')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

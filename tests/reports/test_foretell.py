@@ -1,0 +1,181 @@
+"""Which signs foretell collapse: made-up runs whose figures are known by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from agentrl_jax.measure import foretell, stats
+from agentrl_jax.measure.foretell import SIGNS, Area, Course, Sign
+from agentrl_jax.results.runs import Run, compact
+from experiments import foretell as command
+
+ENTROPY = Sign('policy/entropy', 1)
+HEALTHY, COLLAPSED = (0.4, 0.4, 0.4, 0.4, 0.4), (0.4, 0.4, 0.1, 0.1, 0.1)  # every 10 steps
+
+
+def rows_of(success, changes, metric='policy/entropy'):
+    """41 steps; the metric is 1 in the first five, then 1 + changes[step - 5] or the last one."""
+    rows = [{'step': step, metric: 1.0, 'tokens': 0, 'seconds': 0.0} for step in range(41)]
+    for step in range(5, 41):
+        rows[step][metric] = 1 + changes[min(step - 5, len(changes) - 1)]
+    for k, value in enumerate(success):
+        rows[10 * k]['eval/success'] = value
+    return rows
+
+
+def course(arm, seed, success, *changes):
+    return Course(arm, seed, rows_of(success, changes))
+
+
+def changes_of(courses, first=5, last=30):
+    return [foretell.early_change(c.rows, ENTROPY, first, last) for c in courses]
+
+
+# ---- a run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'success, collapsed, onset',
+    [
+        (HEALTHY, False, math.nan),
+        (COLLAPSED, True, 20),
+        ((0.4, 0.3, 0.3, 0.3, 0.3), True, 10),  # exactly three quarters
+        ((0.4, 0.1, 0.4, 0.4, 0.4), False, math.nan),  # a dip that is made good
+        ((0.2, 0.4, 0.1, 0.35, 0.1), True, 40),  # mean .183; .35 is above .3
+        ((0.4, 0.4, 0.4, 0.4, 0.2), False, 40),  # at the last validation only: mean .33
+        ((0.1, 0.4, 0.1, 0.1, 0.4), True, math.nan),  # mean .2, but the last one is the best
+        ((0.0, 0.0, 0.0, 0.0, 0.0), False, math.nan),  # nothing to lose
+    ],
+)
+def test_collapse_and_its_first_step_by_hand(success, collapsed, onset):
+    rows = rows_of(success, [0.0])
+    assert foretell.has_collapsed(rows) == collapsed
+    np.testing.assert_equal(foretell.onset(rows), onset)
+
+
+def test_a_change_is_relative_to_the_start_and_in_the_direction_of_the_sign():
+    # Steps 0 to 4 have mean 2; 3 is half as much again, 1 half as much less.
+    rows = [{'step': step, 'x': x} for step, x in enumerate((1, 3, 2, 2, 2, 3, 1, math.nan, 2))]
+    steps, values = foretell.change(rows, Sign('x', 1))
+    np.testing.assert_array_equal(steps, [5, 6, 8])  # nan was not measured
+    np.testing.assert_array_equal(values, [0.5, -0.5, 0])
+    np.testing.assert_array_equal(foretell.change(rows, Sign('x', -1))[1], [-0.5, 0.5, 0])
+    assert foretell.early_change(rows, Sign('x', 1), 5, 5) == 0.5
+    assert foretell.early_change(rows, Sign('x', 1), 6, 8) == -0.25
+    assert math.isnan(foretell.early_change(rows, Sign('x', 1), 9, 30))
+    assert math.isnan(foretell.early_change(rows, Sign('y', 1), 5, 30))
+    # Below 0 a rise is a rise, and from 0 nothing is relative
+    below = [{'step': step, 'x': x} for step, x in enumerate((-2, -2, -2, -2, -2, -1))]
+    np.testing.assert_array_equal(foretell.change(below, Sign('x', 1))[1], [0.5])
+    zero = [{'step': step, 'x': x} for step, x in enumerate((0, 0, 0, 0, 0, 1))]
+    assert foretell.change(zero, Sign('x', 1))[1].size == 0
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+MIXED = [
+    course('a', 0, COLLAPSED, 0.5),
+    course('a', 1, HEALTHY, 0.1),
+    course('a', 2, HEALTHY, 0.6),
+    course('b', 0, COLLAPSED, 0.2),
+    course('b', 1, HEALTHY, 0.1),
+    course('c', 2, HEALTHY, 0.0),
+]
+
+
+def test_the_area_by_hand():
+    # .5 and .2 each beat .1, .1 and 0 but not .6: 6 of 8 pairs.
+    pooled = foretell.separation(MIXED, changes_of(MIXED))
+    assert pooled.auc == 6 / 8 and pooled.pairs == 8
+    # a: .5 beats .1 but not .6; b: .2 beats .1; c has no collapsed run. (1/2 x 2 + 1 x 1) / 3
+    within = foretell.separation(MIXED, changes_of(MIXED), within=True)
+    assert within.auc == pytest.approx(2 / 3) and within.pairs == 3
+    # Ties count half; a run in which the sign was not measured does not count
+    assert foretell.separation(MIXED, [0.0] * 6).auc == 0.5
+    assert foretell.separation(MIXED, [0.5, 0.1, math.nan, 0.2, 0.1, 0.0]).auc == 1
+    np.testing.assert_equal(foretell.separation(MIXED[1:3], [0.1, 0.6]), Area())
+    one_kind = [MIXED[0], MIXED[4]]  # of two arms
+    np.testing.assert_equal(foretell.separation(one_kind, [1.0, 2.0], within=True), Area())
+
+
+def test_a_sign_and_its_opposite_add_up_to_one():
+    changes = np.array(changes_of(MIXED))
+    both = [foretell.separation(MIXED, sign * changes) for sign in (1, -1)]
+    assert both[0].auc + both[1].auc == pytest.approx(1)
+    assert both[0].low + both[1].high == pytest.approx(1)
+
+
+def test_the_interval_redraws_seeds_as_a_naive_loop_does():
+    rng = np.random.default_rng(1)
+    courses = [
+        course(arm, seed, COLLAPSED if rng.random() < 0.5 else HEALTHY, rng.normal())
+        for arm in 'ab'
+        for seed in range(6)
+    ]
+    values = changes_of(courses)
+    found = foretell.separation(courses, values, resamples=300)
+    drawn = np.random.default_rng(0).multinomial(6, [1 / 6] * 6, 300)
+    areas = []
+    for times in drawn:
+        sides = {True: [], False: []}
+        for one, value in zip(courses, values, strict=True):
+            sides[one.collapsed] += [value] * times[one.seed]
+        if sides[True] and sides[False]:
+            areas.append(stats.probability_of_improvement([sides[True]], [sides[False]]))
+    np.testing.assert_allclose(found[1:3], np.quantile(areas, (0.025, 0.975)))
+    # The same runs under another name are no further evidence
+    twice = courses + [one._replace(arm=one.arm + one.arm) for one in courses]
+    again = foretell.separation(twice, values * 2, resamples=300)
+    np.testing.assert_allclose(again[:3], found[:3])
+
+
+def test_the_lead_of_an_alarm_by_hand():
+    courses = [
+        course('a', 0, HEALTHY, 0.25, 0.0),  # sets the threshold
+        course('b', 0, COLLAPSED, 9.0),  # collapsed runs do not
+        course('a', 1, COLLAPSED, *[0.0] * 7, 0.5),  # above it in step 12, collapses in step 20
+        course('b', 1, COLLAPSED, *[0.0] * 20, 0.5),  # in step 25, 5 too late
+        course('a', 2, COLLAPSED, 0.25),  # never above
+        course('b', 2, HEALTHY, 0.0, 0.5),  # a false alarm
+        course('c', 2, HEALTHY, 0.0),
+    ]
+    found = foretell.alarm(courses, ENTROPY, [0])
+    assert found.threshold == 0.25 and (found.false, found.healthy) == (1, 2)
+    np.testing.assert_equal(found.leads, (8.0, -5.0, math.nan))
+    none = foretell.alarm(courses[1:], ENTROPY, [0])
+    assert math.isnan(none.threshold) and none.false == 0 and np.isnan(none.leads).all()
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def test_the_table_of_committed_runs(tmp_path, capsys):
+    runs = [
+        Run(f'{c.arm}{c.seed}', {'optim.lr': c.arm, 'seed': c.seed, 'steps': 40}, c.rows, {})
+        for c in MIXED
+    ]
+    runs.append(runs[0]._replace(name='refused', fault='nothing was trained'))
+    runs.append(runs[0]._replace(name='unfinished', rows=runs[0].rows[:30]))
+    runs.append(runs[0]._replace(name='other', fields=runs[0].fields | {'optim.lr': 'x'}))
+    compact(runs, tmp_path / 'metrics')
+    argv = [str(tmp_path / 'metrics'), '--where=optim.lr=a|b|c', '--calibrate=1']
+    assert command.main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith('| entropy rises | `policy/entropy` | 2, 4 | 0.75 ')
+    assert lines[3].startswith('| entropy falls | `policy/entropy` | 2, 4 | 0.25 ')
+    # Above .1 from step 5 on, 15 before the collapse; of c and a one is above it
+    assert lines[2].endswith(' (3 pairs) | 2 of 2 | 15 | 1 of 2 |')
+    assert lines[4] == '' and '2 of 6 runs collapsed' in lines[5]
+    assert '0 of them did after step 30' in lines[5] and 'the 2 arms that have both' in lines[6]
+    with pytest.raises(SystemExit):
+        command.main([*argv, '--first=4'])
+
+
+def test_what_a_compact_folder_keeps_is_enough_for_every_sign(tmp_path):
+    rows = rows_of(HEALTHY, [0.0])
+    for row in rows:
+        row |= {sign.metric: 1.0 for sign in SIGNS.values()}
+    compact([Run('a', {'seed': 0, 'steps': 40}, rows, {})], tmp_path)
+    (found,) = command.read([str(tmp_path)])
+    assert {sign.metric for sign in SIGNS.values()} <= found.rows[0].keys()
