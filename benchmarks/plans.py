@@ -1,26 +1,29 @@
-"""What fits where: Qwen2.5 sizes on TPU slices, compiled from shapes; makes benchmarks/plans.md.
+"""What fits where and what a step takes: Qwen2.5 sizes on GPUs and TPUs that are not there.
 
   python -m benchmarks.plans [--only=0.5B]   compiles what benchmarks/plans.jsonl lacks
-  python -m benchmarks.plans --render        the table of what is there
+  python -m benchmarks.plans --render        the tables of what is there: benchmarks/plans.md
 
-A case takes some 4 to 6 CPU-minutes; what was compiled is kept, so it can be interrupted.
---depth=2 compiles models of two layers instead. Needs requirements-plan.txt.
+A case takes 4 to 10 CPU-minutes; what was compiled is kept, so it can be interrupted. --depth=2
+compiles models of two layers instead. Needs requirements-plan.txt and, without dependencies,
+requirements-plan-gpu.txt.
 """
 
 import argparse
 import dataclasses
 import json
 import pathlib
+from collections.abc import Iterator
 
 from agentrl_jax.planning import hardware
 
 if __name__ == '__main__':
-    hardware.prepare(['--topology=v5e:2x4'])  # every case: the backend is the CPU
+    hardware.prepare(['--topology=v5p:2x2x2'])  # eight devices stand in on paper
 
 import jax
 
 from agentrl_jax import plan
 from agentrl_jax.models import sizes
+from agentrl_jax.planning import fit, limit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
 from configs import frozen_lake
@@ -28,6 +31,20 @@ from configs import frozen_lake
 FOLDER = pathlib.Path(__file__).resolve().parent
 RECORDS, TABLE = FOLDER / 'plans.jsonl', FOLDER / 'plans.md'
 ANSWER_TOKENS = 80  # RAGEN's answers, about (of up to 400)
+BEFORE = 'before: '  # of records: attention in several steps, one width, heads apart in the cache
+SHARES = dict(arithmetic=0.5, bandwidth=0.8)  # of the peaks, assumed
+LAUNCH_S = {'gpu': 2e-6, 'tpu': 0.0}  # of a kernel within a graph, assumed; a TPU has none
+MODELS = ('0.5B', '1.5B', '3B', '7B')
+MACHINES = {  # topology -> devices; the mesh splits parameters over all of them
+    'h100:1': 1,
+    'h200:1': 1,
+    'h100:8': 8,
+    'v5e:2x4': 8,
+    'v5p:2x2x2': 8,
+    'v6e:2x4': 8,
+}
+STARPO_S = {'filter.keep': 0.25, 'critic.share_backbone': False}
+PPO = {'filter.keep': 1.0, 'batch.minibatch_rows': 128}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +59,9 @@ class Case:
         cfg.update_from_flattened_dict(dict(self.settings) | {'env.train_levels': 64})
         return cfg
 
-    def key(self, depth: int, name: str) -> str:
+    def key(self, depth: int, name: str, *, before: bool = False) -> str:
         settings = ' '.join(f'{field}={value}' for field, value in self.settings)
-        return f'{self.model} {self.topology} {settings} depth={depth} {name}'
+        return f'{BEFORE * before}{self.model} {self.topology} {settings} depth={depth} {name}'
 
 
 def cases() -> list[Case]:
@@ -56,6 +73,9 @@ def cases() -> list[Case]:
     adapters = (('lora.rank', 64),)
     v5e, v6e, v5p = 'v5e:2x4', 'v6e:2x4', 'v5p:2x2x2'
     return [
+        Case('Qwen2.5-0.5B', 'h100:1', ()),
+        Case('Qwen2.5-7B', 'h100:8', whole + adapters),
+        Case('Qwen2.5-7B', v5p, whole + adapters),
         Case('Qwen2.5-0.5B', v5e, whole),
         Case('Qwen2.5-7B', v5e, quarters + adapters + (('batch.microbatch_rows', 4),)),
         Case('Qwen2.5-1.5B', v5e, whole),
@@ -98,21 +118,21 @@ def compile_missing(case: Case, depth: int) -> None:
         jax.clear_caches()
 
 
-def row_of(case: Case, records: dict) -> str:
-    """A line of the table: the deepest model of which both programs were compiled."""
+def row_of(case: Case, records: dict, *, before: bool) -> str | None:
+    """A line of the table: the deepest model of which both programs were compiled; None: none."""
     whole = sizes.named(case.model).num_layers
     settings = ', '.join(f'`{field}={value}`' for field, value in case.settings)
-    start = f'| {case.model} | {case.topology} | {settings} |'
+    start = f'| {case.model} | {case.topology} | {settings} | {"before" if before else "now"} |'
     for depth in range(whole, 0, -1):
-        keys = [case.key(depth, name) for name in plan.PROGRAMS]
+        keys = [case.key(depth, name, before=before) for name in plan.PROGRAMS]
         if all(key in records for key in keys):
             programs = [plan_programs.Compiled(**records[key]) for key in keys]
             return f'{start} {depth} of {whole} | {figures(case, programs, depth == whole)} |'
-    return f'{start} none | | | | |'
+    return None
 
 
 def figures(case: Case, programs: list, whole: bool) -> str:
-    chip = hardware.TPU[case.topology.partition(':')[0]]
+    chip = hardware.chip(case.topology.partition(':')[0])
     gib = ' | '.join(f'{program.total / GIB:.2f}' for program in programs)
     fits = all(plan.program_row(program, chip)['fits'] for program in programs)
     answer = ('yes' if fits else 'no') if whole else 'not known'
@@ -120,26 +140,101 @@ def figures(case: Case, programs: list, whole: bool) -> str:
     return f'{gib} | {answer}, of {chip.usable / GIB:.2f} | {seconds}'
 
 
-def table(records: dict) -> str:
-    """The page benchmarks/plans.md."""
-    head = (
-        'Made by `python -m benchmarks.plans` from `benchmarks/plans.jsonl`: PPO with a critic,\n'
-        'bfloat16 compute, float32 parameters and moments, remat, 128 episodes of 3072 tokens,\n'
-        '5 turns of up to 400 tokens (`configs/frozen_lake.py`), micro-batches of 8 rows unless\n'
-        'said otherwise. Compiled\n'
-        'by libtpu 0.0.42 and jax 0.10.2 on a CPU; nothing was run on a TPU. GiB are those of one\n'
-        'chip while the program runs, all state included. Seconds are the roofline of\n'
-        f'`agentrl_jax/planning/cost.py` with answers of {ANSWER_TOKENS} tokens, a lower bound.\n'
-        'Where fewer layers than the model has were compiled, all figures are of that smaller\n'
-        'model.'
+def compiled_table(records: dict) -> Iterator[str]:
+    """What was compiled, before and now."""
+    yield (
+        '| model | devices | settings | design | layers compiled | collect, GiB | learn, GiB |'
+        ' fits | roofline, collect + learn |'
     )
-    columns = (
-        '| model | slice | settings | layers compiled | collect, GiB | learn, GiB | fits |'
-        ' seconds, collect + learn |'
+    yield '| --- | --- | --- | --- | --- | --- | --- | --- | --- |'
+    for case in cases():
+        for before in (True, False):
+            if row := row_of(case, records, before=before):
+                yield row
+
+
+def on_paper(model: str, topology: str, rank: int) -> str:
+    """A line of the table on paper."""
+    count = MACHINES[topology]
+    settings = {'mesh.fsdp': count} | ({'lora.rank': rank} if rank else {})
+    where, name = hardware.stand_ins(topology), f'Qwen2.5-{model}'
+    platform = 'tpu' if topology.startswith('v') else 'gpu'
+    design = limit.Design(widths=4, remat=True, launch_s=LAUNCH_S[platform], **SHARES)
+    old = dataclasses.replace(design, widths=1, fused=False)
+    cells, memory = [], 0.0
+    for algorithm in (STARPO_S, PPO):
+        cfg = Case(name, topology, tuple((settings | algorithm).items())).config()
+        shapes = plan_programs.shapes(cfg, where.devices, name)
+        machine = plan.machine_of(cfg, where, shapes.mesh, ANSWER_TOKENS)
+        length = limit.row_tokens(shapes.cfg, shapes.task, ANSWER_TOKENS)
+        memory = max(memory, fit.estimate(shapes).likely)
+        for how in (limit.IDEAL, old, design):
+            found = limit.seconds(
+                shapes.cfg,
+                shapes.config,
+                machine,
+                length=length,
+                answer_tokens=ANSWER_TOKENS,
+                design=how,
+            )
+            cells.append(f'{sum(found.values()):.2g}')
+    answer = 'yes' if memory <= where.chip.usable else 'no'
+    head = f'| {name} | {topology} | {"LoRA 64" if rank else "full"} '
+    return f'{head}| {memory / GIB:.1f}, {answer} | ' + ' | '.join(cells) + ' |'
+
+
+def paper_table() -> Iterator[str]:
+    """What a step takes on paper, before and now."""
+    yield (
+        '| model | devices | training | GiB, fits | StarPO-S: limit | before | now | PPO: limit |'
+        ' before | now |'
     )
-    rule = '| --- | --- | --- | --- | --- | --- | --- | --- |'
-    rows = [row_of(case, records) for case in cases()]
-    return '\n'.join(['# What fits where', '', head, '', columns, rule, *rows]) + '\n'
+    yield '| --- ' * 10 + '|'
+    for model in MODELS:
+        for topology in MACHINES:
+            for rank in (0, 64):
+                yield on_paper(model, topology, rank)
+
+
+PAGE = """# What fits where, and what a step takes
+
+Nothing here was run on a GPU or a TPU. Made by `python -m benchmarks.plans`: bfloat16 compute,
+float32 parameters and moments, remat, 128 episodes of at most 3072 tokens, 5 turns of up to 400
+tokens (`configs/frozen_lake.py`), a critic of its own, micro-batches of 8 rows unless said otherwise.
+
+## On paper
+
+Arithmetic (`agentrl_jax/planning/limit.py`), nothing compiled: seconds of a step with answers of
+{answer} tokens. StarPO-S trains 32 of the 128 rows, PPO all. `limit`: full speed of the data sheet,
+rows as long as they are, nothing moved or computed twice. `before` and `now` assume {arithmetic:.0%}
+of the arithmetic and {bandwidth:.0%} of the bandwidth, and {launch:.0f} us to launch a kernel on
+GPUs; `before` is the design in which attention's scores go through memory and rows are as wide as the
+token budget, `now` that of one kernel, a cache read by length and four widths. GiB a device are an
+estimate, too (`agentrl_jax/planning/fit.py`), against what a program may use.
+
+{paper}
+
+## Compiled
+
+GiB are those of one device while the program runs, all state included, as the compiler says: libtpu
+0.0.42, XLA of jax 0.10.2 for CUDA 13. The roofline is that of whole arrays
+(`agentrl_jax/planning/cost.py`), a lower bound for rows as wide as their arrays. `before`: compiled
+at earlier commits, with attention in several steps. Where fewer layers than the model has were
+compiled, all figures are of that smaller model.
+
+{compiled}
+"""
+
+
+def page(records: dict) -> str:
+    """benchmarks/plans.md."""
+    return PAGE.format(
+        answer=ANSWER_TOKENS,
+        launch=1e6 * LAUNCH_S['gpu'],
+        paper='\n'.join(paper_table()),
+        compiled='\n'.join(compiled_table(records)),
+        **SHARES,
+    )
 
 
 def main() -> None:
@@ -151,7 +246,7 @@ def main() -> None:
     chosen = [case for case in cases() if given.only in case.key(0, '')]
     for case in chosen if not given.render else ():
         compile_missing(case, given.depth or sizes.named(case.model).num_layers)
-    TABLE.write_text(table(load()), encoding='utf-8')
+    TABLE.write_text(page(load()), encoding='utf-8')
     print(TABLE.read_text(encoding='utf-8'))
 
 

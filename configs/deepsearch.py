@@ -37,6 +37,7 @@ def get_config():
 
     cfg.model.dtype = 'bfloat16'
     cfg.model.remat = True
+    cfg.batch.widths = 4  # most rows are far shorter than rollout.max_tokens
 
     cfg.rollout.num_groups = 32
     cfg.rollout.group_size = 4

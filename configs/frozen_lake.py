@@ -28,6 +28,7 @@ def get_config():
 
     cfg.model.dtype = 'bfloat16'
     cfg.model.remat = True
+    cfg.batch.widths = 4  # most rows are far shorter than rollout.max_tokens
 
     cfg.filter.keep = 0.25
     cfg.loss.clip_high = 0.28

@@ -75,7 +75,7 @@ def attend_cache(
 ) -> jax.Array:
     """attend() against a cache; mask[r, o] is a prefix of the keys. fused: see kernels.py."""
     mask = visible.mask
-    if fused and q.shape[1] == 1 and not (fused == 'pallas' and _heads_are_split()):
+    if fused and q.shape[1] == 1:
         return kernels.attend_one(fused, q, k, v, visible.length)
     if _heads_are_split():
         return attend_rows(q, k, v, mask)

@@ -6,6 +6,8 @@ rounding. Letters as there.
 """
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +18,6 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash,
 )
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 KINDS = {'gpu': 'cudnn', 'tpu': 'pallas'}  # by the platform of the devices
@@ -39,20 +40,53 @@ def attend_rows(
     """Causal attention of whole rows whose first length int32 [R] tokens are real.
 
     q [R, T, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, T, Kh * G * Dh], finite and without
-    meaning at padding. rows: the layout of the rows on a mesh, or None.
+    meaning at padding. rows: the layout of the rows on a mesh (sharding.shard_rows), or None.
     """
-    if kind == 'pallas':
-        return _splash(q, k, v, rows)
-    return _cudnn(q, k, v, length, length, causal=True)
+    attend = _splash if kind == 'pallas' else _cudnn_rows
+    if rows is None:
+        return attend(q, k, v, length)
+    mesh, axes = rows.mesh, rows.spec[0]
+    split = q.shape[0] % math.prod(mesh.shape[axis] for axis in axes) == 0
+    return _by_device(attend, mesh, axes if split else None, mesh.axis_names)(q, k, v, length)
 
 
 def attend_one(kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
     """Attention of one query a row to the first length int32 [R] >= 1 entries of its cache.
 
-    q [R, 1, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, 1, Kh * G * Dh].
+    q [R, 1, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, 1, Kh * G * Dh]. On a mesh rows are
+    split already, for a rollout's shards are programs of their own (device.collect_on_mesh).
     """
-    if kind == 'pallas':
-        return _ragged(q, k, v, length)
+    attend = _ragged if kind == 'pallas' else _cudnn_one
+    mesh = jax.sharding.get_abstract_mesh()
+    if 'tensor' not in mesh.axis_names:
+        return attend(q, k, v, length)
+    return _by_device(attend, mesh, None, {'tensor'})(q, k, v, length)
+
+
+def _by_device(attend: Callable, mesh: Any, rows: Any, axes: Any) -> Callable:
+    """attend, each device with its own rows and heads: the compiler does not split kernels."""
+
+    def run(q, k, v, length):
+        heads = 'tensor' if k.shape[2] % mesh.shape['tensor'] == 0 else None
+        own = P(rows, None, heads)
+        local = jax.shard_map(
+            attend,
+            mesh=mesh,
+            in_specs=(own, own, own, P(rows)),
+            out_specs=own,
+            axis_names=set(axes),
+            check_vma=False,
+        )
+        return local(q, k, v, length)
+
+    return run
+
+
+def _cudnn_rows(q, k, v, length):
+    return _cudnn(q, k, v, length, length, causal=True)
+
+
+def _cudnn_one(q, k, v, length):
     return _cudnn(q, k, v, jnp.ones_like(length), length, causal=False)
 
 
@@ -73,22 +107,9 @@ def _cudnn(q, k, v, queries, keys, *, causal: bool) -> jax.Array:
 # ---- TPU: whole rows ---------------------------------------------------------------------------
 
 
-def _splash(q: jax.Array, k: jax.Array, v: jax.Array, rows: NamedSharding | None) -> jax.Array:
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
     """JAX's splash attention. Real tokens come first in a row, so being causal is enough."""
-    if rows is None:
-        return _splash_local(q, k, v)
-    mesh = rows.mesh
-    heads = 'tensor' if k.shape[2] % mesh.shape['tensor'] == 0 else None
-    shards = q.shape[0] % (mesh.shape['data'] * mesh.shape['fsdp']) == 0
-    spread = P(rows.spec[0] if shards else None, None, heads)
-    # Kernels are not split by the compiler: each device has its rows and heads
-    local = jax.shard_map(
-        _splash_local, mesh=mesh, in_specs=(spread,) * 3, out_specs=spread, check_vma=False
-    )
-    return local(q, k, v)
-
-
-def _splash_local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    del length
     rows, tokens, heads, members, width = q.shape
     padding = -tokens % LANES
     whole = tokens + padding

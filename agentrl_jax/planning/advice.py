@@ -49,8 +49,9 @@ def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     inside = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * width
     scores = config.num_heads * cfg.rollout.max_tokens * (4 + width)
     at_once = SCORE_BYTES // (4 * config.num_heads * cfg.rollout.max_tokens**2)
-    if mesh.devices.flat[0].platform == 'cpu' and rows > max(at_once, 1):
-        scores = 0  # they are computed again (attention.attend_rows)
+    again = mesh.devices.flat[0].platform == 'cpu' and rows > max(at_once, 1)
+    if again or parts.fused(cfg, config, mesh):
+        scores = 0  # they are computed again (attention.attend_rows), or never in memory (kernels)
     return rows * cfg.rollout.max_tokens * (inside + scores) // mesh.shape['tensor']
 
 

@@ -179,7 +179,7 @@ def test_the_mesh_of_a_pasted_tpu_command_is_one_that_was_planned():
     meshes = {name: value for name, value in flags.items() if name.startswith('--config.mesh.')}
     settings = ', '.join(f'`{name[9:]}={value}`' for name, value in meshes.items())
     plans = (ROOT / 'benchmarks' / 'plans.md').read_text()
-    row = f'| {model} | {topology} | {settings} |'
+    row = f'| {model} | {topology} | {settings} | now |'
     assert re.search(rf'^{re.escape(row)}.*\| yes, of ', plans, flags=re.MULTILINE), row
     asked = {'--config': flags['--config'], '--topology': topology, '--model': model} | meshes
     plan = [words for words in commands() if words[1:3] == ['-m', 'agentrl_jax.plan']]

@@ -1,0 +1,64 @@
+"""What the compilers make of rollout and update for a GPU and a TPU, neither of which is there."""
+
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CUDA = pathlib.Path(sys.prefix) / 'gpu'  # of requirements-plan-gpu.txt, where make soak puts it
+TARGETS = [
+    pytest.param(
+        'h100',
+        marks=pytest.mark.skipif(not CUDA.is_dir(), reason='make soak installs what it needs'),
+    ),
+    pytest.param(
+        'v5e',
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec('libtpu') is None, reason='requirements-plan.txt'
+        ),
+    ),
+]
+ONE = {'h100': 'h100:1', 'v5e': 'v5e:1x1'}
+FOUR = {'h100': 'h100:4', 'v5e': 'v5e:2x2'}
+pytestmark = pytest.mark.soak
+
+
+@functools.cache
+def facts(topology, program, *fields):
+    where = {'PYTHONPATH': os.pathsep.join(map(str, (CUDA, ROOT, ROOT / 'tests')))}
+    words = [sys.executable, str(ROOT / 'tests' / 'accelerator_facts.py'), topology, program]
+    done = subprocess.run(
+        [*words, *fields], env=os.environ | where, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_a_rollout_copies_no_cache_and_attends_in_one_kernel(target):
+    found = facts(ONE[target], 'collect')
+    assert found['copies_of_a_cache'] == []
+    assert found['fused_attention'] >= 2  # of each layer
+    assert found['scores'] == []
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_an_update_writes_no_scores_and_updates_its_state_in_place(target):
+    found = facts(ONE[target], 'learn')
+    assert found['scores'] == []
+    assert found['fused_attention'] >= 2
+    assert found['donated'] >= found['state']
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_a_rollout_over_devices_gathers_weights_before_its_loops_and_no_logits_in_them(target):
+    found = facts(FOUR[target], 'collect', 'mesh.fsdp=2', 'mesh.tensor=2')
+    assert found['copies_of_a_cache'] == []
+    # What tensor parallelism adds up in a layer: hidden states of the rows
+    assert found['largest_transfer'] < found['logits']
