@@ -15,6 +15,7 @@ from agentrl_jax.models import Model
 from agentrl_jax.models.attention import SCORE_BYTES
 from agentrl_jax.planning import programs
 from agentrl_jax.planning.programs import Shapes
+from agentrl_jax.run import parts
 from agentrl_jax.run.config import Config
 
 
