@@ -148,9 +148,8 @@ def answers_of(cfg: Any) -> int:
 
 def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> cost.Machine:
     """The device as plan_cost sees it, and how often the loops of a rollout run."""
-    platform = where.devices[0].platform
     return cost.Machine(
-        platform='cuda' if platform == 'gpu' else platform,
+        platform=cost.lowered_for(where.devices[0].platform),
         flops=where.chip.flops,
         bandwidth=where.chip.bandwidth,
         trips=cost.trips(cfg, sharding.row_shards(mesh), answer_tokens),

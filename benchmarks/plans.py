@@ -208,7 +208,7 @@ otherwise.
 Arithmetic (`agentrl_jax/planning/limit.py`), nothing compiled: seconds of a step with answers of
 {answer} tokens. StarPO-S trains 32 of the 128 rows, PPO all. `limit`: full speed of the data sheet,
 rows as long as they are, nothing moved or computed twice. `before` and `now` assume
-{arithmetic:.0%} of the arithmetic and {bandwidth:.0%} of the bandwidth, and {launch:.0f} us to launch
+{arithmetic:.0%} of the arithmetic and {bandwidth:.0%} of the bandwidth, {launch:.0f} us to launch
 a kernel on GPUs; `before` is the design in which attention's scores go through memory and rows are
 as wide as the token budget, `now` that of one kernel, a cache read by length and four widths. GiB a
 device are an estimate, too (`agentrl_jax/planning/fit.py`), against what a program may use.

@@ -10,6 +10,7 @@ micro-batches of an update as wide as they were; a limit is what these would tak
 bandwidth and matmul rate measured here. The host's share is CPU time of the Python thread. Wanted
 are slots that decoded a token for an episode; positions read that belong to a prompt of one; and
 positions trained (rows as wide as their micro-batch) up to the last token of a row that trains.
+The least seconds for these lengths are those of agentrl_jax.planning.limit at the same rates.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.planning import cost as plan_cost
+from agentrl_jax.planning import limit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.rl import learn, update, widths
 from agentrl_jax.rl.learning import Learning
@@ -137,6 +139,17 @@ def compile_program(session: Session, name: str) -> Program:
     return Program(traced, memory, plan_programs.parameters_of(name, arguments), spent)
 
 
+def machine_of(mesh: Any, found: limits.Limits, trips: tuple = ()) -> plan_cost.Machine:
+    """A device as fast as was measured here."""
+    return plan_cost.Machine(
+        platform=plan_cost.lowered_for(jax.default_backend()),
+        flops=found.flops,
+        bandwidth=found.bandwidth,
+        trips=trips,
+        **dict(mesh.shape),
+    )
+
+
 def analyse(
     session: Session,
     programs: dict[str, Program],
@@ -151,15 +164,7 @@ def analyse(
     mesh, out = session.run.mesh, {}
     serves, decodes = (float(counters[name].max()) for name in ('serves', 'decodes'))
     again = (serves, decodes / serves)
-    machine = plan_cost.Machine(
-        platform=jax.default_backend(),
-        flops=found.flops,
-        bandwidth=found.bandwidth,
-        trips=again,
-        data=mesh.shape['data'],
-        fsdp=mesh.shape['fsdp'],
-        tensor=mesh.shape['tensor'],
-    )
+    machine = machine_of(mesh, found, again)
     for name, program in programs.items():
         taken = dataclasses.replace(machine, branches=branches if name == 'learn' else ())
         cost = plan_cost.count(program.traced.jaxpr, program.weights, taken)
@@ -314,7 +319,15 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         program['share_of_matmul'] = program['flops'] / found.flops / times[name]
         program['mflop_a_token'] = program['flops'] * devices / tokens / 1e6
         program['mb_a_token'] = program['bytes'] * devices / tokens / 1e6
+    paper = limit.seconds(
+        session.run.cfg,
+        session.run.config,
+        machine_of(session.run.mesh, found),
+        length=round(tokens / rows),
+        answer_tokens=round(generated / int(session.rollout.num_turns.sum())),
+    )
     return {
+        'on_paper_s': paper,
         'algorithm': cfg.algorithm,
         'episodes': rows,
         'turns': int(session.rollout.num_turns.sum()),
@@ -368,6 +381,7 @@ def show(result: dict[str, Any]) -> str:
         ['host share of the rollout', host['rollout']],
         ['host share of the step', host['step']],
         *([f'{name}: wanted', share] for name, share in result['wanted'].items()),
+        *([f'{name}: least s for these lengths', s] for name, s in result['on_paper_s'].items()),
         ['all compiling, s', result['compile_s']],
         ['peak memory, MiB', result['peak_mib']],
     ]

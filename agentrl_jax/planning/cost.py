@@ -63,6 +63,11 @@ class Cost:
         self.seconds += times * other.seconds
 
 
+def lowered_for(platform: str) -> str:
+    """The name by which programs choose for a platform: of 'gpu' it is 'cuda'."""
+    return 'cuda' if platform == 'gpu' else platform
+
+
 def size(var: Any) -> float:
     """Bytes of a value of a jaxpr."""
     if not hasattr(var.aval, 'shape') or jax.dtypes.issubdtype(var.aval.dtype, jax.dtypes.extended):

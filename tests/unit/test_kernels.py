@@ -12,17 +12,30 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import attention, kernels
 
 WIDTH = 64
-KINDS = ('cudnn', 'pallas')
+PLATFORM = jax.default_backend()
+ON_CPU = PLATFORM == 'cpu'
+KINDS = ('cudnn', 'pallas') if ON_CPU else (kernels.KINDS[PLATFORM],)
+DTYPE, ATOL = (
+    ('float32', 3e-5) if ON_CPU else ('bfloat16', 3e-2)
+)  # kernels of devices want bfloat16
 
 
 @pytest.fixture(autouse=True)
-def on_a_cpu(monkeypatch):
-    monkeypatch.setattr(kernels, 'CUDNN', 'xla')
-    monkeypatch.setattr(kernels, 'INTERPRET', True)
+def where_there_is_no_device(monkeypatch):
+    monkeypatch.setattr(kernels, 'CUDNN', 'xla' if ON_CPU else 'cudnn')
+    monkeypatch.setattr(kernels, 'INTERPRET', ON_CPU)
 
 
 def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), DTYPE)
+
+
+def assert_close(found, wanted, rtol=1e-5):
+    def same(a, b):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol if ON_CPU else ATOL, ATOL)
+
+    jax.tree.map(same, found, wanted)
 
 
 def queries_keys_values(rows, queries, keys, heads, members):
@@ -52,14 +65,14 @@ def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
     def total(attend):
         def value(*arrays):
             out = jnp.where(real[:, :, None], attend(*arrays), 0)
-            return jnp.sin(out).sum(), out
+            return jnp.sin(out.astype(jnp.float32)).sum(), out
 
         return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))(*arrays)
 
     length = jnp.asarray(lengths)
     found = total(lambda *a: kernels.attend_rows(kind, *a, length, None))
     wanted = total(lambda *a: attention.attend(*a, mask))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 3e-5), found, wanted)
+    assert_close(found, wanted)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -70,9 +83,10 @@ def test_one_query_sees_its_cache_up_to_its_length(kind, heads, members, width):
     seen = real_tokens(lengths, width)
     wanted = attention.attend(q, k, v, seen[:, None])
     found = jax.jit(lambda *a: kernels.attend_one(kind, *a))(q, k, v, jnp.asarray(lengths))
-    np.testing.assert_allclose(found, wanted, atol=3e-5)
+    assert_close(found, wanted)
 
 
+@pytest.mark.skipif('pallas' not in KINDS, reason='of the Pallas kernel')
 def test_what_lies_behind_a_row_s_length_is_not_looked_at():
     lengths, width = (1, 100, 256), 512
     q, k, v = queries_keys_values(3, 1, width, 2, 2)
@@ -83,6 +97,7 @@ def test_what_lies_behind_a_row_s_length_is_not_looked_at():
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason='eight devices')
 @pytest.mark.parametrize('tensor, count', [(1, 8), (2, 8), (1, 3)])
 def test_on_a_mesh_each_device_has_its_rows_and_heads(tensor, count):
     mesh = sharding.make_mesh(2, 4 // tensor, tensor)
@@ -96,7 +111,7 @@ def test_on_a_mesh_each_device_has_its_rows_and_heads(tensor, count):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_model_with_kernels_computes_what_it_does_without(kind):
-    plain = dataclasses.replace(TINY, head_dim=WIDTH)
+    plain = dataclasses.replace(TINY, head_dim=WIDTH, dtype=DTYPE)
     fused = dataclasses.replace(plain, fused=kind)
     params = random_params(plain)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, plain.vocab_size, (3, 9)))
@@ -106,7 +121,7 @@ def test_a_model_with_kernels_computes_what_it_does_without(kind):
     def whole(config):
         return jnp.where(real[:, :, None], config.forward(params, tokens, positions, real), 0)
 
-    np.testing.assert_allclose(jax.jit(whole, static_argnums=0)(fused), whole(plain), atol=3e-5)
+    assert_close(jax.jit(whole, static_argnums=0)(fused), whole(plain))
 
     def step_by_step(config):
         cache, found = config.init_cache(3, 9), []
@@ -117,9 +132,7 @@ def test_a_model_with_kernels_computes_what_it_does_without(kind):
             found.append(jnp.where(real[:, t, None], hidden[:, 0], 0))
         return jnp.stack(found, 1)
 
-    np.testing.assert_allclose(
-        jax.jit(step_by_step, static_argnums=0)(fused), whole(plain), atol=3e-5
-    )
+    assert_close(jax.jit(step_by_step, static_argnums=0)(fused), whole(plain))
 
 
 @pytest.mark.parametrize(
