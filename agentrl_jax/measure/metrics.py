@@ -112,6 +112,8 @@ METRICS = {
     'time/collect_s': 'Seconds spent playing episodes in a step.',
     'time/update_s': 'Seconds spent on scores and updates in a step.',
     'time/step_s': 'Seconds of a whole step.',
+    'time/host_s': 'Seconds from the figures of the step before to the begin of this one, in which '
+    'devices wait for the host: row, page, checkpoint. 0 in the first step after a start.',
     'perf/tokens_per_s': 'Tokens sampled per second of a whole step.',
     'perf/recompiles': 'Programs compiled after warm-up (must stay 0).',
     'perf/flops_per_s': 'Floating-point operations that the tokens of a step need at least (no '

@@ -46,6 +46,7 @@ class Recorder(contextlib.ExitStack):
         self.run, self.workdir, self.first, self.used = run, workdir, first, used
         self.rates = rates
         self.compiled, self.warm, self.validated = processes.CompileCounter(), None, False
+        self.fetched, self.host_s = None, 0.0
         self.alarm = dataclasses.asdict(run.cfg.alarm)
 
     def __enter__(self) -> 'Recorder':
@@ -81,6 +82,7 @@ class Recorder(contextlib.ExitStack):
 
     def begin(self, step: int) -> None:
         self.step, self.began, self.before = step, time.monotonic(), self.compiled.count
+        self.host_s = 0.0 if self.fetched is None else self.began - self.fetched
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
@@ -93,9 +95,10 @@ class Recorder(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Around a training step."""
+        """Around a training step, up to its figures on the host."""
         with self.compiled, self.trace.step(self.step):
             yield
+            self.fetched = time.monotonic()
 
     def write(
         self, row: dict[str, Any], sampled: int | None
@@ -115,6 +118,7 @@ class Recorder(contextlib.ExitStack):
         row['perf/recompiles'] = 0 if self.warm is None else self.compiled.count - self.warm
         if sampled is not None:
             row['time/update_s'] = spent - row['time/collect_s']
+            row['time/host_s'] = self.host_s
             row['perf/tokens_per_s'] = sampled / spent
             row |= self.rates(cfg, run.config, run.mesh.devices.flat, row)
         row |= totals.so_far(

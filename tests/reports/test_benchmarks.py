@@ -14,6 +14,7 @@ from benchmarks import (
     common,
     decode,
     fork,
+    host_gap,
     host_schedule,
     hosts,
     limits,
@@ -143,6 +144,26 @@ def test_the_limit_of_reading_by_hand():
     assert least['flops'] == 2 * 2 * (18_720 * 3 + 4096) + 256 * 42
     # Keys and values of a token: 2 layers x 2 x 16 numbers.
     assert least['moved'] == 4 * (18_720 + 4096) + 4 * 2 * 8 * 64
+
+
+def test_gaps_of_a_step_by_hand():
+    """Draw 0-1, rollout 1.5-4, update 4.25-6, page 7-7.5, the next draw at 8."""
+    times = [('draw', 0, 1), ('collect', 1.5, 4), ('learn', 4.25, 6), ('rescore', 7, 7.5)]
+    spans = [host_gap.Span(*each) for each in (*times, ('draw', 8, 9))]
+    assert host_gap.steps_of(spans) == [
+        {'device': 1 + 2.5 + 1.75 + 0.5, 'before_update': 0.5 + 0.25, 'between_steps': 1 + 0.5}
+    ]
+
+
+@pytest.mark.soak
+def test_gaps_of_a_run_are_those_of_its_steps():
+    result = host_gap.run(micro_runs.config('frozen_lake'), watched_steps=2)
+    means = result['mean_s']
+    host = means['before_update'] + means['between_steps']
+    assert result['steps'] == 2 and result['host_over_device'] == pytest.approx(
+        host / means['device']
+    )
+    assert 'host / device' in host_gap.show(result)
 
 
 @pytest.mark.soak

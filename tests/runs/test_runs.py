@@ -223,6 +223,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
     for row in rows[:-1]:
         assert row['update/skipped'] == 0 and row['policy/grad_norm'] > 0
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
+        assert (row['time/host_s'] > 0) == (row['step'] > 0)
         # The sampler was the policy of the first mini-batch; later ones see it moved.
         gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
         if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
