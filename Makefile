@@ -4,6 +4,7 @@
 # make test    every test but the long ones that rarely fail; what it compiles is kept in
 #              .pytest_cache, and the next time is shorter
 # make soak    those: killed processes, full disks, hostile files, a fake gcloud, whole benchmarks
+# make cuda    installs what compiles for NVIDIA GPUs (2.4 GB, no GPU needed), which some of those want
 # make tables  every table and curve of experiments/ again, from the metrics committed there
 # make lint    ruff alone        make clean   removes the environments and caches, not runs/
 # make chaos   kills runs of every kind at random moments and compares what they end with
@@ -17,7 +18,7 @@ RUN := $(VENV)/bin/python
 DEMO = $(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak chaos chaos-hosts test-reference test-openenv harness-clients bench-tunix tables lint clean python-version
+.PHONY: help demo check test soak cuda chaos chaos-hosts test-reference test-openenv harness-clients bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -44,6 +45,8 @@ test: $(VENV)/test.stamp
 
 soak: $(VENV)/test.stamp
 	$(PYTEST) -m soak $(ARGS)
+
+cuda: $(VENV)/gpu.stamp
 
 chaos: $(VENV)/test.stamp
 	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)
@@ -110,6 +113,11 @@ $(VENV)/test.stamp: requirements-test.txt requirements.txt | python-version
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -r requirements-test.txt
 	@touch $(VENV)/run.stamp $@
+
+# Beside the packages of the environment, so that jax finds no plugin for CUDA unless asked to
+$(VENV)/gpu.stamp: requirements-plan-gpu.txt | $(VENV)/test.stamp
+	$(RUN) -m pip install --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu -r $<
+	@touch $@
 
 python-version:
 	@command -v $(PYTHON) >/dev/null || { echo 'agentrl_jax needs Python 3.11 or newer; $(PYTHON)' \

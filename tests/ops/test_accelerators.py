@@ -11,11 +11,11 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CUDA = pathlib.Path(sys.prefix) / 'gpu'  # of requirements-plan-gpu.txt, where make soak puts it
+CUDA = pathlib.Path(sys.prefix) / 'gpu'  # of requirements-plan-gpu.txt, where make cuda puts it
 TARGETS = [
     pytest.param(
         'h100',
-        marks=pytest.mark.skipif(not CUDA.is_dir(), reason='make soak installs what it needs'),
+        marks=pytest.mark.skipif(not CUDA.is_dir(), reason='make cuda installs what it needs'),
     ),
     pytest.param(
         'v5e',
