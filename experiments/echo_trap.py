@@ -77,9 +77,11 @@ def tiny():
         'baseline': 'PPO, 2 x 4 updates, 0.001',
         'labels': common.labels(config, cells, ROWS),
         'at': 'last-three',
+        'margin': 0.05,
     }
     tables = {
         'last': table | {'signals': 'group/return_std,policy/entropy,policy/grad_norm'},
+        'area': table | {'at': 'area', 'curves': False},
         'best': table | {'at': 'best-validation', 'curves': False},
     }
     return common.Plan(config, tuple(cells.values()), tables)
