@@ -10,6 +10,7 @@ requirements-plan-gpu.txt.
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from agentrl_jax.models import sizes
 from agentrl_jax.planning import fit, limit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
+from agentrl_jax.run import parts
+from agentrl_jax.run.config import read
 from configs import frozen_lake
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -153,6 +156,13 @@ def compiled_table(records: dict) -> Iterator[str]:
                 yield row
 
 
+@functools.cache
+def task():
+    """The world of every case; its levels are no part of what is counted."""
+    cfg = read(Case('', '', ()).config(), None)
+    return parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'train', None)
+
+
 def on_paper(model: str, topology: str, rank: int) -> str:
     """A line of the table on paper."""
     count = MACHINES[topology]
@@ -161,23 +171,27 @@ def on_paper(model: str, topology: str, rank: int) -> str:
     platform = 'tpu' if topology.startswith('v') else 'gpu'
     design = limit.Design(widths=4, remat=True, launch_s=LAUNCH_S[platform], **SHARES)
     old = dataclasses.replace(design, widths=1, fused=False)
-    cells, memory = [], 0.0
+    cells = []
     for algorithm in (STARPO_S, PPO):
-        cfg = Case(name, topology, tuple((settings | algorithm).items())).config()
-        shapes = plan_programs.shapes(cfg, where.devices, name)
-        machine = plan.machine_of(cfg, where, shapes.mesh, ANSWER_TOKENS)
-        length = limit.row_tokens(shapes.cfg, shapes.task, ANSWER_TOKENS)
-        memory = max(memory, fit.estimate(shapes).likely)
+        given = Case(name, topology, tuple((settings | algorithm).items())).config()
+        cfg = read(given, None)
+        mesh = parts.build_mesh(cfg, where.devices)
+        config = plan_programs.sizes_of(cfg, name)
+        machine = plan.machine_of(given, where, mesh, ANSWER_TOKENS)
+        length = limit.row_tokens(cfg, task(), ANSWER_TOKENS)
         for how in (limit.IDEAL, old, design):
             found = limit.seconds(
-                shapes.cfg,
-                shapes.config,
+                cfg,
+                config,
                 machine,
                 length=length,
                 answer_tokens=ANSWER_TOKENS,
                 design=how,
             )
             cells.append(f'{sum(found.values()):.2g}')
+    state, frozen = plan_programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
+    shapes = plan_programs.Shapes(cfg, config, mesh, state, frozen, (), ())
+    memory = fit.estimate(shapes).likely  # both have the same state and caches
     answer = 'yes' if memory <= where.chip.usable else 'no'
     head = f'| {name} | {topology} | {"LoRA 64" if rank else "full"} '
     return f'{head}| {memory / GIB:.1f}, {answer} | ' + ' | '.join(cells) + ' |'

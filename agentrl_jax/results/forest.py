@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,21 +46,35 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
         return []
     spec = table.spec
     unit = 100 if is_share(spec.metric) else 1
+    what = f'{plain_name(spec.metric)} less {spec.baseline}' + ', points' * (unit == 100)
+    titled = panels if spec.cols else dict(zip([''], panels.values(), strict=True))
+    return draw(titled, folder / STEM, what, endings, unit=unit, margin=spec.margin)
+
+
+def draw(
+    panels: Mapping[str, Sequence[Difference]],
+    path: Path,
+    what: str,
+    endings: Sequence[str] = plots.ENDINGS,
+    *,
+    unit: float = 100,
+    margin: float = 0.0,
+) -> list[Path]:
+    """path.<ending>: panels by title, each a line a row. unit: 100 where rows are in points."""
     heights = [len(rows) + 1 for rows in panels.values()]
     with matplotlib.rc_context(plots.STYLE):
         figure = Figure(layout='constrained')
         figure.set_size_inches(WIDTH, ROW_HEIGHT * sum(heights) + 0.3 * len(panels) + 0.8)
         axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)
         for axis, (column, rows) in zip(axes[:, 0], panels.items(), strict=True):
-            _draw(axis, rows, unit * spec.margin)
-            axis.set_title(column if spec.cols else '')
+            _draw(axis, rows, unit * margin)
+            axis.set_title(column)
         shown = [x for rows in panels.values() for row in rows for x in row[1:]]
-        axes[0, 0].set_xlim(*_range([*shown, unit * spec.margin, -unit * spec.margin], unit))
-        what = f'{plain_name(spec.metric)} less {spec.baseline}' + ', points' * (unit == 100)
+        axes[0, 0].set_xlim(*_range([*shown, unit * margin, -unit * margin], unit))
         parts = ['mean of runs of one seed', "95 % Student's interval"]
-        parts += [f'grey: ±{unit * spec.margin:g}'] * bool(spec.margin)
+        parts += [f'grey: ±{unit * margin:g}'] * bool(margin)
         figure.supxlabel(f'{what}\n{"   ".join(parts)}', fontsize=9)
-        return list(plots.save(figure, folder / STEM, endings))
+        return list(plots.save(figure, path, endings))
 
 
 def _draw(axis: Axes, rows: Sequence[Difference], margin: float) -> None:

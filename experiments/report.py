@@ -1,0 +1,171 @@
+"""The ten claims of experiments/REPORT.md: our effect for each, from metrics that are committed.
+
+  python -m experiments.report    writes claims.png and the tables in REPORT.md and README.md
+
+An effect is the mean difference of two arms in runs of one seed, with Student's 95 % interval.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl_jax import tables
+from agentrl_jax.machine import files
+from agentrl_jax.results import forest
+from agentrl_jax.results.cells import build
+from agentrl_jax.results.runs import load
+from agentrl_jax.results.spec import make_spec
+
+FOLDER = Path(__file__).parent
+BLOCK = re.compile('(<!-- claims -->\n).*?(<!-- end of claims -->)', re.DOTALL)
+PAGES = ('REPORT.md', 'README.md')
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """A row of a committed table less another one."""
+
+    folder: str  # of experiments/
+    table: str  # of its table.json
+    row: str
+    less: str
+    world: str
+    column: str = ''  # '' where the table has one
+    at: str = ''  # as in a table; '' = as that table has it
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says, and what is found here."""
+
+    text: str
+    source: str
+    verdict: str
+    effects: tuple[Effect, ...] = ()
+
+
+HOLDS, EXPLAINED, NOT_HERE, OPEN = 'holds', 'explained by {}', 'not here', 'cannot say here'
+LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
+CLAIMS = (
+    Claim(
+        'keeping the groups that vary most prevents collapse',
+        'RAGEN, Figs 7 to 9',
+        EXPLAINED.format('smaller updates'),
+        (
+            Effect('ragen_starpo_vs_s_tiny', 'last', 'PPO, filter alone', 'PPO', SOKOBAN, SOKOBAN),
+            Effect(
+                'ragen_starpo_vs_s_tiny',
+                'last',
+                'PPO, filter alone',
+                'PPO, fewer updates alone',
+                SOKOBAN,
+                SOKOBAN,
+            ),
+        ),
+    ),
+    Claim('a falling std of returns comes before collapse', 'RAGEN, Fig 6', OPEN),
+    Claim(
+        'a horizon that grows beats a long one',
+        'AgentGym-RL, ScalingInter',
+        NOT_HERE,
+        (Effect('scaling_inter_tiny', 'equal_tokens', 'growing', 'fixed long', LAKE, LAKE),),
+    ),
+    Claim(
+        'RL beats imitation',
+        'RAGEN; AgentGym-RL',
+        EXPLAINED.format('too few demonstrations'),
+        (
+            Effect('from_nothing_tiny', 'last', 'nothing', 'clone', f'{LAKE}, expert at will'),
+            Effect('beyond_clone_tiny', 'lake', 'clone, then RL', 'clone', f'{LAKE}, 256 episodes'),
+        ),
+    ),
+    Claim(
+        'the outcome alone stops calling the tool',
+        'MT-GRPO, version 1',
+        OPEN,
+        (Effect('mtgrpo_search_tiny', 'equal_tokens', 'GRPO-OR', 'GRPO-MR', 'search'),),
+    ),
+    Claim(
+        'rewards on their turns beat their sum',
+        'MT-GRPO',
+        NOT_HERE,
+        (
+            Effect('mtgrpo_credit_again', 'binary', 'MT', 'MR', f"{CARDS}, the paper's form"),
+            Effect('mtgrpo_credit_again', 'binary', 'turn GRPO', 'MR', f'{CARDS}, without bias'),
+        ),
+    ),
+    Claim(
+        'GRPO beats REINFORCE++',
+        'AgentGym-RL',
+        OPEN,
+        (Effect('algorithms', 'table', 'GRPO', 'REINFORCE++', LAKE, LAKE),),
+    ),
+    Claim('four answers a prompt are best', 'RAGEN, Table 2', 'not run'),
+    Claim('fresh rollouts are better', 'RAGEN, Fig 10', 'not run'),
+    Claim(
+        'thinking before an answer helps',
+        'RAGEN, Table 4',
+        OPEN,
+        (
+            Effect('agents_tiny', 'one_trial', 'think', 'act', SOKOBAN, SOKOBAN),
+            Effect('agents_tiny', 'one_trial', 'think', 'act', LAKE, LAKE),
+        ),
+    ),
+)
+
+
+def difference(effect: Effect) -> forest.Difference:
+    """Of the table as it is committed, with the other row as its baseline; in points."""
+    folder = FOLDER / effect.folder
+    given = json.loads(files.read_text(folder / tables.SPEC_FILE))[effect.table]
+    given |= {'baseline': effect.less} | ({'at': effect.at} if effect.at else {})
+    spec = make_spec(given)
+    table = build(load([folder / tables.METRICS_FOLDER], (spec.metric,)), spec)
+    found = [
+        row
+        for column, rows in forest.differences(table).items()
+        for row in rows
+        if row.row == effect.row and effect.column in ('', column)
+    ]
+    if len(found) != 1:
+        raise ValueError(f'{effect} names {len(found)} cells of its table')
+    return found[0]._replace(row=f'{effect.row} - {effect.less} ({effect.world})')
+
+
+def effects() -> Iterator[tuple[int, Claim, list[forest.Difference]]]:
+    """(number, claim, its differences)."""
+    for number, claim in enumerate(CLAIMS, 1):
+        yield number, claim, [difference(effect) for effect in claim.effects]
+
+
+def table() -> str:
+    """The claims in Markdown."""
+    lines = [
+        '| | claim | paper | our effect, points | verdict |',
+        '| --- | --- | --- | --- | --- |',
+    ]
+    for number, claim, found in effects():
+        each = [f'{one.row}: {one.mean:+.1f} [{one.low:+.1f}, {one.high:+.1f}]' for one in found]
+        listed = '<br>'.join(each) or '—'
+        row = (str(number), claim.text, claim.source, listed, f'**{claim.verdict}**')
+        lines.append(f'| {" | ".join(row)} |')
+    return '\n'.join(lines) + '\n'
+
+
+def main() -> int:
+    rows = [
+        one._replace(row=f'{number}  {one.row}') for number, _, found in effects() for one in found
+    ]
+    forest.draw({'': rows}, FOLDER / 'claims', 'success, points', ('png',))
+    text = table()
+    for page in PAGES:
+        path = FOLDER / page
+        files.write_atomic(path, BLOCK.sub(rf'\g<1>{text}\g<2>', files.read_text(path)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
