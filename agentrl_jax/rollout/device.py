@@ -47,8 +47,8 @@ class Slots:
 
     rows: token_rows.Rows  # S rows of tokens
     episode: jax.Array  # int32 [S]     row of `out` being played; N = none
-    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING; READING (with chunks); FOLLOWING
-    # (another slot, which reads the same)
+    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING, FOLLOWING a slot that reads the
+    # same or, with chunks, READING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
     answer: answers.AnswerState  # parser of the current turn, S rows
     world: text.Episode  # worlds, S rows
@@ -293,6 +293,37 @@ def write_prompts(
     return out, jnp.where(used, tokens, task.pad_id), count
 
 
+def seat(
+    slots: Slots,
+    task: text.TextTask,
+    rows: jax.Array,
+    episode: jax.Array,
+    turn: jax.Array,
+    tokens: jax.Array,
+    count: jax.Array,
+) -> tuple[Slots, jax.Array]:
+    """Slots `rows` play `episode`, each at its `turn`, all int32 [w]; write_prompts gave the rest.
+
+    Returns (slots, follows bool [w]: slots whose prompt another one reads).
+    """
+    changed = episode != slots.episode[rows]
+    slots = slots.replace(episode=slots.episode.at[rows].set(episode, mode='drop'))
+    if slots.opened is None:
+        return slots, jnp.zeros_like(changed)
+    opened, follows = openings.begin(
+        slots.opened,
+        slots.out,
+        slots.episode,
+        rows,
+        changed=changed,
+        begins=(episode < slots.out.tokens.shape[0]) & (turn == 0),
+        tokens=tokens,
+        count=count,
+        prefix=task.prefix.shape[0],
+    )
+    return slots.replace(opened=opened), follows
+
+
 def serve(
     slots: Slots,
     params: Params,
@@ -332,24 +363,7 @@ def serve(
     out, tokens, count = write_prompts(
         slots.out, task, episode, playing, world, length, sampled_end
     )
-
-    def put(into, value):
-        return into.at[rows].set(value, mode='drop')
-
-    changed, seated = episode != slots.episode[rows], put(slots.episode, episode)
-    opened, follows = slots.opened, jnp.zeros_like(playing)
-    if opened is not None:
-        opened, follows = openings.begin(
-            opened,
-            out,
-            seated,
-            rows,
-            changed=changed,
-            begins=playing & (world.turn == 0),
-            tokens=tokens,
-            count=count,
-            prefix=task.prefix.shape[0],
-        )
+    slots, follows = seat(slots.replace(out=out), task, rows, episode, world.turn, tokens, count)
     inputs, begin, unread = tokens, length, jnp.where(follows, 0, count)
     if window:
         inputs, begin, unread = windows.read_again(
@@ -359,6 +373,9 @@ def serve(
             windows.Context.of(task, window, max_response),
             pad_id=task.pad_id,
         )
+
+    def put(into, value):
+        return into.at[rows].set(value, mode='drop')
 
     if chunk:
         cached, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
@@ -373,7 +390,6 @@ def serve(
         rows=cached.replace(
             length=put(cached.length, length + count), stream=put(cached.stream, stream)
         ),
-        episode=seated,
         phase=put(slots.phase, jnp.where(playing, jnp.where(follows, FOLLOWING, ready), IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
         answer=jax.tree.map(
@@ -381,8 +397,6 @@ def serve(
         ),
         world=jax.tree.map(put, slots.world, world),
         place=begin_answers(slots.place, task, rows, world),
-        out=out,
-        opened=opened,
         serves=slots.serves + 1,
         overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
     )

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
@@ -12,6 +13,8 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device, openings
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import draw_forks
+from agentrl_jax.run import parts
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents
 from agentrl_jax.types import Rollout
 
@@ -266,6 +269,24 @@ def test_levels_that_do_not_come_twice_share_nothing():
     alone, before = read_alone(listed=listed)
     assert_same(out, alone)
     assert counters == before
+
+
+@pytest.mark.parametrize(
+    ('training', 'fields', 'share'),
+    [
+        (True, {}, True),
+        (True, {'rollout.num_groups': 16, 'rollout.group_size': 1}, False),
+        (False, {}, False),
+        (False, {'eval.samples': 2}, True),
+    ],
+    ids=['groups', 'no groups', 'validation', 'several samples'],
+)
+def test_runs_share_where_a_level_is_played_more_than_once(training, fields, share, monkeypatch):
+    given = {}
+    monkeypatch.setattr(device, 'collect_on_mesh', lambda mesh, **settings: given.update(settings))
+    cfg = read_config(micro_runs.config('frozen_lake', algorithm='ppo', **fields))
+    parts.build_collect(cfg, tiny.config(), parts.build_mesh(cfg), training=training)
+    assert given['share'] is share
 
 
 def test_copies_leave_the_cache_in_place():
