@@ -11,6 +11,8 @@ for the longest one.
 Episodes may have continuations (rollout.forks): rows of the list after the episodes, E (1 + F) in
 all, which slots take over as they take over episodes.
 
+Of the first observation of a group one slot reads all, and the others copy it (rollout.openings).
+
 The tokens, their cache and their random streams are rows (rollout.rows), as they are for worlds on
 hosts; here each row has a world, an answer reader and a place in the output beside it.
 """
@@ -27,7 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models.base import Model, transpose_kernels
-from agentrl_jax.rollout import forks, sampling, windows
+from agentrl_jax.rollout import forks, openings, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import answer as answers
@@ -36,7 +38,7 @@ from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
 from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
 
-IDLE, GENERATING, WAITING, READING = 0, 1, 2, 3
+IDLE, GENERATING, WAITING, READING, FOLLOWING = 0, 1, 2, 3, 4
 
 
 @struct.dataclass
@@ -45,7 +47,8 @@ class Slots:
 
     rows: token_rows.Rows  # S rows of tokens
     episode: jax.Array  # int32 [S]     row of `out` being played; N = none
-    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING or, with chunks, READING
+    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING, FOLLOWING a slot that reads the
+    # same or, with chunks, READING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
     answer: answers.AnswerState  # parser of the current turn, S rows
     world: text.Episode  # worlds, S rows
@@ -59,6 +62,7 @@ class Slots:
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
     place: grammars.Place | None = None  # in the grammar of answers, S rows; None without one
     bank: forks.Bank | None = None  # what continuations begin from; None without them
+    opened: openings.Openings | None = None  # None where each slot reads all of its own
 
 
 def decode(
@@ -183,6 +187,8 @@ def start_episodes(
     wants = over & (rows < slots.phase.shape[0])
     candidate = slots.next_episode + jnp.cumsum(wants) - 1
     starts = wants & (candidate < num_episodes)
+    if slots.opened is not None:
+        candidate = slots.opened.order[jnp.minimum(candidate, num_episodes - 1)]
     episode = jnp.where(starts, candidate, jnp.where(over, none, slots.episode[rows]))
     level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
     fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
@@ -287,6 +293,37 @@ def write_prompts(
     return out, jnp.where(used, tokens, task.pad_id), count
 
 
+def seat(
+    slots: Slots,
+    task: text.TextTask,
+    rows: jax.Array,
+    episode: jax.Array,
+    turn: jax.Array,
+    tokens: jax.Array,
+    count: jax.Array,
+) -> tuple[Slots, jax.Array]:
+    """Slots `rows` play `episode`, each at its `turn`, all int32 [w]; write_prompts gave the rest.
+
+    Returns (slots, follows bool [w]: slots whose prompt another one reads).
+    """
+    changed = episode != slots.episode[rows]
+    slots = slots.replace(episode=slots.episode.at[rows].set(episode, mode='drop'))
+    if slots.opened is None:
+        return slots, jnp.zeros_like(changed)
+    opened, follows = openings.begin(
+        slots.opened,
+        slots.out,
+        slots.episode,
+        rows,
+        changed=changed,
+        begins=(episode < slots.out.tokens.shape[0]) & (turn == 0),
+        tokens=tokens,
+        count=count,
+        prefix=task.prefix.shape[0],
+    )
+    return slots.replace(opened=opened), follows
+
+
 def serve(
     slots: Slots,
     params: Params,
@@ -326,7 +363,8 @@ def serve(
     out, tokens, count = write_prompts(
         slots.out, task, episode, playing, world, length, sampled_end
     )
-    inputs, begin, unread = tokens, length, count
+    slots, follows = seat(slots.replace(out=out), task, rows, episode, world.turn, tokens, count)
+    inputs, begin, unread = tokens, length, jnp.where(follows, 0, count)
     if window:
         inputs, begin, unread = windows.read_again(
             out,
@@ -342,7 +380,7 @@ def serve(
     if chunk:
         cached, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
     else:
-        wanted, ready = jnp.any(playing), GENERATING
+        wanted, ready = jnp.any(playing & ~follows), GENERATING
         cached = token_rows.prefill(
             slots.rows, params, rows, inputs, begin, unread, config=config, wanted=wanted
         )
@@ -352,21 +390,30 @@ def serve(
         rows=cached.replace(
             length=put(cached.length, length + count), stream=put(cached.stream, stream)
         ),
-        episode=put(slots.episode, episode),
-        phase=put(slots.phase, jnp.where(playing, ready, IDLE)),
+        phase=put(slots.phase, jnp.where(playing, jnp.where(follows, FOLLOWING, ready), IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
         answer=jax.tree.map(
             put, slots.answer, answers.init_answer(task.answer, serve_rows, world.agent.part)
         ),
         world=jax.tree.map(put, slots.world, world),
         place=begin_answers(slots.place, task, rows, world),
-        out=out,
         serves=slots.serves + 1,
         overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
     )
-    if not chunk:
+    if chunk:
+        sizes = dict(config=config, serve_rows=serve_rows, chunk=chunk)
+        slots, rows = read_chunks(slots, params, task, **sizes)
+    return hand_on(slots, task, rows)
+
+
+def hand_on(slots: Slots, task: text.TextTask, read: jax.Array) -> Slots:
+    """Slots copy what those that they follow have read, if the slots `read` int32 [w] now have."""
+    if slots.opened is None:
         return slots
-    return read_chunks(slots, params, task, config=config, serve_rows=serve_rows, chunk=chunk)
+    where = dict(prefix=task.prefix.shape[0], width=task.width)
+    opened, rows, ready = openings.hand_on(slots.opened, slots.rows, read, **where)
+    phase = jnp.where(ready, GENERATING, slots.phase)
+    return slots.replace(opened=opened, rows=rows, phase=phase)
 
 
 def read_chunks(
@@ -377,10 +424,11 @@ def read_chunks(
     config: Model,
     serve_rows: int,
     chunk: int,
-) -> Slots:
+) -> tuple[Slots, jax.Array]:
     """Up to serve_rows slots read the next `chunk` tokens that the worlds have written for them.
 
-    Nothing is read while fewer wait for it and others can go on sampling.
+    Nothing is read while fewer wait for it and others can go on sampling. Returns the slots, and
+    those that have read int32 [serve_rows], S = none.
     """
     num_slots, (num_episodes, max_tokens) = slots.phase.shape[0], slots.out.tokens.shape
     reading = slots.phase == READING
@@ -397,7 +445,7 @@ def read_chunks(
     count = jnp.where(wanted, count, 0)
     rows = jnp.where(wanted, rows, num_slots)
     phase = jnp.where(begin + count == length, GENERATING, READING)
-    return slots.replace(
+    slots = slots.replace(
         rows=token_rows.prefill(
             slots.rows, params, rows, inputs, begin, count, config=config, wanted=wanted
         ),
@@ -405,6 +453,7 @@ def read_chunks(
         reads=slots.reads + wanted,
         read=slots.read + count.sum(),
     )
+    return slots, rows
 
 
 def answer_head(params: Params, task: text.TextTask, config: Model) -> jax.Array | None:
@@ -437,6 +486,7 @@ def collect(
     window: int = 0,
     chunk: int = 0,
     vocab_shards: int = 1,
+    share: bool = False,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
 
@@ -446,6 +496,8 @@ def collect(
     window: turns that the policy sees, the current one included; 0 = the whole conversation.
     chunk: tokens of a slot that are read at a time, for whole conversations; 0 = a turn's prompt.
     vocab_shards: of logits over the whole vocabulary, see sampling.sample.
+    share: slots copy a first observation that another one reads, where the policy sees whole
+    conversations; what is sampled is the same.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
     (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
@@ -462,6 +514,7 @@ def collect(
         slots=slots,
         max_tokens=max_tokens,
         cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
+        share=share and not window,
     )
 
     def draw(state, logits, uniform):
@@ -564,6 +617,7 @@ def start(
     slots: int,
     max_tokens: int,
     cache_tokens: int,
+    share: bool = False,
 ) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
     listed, zero = episodes.listed, jnp.int32(0)
@@ -571,8 +625,9 @@ def start(
     bank = None
     if episodes.forks is not None:
         bank = forks.empty_bank(world, episodes.forks, task.max_turns)
+    rows = token_rows.start(params, config, task.prefix, slots, cache_tokens)
     return Slots(
-        rows=token_rows.start(params, config, task.prefix, slots, cache_tokens),
+        rows=rows,
         episode=jnp.full(slots, listed.level.shape[0], jnp.int32),
         phase=jnp.full(slots, WAITING, jnp.int32),
         response=jnp.zeros(slots, jnp.int32),
@@ -596,6 +651,7 @@ def start(
         read=zero,
         overflow=zero,
         bank=bank,
+        opened=openings.start(episodes.level, rows.hidden) if share else None,
     )
 
 

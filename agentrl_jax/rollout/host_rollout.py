@@ -380,7 +380,7 @@ class HostRollout:
             slot.chunks.append((at + i, unread[i : i + width]))
         if begins:
             slot.opening, slot.read = unread, 0
-        if not shared:
+        if not donor:
             self.ready[slot.number // self.programs.slots].append(slot)
             return
         donor.followers.append((slot, shared))
@@ -389,26 +389,30 @@ class HostRollout:
     def donor(self, slot: Slot, unread: np.ndarray) -> tuple[Slot | None, int]:
         """(a slot of the same shard whose conversation begins in the same way, tokens of that).
 
-        Whole chunks, so that the rest is read as it would be without a donor, and not the last one,
-        which the row has to read itself.
+        All of them, or whole chunks, so that the rest is read as it would be without a donor, and
+        not the last one, which the row has to read itself.
         """
         width, rows = self.programs.width, self.programs.slots
         first = slot.number // rows * rows
         best, most = None, 0
         for other in self.slots[first : first + rows]:
-            size = min(len(other.opening), len(unread) - 1)
-            if other is slot or size < width or size // width * width <= most:
+            size = min(len(other.opening), len(unread))
+            # Who waits for all of another's opening is no donor: the other one is
+            waits = not other.chunks and other.read < len(other.opening)
+            if other is slot or waits or size <= most:
                 continue
             differ = np.flatnonzero(other.opening[:size] != unread[:size])
-            same = (int(differ[0]) if len(differ) else size) // width * width
+            same = int(differ[0]) if len(differ) else size
+            if not same == len(unread) == len(other.opening):
+                same = min(same, len(unread) - 1) // width * width
             if same > most:
                 best, most = other, same
         return best, most
 
     def release(self, donors: list[Slot]) -> None:
-        """Followers of slots that have read enough copy their caches and read on."""
+        """Followers of slots that have read enough copy their caches, and read on or sample."""
         rows, lines = self.programs.slots, self.programs.serve_rows
-        pairs: list[list] = [[] for _ in self.ready]
+        copies: list[list] = [[] for _ in self.ready]
         for donor in donors:
             waiting, donor.followers = donor.followers, []
             for slot, shared in waiting:
@@ -416,21 +420,35 @@ class HostRollout:
                     donor.followers.append((slot, shared))
                     continue
                 shard = slot.number // rows
-                pairs[shard].append((donor.number % rows, slot.number % rows))
-                self.ready[shard].append(slot)
+                head = self.head(slot, len(self.task.prefix), shared)
+                copies[shard].append((donor.number % rows, *head))
+                if slot.chunks:
+                    self.ready[shard].append(slot)
+                self.live[shard] += not slot.chunks
                 slot.read = shared
                 self.counted['shared'] += shared
-        while any(pairs):
-            self.copy([own[:lines] for own in pairs])
-            pairs = [own[lines:] for own in pairs]
+        while any(copies):
+            self.copy([own[:lines] for own in copies])
+            copies = [own[lines:] for own in copies]
 
-    def copy(self, pairs: list[list[tuple[int, int]]]) -> None:
-        """Copies caches of rows (from, to), at most serve_rows of each shard."""
-        some = np.zeros((len(pairs), self.programs.serve_rows, 2), np.int32)
-        counts = np.array([len(own) for own in pairs], np.int32)
-        for shard, own in enumerate(pairs):
-            some[shard, : len(own)] = np.array(own, np.int32).reshape(-1, 2)
-        self.state = self.programs.copy(self.state, some.reshape(-1, 2), counts)
+    def copy(self, copies: list[list[tuple[int, ...]]]) -> None:
+        """Copies caches of rows, at most serve_rows of each shard: lines of programs.copy."""
+        lines = self.programs.serve_rows
+        block = np.zeros((len(copies), lines, 1 + READ_HEADER + self.offers), np.int32)
+        block[:, :, 1] = self.programs.slots
+        for shard, own in enumerate(copies):
+            if own:
+                block[shard, : len(own)] = own
+        self.state = self.programs.copy(self.state, self.ends, block.reshape(-1, block.shape[2]))
+
+    def head(self, slot: Slot, at: int, count: int) -> tuple[int, ...]:
+        """Of a line for the device: `count` tokens from position `at` on are in a row's cache."""
+        last = int(not slot.chunks)
+        whole = at + count == len(self.task.prefix) + len(slot.opening)
+        numbers = slot.number % self.programs.slots, at, count, slot.length
+        numbers += int(self.stream[slot.episode]), last + (last and whole), int(slot.now.part)
+        numbers += (self.most(slot.heard.prompt),)
+        return (*numbers, *(self.task.offered(slot.heard.offers) if self.offers else ()))
 
     def unread(self, slot: Slot, prompt: Prompt, fresh: np.ndarray) -> tuple[int, np.ndarray]:
         """(position in the cache, tokens) of what is to be read of the prompt's conversation.
@@ -455,22 +473,16 @@ class HostRollout:
 
     def read(self) -> None:
         """Reads the next chunk of up to serve_rows slots of each shard."""
-        rows, lines = self.programs.slots, self.programs.serve_rows
-        text = READ_HEADER + self.offers
+        lines, text = self.programs.serve_rows, READ_HEADER + self.offers
         block = np.zeros((self.programs.shards, lines, text + self.programs.width), np.int32)
-        block[:, :, 0] = rows
+        block[:, :, 0] = self.programs.slots
         readers = []
         for shard, slots in enumerate(self.ready):
             unfinished = []
             for line in range(min(lines, len(slots))):
                 slot = slots.popleft()
                 at, tokens = slot.chunks.popleft()
-                head = slot.number % rows, at, len(tokens), slot.length
-                head += int(self.stream[slot.episode]), not slot.chunks, int(slot.now.part)
-                head += (self.most(slot.heard.prompt),)
-                block[shard, line, :READ_HEADER] = head
-                if self.offers:
-                    block[shard, line, READ_HEADER:text] = self.task.offered(slot.heard.offers)
+                block[shard, line, :text] = self.head(slot, at, len(tokens))
                 block[shard, line, text : text + len(tokens)] = tokens
                 slot.read = max(slot.read, at + len(tokens) - len(self.task.prefix))
                 readers.append(slot)

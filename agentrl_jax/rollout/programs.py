@@ -3,7 +3,8 @@
   start    rows that hold the common prefix alone
   decode   live rows sample until enough of them have ended their turn, or for a number of steps
   read     a block of tokens, each line a chunk of one row's observation, goes into the caches
-  copy     rows take over the caches of others, whose conversations begin as theirs do
+  copy     rows take over the caches of others, whose conversations begin as theirs do, and sample
+           where nothing is left to read
 They know no episode, turn or world, so every rollout of a run shares them: each is compiled once.
 """
 
@@ -39,6 +40,7 @@ class State:
     most: jax.Array  # int32 [S]   tokens that the answer may have
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
+    opened: jax.Array  # compute dtype [S, D]  final hidden state after what the cache begins with
     place: grammars.Place | None = None  # in the grammar of answers; None without one
     allowed: jax.Array | None = None  # uint32 [S, R, W]  as Rollout.allowed
 
@@ -79,8 +81,10 @@ def start(
             place=grammars.Place(none, jnp.zeros((slots, offers), jnp.uint32)),
             allowed=jnp.zeros((slots, max_response, words), jnp.uint32),
         )
+    rows = token_rows.start(params, config, prefix, slots, cache_tokens)
     return State(
-        rows=token_rows.start(params, config, prefix, slots, cache_tokens),
+        rows=rows,
+        opened=rows.hidden,
         live=jnp.zeros(slots, bool),
         stop=none,
         count=none,
@@ -177,24 +181,33 @@ def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: 
     """Reads a block int32 [w, READ_HEADER + offers + C], a line for each row that gets a chunk.
 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
-    episode with the prompt, random stream, whether this is the last chunk (the row then samples),
-    the kind of the turn (0, it acts), and the most tokens of its answer; then the words of the
-    forms on offer.
+    episode with the prompt, random stream, whether this is the last chunk (the row then samples;
+    2: the last of what its cache begins with, which others may copy), the kind of the turn (0, it
+    acts), and the most tokens of its answer; then the words of the forms on offer.
     """
-    head = (block[:, i] for i in range(READ_HEADER))
-    which, begin, count, length, stream, last, part, most = head
+    which, begin, count, _, _, last, *_ = block.T
     text = READ_HEADER + ends.words[1]
     rows = token_rows.prefill(
         state.rows, params, which, block[:, text:], begin, count, config=config
     )
+    slots = rows.length.shape[0]
+    kept = rows.hidden.at[which].get(mode='clip')
+    opened = state.opened.at[jnp.where(last > 1, which, slots)].set(kept, mode='drop')
+    return begin_answers(state.replace(rows=rows, opened=opened), ends, block[:, :text])
+
+
+def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
+    """Rows that go on to sample where the heads int32 [w, READ_HEADER + offers] say so."""
+    which, _, _, length, stream, last, part, most = heads[:, :READ_HEADER].T
 
     def put(into, value):
         return into.at[which].set(value, mode='drop')
 
     if ends.grammar is not None:
-        offered = jax.lax.bitcast_convert_type(block[:, READ_HEADER:text], jnp.uint32)
+        offered = jax.lax.bitcast_convert_type(heads[:, READ_HEADER:], jnp.uint32)
         place = grammars.begin(ends.grammar, part, offered)
         state = state.replace(place=state.place.put(which, place))
+    rows = state.rows
     return state.replace(
         rows=rows.replace(length=put(rows.length, length), stream=put(rows.stream, stream)),
         live=put(state.live, last > 0),
@@ -204,11 +217,24 @@ def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: 
     )
 
 
-def copy(state: State, pairs: jax.Array, count: jax.Array, *, config: Model) -> State:
-    """Caches of rows pairs int32 [w, 2] (from, to) are copied, the first `count` [1] of them."""
+def copy(state: State, ends: Ends, lines: jax.Array, *, config: Model) -> State:
+    """Rows take over what the caches of others begin with, a line int32 [w, 1 + head] for each.
+
+    The row that is copied, and the head of a line that is read: where it is the last chunk, the row
+    has all that it would have read and samples.
+    """
     del config
-    rows = token_rows.copy(state.rows, pairs[:, 0], pairs[:, 1], count[0])
-    return state.replace(rows=rows)
+    source, heads = lines[:, 0], lines[:, 1:]
+    which, begin, count, _, _, last, *_ = heads.T
+    slots = state.rows.length.shape[0]
+    rows = token_rows.copy(state.rows, source, which, jnp.sum(which < slots))
+    at, theirs = jnp.where(last > 0, which, slots), state.opened[source]
+    rows = rows.replace(
+        hidden=rows.hidden.at[at].set(theirs, mode='drop'),
+        context=rows.context.at[which].set(begin + count, mode='drop'),
+    )
+    opened = state.opened.at[at].set(theirs, mode='drop')
+    return begin_answers(state.replace(rows=rows, opened=opened), ends, heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +244,7 @@ class Programs:
     start: Callable  # (params, prefix, ends) -> state
     decode: Callable  # (state, params, ends, key, until, limit) -> (state, reports)
     read: Callable  # (state, params, ends, blocks) -> state
-    copy: Callable  # (state, pairs, counts) -> state
+    copy: Callable  # (state, ends, lines) -> state
     shards: int  # parts of the rows; each has its own reports and blocks, one after another
     slots: int  # rows of a shard
     serve_rows: int  # lines of a report, and of a block, of a shard
@@ -278,7 +304,7 @@ def build_programs(
             draw=draw,
         ),
         read=program(read, takes=(rows, P(), P(), rows), gives=rows, donate=0),
-        copy=program(copy, takes=(rows, rows, rows), gives=rows, donate=0),
+        copy=program(copy, takes=(rows, P(), rows), gives=rows, donate=0),
         shards=mesh.shape['data'] * mesh.shape['fsdp'],
         slots=slots,
         serve_rows=serve_rows,

@@ -137,16 +137,27 @@ def prefill(
     )
 
 
-def copy(rows: Rows, source: jax.Array, target: jax.Array, count: jax.Array) -> Rows:
+def copy(
+    rows: Rows,
+    source: jax.Array,
+    target: jax.Array,
+    count: jax.Array,
+    *,
+    begin: int = 0,
+    size: int | None = None,
+) -> Rows:
     """The cache of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
 
-    One after another, so that the cache stays in place and only as much moves as is asked for.
+    `size` positions of it from `begin` on; None: all. One row after another, so that the cache
+    stays in place and only as much moves as is asked for.
     """
 
     def one(i, cache):
         def move(x):
-            row = jax.lax.dynamic_slice_in_dim(x, source[i], 1)
-            return jax.lax.dynamic_update_slice_in_dim(x, row, target[i], 0)
+            after = (begin, *(0,) * (x.ndim - 2))
+            part = (1, x.shape[1] if size is None else size, *x.shape[2:])
+            row = jax.lax.dynamic_slice(x, (source[i], *after), part)
+            return jax.lax.dynamic_update_slice(x, row, (target[i], *after))
 
         return jax.tree.map(move, cache)
 

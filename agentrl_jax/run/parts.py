@@ -397,7 +397,11 @@ def build_collect(
 
     if worlds is not None:
         return build_host_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
-    settings |= dict(stop_at_answer=cfg.rollout.stop_at_answer, chunk=cfg.rollout.read_tokens)
+    settings |= dict(
+        stop_at_answer=cfg.rollout.stop_at_answer,
+        chunk=cfg.rollout.read_tokens,
+        share=(cfg.rollout.group_size if training else cfg.eval.samples) > 1,
+    )
     play, reward = device.collect_on_mesh(mesh, **settings), build_reward(cfg)
 
     def collect(params, task, episodes, key):

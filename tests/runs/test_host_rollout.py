@@ -16,7 +16,7 @@ from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.measure import metrics, validation
-from agentrl_jax.rollout import host, programs
+from agentrl_jax.rollout import host, host_rollout, programs
 from agentrl_jax.rollout.host_rollout import figures_of
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.tokens.chat import build_chat
@@ -77,6 +77,31 @@ def test_the_sampler_is_the_trainer():
 def test_no_latency_and_no_schedule_changes_anything(poll):
     out, _ = hosts.play(make=troubled(poll, latency=0.004), poll=poll)
     hosts.assert_same(out, calm()[0])
+
+
+@pytest.mark.parametrize('latency', [0.0, 0.004])
+@pytest.mark.parametrize('read_tokens', [64, 16], ids=['one chunk', 'chunks'])
+def test_the_first_observation_of_a_group_is_read_once_and_changes_no_bit(
+    read_tokens, latency, monkeypatch
+):
+    """The three others of each group read nothing of it, however it is cut into chunks."""
+    counted, counters_of = [], host.counters_of
+
+    def counting(playing):
+        counted.append(dict(playing.counted))
+        return counters_of(playing)
+
+    monkeypatch.setattr(host, 'counters_of', counting)
+    settings = dict(slots=16, read_tokens=read_tokens)
+    out, _ = hosts.play(make=troubled(6, latency=latency), **settings)
+    monkeypatch.setattr(host_rollout.HostRollout, 'donor', lambda *_: (None, 0))
+    alone, _ = hosts.play(**settings)
+    hosts.assert_same(out, alone)
+    first = ((out.turn == 0) & ~out.action_mask).sum(1).reshape(4, 4)
+    first -= len(hosts.conversation_of(hosts.Tests())[0].prefix)
+    assert (first == first[:, :1]).all() and first.max() > 16
+    assert counted[0]['shared'] == 3 * first[:, 0].sum() and 'shared' not in counted[1]
+    assert counted[0]['reads'] < counted[1]['reads']
 
 
 @pytest.mark.soak
