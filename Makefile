@@ -56,6 +56,7 @@ chaos-hosts: $(VENV)/test.stamp
 
 tables: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.tables --rebuild experiments
+	$(RUN) -m experiments.report
 
 lint: $(VENV)/test.stamp
 	$(RUN) -m ruff check .

@@ -26,6 +26,7 @@ from experiments import (
     mtgrpo_credit,
     mtgrpo_search,
     ragen_starpo_vs_s,
+    report,
     scaling_inter,
     turn_credit,
 )
@@ -358,3 +359,10 @@ def test_a_signal_reaches_the_sweep(number):
         f'os.kill(os.getppid(), {int(number)}); time.sleep(60)'
     )
     assert common.wait_for([sys.executable, '-c', asked], os.environ) == 75
+
+
+@pytest.mark.parametrize('page', report.PAGES)
+def test_the_claims_are_those_of_the_committed_metrics(page):
+    text = (report.FOLDER / page).read_text(encoding='utf-8')
+    assert f'<!-- claims -->\n{report.table()}<!-- end of claims -->' in text
+    assert len(report.CLAIMS) == 10
