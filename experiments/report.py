@@ -32,7 +32,7 @@ class Effect:
     table: str  # of its table.json
     row: str
     less: str
-    world: str
+    label: str
     column: str = ''  # '' where the table has one
     at: str = ''  # as in a table; '' = as that table has it
 
@@ -49,19 +49,19 @@ class Claim:
 
 HOLDS, EXPLAINED, NOT_HERE, OPEN = 'holds', 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
+TRAP = 'ragen_starpo_vs_s_tiny', 'last'
 CLAIMS = (
     Claim(
         'keeping the groups that vary most prevents collapse',
         'RAGEN, Figs 7 to 9',
         EXPLAINED.format('smaller updates'),
         (
-            Effect('ragen_starpo_vs_s_tiny', 'last', 'PPO, filter alone', 'PPO', SOKOBAN, SOKOBAN),
+            Effect(*TRAP, 'PPO, filter alone', 'PPO', 'the filter, Sokoban', SOKOBAN),
             Effect(
-                'ragen_starpo_vs_s_tiny',
-                'last',
+                *TRAP,
                 'PPO, filter alone',
                 'PPO, fewer updates alone',
-                SOKOBAN,
+                '... less fewer updates, Sokoban',
                 SOKOBAN,
             ),
         ),
@@ -71,37 +71,50 @@ CLAIMS = (
         'a horizon that grows beats a long one',
         'AgentGym-RL, ScalingInter',
         NOT_HERE,
-        (Effect('scaling_inter_tiny', 'equal_tokens', 'growing', 'fixed long', LAKE, LAKE),),
+        (
+            Effect(
+                'scaling_inter_tiny',
+                'equal_tokens',
+                'growing',
+                'fixed long',
+                f'growing less long, {LAKE}',
+                LAKE,
+            ),
+        ),
     ),
     Claim(
         'RL beats imitation',
         'RAGEN; AgentGym-RL',
         EXPLAINED.format('too few demonstrations'),
         (
-            Effect('from_nothing_tiny', 'last', 'nothing', 'clone', f'{LAKE}, expert at will'),
-            Effect('beyond_clone_tiny', 'lake', 'clone, then RL', 'clone', f'{LAKE}, 256 episodes'),
+            Effect('from_nothing_tiny', 'last', 'nothing', 'clone', 'less clone, expert at will'),
+            Effect(
+                'beyond_clone_tiny', 'lake', 'clone, then RL', 'clone', 'less clone, 256 episodes'
+            ),
         ),
     ),
     Claim(
         'the outcome alone stops calling the tool',
         'MT-GRPO, version 1',
         OPEN,
-        (Effect('mtgrpo_search_tiny', 'equal_tokens', 'GRPO-OR', 'GRPO-MR', 'search'),),
+        (Effect('mtgrpo_search_tiny', 'equal_tokens', 'GRPO-OR', 'GRPO-MR', 'OR less MR, search'),),
     ),
     Claim(
         'rewards on their turns beat their sum',
         'MT-GRPO',
         NOT_HERE,
         (
-            Effect('mtgrpo_credit_again', 'binary', 'MT', 'MR', f"{CARDS}, the paper's form"),
-            Effect('mtgrpo_credit_again', 'binary', 'turn GRPO', 'MR', f'{CARDS}, without bias'),
+            Effect('mtgrpo_credit_again', 'binary', 'MT', 'MR', f'MT less MR, {CARDS}'),
+            Effect(
+                'mtgrpo_credit_again', 'binary', 'turn GRPO', 'MR', f'turn GRPO less MR, {CARDS}'
+            ),
         ),
     ),
     Claim(
         'GRPO beats REINFORCE++',
         'AgentGym-RL',
         OPEN,
-        (Effect('algorithms', 'table', 'GRPO', 'REINFORCE++', LAKE, LAKE),),
+        (Effect('algorithms', 'table', 'GRPO', 'REINFORCE++', f'less REINFORCE++, {LAKE}', LAKE),),
     ),
     Claim('four answers a prompt are best', 'RAGEN, Table 2', 'not run'),
     Claim('fresh rollouts are better', 'RAGEN, Fig 10', 'not run'),
@@ -110,8 +123,10 @@ CLAIMS = (
         'RAGEN, Table 4',
         OPEN,
         (
-            Effect('agents_tiny', 'one_trial', 'think', 'act', SOKOBAN, SOKOBAN),
-            Effect('agents_tiny', 'one_trial', 'think', 'act', LAKE, LAKE),
+            Effect(
+                'agents_tiny', 'one_trial', 'think', 'act', f'think less act, {SOKOBAN}', SOKOBAN
+            ),
+            Effect('agents_tiny', 'one_trial', 'think', 'act', f'think less act, {LAKE}', LAKE),
         ),
     ),
 )
@@ -132,7 +147,7 @@ def difference(effect: Effect) -> forest.Difference:
     ]
     if len(found) != 1:
         raise ValueError(f'{effect} names {len(found)} cells of its table')
-    return found[0]._replace(row=f'{effect.row} - {effect.less} ({effect.world})')
+    return found[0]._replace(row=effect.label)
 
 
 def effects() -> Iterator[tuple[int, Claim, list[forest.Difference]]]:
