@@ -123,7 +123,7 @@ def one_fork(
             hidden = jnp.zeros((slots, config.hidden_size), config.dtype)
             state = token_rows.Rows(cache, hidden, zeros, zeros, zeros)
             state = jax.lax.fori_loop(0, times, lambda _, state: once(state), state)
-            return state.hidden.sum() + sum(x[0, 0, 0, 0] for x in state.cache.k)
+            return state.hidden.sum() + sum(x[0, 0, 0] for x in state.cache.k)
 
         return run
 
