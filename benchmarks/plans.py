@@ -38,12 +38,12 @@ BEFORE = 'before: '  # of records: attention in several steps, one width, heads 
 SHARES = dict(arithmetic=0.5, bandwidth=0.8)  # of the peaks, assumed
 LAUNCH_S = {'gpu': 2e-6, 'tpu': 0.0}  # of a kernel within a graph, assumed; a TPU has none
 MODELS = ('0.5B', '1.5B', '3B', '7B')
-MACHINES = {  # topology -> devices; the mesh splits parameters over all of them
+MACHINES = {  # topology -> devices; the mesh splits parameters over all; v5p-8 has four chips
     'h100:1': 1,
     'h200:1': 1,
     'h100:8': 8,
     'v5e:2x4': 8,
-    'v5p:2x2x2': 8,
+    'v5p:2x2x1': 4,
     'v6e:2x4': 8,
 }
 STARPO_S = {'filter.keep': 0.25, 'critic.share_backbone': False}
