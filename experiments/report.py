@@ -49,14 +49,26 @@ class Claim:
 
 HOLDS, EXPLAINED, NOT_HERE, OPEN = 'holds', 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
-TRAP = 'ragen_starpo_vs_s_tiny', 'last'
+TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
 CLAIMS = (
     Claim(
         'keeping the groups that vary most prevents collapse',
         'RAGEN, Figs 7 to 9',
-        EXPLAINED.format('smaller updates'),
+        EXPLAINED.format('the size of steps'),
         (
             Effect(*TRAP, 'PPO, filter alone', 'PPO', 'the filter, Sokoban', SOKOBAN),
+            Effect(
+                *RATE,
+                'most varied quarter, 0.001',
+                'random quarter, 0.001',
+                '... less a random quarter',
+            ),
+            Effect(
+                *RATE,
+                'PPO, 2 x 4 updates, 0.00025',
+                'StarPO-S, 0.00025',
+                'PPO less StarPO-S, 1/4 of the rate',
+            ),
             Effect(
                 *TRAP,
                 'PPO, filter alone',
@@ -66,7 +78,9 @@ CLAIMS = (
             ),
         ),
     ),
-    Claim('a falling std of returns comes before collapse', 'RAGEN, Fig 6', OPEN),
+    Claim(
+        'a falling std of returns foretells collapse', 'RAGEN, Fig 6', 'no more than success does'
+    ),
     Claim(
         'a horizon that grows beats a long one',
         'AgentGym-RL, ScalingInter',
