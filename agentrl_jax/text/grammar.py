@@ -525,11 +525,11 @@ def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
     """
     texts = [head.encode(), BETWEEN.encode(), tail.encode(), *(n.encode() for n in names)]
     HEAD, BAR, TAIL, NAME = 0, 1, 2, 3
-    UNSAID = -1
+    END, UNSAID = -1, -1
 
     def following(which, count, first):
-        if which == TAIL:
-            return ['end']
+        if which == TAIL:  # with the first action: a token may say the end and thereby which it was
+            return [(END, 0, 0, first)]
         if which in (HEAD, BAR):
             said = count > 0 or not offers
             return [(NAME + i, 0, count + 1, first if said else i) for i in range(len(names))]
@@ -540,19 +540,19 @@ def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
         found, queue = set(), list(items)
         while queue:
             item = queue.pop()
-            if item == 'end' or item[1] < len(texts[item[0]]):
+            if item[0] == END or item[1] < len(texts[item[0]]):
                 found.add(item)
             else:
                 queue += following(item[0], *item[2:])
         return frozenset(found)
 
     def firsts(state):
-        return {item[3] for item in state if item != 'end'}
+        return {item[3] for item in state}
 
     def forgetful(state):
         if len(firsts(state)) > 1:
             return state
-        return frozenset(item if item == 'end' else (*item[:3], UNSAID) for item in state)
+        return frozenset((*item[:3], UNSAID) for item in state)
 
     known = {}
 
@@ -560,8 +560,8 @@ def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
         if state not in known:
             moves = {}
             for item in state:
-                if item != 'end':
-                    which, at, count, first = item
+                which, at, count, first = item
+                if which != END:
                     moves.setdefault(texts[which][at], []).append((which, at + 1, count, first))
             known[state] = {byte: settled(items) for byte, items in moves.items()}
         return known[state]
@@ -587,6 +587,6 @@ def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
                 bits = sum(1 << i for i in left) if narrows and left else EVERY
                 for token in spelled.get(text, ()):
                     edges[token] = forgetful(after), bits
-        return edges, 'end' in state
+        return edges, any(item[0] == END for item in state)
 
     return step, settled([(HEAD, 0, 0, UNSAID)])

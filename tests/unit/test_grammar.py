@@ -190,6 +190,14 @@ def test_only_first_actions_on_offer_are_legal(spelling, names, data):
     }
 
 
+def test_a_token_that_ends_an_answer_says_which_name_it_was():
+    """Of a and aa, with aa on offer, a</answer> was legal where </answer> is one token."""
+    grammar = build(['a', 'aa'], 'any', max_actions=1, longest=20, offers=True)
+    found = set(texts(legal(grammar, grammar.first, {1})))
+    assert found == {'aa</answer>'}
+    assert set(texts(legal(grammar, grammar.first, {0}))) == {'a</answer>'}
+
+
 def test_worlds_that_share_columns_keep_their_answers():
     lake, other = build(LAKE), build(['pull Pilot', 'name A 1'], 'own')
     thinks = build(LAKE, opening='<think>', longest=30)
