@@ -34,7 +34,6 @@ class Effect:
     less: str
     label: str
     column: str = ''  # '' where the table has one
-    at: str = ''  # as in a table; '' = as that table has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Claim:
     effects: tuple[Effect, ...] = ()
 
 
-HOLDS, EXPLAINED, NOT_HERE, OPEN = 'holds', 'explained by {}', 'not here', 'cannot say here'
+EXPLAINED, NOT_HERE, OPEN = 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
 CLAIMS = (
@@ -150,7 +149,7 @@ def difference(effect: Effect) -> forest.Difference:
     """Of the table as it is committed, with the other row as its baseline; in points."""
     folder = FOLDER / effect.folder
     given = json.loads(files.read_text(folder / tables.SPEC_FILE))[effect.table]
-    given |= {'baseline': effect.less} | ({'at': effect.at} if effect.at else {})
+    given |= {'baseline': effect.less}
     spec = make_spec(given)
     table = build(load([folder / tables.METRICS_FOLDER], (spec.metric,)), spec)
     found = [
