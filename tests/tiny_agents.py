@@ -76,20 +76,8 @@ def untrained():
 
 @functools.cache
 def score(temperature=1.0):
-    """Jitted (params, tokens, attention_mask) -> the trainer's (log-probabilities, entropy)."""
-
-    def program(params, tokens, attention):
-        states = hidden(params, tokens, positions_of(attention), attention)
-        return losses.token_logprobs(
-            states,
-            head(params),
-            tokens,
-            temperature=temperature,
-            chunk_size=512,
-            with_entropy=True,
-        )
-
-    return jax.jit(program, compiler_options=QUICK)
+    """(params, tokens, attention_mask) -> the trainer's (log-probabilities, entropy)."""
+    return lambda params, *rows: scored(None, temperature)(params, *rows, None)
 
 
 def hidden(params, *rows):
