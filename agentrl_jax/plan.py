@@ -288,10 +288,10 @@ def main() -> None:
         least = on_paper(
             given.config, given.topology, model=given.model, answer_tokens=given.answer_tokens
         )
-        told = {'topology': given.topology, 'limit': least, 'not_compiled': str(error)}
+        made = {'topology': given.topology, 'limit': least, 'not_compiled': str(error)}
         listed = ', '.join(f'{name} {x:.3g} s' for name, x in least.items())
         paper = f'On paper a step takes at least {sum(least.values()):.3g} s: {listed}.'
-        print(json.dumps(told, indent=2) if given.json else f'{paper}\nNot compiled: {error}')
+        print(json.dumps(made, indent=2) if given.json else f'{paper}\nNot compiled: {error}')
         sys.exit(2)
     except (ValueError, OSError) as error:
         command.end(str(error), error)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from agentrl_jax.planning import hardware
 
 if __name__ == '__main__':
-    hardware.prepare(['--topology=v5p:2x2x2'])  # eight devices stand in on paper
+    hardware.prepare(['--topology=cpu:8'])  # eight devices stand in on paper
 
 import jax
 

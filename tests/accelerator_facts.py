@@ -2,7 +2,7 @@
 
   python tests/accelerator_facts.py TOPOLOGY PROGRAM [FIELD=VALUE ...]
 
-A process of its own: jax finds its plugins when its backend starts.
+A separate process, for jax finds its plugins when its backend starts.
 """
 
 import json
@@ -50,7 +50,7 @@ def facts(topology, name, **fields):
     program = hlo.read(text)
     moved = hlo.collectives_in_loops(program)
     return hlo.facts(text) | {
-        'copies_of_a_cache': [one.shape for one in hlo.large_copies(program, cache)],
+        'copies_of_a_cache': [one.shape for one in hlo.copies(program, cache)],
         'scores': sorted(hlo.square_arrays(program, TOKENS)),
         'largest_transfer': max((one.bytes for one in moved), default=0),
         'logits': rows * config.vocab_size * 4,

@@ -141,8 +141,8 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.
 def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
     """Blocks of the cache beyond a row's length are never fetched.
 
-    All heads of a row are one product with the cache as it lies in memory: a head's query stands on
-    its own channels, else 0 (attention._spread).
+    All heads of a row are one product with the cache as it lies in memory: a head's query is on its
+    own channels, else 0 (attention._spread).
     """
     rows, entries, heads, width = k.shape
     members, channels = q.shape[3], heads * width

@@ -17,7 +17,6 @@ class Gpu:
 
     name: str
     memory: int  # bytes
-    bandwidth: int  # bytes/s
     major: int  # compute capability
     extension: str  # whether its own instructions may be used (sm_90a)
     cores: int
@@ -31,7 +30,6 @@ class Gpu:
 H100 = Gpu(
     name='NVIDIA H100 80GB HBM3',
     memory=84942979072,
-    bandwidth=3352320000000,
     major=9,
     extension='ACCELERATED_FEATURES',
     cores=132,
@@ -43,13 +41,10 @@ H100 = Gpu(
 )
 GPUS = {
     'h100': H100,
-    'h200': dataclasses.replace(
-        H100, name='NVIDIA H200 141GB HBM3e', memory=151397597184, bandwidth=4800000000000
-    ),
+    'h200': dataclasses.replace(H100, name='NVIDIA H200 141GB HBM3e', memory=151397597184),
     'a100': Gpu(
         name='NVIDIA A100-SXM4-80GB',
         memory=85100068864,
-        bandwidth=2039040000000,
         major=8,
         extension='NONE',
         cores=108,
@@ -62,8 +57,8 @@ GPUS = {
 }
 
 
-def description(gpu: Gpu) -> str:
-    """A GpuTargetConfigProto as text."""
+def description(gpu: Gpu, bandwidth: float) -> str:
+    """A GpuTargetConfigProto as text; bandwidth: bytes/s."""
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -76,7 +71,7 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {gpu.bandwidth}
+  memory_bandwidth: {bandwidth:.0f}
   l2_cache_size: {gpu.l2}
   clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {gpu.memory}
@@ -99,12 +94,12 @@ device_description_str: "{gpu.name}"
 """
 
 
-def devices(kind: str, sizes: tuple[int, ...]) -> Any:
+def devices(kind: str, sizes: tuple[int, ...], bandwidth: float) -> Any:
     """Abstract devices: sizes (n,) of one machine, (machines, n) of several."""
     machines, count = sizes if len(sizes) == 2 else (1, sizes[0])
     return topologies.get_topology_desc(
         platform='cuda',
         topology_name='',
-        target_config=description(GPUS[kind]),
+        target_config=description(GPUS[kind], bandwidth),
         topology=f'1x{machines}x{count}',
     ).devices

@@ -101,9 +101,15 @@ def prepare(argv: list[str]) -> None:
         return  # the flag's own check will say so
     kind, sizes = parse(names[-1])
     if kind != 'gpu':
-        # As many as there will be, so that shapes can be laid out where nothing can be compiled
         jax.config.update('jax_platforms', 'cpu')
+    if kind == 'cpu' or not compiles_for(kind):  # shapes are laid out over CPU devices (stand_ins)
         jax.config.update('jax_num_cpu_devices', math.prod(sizes))
+
+
+def compiles_for(kind: str) -> bool:
+    """Whether the package is there that compiles for a kind."""
+    package = 'libtpu' if kind in TPU else gpus.PACKAGE if kind in gpus.GPUS else 'jax'
+    return importlib.util.find_spec(package) is not None
 
 
 def find(name: str) -> Topology:
@@ -131,13 +137,13 @@ def stand_ins(name: str) -> Topology:
 
 
 def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
-    if importlib.util.find_spec(gpus.PACKAGE) is None:
+    if not compiles_for(kind):
         raise NotInstalled(
             f"topology {name!r} needs CUDA's compiler and libraries, no GPU and no driver (Linux, "
             f'x86-64): pip install --no-deps -r {gpus.REQUIREMENTS}'
         )
     try:
-        return gpus.devices(kind, sizes)
+        return gpus.devices(kind, sizes, chip(kind).bandwidth)
     except (RuntimeError, ImportError, ValueError) as error:
         raise ValueError(f'topology {name!r}: {error}') from error
 
@@ -150,7 +156,7 @@ def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
     try:
         return topologies.get_topology_desc(platform='tpu', topology_name=name, **single).devices
     except (RuntimeError, ImportError, ValueError) as error:
-        if importlib.util.find_spec('libtpu') is not None:
+        if compiles_for('v5e'):
             raise ValueError(f'topology {name!r}: {error}') from error
         raise NotInstalled(
             f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements-plan.txt'

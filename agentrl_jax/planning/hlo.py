@@ -6,6 +6,7 @@ it counts once, however often it runs.
 
 import collections
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ class Program:
                 open_ += self.called(name)
         return found
 
-    @property
+    @functools.cached_property
     def bodies(self) -> set[str]:
         """Bodies of loops that the program runs."""
         return {
@@ -69,7 +70,7 @@ class Program:
             if one.kind == 'while'
         }
 
-    @property
+    @functools.cached_property
     def in_loops(self) -> list[Instruction]:
         """Instructions that run in some loop; those inside a fusion are no steps of their own."""
         return [
@@ -80,8 +81,9 @@ class Program:
         """Instructions of a computation, none where it is the inside of a fusion."""
         return () if name in self.fusions else self.computations[name]
 
-    @property
+    @functools.cached_property
     def fusions(self) -> set[str]:
+        """Computations inside one instruction."""
         return {
             x
             for instructions in self.computations.values()
@@ -114,15 +116,15 @@ def arrays(shape: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
             yield dtype, size, math.prod(size) * SIZES[dtype]
 
 
-def large_copies(program: Program, least: int) -> list[Instruction]:
-    """Copies of at least so many bytes that run in a loop."""
+def copies(program: Program, least: int = 0) -> list[Instruction]:
+    """Copies of `least` bytes and more that run in a loop."""
     return [
         one for one in program.in_loops if one.kind in ('copy', 'copy-start') and one.bytes >= least
     ]
 
 
 def collectives_in_loops(program: Program, least: int = 0) -> list[Instruction]:
-    """Transfers between devices in a loop whose results have at least so many bytes."""
+    """Transfers between devices in a loop whose results have `least` bytes and more."""
     return [
         one
         for one in program.in_loops
@@ -153,23 +155,18 @@ def launches(program: Program, name: str) -> tuple[Instruction, ...]:
     return tuple(one for one in program.steps(name) if one.kind not in FREE)
 
 
-def traffic(step: Sequence[Instruction]) -> int:
-    """Bytes of the results that a step's kernels write and others read again."""
-    return sum(2 * one.bytes for one in step)
-
-
 def facts(text: str) -> dict:
     """What plan shows of a program."""
     program = read(text)
     targets = collections.Counter(re.findall(r'custom_call_target="([^"]+)"', text))
     step = decode_step(program)
-    largest = max(program.in_loops, key=lambda one: one.bytes, default=None)
-    copies = [one for one in program.in_loops if one.kind in ('copy', 'copy-start')]
+    # A tuple is no result: it holds others
+    results = [one.bytes for one in program.in_loops if one.kind not in FREE]
     return {
         'kernels_of_a_step': len(step),
-        'largest_copy_in_a_loop': max((one.bytes for one in copies), default=0),
+        'largest_copy_in_a_loop': max((one.bytes for one in copies(program)), default=0),
         'collectives_in_loops': len(collectives_in_loops(program)),
-        'largest_in_a_loop': largest.bytes if largest else 0,
+        'largest_in_a_loop': max(results, default=0),
         'fused_attention': sum(
             count
             for target, count in targets.items()

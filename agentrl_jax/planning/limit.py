@@ -14,14 +14,14 @@ from typing import Any
 from agentrl_jax.models import Model
 from agentrl_jax.planning import work
 from agentrl_jax.planning.cost import Machine
+from agentrl_jax.rl import widths
 from agentrl_jax.run.config import Config
 
 BYTES = 2  # of a weight, and of a channel of the cache, that a program computes with (bfloat16)
 # Bytes moved a parameter in an optimiser step: weight and two moments both ways, gradient (float32)
 STATE = 28
-SCORE_PASSES = (
-    12  # of float32 scores through memory, forwards, again and backwards, as XLA has them
-)
+# Times that float32 scores go through memory, forwards, again and backwards, as XLA has them
+SCORE_PASSES = 12
 KERNELS = 14  # of a layer in a decode step (plan, h100:1)
 
 
@@ -40,8 +40,7 @@ class Design:
         """Tokens that an update computes of a row of `length`."""
         if not self.widths:
             return length
-        step = -(-most // self.widths)
-        return min(-(-length // step) * step, most)
+        return next(width for width in widths.menu(most, self.widths) if width >= length)
 
 
 IDEAL = Design()

@@ -14,7 +14,7 @@ from tiny_models import TINY
 
 from agentrl_jax import plan
 from agentrl_jax.models import sizes
-from agentrl_jax.planning import advice, hardware, programs
+from agentrl_jax.planning import advice, gpus, hardware, hlo, limit, programs
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
@@ -39,8 +39,9 @@ def cost(function, *shapes, weights=(), machine=MACHINE):
 
 def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
     known = {'v5e:2x4': ('v5e', (2, 4)), 'v5p:2x2x1': ('v5p', (2, 2, 1)), 'cpu:8': ('cpu', (8,))}
+    known |= {'h100:8': ('h100', (8,)), 'a100:2x8': ('a100', (2, 8))}
     assert {name: hardware.parse(name) for name in known} == known
-    for name in ('v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', ''):
+    for name in ('v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', 'h100:1x2x8', ''):
         with pytest.raises(ValueError, match='say v5e:2x4'):
             hardware.parse(name)
     with pytest.raises(ValueError, match='needs a GPU'):
@@ -299,3 +300,86 @@ def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
 def test_without_libtpu_the_error_says_what_to_install(cfg):
     with pytest.raises(ValueError, match='requirements-plan.txt'):
         hardware.find('v5e:2x4')
+
+
+NO_CUDA = importlib.util.find_spec(gpus.PACKAGE) is None
+
+
+@pytest.mark.skipif(not NO_CUDA, reason="CUDA's compiler is installed")
+def test_without_cuda_s_compiler_there_is_the_paper(cfg):
+    with pytest.raises(hardware.NotInstalled, match='--no-deps -r requirements-plan-gpu.txt'):
+        hardware.find('h100:8')
+    least = plan.on_paper(cfg, 'h100:8')
+    assert set(least) == {'collect', 'learn'} and min(least.values()) > 0
+
+
+def test_a_gpu_is_described_with_the_bandwidth_that_plans_count_with():
+    chip = hardware.chip('h200')
+    text = gpus.description(gpus.GPUS['h200'], chip.bandwidth)
+    assert f'memory_bandwidth: {4.8e12:.0f}\n' in text and 'H200' in text
+    assert chip.usable == pytest.approx(0.9 * 151397597184)
+
+
+def test_the_least_seconds_are_those_of_the_lengths_and_a_design_costs_more(cfg):
+    run = read_config(cfg, None)
+    machine = dataclasses.replace(MACHINE, flops=1e6, bandwidth=1e6, data=1, fsdp=1)
+    model = parts.random_model_config(run, parts.build_tokenizer(run))
+
+    def seconds(length, design=limit.IDEAL):
+        found = limit.seconds(run, model, machine, length=length, answer_tokens=4, design=design)
+        return np.array([found['collect'], found['learn']])
+
+    assert (seconds(60) < seconds(90)).all()
+    plain = limit.Design(widths=1, fused=False, remat=True, launch_s=1e-3)
+    assert (seconds(60, plain) > seconds(60)).all()
+    half = dataclasses.replace(limit.IDEAL, arithmetic=0.5, bandwidth=0.5)
+    np.testing.assert_allclose(seconds(60, half), 2 * seconds(60))
+    assert limit.Design(widths=4).columns(756, 3072) == 768
+    assert limit.Design(widths=4).columns(769, 3072) == 1536
+    assert limit.IDEAL.columns(756, 3072) == 756
+
+
+HLO = """
+%fused (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  ROOT %inside = f32[8,8]{1,0} copy(%p)
+}
+
+%body (arg: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %arg = (s32[], f32[8,8]{1,0}) parameter(0)
+  %x = f32[8,8]{1,0} get-tuple-element(%arg), index=1
+  %moved = f32[8,8]{0,1} copy(%x)
+  %all = bf16[4,8]{1,0} all-gather-start(%x), dimensions={0}
+  %flash = bf16[4,8]{1,0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %out = (s32[], f32[8,8]{1,0}) tuple(%x, %moved)
+}
+
+%cond (arg: (s32[], f32[8,8])) -> pred[] {
+  ROOT %less = pred[] compare(%arg, %arg), direction=LT
+}
+
+ENTRY %main (a: f32[8,8]) -> f32[8,8] {
+  %a = f32[8,8]{1,0} parameter(0)
+  %once = f32[8,8]{0,1} copy(%a)
+  %scores = f32[2,8,8]{2,1,0} fusion(%a), kind=kLoop, calls=%fused
+  %loop = (s32[], f32[8,8]{1,0}) while(%a), condition=%cond, body=%body
+  ROOT %end = f32[8,8]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_what_is_in_a_loop_and_what_is_in_memory_is_read_off_the_text():
+    program = hlo.read(HLO)
+    assert program.entry == 'main' and program.bodies == {'body'}
+    assert [one.name for one in hlo.copies(program, 256)] == ['moved']  # 8 x 8 x 4 bytes
+    assert hlo.copies(program, 257) == []
+    assert [one.bytes for one in hlo.collectives_in_loops(program)] == [64]
+    assert hlo.square_arrays(program, 8) == {'f32[8,8]', 'f32[2,8,8]'}
+    assert [one.name for one in hlo.decode_step(program)] == ['moved', 'all', 'flash']
+    assert hlo.facts(HLO) == {
+        'kernels_of_a_step': 3,
+        'largest_copy_in_a_loop': 256,
+        'collectives_in_loops': 1,
+        'largest_in_a_loop': 256,
+        'fused_attention': 1,
+    }
