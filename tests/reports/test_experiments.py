@@ -43,6 +43,8 @@ NAMES = (
     'clean_start',
     'from_nothing',
     'beyond_clone',
+    'diversity',
+    'freshness',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
