@@ -37,9 +37,7 @@ def cell(k, groups, epochs, rate):
 
 CELLS = {
     f'online {k}, {rate:g}': cell(k, GROUPS * k, 1, rate) for rate in lake_start.RATES for k in KS
-} | {
-    f'reuse {k}, {rate:g}': cell(k, GROUPS, k, rate) for rate in lake_start.RATES for k in KS[1:]
-}
+} | {f'reuse {k}, {rate:g}': cell(k, GROUPS, k, rate) for rate in lake_start.RATES for k in KS[1:]}
 
 
 def tiny():
