@@ -72,7 +72,9 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     horizon = cfg.turn_limit(step)
     limit = np.int32(horizon)  # an argument: no new program
     tasks = tuple(task.replace(turn_limit=limit) for task in programs.tasks)
-    (rollout, episodes), sampled, measured = collecting.collect(run, policy, tasks, streams, step)
+    (rollout, episodes), sampled, measured = collecting.collect(
+        run, policy, tasks, streams, step, state.expected
+    )
     collected = time.monotonic()
     if every and (first or step % every == 0):
         information = programs.information(
@@ -85,6 +87,10 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
         error, counters = programs.critic_error(state, frozen, tasks[0], *keys)
         collecting.check_counters([counters])
         measured |= {} if step % every else error
+    if state.expected is not None:
+        levels = programs.revise(state.expected, rollout, episodes[0].level)
+        state = state.replace(expected=levels)
+        measured['curriculum/expected'] = levels.mean()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
     base = draw_base(run, opened.base, step)

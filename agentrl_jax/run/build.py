@@ -12,6 +12,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
+from agentrl_jax.rl import curriculum
 from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.score import score
@@ -39,6 +40,7 @@ class Training:
     pack: Callable | None  # collecting.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
     information: Callable  # (policy, task, rollout, key) -> collapse/ metrics
+    revise: Callable  # (expected success of levels, rollout, levels) -> expected success
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
@@ -192,6 +194,7 @@ def build(given: Any, *, probe: bool = True) -> Run:
         held_out = build_held_out(cfg, tokenizer, mesh)
         for one in (*tasks, *held_out.values()):
             parts.check_reward(cfg, one)
+        check_levels(cfg, tasks)
         for one in tasks if probe else ():
             if isinstance(one, HostTask):
                 hosts.probe(one.env, cfg.hosts.policy.tries)
@@ -228,6 +231,16 @@ def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
     return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
+def check_levels(cfg: Config, tasks: tuple[Task, ...]) -> None:
+    """ValueError where a curriculum of levels would count others than the pool has."""
+    count = tasks[0].env.num_levels(tasks[0].env_params)
+    if cfg.curriculum.uncertain and count != cfg.env.train_levels:
+        raise ValueError(
+            f'curriculum.uncertain counts env.train_levels={cfg.env.train_levels} levels, and '
+            f'{cfg.env.name} has {count}: set env.train_levels={count}'
+        )
+
+
 def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
 
@@ -248,9 +261,22 @@ def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     return pools
 
 
+def draw_by(
+    key: jax.Array,
+    step: jax.Array,
+    first: jax.Array | int,
+    expected: jax.Array,
+    *,
+    draw: Callable,
+    uncertain: float,
+) -> Episodes:
+    """draw_episodes of levels that the curriculum prefers; expected: success of each [N]."""
+    return draw(key, step, first, curriculum.log_odds(expected, uncertain))
+
+
 def build_draw(cfg: Config, task: Task) -> Callable:
     """draw_episodes of a world."""
-    return functools.partial(
+    draw = functools.partial(
         draw_episodes,
         levels=task.env.num_levels(task.env_params),
         groups=cfg.rollout.num_groups,
@@ -258,6 +284,8 @@ def build_draw(cfg: Config, task: Task) -> Callable:
         common=cfg.rollout.common_random_numbers,
         forks=parts.build_forks(cfg),
     )
+    uncertain = cfg.curriculum.uncertain
+    return functools.partial(draw_by, draw=draw, uncertain=uncertain) if uncertain else draw
 
 
 def build_collects(
@@ -327,10 +355,19 @@ def build_training(
         pack=collecting.build_pack(how, rows, whole),
         metrics=measure,
         information=jax.jit(information, out_shardings=whole),
+        revise=build_revise(cfg, whole),
         learn=build_learn(fns, how),
         rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
         critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
     )
+
+
+def build_revise(cfg: Config, whole: NamedSharding) -> Callable:
+    """Jitted curriculum.revised."""
+    revised = functools.partial(
+        curriculum.revised, group_size=cfg.rollout.group_size, memory=cfg.curriculum.memory
+    )
+    return jax.jit(revised, out_shardings=whole)
 
 
 def build_critic_error(

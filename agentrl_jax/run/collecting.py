@@ -55,22 +55,37 @@ def check_finite(nonfinite: int, tokens: int, where: str) -> None:
 
 
 def play(
-    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int, number: int = 0
+    run: Any,
+    params: Params,
+    tasks: tuple[Task, ...],
+    streams: Streams,
+    step: int,
+    number: int = 0,
+    expected: jax.Array | None = None,
 ) -> tuple[Played, list[dict[str, Any]]]:
-    """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
+    """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it.
+
+    expected: success of each level, where levels are drawn by it.
+    """
     hosts.label(run, step=step, split='train', number=number)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
-    drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes)
+    by = () if expected is None else (expected,)
+    drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes, *by)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the host's only look at it
     return (rollout, drawn), counters
 
 
 def collect(
-    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
+    run: Any,
+    params: Params,
+    tasks: tuple[Task, ...],
+    streams: Streams,
+    step: int,
+    expected: jax.Array | None = None,
 ) -> tuple[Played, int, dict]:
-    """(what the update gets, tokens sampled, metrics) of a step, played on `tasks`."""
-    played, counted = play(run, params, tasks, streams, step)
+    """(what the update gets, tokens sampled, metrics) of a step, played on `tasks`; see play."""
+    played, counted = play(run, params, tasks, streams, step, expected=expected)
     measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
         return played, sampled(counted), measured | counts(counted)

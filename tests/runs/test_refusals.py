@@ -51,6 +51,18 @@ REFUSED = {
         ({'curriculum.rounds': (1.0, 2.0)}, 'must be whole numbers of turns'),
         ({'curriculum.interpolate': True}, r'no effect with curriculum.rounds=\(\): give two'),
     ],
+    'levels by difficulty': [
+        ({'curriculum.uncertain': 1.5}, 'curriculum.uncertain=1.5'),
+        (HALVES | {'curriculum.uncertain': 0.5}, 'one world: set one of it and env.mix'),
+        (
+            {'curriculum.uncertain': 0.5, 'filter.refill': 2, 'filter.rule': 'varied'},
+            'dynamic sampling within one: set one of it and filter.refill',
+        ),
+        (
+            {'curriculum.uncertain': 0.5, 'env.train_levels': 2},
+            'rollout.num_groups=4 are more than env.train_levels=2',
+        ),
+    ],
     'several worlds': [
         (mixed('frozen_lake', 0.5), 'must be pairs of a world and its share'),
         (mixed(('chess', 1.0)), 'must name different worlds: frozen_lake, '),

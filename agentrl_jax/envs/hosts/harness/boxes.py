@@ -7,6 +7,7 @@ from the hint; what is in a wrong one names the right box.
 import http.client
 import json
 import urllib.parse
+from typing import Any
 
 from agentrl_jax.envs.hosts.harness.world import Task
 
@@ -22,22 +23,36 @@ TOOL = {
 }
 
 
+class Client:
+    """A conversation with the policy."""
+
+    def __init__(self, task: Task, opening: str, **more: Any):
+        """opening: the first message; more: fields of every request, such as tools."""
+        self.messages = [{'role': 'user', 'content': opening}]
+        self.more = {'model': task.model} | more
+        self.address = urllib.parse.urlsplit(task.base_url)
+        self.http = http.client.HTTPConnection(self.address.hostname, self.address.port)
+
+    def ask(self) -> dict | None:
+        """The policy's next message; None where it may say no more."""
+        body = json.dumps(self.more | {'messages': self.messages})
+        self.http.request('POST', f'{self.address.path}/chat/completions', body)
+        response = self.http.getresponse()
+        said = json.loads(response.read())
+        if response.status != 200:
+            return None
+        self.messages.append(said['choices'][0]['message'])
+        return self.messages[-1]
+
+
 def play(task: Task) -> dict:
     """Reward 1 for the prize in the first box, .7 in the second, .4 in the third."""
     prize, key = task.item % len(BOXES), task.item // len(BOXES) % 2
     hint = f'It is like {HINTS[prize]}.' if key else 'Nobody knows which.'
-    messages = [{'role': 'user', 'content': f'Find the prize. {hint}'}]
-    parts = urllib.parse.urlsplit(task.base_url)
-    client = http.client.HTTPConnection(parts.hostname, parts.port)
+    client = Client(task, f'Find the prize. {hint}', tools=[TOOL])
     for opened in range(3):
-        body = {'model': task.model, 'messages': messages, 'tools': [TOOL]}
-        client.request('POST', f'{parts.path}/chat/completions', json.dumps(body))
-        response = client.getresponse()
-        said = json.loads(response.read())
-        if response.status != 200:
-            break
-        message = said['choices'][0]['message']
-        calls = message.get('tool_calls') or []
+        message = client.ask()
+        calls = message and message.get('tool_calls')
         if not calls:
             break
         try:
@@ -47,5 +62,5 @@ def play(task: Task) -> dict:
         if box == BOXES[prize]:
             return {'reward': 1.0 - 0.3 * opened, 'success': True}
         found = f'Empty. The {BOXES[prize]} one.' if box in BOXES else 'No such box.'
-        messages += [message, {'role': 'tool', 'tool_call_id': calls[0]['id'], 'content': found}]
+        client.messages.append({'role': 'tool', 'tool_call_id': calls[0]['id'], 'content': found})
     return {'reward': 0.0, 'success': False}

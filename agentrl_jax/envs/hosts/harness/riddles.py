@@ -1,0 +1,70 @@
+"""A harness that asks what a pretrained model may know: which colour a thing has.
+
+A prize is in one of six boxes, and the first message says which thing has the colour of its box.
+The policy names boxes, at most three. Things of validation and test items are in no training item.
+"""
+
+from agentrl_jax.envs.hosts.harness.boxes import Client
+from agentrl_jax.envs.hosts.harness.world import Task
+from agentrl_jax.envs.splits import SPLITS, level_split
+
+# Of each colour 24 things: 16 for training, four for validation and four for tests.
+THINGS = {
+    'red': (
+        'blood, a ripe tomato, a strawberry, a fire engine, a stop sign, a ruby, a cherry, lava, '
+        'a ladybird, a chili pepper, a raspberry, ketchup, a lobster, a cranberry, a brick, '
+        'a poppy, a cardinal, Santa Claus, a beetroot, rust, a fire extinguisher, a red rose, '
+        'a radish, the planet Mars'
+    ),
+    'green': (
+        'grass, a cucumber, a frog, broccoli, spinach, an emerald, a lettuce, moss, a pea, a lime, '
+        'a cactus, a crocodile, a leaf in spring, a kiwi fruit, mint, a shamrock, a pine tree, '
+        'a pickle, a cabbage, an avocado, a caterpillar, jade, a fern, an iguana'
+    ),
+    'blue': (
+        'the sky, the ocean, a sapphire, a blueberry, jeans, a cornflower, a bluebird, '
+        'a deep lake, a swimming pool, a police uniform, the planet Neptune, a bluebell, '
+        'turquoise, a blue whale, denim, a peacock, the sea, a clear day, '
+        'a forget-me-not, cobalt, a kingfisher, a smurf, lapis lazuli, the Pacific'
+    ),
+    'black': (
+        'coal, the night, a raven, ink, tar, a tyre, soot, a panther, ebony, a crow, '
+        'a blackboard, a bowler hat, charcoal, an olive, a piano, asphalt, licorice, a shadow, '
+        'oil, a hearse, pepper, a vinyl record, a black cat, a gorilla'
+    ),
+    'white': (
+        'snow, milk, a swan, salt, chalk, a polar bear, cotton, a wedding dress, a pearl, flour, '
+        'a dove, a ghost, rice, an egg, paper, ivory, a snowman, cream, a tooth, a cloud, '
+        'sugar, a daisy, porcelain, a lily'
+    ),
+    'yellow': (
+        'the sun, a banana, a lemon, a canary, a sunflower, butter, a chick, mustard, corn, '
+        'cheese, a daffodil, a dandelion, an egg yolk, a school bus, a bee, a New York taxi, sand, '
+        'a rubber duck, a giraffe, a pineapple, honey, a buttercup, straw, saffron'
+    ),
+}
+COLOURS = tuple(THINGS)
+PLACES = dict(zip(SPLITS, (slice(16), slice(16, 20), slice(20, 24)), strict=True))
+OPENING = 'Boxes: {}. The prize is in the box of the colour of {}. Name a box.'
+EMPTY = 'Empty. Name another.'
+
+
+def listed(split: str) -> list[tuple[str, str]]:
+    """(colour, thing) of a split, colours in turn."""
+    found = [things.split(', ')[PLACES[split]] for things in THINGS.values()]
+    return [(COLOURS[i % 6], found[i % 6][i // 6]) for i in range(6 * len(found[0]))]
+
+
+def play(task: Task) -> dict:
+    """Reward 1 for the prize in the first box, .7 in the second, .4 in the third."""
+    found = listed(level_split(str(task.item).encode()))
+    colour, thing = found[task.item % len(found)]
+    client = Client(task, OPENING.format(', '.join(COLOURS), thing))
+    for opened in range(3):
+        message = client.ask()
+        if message is None:
+            break
+        if message['content'].strip().lower() == colour:
+            return {'reward': 1.0 - 0.3 * opened, 'success': True}
+        client.messages.append({'role': 'user', 'content': EMPTY})
+    return {'reward': 0.0, 'success': False}
