@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -151,3 +154,29 @@ def parallel(task):
     for thread in threads:
         thread.join()
     return len(found) / 2
+
+
+def dangers(item):
+    """0 to 3; each of them among the items of the tests' episodes."""
+    return item % 23 % 4
+
+
+def dangerous(task):
+    """By its item: as two_turns, or it dies with a child, hangs with one, or raises."""
+    kind = dangers(task.item)
+    if kind == 0:
+        return two_turns(task)
+    Client(task).ask([user('Go.')])
+    if kind == 3:
+        raise OverflowError('too much for me')
+    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)  # left_by_worker'])
+    if kind == 1:
+        os._exit(7)
+    time.sleep(99)
+
+
+def alone(task):
+    """Asks nobody; an odd one hangs, with a child."""
+    if task.item % 2:
+        subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)  # left_by_alone'])
+    return 0.25, True

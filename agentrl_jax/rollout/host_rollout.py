@@ -217,7 +217,7 @@ class HostRollout:
                 self.on_fault(slot)
             else:
                 self.on_reply(slot, response)
-            busy = busy or self.is_due()
+            busy = self.is_sampling() or self.is_due()  # a row that copied a cache samples at once
             until = time.monotonic() + self.grace()
         if not self.is_sampling():
             self.counted['waited_s'] += time.monotonic() - began

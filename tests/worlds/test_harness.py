@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs.hosts.harness import wire
+from agentrl_jax.envs.hosts.harness import wire, workers
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
+from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused, Said
-from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint, reward_of
-from agentrl_jax.envs.hosts.world import Answer, WorldError
+from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, endpoint
+from agentrl_jax.envs.hosts.world import Answer, WorldDown, WorldError
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import host, host_rollout, windows
@@ -416,10 +418,101 @@ def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():
     assert (out.logprobs[~hangs] == alone.logprobs[~hangs]).all()
 
 
+# ---- workers -------------------------------------------------------------------------------------
+
+
+def running():
+    """The command lines of all processes."""
+    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    return found.stdout
+
+
+def gone(mark):
+    """Waits until no process has the mark in its command line: killed ones take a moment."""
+    until = time.monotonic() + 20
+    while mark in running():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_workers_play_what_threads_play_and_end_with_the_pool():
+    out, _ = played('two_turns', workers=3)
+    host_worlds.assert_same(out, played('two_turns')[0])
+    gone('harness.workers harness_clients:two_turns')
+
+
+def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():
+    out, task = played('dangerous', workers=4, silent_s=2.0, blames=('OverflowError',))
+    kind, alone = clients.dangers(task.env_params.items[out.level]), played('two_turns')[0]
+    assert set(kind) == {0, 1, 2, 3}
+    lost = out.episode_stop == EpisodeStop.ENV_ERROR
+    assert (lost == ((kind == 1) | (kind == 2))).all()
+    assert (out.rewards[kind == 3] == 0).all()  # blamed
+    for name in ('tokens', 'logprobs', 'rewards'):
+        assert (getattr(out, name)[kind == 0] == getattr(alone, name)[kind == 0]).all()
+    gone('left_by_worker')
+    gone('harness.workers harness_clients:dangerous')
+
+
+RUN = """
+import sys, threading
+from agentrl_jax.envs.hosts.harness.task import Task
+from agentrl_jax.envs.hosts.harness.workers import Workers
+workers = Workers('harness_clients:alone', 1)
+workers.enter()
+print(workers.take().play(Task(0, 'http://127.0.0.1:1/v1', 'k')).returned, flush=True)
+workers.take().play(Task(1, 'http://127.0.0.1:1/v1', 'k'))
+"""
+
+
+def test_a_worker_and_all_that_it_has_started_end_with_a_run_that_is_killed():
+    paths = os.pathsep.join(sys.path)
+    run = subprocess.Popen(
+        [sys.executable, '-c', RUN],
+        env=os.environ | {'PYTHONPATH': paths},
+        stdout=subprocess.PIPE,
+    )
+    assert run.stdout.readline() == b'[0.25, True]\n'
+    until = time.monotonic() + 20
+    while 'left_by_alone' not in running():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    run.kill(), run.wait(), run.stdout.close()
+    gone('left_by_alone')
+    gone('harness.workers harness_clients:alone')
+
+
+def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypatch):
+    monkeypatch.setattr(workers, 'WAIT_S', 0.01)
+    pool = workers.Workers('harness_clients:alone', 1)
+    pool.enter()
+    lease = pool.take()
+    with pytest.raises(WorldDown, match='all harness.workers=1 are at work'):
+        pool.take()
+    lease.stop()
+    assert 'exit code' in lease.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).error
+    fresh = pool.take()  # in the place of the one that was killed
+    assert fresh.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).returned == [0.25, True]
+    fresh.stop()  # its episode is over: the worker may be at another
+    assert pool.idle == [fresh.worker] and fresh.worker.alive
+    pool.leave()
+    assert not pool.idle and not fresh.worker.alive
+
+
+@pytest.mark.parametrize(
+    ('returned', 'sent'),
+    [(True, (1.0, True)), (0.5, (0.5, None)), (None, None), ('much', 'much'), ({}, '{}')],
+)
+def test_what_a_worker_sends_of_what_was_returned(returned, sent):
+    assert workers.plain(returned) == sent
+
+
 def test_settings_that_name_no_harness_or_two_are_refused():
     for settings in ({}, {'run': 'harness_clients:two_turns', 'command': ('x',)}):
         problems = list(HarnessEnvironment(**settings).problems())
         assert 'name one of them' in problems[0]
+    (problem,) = HarnessEnvironment(command=('x',), workers=2).problems()
+    assert 'harness.workers=2 call harness.run' in problem
     (problem,) = HarnessEnvironment(run='harness_clients:nobody').problems()
     assert "harness.run='harness_clients:nobody'" in problem
 
@@ -467,12 +560,6 @@ def programs(tmp):
     return env
 
 
-def running():
-    """The command lines of all processes."""
-    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
-    return found.stdout
-
-
 def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path):
     env = programs(tmp_path)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
@@ -491,7 +578,4 @@ def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path
     assert out.success[kind == 0].all() and (out.rewards[kind == 0, 0] == 0.5).all()
     assert (out.rewards[kind == 1, 0] == -1).all()
     assert (out.episode_stop[kind == 2] == EpisodeStop.ENV_ERROR).all()
-    until = time.monotonic() + 20
-    while 'left_alone' in running():  # killed, but perhaps not gone yet
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    gone('left_alone')

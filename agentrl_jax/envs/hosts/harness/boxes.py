@@ -8,7 +8,7 @@ import http.client
 import json
 import urllib.parse
 
-from agentrl_jax.envs.hosts.harness.world import Task
+from agentrl_jax.envs.hosts.harness.task import Task
 
 BOXES = ('red', 'green', 'blue', 'black', 'white', 'gold')
 HINTS = ('blood', 'grass', 'the sky', 'night', 'snow', 'the sun')

@@ -4,26 +4,24 @@ A harness is a function, or a program. Its requests are the observations, its en
 episode, and what it returns or posts is the reward. It knows no more of training than an address.
 """
 
-import asyncio
 import dataclasses
 import functools
-import inspect
-import os
 import queue
-import signal
-import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
+from agentrl_jax.envs.hosts.harness.programs import Program
+from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
+from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.objects import import_callable
-from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, WorldError, fits
-from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, In
+from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError
+from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -34,20 +32,16 @@ CUT = {  # why an episode is cut -> what its next request is answered
 FIGURES = ('requests', 'branches', 'refused', 'bad_calls')
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What a harness is given."""
-
-    item: int
-    base_url: str  # of an OpenAI client
-    api_key: str
-    model: str = 'policy'
-
-
 @functools.cache
 def endpoint(host: str, port: int) -> Endpoint:
     """The server of this process."""
     return Endpoint(host, port)
+
+
+@functools.cache
+def workers(run: str, most: int) -> Workers:
+    """Those of this process."""
+    return Workers(run, most)
 
 
 class Harness:
@@ -59,19 +53,24 @@ class Harness:
     def __init__(self, settings: 'HarnessEnvironment', stops: tuple[str, ...]):
         self.settings, self.stops = settings, stops
         self.endpoint = endpoint(settings.host, settings.port)
+        self.workers = workers(settings.run, settings.workers) if settings.workers else None
+        if self.workers is not None:
+            self.workers.enter()
         self.episode: Episode | None = None
-        self.process: subprocess.Popen | None = None
+        self.player: Call | Lease | Program | None = None
         self.turns = 0
 
     def reset(self, item: int) -> Messages:
-        self.close()
-        drops = self.settings.thoughts == 'drop'
+        self.leave()
+        player, drops = self._player(), self.settings.thoughts == 'drop'
         episode = self.episode = Episode(self.stops, self.settings.branches, drops)
-        address, self.turns = self.endpoint.open(episode), 0
+        address, self.turns, self.player = self.endpoint.open(episode), 0, player
         task = Task(int(item), f'{address}/v1', episode.secret)
-        start = self._call if self.settings.run else self._spawn
-        run = functools.partial(start, episode, task)
-        threading.Thread(target=run, daemon=True, name='harness').start()
+
+        def play() -> None:
+            episode.events.put(player.play(task))
+
+        threading.Thread(target=play, daemon=True, name='harness').start()
         event = self._next(self.settings.start_s)
         if isinstance(event, End):
             raise WorldError(f'the harness ended before its first request: {event.error or "-"}')
@@ -94,14 +93,19 @@ class Harness:
             event = self._next(self.settings.silent_s)
         return self._over(event)
 
-    def close(self) -> None:
-        """Leaves the episode: a process is killed, a thread finds that nobody answers any more."""
+    def leave(self) -> None:
+        """The episode is over: a process is killed, a thread finds that nobody answers it."""
         episode, self.episode = self.episode, None
-        process, self.process = self.process, None
+        player, self.player = self.player, None
         if episode is not None:
             self.endpoint.close(episode)
-        if process is not None:
-            kill(process)
+            player.stop()
+
+    def close(self) -> None:
+        self.leave()
+        shared, self.workers = self.workers, None
+        if shared is not None:
+            shared.leave()
 
     def _figures(self) -> tuple[float, ...]:
         counted, branches = self.episode.counted, len(self.episode.branches)
@@ -111,7 +115,7 @@ class Harness:
         try:
             return self.episode.events.get(timeout=patience_s)
         except queue.Empty:
-            self.close()
+            self.leave()
             raise WorldError(
                 f'the harness neither asked nor ended within {patience_s:g} s (harness.start_s of '
                 'the first request, harness.silent_s of others)'
@@ -126,95 +130,15 @@ class Harness:
             earned = self.settings.blamed_reward  # the policy is to blame
         reward, success = reward_of(earned, end.error)
         reply = Reply('', reward, done=True, success=success, figures=self._figures())
-        self.close()
+        self.leave()
         return reply
 
-    def _call(self, episode: Episode, task: Task) -> None:
-        def failed(error: BaseException) -> None:
-            episode.events.put(End(error=f'{type(error).__name__}: {error}'))
-
-        with Foreign(failed):
-            try:
-                returned = import_callable(self.settings.run, 'harness.run')(task)
-                if inspect.iscoroutine(returned):
-                    returned = asyncio.run(returned)
-                episode.events.put(End(returned))
-            except SystemExit as error:
-                failed(error)
-
-    def _spawn(self, episode: Episode, task: Task) -> None:
-        address = task.base_url.removesuffix('/v1')
-        given = {
-            'OPENAI_BASE_URL': task.base_url,
-            'OPENAI_API_BASE': task.base_url,
-            'OPENAI_API_KEY': task.api_key,
-            'OPENAI_MODEL': task.model,
-            'AGENTRL_ITEM': str(task.item),
-            'AGENTRL_REWARD_URL': f'{address}/reward',
-        }
-        words = [word.replace('{item}', str(task.item)) for word in self.settings.command]
-        try:
-            process = subprocess.Popen(
-                words,
-                env=os.environ | given,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            episode.events.put(End(error=f'{type(error).__name__}: {error}'))
-            return
-        self.process = process
-        if self.episode is not episode:  # it was left in the meantime
-            kill(process)
-        kept = []
-        reader = threading.Thread(
-            target=lambda: kept.append(last_line(process.stderr)), daemon=True
-        )
-        reader.start()
-        code = process.wait()
-        kill(process)  # what it has left: it may hold stderr open, too
-        reader.join(timeout=1.0)
-        last = kept[0] if kept else ''
-        error = last if last.partition(':')[0] in self.settings.blames else ''
-        episode.events.put(End(error=error or (f'exit code {code}: {last}' if code else '')))
-
-
-def kill(process: subprocess.Popen) -> None:
-    """Ends a process and all that it has started, which may have outlived it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
-def last_line(stream: Any) -> str:
-    """The last line that a process writes before it ends; of floods no more than an end is kept."""
-    kept = b''
-    while some := stream.read1(2**16):
-        kept = (kept + some)[-2000:]
-    lines = kept.decode('utf-8', 'replace').strip().splitlines()
-    return lines[-1] if lines else ''
-
-
-def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
-    """(reward, success) of what a harness returned or posted; WorldError where it is none.
-
-    A number, true or false, a pair (reward, success), or a mapping of both.
-    """
-    if isinstance(earned, bool | np.bool_):
-        return float(earned), bool(earned)
-    success = None
-    if isinstance(earned, Mapping):
-        earned, success = earned.get('reward'), earned.get('success')
-    elif isinstance(earned, tuple | list) and len(earned) == 2:
-        earned, success = earned
-    if not fits(earned):
-        said = error or f'the harness returned {earned!r:.80}, which is no reward'
-        raise WorldError(said)
-    return float(earned), None if success is None else bool(success)
+    def _player(self) -> Call | Lease | Program:
+        """Who plays the next episode, out of this thread."""
+        if self.workers is not None:
+            return self.workers.take()
+        settings = self.settings
+        return Call(settings.run) if settings.run else Program(settings.command, settings.blames)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +147,8 @@ class HarnessEnvironment(HostEnvironment):
 
     run: str = ''  # package.module:callable, which gets a Task and returns the reward
     command: tuple[str, ...] = ()  # or a program, which posts it; {item} in a word is the item
+    workers: Annotated[int, ZERO] = 0  # processes that call run, an episode at a time each, and are
+    # killed where they hang; 0 = threads of the run
     num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
     branches: Annotated[int, ONE] = 1  # conversations of an episode: a request that extends none
     # opens another
@@ -245,6 +171,11 @@ class HarnessEnvironment(HostEnvironment):
             yield (
                 'harness.run=package.module:function or harness.command=(program, ...) says what '
                 f'is run: name one of them, not {"both" if self.run else "none"}'
+            )
+        if self.workers and not self.run:
+            yield (
+                f'harness.workers={self.workers} call harness.run, and a program has a process of '
+                'its own anyway: set it to 0'
             )
         if self.thoughts == 'drop' and self.branches == 1:
             yield (
