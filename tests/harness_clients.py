@@ -141,6 +141,29 @@ def faulty(task):
     return None
 
 
+def interleaved(task, order):
+    """Two conversations of two turns each, in an order of the four; a third begins as the first."""
+    client = Client(task)
+    talks = {name: [user(f'Item {task.item}, {name}.')] for name in 'ab'}
+    for name in order:
+        talks[name].append(client.ask(talks[name]))
+        talks[name].append(user('Go on.'))
+    client.ask(talks['a'][:1])
+    return 1.0
+
+
+def in_turn(task):
+    return interleaved(task, 'abab')
+
+
+def the_other_first(task):
+    return interleaved(task, 'baba')
+
+
+def one_after_the_other(task):
+    return interleaved(task, 'bbaa')
+
+
 def parallel(task):
     """Two requests at once."""
     found = []

@@ -42,6 +42,7 @@ class Slot:
     replies: tuple = ()
     heard: Response | None = None  # the last one with a reply
     branch: int = 0  # conversation that the cache holds
+    context: int = 0  # tokens of that conversation
     cut: EpisodeStop = EpisodeStop.NONE  # the episode is over, and its world asked what it earned
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
     # What the cache holds from its beginning on, after the common prefix, and how much was read
@@ -445,10 +446,21 @@ class HostRollout:
         """Of a line for the device: `count` tokens from position `at` on are in a row's cache."""
         last = int(not slot.chunks)
         whole = at + count == len(self.task.prefix) + len(slot.opening)
-        numbers = slot.number % self.programs.slots, at, count, slot.length
-        numbers += int(self.stream[slot.episode]), last + (last and whole), int(slot.now.part)
+        numbers = slot.number % self.programs.slots, at, count, *self.draws(slot)
+        numbers += last + (last and whole), int(slot.now.part)
         numbers += (self.most(slot.heard.prompt),)
         return (*numbers, *(self.task.offered(slot.heard.offers) if self.offers else ()))
+
+    def draws(self, slot: Slot) -> tuple[int, int]:
+        """(position, random stream) of the next draw.
+
+        Of one of several conversations a function of its own tokens and its beginning alone: those
+        of an episode may take turns in any order.
+        """
+        stream, inner = int(self.stream[slot.episode]), slot.heard.prompt.stream
+        if not inner:
+            return slot.length, stream
+        return slot.context, action_hash(f'{stream} {inner}')
 
     def unread(self, slot: Slot, prompt: Prompt, fresh: np.ndarray) -> tuple[int, np.ndarray]:
         """(position in the cache, tokens) of what is to be read of the prompt's conversation.
@@ -459,7 +471,7 @@ class HostRollout:
         self.out.branch[b, slot.turn] = prompt.branch
         own = branch_places(self.out, b, prompt.branch, prefix)
         held = slot.branch == prompt.branch and not prompt.opens
-        slot.branch = prompt.branch
+        slot.branch, slot.context = prompt.branch, prefix + len(own)
         fresh = fresh if held else self.out.tokens[b, own]
         return prefix + len(own) - len(fresh), fresh
 

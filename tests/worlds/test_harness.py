@@ -375,6 +375,39 @@ def test_branches_are_conversations_of_their_own():
     assert (out.success == (items % 2 == 0)).all() and (out.figures[:, 1] == 3).all()
 
 
+@pytest.mark.parametrize('other', ['the_other_first', 'one_after_the_other'])
+def test_the_order_of_requests_of_several_conversations_changes_no_answer(other):
+    sizes = dict(branches=3, max_tokens=1000)
+    one, other = played('in_turn', **sizes)[0], played(other, **sizes)[0]
+
+    def said(out, episode):
+        """(text, log-probabilities) of the conversations of an episode, by their texts."""
+        texts = [texts_of(out, branch)[episode] for branch in range(3)]
+        of = windows.branch_of(out.turn, out.branch, np)[episode]
+        sampled = [out.logprobs[episode][(of == n) & out.action_mask[episode]] for n in range(3)]
+        return sorted(zip(texts, map(tuple, sampled), strict=True))
+
+    for b in range(len(one.tokens)):
+        for (text, logprobs), (again, others) in zip(said(one, b), said(other, b), strict=True):
+            assert text == again
+            np.testing.assert_allclose(logprobs, others, atol=1e-5)
+    # What begins in the same way is drawn anew
+    assert any(
+        not texts_of(one, 0)[b].startswith(texts_of(one, 2)[b].removesuffix('<|im_end|>'))
+        for b in range(len(one.tokens))
+    )
+
+
+def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode():
+    for most, plain in ((1, True), (2, False)):
+        episode = Episode(branches=most)
+        shown, _ = ask(episode, body(U), answer('A'))
+        assert (shown.stream == 0) == plain
+    later, _ = ask(episode, body(U, said_of(), V), answer('B'))
+    again, _ = ask(episode, body(U), answer('C'))
+    assert later.stream == shown.stream and again.stream == shown.stream + 1
+
+
 def test_an_episode_that_is_cut_still_earns():
     out, _ = played('talkative', max_turns=3)
     assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()

@@ -57,6 +57,8 @@ class Branch:
     number: int
     tools: tuple[dict, ...]
     drops: bool = False  # the template leaves thoughts out of all answers but the last
+    opening: bytes = b''  # digest of its first request
+    stream: int = 0  # of its answers' draws, see Messages
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
     sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # messages that are answers
     # -> whether the policy ended them itself
@@ -137,7 +139,7 @@ class Episode:
         if found:
             branch, appended = max(found, key=lambda one: len(one[0].known))
         elif len(self.branches) < self.most_branches:
-            branch, appended = Branch(len(self.branches), asked.tools, self.drops), ''
+            branch, appended = self._opened(asked), ''
             self.branches.append(branch)
         else:
             self.counted['refused'] += 1
@@ -157,10 +159,23 @@ class Episode:
             tools=asked.tools,
             branch=branch.number,
             opens=not count,
+            stream=branch.stream,
             appended=appended,
             most=asked.most,
         )
         return Request(asked, digest, branch, messages)
+
+    def _opened(self, asked: Asked) -> Branch:
+        """A new branch; what is drawn in it depends on what it begins with, not on when.
+
+        Of those that begin in the same way it depends on their order.
+        """
+        opening = hashlib.blake2b(repr((asked.messages, asked.tools)).encode(), digest_size=16)
+        opening, stream = opening.digest(), 0
+        if self.most_branches > 1:
+            before = sum(branch.opening == opening for branch in self.branches)
+            stream = 1 + (int.from_bytes(opening[:4]) + before) % (2**31 - 1)
+        return Branch(len(self.branches), asked.tools, self.drops, opening, stream)
 
     def answer(self, answer: Answer) -> Completion:
         """Answers the request that waits."""
