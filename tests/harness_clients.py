@@ -88,6 +88,40 @@ def talkative(task):
         return turns / 10
 
 
+def compacting(task):
+    """Seven answers; where its conversation is too long the policy sums up, and another begins."""
+    client, messages, turns = Client(task), [user(f'Item {task.item}.')], 0
+    while turns < 7:
+        try:
+            messages += [client.ask(messages), user('On.' * 5)]
+            turns += 1
+        except RuntimeError as error:
+            assert 'context_length_exceeded' in str(error) and turns
+            summary = client.ask([user(f'Sum up {task.item}.')])['content']
+            messages = [user(f'So far: {summary}')]
+    return turns / 10
+
+
+def swallowing(task):
+    """Leaves out what it is refused."""
+    client = Client(task)
+    try:
+        client.ask([user('Go.')], stop=['unknown'])
+    except RuntimeError:
+        pass
+    client.ask([user('Go.')])
+    return True
+
+
+def polite(messages, tools, item):
+    """An expert: the number of messages that there are with its answer."""
+    return f'Yes {len(messages) + 1}.'
+
+
+def mute(messages, tools, item):
+    """An expert that knows nothing."""
+
+
 def limited(task):
     """Asks for few tokens, and shows the answer with a text of its own added."""
     client, messages = Client(task), [user('Go.')]

@@ -43,7 +43,8 @@ class Slot:
     heard: Response | None = None  # the last one with a reply
     branch: int = 0  # conversation that the cache holds
     context: int = 0  # tokens of that conversation
-    cut: EpisodeStop = EpisodeStop.NONE  # the episode is over, and its world asked what it earned
+    cut: EpisodeStop = EpisodeStop.NONE  # the world is asked what the episode has earned, or ...
+    cuts: int = 0  # ... goes on with a shorter conversation: how often it was asked
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
     # What the cache holds from its beginning on, after the common prefix, and how much was read
     opening: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
@@ -181,7 +182,8 @@ class HostRollout:
         slot.episode = self.episodes.popleft() if self.episodes else -1
         slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
         slot.now = agents.begin(self.task.agent)
-        slot.branch, slot.cut, slot.opening, slot.read = 0, EpisodeStop.NONE, NOTHING, 0
+        slot.cut, slot.cuts = EpisodeStop.NONE, 0
+        slot.branch, slot.opening, slot.read = 0, NOTHING, 0
         if slot.episode >= 0:
             self.events[slot.episode] = []
             self.ask(slot)
@@ -199,8 +201,9 @@ class HostRollout:
             actions=slot.actions,
             replies=slot.replies,
             trial=int(slot.now.trial),
-            turn=slot.turn + bool(slot.actions),
+            turn=slot.turn + bool(slot.actions and not slot.cut),
             cut=slot.cut.name if slot.cut else '',
+            cuts=slot.cuts if slot.cut else 0,
         )
         self.calls.ask(request)
 
@@ -236,19 +239,19 @@ class HostRollout:
         """The episode is lost to its world."""
         b = slot.episode
         self.out.episode_stop[b], self.out.success[b] = EpisodeStop.ENV_ERROR, False
-        self.out.num_turns[b] = slot.turn + bool(slot.actions)
+        self.out.num_turns[b] = slot.turn + bool(slot.actions and not slot.cut)
         self.begin_episode(slot)
 
     def on_reply(self, slot: Slot, response: Response) -> None:
         """Records what the world said, to the last answer if there was one."""
         reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
-        if slot.cut:
+        if slot.cut and reply.done:
             self.on_earned(slot, reply)
             return
         self.note(slot, response)
         self.counted['cut'] += response.prompt.cut
         slot.heard, stop, fresh = response, EpisodeStop.NONE, False
-        if slot.actions:
+        if slot.actions and not slot.cut:
             out.rewards[b, k] = reply.reward
             out.valid[b, k], out.judged[b, k] = bool(reply.valid), reply.valid is not None
             out.num_actions[b, k] = 1
@@ -259,6 +262,7 @@ class HostRollout:
                 out.figures[b] = figures_of(reply, self.task.env)
             stop, fresh = self.end_turn(slot, reply.done)
         slot.replies += (reply,)
+        slot.cut = EpisodeStop.NONE
         self.go_on(slot, stop, fresh)
 
     def end_turn(self, slot: Slot, done: bool) -> tuple[EpisodeStop, bool]:
@@ -286,7 +290,7 @@ class HostRollout:
             prompt = self.prompt(slot)
             missing = self.missing_end(slot, prompt)
             longest = len(missing) + len(prompt.tokens) + self.most(prompt)
-            if slot.length + longest <= self.out.tokens.shape[1]:
+            if longest <= self.room(slot, prompt):
                 self.write_prompt(slot, prompt, missing)
                 return
             stop = EpisodeStop.TOKEN_BUDGET
@@ -295,6 +299,15 @@ class HostRollout:
             return
         self.out.episode_stop[slot.episode] = stop
         self.begin_episode(slot)
+
+    def room(self, slot: Slot, prompt: Prompt) -> int:
+        """Tokens that are left to the episode, and to the conversation of the prompt."""
+        left = self.out.tokens.shape[1] - slot.length
+        if not self.task.env.context:
+            return left
+        prefix = len(self.task.prefix)
+        held = prefix + len(branch_places(self.out, slot.episode, prompt.branch, prefix))
+        return min(left, self.task.env.context - held)
 
     def missing_end(self, slot: Slot, prompt: Prompt) -> list[int]:
         """The end of the last answer of the prompt's conversation, where nobody has written it.
@@ -315,16 +328,18 @@ class HostRollout:
 
     def cut_short(self, slot: Slot, stop: EpisodeStop) -> None:
         """Asks what an episode has earned for which no turn or token is left."""
-        slot.cut = stop
+        slot.cut, slot.cuts = stop, slot.cuts + 1
         self.ask(slot)
 
     def on_earned(self, slot: Slot, reply: Reply) -> None:
         """Pays an episode that was cut, on its last turn; one without a turn is lost."""
         b, out = slot.episode, self.out
         if not slot.turn:
+            context = self.task.env.context
             self.calls.say(
                 'an episode is lost: its first request and an answer do not fit into '
                 f'rollout.max_tokens={out.tokens.shape[1]}'
+                + (f' and harness.context={context}' if context else '')
             )
             self.counted['faults'] += 1
             self.on_fault(slot)

@@ -13,21 +13,26 @@ import harness_clients as clients
 import host_worlds
 import jax
 import jax.numpy as jnp
+import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs.hosts.harness import wire, workers
+from agentrl_jax.envs.hosts.harness import boxes, wire, workers
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
 from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused, Said
-from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, endpoint
+from agentrl_jax.envs.hosts.harness.world import CUT, HarnessEnvironment, endpoint
+from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.envs.hosts.world import Answer, WorldDown, WorldError
+from agentrl_jax.imitation import demonstrations
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import host, host_rollout, windows
 from agentrl_jax.rollout.host import counters_of
+from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.rollout.world_calls import WorldsFailed
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -204,7 +209,7 @@ def test_what_says_something_else_opens_a_branch_or_is_refused(later, more):
     assert shown.branch == 0 and not shown.opens
     with pytest.raises(Refused, match='harness.branches allows no further one'):
         episode.ask(body(clients.user('W')), False)
-    assert episode.counted['refused'] == 1
+    assert [one.code for one in episode.refused] == ['history_rewritten']
 
 
 def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped():
@@ -281,15 +286,22 @@ def test_what_is_no_reward_is_a_fault(earned):
 
 
 @functools.cache
-def played(run, max_tokens=420, max_response=6, max_turns=6, **settings):
-    """(rollout of 16 episodes by random weights, task)."""
+def played(run, max_tokens=420, max_response=6, max_turns=6, log='', replay='', **settings):
+    """(rollout of 16 episodes by random weights, task).
+
+    log: a file for what harnesses say; replay: one that answers in their place.
+    """
     env = HarnessEnvironment(run=f'harness_clients:{run}', num_items=200, **settings)
     params = env.make_params(num_levels=16)
     params = params._replace(items=np.sort(params.items))
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
     task = conversation.build_host_task(env, params, talk, max_turns=max_turns)
     sizes = dict(max_response=max_response, max_tokens=max_tokens, temperature=1.0)
-    collect = host_worlds.collector(talk, env.make, **sizes)
+    pool = LoggedPool(read_log(replay), talk.prompt) if replay else None
+    collect = host_worlds.collector(talk, env.make, pool=pool, **sizes)
+    if log:
+        collect.worlds.log = ReplyLog(log)
+        collect.worlds.log.about = {'step': 0}
     try:
         listed = tiny.episodes('frozen_lake')
         return jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))[0], task
@@ -297,10 +309,10 @@ def played(run, max_tokens=420, max_response=6, max_turns=6, **settings):
         collect.worlds.pool.close()
 
 
-def scored(rollout, count):
+def scored(rollout, count, width=0):
     """Log-probabilities of the trainer, a row for each conversation."""
     rollout = jax.tree.map(jnp.asarray, rollout)
-    found = windows.Branches(count, PREFIX).windows(rollout)
+    found = windows.Branches(count, PREFIX, width).windows(rollout)
     tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
     states = tiny.hidden(tiny.untrained(), tokens, positions_of(attention), attention)
     logprobs, _ = losses.token_logprobs(states, tiny.head(tiny.untrained()), tokens)
@@ -408,6 +420,18 @@ def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode(
     assert later.stream == shown.stream and again.stream == shown.stream + 1
 
 
+def test_a_harness_that_swallows_a_refusal_is_counted_and_reported_once(capsys):
+    endpoint('127.0.0.1', 0).warned.clear()
+    out, _ = played('swallowing')
+    assert (out.success & (out.rewards[:, 0] == 1)).all()
+    assert (out.figures[:, 2] == 1).all()  # refused
+    said = capsys.readouterr().err
+    assert said.count('WARNING: a harness earned a reward although a request was refused') == 1
+    assert '(unknown_stop: ' in said
+    out, _ = played('talkative', max_turns=3)  # what ends for want of turns is none of its doing
+    assert (out.figures[:, 2] == 0).all()
+
+
 def test_an_episode_that_is_cut_still_earns():
     out, _ = played('talkative', max_turns=3)
     assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()
@@ -415,6 +439,58 @@ def test_an_episode_that_is_cut_still_earns():
     out, _ = played('talkative', max_turns=12, max_tokens=150)
     assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all() and (out.num_turns < 12).all()
     np.testing.assert_allclose(out.rewards.sum(1), out.num_turns / 10, atol=1e-6)
+
+
+COMPACT = dict(branches=8, context=100, max_tokens=700, max_turns=14)
+
+
+def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp_path):
+    log = str(tmp_path / 'replies.jsonl')
+    out, _ = played('compacting', **COMPACT, log=log)
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+    np.testing.assert_allclose(out.rewards.sum(1), 0.7, atol=1e-6)
+    assert (out.branch.max(1) >= 2).all() and (out.num_turns > 7).all()
+    of = windows.branch_of(out.turn, out.branch, np)
+    lengths = PREFIX + (of[:, None] == np.arange(8)[:, None]).sum(2)
+    assert lengths.max() <= 100 and (out.attention_mask.sum(1) > 200).all()
+    # The policy's own summaries train in their rows, which are no wider than a conversation
+    summaries = texts_of(out, 1)
+    assert all(text.startswith('<|im_start|>user\nSum up ') for text in summaries)
+    assert all((out.action_mask[b] & (of[b] == 1)).any() for b in range(len(of)))
+    logprobs, found = scored(out, 8, 100)
+    assert found.index.shape[2] == 100
+    gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
+    assert np.abs(gap).max() <= 1e-5
+    host_worlds.assert_same(played('compacting', **COMPACT, replay=log)[0], out)
+
+
+def test_the_row_of_all_conversations_bounds_them_too():
+    """What an episode has earned counts, also where nothing is left for a summary."""
+    out, _ = played('compacting', **COMPACT | {'max_tokens': 150}, blamed_reward=-1.0)
+    assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all()
+    assert (out.rewards.sum(1) == -1).all() and (out.attention_mask.sum(1) <= 150).all()
+
+
+def test_a_conversation_that_is_refused_leaves_others_their_turns():
+    episode = Episode(branches=2)
+    ask(episode, body(U), answer('A'))
+    refused = []
+
+    def too_long():
+        with pytest.raises(Refused, match='context') as error:
+            episode.ask(body(U, said_of(), V), False)
+        refused.append(error.value.code)
+
+    thread = threading.Thread(target=too_long)
+    thread.start()
+    episode.events.get(timeout=5)
+    episode.refuse(CUT['TOKEN_BUDGET'], branch=True)
+    thread.join()
+    too_long()  # at once: the conversation is refused, and no event of the episode
+    assert refused == ['context_length_exceeded'] * 2 and episode.events.empty()
+    shown, _ = ask(episode, body(V), answer('B'))
+    assert shown.opens and shown.branch == 1
+    assert len(episode.refused) == 2
 
 
 def test_an_answer_has_no_more_tokens_than_its_client_wants():
@@ -544,6 +620,8 @@ def test_settings_that_name_no_harness_or_two_are_refused():
     for settings in ({}, {'run': 'harness_clients:two_turns', 'command': ('x',)}):
         problems = list(HarnessEnvironment(**settings).problems())
         assert 'name one of them' in problems[0]
+    (problem,) = HarnessEnvironment(command=('x',), context=9).problems()
+    assert 'set rollout.max_tokens instead' in problem
     (problem,) = HarnessEnvironment(command=('x',), workers=2).problems()
     assert 'harness.workers=2 call harness.run' in problem
     (problem,) = HarnessEnvironment(run='harness_clients:nobody').problems()
@@ -553,6 +631,84 @@ def test_settings_that_name_no_harness_or_two_are_refused():
 def test_dataclasses_of_the_wire_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Said('user', 'U').role = 'tool'
+
+
+# ---- experts -------------------------------------------------------------------------------------
+
+BOXES = dict(
+    run='agentrl_jax.envs.hosts.harness.boxes:play',
+    expert='agentrl_jax.envs.hosts.harness.boxes:expert',
+)
+
+
+def demonstrated(episodes, **settings):
+    """(texts of rows, texts of what trains in them) of demonstrations by an expert."""
+    env = HarnessEnvironment(num_items=200, **settings)
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
+    task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
+    how = dict(seed=0, episodes=episodes, oracle=1.0, max_tokens=2000)
+    found = jax.device_get(demonstrations.demonstrate_on_hosts(task, talk, env.player(), **how))
+
+    def texts(masks):
+        rows = zip(found.tokens, masks, strict=True)
+        return [tiny.tokenizer().decode(row[mask], show_special=True) for row, mask in rows]
+
+    return texts(found.attention_mask), texts(found.mask)
+
+
+def test_an_expert_answers_in_the_place_of_the_policy():
+    rows, trained = demonstrated(12, **BOXES)
+    call = '<tool_call>\n{{"name": "open", "arguments": {{"box": "{}"}}}}\n</tool_call><|im_end|>'
+    assert len(rows) == 12
+    for row, said in zip(rows, trained, strict=True):
+        hinted = 'It is like' in row
+        if hinted:
+            (prize,) = (b for b, h in zip(boxes.BOXES, boxes.HINTS, strict=True) if h in row)
+            assert said == call.format(prize)
+        elif 'Empty. The' in row:
+            prize = row.partition('Empty. The ')[2].partition(' one')[0]
+            assert said == call.format('red') + call.format(prize)
+        assert row.count(said[-20:]) and row.endswith(said[-40:])
+    assert any('Empty. The' in row for row in rows) and any('It is like' in row for row in rows)
+
+
+def test_the_oracle_column_of_a_harness_is_its_experts_and_nobody_plays_at_random():
+    env = HarnessEnvironment(num_items=200, **BOXES)
+    params = env.make_params('validation', num_levels=8)
+    assert reference_success(env, params, 3) == {'oracle': 1.0}
+    assert env.quick and env.has_player() and not HarnessEnvironment(run=BOXES['run']).quick
+
+
+def test_demonstrations_of_several_conversations_are_a_row_each():
+    rows, trained = demonstrated(
+        2, run='harness_clients:branching', expert='harness_clients:polite', branches=4
+    )
+    assert len(rows) == 6
+    assert (
+        trained == ['Yes 2.<|im_end|>Yes 4.<|im_end|>', 'Yes 3.<|im_end|>', 'Yes 4.<|im_end|>'] * 2
+    )
+
+
+def test_an_expert_that_says_nothing_is_a_fault():
+    player = HarnessEnvironment(**BOXES | {'expert': 'harness_clients:mute'}).player()
+    player.reset(0)
+    with pytest.raises(WorldError, match='harness_clients:mute.* answers None'):
+        player.best()
+    player.close()
+
+
+def test_what_cloning_from_a_harness_needs_is_said():
+    def refused(**changes):
+        with pytest.raises(ValueError) as error:
+            config = micro_runs.plain('harness', **{'harness.run': BOXES['run']} | changes)
+            read_config(config)
+        return str(error.value)
+
+    assert 'clone.episodes=4 needs an expert' in refused(**{'clone.episodes': 4})
+    known = {'clone.episodes': 4, 'harness.expert': BOXES['expert'], 'clone.oracle': 0.5}
+    assert 'clone.oracle=0.5' in refused(**known)
+    longer = {'harness.branches': 2, 'harness.context': 10**6}
+    assert 'harness.context=1000000 is more than' in refused(**longer)
 
 
 # ---- programs ------------------------------------------------------------------------------------

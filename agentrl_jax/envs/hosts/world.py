@@ -134,7 +134,8 @@ class World(Protocol):
 
     def finish(self, reason: str) -> Reply:
         """What an episode has earned that is cut, since no token or turn is left: EpisodeStop's
-        name. Only worlds whose environment `finishes` are asked."""
+        name. Only worlds whose environment `finishes` are asked. One that goes on in a shorter
+        conversation is not `done`."""
 
     def close(self) -> None:
         """Releases all resources; idempotent."""

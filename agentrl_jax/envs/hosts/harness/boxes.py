@@ -22,6 +22,18 @@ TOOL = {
 }
 
 
+def expert(messages: list[dict], tools: list[dict], item: int) -> str:
+    """Opens the box that the hint is about, or that the content of a wrong one names."""
+    del tools, item
+    known = [
+        box
+        for box, hint in zip(BOXES, HINTS, strict=True)
+        if f'like {hint}.' in messages[0]['content'] or f'The {box} one.' in messages[-1]['content']
+    ]
+    call = {'name': 'open', 'arguments': {'box': (known or BOXES)[0]}}
+    return f'<tool_call>\n{json.dumps(call)}\n</tool_call>'
+
+
 def play(task: Task) -> dict:
     """Reward 1 for the prize in the first box, .7 in the second, .4 in the third."""
     prize, key = task.item % len(BOXES), task.item // len(BOXES) % 2

@@ -59,9 +59,16 @@ class Branch:
     drops: bool = False  # the template leaves thoughts out of all answers but the last
     opening: bytes = b''  # digest of its first request
     stream: int = 0  # of its answers' draws, see Messages
+    refusal: Refused | None = None  # of all further requests
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
     sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # messages that are answers
     # -> whether the policy ended them itself
+
+    def refuse(self, refusal: Refused, new: Messages) -> None:
+        """Refuses all that extends the conversation as it was before these messages."""
+        self.refusal = refusal
+        if not new.opens:
+            del self.known[len(self.known) - len(new.messages) :]
 
     def extended_by(self, asked: Asked) -> str | None:
         """What a request appends to the newest answer, mostly ''; None: it says something else."""
@@ -95,6 +102,7 @@ class Episode:
         self.refusal: Refused | None = None  # of all further requests
         self.reward: Any = None  # posted
         self.counted: collections.Counter = collections.Counter()
+        self.refused: list[Refused] = []  # what requests got instead of an answer
         self.pending: Request | None = None
         self._last: tuple[bytes, Asked, dict] | None = None  # digest of a request, and its answer
         self._turns = 0
@@ -106,6 +114,13 @@ class Episode:
 
         What a client sends again, because it did not get the answer, is answered by the same one.
         """
+        try:
+            return self._ask(raw, retried)
+        except Refused as refused:
+            self.refused.append(refused)
+            raise
+
+    def _ask(self, raw: bytes, retried: bool) -> tuple[Asked, dict]:
         digest = hashlib.blake2b(raw, digest_size=16).digest()
         with self._state:
             again = self._again(digest) if retried else None
@@ -117,7 +132,6 @@ class Episode:
         with self._one:
             with self._state:
                 if self.refusal is not None:
-                    self.counted['refused'] += 1
                     raise self.refusal
                 request = self.place(asked, digest)
                 self.counted.update(f'ignored {name}' for name in asked.ignored)
@@ -138,11 +152,12 @@ class Episode:
         found = [one for one in found if one[1] is not None]
         if found:
             branch, appended = max(found, key=lambda one: len(one[0].known))
+            if branch.refusal is not None:
+                raise branch.refusal
         elif len(self.branches) < self.most_branches:
             branch, appended = self._opened(asked), ''
             self.branches.append(branch)
         else:
-            self.counted['refused'] += 1
             raise Refused(
                 400,
                 'history_rewritten',
@@ -191,13 +206,19 @@ class Episode:
         request.answer.set_result(made.body)
         return made
 
-    def refuse(self, refusal: Refused) -> None:
-        """Refuses the request that waits and all further ones; the first reason stays."""
+    def refuse(self, refusal: Refused, *, branch: bool = False) -> None:
+        """Refuses the request that waits and all further ones; the first reason stays.
+
+        branch: those of its conversation alone.
+        """
         with self._state:
-            self.refusal = self.refusal or refusal
             request, self.pending = self.pending, None
+            if branch:
+                request.branch.refuse(refusal, request.new)
+            else:
+                self.refusal = refusal = self.refusal or refusal
         if request is not None:
-            request.answer.set_exception(self.refusal)
+            request.answer.set_exception(refusal)
 
     def post(self, raw: bytes) -> None:
         """Takes a posted reward."""
@@ -286,6 +307,7 @@ class Endpoint:
 
     def __init__(self, host: str = '127.0.0.1', port: int = 0, handler: type = Handler):
         self.episodes: dict[str, Episode] = {}  # by their secrets
+        self.warned: set[str] = set()  # codes of refusals that somebody was told of
 
         class Listening(ThreadingHTTPServer):
             daemon_threads = True

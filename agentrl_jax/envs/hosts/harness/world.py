@@ -7,6 +7,7 @@ episode, and what it returns or posts is the reward. It knows no more of trainin
 import dataclasses
 import functools
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.objects import import_callable
-from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError
+from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
 
 CUT = {  # why an episode is cut -> what its next request is answered
@@ -59,12 +60,14 @@ class Harness:
         self.episode: Episode | None = None
         self.player: Call | Lease | Program | None = None
         self.turns = 0
+        self.cut = False  # its last request was refused, for no turn or token was left
 
     def reset(self, item: int) -> Messages:
         self.leave()
         player, drops = self._player(), self.settings.thoughts == 'drop'
         episode = self.episode = Episode(self.stops, self.settings.branches, drops)
-        address, self.turns, self.player = self.endpoint.open(episode), 0, player
+        address, self.player = self.endpoint.open(episode), player
+        self.turns, self.cut = 0, False
         task = Task(int(item), f'{address}/v1', episode.secret)
 
         def play() -> None:
@@ -77,7 +80,7 @@ class Harness:
         return event.new
 
     def step(self, action: Answer) -> Reply:
-        self.turns += 1
+        self.turns, self.cut = self.turns + 1, False
         made = self.episode.answer(action)
         event = self._next(self.settings.silent_s)
         valid = not made.bad_calls
@@ -86,12 +89,16 @@ class Harness:
         return Reply(event.new, figures=self._figures(), valid=valid)
 
     def finish(self, reason: str) -> Reply:
-        """Refuses the request that waits; harnesses end then, and what they earned counts."""
-        self.episode.refuse(CUT[reason])
+        """Refuses the request that waits; harnesses end then, and what they earned counts.
+
+        One whose conversation is too long may go on with another, such as a summary of it.
+        """
+        self.cut = True
+        self.episode.refuse(CUT[reason], branch=reason == 'TOKEN_BUDGET')
         event = self._next(self.settings.silent_s)
-        while not isinstance(event, End):
-            event = self._next(self.settings.silent_s)
-        return self._over(event)
+        if isinstance(event, End):
+            return self._over(event)
+        return Reply(event.new, figures=self._figures())
 
     def leave(self) -> None:
         """The episode is over: a process is killed, a thread finds that nobody answers it."""
@@ -107,9 +114,27 @@ class Harness:
         if shared is not None:
             shared.leave()
 
+    @property
+    def refused(self) -> list[Refused]:
+        """Requests of the episode without an answer, but those for which no turn or token is left:
+        these are no mistake of the harness."""
+        return [one for one in self.episode.refused if one not in CUT.values()]
+
     def _figures(self) -> tuple[float, ...]:
         counted, branches = self.episode.counted, len(self.episode.branches)
-        return tuple(map(float, (self.turns, branches, counted['refused'], counted['bad calls'])))
+        return tuple(map(float, (self.turns, branches, len(self.refused), counted['bad calls'])))
+
+    def _warn(self) -> None:
+        """Says once of each kind of refusal that a harness went on as if nothing had happened."""
+        for one in self.refused:
+            if one.code not in self.endpoint.warned:
+                self.endpoint.warned.add(one.code)
+                print(
+                    f'WARNING: a harness earned a reward although a request was refused '
+                    f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def _next(self, patience_s: float) -> Any:
         try:
@@ -123,12 +148,13 @@ class Harness:
 
     def _over(self, end: End) -> Reply:
         """The reply to the last answer of an episode."""
-        cut = self.episode.refusal is not None
         earned = end.returned if self.episode.reward is None else self.episode.reward
         blamed = end.error.partition(':')[0] in self.settings.blames
-        if earned is None and end.error and (cut or blamed):
+        if earned is None and end.error and (self.cut or blamed):
             earned = self.settings.blamed_reward  # the policy is to blame
         reward, success = reward_of(earned, end.error)
+        if not end.error:
+            self._warn()
         reply = Reply('', reward, done=True, success=success, figures=self._figures())
         self.leave()
         return reply
@@ -141,6 +167,30 @@ class Harness:
         return Call(settings.run) if settings.run else Program(settings.command, settings.blames)
 
 
+class Played(Harness):
+    """A harness whose requests an expert answers, as a player of worlds."""
+
+    def __init__(self, settings: 'HarnessEnvironment'):
+        super().__init__(settings, settings.stop)
+        self.expert = import_callable(settings.expert, 'harness.expert')
+        self.item = 0
+
+    def reset(self, item: int) -> Messages:
+        self.item = int(item)
+        return super().reset(item)
+
+    def step(self, action: str) -> Reply:
+        return super().step(Answer(action))
+
+    def best(self) -> str:
+        asked = self.episode.pending.asked
+        messages = [one.message for one in asked.messages]
+        said = self.expert(messages, list(asked.tools), self.item)
+        if not isinstance(said, str) or not said:
+            raise WorldError(f'harness.expert={self.settings.expert!r} answers {said!r:.80}')
+        return said
+
+
 @dataclasses.dataclass(frozen=True)
 class HarnessEnvironment(HostEnvironment):
     """Runs of a harness; an item is a number that it is given."""
@@ -149,9 +199,13 @@ class HarnessEnvironment(HostEnvironment):
     command: tuple[str, ...] = ()  # or a program, which posts it; {item} in a word is the item
     workers: Annotated[int, ZERO] = 0  # processes that call run, an episode at a time each, and are
     # killed where they hang; 0 = threads of the run
+    expert: str = ''  # package.module:function, which answers in the policy's place in order to be
+    # cloned: of (messages, tools, item), the text of an answer; '' = nobody
     num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
     branches: Annotated[int, ONE] = 1  # conversations of an episode: a request that extends none
     # opens another
+    context: Annotated[int, ZERO] = 0  # tokens of one of them; 0 = as many as of all together,
+    # rollout.max_tokens
     thoughts: Literal['keep', 'drop'] = 'keep'  # in front of </think>, in earlier answers; drop, as
     # Qwen3's template: each turn after one opens a conversation without it
     start_s: Annotated[float, POSITIVE] = 100.0  # until its first request
@@ -165,6 +219,7 @@ class HarnessEnvironment(HostEnvironment):
     name = 'harness'
     FIGURES = FIGURES
     chats = finishes = True
+    plays_at_random = False
 
     def problems(self) -> Iterator[str]:
         if bool(self.run) == bool(self.command):
@@ -182,14 +237,30 @@ class HarnessEnvironment(HostEnvironment):
                 'harness.thoughts=drop opens a conversation after each thought, and '
                 'harness.branches=1 allows one: set it to the turns of an episode'
             )
-        if self.run:
+        if self.context and self.branches == 1:
+            yield (
+                f'harness.context={self.context} is the length of one of several conversations, '
+                'and harness.branches=1 allows one: set rollout.max_tokens instead, or allow more'
+            )
+        for field in ('run', 'expert'):
             try:
-                import_callable(self.run, 'harness.run')
+                if name := getattr(self, field):
+                    import_callable(name, f'harness.{field}')
             except ValueError as error:
                 yield str(error)
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
+
+    def player(self) -> Played:
+        return Played(self)
+
+    def has_player(self) -> bool:
+        return bool(self.expert)
+
+    @property
+    def quick(self) -> bool:
+        return self.has_player()
 
     def item_range(self, split: str) -> np.ndarray:
         return hashed(range(self.num_items), split)
