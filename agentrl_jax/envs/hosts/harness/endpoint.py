@@ -75,11 +75,14 @@ class Branch:
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
             return None
-        thinks = any(form.content.count(THOUGHT) for at in self.sampled for form in self.known[at])
-        if self.drops and thinks:
+        if self.drops and any(
+            THOUGHT in form.content for at in self.sampled for form in self.known[at]
+        ):
             return None
         for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
-            if one.bare in [form.bare for form in forms]:
+            if one in forms or one.bare in [
+                form.bare for form in forms
+            ]:  # the same is quickly seen
                 continue
             if at != count - 1 or self.sampled.get(at, True) or one.calls:
                 return None
