@@ -149,13 +149,30 @@ def silent(task):
     return two_turns(task)
 
 
+BLAMED = 4
+
+
+def fault_of(item):
+    """0 to 5: how one item in ten fails."""
+    return item // 10 % 6
+
+
+def deadly(task):
+    """As `faulty`, but that it takes its process down, and leaves children as it hangs or dies."""
+    if task.item % 10 == 0 and fault_of(task.item) < 2:
+        subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)  # left_by_deadly'])
+        if fault_of(task.item):
+            os._exit(1)
+    return faulty(task)
+
+
 def faulty(task):
-    """One in ten hangs, crashes, floods, lies or goes away; the others are as two_turns."""
+    """One in ten hangs, crashes, floods, lies, goes away or cannot bear an answer (fault_of)."""
     if task.item % 10:
         return two_turns(task)
-    kind, client = task.item // 10 % 5, Client(task)
+    kind, client = fault_of(task.item), Client(task)
     if kind == 0:
-        time.sleep(20)
+        time.sleep(40)
     elif kind == 1:
         client.ask([user('Go.')])
         raise OSError('crashed on purpose')
@@ -168,6 +185,9 @@ def faulty(task):
         client.reward(reward=float('nan'))
         client.reward(success='maybe')
         return 'a thousand'
+    elif kind == BLAMED:
+        client.ask([user('Go.')])
+        raise OverflowError('what was answered is too much')
     else:
         client.http.connect()
         client.http.sock.sendall(b'POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf')
