@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -85,6 +88,40 @@ def talkative(task):
         return turns / 10
 
 
+def compacting(task):
+    """Seven answers; where its conversation is too long the policy sums up, and another begins."""
+    client, messages, turns = Client(task), [user(f'Item {task.item}.')], 0
+    while turns < 7:
+        try:
+            messages += [client.ask(messages), user('On.' * 5)]
+            turns += 1
+        except RuntimeError as error:
+            assert 'context_length_exceeded' in str(error) and turns
+            summary = client.ask([user(f'Sum up {task.item}.')])['content']
+            messages = [user(f'So far: {summary}')]
+    return turns / 10
+
+
+def swallowing(task):
+    """Leaves out what it is refused."""
+    client = Client(task)
+    try:
+        client.ask([user('Go.')], stop=['unknown'])
+    except RuntimeError:
+        pass
+    client.ask([user('Go.')])
+    return True
+
+
+def polite(messages, tools, item):
+    """An expert: the number of messages that there are with its answer."""
+    return f'Yes {len(messages) + 1}.'
+
+
+def mute(messages, tools, item):
+    """An expert that knows nothing."""
+
+
 def limited(task):
     """Asks for few tokens, and shows the answer with a text of its own added."""
     client, messages = Client(task), [user('Go.')]
@@ -112,13 +149,30 @@ def silent(task):
     return two_turns(task)
 
 
+BLAMED = 4
+
+
+def fault_of(item):
+    """0 to 5: how one item in ten fails."""
+    return item // 10 % 6
+
+
+def deadly(task):
+    """As `faulty`, but that it takes its process down, and leaves children as it hangs or dies."""
+    if task.item % 10 == 0 and fault_of(task.item) < 2:
+        subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)  # left_by_deadly'])
+        if fault_of(task.item):
+            os._exit(1)
+    return faulty(task)
+
+
 def faulty(task):
-    """One in ten hangs, crashes, floods, lies or goes away; the others are as two_turns."""
+    """One in ten hangs, crashes, floods, lies, goes away or cannot bear an answer (fault_of)."""
     if task.item % 10:
         return two_turns(task)
-    kind, client = task.item // 10 % 5, Client(task)
+    kind, client = fault_of(task.item), Client(task)
     if kind == 0:
-        time.sleep(20)
+        time.sleep(40)
     elif kind == 1:
         client.ask([user('Go.')])
         raise OSError('crashed on purpose')
@@ -131,11 +185,37 @@ def faulty(task):
         client.reward(reward=float('nan'))
         client.reward(success='maybe')
         return 'a thousand'
+    elif kind == BLAMED:
+        client.ask([user('Go.')])
+        raise OverflowError('what was answered is too much')
     else:
         client.http.connect()
         client.http.sock.sendall(b'POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf')
         client.http.sock.close()
     return None
+
+
+def interleaved(task, order):
+    """Two conversations of two turns each, in an order of the four; a third begins as the first."""
+    client = Client(task)
+    talks = {name: [user(f'Item {task.item}, {name}.')] for name in 'ab'}
+    for name in order:
+        talks[name].append(client.ask(talks[name]))
+        talks[name].append(user('Go on.'))
+    client.ask(talks['a'][:1])
+    return 1.0
+
+
+def in_turn(task):
+    return interleaved(task, 'abab')
+
+
+def the_other_first(task):
+    return interleaved(task, 'baba')
+
+
+def one_after_the_other(task):
+    return interleaved(task, 'bbaa')
 
 
 def parallel(task):
@@ -151,3 +231,29 @@ def parallel(task):
     for thread in threads:
         thread.join()
     return len(found) / 2
+
+
+def dangers(item):
+    """0 to 3; each of them among the items of the tests' episodes."""
+    return item % 23 % 4
+
+
+def dangerous(task):
+    """By its item: as two_turns, or it dies with a child, hangs with one, or raises."""
+    kind = dangers(task.item)
+    if kind == 0:
+        return two_turns(task)
+    Client(task).ask([user('Go.')])
+    if kind == 3:
+        raise OverflowError('too much for me')
+    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)  # left_by_worker'])
+    if kind == 1:
+        os._exit(7)
+    time.sleep(99)
+
+
+def alone(task):
+    """Asks nobody; an odd one hangs, with a child."""
+    if task.item % 2:
+        subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)  # left_by_alone'])
+    return 0.25, True

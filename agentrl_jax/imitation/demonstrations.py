@@ -125,28 +125,30 @@ def demonstrate_on_hosts(
     """Plays `episodes` training items with a player (envs.hosts.world.Player) in this process.
 
     Each answer is the expert's with probability `oracle`; else, and where it knows no way on, that
-    of random play. report() is called after each episode.
+    of random play. Of several conversations each is a row. report() is called after each episode.
     """
     rng = np.random.default_rng(seed)
     levels = rng.integers(task.env.num_levels(task.env_params), size=episodes)
-    rows, trained = [], []
+    most, rows, trained = task.env.context or max_tokens, [], []
     for item in np.asarray(task.env_params.items)[levels]:
-        row, train = list(np.asarray(task.prefix)), [False] * len(task.prefix)
+        talks: dict[int, tuple[list[int], list[bool]]] = {}  # by their numbers
         observation, instruction = player.reset(int(item)), player.instruction
         for _ in range(task.max_turns):
-            prompt = conversation.prompt(observation, instruction).tokens
+            prompt = conversation.prompt(observation, instruction)
+            begun = list(np.asarray(task.prefix)), [False] * len(task.prefix)
+            row, train = talks.setdefault(prompt.branch, begun)
             said = (player.best() if rng.random() < oracle else '') or player.random(rng)
             answer = [*conversation.answer(said), int(task.eos_ids[0])]
-            if len(row) + len(prompt) + len(answer) > max_tokens:
+            if len(row) + len(prompt.tokens) + len(answer) > most:
                 break
-            row += [*prompt, *answer]
-            train += [False] * len(prompt) + [True] * len(answer)
+            row += [*prompt.tokens, *answer]
+            train += [False] * len(prompt.tokens) + [True] * len(answer)
             reply = player.step(said)
             if reply.done:
                 break
             observation, instruction = reply.observation, ''
-        rows.append(row)
-        trained.append(train)
+        rows += [row for row, _ in talks.values()]
+        trained += [train for _, train in talks.values()]
         report()
     player.close()
     return pad_rows(rows, trained, max_tokens, task.pad_id)

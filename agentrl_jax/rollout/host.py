@@ -119,7 +119,7 @@ class HostCollect:
             slots=self.slots // self.shards,
             serve_rows=self.serve_rows,
             width=self.read_tokens,
-            cache_tokens=context.cache_tokens(self.max_tokens),
+            cache_tokens=context.cache_tokens(task.env.context or self.max_tokens),
             max_response=self.max_response,
             temperature=self.temperature,
             top_k=self.top_k,

@@ -42,7 +42,9 @@ class Slot:
     replies: tuple = ()
     heard: Response | None = None  # the last one with a reply
     branch: int = 0  # conversation that the cache holds
-    cut: EpisodeStop = EpisodeStop.NONE  # the episode is over, and its world asked what it earned
+    context: int = 0  # tokens of that conversation
+    cut: EpisodeStop = EpisodeStop.NONE  # the world is asked what the episode has earned, or ...
+    cuts: int = 0  # ... goes on with a shorter conversation: how often it was asked
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
     # What the cache holds from its beginning on, after the common prefix, and how much was read
     opening: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
@@ -180,7 +182,8 @@ class HostRollout:
         slot.episode = self.episodes.popleft() if self.episodes else -1
         slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
         slot.now = agents.begin(self.task.agent)
-        slot.branch, slot.cut, slot.opening, slot.read = 0, EpisodeStop.NONE, NOTHING, 0
+        slot.cut, slot.cuts = EpisodeStop.NONE, 0
+        slot.branch, slot.opening, slot.read = 0, NOTHING, 0
         if slot.episode >= 0:
             self.events[slot.episode] = []
             self.ask(slot)
@@ -198,8 +201,9 @@ class HostRollout:
             actions=slot.actions,
             replies=slot.replies,
             trial=int(slot.now.trial),
-            turn=slot.turn + bool(slot.actions),
+            turn=slot.turn + bool(slot.actions and not slot.cut),
             cut=slot.cut.name if slot.cut else '',
+            cuts=slot.cuts if slot.cut else 0,
         )
         self.calls.ask(request)
 
@@ -217,7 +221,7 @@ class HostRollout:
                 self.on_fault(slot)
             else:
                 self.on_reply(slot, response)
-            busy = busy or self.is_due()
+            busy = self.is_sampling() or self.is_due()  # a row that copied a cache samples at once
             until = time.monotonic() + self.grace()
         if not self.is_sampling():
             self.counted['waited_s'] += time.monotonic() - began
@@ -235,19 +239,19 @@ class HostRollout:
         """The episode is lost to its world."""
         b = slot.episode
         self.out.episode_stop[b], self.out.success[b] = EpisodeStop.ENV_ERROR, False
-        self.out.num_turns[b] = slot.turn + bool(slot.actions)
+        self.out.num_turns[b] = slot.turn + bool(slot.actions and not slot.cut)
         self.begin_episode(slot)
 
     def on_reply(self, slot: Slot, response: Response) -> None:
         """Records what the world said, to the last answer if there was one."""
         reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
-        if slot.cut:
+        if slot.cut and reply.done:
             self.on_earned(slot, reply)
             return
         self.note(slot, response)
         self.counted['cut'] += response.prompt.cut
         slot.heard, stop, fresh = response, EpisodeStop.NONE, False
-        if slot.actions:
+        if slot.actions and not slot.cut:
             out.rewards[b, k] = reply.reward
             out.valid[b, k], out.judged[b, k] = bool(reply.valid), reply.valid is not None
             out.num_actions[b, k] = 1
@@ -258,6 +262,7 @@ class HostRollout:
                 out.figures[b] = figures_of(reply, self.task.env)
             stop, fresh = self.end_turn(slot, reply.done)
         slot.replies += (reply,)
+        slot.cut = EpisodeStop.NONE
         self.go_on(slot, stop, fresh)
 
     def end_turn(self, slot: Slot, done: bool) -> tuple[EpisodeStop, bool]:
@@ -285,7 +290,7 @@ class HostRollout:
             prompt = self.prompt(slot)
             missing = self.missing_end(slot, prompt)
             longest = len(missing) + len(prompt.tokens) + self.most(prompt)
-            if slot.length + longest <= self.out.tokens.shape[1]:
+            if longest <= self.room(slot, prompt):
                 self.write_prompt(slot, prompt, missing)
                 return
             stop = EpisodeStop.TOKEN_BUDGET
@@ -294,6 +299,15 @@ class HostRollout:
             return
         self.out.episode_stop[slot.episode] = stop
         self.begin_episode(slot)
+
+    def room(self, slot: Slot, prompt: Prompt) -> int:
+        """Tokens that are left to the episode, and to the conversation of the prompt."""
+        left = self.out.tokens.shape[1] - slot.length
+        if not self.task.env.context:
+            return left
+        prefix = len(self.task.prefix)
+        held = prefix + len(branch_places(self.out, slot.episode, prompt.branch, prefix))
+        return min(left, self.task.env.context - held)
 
     def missing_end(self, slot: Slot, prompt: Prompt) -> list[int]:
         """The end of the last answer of the prompt's conversation, where nobody has written it.
@@ -314,16 +328,18 @@ class HostRollout:
 
     def cut_short(self, slot: Slot, stop: EpisodeStop) -> None:
         """Asks what an episode has earned for which no turn or token is left."""
-        slot.cut = stop
+        slot.cut, slot.cuts = stop, slot.cuts + 1
         self.ask(slot)
 
     def on_earned(self, slot: Slot, reply: Reply) -> None:
         """Pays an episode that was cut, on its last turn; one without a turn is lost."""
         b, out = slot.episode, self.out
         if not slot.turn:
+            context = self.task.env.context
             self.calls.say(
                 'an episode is lost: its first request and an answer do not fit into '
                 f'rollout.max_tokens={out.tokens.shape[1]}'
+                + (f' and harness.context={context}' if context else '')
             )
             self.counted['faults'] += 1
             self.on_fault(slot)
@@ -445,10 +461,21 @@ class HostRollout:
         """Of a line for the device: `count` tokens from position `at` on are in a row's cache."""
         last = int(not slot.chunks)
         whole = at + count == len(self.task.prefix) + len(slot.opening)
-        numbers = slot.number % self.programs.slots, at, count, slot.length
-        numbers += int(self.stream[slot.episode]), last + (last and whole), int(slot.now.part)
+        numbers = slot.number % self.programs.slots, at, count, *self.draws(slot)
+        numbers += last + (last and whole), int(slot.now.part)
         numbers += (self.most(slot.heard.prompt),)
         return (*numbers, *(self.task.offered(slot.heard.offers) if self.offers else ()))
+
+    def draws(self, slot: Slot) -> tuple[int, int]:
+        """(position, random stream) of the next draw.
+
+        Of one of several conversations a function of its own tokens and its beginning alone: those
+        of an episode may take turns in any order.
+        """
+        stream, inner = int(self.stream[slot.episode]), slot.heard.prompt.stream
+        if not inner:
+            return slot.length, stream
+        return slot.context, action_hash(f'{stream} {inner}')
 
     def unread(self, slot: Slot, prompt: Prompt, fresh: np.ndarray) -> tuple[int, np.ndarray]:
         """(position in the cache, tokens) of what is to be read of the prompt's conversation.
@@ -459,7 +486,7 @@ class HostRollout:
         self.out.branch[b, slot.turn] = prompt.branch
         own = branch_places(self.out, b, prompt.branch, prefix)
         held = slot.branch == prompt.branch and not prompt.opens
-        slot.branch = prompt.branch
+        slot.branch, slot.context = prompt.branch, prefix + len(own)
         fresh = fresh if held else self.out.tokens[b, own]
         return prefix + len(own) - len(fresh), fresh
 

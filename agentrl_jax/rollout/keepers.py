@@ -42,6 +42,7 @@ class Request:
     trial: int = 0  # of the episode
     turn: int = 0  # of the episode, that the reply opens
     cut: str = ''  # EpisodeStop's name: asks what an episode has earned that is cut
+    cuts: int = 0  # of which this is the last; 0 = it is not cut
 
 
 @dataclasses.dataclass(eq=False)

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import mmap
+import operator
 import queue
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ FIELDS = {  # of a line, beside those of `about`
     'stream': int,  # of the episode's tokens
     'trial': int,  # of the episode
     'turn': int,  # of the episode that the reply opens: 0 for the first observation
+    'cuts': int,  # times that the turn's requests were refused for their length; 0 = it was asked
     'item': int,
     'action': int,  # hash of what the policy said before, 0 at the beginning
     'observation': str,
@@ -41,7 +43,7 @@ FIELDS = {  # of a line, beside those of `about`
     'tries': int,  # times that it was asked
 }
 # Of lines older than these fields
-ADDED = {'tries': 1, 'figures': [], 'valid': None, 'messages': None, 'offers': []}
+ADDED = {'tries': 1, 'figures': [], 'valid': None, 'messages': None, 'offers': [], 'cuts': 0}
 LISTED = 20  # rollouts of a log that an error spells out
 About = dict[str, int | str]
 
@@ -81,6 +83,7 @@ def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
         'stream': request.stream,
         'trial': request.trial,
         'turn': request.turn,
+        'cuts': request.cuts,
         'item': request.item,
         'action': action_hash(request.actions[-1]) if request.actions else 0,
         'observation': str(reply.observation),
@@ -212,10 +215,11 @@ class LoggedPool:
         self.done: queue.SimpleQueue = queue.SimpleQueue()
         self._read = read
         # Of a rollout that was begun twice the later lines are those that counted.
-        self._lines = {(line['stream'], line['trial'], line['turn']): line for line in lines}
+        where = operator.itemgetter('stream', 'trial', 'turn', 'cuts')
+        self._lines = {where(line): line for line in lines}
 
     def submit(self, request: Request) -> None:
-        where = request.stream, request.trial, request.turn
+        where = request.stream, request.trial, request.turn, request.cuts
         if where not in self._lines:
             raise ValueError(
                 f'the log ends before turn {request.turn} of the episode of stream {request.stream}'

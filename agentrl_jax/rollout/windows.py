@@ -40,6 +40,7 @@ class Branches:
 
     count: int  # of an episode, at most
     prefix: int  # tokens in front of each
+    width: int = 0  # tokens of each, at most; 0 = as many as of an episode
 
     def rows(self, turns: int) -> int:
         """Samples of an episode."""
@@ -59,6 +60,7 @@ class Branches:
         own = (branch == of) & (place >= self.prefix)
         seen = own.any(-1, keepdims=True) & (own | (place < self.prefix))
         index = jnp.sort(jnp.where(seen, place, length), axis=-1)
+        index = index[..., : self.width or length]
         own = jnp.take_along_axis(own, jnp.minimum(index, length - 1), axis=-1)
         return Windows(index=index, own=own & (index < length))
 

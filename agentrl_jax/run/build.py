@@ -162,7 +162,7 @@ def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learni
     if seen:
         context = windows.Context.of(task, seen, longest)
     elif cfg.most_branches > 1:
-        context = windows.Branches(cfg.most_branches, task.prefix.shape[0])
+        context = windows.Branches(cfg.most_branches, task.prefix.shape[0], task.env.context)
     own = task.grammar if cfg.rollout.constrain else None
     return learning_of(
         cfg,

@@ -236,6 +236,11 @@ class Hosts:
                 f'clone.episodes={clone.episodes} needs an expert, and {name} has none: set it to '
                 '0, or name trajectories in clone.file'
             )
+        if clone.episodes and clone.oracle < 1 and not world.plays_at_random:
+            yield (
+                f'clone.oracle={clone.oracle:g} has {name} answered at random, which nobody knows '
+                'how to: set it to 1.0'
+            )
         if clone.episodes and (agent.writes or agent.trials > 1):
             yield (
                 f'clone.episodes={clone.episodes} plays one trial of turns that act on hosts, and '
@@ -246,6 +251,12 @@ class Hosts:
             yield (
                 f'{name} shows what its harness shows, once: set context.window to 0, agent.name '
                 "to 'act' and agent.trials to 1"
+            )
+        if world.context > run.rollout.max_tokens:
+            yield (
+                f'harness.context={world.context} is more than all conversations of an episode '
+                f'have, rollout.max_tokens={run.rollout.max_tokens}: lower the one or raise the '
+                'other'
             )
         if world.chats and run.env.mix:
             yield f'env.mix={run.env.mix!r} cannot hold {name}: set it to ()'

@@ -70,6 +70,7 @@ class Prompt:
     cut: bool = False  # it was longer than allowed
     branch: int = 0  # conversation of the episode that it goes on with
     opens: bool = False  # it begins that conversation
+    stream: int = 0  # random stream of that conversation; 0 = the episode's own
     ends: bool = False  # it ends the answer before by itself
     most: int = 0  # tokens of the answer; 0 = as many as any
 
@@ -160,6 +161,7 @@ class Conversation:
             anchor=zlib.crc32(written.encode()),
             branch=said.branch,
             opens=said.opens,
+            stream=said.stream,
             ends=bool(said.appended),
             most=said.most,
         )

@@ -1,8 +1,12 @@
 """A thousand episodes of harnesses: one in ten hangs, crashes, floods, lies or goes away."""
 
+import functools
+import pathlib
+import subprocess
 import threading
 import time
 
+import harness_clients as clients
 import host_worlds
 import jax
 import numpy as np
@@ -18,8 +22,10 @@ from agentrl_jax.types import EpisodeStop
 COUNT = 1000
 
 
-def played(run):
-    env = HarnessEnvironment(run=f'harness_clients:{run}', num_items=5000, start_s=2.0)
+def played(run, **settings):
+    env = HarnessEnvironment(
+        run=f'harness_clients:{run}', num_items=5000, blames=('OverflowError',), **settings
+    )
     params = env.make_params(num_levels=COUNT)
     params = params._replace(items=np.arange(COUNT, dtype=np.int32))
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
@@ -35,18 +41,39 @@ def played(run):
         collect.worlds.pool.close()
 
 
+@functools.cache
+def healthy():
+    out = played('two_turns')
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+    return out
+
+
+def left():
+    """What harnesses may leave, by number: threads, sockets and processes."""
+    own = ('harness', 'process_request_thread', 'world')
+    threads = sum(any(name in one.name for name in own) for one in threading.enumerate())
+    sockets = sum(path.is_socket() for path in pathlib.Path('/proc/self/fd').iterdir())
+    listed = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    marks = ('left_by_deadly', 'harness.workers')
+    return np.array([threads, sockets, sum(map(listed.stdout.count, marks))])
+
+
 @pytest.mark.soak
-def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_left():
-    healthy = played('two_turns')
-    assert (healthy.episode_stop == EpisodeStop.TERMINATED).all()
-    out = played('faulty')
-    faulty = np.arange(COUNT) % 10 == 0
-    assert ((out.episode_stop == EpisodeStop.ENV_ERROR) == faulty).all()
+@pytest.mark.parametrize(('run', 'workers'), [('faulty', 0), ('deadly', 8)])
+def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_left(run, workers):
+    alone, before = healthy(), left()
+    out = played(run, start_s=10.0, silent_s=10.0, workers=workers, blamed_reward=-1.0)
+    items = np.arange(COUNT)
+    faulty = items % 10 == 0
+    blamed = faulty & (clients.fault_of(items) == clients.BLAMED)
+    assert ((out.episode_stop == EpisodeStop.ENV_ERROR) == faulty & ~blamed).all()
+    assert blamed.sum() == 16 and (out.rewards[blamed].sum(1) == -1).all()
+    assert out.action_mask[blamed].any(1).all()  # they train
     for name in ('tokens', 'logprobs', 'rewards', 'turn', 'action_mask'):
-        one, other = getattr(out, name), getattr(healthy, name)
+        one, other = getattr(out, name), getattr(alone, name)
         np.testing.assert_array_equal(one[~faulty], other[~faulty], err_msg=name)
     assert not endpoint('127.0.0.1', 0).episodes
-    until = time.monotonic() + 40  # those that sleep find their episodes over
-    while any(thread.name == 'harness' for thread in threading.enumerate()):
-        assert time.monotonic() < until
+    until = time.monotonic() + 60  # those that sleep find their episodes over
+    while (left() > before).any():
+        assert time.monotonic() < until, (left(), before)
         time.sleep(0.5)

@@ -105,6 +105,40 @@ def test_the_first_observation_of_a_group_is_read_once_and_changes_no_bit(
 
 
 @pytest.mark.soak
+class Waits:
+    """Its first replies say the same; each world waits for what another one has heard."""
+
+    deterministic, instruction = True, ''
+    first, second = threading.Event(), threading.Event()  # answers were heard
+
+    def reset(self, item):
+        items = hosts.conversation_of(hosts.Tests())[0].env_params.items.tolist()
+        self.place = items.index(item)
+        if self.place:
+            assert (self.first if self.place == 1 else self.second).wait(20)
+        return 'The same to all.'
+
+    def step(self, action):
+        if self.place == 0:
+            self.first.set()
+            assert self.second.wait(20)
+        self.second.set()
+        return Reply('', done=True)
+
+    def close(self):
+        pass
+
+
+def test_a_row_that_copied_its_opening_samples_though_all_other_worlds_are_silent():
+    """It waited for one more reply, and for ever where none came before it had answered."""
+    listed = tiny.episodes('frozen_lake')
+    few = jax.tree.map(lambda x: x[:3], tiny.episodes('frozen_lake'))
+    listed = dataclasses.replace(few, level=np.arange(3, dtype=np.int32))
+    out, counters = hosts.play(make=Waits, listed=listed, slots=3)
+    assert not counters['hosts/retries'][0]
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+
+
 def test_crashed_worlds_are_replayed_and_change_nothing():
     out, counters = hosts.play(
         make=troubled(4, crash=0.3), policy=host.RetryPolicy(tries=50, min_healthy=0)

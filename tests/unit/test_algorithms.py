@@ -33,6 +33,7 @@ from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses, objective, score
 from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Range
 from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
 
 CLIP = Clip(0.2, 0.28)
@@ -516,6 +517,25 @@ def test_permuting_groups_permutes_the_batch_and_dropping_them_is_weighing_them_
         a, b = np.asarray(getattr(weighed, field)), np.asarray(getattr(compact, field))
         np.testing.assert_allclose(a[rows], b, atol=1e-6)
         assert not a[:4].any()
+
+
+@EVERY
+def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
+    """Three conversations of an episode, in three rows or in one: each token trains in one."""
+    rollout = toy.random_rollout(4, turns=4, length=24, faulty=(1,))
+    scores = toy.scores_of(rollout)
+    branch = jnp.asarray(np.random.default_rng(0).integers(0, 3, rollout.rewards.shape), jnp.int32)
+    whole = batch_of(how, rollout, 4, scores).replace(pair=None)
+    several = batch_of(how, rollout.replace(branch=branch), 4, scores).replace(pair=None)
+    jax.tree.map(np.testing.assert_array_equal, whole, several)
+    found = windows.Branches(3, 0).windows(rollout.replace(branch=branch))
+    rows = windows.split_batch(several, found)
+    assert rows.mask.sum() == whole.mask.sum() and (
+        rows.mask.any(1).sum() > whole.mask.any(1).sum()
+    )
+    trained = jnp.where(rows.mask, rows.advantages, 0.0)
+    back = windows.put_back(trained, found, rollout.tokens.shape[1])
+    np.testing.assert_array_equal(back, jnp.where(whole.mask, whole.advantages, 0.0))
 
 
 def moved_by(rows, rollout, scores):

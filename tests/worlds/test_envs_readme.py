@@ -78,7 +78,7 @@ def test_the_table_lists_the_worlds_there_are():
         assert (plays == 'on the device') == (name in device)
         assert all(f'"{package}' in pinned for package in re.findall('`(.*?)`', needs))
         if name in HOSTS:
-            assert (expert != 'none') == HOSTS[name].has_player() == bool(rate)
+            assert (expert != 'none') == HOSTS[name]().has_player() == bool(rate)
         if config:
             path = pathlib.Path(config.strip('`'))
             world = importlib.import_module('.'.join(path.with_suffix('').parts)).get_config()

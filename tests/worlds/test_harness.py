@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,20 +13,26 @@ import harness_clients as clients
 import host_worlds
 import jax
 import jax.numpy as jnp
+import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs.hosts.harness import wire
+from agentrl_jax.envs.hosts.harness import boxes, wire, workers
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
+from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused, Said
-from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint, reward_of
-from agentrl_jax.envs.hosts.world import Answer, WorldError
+from agentrl_jax.envs.hosts.harness.world import CUT, HarnessEnvironment, endpoint
+from agentrl_jax.envs.hosts.players import reference_success
+from agentrl_jax.envs.hosts.world import Answer, WorldDown, WorldError
+from agentrl_jax.imitation import demonstrations
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import host, host_rollout, windows
 from agentrl_jax.rollout.host import counters_of
+from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.rollout.world_calls import WorldsFailed
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -202,7 +209,7 @@ def test_what_says_something_else_opens_a_branch_or_is_refused(later, more):
     assert shown.branch == 0 and not shown.opens
     with pytest.raises(Refused, match='harness.branches allows no further one'):
         episode.ask(body(clients.user('W')), False)
-    assert episode.counted['refused'] == 1
+    assert [one.code for one in episode.refused] == ['history_rewritten']
 
 
 def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped():
@@ -279,15 +286,22 @@ def test_what_is_no_reward_is_a_fault(earned):
 
 
 @functools.cache
-def played(run, max_tokens=420, max_response=6, max_turns=6, **settings):
-    """(rollout of 16 episodes by random weights, task)."""
+def played(run, max_tokens=420, max_response=6, max_turns=6, log='', replay='', **settings):
+    """(rollout of 16 episodes by random weights, task).
+
+    log: a file for what harnesses say; replay: one that answers in their place.
+    """
     env = HarnessEnvironment(run=f'harness_clients:{run}', num_items=200, **settings)
     params = env.make_params(num_levels=16)
     params = params._replace(items=np.sort(params.items))
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
     task = conversation.build_host_task(env, params, talk, max_turns=max_turns)
     sizes = dict(max_response=max_response, max_tokens=max_tokens, temperature=1.0)
-    collect = host_worlds.collector(talk, env.make, **sizes)
+    pool = LoggedPool(read_log(replay), talk.prompt) if replay else None
+    collect = host_worlds.collector(talk, env.make, pool=pool, **sizes)
+    if log:
+        collect.worlds.log = ReplyLog(log)
+        collect.worlds.log.about = {'step': 0}
     try:
         listed = tiny.episodes('frozen_lake')
         return jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))[0], task
@@ -295,10 +309,10 @@ def played(run, max_tokens=420, max_response=6, max_turns=6, **settings):
         collect.worlds.pool.close()
 
 
-def scored(rollout, count):
+def scored(rollout, count, width=0):
     """Log-probabilities of the trainer, a row for each conversation."""
     rollout = jax.tree.map(jnp.asarray, rollout)
-    found = windows.Branches(count, PREFIX).windows(rollout)
+    found = windows.Branches(count, PREFIX, width).windows(rollout)
     tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
     states = tiny.hidden(tiny.untrained(), tokens, positions_of(attention), attention)
     logprobs, _ = losses.token_logprobs(states, tiny.head(tiny.untrained()), tokens)
@@ -373,6 +387,51 @@ def test_branches_are_conversations_of_their_own():
     assert (out.success == (items % 2 == 0)).all() and (out.figures[:, 1] == 3).all()
 
 
+@pytest.mark.parametrize('other', ['the_other_first', 'one_after_the_other'])
+def test_the_order_of_requests_of_several_conversations_changes_no_answer(other):
+    sizes = dict(branches=3, max_tokens=1000)
+    one, other = played('in_turn', **sizes)[0], played(other, **sizes)[0]
+
+    def said(out, episode):
+        """(text, log-probabilities) of the conversations of an episode, by their texts."""
+        texts = [texts_of(out, branch)[episode] for branch in range(3)]
+        of = windows.branch_of(out.turn, out.branch, np)[episode]
+        sampled = [out.logprobs[episode][(of == n) & out.action_mask[episode]] for n in range(3)]
+        return sorted(zip(texts, map(tuple, sampled), strict=True))
+
+    for b in range(len(one.tokens)):
+        for (text, logprobs), (again, others) in zip(said(one, b), said(other, b), strict=True):
+            assert text == again
+            np.testing.assert_allclose(logprobs, others, atol=1e-5)
+    # What begins in the same way is drawn anew
+    assert any(
+        not texts_of(one, 0)[b].startswith(texts_of(one, 2)[b].removesuffix('<|im_end|>'))
+        for b in range(len(one.tokens))
+    )
+
+
+def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode():
+    for most, plain in ((1, True), (2, False)):
+        episode = Episode(branches=most)
+        shown, _ = ask(episode, body(U), answer('A'))
+        assert (shown.stream == 0) == plain
+    later, _ = ask(episode, body(U, said_of(), V), answer('B'))
+    again, _ = ask(episode, body(U), answer('C'))
+    assert later.stream == shown.stream and again.stream == shown.stream + 1
+
+
+def test_a_harness_that_swallows_a_refusal_is_counted_and_reported_once(capsys):
+    endpoint('127.0.0.1', 0).warned.clear()
+    out, _ = played('swallowing')
+    assert (out.success & (out.rewards[:, 0] == 1)).all()
+    assert (out.figures[:, 2] == 1).all()  # refused
+    said = capsys.readouterr().err
+    assert said.count('WARNING: a harness earned a reward although a request was refused') == 1
+    assert '(unknown_stop: ' in said
+    out, _ = played('talkative', max_turns=3)  # what ends for want of turns is none of its doing
+    assert (out.figures[:, 2] == 0).all()
+
+
 def test_an_episode_that_is_cut_still_earns():
     out, _ = played('talkative', max_turns=3)
     assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()
@@ -380,6 +439,58 @@ def test_an_episode_that_is_cut_still_earns():
     out, _ = played('talkative', max_turns=12, max_tokens=150)
     assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all() and (out.num_turns < 12).all()
     np.testing.assert_allclose(out.rewards.sum(1), out.num_turns / 10, atol=1e-6)
+
+
+COMPACT = dict(branches=8, context=100, max_tokens=700, max_turns=14)
+
+
+def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp_path):
+    log = str(tmp_path / 'replies.jsonl')
+    out, _ = played('compacting', **COMPACT, log=log)
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+    np.testing.assert_allclose(out.rewards.sum(1), 0.7, atol=1e-6)
+    assert (out.branch.max(1) >= 2).all() and (out.num_turns > 7).all()
+    of = windows.branch_of(out.turn, out.branch, np)
+    lengths = PREFIX + (of[:, None] == np.arange(8)[:, None]).sum(2)
+    assert lengths.max() <= 100 and (out.attention_mask.sum(1) > 200).all()
+    # The policy's own summaries train in their rows, which are no wider than a conversation
+    summaries = texts_of(out, 1)
+    assert all(text.startswith('<|im_start|>user\nSum up ') for text in summaries)
+    assert all((out.action_mask[b] & (of[b] == 1)).any() for b in range(len(of)))
+    logprobs, found = scored(out, 8, 100)
+    assert found.index.shape[2] == 100
+    gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
+    assert np.abs(gap).max() <= 1e-5
+    host_worlds.assert_same(played('compacting', **COMPACT, replay=log)[0], out)
+
+
+def test_the_row_of_all_conversations_bounds_them_too():
+    """What an episode has earned counts, also where nothing is left for a summary."""
+    out, _ = played('compacting', **COMPACT | {'max_tokens': 150}, blamed_reward=-1.0)
+    assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all()
+    assert (out.rewards.sum(1) == -1).all() and (out.attention_mask.sum(1) <= 150).all()
+
+
+def test_a_conversation_that_is_refused_leaves_others_their_turns():
+    episode = Episode(branches=2)
+    ask(episode, body(U), answer('A'))
+    refused = []
+
+    def too_long():
+        with pytest.raises(Refused, match='context') as error:
+            episode.ask(body(U, said_of(), V), False)
+        refused.append(error.value.code)
+
+    thread = threading.Thread(target=too_long)
+    thread.start()
+    episode.events.get(timeout=5)
+    episode.refuse(CUT['TOKEN_BUDGET'], branch=True)
+    thread.join()
+    too_long()  # at once: the conversation is refused, and no event of the episode
+    assert refused == ['context_length_exceeded'] * 2 and episode.events.empty()
+    shown, _ = ask(episode, body(V), answer('B'))
+    assert shown.opens and shown.branch == 1
+    assert len(episode.refused) == 2
 
 
 def test_an_answer_has_no_more_tokens_than_its_client_wants():
@@ -416,10 +527,103 @@ def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():
     assert (out.logprobs[~hangs] == alone.logprobs[~hangs]).all()
 
 
+# ---- workers -------------------------------------------------------------------------------------
+
+
+def running():
+    """The command lines of all processes."""
+    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    return found.stdout
+
+
+def gone(mark):
+    """Waits until no process has the mark in its command line: killed ones take a moment."""
+    until = time.monotonic() + 20
+    while mark in running():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_workers_play_what_threads_play_and_end_with_the_pool():
+    out, _ = played('two_turns', workers=3)
+    host_worlds.assert_same(out, played('two_turns')[0])
+    gone('harness.workers harness_clients:two_turns')
+
+
+def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():
+    out, task = played('dangerous', workers=4, silent_s=2.0, blames=('OverflowError',))
+    kind, alone = clients.dangers(task.env_params.items[out.level]), played('two_turns')[0]
+    assert set(kind) == {0, 1, 2, 3}
+    lost = out.episode_stop == EpisodeStop.ENV_ERROR
+    assert (lost == ((kind == 1) | (kind == 2))).all()
+    assert (out.rewards[kind == 3] == 0).all()  # blamed
+    for name in ('tokens', 'logprobs', 'rewards'):
+        assert (getattr(out, name)[kind == 0] == getattr(alone, name)[kind == 0]).all()
+    gone('left_by_worker')
+    gone('harness.workers harness_clients:dangerous')
+
+
+RUN = """
+import sys, threading
+from agentrl_jax.envs.hosts.harness.task import Task
+from agentrl_jax.envs.hosts.harness.workers import Workers
+workers = Workers('harness_clients:alone', 1)
+workers.enter()
+print(workers.take().play(Task(0, 'http://127.0.0.1:1/v1', 'k')).returned, flush=True)
+workers.take().play(Task(1, 'http://127.0.0.1:1/v1', 'k'))
+"""
+
+
+def test_a_worker_and_all_that_it_has_started_end_with_a_run_that_is_killed():
+    paths = os.pathsep.join(sys.path)
+    run = subprocess.Popen(
+        [sys.executable, '-c', RUN],
+        env=os.environ | {'PYTHONPATH': paths},
+        stdout=subprocess.PIPE,
+    )
+    assert run.stdout.readline() == b'[0.25, True]\n'
+    until = time.monotonic() + 20
+    while 'left_by_alone' not in running():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    run.kill(), run.wait(), run.stdout.close()
+    gone('left_by_alone')
+    gone('harness.workers harness_clients:alone')
+
+
+def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypatch):
+    monkeypatch.setattr(workers, 'WAIT_S', 0.01)
+    pool = workers.Workers('harness_clients:alone', 1)
+    pool.enter()
+    lease = pool.take()
+    with pytest.raises(WorldDown, match='all harness.workers=1 are at work'):
+        pool.take()
+    lease.stop()
+    assert 'exit code' in lease.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).error
+    fresh = pool.take()  # in the place of the one that was killed
+    assert fresh.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).returned == [0.25, True]
+    fresh.stop()  # its episode is over: the worker may be at another
+    assert pool.idle == [fresh.worker] and fresh.worker.alive
+    pool.leave()
+    assert not pool.idle and not fresh.worker.alive
+
+
+@pytest.mark.parametrize(
+    ('returned', 'sent'),
+    [(True, (1.0, True)), (0.5, (0.5, None)), (None, None), ('much', 'much'), ({}, '{}')],
+)
+def test_what_a_worker_sends_of_what_was_returned(returned, sent):
+    assert workers.plain(returned) == sent
+
+
 def test_settings_that_name_no_harness_or_two_are_refused():
     for settings in ({}, {'run': 'harness_clients:two_turns', 'command': ('x',)}):
         problems = list(HarnessEnvironment(**settings).problems())
         assert 'name one of them' in problems[0]
+    (problem,) = HarnessEnvironment(command=('x',), context=9).problems()
+    assert 'set rollout.max_tokens instead' in problem
+    (problem,) = HarnessEnvironment(command=('x',), workers=2).problems()
+    assert 'harness.workers=2 call harness.run' in problem
     (problem,) = HarnessEnvironment(run='harness_clients:nobody').problems()
     assert "harness.run='harness_clients:nobody'" in problem
 
@@ -427,6 +631,84 @@ def test_settings_that_name_no_harness_or_two_are_refused():
 def test_dataclasses_of_the_wire_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Said('user', 'U').role = 'tool'
+
+
+# ---- experts -------------------------------------------------------------------------------------
+
+BOXES = dict(
+    run='agentrl_jax.envs.hosts.harness.boxes:play',
+    expert='agentrl_jax.envs.hosts.harness.boxes:expert',
+)
+
+
+def demonstrated(episodes, **settings):
+    """(texts of rows, texts of what trains in them) of demonstrations by an expert."""
+    env = HarnessEnvironment(num_items=200, **settings)
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
+    task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
+    how = dict(seed=0, episodes=episodes, oracle=1.0, max_tokens=2000)
+    found = jax.device_get(demonstrations.demonstrate_on_hosts(task, talk, env.player(), **how))
+
+    def texts(masks):
+        rows = zip(found.tokens, masks, strict=True)
+        return [tiny.tokenizer().decode(row[mask], show_special=True) for row, mask in rows]
+
+    return texts(found.attention_mask), texts(found.mask)
+
+
+def test_an_expert_answers_in_the_place_of_the_policy():
+    rows, trained = demonstrated(12, **BOXES)
+    call = '<tool_call>\n{{"name": "open", "arguments": {{"box": "{}"}}}}\n</tool_call><|im_end|>'
+    assert len(rows) == 12
+    for row, said in zip(rows, trained, strict=True):
+        hinted = 'It is like' in row
+        if hinted:
+            (prize,) = (b for b, h in zip(boxes.BOXES, boxes.HINTS, strict=True) if h in row)
+            assert said == call.format(prize)
+        elif 'Empty. The' in row:
+            prize = row.partition('Empty. The ')[2].partition(' one')[0]
+            assert said == call.format('red') + call.format(prize)
+        assert row.count(said[-20:]) and row.endswith(said[-40:])
+    assert any('Empty. The' in row for row in rows) and any('It is like' in row for row in rows)
+
+
+def test_the_oracle_column_of_a_harness_is_its_experts_and_nobody_plays_at_random():
+    env = HarnessEnvironment(num_items=200, **BOXES)
+    params = env.make_params('validation', num_levels=8)
+    assert reference_success(env, params, 3) == {'oracle': 1.0}
+    assert env.quick and env.has_player() and not HarnessEnvironment(run=BOXES['run']).quick
+
+
+def test_demonstrations_of_several_conversations_are_a_row_each():
+    rows, trained = demonstrated(
+        2, run='harness_clients:branching', expert='harness_clients:polite', branches=4
+    )
+    assert len(rows) == 6
+    assert (
+        trained == ['Yes 2.<|im_end|>Yes 4.<|im_end|>', 'Yes 3.<|im_end|>', 'Yes 4.<|im_end|>'] * 2
+    )
+
+
+def test_an_expert_that_says_nothing_is_a_fault():
+    player = HarnessEnvironment(**BOXES | {'expert': 'harness_clients:mute'}).player()
+    player.reset(0)
+    with pytest.raises(WorldError, match='harness_clients:mute.* answers None'):
+        player.best()
+    player.close()
+
+
+def test_what_cloning_from_a_harness_needs_is_said():
+    def refused(**changes):
+        with pytest.raises(ValueError) as error:
+            config = micro_runs.plain('harness', **{'harness.run': BOXES['run']} | changes)
+            read_config(config)
+        return str(error.value)
+
+    assert 'clone.episodes=4 needs an expert' in refused(**{'clone.episodes': 4})
+    known = {'clone.episodes': 4, 'harness.expert': BOXES['expert'], 'clone.oracle': 0.5}
+    assert 'clone.oracle=0.5' in refused(**known)
+    longer = {'harness.branches': 2, 'harness.context': 10**6}
+    assert 'harness.context=1000000 is more than' in refused(**longer)
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -467,12 +749,6 @@ def programs(tmp):
     return env
 
 
-def running():
-    """The command lines of all processes."""
-    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
-    return found.stdout
-
-
 def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path):
     env = programs(tmp_path)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
@@ -491,7 +767,4 @@ def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path
     assert out.success[kind == 0].all() and (out.rewards[kind == 0, 0] == 0.5).all()
     assert (out.rewards[kind == 1, 0] == -1).all()
     assert (out.episode_stop[kind == 2] == EpisodeStop.ENV_ERROR).all()
-    until = time.monotonic() + 20
-    while 'left_alone' in running():  # killed, but perhaps not gone yet
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    gone('left_alone')

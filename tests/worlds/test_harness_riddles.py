@@ -6,7 +6,8 @@ import pytest
 
 from agentrl_jax.envs.hosts.harness import riddles
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
-from agentrl_jax.envs.hosts.harness.world import Task, endpoint
+from agentrl_jax.envs.hosts.harness.task import Task
+from agentrl_jax.envs.hosts.harness.world import endpoint
 from agentrl_jax.envs.hosts.world import Answer
 from agentrl_jax.envs.splits import SPLITS, level_split
 
@@ -29,8 +30,8 @@ def said(episode, *names):
 def test_the_box_of_the_things_colour_earns_the_less_the_later_it_is_named(names, reward):
     server, episode = endpoint('127.0.0.1', 0), Episode()
     item = next(i for i in range(100) if level_split(str(i).encode()) == 'train')
-    things = riddles.listed('train')
-    colour, thing = things[item % len(things)]
+    colour, thing = riddles.riddle(item)
+    assert (colour, thing) in riddles.listed('train') and riddles.expert([], [], item) == colour
     order = [colour, *(one for one in riddles.COLOURS if one != colour)]
     task, found = Task(item, f'{server.open(episode)}/v1', episode.secret), []
     player = threading.Thread(target=lambda: found.append(riddles.play(task)))

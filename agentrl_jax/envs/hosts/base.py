@@ -33,7 +33,9 @@ class HostEnvironment:
     SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
     chats: ClassVar[bool] = False  # observations are Messages, the first ones with all that a
     # conversation begins with
+    context: ClassVar[int] = 0  # tokens of one of several conversations; 0 = of an episode
     finishes: ClassVar[bool] = False  # an episode that is cut may still earn something
+    plays_at_random: ClassVar[bool] = True  # the player can do without its expert
     quick: ClassVar[bool] = False  # the player can play the held-out items in every run
 
     @property
@@ -66,9 +68,8 @@ class HostEnvironment:
         """Who plays without a policy, where there is somebody."""
         raise NotImplementedError
 
-    @classmethod
-    def has_player(cls) -> bool:
-        return cls.player is not HostEnvironment.player
+    def has_player(self) -> bool:
+        return type(self).player is not HostEnvironment.player
 
     def item_range(self, split: str) -> range | np.ndarray:
         """The items of a split; those of different splits share none."""

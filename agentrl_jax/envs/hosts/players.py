@@ -17,15 +17,15 @@ def reference_success(
     rollouts: int = 20,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Success of random play (key random) and of the expert (oracle) within some turns a trial.
+    """Success of random play (key random, where there is some) and of the expert (oracle) within
+    some turns a trial.
 
     Each item is played rollouts times at random and once by the expert.
     """
     player, generator = env.player(), np.random.default_rng(seed)
-    ways: dict[str, tuple[Callable[[], str], int]] = {
-        'random': (lambda: player.random(generator), rollouts),
-        'oracle': (player.best, 1),
-    }
+    ways: dict[str, tuple[Callable[[], str], int]] = {'oracle': (player.best, 1)}
+    if env.plays_at_random:
+        ways = {'random': (lambda: player.random(generator), rollouts)} | ways
     found = {}
     for name, (say, times) in ways.items():
         items = np.tile(params.items, times)

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentrl_jax.envs.hosts.world import (
     BOUNDS,
@@ -135,10 +135,7 @@ class WorkerKeeper(Keeper):
 def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     """Plays worlds until the input ends."""
     threading.Thread(target=stay_awake, daemon=True).start()
-    orders = os.fdopen(os.dup(0), 'rb')
-    answers = os.fdopen(os.dup(1), 'wb')
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # worlds may print and read as they like
-    os.dup2(2, 1)
+    orders, answers = own_pipes()
     lock, keepers = threading.Lock(), {}
 
     def say(**message: Any) -> None:
@@ -164,6 +161,14 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     for keeper in keepers.values():
         keeper.join()
     end_group()
+
+
+def own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The input and the output of this process, for itself: what it plays may print and read."""
+    orders, answers = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return orders, answers
 
 
 def try_out(make: Callable[[], World]) -> None:

@@ -88,6 +88,7 @@ class Messages:
     tools: tuple[dict, ...] = ()  # that may be called
     branch: int = 0  # conversation of the episode that they belong to
     opens: bool = False  # they begin it
+    stream: int = 0  # random stream of its answers within the episode's; 0 = the episode's own
     appended: str = ''  # to the answer before, which the policy had not ended itself
     most: int = 0  # tokens of the answer; 0 = as many as any
 
@@ -133,7 +134,8 @@ class World(Protocol):
 
     def finish(self, reason: str) -> Reply:
         """What an episode has earned that is cut, since no token or turn is left: EpisodeStop's
-        name. Only worlds whose environment `finishes` are asked."""
+        name. Only worlds whose environment `finishes` are asked. One that goes on in a shorter
+        conversation is not `done`."""
 
     def close(self) -> None:
         """Releases all resources; idempotent."""

@@ -9,7 +9,7 @@ import json
 import urllib.parse
 from typing import Any
 
-from agentrl_jax.envs.hosts.harness.world import Task
+from agentrl_jax.envs.hosts.harness.task import Task
 
 BOXES = ('red', 'green', 'blue', 'black', 'white', 'gold')
 HINTS = ('blood', 'grass', 'the sky', 'night', 'snow', 'the sun')
@@ -43,6 +43,18 @@ class Client:
             return None
         self.messages.append(said['choices'][0]['message'])
         return self.messages[-1]
+
+
+def expert(messages: list[dict], tools: list[dict], item: int) -> str:
+    """Opens the box that the hint is about, or that the content of a wrong one names."""
+    del tools, item
+    known = [
+        box
+        for box, hint in zip(BOXES, HINTS, strict=True)
+        if f'like {hint}.' in messages[0]['content'] or f'The {box} one.' in messages[-1]['content']
+    ]
+    call = {'name': 'open', 'arguments': {'box': (known or BOXES)[0]}}
+    return f'<tool_call>\n{json.dumps(call)}\n</tool_call>'
 
 
 def play(task: Task) -> dict:

@@ -57,20 +57,32 @@ class Branch:
     number: int
     tools: tuple[dict, ...]
     drops: bool = False  # the template leaves thoughts out of all answers but the last
+    opening: bytes = b''  # digest of its first request
+    stream: int = 0  # of its answers' draws, see Messages
+    refusal: Refused | None = None  # of all further requests
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
     sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # messages that are answers
     # -> whether the policy ended them itself
+
+    def refuse(self, refusal: Refused, new: Messages) -> None:
+        """Refuses all that extends the conversation as it was before these messages."""
+        self.refusal = refusal
+        if not new.opens:
+            del self.known[len(self.known) - len(new.messages) :]
 
     def extended_by(self, asked: Asked) -> str | None:
         """What a request appends to the newest answer, mostly ''; None: it says something else."""
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
             return None
-        thinks = any(form.content.count(THOUGHT) for at in self.sampled for form in self.known[at])
-        if self.drops and thinks:
+        if self.drops and any(
+            THOUGHT in form.content for at in self.sampled for form in self.known[at]
+        ):
             return None
         for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
-            if one.bare in [form.bare for form in forms]:
+            if one in forms or one.bare in [
+                form.bare for form in forms
+            ]:  # the same is quickly seen
                 continue
             if at != count - 1 or self.sampled.get(at, True) or one.calls:
                 return None
@@ -93,6 +105,7 @@ class Episode:
         self.refusal: Refused | None = None  # of all further requests
         self.reward: Any = None  # posted
         self.counted: collections.Counter = collections.Counter()
+        self.refused: list[Refused] = []  # what requests got instead of an answer
         self.pending: Request | None = None
         self._last: tuple[bytes, Asked, dict] | None = None  # digest of a request, and its answer
         self._turns = 0
@@ -104,6 +117,13 @@ class Episode:
 
         What a client sends again, because it did not get the answer, is answered by the same one.
         """
+        try:
+            return self._ask(raw, retried)
+        except Refused as refused:
+            self.refused.append(refused)
+            raise
+
+    def _ask(self, raw: bytes, retried: bool) -> tuple[Asked, dict]:
         digest = hashlib.blake2b(raw, digest_size=16).digest()
         with self._state:
             again = self._again(digest) if retried else None
@@ -115,7 +135,6 @@ class Episode:
         with self._one:
             with self._state:
                 if self.refusal is not None:
-                    self.counted['refused'] += 1
                     raise self.refusal
                 request = self.place(asked, digest)
                 self.counted.update(f'ignored {name}' for name in asked.ignored)
@@ -136,11 +155,12 @@ class Episode:
         found = [one for one in found if one[1] is not None]
         if found:
             branch, appended = max(found, key=lambda one: len(one[0].known))
+            if branch.refusal is not None:
+                raise branch.refusal
         elif len(self.branches) < self.most_branches:
-            branch, appended = Branch(len(self.branches), asked.tools, self.drops), ''
+            branch, appended = self._opened(asked), ''
             self.branches.append(branch)
         else:
-            self.counted['refused'] += 1
             raise Refused(
                 400,
                 'history_rewritten',
@@ -157,10 +177,23 @@ class Episode:
             tools=asked.tools,
             branch=branch.number,
             opens=not count,
+            stream=branch.stream,
             appended=appended,
             most=asked.most,
         )
         return Request(asked, digest, branch, messages)
+
+    def _opened(self, asked: Asked) -> Branch:
+        """A new branch; what is drawn in it depends on what it begins with, not on when.
+
+        Of those that begin in the same way it depends on their order.
+        """
+        opening = hashlib.blake2b(repr((asked.messages, asked.tools)).encode(), digest_size=16)
+        opening, stream = opening.digest(), 0
+        if self.most_branches > 1:
+            before = sum(branch.opening == opening for branch in self.branches)
+            stream = 1 + (int.from_bytes(opening[:4]) + before) % (2**31 - 1)
+        return Branch(len(self.branches), asked.tools, self.drops, opening, stream)
 
     def answer(self, answer: Answer) -> Completion:
         """Answers the request that waits."""
@@ -176,13 +209,19 @@ class Episode:
         request.answer.set_result(made.body)
         return made
 
-    def refuse(self, refusal: Refused) -> None:
-        """Refuses the request that waits and all further ones; the first reason stays."""
+    def refuse(self, refusal: Refused, *, branch: bool = False) -> None:
+        """Refuses the request that waits and all further ones; the first reason stays.
+
+        branch: those of its conversation alone.
+        """
         with self._state:
-            self.refusal = self.refusal or refusal
             request, self.pending = self.pending, None
+            if branch:
+                request.branch.refuse(refusal, request.new)
+            else:
+                self.refusal = refusal = self.refusal or refusal
         if request is not None:
-            request.answer.set_exception(self.refusal)
+            request.answer.set_exception(refusal)
 
     def post(self, raw: bytes) -> None:
         """Takes a posted reward."""
@@ -271,6 +310,7 @@ class Endpoint:
 
     def __init__(self, host: str = '127.0.0.1', port: int = 0, handler: type = Handler):
         self.episodes: dict[str, Episode] = {}  # by their secrets
+        self.warned: set[str] = set()  # codes of refusals that somebody was told of
 
         class Listening(ThreadingHTTPServer):
             daemon_threads = True

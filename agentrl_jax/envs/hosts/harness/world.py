@@ -4,26 +4,25 @@ A harness is a function, or a program. Its requests are the observations, its en
 episode, and what it returns or posts is the reward. It knows no more of training than an address.
 """
 
-import asyncio
 import dataclasses
 import functools
-import inspect
-import os
 import queue
-import signal
-import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
+from agentrl_jax.envs.hosts.harness.programs import Program
+from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
+from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.objects import import_callable
-from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, WorldError, fits
-from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, In
+from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
+from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -34,20 +33,16 @@ CUT = {  # why an episode is cut -> what its next request is answered
 FIGURES = ('requests', 'branches', 'refused', 'bad_calls')
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What a harness is given."""
-
-    item: int
-    base_url: str  # of an OpenAI client
-    api_key: str
-    model: str = 'policy'
-
-
 @functools.cache
 def endpoint(host: str, port: int) -> Endpoint:
     """The server of this process."""
     return Endpoint(host, port)
+
+
+@functools.cache
+def workers(run: str, most: int) -> Workers:
+    """Those of this process."""
+    return Workers(run, most)
 
 
 class Harness:
@@ -59,26 +54,33 @@ class Harness:
     def __init__(self, settings: 'HarnessEnvironment', stops: tuple[str, ...]):
         self.settings, self.stops = settings, stops
         self.endpoint = endpoint(settings.host, settings.port)
+        self.workers = workers(settings.run, settings.workers) if settings.workers else None
+        if self.workers is not None:
+            self.workers.enter()
         self.episode: Episode | None = None
-        self.process: subprocess.Popen | None = None
+        self.player: Call | Lease | Program | None = None
         self.turns = 0
+        self.cut = False  # its last request was refused, for no turn or token was left
 
     def reset(self, item: int) -> Messages:
-        self.close()
-        drops = self.settings.thoughts == 'drop'
+        self.leave()
+        player, drops = self._player(), self.settings.thoughts == 'drop'
         episode = self.episode = Episode(self.stops, self.settings.branches, drops)
-        address, self.turns = self.endpoint.open(episode), 0
+        address, self.player = self.endpoint.open(episode), player
+        self.turns, self.cut = 0, False
         task = Task(int(item), f'{address}/v1', episode.secret)
-        start = self._call if self.settings.run else self._spawn
-        run = functools.partial(start, episode, task)
-        threading.Thread(target=run, daemon=True, name='harness').start()
+
+        def play() -> None:
+            episode.events.put(player.play(task))
+
+        threading.Thread(target=play, daemon=True, name='harness').start()
         event = self._next(self.settings.start_s)
         if isinstance(event, End):
             raise WorldError(f'the harness ended before its first request: {event.error or "-"}')
         return event.new
 
     def step(self, action: Answer) -> Reply:
-        self.turns += 1
+        self.turns, self.cut = self.turns + 1, False
         made = self.episode.answer(action)
         event = self._next(self.settings.silent_s)
         valid = not made.bad_calls
@@ -87,31 +89,58 @@ class Harness:
         return Reply(event.new, figures=self._figures(), valid=valid)
 
     def finish(self, reason: str) -> Reply:
-        """Refuses the request that waits; harnesses end then, and what they earned counts."""
-        self.episode.refuse(CUT[reason])
-        event = self._next(self.settings.silent_s)
-        while not isinstance(event, End):
-            event = self._next(self.settings.silent_s)
-        return self._over(event)
+        """Refuses the request that waits; harnesses end then, and what they earned counts.
 
-    def close(self) -> None:
-        """Leaves the episode: a process is killed, a thread finds that nobody answers any more."""
+        One whose conversation is too long may go on with another, such as a summary of it.
+        """
+        self.cut = True
+        self.episode.refuse(CUT[reason], branch=reason == 'TOKEN_BUDGET')
+        event = self._next(self.settings.silent_s)
+        if isinstance(event, End):
+            return self._over(event)
+        return Reply(event.new, figures=self._figures())
+
+    def leave(self) -> None:
+        """The episode is over: a process is killed, a thread finds that nobody answers it."""
         episode, self.episode = self.episode, None
-        process, self.process = self.process, None
+        player, self.player = self.player, None
         if episode is not None:
             self.endpoint.close(episode)
-        if process is not None:
-            kill(process)
+            player.stop()
+
+    def close(self) -> None:
+        self.leave()
+        shared, self.workers = self.workers, None
+        if shared is not None:
+            shared.leave()
+
+    @property
+    def refused(self) -> list[Refused]:
+        """Requests of the episode without an answer, but those for which no turn or token is left:
+        these are no mistake of the harness."""
+        return [one for one in self.episode.refused if one not in CUT.values()]
 
     def _figures(self) -> tuple[float, ...]:
         counted, branches = self.episode.counted, len(self.episode.branches)
-        return tuple(map(float, (self.turns, branches, counted['refused'], counted['bad calls'])))
+        return tuple(map(float, (self.turns, branches, len(self.refused), counted['bad calls'])))
+
+    def _warn(self) -> None:
+        """Says once of each kind of refusal that a harness went on as if nothing had happened."""
+        for one in self.refused:
+            if one.code not in self.endpoint.warned:
+                self.endpoint.warned.add(one.code)
+                print(
+                    f'WARNING: a harness earned a reward although a request was refused '
+                    f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def _next(self, patience_s: float) -> Any:
         try:
             return self.episode.events.get(timeout=patience_s)
         except queue.Empty:
-            self.close()
+            self.leave()
             raise WorldError(
                 f'the harness neither asked nor ended within {patience_s:g} s (harness.start_s of '
                 'the first request, harness.silent_s of others)'
@@ -119,102 +148,47 @@ class Harness:
 
     def _over(self, end: End) -> Reply:
         """The reply to the last answer of an episode."""
-        cut = self.episode.refusal is not None
         earned = end.returned if self.episode.reward is None else self.episode.reward
         blamed = end.error.partition(':')[0] in self.settings.blames
-        if earned is None and end.error and (cut or blamed):
+        if earned is None and end.error and (self.cut or blamed):
             earned = self.settings.blamed_reward  # the policy is to blame
         reward, success = reward_of(earned, end.error)
+        if not end.error:
+            self._warn()
         reply = Reply('', reward, done=True, success=success, figures=self._figures())
-        self.close()
+        self.leave()
         return reply
 
-    def _call(self, episode: Episode, task: Task) -> None:
-        def failed(error: BaseException) -> None:
-            episode.events.put(End(error=f'{type(error).__name__}: {error}'))
-
-        with Foreign(failed):
-            try:
-                returned = import_callable(self.settings.run, 'harness.run')(task)
-                if inspect.iscoroutine(returned):
-                    returned = asyncio.run(returned)
-                episode.events.put(End(returned))
-            except SystemExit as error:
-                failed(error)
-
-    def _spawn(self, episode: Episode, task: Task) -> None:
-        address = task.base_url.removesuffix('/v1')
-        given = {
-            'OPENAI_BASE_URL': task.base_url,
-            'OPENAI_API_BASE': task.base_url,
-            'OPENAI_API_KEY': task.api_key,
-            'OPENAI_MODEL': task.model,
-            'AGENTRL_ITEM': str(task.item),
-            'AGENTRL_REWARD_URL': f'{address}/reward',
-        }
-        words = [word.replace('{item}', str(task.item)) for word in self.settings.command]
-        try:
-            process = subprocess.Popen(
-                words,
-                env=os.environ | given,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            episode.events.put(End(error=f'{type(error).__name__}: {error}'))
-            return
-        self.process = process
-        if self.episode is not episode:  # it was left in the meantime
-            kill(process)
-        kept = []
-        reader = threading.Thread(
-            target=lambda: kept.append(last_line(process.stderr)), daemon=True
-        )
-        reader.start()
-        code = process.wait()
-        kill(process)  # what it has left: it may hold stderr open, too
-        reader.join(timeout=1.0)
-        last = kept[0] if kept else ''
-        error = last if last.partition(':')[0] in self.settings.blames else ''
-        episode.events.put(End(error=error or (f'exit code {code}: {last}' if code else '')))
+    def _player(self) -> Call | Lease | Program:
+        """Who plays the next episode, out of this thread."""
+        if self.workers is not None:
+            return self.workers.take()
+        settings = self.settings
+        return Call(settings.run) if settings.run else Program(settings.command, settings.blames)
 
 
-def kill(process: subprocess.Popen) -> None:
-    """Ends a process and all that it has started, which may have outlived it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+class Played(Harness):
+    """A harness whose requests an expert answers, as a player of worlds."""
 
+    def __init__(self, settings: 'HarnessEnvironment'):
+        super().__init__(settings, settings.stop)
+        self.expert = import_callable(settings.expert, 'harness.expert')
+        self.item = 0
 
-def last_line(stream: Any) -> str:
-    """The last line that a process writes before it ends; of floods no more than an end is kept."""
-    kept = b''
-    while some := stream.read1(2**16):
-        kept = (kept + some)[-2000:]
-    lines = kept.decode('utf-8', 'replace').strip().splitlines()
-    return lines[-1] if lines else ''
+    def reset(self, item: int) -> Messages:
+        self.item = int(item)
+        return super().reset(item)
 
+    def step(self, action: str) -> Reply:
+        return super().step(Answer(action))
 
-def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
-    """(reward, success) of what a harness returned or posted; WorldError where it is none.
-
-    A number, true or false, a pair (reward, success), or a mapping of both.
-    """
-    if isinstance(earned, bool | np.bool_):
-        return float(earned), bool(earned)
-    success = None
-    if isinstance(earned, Mapping):
-        earned, success = earned.get('reward'), earned.get('success')
-    elif isinstance(earned, tuple | list) and len(earned) == 2:
-        earned, success = earned
-    if not fits(earned):
-        said = error or f'the harness returned {earned!r:.80}, which is no reward'
-        raise WorldError(said)
-    return float(earned), None if success is None else bool(success)
+    def best(self) -> str:
+        asked = self.episode.pending.asked
+        messages = [one.message for one in asked.messages]
+        said = self.expert(messages, list(asked.tools), self.item)
+        if not isinstance(said, str) or not said:
+            raise WorldError(f'harness.expert={self.settings.expert!r} answers {said!r:.80}')
+        return said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,9 +197,15 @@ class HarnessEnvironment(HostEnvironment):
 
     run: str = ''  # package.module:callable, which gets a Task and returns the reward
     command: tuple[str, ...] = ()  # or a program, which posts it; {item} in a word is the item
+    workers: Annotated[int, ZERO] = 0  # processes that call run, an episode at a time each, and are
+    # killed where they hang; 0 = threads of the run
+    expert: str = ''  # package.module:function, which answers in the policy's place in order to be
+    # cloned: of (messages, tools, item), the text of an answer; '' = nobody
     num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
     branches: Annotated[int, ONE] = 1  # conversations of an episode: a request that extends none
     # opens another
+    context: Annotated[int, ZERO] = 0  # tokens of one of them; 0 = as many as of all together,
+    # rollout.max_tokens
     thoughts: Literal['keep', 'drop'] = 'keep'  # in front of </think>, in earlier answers; drop, as
     # Qwen3's template: each turn after one opens a conversation without it
     start_s: Annotated[float, POSITIVE] = 100.0  # until its first request
@@ -239,6 +219,7 @@ class HarnessEnvironment(HostEnvironment):
     name = 'harness'
     FIGURES = FIGURES
     chats = finishes = True
+    plays_at_random = False
 
     def problems(self) -> Iterator[str]:
         if bool(self.run) == bool(self.command):
@@ -246,19 +227,40 @@ class HarnessEnvironment(HostEnvironment):
                 'harness.run=package.module:function or harness.command=(program, ...) says what '
                 f'is run: name one of them, not {"both" if self.run else "none"}'
             )
+        if self.workers and not self.run:
+            yield (
+                f'harness.workers={self.workers} call harness.run, and a program has a process of '
+                'its own anyway: set it to 0'
+            )
         if self.thoughts == 'drop' and self.branches == 1:
             yield (
                 'harness.thoughts=drop opens a conversation after each thought, and '
                 'harness.branches=1 allows one: set it to the turns of an episode'
             )
-        if self.run:
+        if self.context and self.branches == 1:
+            yield (
+                f'harness.context={self.context} is the length of one of several conversations, '
+                'and harness.branches=1 allows one: set rollout.max_tokens instead, or allow more'
+            )
+        for field in ('run', 'expert'):
             try:
-                import_callable(self.run, 'harness.run')
+                if name := getattr(self, field):
+                    import_callable(name, f'harness.{field}')
             except ValueError as error:
                 yield str(error)
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
+
+    def player(self) -> Played:
+        return Played(self)
+
+    def has_player(self) -> bool:
+        return bool(self.expert)
+
+    @property
+    def quick(self) -> bool:
+        return self.has_player()
 
     def item_range(self, split: str) -> np.ndarray:
         return hashed(range(self.num_items), split)

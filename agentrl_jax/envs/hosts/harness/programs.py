@@ -1,0 +1,80 @@
+"""A program that plays an episode: an agent in any language, in a process of its own."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.harness.task import Task
+
+
+class Program:
+    """One run of a program, which ends with all that it has started."""
+
+    def __init__(self, command: Sequence[str], blames: Sequence[str]):
+        """blames: errors that the policy is to blame for, as its last line names them."""
+        self.command, self.blames = command, blames
+        self.process: subprocess.Popen | None = None
+        self.stopped = False
+
+    def play(self, task: Task) -> End:
+        address = task.base_url.removesuffix('/v1')
+        given = {
+            'OPENAI_BASE_URL': task.base_url,
+            'OPENAI_API_BASE': task.base_url,
+            'OPENAI_API_KEY': task.api_key,
+            'OPENAI_MODEL': task.model,
+            'AGENTRL_ITEM': str(task.item),
+            'AGENTRL_REWARD_URL': f'{address}/reward',
+        }
+        words = [word.replace('{item}', str(task.item)) for word in self.command]
+        try:
+            self.process = process = subprocess.Popen(
+                words,
+                env=os.environ | given,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return End(error=f'{type(error).__name__}: {error}')
+        if self.stopped:  # in the meantime
+            kill(process)
+        kept = []
+        reader = threading.Thread(
+            target=lambda: kept.append(last_line(process.stderr)), daemon=True
+        )
+        reader.start()
+        code = process.wait()
+        kill(process)  # what it has left: it may hold stderr open, too
+        reader.join(timeout=1.0)
+        last = kept[0] if kept else ''
+        error = last if last.partition(':')[0] in self.blames else ''
+        return End(error=error or (f'exit code {code}: {last}' if code else ''))
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None:
+            kill(self.process)
+
+
+def kill(process: subprocess.Popen) -> int:
+    """Ends a process and all that it has started, which may have outlived it; its exit code."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    return process.wait()
+
+
+def last_line(stream: Any) -> str:
+    """The last line that a process writes before it ends; of floods no more than an end is kept."""
+    kept = b''
+    while some := stream.read1(2**16):
+        kept = (kept + some)[-2000:]
+    lines = kept.decode('utf-8', 'replace').strip().splitlines()
+    return lines[-1] if lines else ''

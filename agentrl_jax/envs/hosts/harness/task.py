@@ -1,0 +1,67 @@
+"""What a harness is given, and how it ends."""
+
+import asyncio
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.objects import import_callable
+from agentrl_jax.envs.hosts.world import Foreign, WorldError, fits
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a harness is given."""
+
+    item: int
+    base_url: str  # of an OpenAI client
+    api_key: str
+    model: str = 'policy'
+
+
+class Call:
+    """A callable of this process that plays an episode; nobody can stop it."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def play(self, task: Task) -> End:
+        ends: list[End] = []
+
+        def failed(error: BaseException) -> None:
+            ends.append(End(error=f'{type(error).__name__}: {error}'))
+
+        with Foreign(failed):
+            try:
+                returned = import_callable(self.name, 'harness.run')(task)
+                if inspect.iscoroutine(returned):
+                    returned = asyncio.run(returned)
+                ends.append(End(returned))
+            except SystemExit as error:
+                failed(error)
+        return ends[0]
+
+    def stop(self) -> None:
+        """It finds its episode over."""
+
+
+def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
+    """(reward, success) of what a harness returned or posted; WorldError where it is none.
+
+    A number, true or false, a pair (reward, success), or a mapping of both.
+    """
+    if isinstance(earned, bool | np.bool_):
+        return float(earned), bool(earned)
+    success = None
+    if isinstance(earned, Mapping):
+        earned, success = earned.get('reward'), earned.get('success')
+    elif isinstance(earned, tuple | list) and len(earned) == 2:
+        earned, success = earned
+    if not fits(earned):
+        said = error or f'the harness returned {earned!r:.80}, which is no reward'
+        raise WorldError(said)
+    return float(earned), None if success is None else bool(success)

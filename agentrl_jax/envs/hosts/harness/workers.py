@@ -1,0 +1,160 @@
+"""Processes that play harnesses which are callables: each imports it once, an episode at a time.
+
+A thread that hangs cannot be ended; a worker is killed with all that it has started, and replaced
+when the next episode wants it. It ends by itself when its input does, however the run ended.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any, BinaryIO
+
+from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.harness.programs import kill
+from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
+from agentrl_jax.envs.hosts.workers import end_group, own_pipes, stay_awake
+from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+
+WAIT_S = 30.0  # for a worker that is free, before the rollout is told to ask again
+
+
+# ---- in the worker -----------------------------------------------------------------------------
+
+
+def serve(run: str) -> None:
+    """Plays the tasks that come, until the input ends."""
+    threading.Thread(target=stay_awake, daemon=True).start()
+    tasks, ends = own_pipes()
+    for line in tasks:
+        given = Task(**json.loads(line)), ends
+        threading.Thread(target=play, args=(run, *given), daemon=True, name='harness').start()
+    end_group()
+
+
+def play(run: str, task: Task, ends: BinaryIO) -> None:
+    end = Call(run).play(task)
+    ends.write(json.dumps([plain(end.returned), end.error]).encode() + b'\n')
+    ends.flush()
+
+
+def plain(returned: Any) -> Any:
+    """What a harness returned, as JSON has it: its reward and success, or what is no reward."""
+    try:
+        return None if returned is None else reward_of(returned, '')
+    except WorldError:
+        return str(returned)[:80]
+
+
+# ---- in the run --------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process, as the run sees it."""
+
+    def __init__(self, run: str):
+        paths = os.pathsep.join(filter(None, sys.path))
+        self.process = subprocess.Popen(
+            [sys.executable, '-m', 'agentrl_jax.envs.hosts.harness.workers', run],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths},  # accelerators are
+            # the run's
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def play(self, task: Task) -> End:
+        """The end of an episode, which is also that of the process where it is killed or dies."""
+        try:
+            self.process.stdin.write(json.dumps(dataclasses.asdict(task)).encode() + b'\n')
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = b''
+        if not line:
+            return End(error=f'its process ended with exit code {self.kill()}')
+        returned, error = json.loads(line)
+        return End(returned, error)
+
+    def kill(self) -> int:
+        return kill(self.process)
+
+
+class Workers:
+    """Up to `most` workers of a callable, which the worlds of a process share.
+
+    When the last of these worlds is closed, the workers that wait for a task are ended.
+    """
+
+    def __init__(self, run: str, most: int):
+        self.run, self.most = run, most
+        self.idle: list[Worker] = []
+        self.worlds = 0
+        self._free = threading.Semaphore(most)
+        self._state = threading.Lock()
+
+    def enter(self) -> None:
+        """A world that will play with them."""
+        with self._state:
+            self.worlds += 1
+
+    def leave(self) -> None:
+        with self._state:
+            self.worlds -= 1
+            over = [] if self.worlds else self.idle
+            self.idle = [] if over is self.idle else self.idle
+        for worker in over:
+            worker.kill()
+
+    def take(self) -> 'Lease':
+        """A worker for one episode; WorldDown where all of them are at work for long."""
+        if not self._free.acquire(timeout=WAIT_S):
+            raise WorldDown(f'all harness.workers={self.most} are at work')
+        try:
+            with self._state:
+                worker = self.idle.pop() if self.idle else None
+            return Lease(self, worker or Worker(self.run))
+        except OSError as error:
+            self._free.release()
+            raise WorldDown(f'no worker can be started: {error}') from error
+
+    def give(self, worker: Worker) -> None:
+        """Back, after an episode, whatever became of it."""
+        with self._state:
+            kept = worker.alive and self.worlds > 0
+            if kept:
+                self.idle.append(worker)
+        if not kept:
+            worker.kill()
+        self._free.release()
+
+
+class Lease:
+    """A worker for one episode."""
+
+    def __init__(self, workers: Workers, worker: Worker):
+        self.workers, self.worker = workers, worker
+        self.over = False  # the worker may be at another episode
+        self._state = threading.Lock()
+
+    def play(self, task: Task) -> End:
+        end = self.worker.play(task)
+        with self._state:
+            self.over = True
+        self.workers.give(self.worker)
+        return end
+
+    def stop(self) -> None:
+        with self._state:
+            if not self.over:
+                self.worker.kill()
+
+
+if __name__ == '__main__':
+    serve(sys.argv[1])
