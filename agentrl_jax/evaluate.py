@@ -110,7 +110,7 @@ def evaluate(
     where = f'{of}, {cfg.eval.split} episodes'
     counted = collecting.nonfinite([counters]), collecting.sampled([counters])
     collecting.check_finite(*counted, where)
-    sums = jax.device_get(played.count(rollout, task))
+    sums = played.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):
         raise ValueError(

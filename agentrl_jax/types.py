@@ -201,6 +201,8 @@ class Batch:
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
     allowed: jax.Array | None = None  # uint32 [B, T, W]  as Rollout.allowed
+    observed: jax.Array | None = None  # bool [B, T]   tokens of observations that are learnt too;
+    # None without loss.observation_coef
     pair: jax.Array | None = None  # int32 [B]  rows compared with each other, 0 = none (DPO only)
 
 

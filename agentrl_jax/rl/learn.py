@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import evol, losses, parity, trials, update
+from agentrl_jax.rl import evol, losses, observations, parity, trials, update
 from agentrl_jax.rl.learning import Learning, recomputes
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
@@ -85,6 +85,11 @@ def prepare(
     batch = how.algorithm.make_batch(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
+    if how.observing.coef:
+        observed = observations.of_batch(
+            rollout, batch.mask, how.markers, forked=how.with_continuations
+        )
+        batch = batch.replace(observed=observed)
     each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
     if factors is not None:
         factors = jnp.repeat(factors, each, axis=0)[:, None]
@@ -152,7 +157,10 @@ def with_base(
         recompute=True,
         **how.head,
     )
-    return evol.join(batch, evol.base_batch(base, scores))
+    shown = evol.base_batch(base, scores)
+    if batch.observed is not None:  # demonstrations are answers to imitate
+        shown = shown.replace(observed=jnp.zeros_like(shown.mask))
+    return evol.join(batch, shown)
 
 
 def learning_of(run: Any, **task: Any) -> Learning:
@@ -163,6 +171,7 @@ def learning_of(run: Any, **task: Any) -> Learning:
         critic=run.critic,
         sampler=run.sampler,
         parity=run.parity,
+        observing=run.observing,
         optim=run.optim,
         num_groups=run.rollout.num_groups,
         group_size=run.rollout.group_size,

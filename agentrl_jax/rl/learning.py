@@ -8,6 +8,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rl.observations import Markers, Observing
 from agentrl_jax.rollout.windows import Branches, Context
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 from agentrl_jax.text.grammar import Bits
@@ -222,6 +223,7 @@ class Learning:
     critic: Critic = Critic()
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
+    observing: Observing = Observing()
     optim: Optim = Optim()
     num_groups: int = 1
     group_size: int = 1
@@ -232,6 +234,7 @@ class Learning:
     gain: bool = False  # trials are paid for what they gain (rl/trials.py)
     context: Context | Branches | None = None  # what the policy sees; None = all of an episode
     start_id: int = -1  # token that opens a message, for parity.loss_on
+    markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh

@@ -44,6 +44,21 @@ REFUSED = {
             "filter.scaling='sqrt' has no effect with filter.refill",
         ),
     ],
+    'observations': [
+        (
+            {'loss.observation_coef': 0.1, 'parity.loss_on': 'all'},
+            "observation_coef=0.1 and parity.loss_on='all' both train what the world says",
+        ),
+        (
+            {'loss.observation_coef': 0.1, 'env.max_turns': 1},
+            'observation_coef=0.1 has no effect with env.max_turns=1',
+        ),
+        (
+            {'loss.observation_coef': 0.1, 'context.window': 1},
+            'context.window=1 hides the answer',
+        ),
+        ({'eval.observations': True, 'context.window': 1}, 'eval.observations=True predicts'),
+    ],
     'horizons': [
         ({'curriculum.rounds': (0, 2)}, r'rounds=\(0, 2\) must be positive and increasing'),
         ({'curriculum.rounds': (2, 2)}, r'rounds=\(2, 2\) must be positive and increasing'),
