@@ -80,6 +80,7 @@ def prepare(
         microbatch_rows=how.batch.microbatch_rows,
         recompute=recomputes(how.sampler, how.parity),
         with_next=how.algorithm.bootstraps,
+        with_collision=how.algorithm.NEEDS_COLLISION,
         **how.head,
     )
     batch = how.algorithm.make_batch(
@@ -121,20 +122,26 @@ def correct(
 ) -> tuple[Batch, dict[str, jax.Array]]:
     """Advantages times pi_old / pi_sampler, bounded (losses.sampler_weights); (batch, metrics).
 
-    For a sampler that is not the trainer: truncated importance sampling, or IcePop.
+    For a sampler that is not the trainer: truncated importance sampling, or IcePop; and 0 for what
+    is rejected (losses.sampler_kept), which stays in the denominators.
     batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
     """
-    rows = (batch.old_logprobs, sampler_logprobs, batch.mask)
-    (low, high), drop = how.sampler.bounds, how.sampler.correction == 'icepop'
-    sequence = how.sampler.sequence
-    weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, per_sequence=sequence)
-    raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, per_sequence=sequence)
+    rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
     gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
-    return batch.replace(advantages=batch.advantages * weights), {
-        'sampler/logprob_gap': gap.max(),
-        'sampler/weight': masked_mean(weights, batch.mask),
-        'sampler/outside': masked_mean((raw < low) | (raw > high), batch.mask),
-    }
+    measured, weights = {'sampler/logprob_gap': gap.max()}, batch.mask.astype(jnp.float32)
+    if sampler.correction != 'off':
+        (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
+        one = dict(per_sequence=sampler.sequence)
+        weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, **one)
+        raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, **one)
+        measured['sampler/outside'] = masked_mean((raw < low) | (raw > high), batch.mask)
+    if sampler.reject != 'off':
+        low, high = sampler.reject_bounds
+        kept = losses.sampler_kept(*rows, low=low, high=high, by=sampler.reject)
+        weights = jnp.where(kept, weights, 0.0)
+        measured['sampler/rejected'] = masked_mean(~kept, batch.mask)
+    measured['sampler/weight'] = masked_mean(weights, batch.mask)
+    return batch.replace(advantages=batch.advantages * weights), measured
 
 
 def with_base(

@@ -305,7 +305,7 @@ def one_step(
     fns: ModelFns,
     how: Learning,
 ) -> tuple[TrainState, dict]:
-    """One mini-batch: the critic's optimiser step, then the policy's."""
+    """One mini-batch: the critic's optimiser steps, then the policy's; metrics are of the last."""
     if how.sparse:
         rows = sort_trained_first(rows, batch.mask, how.microbatches)
     part = jax.tree.map(lambda x: x[rows], batch)
@@ -315,8 +315,11 @@ def one_step(
     weights, value_weights = (weigh(mask, episode) for mask in (part.mask, part.value_mask))
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
-        state, metrics, finite, taken = critic_step(state, part, value_weights, lr_scale, fns, how)
-        skipped += ~finite
+        for _ in range(how.critic.updates):
+            state, metrics, finite, taken = critic_step(
+                state, part, value_weights, lr_scale, fns, how
+            )
+            skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), taken, jnp.nan)
     state, measured, finite, taken = policy_step(
         state, part, weights, value_weights, lr_scale, fns, how
