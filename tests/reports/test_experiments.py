@@ -45,6 +45,8 @@ NAMES = (
     'beyond_clone',
     'diversity',
     'freshness',
+    'reuse',
+    'observations',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
