@@ -110,7 +110,7 @@ def evaluate(
     where = f'{of}, {cfg.eval.split} episodes'
     counted = collecting.nonfinite([counters]), collecting.sampled([counters])
     collecting.check_finite(*counted, where)
-    sums = jax.device_get(played.count(rollout, task))
+    sums = played.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):
         raise ValueError(
@@ -206,12 +206,14 @@ def describe(
         for k, (mean, (low, high)) in ((k, passed[k]) for k in shown)
     )
     valid = 100 * metrics['eval/valid_format']
+    observed = 'eval/observation_nll'
+    told = f'observations {metrics[observed]:.3f} nats a token\n' if observed in metrics else ''
     valid = '' if math.isnan(valid) else f'valid format {valid:.1f} %, '  # a world need not say it
     return (
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         + (f'{several}\n' if len(passed) > 1 else '')
         + f'{valid}return {metrics["eval/return"]:.3f}\n'
-        f'{said if lost else ""}'
+        f'{told}{said if lost else ""}'
         f'{report.players(metrics, "reference/")}'
     )
 

@@ -122,7 +122,7 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         collecting.check_counters([counters])
         counted = collecting.nonfinite([counters]), collecting.sampled([counters])
         collecting.check_finite(*counted, f'step {step}, {split} episodes')
-        counts.append(jax.device_get(programs.count(rollout, programs.task)))
+        counts.append(programs.sums(policy, rollout))
         found |= validation.summarise(counts[-1], programs.prefix)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
         together = validation.total(counts[: len(run.cfg.env.worlds)])

@@ -184,6 +184,8 @@ class Scores:
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
     next_values: jax.Array | None = None  # float32 [B, T]  V of the state after tokens[b, t]; None
     # unless asked for (loss.bootstrap_truncated)
+    collision: jax.Array | None = None  # float32 [B, T]  sum over the vocabulary of pi^2 where a
+    # token was sampled: that two draws are equal; None unless asked for (algorithm=otb)
 
 
 @struct.dataclass
@@ -201,6 +203,8 @@ class Batch:
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
     allowed: jax.Array | None = None  # uint32 [B, T, W]  as Rollout.allowed
+    observed: jax.Array | None = None  # bool [B, T]   tokens of observations that are learnt too;
+    # None without loss.observation_coef
     pair: jax.Array | None = None  # int32 [B]  rows compared with each other, 0 = none (DPO only)
 
 

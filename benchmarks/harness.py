@@ -2,10 +2,11 @@
 
   python -m benchmarks.harness [--episodes=64] [--turns=40]
 
-All clients, each with its own connection, ask at once and are answered at once by a script
-in the place of a policy; a turn's history grows. What is counted is the CPU time of the process,
-clients included; it may be MOST_MS. The reference is the same clients against a server that answers a fixed body, so
-the ratio is what reading, placing and answering a turn costs. No model and no tokens take part.
+All clients, each with its own connection, ask at once and are answered at once by a script in the
+place of a policy; a turn's history grows. What is counted is the CPU time of the process, clients
+included; it may be MOST_MS. The reference is the same clients against a server that answers a fixed
+body, so the ratio is what reading, placing and answering a turn costs. No model and no tokens take
+part.
 """
 
 import argparse

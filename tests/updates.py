@@ -74,6 +74,7 @@ def settings(
         ),
         critic=Critic(
             warmup_steps=fields.pop('critic_warmup', 0),
+            updates=fields.pop('critic_updates', 1),
             clip=fields.pop('value_clip', 0.5),
             coef=fields.pop('value_coef', 1.0),
         ),

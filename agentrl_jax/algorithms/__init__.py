@@ -14,10 +14,12 @@ from agentrl_jax.algorithms.gspo import GSPO
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
+from agentrl_jax.algorithms.otb import OTB
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.algorithms.sao import SAO
 from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.algorithms.vine import Vine
@@ -39,6 +41,8 @@ ALGORITHMS = {
     'sapo': SAPO,
     'dppo': DPPO,
     'maxrl': MaxRL,
+    'otb': OTB,
+    'sao': SAO,
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,
     'dpo': DPO,

@@ -92,6 +92,8 @@ METRICS = {
     'policy/kl_old_k3': 'The same by the estimator k3, which is never negative.',
     'policy/ratio_max': 'Largest probability ratio of a trained token.',
     'policy/entropy': 'Entropy of the policy over the vocabulary, mean over trained tokens.',
+    'policy/observation_nll': '-log p of a token of an observation in the update, mean over them '
+    '(loss.observation_coef).',
     'policy/kl_ref': 'KL(policy, reference) per trained token, k3 where the loss has no KL.',
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
@@ -110,6 +112,7 @@ METRICS = {
     'value/vine_corr': 'Correlation of values with these exact values.',
     'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step.',
     'sampler/weight': 'Mean factor that corrects for the sampler (loss.sampler_correction).',
+    'sampler/rejected': 'Share of trained tokens that loss.sampler_reject left out.',
     'sampler/outside': 'Share of trained tokens whose factor was out of bounds.',
     'time/collect_s': 'Seconds spent playing episodes in a step.',
     'time/update_s': 'Seconds spent on scores and updates in a step.',
@@ -137,6 +140,8 @@ METRICS = {
     'eval/pass_at_k_high': 'Upper end of the 95 % Wilson interval of eval/pass_at_k.',
     'eval/env_error': 'As rollout/env_error, of validation episodes.',
     'eval/return': 'Sum of rewards and format penalties of a validation episode.',
+    'eval/observation_nll': '-log p of a token of an observation in validation, mean over them '
+    '(eval.observations).',
     'collapse/mi': 'Mutual information of answers and prompts in nats; 0 = prompts are ignored.',
     'collapse/mi_share': 'As a share of the most that collapse/mi can be, log(prompts).',
     'collapse/mi_token': 'The same estimate of log-probabilities per token (RAGEN-2).',

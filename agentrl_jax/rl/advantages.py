@@ -89,11 +89,17 @@ def _gae(rewards, values, mask, bootstrap, gamma, lam):
 
 
 def gae(
-    rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float, lam: float
+    rewards: jax.Array,
+    values: jax.Array,
+    mask: jax.Array,
+    *,
+    gamma: float,
+    lam: float | jax.Array,
 ) -> jax.Array:
     """delta_t = r_t + gamma V_n - V_t;  A_t = delta_t + gamma lam A_n;  n = next masked token.
 
-    (arXiv:1506.02438 eq. 16, observation tokens stepped over.) All [B, T]; 0 off the mask.
+    (arXiv:1506.02438 eq. 16, observation tokens stepped over.) All [B, T]; 0 off the mask. lam: a
+    number, or one of each row [B, 1].
     """
     return _gae(rewards, values, mask, mask, gamma, lam)
 

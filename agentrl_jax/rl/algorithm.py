@@ -267,6 +267,7 @@ class Algorithm:
     COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
+    NEEDS_COLLISION: ClassVar[bool] = False  # scores.collision is needed
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import evol, losses, parity, trials, update
+from agentrl_jax.rl import evol, losses, observations, parity, trials, update
 from agentrl_jax.rl.learning import Learning, recomputes
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
@@ -80,11 +80,17 @@ def prepare(
         microbatch_rows=how.batch.microbatch_rows,
         recompute=recomputes(how.sampler, how.parity),
         with_next=how.algorithm.bootstraps,
+        with_collision=how.algorithm.NEEDS_COLLISION,
         **how.head,
     )
     batch = how.algorithm.make_batch(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
+    if how.observing.coef:
+        observed = observations.of_batch(
+            rollout, batch.mask, how.markers, forked=how.with_continuations
+        )
+        batch = batch.replace(observed=observed)
     each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
     if factors is not None:
         factors = jnp.repeat(factors, each, axis=0)[:, None]
@@ -116,20 +122,26 @@ def correct(
 ) -> tuple[Batch, dict[str, jax.Array]]:
     """Advantages times pi_old / pi_sampler, bounded (losses.sampler_weights); (batch, metrics).
 
-    For a sampler that is not the trainer: truncated importance sampling, or IcePop.
+    For a sampler that is not the trainer: truncated importance sampling, or IcePop; and 0 for what
+    is rejected (losses.sampler_kept), which stays in the denominators.
     batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
     """
-    rows = (batch.old_logprobs, sampler_logprobs, batch.mask)
-    (low, high), drop = how.sampler.bounds, how.sampler.correction == 'icepop'
-    sequence = how.sampler.sequence
-    weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, per_sequence=sequence)
-    raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, per_sequence=sequence)
+    rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
     gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
-    return batch.replace(advantages=batch.advantages * weights), {
-        'sampler/logprob_gap': gap.max(),
-        'sampler/weight': masked_mean(weights, batch.mask),
-        'sampler/outside': masked_mean((raw < low) | (raw > high), batch.mask),
-    }
+    measured, weights = {'sampler/logprob_gap': gap.max()}, batch.mask.astype(jnp.float32)
+    if sampler.correction != 'off':
+        (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
+        one = dict(per_sequence=sampler.sequence)
+        weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, **one)
+        raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, **one)
+        measured['sampler/outside'] = masked_mean((raw < low) | (raw > high), batch.mask)
+    if sampler.reject != 'off':
+        low, high = sampler.reject_bounds
+        kept = losses.sampler_kept(*rows, low=low, high=high, by=sampler.reject)
+        weights = jnp.where(kept, weights, 0.0)
+        measured['sampler/rejected'] = masked_mean(~kept, batch.mask)
+    measured['sampler/weight'] = masked_mean(weights, batch.mask)
+    return batch.replace(advantages=batch.advantages * weights), measured
 
 
 def with_base(
@@ -152,7 +164,10 @@ def with_base(
         recompute=True,
         **how.head,
     )
-    return evol.join(batch, evol.base_batch(base, scores))
+    shown = evol.base_batch(base, scores)
+    if batch.observed is not None:  # demonstrations are answers to imitate
+        shown = shown.replace(observed=jnp.zeros_like(shown.mask))
+    return evol.join(batch, shown)
 
 
 def learning_of(run: Any, **task: Any) -> Learning:
@@ -163,6 +178,7 @@ def learning_of(run: Any, **task: Any) -> Learning:
         critic=run.critic,
         sampler=run.sampler,
         parity=run.parity,
+        observing=run.observing,
         optim=run.optim,
         num_groups=run.rollout.num_groups,
         group_size=run.rollout.group_size,

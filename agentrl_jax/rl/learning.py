@@ -8,11 +8,18 @@ import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rl.observations import Markers, Observing
 from agentrl_jax.rollout.windows import Branches, Context
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 from agentrl_jax.text.grammar import Bits
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
+REJECT_BOUNDS = {  # those of SkyRL
+    'token': (0.5, 2.0),
+    'sequence': (0.5, 2.0),
+    'geometric': (0.99, 1.01),
+    'outlier': (1e-4, 100.0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Critic:
 
     share_backbone: bool = False  # a value head on the policy instead of a separate model
     warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a separate critic trains
+    updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic before each of the
+    # policy's (SAO: 2)
     clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # of values around the old ones; 0 =
     # off
     coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
@@ -64,11 +73,13 @@ class Critic:
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        if self.warmup_steps and (self.share_backbone or not run.algorithm.USES_CRITIC):
-            yield (
-                f'critic.warmup_steps={self.warmup_steps} needs a separate critic '
-                '(algorithm=ppo, critic.share_backbone=False)'
-            )
+        asked = {'warmup_steps': self.warmup_steps, 'updates': self.updates - 1}
+        for name, wanted in asked.items():
+            if wanted and (self.share_backbone or not run.algorithm.USES_CRITIC):
+                yield (
+                    f'critic.{name}={getattr(self, name)} needs a separate critic '
+                    '(algorithm=ppo or sao, critic.share_backbone=False)'
+                )
         if self.warmup_steps >= run.steps > 0:
             yield (
                 f'critic.warmup_steps={self.warmup_steps} must be below steps={run.steps}: no step '
@@ -86,35 +97,55 @@ class Sampler:
     low: Annotated[float | None, ZERO] = None  # lower bound of the factor (tis 0, icepop .5)
     high: Annotated[float | None, ZERO] = None  # upper bound (tis 2, icepop 5)
     sequence: bool = False  # one factor for an episode, the product of its tokens'
+    reject: Literal['off', 'token', 'sequence', 'geometric', 'outlier'] = 'off'  # what weighs 0
+    # where pi_trainer / pi_sampler is out of bounds: a token, or a whole episode by the product of
+    # its tokens' ratios, by their geometric mean, or by any one of them (outlier)
+    reject_low: Annotated[float | None, ZERO] = None  # lower bound (token, sequence .5; geometric
+    # .99; outlier 1e-4)
+    reject_high: Annotated[float | None, ZERO] = None  # upper bound (2; 1.01; 100)
 
     @property
     def corrects(self) -> bool:
-        return self.correction != 'off'
+        return self.correction != 'off' or self.reject != 'off'
 
     @property
     def bounds(self) -> tuple[float, float]:
         low, high = SAMPLER_BOUNDS[self.correction]
         return low if self.low is None else self.low, high if self.high is None else self.high
 
+    @property
+    def reject_bounds(self) -> tuple[float, float]:
+        (low, high), own = REJECT_BOUNDS[self.reject], (self.reject_low, self.reject_high)
+        return low if own[0] is None else own[0], high if own[1] is None else own[1]
+
     def problems(self) -> Iterator[str]:
-        if not self.corrects and (self.low, self.high, self.sequence) != (None, None, False):
+        none = (None, None, False)
+        if self.correction == 'off' and (self.low, self.high, self.sequence) != none:
             yield (
                 'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
                 'loss.sampler_correction=off'
             )
-        if (self.low or 0) > 1 or (self.high is not None and self.high < 1):
+        if self.reject == 'off' and (self.reject_low, self.reject_high) != (None, None):
             yield (
-                f'loss.sampler_low={self.low} must be at most 1 and loss.sampler_high={self.high} '
-                'at least 1, the factor of equal models'
+                'loss.sampler_reject_low and loss.sampler_reject_high have no effect with '
+                'loss.sampler_reject=off'
             )
+        for name in ('', 'reject_'):
+            low, high = (getattr(self, f'{name}{end}') for end in ('low', 'high'))
+            if (low or 0) > 1 or (high is not None and high < 1):
+                yield (
+                    f'loss.sampler_{name}low={low} must be at most 1 and loss.sampler_{name}high='
+                    f'{high} at least 1, the factor of equal models'
+                )
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        if self.corrects and not run.algorithm.HAS_RATIO:
-            yield (
-                f'loss.sampler_correction={self.correction!r} has no effect on algorithm='
-                f'{run.algorithm_name!r}, which has no ratio: set it to off'
-            )
+        for name, asked in {'correction': self.correction, 'reject': self.reject}.items():
+            if asked != 'off' and not run.algorithm.HAS_RATIO:
+                yield (
+                    f'loss.sampler_{name}={asked!r} has no effect on algorithm='
+                    f'{run.algorithm_name!r}, which has no ratio: set it to off'
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +176,7 @@ class Parity:
                 f'parity.loss_on={self.loss_on!r} does not go with fork.turns: set it to sampled'
             )
         if run.sampler.corrects:
-            yield f'{beyond}loss.sampler_correction=off'
+            yield f'{beyond}loss.sampler_correction=off and loss.sampler_reject=off'
         if run.context.window:
             yield f'{beyond}context.window=0'
         if getattr(run.algorithm, 'max_length', 0):
@@ -222,6 +253,7 @@ class Learning:
     critic: Critic = Critic()
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
+    observing: Observing = Observing()
     optim: Optim = Optim()
     num_groups: int = 1
     group_size: int = 1
@@ -232,6 +264,7 @@ class Learning:
     gain: bool = False  # trials are paid for what they gain (rl/trials.py)
     context: Context | Branches | None = None  # what the policy sees; None = all of an episode
     start_id: int = -1  # token that opens a message, for parity.loss_on
+    markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh

@@ -44,10 +44,8 @@ def _logits_backward(saved, grad):
 _logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _chunk_logprobs(
-    hidden, targets, allowed=None, *, head, inverse_temperature, with_entropy, index
-):
-    """Log-probability of targets [B, C] and entropy [B, C] from hidden [B, C, D].
+def _chunk_logprobs(hidden, targets, allowed=None, *, head, inverse_temperature, beside, index):
+    """Log-probability of targets [B, C] and what is `beside` it [B, C] from hidden [B, C, D].
 
     allowed uint32 [B, C, W], index int32 [V]: the bit of each column of the head; None: all are.
     """
@@ -62,8 +60,10 @@ def _chunk_logprobs(
     # A comparison and a sum, not take_along_axis: it fuses, and it works on a vocabulary shard.
     chosen = jnp.arange(logits.shape[-1])[None, None] == targets[..., None]
     logprobs = jnp.where(chosen, logits, 0.0).sum(-1) - logsumexp
-    if not with_entropy:
+    if not beside:
         return logprobs, jnp.zeros_like(logprobs)
+    if beside == 'collision':
+        return logprobs, (exp**2).sum(-1) / normaliser**2
     return logprobs, logsumexp - (exp * logits).sum(-1) / normaliser
 
 
@@ -75,6 +75,7 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     with_entropy: bool = False,
+    with_collision: bool = False,
     mask: jax.Array | None = None,
     row_tokens: int | None = None,
     bits: grammars.Bits | None = None,
@@ -85,7 +86,8 @@ def token_logprobs(
     hidden [B, T, D], head [D, V]. This is the one shift: position t reads hidden[b, t - 1]; t = 0
     gets 0. At most about chunk_size tokens have their logits alive at a time, forward and backward
     (each chunk is rematerialised); None computes all at once. Chunks are cut along T, so rows keep
-    their sharding. Without with_entropy the second result is zeros.
+    their sharding. The second result is zeros without with_entropy; with_collision it is the sum of
+    all squared probabilities in the place of the entropy.
 
     With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
@@ -110,7 +112,7 @@ def token_logprobs(
         head=head.astype(hidden.dtype),
         inverse_temperature=1.0 / temperature,
         chunk_size=chunk_size,
-        with_entropy=with_entropy,
+        beside='entropy' if with_entropy else 'collision' if with_collision else '',
     )
     rows, length = tokens.shape
     if row_tokens is None or row_tokens >= length:
@@ -134,12 +136,10 @@ def _following(x: jax.Array) -> jax.Array:
 
 
 def _chunked_logprobs(
-    hidden, targets, *allowed, head, inverse_temperature, chunk_size, with_entropy, index
+    hidden, targets, *allowed, head, inverse_temperature, chunk_size, beside, index
 ):
     """_chunk_logprobs of hidden [B, N, D], targets [B, N] and allowed [B, N, W], by chunks."""
-    settings = dict(
-        head=head, inverse_temperature=inverse_temperature, with_entropy=with_entropy, index=index
-    )
+    settings = dict(head=head, inverse_temperature=inverse_temperature, beside=beside, index=index)
     rows, length = targets.shape
     chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
     width = -(-length // chunks)
@@ -239,6 +239,31 @@ def sampler_weights(
     weight = jnp.exp(jax.lax.stop_gradient(log_weight))
     kept = jnp.where((weight >= low) & (weight <= high), weight, 0.0)
     return jnp.where(mask, kept if drop else jnp.clip(weight, low, high), 0.0)
+
+
+def sampler_kept(
+    old_logprobs: jax.Array,
+    sampler_logprobs: jax.Array,
+    mask: jax.Array,
+    *,
+    low: float,
+    high: float,
+    by: str,
+) -> jax.Array:
+    """Tokens whose pi_old / pi_sampler is within [low, high], or that of their row; bool [B, T].
+
+    by: token | sequence, the product over the row's tokens | geometric, its mean | outlier, each
+    of them. In logarithms: a product of hundreds of ratios is no float32. False off the mask.
+    """
+    gap = jnp.where(mask, old_logprobs - sampler_logprobs, 0.0)
+    if by in ('sequence', 'geometric'):
+        gap = gap.sum(1, keepdims=True)
+    if by == 'geometric':
+        gap = gap / jnp.maximum(mask.sum(1, keepdims=True), 1)
+    inside = (gap >= jnp.log(low)) & (gap <= jnp.log(high))
+    if by == 'outlier':
+        inside = inside.all(1, keepdims=True)
+    return mask & inside
 
 
 def clipped_value_loss(

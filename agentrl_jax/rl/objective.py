@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import losses
+from agentrl_jax.rl import losses, observations
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
@@ -29,11 +29,13 @@ def policy_loss(
     kl_coef: jax.Array,
     fns: ModelFns,
     how: Learning,
+    observed: jax.Array | int = 1,
 ) -> tuple[jax.Array, tuple[dict, jax.Array]]:
     """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, (metric sums, hidden)).
 
     weights float32 [B, T] from losses.token_weights on the whole optimiser batch. The KL is
     measured wherever there is a reference, and part of the loss where the algorithm says so.
+    Where observations are learnt, their term is added; observed: their tokens in the whole batch.
     """
     algorithm, attention = how.algorithm, batch.attention_mask
     hidden = fns.hidden(params, batch.tokens, positions_of(attention), attention)
@@ -60,7 +62,13 @@ def policy_loss(
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
         if algorithm.kl.in_loss:
             per_token = per_token + kl_coef * kl
-    return losses.weighted_sum(weights, per_token), (sums, hidden)
+    loss = losses.weighted_sum(weights, per_token)
+    if batch.observed is not None:
+        rows = (batch.tokens, batch.observed, how.batch.head_chunk)
+        surprise = -observations.log_likelihood(hidden, fns.head(params), *rows).sum()
+        sums['policy/observation_nll'] = jax.lax.stop_gradient(surprise)
+        loss = loss + how.observing.coef * surprise / jnp.maximum(observed, 1)
+    return loss, (sums, hidden)
 
 
 def joint_loss(
@@ -71,9 +79,10 @@ def joint_loss(
     kl_coef: jax.Array,
     fns: ModelFns,
     how: Learning,
+    observed: jax.Array | int = 1,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy loss, plus critic.coef * value loss where a critic shares the backbone (fns)."""
-    total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how)
+    total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how, observed)
     if fns.value_head is not None:
         raw = fns.value_head(params, hidden)
     elif fns.values is not None:

@@ -40,6 +40,7 @@ def score(
     row_tokens: int | None = None,
     bits: Bits | None = None,
     with_next: bool = False,
+    with_collision: bool = False,
     windows: context.Windows | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
@@ -47,6 +48,7 @@ def score(
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
     again (for a sampler of another precision). row_tokens, bits: as in
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
+    with_collision: the policy's sums of squared probabilities, by a forward pass of its own.
     With windows every token is scored after what the policy saw of the conversation.
     """
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
@@ -58,7 +60,7 @@ def score(
         tokens, attention, *more = context.split_turns((*rows[:2], *rows[3:]), windows)
         rows = (tokens, attention, own, *more)
 
-    def logprobs(model, tokens, attention, mask, allowed=None):
+    def likelihood(model, tokens, attention, mask, allowed=None):
         hidden = fns.hidden(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
             hidden,
@@ -70,7 +72,11 @@ def score(
             row_tokens=row_tokens,
             bits=bits,
             allowed=allowed,
-        )[0]
+            with_collision=with_collision,
+        )
+
+    def logprobs(*args):
+        return likelihood(*args)[0]
 
     def values(tokens, attention):
         raw = fns.values(params, critic_params, tokens, positions_of(attention), attention)
@@ -93,6 +99,9 @@ def score(
             value, following = value
     mask = rollout.action_mask
     scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
+    if with_collision:
+        found = every(lambda *x: likelihood(params, *x)[1], *rows)
+        scores = scores.replace(collision=jnp.where(mask, found, 0.0))
     if following is None:
         return scores
     return scores.replace(next_values=jnp.where(mask, following, 0.0))

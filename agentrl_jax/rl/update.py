@@ -261,8 +261,12 @@ def policy_step(
     if state.critic_params is not None:  # it has its own step
         fns = fns.replace(values=None, value_head=None)
 
+    mask, observed = batch.mask | batch.value_mask, 0
+    if batch.observed is not None:
+        mask, observed = mask | batch.observed, batch.observed.sum()
+
     def loss_of(params, *rows):
-        return objective.joint_loss(params, *rows, state.kl_coef, fns, how)
+        return objective.joint_loss(params, *rows, state.kl_coef, fns, how, observed)
 
     loss, sums, grads = accumulate(
         loss_of,
@@ -272,7 +276,7 @@ def policy_step(
         sharding=how.layout,
         unit=how.algorithm.ROWS_PER_PAIR,
         sparse=how.sparse,
-        mask=batch.mask | batch.value_mask,
+        mask=mask,
         widths=how.batch.widths,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
@@ -286,7 +290,7 @@ def policy_step(
         lr_scale,
     )
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
-    counts |= {name: 1 for name in NOT_PER_TOKEN}
+    counts |= {name: 1 for name in NOT_PER_TOKEN} | {'policy/observation_nll': observed}
     metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
     return state.replace(params=params, opt_state=opt_state), metrics, finite, taken
@@ -301,7 +305,7 @@ def one_step(
     fns: ModelFns,
     how: Learning,
 ) -> tuple[TrainState, dict]:
-    """One mini-batch: the critic's optimiser step, then the policy's."""
+    """One mini-batch: the critic's optimiser steps, then the policy's; metrics are of the last."""
     if how.sparse:
         rows = sort_trained_first(rows, batch.mask, how.microbatches)
     part = jax.tree.map(lambda x: x[rows], batch)
@@ -311,8 +315,11 @@ def one_step(
     weights, value_weights = (weigh(mask, episode) for mask in (part.mask, part.value_mask))
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
-        state, metrics, finite, taken = critic_step(state, part, value_weights, lr_scale, fns, how)
-        skipped += ~finite
+        for _ in range(how.critic.updates):
+            state, metrics, finite, taken = critic_step(
+                state, part, value_weights, lr_scale, fns, how
+            )
+            skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), taken, jnp.nan)
     state, measured, finite, taken = policy_step(
         state, part, weights, value_weights, lr_scale, fns, how

@@ -204,8 +204,9 @@ def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
 
 
 def split_batch(batch: Batch, found: Windows) -> Batch:
-    """The batch as one row for each turn, in which only that turn's answer is trained."""
-    own = {name: own_rows(getattr(batch, name), found) for name in ('mask', 'value_mask')}
+    """The batch as one row for each turn, in which only that turn's tokens are trained."""
+    masks = {name: getattr(batch, name) for name in ('mask', 'value_mask', 'observed')}
+    own = {name: own_rows(mask, found) for name, mask in masks.items() if mask is not None}
     return split_turns(batch, found).replace(**own)
 
 

@@ -12,7 +12,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import curriculum
+from agentrl_jax.rl import curriculum, observations
 from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.score import score
@@ -25,7 +25,7 @@ from agentrl_jax.run.params import player_of
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.tokenizer import IM_START
+from agentrl_jax.tokens.tokenizer import IM_END, IM_START
 from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
 
 
@@ -55,6 +55,14 @@ class Validation:
     episodes: Episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
     count: Callable  # (rollout, task) -> sums over its first eval_levels rows
+    surprise: Callable | None = None  # (params, rollout) -> those of observations.measure
+
+    def sums(self, params: Params, rollout: Rollout) -> dict[str, Any]:
+        """All of them, on the host."""
+        found = self.count(rollout, self.task)
+        if self.surprise is not None:
+            found |= self.surprise(params, rollout)
+        return jax.device_get(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,19 +166,30 @@ def measure_critic(
 
 def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
     """The settings of an update; task: one for the width of its prompts, where windows are cut."""
-    seen, longest, context = cfg.context.window, cfg.rollout.max_response, None
-    if seen:
-        context = windows.Context.of(task, seen, longest)
-    elif cfg.most_branches > 1:
-        context = windows.Branches(cfg.most_branches, task.prefix.shape[0], task.env.context)
     own = task.grammar if cfg.rollout.constrain else None
     return learning_of(
         cfg,
-        context=context,
+        context=context_of(cfg, task),
         bits=None if own is None else own.bits,
         start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
+        markers=markers_of(tokenizer) if cfg.observing.coef else None,
         layout=sharding.shard_rows(mesh),
     )
+
+
+def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | None:
+    """What the policy sees of episodes of a task; None = everything."""
+    if cfg.context.window:
+        return windows.Context.of(task, cfg.context.window, cfg.rollout.max_response)
+    if cfg.most_branches > 1:
+        return windows.Branches(cfg.most_branches, task.prefix.shape[0], task.env.context)
+    return None
+
+
+def markers_of(tokenizer: Any) -> observations.Markers:
+    """Of ChatML in the tokens of a tokenizer."""
+    role = len(tokenizer.encode('user\n'))
+    return observations.Markers(tokenizer.special(IM_START), tokenizer.special(IM_END), role)
 
 
 def build_learn(fns: ModelFns, how: Learning) -> Callable:
@@ -205,7 +224,7 @@ def build(given: Any, *, probe: bool = True) -> Run:
         for member in cfg.members
         if member.on_hosts
     }
-    validations = build_validations(cfg, mesh, model, held_out, worlds)
+    validations = build_validations(cfg, mesh, model, held_out, tokenizer, worlds)
     return Run(
         cfg=cfg,
         face=face,
@@ -391,6 +410,7 @@ def build_validations(
     mesh: Mesh,
     config: Model,
     held_out: dict[str, Task],
+    tokenizer: Any,
     worlds: dict[str, Worlds],
 ) -> tuple[Validation, ...]:
     """The programs of all pools, those on the device with one collect."""
@@ -398,13 +418,43 @@ def build_validations(
     collects = {name: make(worlds=own) for name, own in worlds.items()}
     on_device = make()
     return tuple(
-        build_validation(cfg, mesh, prefix, task, collects.get(task.env.name, on_device))
+        build_validation(
+            cfg,
+            mesh,
+            prefix,
+            task,
+            collects.get(task.env.name, on_device),
+            build_surprise(cfg, mesh, config, task, tokenizer),
+        )
         for prefix, task in held_out.items()
     )
 
 
+def build_surprise(
+    cfg: Config, mesh: Mesh, config: Model, task: Task, tokenizer: Any
+) -> Callable | None:
+    """Jitted observations.measure of a pool, None where nobody asks for it."""
+    if not cfg.eval.observations:
+        return None
+    program = functools.partial(
+        observations.measure,
+        fns=parts.build_functions(cfg, config, mesh),
+        markers=markers_of(tokenizer),
+        seen=context_of(cfg, task),
+        rows=cfg.env.eval_levels * cfg.eval.samples,
+        microbatch_rows=cfg.batch.microbatch_rows,
+        chunk_size=cfg.batch.head_chunk,
+    )
+    return jax.jit(program, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
 def build_validation(
-    cfg: Config, mesh: Mesh, prefix: str, task: Task, collect: Callable
+    cfg: Config,
+    mesh: Mesh,
+    prefix: str,
+    task: Task,
+    collect: Callable,
+    surprise: Callable | None,
 ) -> Validation:
     """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)
@@ -417,4 +467,5 @@ def build_validation(
         episodes=jax.device_put(episodes, sharding.shard_rows(mesh)),
         collect=collect,
         count=jax.jit(count, out_shardings=NamedSharding(mesh, PartitionSpec())),
+        surprise=surprise,
     )

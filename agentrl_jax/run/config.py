@@ -27,6 +27,7 @@ from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
+from agentrl_jax.rl.observations import Observing
 from agentrl_jax.run import sections
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.settings import pages, tree
@@ -54,6 +55,7 @@ class Config:
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # agentrl_jax/algorithms
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
+    observing: Observing = Observing()
     critic: Critic = Critic()
     forks: sections.Forks = sections.Forks()
     optim: Optim = Optim()

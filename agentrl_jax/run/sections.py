@@ -481,6 +481,7 @@ class Eval:
     # eval/pass_at_k the share of levels that one of them solves
     also: tuple[str, ...] = ()  # further splits to play at every validation, such as ('test',)
     worlds: tuple[str, ...] = ()  # and other worlds, such as ('sokoban',), with their sections
+    observations: bool = False  # measure how likely what the world said was (eval/observation_nll)
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards

@@ -46,6 +46,8 @@ NAMES = (
     'diversity',
     'freshness',
     'difficulty',
+    'reuse',
+    'observations',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]

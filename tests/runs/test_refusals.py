@@ -44,6 +44,47 @@ REFUSED = {
             "filter.scaling='sqrt' has no effect with filter.refill",
         ),
     ],
+    'observations': [
+        (
+            {'loss.observation_coef': 0.1, 'parity.loss_on': 'all'},
+            "observation_coef=0.1 and parity.loss_on='all' both train what the world says",
+        ),
+        (
+            {'loss.observation_coef': 0.1, 'env.max_turns': 1},
+            'observation_coef=0.1 has no effect with env.max_turns=1',
+        ),
+        (
+            {'loss.observation_coef': 0.1, 'context.window': 1},
+            'context.window=1 hides the answer',
+        ),
+        ({'eval.observations': True, 'context.window': 1}, 'eval.observations=True predicts'),
+    ],
+    'critics': [
+        ({'algorithm': 'grpo', 'critic.updates': 2}, 'critic.updates=2 needs a separate critic'),
+        (
+            {'critic.updates': 2, 'critic.share_backbone': True},
+            'critic.updates=2 needs a separate critic',
+        ),
+        (
+            {'algorithm': 'sao', 'loss.sampler_correction': 'tis'},
+            'whose ratio is to the sampler already',
+        ),
+    ],
+    'samplers': [
+        ({'loss.sampler_reject_low': 0.5}, 'have no effect with loss.sampler_reject=off'),
+        (
+            {'loss.sampler_reject': 'token', 'loss.sampler_reject_high': 0.9},
+            'loss.sampler_reject_high=0.9 at least 1',
+        ),
+        (
+            {'algorithm': 'agent_evol', 'loss.sampler_reject': 'token'},
+            "loss.sampler_reject='token' has no effect on algorithm='agent_evol'",
+        ),
+        (
+            {'loss.sampler_reject': 'outlier', 'loss.sampler_low': 0.5},
+            'no effect with loss.sampler_correction=off',
+        ),
+    ],
     'horizons': [
         ({'curriculum.rounds': (0, 2)}, r'rounds=\(0, 2\) must be positive and increasing'),
         ({'curriculum.rounds': (2, 2)}, r'rounds=\(2, 2\) must be positive and increasing'),

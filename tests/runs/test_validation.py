@@ -54,6 +54,16 @@ def test_pass_at_k_and_mean_at_k_by_hand():
     )
 
 
+def test_the_likelihood_of_held_out_observations_is_a_mean_over_their_tokens():
+    out = toy.rollout_of([[(1, 1)]], np.zeros((1, 1)), length=3)
+    sums = validation.count(out, _NoMetrics, levels=1)
+    assert 'eval/observation_nll' not in validation.summarise(sums)
+    some = validation.summarise(sums | {'observed': np.int32(4), 'surprise': np.float32(6.0)})
+    assert some['eval/observation_nll'] == 1.5
+    none = validation.summarise(sums | {'observed': np.int32(0), 'surprise': np.float32(0.0)})
+    assert np.isnan(none['eval/observation_nll'])
+
+
 def test_a_faulty_sample_is_no_sample_of_its_level():
     found = counted([0, 1, 1, 0, 0, 1], faulty=(0, 3))  # level 0 has none left
     assert found['eval/success'] == pytest.approx(3 / 4)

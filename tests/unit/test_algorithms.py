@@ -23,10 +23,12 @@ from agentrl_jax.algorithms.gspo import GSPO, segment_mean
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO, split_rewards
+from agentrl_jax.algorithms.otb import OTB, token_baseline
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
+from agentrl_jax.algorithms.sao import SAO, adaptive_lambda
 from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
@@ -412,6 +414,113 @@ def test_dppo_by_hand():
         assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == dropped[1:]
 
 
+def test_an_optimal_token_baseline_by_hand():
+    """Members sampled 3, 2 and 1 tokens with returns 1, 0 and 1; observations do not count."""
+    layouts = [[(1, 2), (2, 1)], [(1, 2)], [(2, 1)], [(1, 1)]]
+    rollout = toy.rollout_of(layouts, [[0, 1.0], [0, 0], [1.0, 0], [5.0, 0]], length=6, faulty=(3,))
+    half, collision = math.log(0.5), jnp.where(rollout.action_mask, 0.5, 0.0)
+    scores = zero_scores(rollout).replace(
+        old_logprobs=jnp.where(rollout.action_mask, half, 0.0), collision=collision
+    )
+    # Each token has energy 1 - 2 (.5) + .5 = .5: W is .5, 1, 1.5. Token 0: (1 + 1) / 3;
+    # token 1: (1 + 0) / 2; token 2: the first one alone has it, so its baseline is 0
+    advantages = batch_of(OTB(), rollout, 4, scores).advantages
+    third, two = 1 / 3, 2 / 3
+    np.testing.assert_allclose(advantages[0], [0, third, 0.5, 0, 0, 1.0], atol=1e-6)
+    np.testing.assert_allclose(advantages[1], [0, -two, -0.5, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(advantages[2], [0, 0, third, 0, 0, 0], atol=1e-6)
+    assert not advantages[3].any()
+    # A member that was a matter of course (pi = 1, pi^2 = 1) has W = 0 and says nothing
+    sure = scores.replace(
+        old_logprobs=scores.old_logprobs.at[1].set(0.0), collision=collision.at[1].set(1.0)
+    )
+    advantages = batch_of(OTB(), rollout, 4, sure).advantages
+    np.testing.assert_allclose(advantages[1], [0, -1.0, -1.0, 0, 0, 0], atol=1e-6)
+
+
+def reference_baseline(returns, energy, mask, size):
+    """verl's loops over groups, trajectories and the positions of their sampled tokens."""
+    out = np.zeros(mask.shape)
+    for first in range(0, len(mask), size):
+        rows = range(first, first + size)
+        places = {b: np.flatnonzero(mask[b]) for b in rows}
+        for n in range(max(map(len, places.values()))):
+            there = [(b, places[b][n]) for b in rows if len(places[b]) > n]
+            if len(there) == 1:
+                continue
+            top = sum(returns[at] * energy[at] for at in there)
+            best = top / (sum(energy[at] for at in there) + 1e-8)
+            for at in there:
+                out[at] = best
+    return out
+
+
+def test_an_optimal_token_baseline_is_verl_s_loops():
+    rollout, rng = toy.random_rollout(9, rows=12, length=24, turns=4), np.random.default_rng(1)
+    mask = np.asarray(rollout.action_mask)
+    returns, energy = rng.normal(size=mask.shape), np.cumsum(mask * rng.random(mask.shape), axis=1)
+    got = token_baseline(*map(jnp.float32, (returns, energy)), jnp.asarray(mask), group_size=4)
+    np.testing.assert_allclose(got, reference_baseline(returns, energy, mask, 4), atol=1e-5)
+
+
+def test_no_other_baseline_of_a_token_makes_its_weighted_returns_vary_less():
+    """B minimises sum of W (G - B)^2 over the members: its slope there is 0."""
+    rollout, rng = toy.random_rollout(9, rows=4, length=12, turns=1), np.random.default_rng(1)
+    mask = jnp.asarray(rollout.action_mask)
+    returns, energy = (jnp.float32(rng.random(mask.shape)) for _ in range(2))
+    first = np.argmax(mask, axis=1)
+    best = token_baseline(returns, energy, mask, group_size=4)[0, first[0]]
+    at = (np.arange(4), first)
+    slope = jax.grad(lambda b: (energy[at] * (returns[at] - b) ** 2).sum())(best)
+    assert abs(float(slope)) < 1e-5
+
+
+def test_sao_drops_tokens_on_either_side_whatever_their_advantage_by_hand():
+    # ratios 1.5, .65, 6.5: the last two are beyond .7 and 6
+    batch, how = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]])), SAO()
+    logp = jnp.log(jnp.array([[1.0, 1.5, 0.65, 1, 6.5, 1]]))
+    np.testing.assert_allclose(how.loss(logp, batch), [[0, -3.0, 0, 0, 0, 0]], rtol=1e-6)
+    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
+    # that of the paper's sg(f(r)) A log pi: -1.5 x 2
+    np.testing.assert_allclose(gradient, [[0, -3.0, 0, 0, 0, 0]], rtol=1e-6)
+    found = how.clipped(logp, batch)
+    assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [4]
+    assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
+
+
+def test_sao_bridges_observations_with_a_lambda_by_length_by_hand():
+    """Turns (1 obs, 2 act), (2 obs, 1 act) with rewards .5 and 1: action tokens at 1, 2 and 5."""
+    rollout = two_episodes()
+    values = jnp.zeros((2, 7)).at[0, jnp.array([1, 2, 5])].set(jnp.array([0.2, 0.4, 0.6]))
+    scores = zero_scores(rollout).replace(values=values)
+    batch = batch_of(SAO(lam_alpha=1.0), rollout, 1, scores)
+    # 3 tokens: lambda 2/3. delta_5 = 1 - .6, delta_2 = .5 + .6 - .4, delta_1 = .4 - .2
+    last, middle = 0.4, 0.7 + 2 / 3 * 0.4
+    want = [0, 0.2 + 2 / 3 * middle, middle, 0, 0, last, 0]
+    np.testing.assert_allclose(batch.advantages[0], want, rtol=1e-5)
+    np.testing.assert_allclose(batch.returns[0], [0, 1.5, 1.5, 0, 0, 1.0, 0], rtol=1e-5)
+    # the other one has 2 tokens and no values: lambda 1/2, return -1
+    np.testing.assert_allclose(batch.advantages[1, 1:3], [-0.5, -1.0], rtol=1e-5)
+    np.testing.assert_allclose(adaptive_lambda(jnp.array([[0], [1], [10]]), 0.5), [[0], [0], [0.8]])
+
+
+def test_sao_is_the_naive_recursion_over_action_tokens():
+    rollout = toy.random_rollout(4, rows=8, length=30, turns=4)
+    scores = toy.scores_of(rollout)
+    batch = batch_of(SAO(), rollout, 1, scores)
+    values, advantages = np.asarray(scores.values), np.zeros((8, 30))
+    for b in range(8):
+        places = np.flatnonzero(rollout.action_mask[b])
+        lam, value, carried = 1 - 1 / (1.5 * len(places)), 0.0, 0.0
+        for i in reversed(range(len(places))):
+            turn = rollout.turn[b, places[i]]
+            ends = i + 1 == len(places) or rollout.turn[b, places[i + 1]] != turn
+            reward = float(rollout.rewards[b, turn]) * ends
+            carried = reward + value - values[b, places[i]] + lam * carried
+            value, advantages[b, places[i]] = values[b, places[i]], carried
+    np.testing.assert_allclose(batch.advantages, advantages, atol=1e-5)
+
+
 def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
     rollout = one_turn_group([1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, -1, -1, 0, 1])
     advantages = batch_of(MaxRL(), rollout, 4).advantages[:, 1]
@@ -574,7 +683,7 @@ def test_first_gradient_is_the_policy_gradient(cls):
     np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
 
 
-@pytest.mark.parametrize('cls', [cls for cls in RATIOS if cls is not CISPO])
+@pytest.mark.parametrize('cls', [cls for cls in RATIOS if cls not in (CISPO, SAO)])
 def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
     """They were token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
     rollout, how = toy.random_rollout(8), cls(clip=Clip(0.2, 0.28, 3.0))

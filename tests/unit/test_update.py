@@ -295,6 +295,16 @@ def test_the_critic_moves_before_the_policy_and_apart_from_it():
     assert metrics['value/grad_norm'] > 0
 
 
+def test_two_steps_of_the_critic_are_those_of_two_updates_that_hold_the_policy():
+    state, batch = own_critic_state(), toy_batch()
+    one, _ = toy_update(critic_warmup=9)(state, batch)
+    two, measured = toy_update(critic_warmup=9)(one, batch)
+    both, same = toy_update(critic_warmup=9, critic_updates=2)(state, batch)
+    assert_close(two.critic_params, both.critic_params, atol=1e-7)
+    assert_close(measured['value/loss'], same['value/loss'])
+    assert_same(both.params, state.params)
+
+
 def test_critic_warmup_holds_the_policy():
     state, batch = own_critic_state(), toy_batch()
     run = toy_update(critic_warmup=1)

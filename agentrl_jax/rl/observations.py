@@ -1,0 +1,151 @@
+"""What the world says as something to learn: the likelihood of observations (ECHO, 2605.24517).
+
+  loss + coef * mean of -log p(token | what the policy saw before it) over tokens of observations
+Observations are the bodies of messages that follow an answer of the same conversation: tool output,
+the next state, the reward, and what a prompt's style words around them. The first observation is
+none, since no action led to it, nor are chat markers, roles, the forced beginning of an answer,
+padding, or anything sampled; that is what ECHO's code counts (prime-rl, orchestrator/algo/echo.py,
+with a renderer that marks content). It trains messages of the role `tool` alone unless told; here
+worlds answer as `user`. Its logits are divided by the sampling temperature, these never are: a
+world has its own. Its weight is .1.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.masked import positions_of
+from agentrl_jax.rl.score import score_rows
+from agentrl_jax.rollout import windows as context
+from agentrl_jax.settings.marks import ZERO
+from agentrl_jax.types import Params, Rollout
+
+
+class Markers(NamedTuple):
+    """How messages are told apart."""
+
+    start_id: int  # token that opens one
+    end_id: int  # ... and closes it
+    role: int  # tokens of the role after the first of these
+
+
+@dataclasses.dataclass(frozen=True)
+class Observing:
+    """Learning what the world will say."""
+
+    AT = 'loss.observation_'
+    coef: Annotated[float, ZERO] = 0.0  # weight of the cross-entropy of observations, a mean over
+    # their tokens (ECHO: .1); 0 = off
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        del shards
+        asked = f'loss.observation_coef={self.coef}'
+        if self.coef and run.parity.loss_on != 'sampled':
+            yield (
+                f'{asked} and parity.loss_on={run.parity.loss_on!r} both train what the world '
+                'says: set parity.loss_on=sampled'
+            )
+        if not self.coef:
+            asked = 'eval.observations=True'
+            if not run.eval.observations:
+                return
+        if run.env.max_turns < 2:
+            yield f'{asked} has no effect with env.max_turns=1: no observation follows an answer'
+        if run.context.window == 1:
+            yield (
+                f'{asked} predicts what follows an answer, and context.window=1 hides the answer: '
+                'set it to 0, or to 2 or more'
+            )
+
+
+def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> jax.Array:
+    """Tokens of observations in turns above `after` int32 [B]; bool [B, T].
+
+    A token is one if an unsampled start and an unsampled end of its own turn are around it, with no
+    other marker between, and a turn of its conversation came before. Worlds cannot forge markers.
+    """
+    tokens, turn = rollout.tokens, rollout.turn
+    given = rollout.attention_mask & ~rollout.action_mask
+    opens, ends = given & (tokens == markers.start_id), given & (tokens == markers.end_id)
+    place = jnp.arange(tokens.shape[1])[None]
+    opened, marked = (
+        jax.lax.cummax(jnp.where(mark, place, -1), axis=1) for mark in (opens, opens | ends)
+    )
+    inside = (opened >= 0) & (opened == marked) & (place - opened > markers.role)
+    opened_in = jnp.take_along_axis(turn, jnp.maximum(opened, 0), axis=1)
+    closed_in = adv.next_masked(jnp.where(ends, turn, -1), opens | ends, -1)
+    inside &= (opened_in == turn) & (closed_in == turn)
+    follows = jnp.take_along_axis(answered(rollout), jnp.maximum(turn, 0), axis=1)
+    return inside & given & follows & (turn > jnp.reshape(after, (-1, 1)))
+
+
+def answered(rollout: Rollout) -> jax.Array:
+    """Turns whose conversation has had an answer; bool [B, K]."""
+    index = jnp.arange(rollout.rewards.shape[1])
+    if rollout.branch is None:
+        return jnp.broadcast_to(index > 0, rollout.rewards.shape)
+    same = rollout.branch[:, :, None] == rollout.branch[:, None, :]
+    return (same & (index[None, None, :] < index[None, :, None])).any(-1)
+
+
+def of_batch(rollout: Rollout, mask: jax.Array, markers: Markers, *, forked: bool) -> jax.Array:
+    """Tokens of observations of rows that train, each token of a world once; bool [B (1 + F), T].
+
+    mask bool [B (1 + F), T]: tokens that train; forked: of episodes and their continuations, whose
+    own observations are those after the turn that they play again.
+    """
+    played, after = rollout, 0
+    if forked:
+        turn = rollout.continuations.turn
+        after = jnp.pad(turn, ((0, 0), (1, 0))).reshape(-1)
+        played = rollout.with_continuations
+    return written(played, markers, after) & mask.any(1, keepdims=True)
+
+
+def log_likelihood(
+    hidden: jax.Array, head: jax.Array, tokens: jax.Array, mask: jax.Array, chunk_size: int
+) -> jax.Array:
+    """log p of tokens under mask, among all tokens at temperature 1; [B, T], 0 off the mask.
+
+    hidden [B, T, D], head [D, V].
+    """
+    logprobs, _ = losses.token_logprobs(hidden, head, tokens, chunk_size=chunk_size)
+    return jnp.where(mask, logprobs, 0.0)
+
+
+def measure(
+    params: Params,
+    rollout: Rollout,
+    *,
+    fns: ModelFns,
+    markers: Markers,
+    seen: context.Context | context.Branches | None,
+    rows: int,
+    microbatch_rows: int,
+    chunk_size: int,
+) -> dict[str, jax.Array]:
+    """{'observed': tokens of observations, 'surprise': their -log p, summed} of the first `rows`.
+
+    Exact and of healthy episodes; seen: what the policy saw of them, None = everything.
+    """
+    count = rollout.tokens.shape[0]
+    whole = rollout.healthy & (jnp.arange(count) < rows)
+    mask = written(rollout, markers) & whole[:, None]
+    each = (rollout.tokens, rollout.attention_mask, mask)
+    if seen is not None:
+        found = seen.windows(rollout)
+        each = (*context.split_turns(each[:2], found), context.own_rows(mask, found))
+
+    def of_rows(tokens, attention, mask):
+        hidden = fns.hidden(params, tokens, positions_of(attention), attention)
+        return -log_likelihood(hidden, fns.head(params), tokens, mask, chunk_size).sum(1)
+
+    surprise = score_rows(of_rows, each, math.gcd(each[0].shape[0], microbatch_rows))
+    return {'observed': mask.sum(), 'surprise': surprise.sum()}
