@@ -10,9 +10,10 @@ plays as well as it knows colours, and it learns from its own play alone. Things
 test are in no training episode. Random play finds 42.1 % of the prizes (1 - (5/6)^3), and 50 %
 where it names no box twice.
 
-Hardware: not run yet.
-Time: not run yet.
-Score: not run yet.
+Hardware: one CPU core beside other programs, 10 GB.
+Time: 15 minutes until the first step is done, most of them compiling; 170 s a step.
+Score: 53.9 % of 128 held-out episodes at step 0, 57.8 % after eight steps, seed 100; not run to its
+end (experiments/LOG.md).
 """
 
 from agentrl_jax.envs.hosts.harness.riddles import COLOURS
