@@ -24,7 +24,7 @@ from agentrl_jax.run.params import player_of
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.tokenizer import IM_START
+from agentrl_jax.tokens.wording import wording_of
 from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
 
 
@@ -162,11 +162,12 @@ def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learni
     elif cfg.most_branches > 1:
         context = windows.Branches(cfg.most_branches, task.prefix.shape[0])
     own = task.grammar if cfg.rollout.constrain else None
+    start = wording_of(tokenizer.chat_template).start
     return learning_of(
         cfg,
         context=context,
         bits=None if own is None else own.bits,
-        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
+        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(start),
         layout=sharding.shard_rows(mesh),
     )
 
