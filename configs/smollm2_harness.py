@@ -6,10 +6,10 @@
       --config.model.path=SmolLM2-135M-Instruct
 
 A .gguf of it will do as well. The harness is demo_harness's (boxes.py): a prize is in one of six
-boxes, and a hint, or what is in a wrong box, names the right one. Its chat template knows no tools,
-so they are worded as Qwen2.5's words them. The raw model hardly ever writes a call that can be read:
-the beginning that all calls share is forced, and only tokens of calls are sampled after it, so what
-it learns is which box. A row has 177 tokens of tools and task, then about 60 a turn.
+boxes, and a hint, or what is in a wrong box, names the right one. The model's chat template knows
+no tools, so they are worded as Qwen2.5's words them. The beginning that all calls share is forced,
+and only tokens of calls are sampled after it, so what there is to learn is which box. A row has 177
+tokens of tools and task, then about 60 a turn.
 
 Hardware: two CPU cores.
 Time: not run yet.

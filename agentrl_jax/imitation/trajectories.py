@@ -37,6 +37,7 @@ EXAMPLE = (
 )
 LONGEST_SHOWN = 60  # characters of a value that an error repeats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
+NAMES = {role: name for name, role in ROLES.items()} | {'ipython': 'human'}  # Llama 3's tools
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -199,16 +200,15 @@ def conversation_of(tokens: np.ndarray, trained: np.ndarray, chat: Chat) -> list
 
 def _message(ids: np.ndarray, trained: np.ndarray, chat: Chat) -> Record:
     tokenizer = chat.tokenizer
-    names = {role: name for name, role in ROLES.items()}
     if not trained.any():
         end = int(np.argmax(ids == chat.end_id)) if (ids == chat.end_id).any() else len(ids)
         role, value = chat.parted(ids[:end])
-        return {'from': names[role], 'loss': False if role == 'assistant' else None, 'value': value}
+        return {'from': NAMES[role], 'loss': False if role == 'assistant' else None, 'value': value}
     sampled = ids[trained].tolist()
     role, prefix = chat.parted(ids[: int(np.argmax(trained))])
     said = sampled[: len(sampled) - (sampled[-1] in tokenizer.eos_ids)]
     value = prefix + tokenizer.decode(said)
-    return {'from': names[role], 'loss': True, 'value': value, 'tokens': sampled}
+    return {'from': NAMES[role], 'loss': True, 'value': value, 'tokens': sampled}
 
 
 def records_of(

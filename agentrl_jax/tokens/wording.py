@@ -33,7 +33,7 @@ CHAT_ML = Wording(
     after='\n',
     ends=(IM_END, END_OF_TEXT),
 )
-LLAMA_3 = Wording(  # github.com/meta-llama/llama-models, models/llama3_1/prompt_format.md
+LLAMA_3 = Wording(  # github.com/meta-llama/llama-models, models/llama3_2/text_prompt_format.md
     name='Llama 3',
     start='<|start_header_id|>',
     role_end='<|end_header_id|>',

@@ -17,6 +17,7 @@ from llama_vocabulary import TEMPLATE, llama_tokenizer
 from qwen_vocabulary import qwen_tokenizer
 from smollm_vocabulary import smollm_tokenizer
 
+from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML, CHATML_TOOLS, build_chat, message
 
 # As SmolLM2's: a system message of its own, and no tools
@@ -205,3 +206,24 @@ def test_what_messages_and_tools_spell_is_never_a_special_token(name):
     honest, _ = marks('x')
     found, shown = marks(spelled)
     assert found == honest and shown.count(tokenizer.special_names()[-1]) >= 3
+
+
+def test_an_exported_tokenizer_renders_chats_of_llama_3_in_transformers(tmp_path):
+    tokenizer, source, out = llama_tokenizer(), tmp_path / 'source', tmp_path / 'out'
+    for folder in (source, out):
+        folder.mkdir()
+    (source / 'tokenizer.json').write_text(tokenizer.to_json())
+    ends = {'eos_token': '<|eot_id|>', 'pad_token': '<|finetune_right_pad_id|>'}
+    settings = ends | {'chat_template': TEMPLATE}  # as made from a .gguf: without bos_token
+    (source / 'tokenizer_config.json').write_text(json.dumps(settings))
+    written = hf_folder.write(out, source)
+    hf_folder.compare(written, out)
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    rendered = theirs.apply_chat_template(
+        CALLS, tools=TOOLS, add_generation_prompt=True, return_dict=False, date_string=DATE
+    )
+    assert (
+        rendered
+        == build_chat(written).opening(CALLS, TOOLS)
+        == build_chat(tokenizer).opening(CALLS, TOOLS)
+    )
