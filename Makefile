@@ -84,7 +84,7 @@ test-openenv: | python-version
 # In an environment of its own too: real clients as harnesses. Without them their tests skip.
 harness-clients: | python-version
 	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt \
+	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
 	  -r requirements-harness.txt
 	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py
 

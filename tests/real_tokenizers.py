@@ -1,4 +1,5 @@
-"""Tokenizers of real checkpoints in the folder that AGENTRL_REAL_WEIGHTS names; else tests skip."""
+"""Tokenizers and templates of real checkpoints in the folder that AGENTRL_REAL_WEIGHTS names; else
+tests skip."""
 
 import functools
 import os
@@ -11,12 +12,21 @@ from agentrl_jax.tokens.tokenizer import load_tokenizer
 FILES = {'smollm2': 'smollm2*.gguf', 'qwen2.5': 'qwen2.5*.gguf'}
 
 
-@functools.cache
-def real_tokenizer(name):
+def found(pattern):
     folder = os.environ.get('AGENTRL_REAL_WEIGHTS')
     if folder is None:
         pytest.skip('AGENTRL_REAL_WEIGHTS names no folder')
-    found = sorted(pathlib.Path(folder).glob(FILES[name]))
-    if not found:
-        pytest.skip(f'{folder} has no {FILES[name]}')
-    return load_tokenizer(found[0])
+    files = sorted(pathlib.Path(folder).glob(pattern))
+    if not files:
+        pytest.skip(f'{folder} has no {pattern}')
+    return files[0]
+
+
+@functools.cache
+def real_tokenizer(name):
+    return load_tokenizer(found(FILES[name]))
+
+
+def real_template(name):
+    """The chat template of a checkpoint, as text."""
+    return found(f'{name}*.jinja').read_text(encoding='utf-8')

@@ -37,6 +37,7 @@ EXAMPLE = (
 )
 LONGEST_SHOWN = 60  # characters of a value that an error repeats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
+NAMES = {role: name for name, role in ROLES.items()} | {'ipython': 'human'}  # Llama 3's tools
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def demonstrations_of(
 
 def conversation_of(tokens: np.ndarray, trained: np.ndarray, chat: Chat) -> list[Record]:
     """The messages of one episode: tokens int [n] without padding, trained bool [n]."""
-    # A message begins at each <|im_start|> that the program wrote; one that was sampled is text.
+    # A message begins at each start_id that the program wrote; one that was sampled is text.
     starts = np.flatnonzero((np.asarray(tokens) == chat.start_id) & ~np.asarray(trained))
     ends = [*starts[1:], len(tokens)]
     return [
@@ -199,16 +200,15 @@ def conversation_of(tokens: np.ndarray, trained: np.ndarray, chat: Chat) -> list
 
 def _message(ids: np.ndarray, trained: np.ndarray, chat: Chat) -> Record:
     tokenizer = chat.tokenizer
-    names = {role: name for name, role in ROLES.items()}
     if not trained.any():
         end = int(np.argmax(ids == chat.end_id)) if (ids == chat.end_id).any() else len(ids)
-        role, _, value = tokenizer.decode(ids[:end]).partition('\n')
-        return {'from': names[role], 'loss': False if role == 'assistant' else None, 'value': value}
+        role, value = chat.parted(ids[:end])
+        return {'from': NAMES[role], 'loss': False if role == 'assistant' else None, 'value': value}
     sampled = ids[trained].tolist()
-    role, _, prefix = tokenizer.decode(ids[: int(np.argmax(trained))]).partition('\n')
+    role, prefix = chat.parted(ids[: int(np.argmax(trained))])
     said = sampled[: len(sampled) - (sampled[-1] in tokenizer.eos_ids)]
     value = prefix + tokenizer.decode(said)
-    return {'from': names[role], 'loss': True, 'value': value, 'tokens': sampled}
+    return {'from': NAMES[role], 'loss': True, 'value': value, 'tokens': sampled}
 
 
 def records_of(

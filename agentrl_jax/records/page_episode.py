@@ -43,6 +43,7 @@ CELLS = {  # what an environment calls a cell -> (glyph, class in the style shee
     **{f'{c} {kind}': (f'{s}{c[0]}{c[-1]}', 'floor') for c in COLOURS for kind, s in SIGNS.items()},
 }
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
+SPECIALS += ('<|start_header_id|>', '<|end_header_id|>', '<|eot_id|>', '<|begin_of_text|>')
 Episode = Mapping[str, Any]
 Reply = Mapping[str, Any]
 

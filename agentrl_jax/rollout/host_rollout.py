@@ -590,6 +590,7 @@ class HostRollout:
         stop = out.turn_stop[b, slot.turn]
         answer.closed = bool(stop == TurnStop.EOS)
         answer.finish = 'length' if stop == TurnStop.LENGTH else 'stop'
+        answer.calls = self.conversation.chat.wording.calls
         return answer
 
 

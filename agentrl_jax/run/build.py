@@ -25,7 +25,7 @@ from agentrl_jax.run.params import player_of
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.tokenizer import IM_END, IM_START
+from agentrl_jax.tokens.wording import wording_of
 from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
 
 
@@ -167,11 +167,12 @@ def measure_critic(
 def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
     """The settings of an update; task: one for the width of its prompts, where windows are cut."""
     own = task.grammar if cfg.rollout.constrain else None
+    start = wording_of(tokenizer.chat_template).start
     return learning_of(
         cfg,
         context=context_of(cfg, task),
         bits=None if own is None else own.bits,
-        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(IM_START),
+        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(start),
         markers=markers_of(tokenizer) if cfg.observing.coef else None,
         layout=sharding.shard_rows(mesh),
     )
@@ -187,9 +188,13 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
 
 
 def markers_of(tokenizer: Any) -> observations.Markers:
-    """Of ChatML in the tokens of a tokenizer."""
-    role = len(tokenizer.encode('user\n'))
-    return observations.Markers(tokenizer.special(IM_START), tokenizer.special(IM_END), role)
+    """Of the tokenizer's chats."""
+    wording, encode = wording_of(tokenizer.chat_template), tokenizer.encode
+    role = len(encode(f'user{wording.space}'))
+    if wording.role_end:
+        role = len(encode('user')) + 1 + len(encode(wording.space))
+    start_id, end_id = map(tokenizer.special, (wording.start, wording.end))
+    return observations.Markers(start_id, end_id, role)
 
 
 def build_learn(fns: ModelFns, how: Learning) -> Callable:

@@ -151,8 +151,8 @@ class Conversation:
         written = json.dumps([said.messages, said.tools])  # the template shows keys in their order
         ids = list(_tokens(self.chat, written, said.opens))
         if said.opens:  # after the token that every row begins with
-            if ids[:1] != [self.chat.start_id]:
-                raise ValueError('the chat template does not begin with <|im_start|>')
+            if ids[:1] != [self.chat.first_id]:
+                raise ValueError('the chat template does not begin as others of its family do')
             ids = ids[1:]
         if said.appended:
             ids = [*self.chat.tokenizer.encode(plain(said.appended)), self.chat.end_id, *ids]
@@ -181,7 +181,7 @@ class Conversation:
 
     def said(self, ids: list[int]) -> str:
         """An answer as its world reads it, without the end-of-turn token."""
-        return self.answer_prefix + self.chat.tokenizer.decode(ids)
+        return self.answer_prefix + self.chat.said(ids)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -236,14 +236,14 @@ def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) ->
     if not accepted:
         system, instruction = '\n'.join(filter(None, (system, instruction))), ''
     if system:
-        ids = [chat.start_id, *encode(f'system\n{system}'), chat.end_id]
+        ids = chat.system_message(system)
     else:
         ids = chat.default_prefix('')
         opening = chat.user_open('')
         ids = ids[: -len(opening)] if len(ids) > len(opening) else []
     if accepted:
         ids += [*chat.user_open(instruction), *chat.answer_open(''), *encode(accepted), chat.end_id]
-        ids = ids if ids[0] == chat.start_id else ids[len(encode('\n')) :]
+        ids = ids if ids[0] == chat.first_id else ids[len(encode(chat.wording.after)) :]
     if not ids:
         raise ValueError(
             'a conversation with a world on a host needs something in front of its first '
@@ -286,7 +286,7 @@ def build_host_task(
     task = HostTask(
         env_params=env_params,
         prefix=jnp.asarray(
-            [chat.start_id]
+            [chat.first_id]
             if env.chats
             else prefix_of(chat, env.system, env.instruction, env.accepted),
             jnp.int32,

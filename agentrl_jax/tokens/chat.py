@@ -1,7 +1,8 @@
-"""ChatML as pieces of token ids, checked against the checkpoint's own chat template.
+"""A chat as pieces of token ids, checked against the checkpoint's own chat template.
 
 <|im_start|>system\\n{system}<|im_end|>\\n<|im_start|>user\\n{user}<|im_end|>\\n<|im_start|>assistant\\n...
-Pieces are only ever appended, so an episode of n turns is a prefix of the same episode with n + 1.
+or with other marks (wording.py). Pieces are only ever appended, so an episode of n turns is a
+prefix of the same episode with n + 1.
 """
 
 import atexit
@@ -14,7 +15,7 @@ from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.tokens import rendering
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, IM_END, IM_START
+from agentrl_jax.tokens.wording import CHAT_ML, LLAMA_3, Wording, wording_of
 
 # What `Chat` says, as a template: for exports of tokenizers that came without one.
 CHATML = (
@@ -53,6 +54,7 @@ CHATML_TOOLS = (
 SPOILT = '\ue000'  # in the middle of what would be a special token, from its text to its tokens
 LONGEST_TEXT = 2**22  # characters of a conversation
 LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
+ANSWER = 'An answer.'  # of no importance
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 
 
@@ -61,28 +63,41 @@ class Chat:
     """Token pieces between messages."""
 
     tokenizer: Any
-    start_id: int  # <|im_start|>
-    end_id: int  # <|im_end|>
+    start_id: int  # opens a message: <|im_start|>
+    end_id: int  # ends one: <|im_end|>
+    wording: Wording = CHAT_ML
+    preface: str = ''  # what the template says itself at the beginning of a system message
+    call_id: int = -1  # may announce a call; -1: no token does
+
+    @property
+    def first_id(self) -> int:
+        """The token that every conversation begins with."""
+        begin = self.wording.begin
+        return self.tokenizer.special(begin) if begin else self.start_id
+
+    def system_message(self, system: str) -> list[int]:
+        """A conversation up to the end of its system message."""
+        begin = [self.first_id] if self.wording.begin else []
+        return [*begin, *self._opened('system', self.preface + system), self.end_id]
 
     def episode_prefix(self, system: str, user_start: str) -> list[int]:
         """System message and the opening of the first user message, up to user_start included."""
-        head = [self.start_id, *self.tokenizer.encode(f'system\n{system}'), self.end_id]
-        return [*head, *self.user_open(user_start)]
+        return [*self.system_message(system), *self.user_open(user_start)]
 
     def default_prefix(self, user_start: str) -> list[int]:
         """episode_prefix without a system message of ours: the checkpoint's template may put
         its own there (Qwen2.5's does)."""
-        user = [self.start_id, *self.tokenizer.encode(f'user\n{user_start}')]
+        user = self._opened('user', user_start)
         template = self.tokenizer.chat_template
         if template is None:
             return user
         rendered = render(template, [message('user', 'U')], self.tokenizer.source)
         ids = tokenize(self.tokenizer, rendered)
-        tail = [self.start_id, *self.tokenizer.encode('user\nU'), *self.answer_open('')]
+        tail = [*self._opened('user', 'U'), *self.answer_open('')]
         if ids[-len(tail) :] != tail:
             raise ValueError(
                 f'the chat template of {self.tokenizer.source} does not open a conversation in '
-                f'ChatML; it renders {_quoted(rendered)}'
+                f'{self.wording.name}; it renders {_quoted(rendered)}'
             )
         return [*ids[: -len(tail)], *user]
 
@@ -97,26 +112,30 @@ class Chat:
 
     def following(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
         """What the template puts between the <|im_end|> of an answer and the next answer, with new
-        messages between them: its difference, after an answer of no importance."""
-        before = [message('user', 'U'), message('assistant', 'A')]
-        known = self._rendered(before, tools, opens=False)
-        known = known[: known.rindex(IM_END) + len(IM_END)]
-        whole = self._rendered([*before, *messages], tools)
-        if not whole.startswith(known):
+        messages between them: what it shows after an answer of no importance."""
+        before = [message('user', 'U'), message('assistant', ANSWER)]
+        rendered = self._rendered([*before, *messages], tools)
+        _, answered, new = rendered.partition(f'{ANSWER}{self.wording.end}')
+        if not answered:
             raise ValueError(
-                f'the chat template of {self.tokenizer.source} changes what stands before new '
-                f'messages: {_quoted(whole)} does not begin with {_quoted(known)}'
+                f'the chat template of {self.tokenizer.source} does not repeat an answer as it '
+                f'was given, {ANSWER!r}: it renders {_quoted(rendered)}'
             )
-        return self._tokens(whole[len(known) :])
+        return self._tokens(new)
 
-    def _rendered(self, messages: Messages, tools: Sequence[dict], opens: bool = True) -> str:
+    def _rendered(self, messages: Messages, tools: Sequence[dict]) -> str:
         template, called = self.tokenizer.chat_template or CHATML_TOOLS, tools
         called = called or any(one['role'] == 'tool' or 'tool_calls' in one for one in messages)
         if called and 'tools' not in template:  # it would leave calls out without a word
+            if self.wording != CHAT_ML:
+                raise ValueError(f'the chat template of {self.tokenizer.source} knows no tools')
             template = CHATML_TOOLS
+        spoilt = functools.partial(_spoilt, specials=self.tokenizer.spelled)
         try:
             return _renderer(template).render(
-                _spoilt(list(messages)), opens=opens, tools=_spoilt(list(tools)) or None
+                spoilt(list(messages)),
+                tools=spoilt(list(tools)) or None,
+                bos_token=self.wording.begin,
             )
         except rendering.TemplateError as error:
             why = files.in_line(str(error))
@@ -128,13 +147,33 @@ class Chat:
 
     def user_open(self, user_start: str) -> list[int]:
         """From after the <|im_end|> of an answer into the next user message."""
-        encode = self.tokenizer.encode
-        return [*encode('\n'), self.start_id, *encode(f'user\n{user_start}')]
+        return [*self.tokenizer.encode(self.wording.after), *self._opened('user', user_start)]
 
     def answer_open(self, prefix: str) -> list[int]:
         """End of the user message, and the answer up to the prefix that is forced on it."""
-        encode = self.tokenizer.encode
-        return [self.end_id, *encode('\n'), self.start_id, *encode(f'assistant\n{prefix}')]
+        after = self.tokenizer.encode(self.wording.after)
+        return [self.end_id, *after, *self._opened('assistant', prefix)]
+
+    def _opened(self, role: str, text: str) -> list[int]:
+        """A message up to the end of its text."""
+        wording, encode = self.wording, self.tokenizer.encode
+        if not wording.role_end:
+            return [self.start_id, *encode(f'{role}{wording.space}{text}')]
+        role_end = self.tokenizer.special(wording.role_end)
+        return [self.start_id, *encode(role), role_end, *encode(wording.space + text)]
+
+    def parted(self, ids: Sequence[int]) -> tuple[str, str]:
+        """(role, text) of a message's ids from the one after start_id to the end of its text."""
+        role, _, text = self.tokenizer.decode(ids).partition(self.wording.space)
+        return role, text.removeprefix(self.preface) if role == 'system' else text
+
+    def said(self, ids: Sequence[int]) -> str:
+        """The text of an answer; of its special tokens the one that announces a call is spelled."""
+        decode = self.tokenizer.decode
+        if self.call_id not in ids:
+            return decode(ids)
+        at = ids.index(self.call_id)
+        return decode(ids[:at]) + self.wording.call + decode(ids[at + 1 :])
 
 
 def build_chat(tokenizer: Any) -> Chat:
@@ -142,21 +181,44 @@ def build_chat(tokenizer: Any) -> Chat:
 
     A tokenizer without a template (the project's own) speaks ChatML by definition.
     """
-    chat = Chat(tokenizer, tokenizer.special(IM_START), tokenizer.special(IM_END))
-    if tokenizer.chat_template is not None:
-        _check_template(chat, tokenizer.chat_template)
+    template = tokenizer.chat_template
+    wording, names = wording_of(template), tokenizer.special_names()
+    if wording.start not in names:
+        raise ValueError(
+            f'{tokenizer.source}: its chat is not one of those supported, ChatML (it has no '
+            f'special token {CHAT_ML.start}) and Llama 3 (its template has no {LLAMA_3.start})'
+        )
+    chat = Chat(
+        tokenizer,
+        start_id=tokenizer.special(wording.start),
+        end_id=tokenizer.special(wording.end),
+        wording=wording,
+        preface='' if template is None else _preface(wording, template, tokenizer.source),
+        call_id=tokenizer.special(wording.call) if wording.call in names else -1,
+    )
+    if template is not None:
+        _check_template(chat, template)
     return chat
+
+
+def _preface(wording: Wording, template: str, source: str) -> str:
+    """What a template puts in front of the text of a system message, within the message."""
+    rendered = render(template, [message('system', 'S'), message('user', 'U')], source)
+    head = f'{wording.begin}{wording.start}system{wording.role_end}{wording.space}'
+    system, ended, _ = rendered.partition(f'S{wording.end}')
+    return system.removeprefix(head) if ended and system.startswith(head) else ''
 
 
 def _check_template(chat: Chat, template: str) -> None:
     """One turn and two turns of the template must be the pieces, token for token."""
     # White space around the texts shows a template that strips them.
-    messages = [message('system', ' S\n'), message('user', '\nU\n')]
-    pieces = [*chat.episode_prefix(' S\n', '\nU\n'), *chat.answer_open('')]
-    _compare(chat.tokenizer, template, messages, pieces)
-    messages += [message('assistant', 'A'), message('user', 'V\n')]
-    pieces += [*chat.tokenizer.encode('A'), chat.end_id, *chat.user_open('V\n')]
-    _compare(chat.tokenizer, template, messages, [*pieces, *chat.answer_open('')])
+    system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
+    messages = [message('system', system), message('user', user)]
+    pieces = [*chat.episode_prefix(system, user), *chat.answer_open('')]
+    _compare(chat, template, messages, pieces)
+    messages += [message('assistant', 'A'), message('user', other)]
+    pieces += [*chat.tokenizer.encode('A'), chat.end_id, *chat.user_open(other)]
+    _compare(chat, template, messages, [*pieces, *chat.answer_open('')])
 
 
 def keeps_thoughts(template: str, source: str) -> bool:
@@ -169,12 +231,13 @@ def keeps_thoughts(template: str, source: str) -> bool:
     return answer in render(template, messages, source)
 
 
-def _compare(tokenizer: Any, template: str, messages: Messages, pieces: list[int]) -> None:
+def _compare(chat: Chat, template: str, messages: Messages, pieces: list[int]) -> None:
+    tokenizer = chat.tokenizer
     rendered = render(template, messages, tokenizer.source)
     if tokenize(tokenizer, rendered) != pieces:
         raise ValueError(
-            f'the chat template of {tokenizer.source} is not ChatML as Qwen2.5 speaks it; it '
-            f'renders {_quoted(rendered)} instead of '
+            f'the chat template of {tokenizer.source} is not {chat.wording.name} as it is '
+            f'supported; it renders {_quoted(rendered)} instead of '
             f'{_quoted(tokenizer.decode(pieces, show_special=True))}'
         )
 
@@ -195,7 +258,7 @@ def render(template: str, messages: Messages, source: str = 'this checkpoint') -
     source: where the template is from, for the ValueError of one that fails or has no end.
     """
     try:
-        text = rendering.render(template, json.dumps(messages))
+        text = rendering.render(template, json.dumps(messages), wording_of(template).begin)
         text.encode('utf-8')
         return text
     except rendering.TemplateError as error:
@@ -212,23 +275,22 @@ def tokenize(tokenizer: Any, rendered: str, whole: Callable[[str], str] = str) -
 
     whole: of a text between them, what is to be tokenised.
     """
-    spans = re.split('(' + '|'.join(map(re.escape, CHAT_SPECIALS)) + ')', rendered)
     ids = []
-    for span in spans:
-        ids += [tokenizer.special(span)] if span in CHAT_SPECIALS else tokenizer.encode(whole(span))
+    for i, span in enumerate(tokenizer.spelled.split(rendered)):
+        ids += [tokenizer.special(span)] if i % 2 else tokenizer.encode(whole(span))
     return ids
 
 
-def _spoilt(value: Any) -> Any:
+def _spoilt(value: Any, specials: re.Pattern) -> Any:
     """A value of JSON in whose texts no special token is spelled: a mark is put into each."""
     if isinstance(value, str):
         value = value.replace(SPOILT, '')
-        for special in CHAT_SPECIALS:
-            value = value.replace(special, special[:2] + SPOILT + special[2:])
+        while specials.search(value):  # one may begin in another
+            value = specials.sub(lambda found: found[0][0] + SPOILT + found[0][1:], value)
         return value
     if isinstance(value, dict):
-        return {_spoilt(key): _spoilt(one) for key, one in value.items()}
-    return [_spoilt(one) for one in value] if isinstance(value, list) else value
+        return {_spoilt(key, specials): _spoilt(one, specials) for key, one in value.items()}
+    return [_spoilt(one, specials) for one in value] if isinstance(value, list) else value
 
 
 @functools.cache

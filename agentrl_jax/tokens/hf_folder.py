@@ -15,6 +15,7 @@ import tokenizers
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens import gguf_tokenizer as byte_pair
 from agentrl_jax.tokens.tokenizer import Tokenizer, load_tokenizer
+from agentrl_jax.tokens.wording import wording_of
 
 COPIED = (
     'tokenizer.json',
@@ -63,6 +64,8 @@ def write(folder: Path, source: Path) -> Tokenizer:
         'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
     }
     template = tokenizer.chat_template
+    if begin := wording_of(template).begin:
+        settings['bos_token'] = begin
     if template is None or not chats.keeps_thoughts(template, tokenizer.source):
         settings['chat_template'] = chats.CHATML
         (folder / 'chat_template.jinja').unlink(missing_ok=True)

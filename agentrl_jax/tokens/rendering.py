@@ -21,6 +21,11 @@ from typing import Any
 
 CPU_S = 2  # seconds of computing for a conversation, of which the start takes 0.1
 MEMORY = 2**29  # bytes of addresses, on Linux; macOS knows no such limit
+TODAY = (
+    2024,
+    7,
+    26,
+)  # to templates that ask: a run has the same prompts on every day. Llama 3.1's own
 LONGEST = 2**16  # characters of a text that is rendered once
 SAID = 2000  # characters of what is wrong
 PATIENCE_S = 60  # of the clock, on a machine that does not let the process compute
@@ -31,14 +36,14 @@ class TemplateError(ValueError):
 
 
 @functools.lru_cache(maxsize=64)
-def render(template: str, messages: str) -> str:
+def render(template: str, messages: str, begin: str = '') -> str:
     """The template's text of a conversation, up to where the next answer begins.
 
-    messages: JSON of [{'role': 'user', 'content': '...'}, ...].
+    messages: JSON of [{'role': 'user', 'content': '...'}, ...]; begin: what it calls bos_token.
     """
     renderer = Renderer(template)
     try:
-        return renderer.render(json.loads(messages))
+        return renderer.render(json.loads(messages), bos_token=begin)
     finally:
         renderer.close()
 
@@ -51,10 +56,10 @@ class Renderer:
         self._template, self._longest, self._lock = template, longest, threading.Lock()
         self._process: subprocess.Popen | None = None
 
-    def render(self, messages: list[dict], *, opens: bool = True, **more: Any) -> str:
-        """The template's text of a conversation; opens: up to where the next answer begins."""
+    def render(self, messages: list[dict], **more: Any) -> str:
+        """The template's text of a conversation, up to where the next answer begins."""
         asked = {'template': self._template, 'longest': self._longest}
-        asked |= {'messages': messages, 'opens': opens, 'more': more}
+        asked |= {'messages': messages, 'more': more}
         line = json.dumps(asked).encode() + b'\n'
         with self._lock:
             return self._say(line)
@@ -133,14 +138,14 @@ def _compiled(template: str) -> Any:
 
     # What transformers gives a template besides
     environment.globals['raise_exception'] = raise_exception
-    environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
+    environment.globals['strftime_now'] = datetime.datetime(*TODAY).strftime
     environment.filters['tojson'] = tojson
     return environment.from_string(template)
 
 
 def _answer(asked: dict) -> str:
-    template, opens = _compiled(asked['template']), asked['opens']
-    text = template.render(messages=asked['messages'], add_generation_prompt=opens, **asked['more'])
+    template = _compiled(asked['template'])
+    text = template.render(messages=asked['messages'], add_generation_prompt=True, **asked['more'])
     if len(text) > asked['longest']:
         raise ValueError(f'it renders {len(text):,} characters')
     return text

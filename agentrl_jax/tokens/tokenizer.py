@@ -4,6 +4,7 @@ Text is data: encode() never yields a special token, whatever the text spells. S
 placed by id only (special('<|im_end|>')), so no observation can forge a chat turn.
 """
 
+import functools
 import json
 import re
 import reprlib
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import files
+from agentrl_jax.tokens.wording import END_OF_TEXT, IM_END, IM_START, wording_of
 
-IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
 MOST_IDS = 2**22  # above those of any vocabulary; there is a list with a place for every id
 JSON_KINDS = {
@@ -54,7 +55,7 @@ class Tokenizer:
         self.vocab_size = len(pieces)
         self.chat_template = chat_template
         # In a chat a turn ends with <|im_end|>, also where a base model declares <|endoftext|>.
-        chat_ends = [name for name in (IM_END, END_OF_TEXT) if name in specials]
+        chat_ends = [name for name in wording_of(chat_template).ends if name in specials]
         ends = [self._id(e) for e in [*chat_ends[:1], *eos, *chat_ends[1:]]]
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         pad = chat_ends[-1] if pad is None and chat_ends else pad
@@ -80,6 +81,12 @@ class Tokenizer:
     def special_names(self) -> list[str]:
         """The special tokens as they are spelled."""
         return list(self._specials)
+
+    @functools.cached_property
+    def spelled(self) -> re.Pattern:
+        """Finds the special tokens that a text spells, in one group."""
+        names = sorted((name for name in self._specials if len(name) > 1), key=len, reverse=True)
+        return re.compile('(' + ('|'.join(map(re.escape, names)) or '(?!)') + ')')
 
     def token_bytes(self) -> list[bytes]:
         """Bytes of every id; b'' for special, control and unused ids."""

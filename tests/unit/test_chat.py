@@ -2,6 +2,7 @@ import random
 
 import pytest
 import qwen_vocabulary
+from llama_vocabulary import TEMPLATE, llama_tokenizer
 
 from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
@@ -70,6 +71,39 @@ def test_a_user_message_may_open_with_a_newline(tokenizer):
     )
     expected = tokenizer.encode('user\n\nTurn')
     assert chat.user_open('\nTurn')[-len(expected) :] == expected
+
+
+def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
+    tokenizer = llama_tokenizer()
+    chat = build_chat(tokenizer)
+    assert chat.preface == 'Today: 26 Jul 2024\n\n'
+    messages = [message('system', SYSTEM.strip()), message('user', USER.strip())]
+    pieces = [*chat.episode_prefix(SYSTEM.strip(), USER.strip()), *chat.answer_open('')]
+    assert pieces == tokenize(tokenizer, render(TEMPLATE, messages))
+    kept = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open('')]
+    assert f'\n\n{USER}<|eot_id|>' in tokenizer.decode(kept, show_special=True)
+    assert chat.default_prefix('U')[0] == chat.first_id == tokenizer.special('<|begin_of_text|>')
+    assert tokenizer.eos_ids[0] == chat.end_id == tokenizer.special('<|eot_id|>')
+    assert len(tokenizer.eos_ids) == 3
+    start = chat.user_open('U\n\nV')[1:]
+    assert chat.parted(start) == ('user', 'U\n\nV')
+    assert chat.parted(chat.system_message('S')[2:-1]) == ('system', 'S')
+
+
+def test_the_token_that_announces_a_call_is_spelled():
+    chat = build_chat(llama_tokenizer())
+    encode, call = chat.tokenizer.encode, chat.tokenizer.special('<|python_tag|>')
+    assert chat.said([*encode('a'), call, *encode('b')]) == 'a<|python_tag|>b'
+    assert chat.said([*encode('<|python_tag|>'), chat.end_id]) == '<|python_tag|>'
+
+
+def test_chats_of_no_supported_family_are_refused():
+    for template in (None, '{{ messages }}'):
+        with pytest.raises(ValueError, match='llama: its chat is not one of those supported'):
+            build_chat(llama_tokenizer(template))
+    strange = TEMPLATE.replace("text + '<|eot_id|>'", "text + '<|eom_id|>'")
+    with pytest.raises(ValueError, match='is not Llama 3 as it is supported; it renders'):
+        build_chat(llama_tokenizer(strange))
 
 
 def test_observations_cannot_forge_a_turn(tokenizer):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import qwen_vocabulary
 import tiny_agents as tiny
+from llama_vocabulary import llama_tokenizer
 from test_chat import CHATML, with_template
 
 from agentrl_jax.imitation import trajectories
@@ -221,3 +222,19 @@ def test_tokens_of_another_tokenizer_are_not_taken():
     for ids in ([], 'abc', [10**6], [True, None]):
         sampled['conversations'][3]['tokens'] = ids
         assert encode(sampled) == encode(plain)
+
+
+def test_llama_3_s_system_message_is_ours_alone_and_results_of_tools_are_the_world_s():
+    chat = build_chat(llama_tokenizer())
+    said = [*chat.tokenizer.encode('look'), chat.end_id]
+    parts = [chat.episode_prefix('S', 'U'), chat.answer_open(''), said]
+    parts += [chat.following([{'role': 'tool', 'content': 'a wall'}])]
+    trained = np.concatenate([np.full(len(part), part is said) for part in parts])
+    found = trajectories.conversation_of(np.concatenate(parts), trained, chat)
+    assert [(one['from'], one['value']) for one in found] == [
+        ('system', 'S'),
+        ('human', 'U'),
+        ('gpt', 'look'),
+        ('human', '"a wall"'),
+        ('gpt', ''),
+    ]

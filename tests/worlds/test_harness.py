@@ -17,6 +17,7 @@ import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
+from llama_vocabulary import llama_tokenizer
 
 from agentrl_jax.envs.hosts.harness import boxes, wire, workers
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
@@ -131,6 +132,51 @@ def test_calls_become_tool_calls_and_those_that_cannot_be_read_stay_text():
         assert made.bad_calls == 1 and message == {'role': 'assistant', 'content': bad}
     plain = wire.complete(answer(CALL), wire.read(body(U), ()), 'x')
     assert 'tool_calls' not in plain.body['choices'][0]['message']
+
+
+def in_llama_s_words(text):
+    said = answer(text)
+    said.calls = 'object'
+    return said
+
+
+@pytest.mark.parametrize(
+    ('text', 'content'),
+    [
+        ('{"name": "look", "parameters": {"place": "here"}}', None),
+        ('\n{"type": "function", "name": "look", "parameters": {"place": "here"}} ', None),
+        ('<|python_tag|>{"name": "look", "parameters": {"place": "here"}}', None),
+        ('Let me see.\n{"name" : "look", "arguments": {"place": "here"}}', 'Let me see.'),
+    ],
+)
+def test_llama_calls_with_nothing_but_an_object(text, content):
+    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+    made = wire.complete(in_llama_s_words(text), asked, 'x')
+    message = made.body['choices'][0]['message']
+    assert message['content'] == content and not made.bad_calls
+    (call,) = message['tool_calls']
+    assert call['function'] == {'name': 'look', 'arguments': '{"place": "here"}'}
+    assert 'tool_calls' not in wire.complete(answer(text), asked, 'x').body['choices'][0]['message']
+
+
+@pytest.mark.parametrize(
+    ('text', 'bad'),
+    [
+        ('{"name": "look", "parameters": {', 1),
+        ('{"name": "look", "parameters": {}}; {"name": "look", "parameters": {}}', 1),
+        ('<|python_tag|>look.call(place="here")', 1),
+        ('<|python_tag|>[]', 1),
+        ('I see: {"name": "look"', 1),
+        ('{name: look}', 1),
+        ('{"answer": 5}', 0),  # an answer in JSON
+        ('Nothing, {really}.', 0),
+    ],
+)
+def test_what_llama_writes_that_is_no_call_stays_text_and_counts_if_it_was_to_be_one(text, bad):
+    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+    made = wire.complete(in_llama_s_words(text), asked, 'x')
+    message = made.body['choices'][0]['message']
+    assert made.bad_calls == bad and message == {'role': 'assistant', 'content': text}
 
 
 def test_a_stream_says_the_same():
@@ -286,7 +332,16 @@ def test_what_is_no_reward_is_a_fault(earned):
 
 
 @functools.cache
-def played(run, max_tokens=420, max_response=6, max_turns=6, log='', replay='', **settings):
+def played(
+    run,
+    max_tokens=420,
+    max_response=6,
+    max_turns=6,
+    log='',
+    replay='',
+    tokenizer=tiny.tokenizer,
+    **settings,
+):
     """(rollout of 16 episodes by random weights, task).
 
     log: a file for what harnesses say; replay: one that answers in their place.
@@ -294,7 +349,7 @@ def played(run, max_tokens=420, max_response=6, max_turns=6, log='', replay='', 
     env = HarnessEnvironment(run=f'harness_clients:{run}', num_items=200, **settings)
     params = env.make_params(num_levels=16)
     params = params._replace(items=np.sort(params.items))
-    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
+    talk = conversation.Conversation(build_chat(tokenizer()), '', 48)
     task = conversation.build_host_task(env, params, talk, max_turns=max_turns)
     sizes = dict(max_response=max_response, max_tokens=max_tokens, temperature=1.0)
     pool = LoggedPool(read_log(replay), talk.prompt) if replay else None
@@ -352,13 +407,13 @@ def test_what_conversations_share_is_read_once_and_changes_no_bit(run, monkeypat
     assert counted[0]['reads'] < counted[1]['reads']
 
 
-def texts_of(out, branch):
+def texts_of(out, branch, tokenizer=tiny.tokenizer):
     """The text of a conversation of each episode."""
     found = []
     for b in range(len(out.tokens)):
         own = (out.turn[b] >= 0) & (out.branch[b][np.maximum(out.turn[b], 0)] == branch)
         own |= np.arange(len(own)) < PREFIX
-        found.append(tiny.tokenizer().decode(out.tokens[b][own].tolist(), show_special=True))
+        found.append(tokenizer().decode(out.tokens[b][own].tolist(), show_special=True))
     return found
 
 
@@ -372,6 +427,23 @@ def test_a_row_is_the_conversation_in_the_words_of_the_template():
         )
         assert '<|im_end|>\n<|im_start|>user\nMore 0.<|im_end|>\n<|im_start|>assistant\n' in text
     assert (out.num_turns == 2).all() and (out.rewards[:, 0] == 0).all()
+
+
+def test_a_row_of_llama_3_is_in_its_own_words():
+    out, task = played('two_turns', tokenizer=llama_tokenizer, max_tokens=640)
+    assert (out.episode_stop == EpisodeStop.TERMINATED).all()
+    opened = '<|start_header_id|>{}<|end_header_id|>\n\n{}'
+    first = opened.format('system', 'Today: 26 Jul 2024\n\nBe brief.<|eot_id|>')
+    later = (
+        '<|eot_id|>' + opened.format('user', 'More 0.<|eot_id|>') + opened.format('assistant', '')
+    )
+    for b, text in enumerate(texts_of(out, 0, llama_tokenizer)):
+        item = f'Item {task.env_params.items[out.level[b]]}.<|eot_id|>'
+        asked = opened.format('user', item) + opened.format('assistant', '')
+        assert text.startswith(f'<|begin_of_text|>{first}{asked}') and later in text
+    logprobs, _ = scored(out, 1)
+    gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
+    assert out.action_mask.sum() > 50 and np.abs(gap).max() <= 1e-5
 
 
 def test_branches_are_conversations_of_their_own():

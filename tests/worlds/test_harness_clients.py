@@ -9,12 +9,13 @@ import importlib
 import inspect
 import pathlib
 import re
+import sys
 import threading
 
 import pytest
 
 from agentrl_jax.envs.hosts.harness.endpoint import End, Episode
-from agentrl_jax.envs.hosts.harness.world import Task, endpoint
+from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint
 from agentrl_jax.envs.hosts.world import Answer, Foreign
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -256,3 +257,80 @@ def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
     final = 'Thought: done.\n<code>\nfinal_answer(x)\n'
     shown, said = play(run, [code, final], stops=('Observation:', 'Calling tools:', '</code>'))
     assert said == 42 and len(shown) == 2
+
+
+def test_verifiers_plays_an_environment_of_its_own_and_its_rubric_pays():
+    vf = pytest.importorskip('verifiers.legacy')
+    openai = pytest.importorskip('openai')
+    import datasets
+
+    async def weather(city: str) -> str:
+        """Says the weather of a city."""
+        return f'It rains in {city}.'
+
+    async def right(completion, answer) -> float:
+        return float(completion[-1].content == answer)
+
+    # Not in the thread of an episode, for it listens to signals: where a harness's module is read
+    asked = datasets.Dataset.from_list([{'question': 'The weather in Oslo?', 'answer': 'Rain.'}])
+    rubric = vf.Rubric(funcs=[right])
+    env = vf.ToolEnv([weather], dataset=asked, system_prompt='Be brief.', rubric=rubric)
+
+    async def run(task):
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
+        made = await env.run_rollout(
+            env.get_dataset()[0], vf.OpenAIChatCompletionsClient(client), task.model, {}
+        )
+        return made['reward']
+
+    for said, reward in (('Rain.', 1.0), ('Snow.', 0.0)):
+        shown, earned = play(run, [WEATHER, said])
+        assert earned == reward
+        assert flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
+        assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
+
+
+# mini-swe-agent is a program without rewards: what follows it looks at its work and posts one
+SOLVING = """
+import json, os, pathlib, subprocess, sys, urllib.request
+
+item, found = os.environ['AGENTRL_ITEM'], pathlib.Path('found')
+command = [sys.executable, '-m', 'minisweagent', '--model', 'openai/' + os.environ['OPENAI_MODEL']]
+command += ['--task', f'Write {item} into the file found.', '--yolo', '--exit-immediately']
+subprocess.run(command, check=True)
+right = found.exists() and found.read_text().strip() == item
+body = json.dumps({'reward': float(right), 'success': right}).encode()
+urllib.request.urlopen(os.environ['AGENTRL_REWARD_URL'], body)
+"""
+
+
+@pytest.mark.parametrize('written', ['3', '4'])
+def test_the_program_mini_swe_agent_works_in_a_shell(written, tmp_path, monkeypatch):
+    pytest.importorskip('minisweagent')
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        'MSWEA_CONFIGURED': 'true',
+        'MSWEA_COST_TRACKING': 'ignore_errors',
+        'MSWEA_GLOBAL_CONFIG_DIR': str(tmp_path),
+        'LITELLM_LOCAL_MODEL_COST_MAP': 'true',
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / 'solve.py').write_text(SOLVING)
+    env = HarnessEnvironment(command=(sys.executable, 'solve.py'), start_s=300.0, silent_s=300.0)
+    world = env.make()
+    shell = CALL.replace('{}', 'bash', 1).format
+    try:
+        shown = world.reset(3)
+        assert [one['role'] for one in shown.messages] == ['system', 'user']
+        assert shown.tools[0]['function']['name'] == 'bash'
+        reply = world.step(Answer(shell(f'{{"command": "echo {written} | tee found"}}')))
+        (result,) = reply.observation.messages
+        assert reply.valid and result['role'] == 'tool' and written in result['content']
+        done = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
+        reply = world.step(Answer(shell(f'{{"command": "{done}"}}')))
+        assert (
+            reply.done
+            and (reply.reward, reply.success) == ((1.0, True), (0.0, False))[written != '3']
+        )
+    finally:
+        world.close()

@@ -105,6 +105,7 @@ class Answer(str):
     prompt: tuple[int, ...] = ()  # tokens in front of it
     finish: str = 'stop'  # or length
     closed: bool = True  # the policy ended the turn itself
+    calls: str = 'tags'  # how its template words calls of tools: tokens/wording.py
 
 
 @dataclasses.dataclass(frozen=True)

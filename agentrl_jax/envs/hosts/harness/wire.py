@@ -14,7 +14,11 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.world import Answer
 
-CALL = re.compile(r'<tool_call>(.*?)(?:</tool_call>|\Z)', re.DOTALL)
+CALLS = {  # in an answer, by how its template words them
+    'tags': re.compile(r'<tool_call>(.*?)(?:</tool_call>|\Z)', re.DOTALL),
+    # After Llama 3's token for it, or an object that is the answer or its end: one in an answer
+    'object': re.compile(r'(?:<\|python_tag\|>|\A\s*(?={)|(?={\s*"name"\s*:))(.*)', re.DOTALL),
+}
 ROLES = {name: name for name in ('system', 'user', 'assistant', 'tool')}
 ROLES |= {'developer': 'system', 'function': 'tool'}
 TEXTS = ('text', 'input_text', 'output_text', 'refusal')  # kinds of parts of a content
@@ -179,12 +183,14 @@ class Completion:
     bad_calls: int  # that could not be read
 
 
-def calls_in(text: str) -> tuple[list[dict], int]:
-    """(calls {name, arguments} of an answer, how many more cannot be read)."""
+def calls_in(text: str, worded: str) -> tuple[list[dict], int]:
+    """(calls {name, arguments} of an answer, how many more cannot be read); worded: as in CALLS."""
     found, bad = [], 0
-    for written in CALL.findall(text):
+    for written in CALLS[worded].finditer(text):
         try:
-            call = json.loads(written)
+            call = json.loads(written[1])
+            if not written[0].startswith('<') and 'name' not in call:
+                continue  # an answer in JSON
             arguments = call.get('arguments', call.get('parameters', {}))
             found.append({'name': str(call['name']), 'arguments': arguments})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -201,10 +207,10 @@ def complete(answer: Answer, asked: Asked, name: str) -> Completion:
     text = whole
     for stop in asked.stop:
         text = text.partition(stop)[0]
-    calls, bad = calls_in(text) if asked.tools else ([], 0)
+    calls, bad = calls_in(text, answer.calls) if asked.tools else ([], 0)
     message: dict[str, Any] = {'role': 'assistant', 'content': text}
     if calls and not bad:
-        message['content'] = text.partition('<tool_call>')[0].strip() or None
+        message['content'] = text[: CALLS[answer.calls].search(text).start()].strip() or None
         message['tool_calls'] = [
             {
                 'id': f'call_{name}_{number}',

@@ -1,0 +1,53 @@
+"""The families of chat templates that are supported: which marks part the messages of a chat."""
+
+import dataclasses
+from typing import Literal
+
+IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
+
+
+@dataclasses.dataclass(frozen=True)
+class Wording:
+    """A message is start, role, role_end, space, its text, end, after; text between special tokens
+    is tokenised in one piece."""
+
+    name: str
+    start: str  # special tokens, as they are spelled; '' = none
+    role_end: str
+    space: str
+    end: str
+    after: str
+    ends: tuple[str, ...]  # that end a turn: its own first; the last pads where nothing is declared
+    begin: str = ''  # the template's bos_token
+    calls: Literal['tags', 'object'] = 'tags'  # <tool_call>{...}</tool_call>, or nothing but {...}
+    call: str = ''  # may announce a call
+    strips: bool = False  # the template takes white space off the ends of a message
+
+
+CHAT_ML = Wording(
+    name='ChatML',  # Qwen2.5, Qwen3, SmolLM2
+    start=IM_START,
+    role_end='',
+    space='\n',
+    end=IM_END,
+    after='\n',
+    ends=(IM_END, END_OF_TEXT),
+)
+LLAMA_3 = Wording(  # github.com/meta-llama/llama-models, models/llama3_2/text_prompt_format.md
+    name='Llama 3',
+    start='<|start_header_id|>',
+    role_end='<|end_header_id|>',
+    space='\n\n',
+    end='<|eot_id|>',
+    after='',
+    ends=('<|eot_id|>', '<|eom_id|>', '<|end_of_text|>'),
+    begin='<|begin_of_text|>',
+    calls='object',
+    call='<|python_tag|>',
+    strips=True,
+)
+
+
+def wording_of(template: str | None) -> Wording:
+    """The family of a template; ChatML where there is none, or another one (see build_chat)."""
+    return LLAMA_3 if template is not None and LLAMA_3.start in template else CHAT_ML
