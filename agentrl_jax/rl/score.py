@@ -1,4 +1,4 @@
-"""score: values and log-probabilities of a rollout under critic, reference and policy."""
+"""score: values and log-probabilities of a rollout under critic, reference, teachers and policy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,8 @@ def score(
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
-    again (for a sampler of another precision). row_tokens, bits: as in
+    again (for a sampler of another precision). Where there are fns.teachers the mixture of their
+    probabilities is in the place of the reference. row_tokens, bits: as in
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
     With windows every token is scored after what the policy saw of the conversation.
     """
@@ -58,7 +59,7 @@ def score(
         tokens, attention, *more = context.split_turns((*rows[:2], *rows[3:]), windows)
         rows = (tokens, attention, own, *more)
 
-    def logprobs(model, tokens, attention, mask, allowed=None):
+    def logprobs(fns, model, tokens, attention, mask, allowed=None):
         hidden = fns.hidden(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
             hidden,
@@ -84,9 +85,11 @@ def score(
 
     old, ref, value, following = rollout.logprobs, zeros, zeros, None
     if recompute:
-        old = every(lambda *x: logprobs(params, *x), *rows)
+        old = every(lambda *x: logprobs(fns, params, *x), *rows)
     if ref_params is not None:
-        ref = every(lambda *x: logprobs(ref_params, *x), *rows)
+        ref = every(lambda *x: logprobs(fns, ref_params, *x), *rows)
+    if fns.teachers:
+        ref = every(lambda *x: losses.mixture([logprobs(*one, *x) for one in fns.teachers]), *rows)
     if fns.values is not None:
         value = every(values, *rows[:2])
         if with_next:

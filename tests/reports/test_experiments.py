@@ -45,6 +45,7 @@ NAMES = (
     'beyond_clone',
     'diversity',
     'freshness',
+    'distillation',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
