@@ -111,7 +111,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     tokenizer = parts.build_tokenizer(cfg)
     config = sizes_of(cfg, model)
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
-    task = sharding.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
+    on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
+    task = sharding.with_layout(on_host, whole)
     txs = parts.build_optimisers(cfg)
     state, frozen = state_of(cfg, config, mesh, txs)
     policy = player_of(state, frozen.model)
@@ -125,7 +126,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     rollout, _ = jax.eval_shape(collect, *played)
     fns = parts.build_functions(cfg, config, mesh)
     taught = teachers.functions(cfg, config, teacher_sizes(cfg), mesh)
-    learn = build_learn(fns, build_learning(cfg, mesh, task, tokenizer, taught))
+    learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, taught))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
