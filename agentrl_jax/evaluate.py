@@ -80,7 +80,7 @@ def evaluate(
         )
     origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
-    run = build(given, probe=not replay)
+    run = build(given, probe=not replay, learns=False)
     cfg, params = run.cfg, run.params
     if workdir:
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step))

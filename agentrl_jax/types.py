@@ -256,3 +256,4 @@ class Frozen:
 
     model: Params  # under the adapters of policy and critic; {} without LoRA
     reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it
+    teachers: tuple[Params, ...] = ()  # whole models, whose probabilities are learnt

@@ -102,7 +102,8 @@ def open_session(cfg: Any) -> Session:
     reference = None
     if cfg.needs_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
-    return Session(run, state, Frozen(run.params if cfg.lora.rank else {}, reference))
+    teachers = tuple(own.params for own in run.teachers)
+    return Session(run, state, Frozen(run.params if cfg.lora.rank else {}, reference, teachers))
 
 
 def learning(run: Run) -> Learning:

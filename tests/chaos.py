@@ -114,7 +114,7 @@ def of_algorithm(name: str) -> Kind:
 
 
 GRPO = of_algorithm('grpo')
-KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS)} | {
+KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd'})} | {  # no teacher
     'pair': Kind({}, processes=2),
     'mix': Kind(
         GRPO.changes | {'env.mix': (('frozen_lake', 0.5), ('library', 0.5)), 'filter.keep': 1.0}

@@ -14,6 +14,7 @@ from agentrl_jax.algorithms.gspo import GSPO
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
+from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.algorithms.otb import OTB
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
@@ -46,4 +47,5 @@ ALGORITHMS = {
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,
     'dpo': DPO,
+    'opd': OPD,
 }

@@ -10,6 +10,7 @@ import concurrent.futures
 import errno
 import functools
 import hashlib
+import json
 import os
 import pathlib
 from typing import Any
@@ -40,6 +41,11 @@ def arrays(tree: Any) -> dict[str, str]:
     """
     sums = {name: np.asarray(_sums(leaf)) for name, leaf in leaves(tree).items()}
     return {name: f'{int(a):08x}{int(b):08x}' for name, (a, b) in sums.items()}
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 of the checksums of all arrays; all processes must call."""
+    return hashlib.sha256(json.dumps(arrays(tree)).encode()).hexdigest()
 
 
 def _sums(leaf: Any) -> jax.Array | np.ndarray:

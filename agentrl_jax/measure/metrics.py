@@ -95,6 +95,8 @@ METRICS = {
     'policy/observation_nll': '-log p of a token of an observation in the update, mean over them '
     '(loss.observation_coef).',
     'policy/kl_ref': 'KL(policy, reference) per trained token, k3 where the loss has no KL.',
+    'policy/kl_teacher': 'KL(policy, teachers) per trained token (algorithm=opd), k1 where they '
+    'score sampled tokens alone.',
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
     'optim/lr': 'Learning rate of the policy as the update begins, with schedule and roll backs.',

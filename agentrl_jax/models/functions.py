@@ -20,6 +20,8 @@ class ModelFns:
     values: Callable | None = struct.field(pytree_node=False, default=None)  # None without a critic
     value_head: Callable | None = struct.field(pytree_node=False, default=None)  # for a critic on
     # shared states
+    teachers: tuple[tuple['ModelFns', Any], ...] = struct.field(pytree_node=False, default=())
+    # functions and parameters of each model whose probabilities are learnt
 
 
 def model_functions(

@@ -31,7 +31,7 @@ PROCESS = 10**9  # bytes of interpreter, packages and compiled programs
 class Estimate:
     """Bytes on one device. Exact: state, cache, gradients; the others are counted from shapes."""
 
-    state: int  # parameters, moments, critic, reference or base
+    state: int  # parameters, moments, critic, reference, base or teachers
     cache: int  # of the rollout with the most rows
     sampler: int  # copy of the parameters that plays, where it has another form
     gradients: int  # one tree, of the policy or the critic, whichever is larger
@@ -93,7 +93,8 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     copies = 0 if same else playing.itemsize / 4 * mesh.shape['fsdp']
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
     whole = programs.device_bytes(frozen.model) + policy
-    logits = 2 * advice.logit_bytes(cfg, config, mesh)  # and their gradient
+    # And their gradient, and those of teachers
+    logits = (2 + len(frozen.teachers)) * advice.logit_bytes(cfg, config, mesh)
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return Estimate(
         state=programs.device_bytes((state, frozen)),

@@ -18,7 +18,7 @@ from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.planning import hlo
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
-from agentrl_jax.run import parts
+from agentrl_jax.run import parts, teachers
 from agentrl_jax.run.build import build_learn, build_learning
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, player_of, policy_of
@@ -74,16 +74,27 @@ class Compiled:
 
 def sizes_of(cfg: Config, model: str = '') -> Any:
     """Sizes of a model: by name, or of the config's; of a file only its head is read."""
-    path = files.local_path(cfg.model.path) if cfg.model.path else None
     if model:
         config = sizes.named(model)
-    elif path is None:
-        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    elif holds_run(path):
-        config = sizes_of(parts.config_of_run(path))
+    elif cfg.model.path:
+        config = sizes_at(cfg.model.path)
     else:
-        config = weights.open_source(path).config()
+        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
     return dataclasses.replace(config, **parts.execution(cfg))
+
+
+def sizes_at(name: str) -> Any:
+    """Sizes of a checkpoint, or of the policy of a run."""
+    path = files.local_path(name)
+    if holds_run(path):
+        return sizes_of(parts.config_of_run(path))
+    return weights.open_source(path).config()
+
+
+def teacher_sizes(cfg: Config) -> list[Any]:
+    """Sizes of the models of opd.teachers."""
+    how = parts.execution(cfg)
+    return [dataclasses.replace(sizes_at(name), **how) for name in cfg.algorithm.teachers]
 
 
 def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
@@ -100,7 +111,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     tokenizer = parts.build_tokenizer(cfg)
     config = sizes_of(cfg, model)
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
-    task = sharding.with_layout(parts.build_text_task(cfg, tokenizer, 'train', None), whole)
+    on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
+    task = sharding.with_layout(on_host, whole)
     txs = parts.build_optimisers(cfg)
     state, frozen = state_of(cfg, config, mesh, txs)
     policy = player_of(state, frozen.model)
@@ -113,7 +125,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     fns = parts.build_functions(cfg, config, mesh)
-    learn = build_learn(fns, build_learning(cfg, mesh, task, tokenizer))
+    taught = teachers.functions(cfg, config, teacher_sizes(cfg), mesh)
+    learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, taught))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
@@ -132,13 +145,18 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
 
 def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
     """(TrainState, Frozen) as state.open_state makes them."""
-    params = config.abstract_params()
-    params = sharding.with_layout(params, sharding.specs(params, sharding.TRAIN_RULES, mesh))
+
+    def parameters(config):
+        shapes = config.abstract_params()
+        return sharding.with_layout(shapes, sharding.specs(shapes, sharding.TRAIN_RULES, mesh))
+
+    params = parameters(config)
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
     reference = policy_of(state.params, {}) if cfg.needs_reference else None
-    return state, types.Frozen(params if cfg.lora.rank else {}, reference)
+    others = tuple(map(parameters, teacher_sizes(cfg)))
+    return state, types.Frozen(params if cfg.lora.rank else {}, reference, others)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:

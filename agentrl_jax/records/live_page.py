@@ -28,6 +28,7 @@ CHARTS = {  # metric -> title; those that a run has measured, in this order
     'policy/entropy': 'entropy of the policy',
     'policy/kl_old': 'KL of an update',
     'policy/kl_ref': 'KL to the reference',
+    'policy/kl_teacher': 'KL to the teachers',
     'policy/grad_norm': 'norm of the gradient',
     'rollout/valid_format': 'turns with a valid answer',
     'rollout/response_length': 'tokens sampled in an episode',

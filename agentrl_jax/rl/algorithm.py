@@ -304,6 +304,16 @@ class Algorithm:
         return self.kl.coef > 0
 
     @property
+    def teachers(self) -> tuple[str, ...]:
+        """Checkpoints whose probabilities it learns."""
+        return ()
+
+    @property
+    def scores_teachers(self) -> bool:
+        """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
+        return False
+
+    @property
     def bootstraps(self) -> bool:
         """Whether scores.next_values are needed."""
         return False

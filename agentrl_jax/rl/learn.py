@@ -31,11 +31,13 @@ def learn(
     rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
     fns = on_base(fns, frozen.model)
+    taught = fns.replace(teachers=tuple(zip(how.teachers, frozen.teachers, strict=True)))
+    scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
     rates = update.learning_rates(state, lr_scale, how.optim)
     batch, rows, advantages, metrics = prepare(
-        state, frozen.reference, rollout, base, fns=fns, how=how
+        state, frozen.reference, rollout, base, fns=scoring, how=how
     )
-    state, measured = update.update_step(state, batch, key, lr_scale, fns=fns, how=how)
+    state, measured = update.update_step(state, batch, key, lr_scale, fns=learning, how=how)
     return state, measured | metrics | rates, rows, advantages
 
 

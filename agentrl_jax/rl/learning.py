@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import optax
 from jax.sharding import NamedSharding
 
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.observations import Markers, Observing
 from agentrl_jax.rollout.windows import Branches, Context
@@ -266,6 +267,7 @@ class Learning:
     start_id: int = -1  # token that opens a message, for parity.loss_on
     markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
+    teachers: tuple[ModelFns, ...] = ()  # functions of the models of Frozen.teachers
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh
 

@@ -8,6 +8,7 @@ Entropy, KL and the critic's loss have the same weights as the surrogate. The ro
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +45,22 @@ def _logits_backward(saved, grad):
 _logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _chunk_logprobs(hidden, targets, allowed=None, *, head, inverse_temperature, beside, index):
+def _chunk_logprobs(hidden, targets, *more, head, inverse_temperature, beside, index, teachers):
     """Log-probability of targets [B, C] and what is `beside` it [B, C] from hidden [B, C, D].
 
-    allowed uint32 [B, C, W], index int32 [V]: the bit of each column of the head; None: all are.
+    more: allowed uint32 [B, C, W] if index int32 [V] has the bit of each column of the head (None:
+    all are), and hidden [B, C, D] of each teacher; teachers: their heads, which add reverse_kl.
     """
-    logits = _logits(hidden, head) * inverse_temperature
-    if index is not None:
+    allowed, states = (None, more) if index is None else (more[0], more[1:])
+
+    def logits_of(hidden, head):
+        logits = _logits(hidden, head) * inverse_temperature
+        if index is None:
+            return logits
         legal = grammars.unpack(allowed, allowed.shape[-1] * grammars.WORD)[..., index]
-        logits = jnp.where(legal, logits, grammars.NEVER)
+        return jnp.where(legal, logits, grammars.NEVER)
+
+    logits = logits_of(hidden, head)
     top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     exp = jnp.exp(logits - top)
     normaliser = exp.sum(-1)
@@ -61,10 +69,31 @@ def _chunk_logprobs(hidden, targets, allowed=None, *, head, inverse_temperature,
     chosen = jnp.arange(logits.shape[-1])[None, None] == targets[..., None]
     logprobs = jnp.where(chosen, logits, 0.0).sum(-1) - logsumexp
     if not beside:
-        return logprobs, jnp.zeros_like(logprobs)
-    if beside == 'collision':
-        return logprobs, (exp**2).sum(-1) / normaliser**2
-    return logprobs, logsumexp - (exp * logits).sum(-1) / normaliser
+        other = jnp.zeros_like(logprobs)
+    elif beside == 'collision':
+        other = (exp**2).sum(-1) / normaliser**2
+    else:
+        other = logsumexp - (exp * logits).sum(-1) / normaliser
+    if not teachers:
+        return logprobs, other
+    taught = [logits_of(*own) for own in zip(states, teachers, strict=True)]
+    whole, *taught = map(jax.nn.log_softmax, (logits, *taught))  # of equal logits the same bits
+    return logprobs, other, reverse_kl(whole, taught)
+
+
+def mixture(logprobs: Sequence[jax.Array]) -> jax.Array:
+    """log of the mean of n probabilities, from their logarithms, all of one shape."""
+    return jax.nn.logsumexp(jnp.stack(logprobs), axis=0) - np.float32(np.log(len(logprobs)))
+
+
+def reverse_kl(logprobs: jax.Array, teachers: Sequence[jax.Array]) -> jax.Array:
+    """sum_v p_v (log p_v - log q_v), q the mixture of the teachers; [..., V] each -> [...].
+
+    The slope of log p_v adds up to nothing, sum_v p_v grad log p_v = grad 1, and is left out: where
+    p is q the gradient is 0 and no rounding.
+    """
+    gap = jax.lax.stop_gradient(logprobs - mixture(teachers))
+    return (jnp.exp(logprobs) * gap).sum(-1)
 
 
 def token_logprobs(
@@ -80,7 +109,8 @@ def token_logprobs(
     row_tokens: int | None = None,
     bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    teachers: Sequence[tuple[jax.Array, jax.Array]] = (),
+) -> tuple[jax.Array, ...]:
     """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
 
     hidden [B, T, D], head [D, V]. This is the one shift: position t reads hidden[b, t - 1]; t = 0
@@ -95,14 +125,18 @@ def token_logprobs(
     bits: of tokens in allowed uint32 [B, T, W]; probabilities are then among the tokens whose bit
     is set, and where only few ever have one, there are no other logits. Without allowed all tokens
     are.
+
+    teachers: (hidden [B, T, D], head [D, V]) of each; the third result, which is there with them
+    alone, is the reverse_kl to them among the same tokens.
     """
-    targets, index, legal = tokens, None, ()
+    targets, index, legal, heads = tokens, None, (), [head for _, head in teachers]
     if allowed is not None:
         if bits is None:
             raise ValueError('what was allowed is given without the tokens that its bits stand for')
         legal = (allowed,)
         if bits.ids:
-            head, index = head[:, np.array(bits.ids)], np.arange(len(bits.ids))
+            head, *heads = (one[:, np.array(bits.ids)] for one in (head, *heads))
+            index = np.arange(len(bits.ids))
             targets = grammars.column_of(np.array(bits.ids), tokens)
         else:
             index = bits.index(head.shape[1])
@@ -113,21 +147,24 @@ def token_logprobs(
         inverse_temperature=1.0 / temperature,
         chunk_size=chunk_size,
         beside='entropy' if with_entropy else 'collision' if with_collision else '',
+        teachers=[own.astype(hidden.dtype) for own in heads],
     )
     rows, length = tokens.shape
+    states = [own for own, _ in teachers]
     if row_tokens is None or row_tokens >= length:
-        logprobs, entropy = chunked(hidden, *map(_following, (targets, *legal)))
-        return token_values(logprobs), token_values(entropy)
+        out = chunked(hidden, *map(_following, (targets, *legal)), *states)
+        return tuple(map(token_values, out))
     mask = mask.at[:, 0].set(False)
     index = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
     before = jnp.clip(index - 1, 0, length - 2)
-    states = jnp.take_along_axis(hidden, before[:, :, None], axis=1)
+    hidden, *states = (
+        jnp.take_along_axis(x, before[:, :, None], axis=1) for x in (hidden, *states)
+    )
     legal = [jnp.take_along_axis(x, before[:, :, None] + 1, axis=1) for x in legal]
-    out = chunked(states, jnp.take_along_axis(targets, before + 1, axis=1), *legal)
+    out = chunked(hidden, jnp.take_along_axis(targets, before + 1, axis=1), *legal, *states)
     empty = jnp.where(mask & (jnp.cumsum(mask, axis=1) > row_tokens), jnp.nan, 0.0)
     row = jnp.arange(rows)[:, None]
-    logprobs, entropy = (empty.at[row, index].set(x, mode='drop') for x in out)
-    return logprobs, entropy
+    return tuple(empty.at[row, index].set(x, mode='drop') for x in out)
 
 
 def _following(x: jax.Array) -> jax.Array:
@@ -135,17 +172,14 @@ def _following(x: jax.Array) -> jax.Array:
     return jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0))[: x.ndim])
 
 
-def _chunked_logprobs(
-    hidden, targets, *allowed, head, inverse_temperature, chunk_size, beside, index
-):
-    """_chunk_logprobs of hidden [B, N, D], targets [B, N] and allowed [B, N, W], by chunks."""
-    settings = dict(head=head, inverse_temperature=inverse_temperature, beside=beside, index=index)
+def _chunked_logprobs(hidden, targets, *more, chunk_size, **settings):
+    """_chunk_logprobs of hidden [B, N, D], targets [B, N] and more [B, N, ...], by chunks."""
     rows, length = targets.shape
     chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
     width = -(-length // chunks)
     chunks = -(-length // width)
     rest = (0, chunks * width - length)
-    rows_of = (hidden, targets, *allowed)
+    rows_of = (hidden, targets, *more)
     parts = tuple(jnp.pad(x, ((0, 0), rest, (0, 0))[: x.ndim]) for x in rows_of)
 
     def one_chunk(xs):

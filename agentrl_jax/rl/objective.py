@@ -34,18 +34,21 @@ def policy_loss(
     """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, (metric sums, hidden)).
 
     weights float32 [B, T] from losses.token_weights on the whole optimiser batch. The KL is
-    measured wherever there is a reference, and part of the loss where the algorithm says so.
-    Where observations are learnt, their term is added; observed: their tokens in the whole batch.
+    measured wherever there is a reference, and part of the loss where the algorithm says so; that
+    to fns.teachers is added as it is. Where observations are learnt, their term is added; observed:
+    their tokens in the whole batch.
     """
     algorithm, attention = how.algorithm, batch.attention_mask
-    hidden = fns.hidden(params, batch.tokens, positions_of(attention), attention)
-    logprobs, entropy = losses.token_logprobs(
+    rows = batch.tokens, positions_of(attention), attention
+    hidden = fns.hidden(params, *rows)
+    logprobs, entropy, *taught = losses.token_logprobs(
         hidden,
         fns.head(params),
         batch.tokens,
         with_entropy=True,
         mask=batch.mask,
         allowed=batch.allowed,
+        teachers=[(own.hidden(model, *rows), own.head(model)) for own, model in fns.teachers],
         **how.head,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
@@ -62,10 +65,16 @@ def policy_loss(
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
         if algorithm.kl.in_loss:
             per_token = per_token + kl_coef * kl
+    if taught:
+        kl = jnp.where(batch.mask, taught[0], 0.0)
+        sums['policy/kl_teacher'] = jax.lax.stop_gradient(kl).sum()
+        per_token = per_token + kl
+    if algorithm.scores_teachers:
+        sums['policy/kl_teacher'] = losses.log_ratio(fixed, batch.ref_logprobs, batch.mask).sum()
     loss = losses.weighted_sum(weights, per_token)
     if batch.observed is not None:
-        rows = (batch.tokens, batch.observed, how.batch.head_chunk)
-        surprise = -observations.log_likelihood(hidden, fns.head(params), *rows).sum()
+        seen = batch.tokens, batch.observed, how.batch.head_chunk
+        surprise = -observations.log_likelihood(hidden, fns.head(params), *seen).sum()
         sums['policy/observation_nll'] = jax.lax.stop_gradient(surprise)
         loss = loss + how.observing.coef * surprise / jnp.maximum(observed, 1)
     return loss, (sums, hidden)

@@ -1,4 +1,4 @@
-"""score: values and log-probabilities of a rollout under critic, reference and policy."""
+"""score: values and log-probabilities of a rollout under critic, reference, teachers and policy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,8 @@ def score(
     """Scores of every token; zeros where no model is given.
 
     The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
-    again (for a sampler of another precision). row_tokens, bits: as in
+    again (for a sampler of another precision). Where there are fns.teachers the mixture of their
+    probabilities is in the place of the reference. row_tokens, bits: as in
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
     with_collision: the policy's sums of squared probabilities, by a forward pass of its own.
     With windows every token is scored after what the policy saw of the conversation.
@@ -60,7 +61,7 @@ def score(
         tokens, attention, *more = context.split_turns((*rows[:2], *rows[3:]), windows)
         rows = (tokens, attention, own, *more)
 
-    def likelihood(model, tokens, attention, mask, allowed=None):
+    def likelihood(fns, model, tokens, attention, mask, allowed=None):
         hidden = fns.hidden(model, tokens, positions_of(attention), attention)
         return losses.token_logprobs(
             hidden,
@@ -90,9 +91,11 @@ def score(
 
     old, ref, value, following = rollout.logprobs, zeros, zeros, None
     if recompute:
-        old = every(lambda *x: logprobs(params, *x), *rows)
+        old = every(lambda *x: logprobs(fns, params, *x), *rows)
     if ref_params is not None:
-        ref = every(lambda *x: logprobs(ref_params, *x), *rows)
+        ref = every(lambda *x: logprobs(fns, ref_params, *x), *rows)
+    if fns.teachers:
+        ref = every(lambda *x: losses.mixture([logprobs(*one, *x) for one in fns.teachers]), *rows)
     if fns.values is not None:
         value = every(values, *rows[:2])
         if with_next:
@@ -100,7 +103,7 @@ def score(
     mask = rollout.action_mask
     scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
     if with_collision:
-        found = every(lambda *x: likelihood(params, *x)[1], *rows)
+        found = every(lambda *x: likelihood(fns, params, *x)[1], *rows)
         scores = scores.replace(collision=jnp.where(mask, found, 0.0))
     if following is None:
         return scores

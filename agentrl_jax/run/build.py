@@ -19,7 +19,7 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, hosts, mixture, parts
+from agentrl_jax.run import collecting, command, hosts, mixture, parts, teachers
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.params import player_of
 from agentrl_jax.text import grammar
@@ -75,6 +75,7 @@ class Run:
     tokenizer: Any
     config: Model
     params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
+    teachers: tuple[teachers.Teacher, ...]
     txs: tuple  # optimisers of policy and critic
     training: Training
     validation: Validation  # of eval.split; of the first world of env.mix
@@ -164,8 +165,13 @@ def measure_critic(
     return critic_error.critic_error(values, rollout, whole=whole), counters
 
 
-def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learning:
-    """The settings of an update; task: one for the width of its prompts, where windows are cut."""
+def build_learning(
+    cfg: Config, mesh: Mesh, task: Any, tokenizer: Any, others: tuple[ModelFns, ...] = ()
+) -> Learning:
+    """The settings of an update.
+
+    task: one for the width of its prompts, where windows are cut; others: the teachers.
+    """
     own = task.grammar if cfg.rollout.constrain else None
     start = wording_of(tokenizer.chat_template).start
     return learning_of(
@@ -175,6 +181,7 @@ def build_learning(cfg: Config, mesh: Mesh, task: Any, tokenizer: Any) -> Learni
         start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(start),
         markers=markers_of(tokenizer) if cfg.observing.coef else None,
         layout=sharding.shard_rows(mesh),
+        teachers=others,
     )
 
 
@@ -202,11 +209,12 @@ def build_learn(fns: ModelFns, how: Learning) -> Callable:
     return jax.jit(functools.partial(learn, fns=fns, how=how), donate_argnums=0)
 
 
-def build(given: Any, *, probe: bool = True) -> Run:
+def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     """Checks a ConfigDict and assembles the parts of its run.
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
-    ends the command now. A command.WrongUsage is about the config.
+    ends the command now. learns: whether it may be trained, for which teachers are loaded. A
+    command.WrongUsage is about the config.
     """
     with command.usage():
         face = effective(given)
@@ -223,6 +231,7 @@ def build(given: Any, *, probe: bool = True) -> Run:
             if isinstance(one, HostTask):
                 hosts.probe(one.env, cfg.hosts.policy.tries)
     model, params = parts.build_model(cfg, tokenizer, mesh)
+    taught_by = teachers.load(cfg, model, tokenizer, mesh) if learns else ()
     txs = parts.build_optimisers(cfg)
     worlds = {
         member.env.name: parts.build_worlds(member, tokenizer)
@@ -237,8 +246,9 @@ def build(given: Any, *, probe: bool = True) -> Run:
         tokenizer=tokenizer,
         config=model,
         params=params,
+        teachers=taught_by,
         txs=txs,
-        training=build_training(cfg, mesh, model, tasks, tokenizer, worlds),
+        training=build_training(cfg, mesh, model, taught_by, tasks, tokenizer, worlds),
         validation=validations[0],
         also=validations[1:],
         worlds=worlds,
@@ -344,6 +354,7 @@ def build_training(
     cfg: Config,
     mesh: Mesh,
     config: Model,
+    taught_by: tuple[teachers.Teacher, ...],
     tasks: tuple[Task, ...],
     tokenizer: Any,
     worlds: dict[str, Worlds],
@@ -351,7 +362,8 @@ def build_training(
     """The programs of a step."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     fns = parts.build_functions(cfg, config, mesh)
-    how = build_learning(cfg, mesh, tasks[0], tokenizer)
+    others = teachers.functions(cfg, config, [own.config for own in taught_by], mesh)
+    how = build_learning(cfg, mesh, tasks[0], tokenizer, others)
     collects = build_collects(cfg, mesh, config, worlds)
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     information = functools.partial(

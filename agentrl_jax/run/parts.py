@@ -31,7 +31,7 @@ from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
@@ -170,11 +170,14 @@ def tokenizer_source(cfg: Config) -> Path:
 
     Where model.path is a run, that run's.
     """
-    path = files.local_path(cfg.model.path) if cfg.model.path else None
-    if path is not None and not cfg.model.tokenizer and holds_run(path):
-        return tokenizer_source(config_of_run(path))
-    given = cfg.model.tokenizer or cfg.model.path
-    return files.local_path(given or bundled_tokenizer(*cfg.env.worlds))
+    if cfg.model.path and not cfg.model.tokenizer:
+        return tokenizer_of(files.local_path(cfg.model.path))
+    return files.local_path(cfg.model.tokenizer or bundled_tokenizer(*cfg.env.worlds))
+
+
+def tokenizer_of(path: Path) -> Path:
+    """Where the tokenizer of a checkpoint is: in it, or in what its run began with."""
+    return tokenizer_source(config_of_run(path)) if holds_run(path) else path
 
 
 def checkpoint_source(cfg: Config) -> Path | None:
@@ -233,14 +236,18 @@ def random_model_config(cfg: Config, tokenizer: Any) -> Model:
 def build_model(cfg: Config, tokenizer: Any, mesh: Any) -> tuple[Model, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
-        path = files.local_path(cfg.model.path)
-        load = load_run if holds_run(path) else weights.load_model
-        config, params = load(path, mesh=mesh)
+        config, params = load_policy(files.local_path(cfg.model.path), mesh=mesh)
         check_fits(tokenizer, config.vocab_size)
         return dataclasses.replace(config, **execution(cfg)), params
     config = random_model_config(cfg, tokenizer)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
     return config, sharding.init_sharded(config.init, key, sharding.TRAIN_RULES, mesh)
+
+
+def load_policy(path: Path, *, mesh: Any) -> tuple[Model, Params]:
+    """(sizes, float32 parameters laid out for training) of a checkpoint, or a run's policy."""
+    load = load_run if holds_run(path) else weights.load_model
+    return load(path, mesh=mesh)
 
 
 def config_of_run(path: Path) -> Config:

@@ -13,6 +13,7 @@ from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.rl import evol
+from agentrl_jax.run import teachers
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
 from agentrl_jax.run.config import Config, as_json, comparable, saved_with
@@ -37,6 +38,7 @@ CHANGEABLE_ON_RESUME = (
     'alarm',
     'clone.keep_in',
     'fork.value_every',
+    'opd.teachers',  # their places; what they hold is compared by teachers.check
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
 )
 
@@ -58,7 +60,8 @@ def unplayed(cfg: Config) -> set[str]:
 
 def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
-    return saved_with(run.face) | {'roll_backs': streams.roll_backs}
+    saved = saved_with(run.face) | {'roll_backs': streams.roll_backs}
+    return saved | ({'teachers': [own.digest for own in run.teachers]} if run.teachers else {})
 
 
 def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
@@ -113,12 +116,13 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         saved = checkpoint.read_extra(checkpoints.directory)
         before, now = comparable(saved), comparable(saved_with(run.face))
         checkpoint.check_config(before, now, may_differ=(*CHANGEABLE_ON_RESUME, *unplayed(run.cfg)))
+        teachers.check(run.cfg, run.teachers, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)
     return RunState(
         state=state,
-        frozen=Frozen(model, reference),
+        frozen=Frozen(model, reference, tuple(own.params for own in run.teachers)),
         base=jax.device_get(examples) if joins else None,
         streams=streams,
     )

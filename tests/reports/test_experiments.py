@@ -48,6 +48,7 @@ NAMES = (
     'difficulty',
     'reuse',
     'observations',
+    'distillation',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]

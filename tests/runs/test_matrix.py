@@ -23,6 +23,7 @@ from agentrl_jax.run import build as build_module
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run import state as start
+from agentrl_jax.run import teachers
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop, Frozen
@@ -30,6 +31,7 @@ from agentrl_jax.types import EpisodeStop, Frozen
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
 QUICK = {'xla_backend_optimization_level': 0}
 KEY = jax.random.key(3)
+OPTIONS = {'opd': {'opd.teachers': ('another',), 'opd.divergence': 'sampled'}}
 WORLDS = ('frozen_lake', 'bandit', 'library')  # a grid, an end at the first answer, a tool
 # No program of an update has an environment in it: more of its cells would find no more.
 CELLS = [
@@ -153,16 +155,19 @@ def episodes(name):
 @functools.cache
 def learner(algorithm):
     """(jitted build.learn, the state before the update) of an algorithm; no environment in it."""
-    cfg = read_config(config('frozen_lake', algorithm=algorithm))
+    cfg = read_config(config('frozen_lake', algorithm=algorithm, **OPTIONS.get(algorithm, {})))
     run = world('frozen_lake')
     txs = assemble.build_optimisers(cfg)
     fns = assemble.build_functions(cfg, run.config, run.mesh)
-    how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer)
+    models = [run.config for _ in cfg.algorithm.teachers]
+    taught = teachers.functions(cfg, run.config, models, run.mesh)
+    how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer, taught)
     program = functools.partial(build_module.learn, fns=fns, how=how)
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
     reference = run.params if cfg.needs_reference else None
-    frozen = Frozen({}, reference)
+    others = (jax.tree.map(lambda x: 1.5 * x, run.params),) if cfg.algorithm.teachers else ()
+    frozen = Frozen({}, reference, others)
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 
 

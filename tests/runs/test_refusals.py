@@ -12,6 +12,7 @@ from agentrl_jax.run.config import read as read_config
 
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
+TAUGHT = {'algorithm': 'opd', 'opd.teachers': ('another',)}
 EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
 OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'objects.instruction': 'Say something.'}
 
@@ -150,6 +151,23 @@ REFUSED = {
         ({'algorithm': 'dpo', 'dpo.beta': 0.0}, 'dpo.beta=0.0 must be above 0'),
         ({'algorithm': 'dpo', 'rollout.group_size': 1, 'rollout.num_groups': 16}, 'must be even'),
         ({'algorithm': 'dpo', 'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_in=loss'),
+    ],
+    'distillation': [
+        ({'algorithm': 'opd'}, 'name them in opd.teachers'),
+        ({'opd.teachers': ('another',)}, "has no effect on algorithm='ppo', only on opd"),
+        (TAUGHT | {'loss.kl_coef': 0.1}, 'with opd.teachers in its place: set it to 0'),
+        (TAUGHT | {'loss.clip_high': 0.3}, 'loss.dual_clip has no effect on opd.divergence=full'),
+        (TAUGHT | {'filter.soft': True}, 'filter.soft has no effect on opd.divergence=full'),
+        (TAUGHT | {'filter.scaling': 'sqrt'}, 'filter.scaling has no effect on opd.divergence'),
+        (TAUGHT | {'loss.sampler_correction': 'tis'}, 'sampler_correction has no effect on opd'),
+        (TAUGHT | {'parity.loss_on': 'all'}, 'of which .* asks no teacher: set it to sampled'),
+        (
+            TAUGHT
+            | {'opd.reward_coef': 1.0, 'rollout.group_size': 1, 'rollout.num_groups': 16},
+            'opd.reward_coef=1.0 compares the episodes of a group',
+        ),
+        (TAUGHT | {'opd.reward_coef': -1.0}, 'opd.reward_coef=-1.0 must be at least 0'),
+        (TAUGHT | {'opd.teachers': (1,)}, r"must be paths, such as \('runs/teacher',\)"),
     ],
 }
 

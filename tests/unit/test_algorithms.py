@@ -23,6 +23,7 @@ from agentrl_jax.algorithms.gspo import GSPO, segment_mean
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO, split_rewards
+from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.algorithms.otb import OTB, token_baseline
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
@@ -596,7 +597,7 @@ EVERY = pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values()], i
 RATIOS = [cls for cls in ALGORITHMS.values() if hasattr(cls(), 'clip')]
 
 
-@EVERY
+@pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values() if cls is not OPD])
 def test_a_reward_on_the_last_turn_reaches_its_action_tokens(how):
     """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
     layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
@@ -683,7 +684,7 @@ def test_first_gradient_is_the_policy_gradient(cls):
     np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
 
 
-@pytest.mark.parametrize('cls', [cls for cls in RATIOS if cls not in (CISPO, SAO)])
+@pytest.mark.parametrize('cls', [cls for cls in RATIOS if cls not in (CISPO, SAO, OPD)])
 def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
     """They were token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
     rollout, how = toy.random_rollout(8), cls(clip=Clip(0.2, 0.28, 3.0))

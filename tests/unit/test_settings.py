@@ -39,6 +39,8 @@ EVERY = pytest.mark.parametrize('name', ALGORITHMS)
 def given(algorithm, **changes):
     cfg = small.get_config()
     cfg.algorithm = algorithm
+    if algorithm == 'opd':
+        cfg.opd.teachers = ('another',)
     cfg.update_from_flattened_dict(changes)
     return cfg
 
@@ -113,6 +115,7 @@ PAPERS = [
     ('ppo', 'kl_in=reward estimator=token whiten=True reward_on=turn bootstrap_truncated=False'),
     ('agent_evol', 'threshold=0.0 weights=reward kl_coef=0.0 clip_high=None entropy_coef=0.0'),
     ('dpo', 'beta=0.1 pairs=1 min_gap=0.01 aggregation=seq_mean_token_sum entropy_coef=None'),
+    ('opd', 'divergence=full reward_coef=0.0 aggregation=seq_mean_token_mean kl_coef=0.0'),
 ]
 
 
@@ -121,7 +124,7 @@ def test_a_name_does_what_its_paper_does(algorithm, values):
     """GSPO had PPO's clip range, Dr.GRPO the advantage alone, DAPO one of its four pieces, CISPO a
     closed lower side."""
     full = tree.flat(effective(given(algorithm)))
-    parts = ('loss', 'turn_credit', 'evol', 'dpo', 'filter')
+    parts = ('loss', 'turn_credit', 'evol', 'dpo', 'opd', 'filter')
     fields = {n.split('.')[1]: x for part in reversed(parts) for n, x in of(part, full).items()}
     for word in values.split():
         leaf, value = word.split('=')

@@ -1,0 +1,101 @@
+"""OPD, on-policy distillation: the policy plays, and learns what its teachers would have said.
+
+  full     loss_t = sum_v p_v (log p_v - log q_v), p = pi(. | s_t), q = mean of the teachers'
+           probabilities; p has a gradient, q and s_t have none (GKD's reverse KL, arXiv:2306.13649)
+  sampled  A[b, t] = log q(y_t) - log pi_old(y_t) in PPO's clipped surrogate (Lu, 'On-Policy
+           Distillation', Thinking Machines 2025): at the first optimiser step the gradient of
+           `full` in expectation, by one draw of y_t instead of all
+both at rollout.temperature and, with rollout.constrain, among the legal tokens. Episodes weigh the
+same (seq_mean_token_mean), as in GKD and TCOD. opd.reward_coef adds that times R - the group's mean
+to the advantages.
+
+Bias: states count as given. A token is not charged for the KL of the tokens that it leads to, so
+this is not the gradient of the KL between episodes (MiniLLM, arXiv:2306.08543, has that term, and
+tinker-cookbook's kl_discount_factor, 0 by default). Reverse KL commits to some of what the teachers
+do rather than to all of it. With a mean of probabilities no teacher forbids a token: it costs at
+most log n more than under the one that likes it best, where under a mean of logarithms, a product
+of experts, it would cost without bound wherever two good teachers differ.
+
+Code differs from papers and from one another: verl's GKD is a forward KL over the teacher's 32
+best tokens, its other form `sampled` by k3 unless asked for k1; TRL's GKD is a JSD with beta .5, at
+beta 1 this KL; prime-rl clips nothing and drops tokens whose probability fell by .2; slime and
+tinker-cookbook add A to the advantages of RL, and slime's text writes the KL with the teacher
+first. TCOD's curriculum is curriculum.rounds.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import jax.numpy as jnp
+
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import Clip, Clipped, Weights, build_batch, trained
+from agentrl_jax.settings.marks import ZERO, At, Words
+
+WITHOUT = (
+    'on opd.divergence=full without opd.reward_coef, whose loss has no advantages: leave it unset'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OPD(Clipped):
+    weights: Weights = Weights('seq_mean_token_mean')
+    teachers: Annotated[
+        tuple[str, ...], At('opd.teachers'), Words("paths, such as ('runs/teacher',)")
+    ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size and the same vocabulary
+    divergence: Annotated[Literal['full', 'sampled'], At('opd.divergence')] = 'full'  # reverse KL
+    # of all tokens (full), or of the one that was sampled
+    reward_coef: Annotated[float, ZERO, At('opd.reward_coef')] = 0.0  # weight of the
+    # return less the group's mean, beside the KL
+
+    COMPARES_GROUPS = False
+
+    @property
+    def scores_teachers(self) -> bool:
+        return self.divergence == 'sampled'
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """What the teachers say of the sampled tokens, and what episodes earned."""
+        rows, mask = trained(rollout, keep)
+        advantages = jnp.zeros_like(scores.old_logprobs)
+        if self.scores_teachers:
+            advantages = jnp.where(mask, scores.ref_logprobs - scores.old_logprobs, 0.0)
+        if self.reward_coef:
+            centred = adv.group_center(rollout.returns, rows, group_size=group_size)
+            advantages = advantages + self.reward_coef * centred[:, None] * mask
+        return build_batch(rollout, scores, mask, advantages)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not self.teachers:
+            yield "algorithm='opd' learns from checkpoints: name them in opd.teachers"
+        if self.kl.coef:
+            yield (
+                f'loss.kl_coef={self.kl.coef} compares with the start policy, and '
+                "algorithm='opd' with opd.teachers in its place: set it to 0"
+            )
+        if self.divergence == 'full' and not self.reward_coef:
+            idle = {
+                'loss.clip_low, loss.clip_high or loss.dual_clip': self.clip != Clip(),
+                'filter.soft': self.filter.soft,
+                'filter.scaling': self.filter.scaling != 'none',
+            }
+            yield from (
+                f'{name} has no effect {WITHOUT}' for name, is_set in idle.items() if is_set
+            )
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        if self.reward_coef and run.rollout.group_size == 1:
+            yield (
+                f'opd.reward_coef={self.reward_coef} compares the episodes of a group, and '
+                'rollout.group_size=1: set it to 2 or more, or opd.reward_coef to 0'
+            )
+        if run.sampler.corrects and self.divergence == 'full' and not self.reward_coef:
+            yield f'loss.sampler_correction has no effect {WITHOUT}'
+        if run.parity.loss_on != 'sampled':
+            yield (
+                f'parity.loss_on={run.parity.loss_on!r} trains tokens that the policy did not '
+                "choose, of which algorithm='opd' asks no teacher: set it to sampled"
+            )
