@@ -92,7 +92,7 @@ METRICS = {
     'policy/kl_old_k3': 'The same by the estimator k3, which is never negative.',
     'policy/ratio_max': 'Largest probability ratio of a trained token.',
     'policy/entropy': 'Entropy of the policy over the vocabulary, mean over trained tokens.',
-    'policy/observation_nll': '-log p of a token of an observation in the update, mean over them '
+    'policy/observation_nll': 'Mean of -log p over the tokens of observations in the update '
     '(loss.observation_coef).',
     'policy/kl_ref': 'KL(policy, reference) per trained token, k3 where the loss has no KL.',
     'policy/kl_teacher': 'KL(policy, teachers) per trained token (algorithm=opd), k1 where they '
@@ -142,7 +142,7 @@ METRICS = {
     'eval/pass_at_k_high': 'Upper end of the 95 % Wilson interval of eval/pass_at_k.',
     'eval/env_error': 'As rollout/env_error, of validation episodes.',
     'eval/return': 'Sum of rewards and format penalties of a validation episode.',
-    'eval/observation_nll': '-log p of a token of an observation in validation, mean over them '
+    'eval/observation_nll': 'Mean of -log p over the tokens of observations in validation '
     '(eval.observations).',
     'collapse/mi': 'Mutual information of answers and prompts in nats; 0 = prompts are ignored.',
     'collapse/mi_share': 'As a share of the most that collapse/mi can be, log(prompts).',

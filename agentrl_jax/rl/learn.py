@@ -129,8 +129,7 @@ def correct(
     batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
     """
     rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
-    gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
-    measured, weights = {'sampler/logprob_gap': gap.max()}, batch.mask.astype(jnp.float32)
+    weights, measured = batch.mask.astype(jnp.float32), {}
     if sampler.correction != 'off':
         (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
         one = dict(per_sequence=sampler.sequence)
@@ -142,8 +141,11 @@ def correct(
         kept = losses.sampler_kept(*rows, low=low, high=high, by=sampler.reject)
         weights = jnp.where(kept, weights, 0.0)
         measured['sampler/rejected'] = masked_mean(~kept, batch.mask)
-    measured['sampler/weight'] = masked_mean(weights, batch.mask)
-    return batch.replace(advantages=batch.advantages * weights), measured
+    gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
+    return batch.replace(advantages=batch.advantages * weights), measured | {
+        'sampler/logprob_gap': gap.max(),
+        'sampler/weight': masked_mean(weights, batch.mask),
+    }
 
 
 def with_base(
