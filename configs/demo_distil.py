@@ -11,8 +11,8 @@ each of them; no reward is used (opd.reward_coef adds it). A run, its folder bes
 folder or a .gguf can teach, several as one (agentrl_jax/algorithms/README.md).
 
 Hardware: one CPU core, shared with about ten other programs.
-Time: 4 min 26 s of CPU for the student and 2 min 27 s for the teacher, compiling included (39 and
-15 minutes passed by the clock).
+Time: 4 min 26 s of CPU for the student and 2 min 27 s for the teacher, compiling included; 39 and
+15 minutes by the clock.
 Score: 63.5 % [59.2, 67.5] of 512 validation maps, seed 0, after 15.2 % at step 0; its teacher
 85.5 %, random play 23.3 %, oracle 100 %. The KL to the teacher fell from 2.27 to .67 nats a token,
 and both were still moving.
