@@ -50,7 +50,6 @@ def tiny():
         'labels': common.labels(lake_start.CONFIG, cells, ROWS),
         'at': 'last-three',
         'margin': 0.05,
-        'signals': 'policy/kl_old_k3,policy/entropy,policy/clip_frac',
     }
     tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
     return common.Plan(lake_start.CONFIG, tuple(cells.values()), tables)

@@ -49,6 +49,7 @@ class Claim:
 EXPLAINED, NOT_HERE, OPEN = 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
+FRESH = 'freshness_tiny', 'last'
 CLAIMS = (
     Claim(
         'keeping the groups that vary most prevents collapse',
@@ -130,7 +131,15 @@ CLAIMS = (
         (Effect('algorithms', 'table', 'GRPO', 'REINFORCE++', f'less REINFORCE++, {LAKE}', LAKE),),
     ),
     Claim('four answers a prompt are best', 'RAGEN, Table 2', 'not run'),
-    Claim('fresh rollouts are better', 'RAGEN, Fig 10', 'not run'),
+    Claim(
+        'fresh rollouts are better',
+        'RAGEN, Fig 10',
+        NOT_HERE,
+        (
+            Effect(*FRESH, 'online 1, 0.001', 'online 10, 0.001', 'k = 1 less 10'),
+            Effect(*FRESH, 'online 1, 0.00025', 'online 10, 0.00025', '... at 1/4 of the rate'),
+        ),
+    ),
     Claim(
         'thinking before an answer helps',
         'RAGEN, Table 4',
