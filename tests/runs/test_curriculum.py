@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax import train
+from agentrl_jax.records import run_log
 from agentrl_jax.rl.curriculum import horizon, log_odds, revised
 from agentrl_jax.rollout.episodes import draw_episodes
 from agentrl_jax.run import command
@@ -139,6 +140,9 @@ def test_a_run_counts_what_its_levels_earned_and_resumes_to_the_same_bits(tmp_pa
     jax.tree.map(np.testing.assert_array_equal, whole, halves)
     expected = np.asarray(whole['expected'] if isinstance(whole, dict) else whole.expected)
     assert expected.shape == (16,)
+    rows = run_log.read_metrics(tmp_path / 'whole' / run_log.METRICS_FILE)
+    last = rows[2]['curriculum/expected']  # a row of the last step
+    np.testing.assert_allclose(last, expected.mean(), rtol=1e-6)
     assert 4 <= (expected != 0.5).sum() <= 12  # four groups in each of three steps
 
 

@@ -263,6 +263,7 @@ def test_every_documented_metric_is_written_by_some_run(finished):
     )
     seldom = (
         'collapse/',
+        'curriculum/',
         'filter/',
         'alarm/',
         'sampler/',
@@ -272,6 +273,9 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'agent/',
         'shop/',
         'policy/clip_frac_dual',
+        'policy/kl_teacher',
+        'policy/observation_nll',
+        'eval/observation_nll',
         'value/vine_',
         'eval/pass_at_k',
         'eval/solvable_success',
