@@ -235,6 +235,7 @@ MAY_DIFFER = (
     'turn_credit',
     'evol',
     'dpo',
+    'opd',
     'optim',
     'batch',
     'mesh',

@@ -101,9 +101,7 @@ def test_what_is_expected_moves_to_what_was_played():
         episode_stop=jnp.array([0, 0, lost, 0, lost, lost]),
     )
     level = jnp.array([3, 3, 0, 0, 1, 1])
-    after = revised(
-        jnp.array([0.2, 0.3, 0.4, 0.5]), rollout, level, group_size=2, memory=0.25
-    )
+    after = revised(jnp.array([0.2, 0.3, 0.4, 0.5]), rollout, level, group_size=2, memory=0.25)
     np.testing.assert_allclose(after, [0.8, 0.3, 0.4, 0.5], atol=1e-6)
 
 

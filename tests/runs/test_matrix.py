@@ -20,7 +20,6 @@ from agentrl_jax.measure import metrics
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run import state as start
 from agentrl_jax.run import teachers

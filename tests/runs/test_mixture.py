@@ -20,10 +20,9 @@ from agentrl_jax.run import cloning, collecting, mixture
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Frozen
 from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation
-from agentrl_jax.types import Demonstrations
+from agentrl_jax.types import Demonstrations, Frozen
 
 pytestmark = pytest.mark.usefixtures('quick_runs')
 MIX = (('frozen_lake', 0.5), ('catch', 0.5))

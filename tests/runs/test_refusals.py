@@ -162,8 +162,7 @@ REFUSED = {
         (TAUGHT | {'loss.sampler_correction': 'tis'}, 'sampler_correction has no effect on opd'),
         (TAUGHT | {'parity.loss_on': 'all'}, 'of which .* asks no teacher: set it to sampled'),
         (
-            TAUGHT
-            | {'opd.reward_coef': 1.0, 'rollout.group_size': 1, 'rollout.num_groups': 16},
+            TAUGHT | {'opd.reward_coef': 1.0, 'rollout.group_size': 1, 'rollout.num_groups': 16},
             'opd.reward_coef=1.0 compares the episodes of a group',
         ),
         (TAUGHT | {'opd.reward_coef': -1.0}, 'opd.reward_coef=-1.0 must be at least 0'),

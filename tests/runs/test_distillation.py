@@ -1,0 +1,92 @@
+"""Runs of on-policy distillation: a trained policy teaches a smaller one, from first to last."""
+
+import shutil
+
+import jax
+import micro_runs
+import numpy as np
+import pytest
+
+from agentrl_jax import evaluate, train
+from agentrl_jax.records import run_log
+from agentrl_jax.run.build import build
+
+STEPS = 12
+LEGAL = {'rollout.constrain': 'own', 'env.think': False}
+SHOWN = {'clone.episodes': 64, 'clone.steps': 60, 'clone.oracle': 1.0, 'steps': 0, **LEGAL}
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory):
+    """A workdir whose policy was cloned from the expert."""
+    workdir = tmp_path_factory.mktemp('runs') / 'teacher'
+    assert train.train(micro_runs.plain('frozen_lake', **SHOWN), str(workdir)) == 0
+    return workdir
+
+
+def student(*teachers, steps=STEPS, **changes):
+    """The config of a policy of half the width, from random weights."""
+    given = {
+        'algorithm': 'opd',
+        'opd.teachers': tuple(map(str, teachers)),
+        'model.hidden_size': 16,
+        'optim.lr': 1e-2,
+        'eval.every': 0,
+        'steps': steps,
+        **LEGAL,
+    }
+    return micro_runs.plain('frozen_lake', **(given | changes))
+
+
+def rows(workdir):
+    return run_log.read_metrics(workdir / run_log.METRICS_FILE)
+
+
+@pytest.fixture(scope='module')
+def taught(teacher, tmp_path_factory):
+    """A workdir whose policy has learnt from the teacher."""
+    workdir = tmp_path_factory.mktemp('runs') / 'taught'
+    assert train.train(student(teacher), str(workdir)) == 0
+    return workdir
+
+
+@pytest.mark.parametrize('divergence', ['full', 'sampled'])
+def test_a_student_comes_closer_to_its_teacher_without_any_reward(
+    teacher, taught, divergence, tmp_path
+):
+    if divergence == 'sampled':
+        taught = tmp_path / 'sampled'
+        cfg = student(teacher, **{'opd.divergence': 'sampled'})
+        assert train.train(cfg, str(taught)) == 0
+    gaps = [row['policy/kl_teacher'] for row in rows(taught)[:STEPS]]
+    assert np.mean(gaps[-3:]) < 0.7 * np.mean(gaps[:3]), gaps
+
+
+def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_other(
+    teacher, taught, tmp_path
+):
+    workdir = tmp_path / 'halves'
+    assert train.train(student(teacher, steps=3), str(workdir)) == 0
+    moved = shutil.copytree(teacher, tmp_path / 'elsewhere')
+    face = build(student(teacher)).face
+    assert train.train(student(moved), str(workdir)) == 0
+    states = [micro_runs.saved_state(face, where) for where in (taught, workdir)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    other = tmp_path / 'other'
+    cfg = micro_runs.plain('frozen_lake', **(SHOWN | {'seed': 1}))
+    assert train.train(cfg, str(other)) == 0
+    with pytest.raises(ValueError, match='hold other parameters than those that this run'):
+        train.train(student(other, steps=STEPS + 1), str(workdir))
+
+
+def test_a_teacher_of_other_tokens_is_refused(teacher, tmp_path):
+    cfg = student(teacher, **{'model.tokenizer': 'agentrl_jax/tokens/babyai.model'})
+    with pytest.raises(ValueError, match='the same ids must stand for the same texts'):
+        build(cfg)
+
+
+def test_an_evaluation_needs_no_teacher(teacher, taught, tmp_path):
+    alone = shutil.copytree(taught, tmp_path / 'alone')
+    cfg = student(tmp_path / 'gone')
+    evaluate.evaluate(cfg, str(alone), str(tmp_path), None)
+    assert (tmp_path / 'evaluation_validation.json').exists()
