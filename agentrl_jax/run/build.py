@@ -173,12 +173,11 @@ def build_learning(
     task: one for the width of its prompts, where windows are cut; others: the teachers.
     """
     own = task.grammar if cfg.rollout.constrain else None
-    start = wording_of(tokenizer.chat_template).start
     return learning_of(
         cfg,
         context=context_of(cfg, task),
         bits=None if own is None else own.bits,
-        start_id=-1 if cfg.parity.loss_on == 'sampled' else tokenizer.special(start),
+        start_id=-1 if cfg.parity.loss_on == 'sampled' else markers_of(tokenizer).start_id,
         markers=markers_of(tokenizer) if cfg.observing.coef else None,
         layout=sharding.shard_rows(mesh),
         teachers=others,

@@ -81,7 +81,7 @@ def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def broken_run(cfg, probe=True):
+def broken_run(cfg, probe=True, learns=True):
     """A run whose policy has no finite log-probability in validation; nothing is compiled."""
 
     def collect(params, task, episodes, key):
