@@ -207,13 +207,13 @@ def describe(
     )
     valid = 100 * metrics['eval/valid_format']
     observed = 'eval/observation_nll'
-    told = f'observations {metrics[observed]:.3f} nats a token\n' if observed in metrics else ''
+    surprise = f'observations {metrics[observed]:.3f} nats a token\n' if observed in metrics else ''
     valid = '' if math.isnan(valid) else f'valid format {valid:.1f} %, '  # a world need not say it
     return (
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         + (f'{several}\n' if len(passed) > 1 else '')
         + f'{valid}return {metrics["eval/return"]:.3f}\n'
-        f'{told}{said if lost else ""}'
+        f'{surprise}{said if lost else ""}'
         f'{report.players(metrics, "reference/")}'
     )
 

@@ -222,9 +222,7 @@ class TrainState:
         jax.Array
     )  # int32 []    optimiser steps skipped because loss or gradient was not finite
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
-    expected: jax.Array | None = (
-        None  # float32 [N]  success that is expected of each training level
-    )
+    expected: jax.Array | None = None  # float32 [N]  success expected of each training level
 
 
 @struct.dataclass

@@ -28,6 +28,7 @@ def get_config():
     cfg.env.train_levels = 512
     cfg.env.eval_levels = 128
     cfg.harness.run = 'agentrl_jax.envs.hosts.harness.boxes:play'
+    cfg.harness.expert = 'agentrl_jax.envs.hosts.harness.boxes:expert'
     cfg.hosts.forms = tuple(CALL.format(box) for box in BOXES)
     cfg.hosts.read_tokens = 16
     cfg.rollout.constrain = 'own'

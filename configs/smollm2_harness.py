@@ -31,6 +31,7 @@ def get_config():
     cfg.env.train_levels = 512
     cfg.env.eval_levels = 128
     cfg.harness.run = 'agentrl_jax.envs.hosts.harness.boxes:play'
+    cfg.harness.expert = 'agentrl_jax.envs.hosts.harness.boxes:expert'
     cfg.hosts.answer_prefix = OPENING
     cfg.hosts.forms = tuple(f'{OPENING}{box}"}}}}\n</tool_call>' for box in BOXES)
     cfg.hosts.read_tokens = 32

@@ -29,6 +29,7 @@ def get_config():
     cfg.env.train_levels = 1024
     cfg.env.eval_levels = 128
     cfg.harness.run = 'agentrl_jax.envs.hosts.harness.riddles:play'
+    cfg.harness.expert = 'agentrl_jax.envs.hosts.harness.riddles:expert'
     cfg.harness.num_items = 4096
     cfg.hosts.forms = COLOURS
     cfg.hosts.read_tokens = 24

@@ -29,30 +29,16 @@ CELLS = {
 
 
 def tiny():
-    more = lake_start.FEW | lake_start.CONSTANT
-    more |= {
+    more = {
         'algorithm': 'rloo',
-        'critic.share_backbone': False,
-        'loss.value_coef': 0.0,
         'rollout.num_groups': 16,
         'rollout.group_size': 8,
-        'batch.minibatch_rows': 32,
-        'batch.microbatch_rows': 32,
         'optim.lr': 5e-4,
         'steps': 120,
         'eval.every': 15,
     }
-    cells = {label: more | arm for label, arm in CELLS.items()}
-    table = {
-        'rows': ','.join(ROWS),
-        'baseline': '256 maps, 0',
-        'labels': common.labels(lake_start.CONFIG, cells, ROWS),
-        'at': 'last-three',
-        'margin': 0.05,
-        'signals': 'rollout/success,group/zero_std_frac',
-    }
-    tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
-    return common.Plan(lake_start.CONFIG, tuple(cells.values()), tables)
+    signals = 'rollout/success,group/zero_std_frac'
+    return lake_start.plan(CELLS, more, ROWS, '256 maps, 0', signals=signals)
 
 
 SCALES = {'tiny': tiny}

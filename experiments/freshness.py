@@ -41,18 +41,7 @@ CELLS = {
 
 
 def tiny():
-    more = lake_start.FEW | lake_start.CONSTANT
-    more |= {'filter.keep': 0.25, 'batch.minibatch_rows': 32, 'batch.microbatch_rows': 32}
-    cells = {label: more | arm for label, arm in CELLS.items()}
-    table = {
-        'rows': ','.join(ROWS),
-        'baseline': 'online 1, 0.00025',
-        'labels': common.labels(lake_start.CONFIG, cells, ROWS),
-        'at': 'last-three',
-        'margin': 0.05,
-    }
-    tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
-    return common.Plan(lake_start.CONFIG, tuple(cells.values()), tables)
+    return lake_start.plan(CELLS, {'filter.keep': 0.25}, ROWS, 'online 1, 0.00025')
 
 
 SCALES = {'tiny': tiny}

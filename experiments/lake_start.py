@@ -1,8 +1,11 @@
-"""A start that nobody spoiled and that leaves room: the lake's policy after a few demonstrations.
+"""What experiments on the lake share: their start, the size of a step, and their tables.
 
-256 clean episodes of the expert for 150 steps of cloning, about 47 % of held-out maps, of which RL
-makes 75 % (experiments/beyond_clone_tiny); all arms of a seed share it.
+The start is one that nobody spoiled and that leaves room, the lake's policy after a few
+demonstrations: 256 clean episodes of the expert for 150 steps of cloning, about 47 % of held-out
+maps, of which RL makes 75 % (experiments/beyond_clone_tiny); all arms of a seed share it.
 """
+
+from experiments import common
 
 CONFIG = 'configs/demo.py'
 FEW = {
@@ -12,7 +15,22 @@ FEW = {
     'clone.batch': 64,
     'clone.lr': 2e-3,
 }
+BATCH = {'batch.minibatch_rows': 32, 'batch.microbatch_rows': 32}
 CONSTANT = {'optim.schedule': 'constant', 'optim.schedule_steps': 0, 'optim.final_lr': 0.0}
 EPISODES = 128  # of a step, as in RAGEN
 EVALUATIONS = 8  # of a run
 RATES = (1e-3, 2.5e-4)
+
+
+def plan(cells, more, rows, baseline, **fields):
+    """Cells by their names, all with `more`; tables of the last three validations and of area."""
+    cells = {label: FEW | CONSTANT | BATCH | more | arm for label, arm in cells.items()}
+    table = {
+        'rows': ','.join(rows),
+        'baseline': baseline,
+        'labels': common.labels(CONFIG, cells, rows),
+        'at': 'last-three',
+        'margin': 0.05,
+    } | fields
+    tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
+    return common.Plan(CONFIG, tuple(cells.values()), tables)

@@ -134,7 +134,7 @@ CLAIMS = (
     Claim(
         'fresh rollouts are better',
         'RAGEN, Fig 10',
-        NOT_HERE,
+        OPEN,
         (
             Effect(*FRESH, 'online 1, 0.001', 'online 10, 0.001', 'k = 1 less 10'),
             Effect(*FRESH, 'online 1, 0.00025', 'online 10, 0.00025', '... at 1/4 of the rate'),

@@ -51,26 +51,14 @@ CELLS = {
 
 
 def tiny():
-    more = lake_start.FEW | lake_start.CONSTANT | SAME
-    more |= {
+    more = SAME | {
         'steps': STEPS,
         'eval.every': STEPS // lake_start.EVALUATIONS,
         'rollout.num_groups': GROUPS,
         'rollout.group_size': lake_start.EPISODES // GROUPS,
-        'batch.minibatch_rows': 32,
-        'batch.microbatch_rows': 32,
     }
-    cells = {label: more | arm for label, arm in CELLS.items()}
-    table = {
-        'rows': ','.join(ROWS),
-        'baseline': 'PPO, 1, 0.00025',
-        'labels': common.labels(lake_start.CONFIG, cells, ROWS),
-        'at': 'last-three',
-        'margin': 0.05,
-        'signals': 'policy/kl_old_k3,policy/entropy,policy/clip_frac_high',
-    }
-    tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
-    return common.Plan(lake_start.CONFIG, tuple(cells.values()), tables)
+    signals = 'policy/kl_old_k3,policy/entropy,policy/clip_frac_high'
+    return lake_start.plan(CELLS, more, ROWS, 'PPO, 1, 0.00025', signals=signals)
 
 
 SCALES = {'tiny': tiny}

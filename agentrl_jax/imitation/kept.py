@@ -17,7 +17,7 @@ from agentrl_jax.types import Params
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
 UNREAD = {  # section: its fields; of the whole config: sections and fields
     '': ('algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic', 'lora')
-    + ('curriculum', 'evol', 'dpo', 'fork', 'eval', 'checkpoint', 'alarm', 'log'),
+    + ('curriculum', 'evol', 'dpo', 'opd', 'fork', 'eval', 'checkpoint', 'alarm', 'log'),
     'agent': ('reward',),
     'optim': ('lr', 'critic_lr', 'warmup_steps', 'max_grad_norm'),
     'batch': ('minibatch_rows', 'microbatch_rows', 'epochs', 'shuffle'),

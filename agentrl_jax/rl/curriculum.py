@@ -82,10 +82,8 @@ class Curriculum:
     # stage by stage, such as (2, 3, 5); () = off
     stage_steps: Annotated[int, ONE] = 100  # steps of a stage; the last stage lasts to the end
     interpolate: bool = False  # climb evenly within a stage instead of at its end
-    uncertain: Annotated[float, In(low=0, high=1)] = (
-        0.0  # share of the draws of levels that prefers
-    )
-    # those neither solved nor hopeless, by p (1 - p); 0 = all levels alike
+    uncertain: Annotated[float, In(low=0, high=1)] = 0.0  # share of the draws of levels that
+    # prefers those neither solved nor hopeless, by p (1 - p); 0 = all levels alike
     memory: Annotated[float, In(low=0, high=1)] = 0.5  # of p, when its level is played once more
 
     def turn_limit(self, step: int, max_turns: int) -> int:

@@ -5,7 +5,7 @@ Observations are the bodies of messages that follow an answer of the same conver
 the next state, the reward, and what a prompt's style words around them. The first observation is
 none, since no action led to it, nor are chat markers, roles, the forced beginning of an answer,
 padding, or anything sampled; that is what ECHO's code counts (prime-rl, orchestrator/algo/echo.py,
-with a renderer that marks content). It trains messages of the role `tool` alone unless told; here
+with a renderer that marks content). It trains messages of the role `tool` alone by default; here
 worlds answer as `user`. Its logits are divided by the sampling temperature, these never are: a
 world has its own. Its weight is .1.
 """
@@ -29,7 +29,7 @@ from agentrl_jax.types import Params, Rollout
 
 
 class Markers(NamedTuple):
-    """How messages are told apart."""
+    """How messages are recognised."""
 
     start_id: int  # token that opens one
     end_id: int  # ... and closes it

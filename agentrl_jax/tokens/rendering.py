@@ -21,11 +21,8 @@ from typing import Any
 
 CPU_S = 2  # seconds of computing for a conversation, of which the start takes 0.1
 MEMORY = 2**29  # bytes of addresses, on Linux; macOS knows no such limit
-TODAY = (
-    2024,
-    7,
-    26,
-)  # to templates that ask: a run has the same prompts on every day. Llama 3.1's own
+# To templates that ask: a run has the same prompts on every day. Llama 3.1's own
+TODAY = (2024, 7, 26)
 LONGEST = 2**16  # characters of a text that is rendered once
 SAID = 2000  # characters of what is wrong
 PATIENCE_S = 60  # of the clock, on a machine that does not let the process compute

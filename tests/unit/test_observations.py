@@ -100,7 +100,7 @@ def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
 
 
 def test_each_token_of_a_world_is_learnt_once_among_continuations():
-    """A continuation repeats what its trunk has seen; what its own turns are told is new."""
+    """A continuation repeats what its trunk has seen; new is what its own turns are shown."""
     out = forked_runs.played('frozen_lake')[0]
     markers = markers_of(tiny.tokenizer())
     played = out.with_continuations

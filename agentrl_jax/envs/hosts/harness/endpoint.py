@@ -75,14 +75,12 @@ class Branch:
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
             return None
-        if self.drops and any(
-            THOUGHT in form.content for at in self.sampled for form in self.known[at]
-        ):
+        answers = (form.content for at in self.sampled for form in self.known[at])
+        if self.drops and any(THOUGHT in content for content in answers):
             return None
         for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
-            if one in forms or one.bare in [
-                form.bare for form in forms
-            ]:  # the same is quickly seen
+            # The same is quickly seen
+            if one in forms or one.bare in [form.bare for form in forms]:
                 continue
             if at != count - 1 or self.sampled.get(at, True) or one.calls:
                 return None
@@ -310,7 +308,7 @@ class Endpoint:
 
     def __init__(self, host: str = '127.0.0.1', port: int = 0, handler: type = Handler):
         self.episodes: dict[str, Episode] = {}  # by their secrets
-        self.warned: set[str] = set()  # codes of refusals that somebody was told of
+        self.warned: set[str] = set()  # codes of refusals that were reported
 
         class Listening(ThreadingHTTPServer):
             daemon_threads = True

@@ -18,7 +18,7 @@ from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.workers import end_group, own_pipes, stay_awake
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
 
-WAIT_S = 30.0  # for a worker that is free, before the rollout is told to ask again
+WAIT_S = 30.0  # for a worker that is free, before the world counts as down and is asked again
 
 
 # ---- in the worker -----------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class Worker:
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = b''
-        if not line:
+        if not line.endswith(b'\n'):
             return End(error=f'its process ended with exit code {self.kill()}')
         returned, error = json.loads(line)
         return End(returned, error)
@@ -117,12 +117,19 @@ class Workers:
         if not self._free.acquire(timeout=WAIT_S):
             raise WorldDown(f'all harness.workers={self.most} are at work')
         try:
-            with self._state:
-                worker = self.idle.pop() if self.idle else None
-            return Lease(self, worker or Worker(self.run))
+            return Lease(self, self._waiting() or Worker(self.run))
         except OSError as error:
             self._free.release()
             raise WorldDown(f'no worker can be started: {error}') from error
+
+    def _waiting(self) -> Worker | None:
+        """One that waits; those that died since their last episode are left."""
+        with self._state:
+            while self.idle:
+                worker = self.idle.pop()
+                if worker.alive:
+                    return worker
+        return None
 
     def give(self, worker: Worker) -> None:
         """Back, after an episode, whatever became of it."""
