@@ -162,7 +162,7 @@ def play(
     """(seconds, what was played) of all episodes."""
     clock, each = Clock(), np.arange(episodes, dtype=np.int32)
     env = types.SimpleNamespace(
-        solved=lambda returned: False, FIGURES=(), chats=False, finishes=False
+        solved=lambda returned: False, FIGURES=(), chats=False, finishes=False, context=0
     )
     task = types.SimpleNamespace(
         prefix=np.zeros(PREFIX, np.int32),

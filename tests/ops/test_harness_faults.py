@@ -53,7 +53,7 @@ def left():
     own = ('harness', 'process_request_thread', 'world')
     threads = sum(any(name in one.name for name in own) for one in threading.enumerate())
     sockets = sum(path.is_socket() for path in pathlib.Path('/proc/self/fd').iterdir())
-    listed = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    listed = subprocess.run(['ps', 'axwwo', 'args'], capture_output=True, text=True, check=True)
     marks = ('left_by_deadly', 'harness.workers')
     return np.array([threads, sockets, sum(map(listed.stdout.count, marks))])
 

@@ -259,7 +259,7 @@ def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
     rows = [LINE | {'step': step} for step in (0, 1, 2)]
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows) + '{"step": 2, "str')
     assert replies.cut(path, 2) is None
-    later = {'valid': None, 'messages': None, 'offers': []}  # fields that came later
+    later = {'valid': None, 'messages': None, 'offers': [], 'cuts': 0}  # fields that came later
     kept = [row | later for row in rows[:2]]
     assert replies.read_log(path) == kept and not capsys.readouterr().err
 

@@ -604,7 +604,7 @@ def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():
 
 def running():
     """The command lines of all processes."""
-    found = subprocess.run(['ps', 'axo', 'args'], capture_output=True, text=True, check=True)
+    found = subprocess.run(['ps', 'axwwo', 'args'], capture_output=True, text=True, check=True)
     return found.stdout
 
 
