@@ -73,6 +73,8 @@ class Rollout:
     judged: jax.Array | None = None  # bool [B, K]  whether valid is known, which not every world on
     # a host says; None: of all turns
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
+    optimal_values: jax.Array | None = None  # float32 [B, K]  what the best player would still earn
+    # from the start of a turn (text.task.optimal_value); 0 past the end; None: not asked for
 
     @classmethod
     def empty(
@@ -85,12 +87,13 @@ class Rollout:
         max_turns: int,
         max_actions: int,
         words: int = 0,
+        valued: bool = False,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
-        words: of the bits of what is allowed; 0 = everything is. xp: jax.numpy, or numpy for a
-        record that a host fills in place.
+        words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values. xp:
+        jax.numpy, or numpy for a record that a host fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -125,6 +128,7 @@ class Rollout:
             success=xp.zeros(rows, bool),
             level=level,
             allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
+            optimal_values=turns(xp.float32) if valued else None,
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':

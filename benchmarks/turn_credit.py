@@ -166,6 +166,17 @@ def exact(world: World) -> tuple[np.ndarray, np.ndarray]:
     return values, np.stack(gradient)
 
 
+def best_values(world: World) -> np.ndarray:
+    """What the best policy earns from the start of each turn; [K, S], by dynamic programming."""
+    after, values = np.zeros(world.move.shape[0]), []
+    for _ in range(world.turns):
+        on = (1 - world.ends)[:, :, None] * after[None, None]
+        paid = world.reward + world.ends[:, :, None] * world.answer + on
+        after = (world.move * paid).sum(2).max(1)
+        values.append(after)
+    return np.stack(values[::-1])
+
+
 def play(
     world: World,
     episodes: int,
@@ -228,6 +239,28 @@ def play_on(world: World, played: Played, times: int, rng: np.random.Generator) 
     return dataclasses.replace(played, continued=continued)
 
 
+def forked_turns(played: Played, world: World, turns: str, rng: np.random.Generator) -> np.ndarray:
+    """The turn of each episode from which it is continued, int [B]; 0 = none.
+
+    unsure: the later turn whose action was the least likely; ahead: drawn, if it was reached.
+    """
+    k, count = np.arange(world.turns)[None], np.asarray(played.num_turns)
+    if turns == 'ahead':
+        drawn = rng.integers(1, world.turns, len(count))
+        return np.where(drawn < count, drawn, 0)
+    chances = world.policy[k, played.states, played.actions]
+    later = (k > 0) & (k < count[:, None])
+    return np.where(later, -np.log(chances), -1.0).argmax(1) * later.any(1)
+
+
+def only_from(played: Played, turn: np.ndarray) -> Played:
+    """With the continuations from that turn int [B] alone."""
+    there = (np.arange(played.states.shape[1])[None] == turn[:, None])[:, :, None]
+    more = played.continued
+    kept = dataclasses.replace(more, turns=more.turns * there, healthy=more.healthy & there)
+    return dataclasses.replace(played, continued=kept)
+
+
 # ---- estimators: (played, world, members) -> advantages [B, K] -----------------------------------
 
 
@@ -278,6 +311,26 @@ def by_value(played: Played, world: World, members: int) -> jax.Array:
     return to_go - values[jnp.arange(world.turns)[None], played.states]
 
 
+def by_best(
+    played: Played, world: World, members: int, *, lam: float = 0.0, alone: bool = True
+) -> jax.Array:
+    """CAST: what turns gained of the best policy's value; not alone: .1 of it, over its rms, beside
+    GRPO's advantage."""
+    values = jnp.asarray(best_values(world), jnp.float32)
+    gained = turn_credit.against_best(
+        played.all_rewards,
+        values[jnp.arange(world.turns)[None], played.states],
+        played.num_turns,
+        played.healthy,
+        lam=lam,
+    )
+    if alone:
+        return gained
+    taken = turn_credit.turns_played(played.num_turns, played.healthy, world.turns)
+    rms = jnp.sqrt((gained**2).sum() / taken.sum())
+    return by_episode(played, world, members, compare=adv.group_normalize) + 0.1 * gained / rms
+
+
 ESTIMATORS: Mapping[str, Callable[[Played, World, int], jax.Array]] = {
     'exact value': by_value,
     '`turn_grpo`': by_others,
@@ -285,6 +338,9 @@ ESTIMATORS: Mapping[str, Callable[[Played, World, int], jax.Array]] = {
     '`dr_grpo`': functools.partial(by_episode, compare=adv.group_center),
     '`grpo`': functools.partial(by_episode, compare=adv.group_normalize),
     '`gigpo`': by_state,
+    '`cast`': functools.partial(by_best, alone=False),
+    '`cast`, solver alone': by_best,
+    '`cast`, solver alone, lam 1': functools.partial(by_best, lam=1.0),
     **{
         f'`mt_grpo` {mode}, {norm}': functools.partial(by_mode, mode=mode, norm=norm)
         for mode in turn_credit.MODES
@@ -318,15 +374,36 @@ def by_continuations(
     ]
 
 
+def by_siblings(
+    played: Played, world: World, members: int, *, times: int
+) -> list[tuple[Played, jax.Array]]:
+    """BPO's backbone: its return less the mean of its siblings', at the forked turn and later."""
+    ((_, own),) = by_continuations(played, world, members, times=times, weighted=False)
+    more = played.continued
+    usable = more.healthy[:, :, :times].any(2) & np.asarray(played.healthy)[:, None]
+    at_fork = jnp.where(usable, own, 0.0).sum(1, keepdims=True)
+    return [(played, jnp.where(usable.cumsum(1) > 0, at_fork, 0.0))]
+
+
 MOST_TIMES = 4
-FORKED: Mapping[str, tuple[int, Callable]] = {
+FORKED: Mapping[str, tuple[int, str, Callable]] = {
     f'`vine` of {times}, {train}': (
         times,
+        'every',
         functools.partial(by_continuations, times=times, weighted=train == 'weighted'),
     )
     for train in ('trunks', 'weighted')
     for times in (1, 2, MOST_TIMES)
 }
+FORKED |= {
+    f'`vine` of 2, weighted, {turns}': (
+        2,
+        turns,
+        functools.partial(by_continuations, times=2, weighted=True),
+    )
+    for turns in ('ahead', 'unsure')
+}
+FORKED |= {'siblings of 3, backbone': (3, 'unsure', functools.partial(by_siblings, times=3))}
 
 
 # ---- what they give ------------------------------------------------------------------------------
@@ -389,10 +466,13 @@ def measure(world: World, groups: int, members: int, seed: int) -> dict[str, tup
         gradients = group_gradients(played, advantages, world, members)
         found[name] = quality(gradients, gradient), turns
     played = play_on(world, played, MOST_TIMES, rng)
-    for name, (times, estimator) in FORKED.items():
-        parts = estimator(played, world, members)
+    for name, (times, which, estimator) in FORKED.items():
+        some = played
+        if which != 'every':
+            some = only_from(played, forked_turns(played, world, which, rng))
+        parts = estimator(some, world, members)
         gradients = sum(group_gradients(*part, world, members) for part in parts)
-        more = played.continued.turns[:, :, :times].sum((1, 2)).mean() * members
+        more = some.continued.turns[:, :, :times].sum((1, 2)).mean() * members
         found[name] = quality(gradients, gradient), turns + float(more)
     return found
 
@@ -437,7 +517,9 @@ of the expected return of a tabular policy. Worlds:
 {worlds}
 
 MT-GRPO's modes are undiscounted here; `mean` leaves the division by the std out. `or` leaves the
-turn rewards out on purpose, and 1.000 is no gradient at all.
+turn rewards out on purpose, and 1.000 is no gradient at all. `cast` has exact values of the best
+policy. `vine` forks at every turn, at one drawn `ahead`, or where it was `unsure`; the last line is
+BPO's backbone, which has the advantage of its siblings at the fork and in all turns behind it.
 
 ## Bias
 

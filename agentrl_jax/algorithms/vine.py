@@ -7,6 +7,15 @@ which is a fair sample there and would bias the baseline. V[0] needs none: the o
 group began in the same state. fork.turns says from which turns there are continuations; a turn
 without any is compared as the first is, a stop counting as 0: without forks it is turn_grpo.
 
+fork.turns=unsure plays on where the policy was least sure (BPO, arXiv:2607.14171): of each episode
+from the later turn whose sampled tokens surprised it most, by their mean -log p. At that turn the
+advantages above are BPO's, each return less the mean of its siblings'. BPO takes the entropy before
+the first token of a turn, leaves out the last turn, and trains what siblings say later as well, at
+that same advantage; what it gives to the turns before the fork adds up to 0 over the siblings. Here
+all other turns are compared as the first is. Read in summaries and reimplementations of it.
+Bias: what is sampled decides whether there is a baseline of siblings, so a turn is compared more
+often with them the less likely what it said was, where 'ahead' draws the turn before and has none.
+
 A turn's start, the episode's turn and the first turns of its M continuations are a step group that
 really shares its state. With train='weighted' all 1 + M of them train, at 1 / (1 + M) each: without
 these weights late turns, of which more are played, would count more than early ones, a bias. With
@@ -37,7 +46,8 @@ from agentrl_jax.settings.marks import ONE, At
 @dataclasses.dataclass(frozen=True)
 class Vine(TurnGRPO):
     turns: Annotated[str, At('fork.turns')] = 'every'  # from whose starts: every, ahead (one, drawn
-    # for each episode before it is played), or numbers such as 1,2; the first turn is 0
+    # for each episode before it is played), unsure (one, where its tokens were the least likely),
+    # or numbers such as 1,2; the first turn is 0
     forks: Annotated[int, ONE, At('fork.continuations')] = 2  # from each of these turns that is
     # reached
     train: Annotated[Literal['weighted', 'trunks'], At('fork.train')] = 'weighted'  # weighted: the

@@ -11,6 +11,7 @@ offer beside these, on the host and for many levels at once:
   offered                                                     what random play draws from (traced)
   observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
+  optimal_value, with OPTIMAL_VALUES                          what can still be earned (traced)
 Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
 bounds cannot say is in `problems`. Those that say which levels are drawn are of_pool: no traced
 method reads them, and worlds that differ in them alone are equal.
@@ -65,6 +66,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
     REWARD_QUANTUM: ClassVar[float]  # every step reward is a multiple of it
     REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
     REWARDS_ROUNDED: ClassVar[bool] = False  # prompts show the nearest multiple
+    OPTIMAL_VALUES: ClassVar[bool] = False  # optimal_value is known
     name: ClassVar[str]
 
     def problems(self) -> Iterator[str]:
@@ -128,6 +130,14 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """
         del actions, level, params
         return {}
+
+    def optimal_value(self, state: Any, left: jax.Array, params: Any) -> jax.Array:
+        """float32 []: expected sum of rewards of the best play with `left` more actions (int32 []).
+
+        Exact, of who sees the whole state and chooses after each action: V(s) is the maximum over
+        actions of E[r + V(s')], and 0 in a terminal state or without an action left.
+        """
+        raise NotImplementedError
 
     def lines(self, params: Any) -> list[str]:
         """Every line an observation can hold, each ending in a newline; not bound to one pool."""

@@ -93,14 +93,15 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     copies = 0 if same else playing.itemsize / 4 * mesh.shape['fsdp']
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
     whole = programs.device_bytes(frozen.model) + policy
+    before = cfg.algorithm.score_bounds is not None  # the policy before the update is kept
     # And their gradient, and those of teachers
-    logits = (2 + len(frozen.teachers)) * advice.logit_bytes(cfg, config, mesh)
+    logits = (2 + len(frozen.teachers) + before) * advice.logit_bytes(cfg, config, mesh)
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return Estimate(
         state=programs.device_bytes((state, frozen)),
         cache=advice.cache_bytes(cfg, config, mesh, rows(cfg)) if not cfg.context.window else 0,
         sampler=int(whole * copies),
-        gradients=max(policy, critic),
+        gradients=max(policy, critic) + before * policy,
         activations=advice.activation_bytes(cfg, config, mesh) + logits,
         program=PROCESS // jax.local_device_count() if on_cpu else 0,
     )

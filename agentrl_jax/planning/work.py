@@ -44,7 +44,8 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     played = body(config, episodes * length, length) + head(config, episodes * sampled)
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
     backward = 1 if cfg.lora.rank else 2  # of frozen weights there is no gradient
-    passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
+    before = cfg.algorithm.score_bounds is not None  # which the policy before the update reads
+    passes = cfg.batch.epochs * (1 + backward + before) + cfg.needs_reference
     passes += recomputes(cfg.sampler, cfg.parity) + cfg.algorithm.NEEDS_COLLISION
     critic = 0
     if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too

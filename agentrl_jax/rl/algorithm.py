@@ -268,6 +268,7 @@ class Algorithm:
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     NEEDS_COLLISION: ClassVar[bool] = False  # scores.collision is needed
+    NEEDS_OPTIMAL_VALUES: ClassVar[bool] = False  # rollout.optimal_values are needed
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(
@@ -312,6 +313,14 @@ class Algorithm:
     def scores_teachers(self) -> bool:
         """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
         return False
+
+    @property
+    def score_bounds(self) -> tuple[float, float] | None:
+        """Bounds of the ratio by which scores weigh whose mean is taken off; None: it is not.
+
+        The mean is over what the policy before the update would say (losses.mean_score).
+        """
+        return None
 
     @property
     def bootstraps(self) -> bool:

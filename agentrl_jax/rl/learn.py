@@ -33,6 +33,8 @@ def learn(
     fns = on_base(fns, frozen.model)
     taught = fns.replace(teachers=tuple(zip(how.teachers, frozen.teachers, strict=True)))
     scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
+    if how.algorithm.score_bounds is not None:
+        learning = fns.replace(teachers=((fns, state.params),))
     rates = update.learning_rates(state, lr_scale, how.optim)
     batch, rows, advantages, metrics = prepare(
         state, frozen.reference, rollout, base, fns=scoring, how=how

@@ -8,7 +8,7 @@ Entropy, KL and the critic's loss have the same weights as the surrogate. The ro
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +45,13 @@ def _logits_backward(saved, grad):
 _logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _chunk_logprobs(hidden, targets, *more, head, inverse_temperature, beside, index, teachers):
+def _chunk_logprobs(
+    hidden, targets, *more, head, inverse_temperature, beside, index, teachers, against
+):
     """Log-probability of targets [B, C] and what is `beside` it [B, C] from hidden [B, C, D].
 
     more: allowed uint32 [B, C, W] if index int32 [V] has the bit of each column of the head (None:
-    all are), and hidden [B, C, D] of each teacher; teachers: their heads, which add reverse_kl.
+    all are), and hidden [B, C, D] of each teacher; teachers: their heads, which add `against`.
     """
     allowed, states = (None, more) if index is None else (more[0], more[1:])
 
@@ -78,7 +80,7 @@ def _chunk_logprobs(hidden, targets, *more, head, inverse_temperature, beside, i
         return logprobs, other
     taught = [logits_of(*own) for own in zip(states, teachers, strict=True)]
     whole, *taught = map(jax.nn.log_softmax, (logits, *taught))  # of equal logits the same bits
-    return logprobs, other, reverse_kl(whole, taught)
+    return logprobs, other, against(whole, taught)
 
 
 def mixture(logprobs: Sequence[jax.Array]) -> jax.Array:
@@ -96,6 +98,18 @@ def reverse_kl(logprobs: jax.Array, teachers: Sequence[jax.Array]) -> jax.Array:
     return (jnp.exp(logprobs) * gap).sum(-1)
 
 
+def mean_score(
+    logprobs: jax.Array, old: Sequence[jax.Array], *, low: float, high: float
+) -> jax.Array:
+    """sum_v sg(q_v w_v - p_v) log p_v, w = clip(p / q, low, high); [..., V] each -> [...].
+
+    q: the mixture of `old`. Its gradient is the mean over draws of q of the weighted score
+    w_v grad log p_v; that of p is 0 and taken off so that where p is q there is no rounding.
+    """
+    p, q = jnp.exp(jax.lax.stop_gradient(logprobs)), jnp.exp(mixture(old))
+    return ((jnp.clip(p, low * q, high * q) - p) * logprobs).sum(-1)
+
+
 def token_logprobs(
     hidden: jax.Array,
     head: jax.Array,
@@ -110,6 +124,7 @@ def token_logprobs(
     bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
     teachers: Sequence[tuple[jax.Array, jax.Array]] = (),
+    against: Callable = reverse_kl,
 ) -> tuple[jax.Array, ...]:
     """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
 
@@ -127,7 +142,7 @@ def token_logprobs(
     are.
 
     teachers: (hidden [B, T, D], head [D, V]) of each; the third result, which is there with them
-    alone, is the reverse_kl to them among the same tokens.
+    alone, is what `against` says of all log-probabilities and theirs, among the same tokens.
     """
     targets, index, legal, heads = tokens, None, (), [head for _, head in teachers]
     if allowed is not None:
@@ -148,6 +163,7 @@ def token_logprobs(
         chunk_size=chunk_size,
         beside='entropy' if with_entropy else 'collision' if with_collision else '',
         teachers=[own.astype(hidden.dtype) for own in heads],
+        against=against,
     )
     rows, length = tokens.shape
     states = [own for own, _ in teachers]

@@ -231,7 +231,7 @@ def start_turns(
     bank, free = slots.bank, over
     if bank is not None:
         played = slots.episode[rows]
-        bank = forks.finish(bank, episodes.forks, rows, played, over, world.turn)
+        bank = forks.finish(bank, episodes.forks, rows, played, over, world.turn, slots.out)
         free = over & ~forks.own_work(bank, rows)
     episode, world, length, next_episode = start_episodes(slots, task, episodes, rows, world, free)
     slots = slots.replace(next_episode=next_episode)
@@ -290,6 +290,9 @@ def write_prompts(
         trial=world.agent.trial,
         anchor=anchor,
     )
+    if out.optimal_values is not None:
+        values = jax.vmap(text.optimal_value, in_axes=(None, 0))(task, world)
+        out = out.put((row, world.turn), optimal_values=values)
     return out, jnp.where(used, tokens, task.pad_id), count
 
 
@@ -487,6 +490,7 @@ def collect(
     chunk: int = 0,
     vocab_shards: int = 1,
     share: bool = False,
+    valued: bool = False,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
 
@@ -498,6 +502,7 @@ def collect(
     vocab_shards: of logits over the whole vocabulary, see sampling.sample.
     share: slots copy a first observation that another one reads, where the policy sees whole
     conversations; what is sampled is the same.
+    valued: with Rollout.optimal_values.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
     (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
@@ -515,6 +520,7 @@ def collect(
         max_tokens=max_tokens,
         cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
         share=share and not window,
+        valued=valued,
     )
 
     def draw(state, logits, uniform):
@@ -545,7 +551,9 @@ def collect(
         window=window,
         chunk=chunk,
     )
-    out = state.out if episodes.forks is None else forks.split(state.out, episodes.forks)
+    out = state.out
+    if episodes.forks is not None:
+        out = forks.split(out, forks.turns(state.bank, episodes.forks))
     nonfinite = state.out.action_mask & ~jnp.isfinite(state.out.logprobs)
     return out, {
         'decodes': state.decodes,
@@ -618,6 +626,7 @@ def start(
     max_tokens: int,
     cache_tokens: int,
     share: bool = False,
+    valued: bool = False,
 ) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
     listed, zero = episodes.listed, jnp.int32(0)
@@ -642,6 +651,7 @@ def start(
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
             words=text.words(task),
+            valued=valued,
         ),
         place=begin_answers(empty_place(task, slots), task, jnp.arange(slots), world),
         decodes=zero,

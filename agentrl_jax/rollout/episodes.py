@@ -8,7 +8,7 @@ import numpy as np
 from flax import struct
 
 FIRST_FORKED = 2**30  # streams of continuations begin here, after those of all episodes
-FORK_TURNS = ('every', 'ahead')  # or numbers of turns
+FORK_TURNS = ('every', 'ahead', 'unsure')  # or numbers of turns
 
 
 @struct.dataclass
@@ -19,6 +19,8 @@ class Forks:
     # before it; 0 = none
     token_stream: jax.Array  # int32 [E, F]  as of Episodes: those of the episode replay it
     world_stream: jax.Array  # int32 [E, F]
+    unsure: bool = struct.field(pytree_node=False, default=False)  # the turn is chosen when an
+    # episode has ended (forks.unsure_turn), and 0 here
 
 
 @struct.dataclass
@@ -83,11 +85,11 @@ def draw_episodes(
 
 
 def fork_turns(turns: str, max_turns: int) -> tuple[int, ...]:
-    """The turns that 'every' or numbers such as '1,3' name; () where they are drawn ('ahead').
+    """The turns that 'every' or numbers such as '1,3' name; () where it is one of each episode.
 
     The first turn needs no continuation: the other members of the group begin there too.
     """
-    if turns == 'ahead':
+    if turns in ('ahead', 'unsure'):
         return ()
     if turns == 'every':
         return tuple(range(1, max_turns))
@@ -95,7 +97,7 @@ def fork_turns(turns: str, max_turns: int) -> tuple[int, ...]:
     found = sorted({int(word) for word in named if word.isdecimal()})
     if len(found) != len(named) or found[0] < 1 or found[-1] >= max_turns:
         raise ValueError(
-            f'fork.turns={turns!r} must be every, ahead, or different turns from 1 to '
+            f'fork.turns={turns!r} must be every, ahead, unsure, or different turns from 1 to '
             f'{max_turns - 1} such as 1,2 (the first turn is 0 and needs no continuation)'
         )
     return tuple(found)
@@ -118,13 +120,16 @@ def draw_forks(
     """`continuations` from the start of each of the turns, the last turn first.
 
     'ahead' draws one turn for each episode before it is played: a turn chosen among those that were
-    played would be found more often in long episodes. common: with the luck of the episode.
+    played would be found more often in long episodes. 'unsure' leaves the choice to the rollout.
+    common: with the luck of the episode.
     """
     named = fork_turns(turns, max_turns)
     count = forks_of_each(turns, max_turns, continuations)
     rows = episodes.level.shape[0]
     turn = jnp.repeat(jnp.asarray(named[::-1], jnp.int32), continuations)[None]
-    if turns == 'ahead':
+    if turns == 'unsure':
+        turn = jnp.zeros((rows, 1), jnp.int32)
+    elif turns == 'ahead':
         turn = jax.random.randint(key, (rows, 1), 1, max_turns, jnp.int32)
     own = episodes.token_stream[:, None] * count + jnp.arange(count, dtype=jnp.int32)[None]
     world = episodes.world_stream[:, None] if common else FIRST_FORKED + own
@@ -133,6 +138,7 @@ def draw_forks(
         turn=jnp.broadcast_to(turn, shape),
         token_stream=FIRST_FORKED + own,
         world_stream=jnp.broadcast_to(world, shape),
+        unsure=turns == 'unsure',
     )
 
 

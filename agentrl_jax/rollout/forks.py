@@ -28,6 +28,8 @@ class Bank:
     length: jax.Array  # int32 [S, K]  tokens in front of the turn's prompt
     sampled_end: jax.Array  # bool [S, K]  the turn before it ended itself
     pending: jax.Array  # bool [S, F]  continuations of the slot's trunk that nobody has begun
+    turn: jax.Array | None = None  # int32 [E, F]  as Forks.turn, 0 until the trunk has ended; None
+    # where it is known before (Forks.unsure)
 
 
 @struct.dataclass
@@ -48,7 +50,30 @@ def empty_bank(world: text.Episode, forks: Forks, turns: int) -> Bank:
         length=jnp.zeros(grid, jnp.int32),
         sampled_end=jnp.zeros(grid, bool),
         pending=jnp.zeros((slots, forks.turn.shape[1]), bool),
+        turn=jnp.zeros_like(forks.turn) if forks.unsure else None,
     )
+
+
+def turns(bank: Bank, forks: Forks) -> jax.Array:
+    """int32 [E, F]: the turn from whose start each continuation is played."""
+    return forks.turn if bank.turn is None else bank.turn
+
+
+def unsure_turn(out: Rollout, row: jax.Array, played: jax.Array) -> jax.Array:
+    """The later turn whose tokens surprised the policy most, by the mean of -log p; int32 [w].
+
+    row, played int32 [w]: episodes that have ended, and their turns; 0 where there was but one.
+    """
+    said, count = out.action_mask[row], out.begin.shape[1]
+    at = jnp.arange(row.shape[0])[:, None], jnp.where(said, out.turn[row], count)
+
+    def summed(x):
+        return jnp.zeros((row.shape[0], count)).at[at].add(x, mode='drop')
+
+    surprise = summed(jnp.where(said, -out.logprobs[row], 0.0)) / jnp.maximum(summed(said), 1)
+    k = jnp.arange(count)[None]
+    later = (k > 0) & (k < played[:, None])
+    return jnp.argmax(jnp.where(later, surprise, -1.0), axis=1) * later.any(1)
 
 
 def trunk_of(row: jax.Array, forks: Forks) -> jax.Array:
@@ -83,14 +108,21 @@ def finish(
     episode: jax.Array,
     over: jax.Array,
     played: jax.Array,
+    out: Rollout,
 ) -> Bank:
     """Where a trunk has ended, those of its continuations become pending whose turn it reached.
 
-    episode int32 [w]: what the slots played; played int32 [w]: its turns.
+    episode int32 [w]: what the slots played, rows of out; played int32 [w]: its turns.
     """
     trunks = forks.turn.shape[0]
-    ended = over & (episode < trunks)
-    turn = forks.turn[jnp.minimum(episode, trunks - 1)]
+    ended, trunk = over & (episode < trunks), jnp.minimum(episode, trunks - 1)
+    if bank.turn is None:
+        turn = forks.turn[trunk]
+    else:
+        turn = unsure_turn(out, trunk, played)[:, None]
+        turn = jnp.broadcast_to(turn, (len(trunk), forks.turn.shape[1])).astype(jnp.int32)
+        at = jnp.where(ended, episode, trunks)
+        bank = bank.replace(turn=bank.turn.at[at].set(turn, mode='drop'))
     pending = (turn > 0) & (turn < played[:, None])
     at = jnp.where(ended, rows, bank.pending.shape[0])
     return bank.replace(pending=bank.pending.at[at].set(pending, mode='drop'))
@@ -163,7 +195,7 @@ def begin(
     bank, work = assign(bank, rows, free)
     trunks, count = forks.turn.shape
     trunk = jnp.minimum(trunk_of(episode[work.source], forks), trunks - 1)
-    turn = forks.turn[trunk, work.number]
+    turn = turns(bank, forks)[trunk, work.number]
     at = (work.source, turn)
     length, world = bank.length[at], jax.tree.map(lambda x: x[at], bank.world)
     row = trunks + trunk * count + work.number
@@ -172,10 +204,13 @@ def begin(
     return bank, work, out, (row, world, length, bank.sampled_end[at])
 
 
-def split(out: Rollout, forks: Forks) -> Rollout:
-    """The trunks int32 [E, ...] of the listed rows, with their continuations [E, F, ...]."""
-    trunks = forks.turn.shape[0]
-    rollout = jax.tree.map(lambda x: x[trunks:].reshape(*forks.turn.shape, *x.shape[1:]), out)
-    turn = jnp.where(rollout.num_turns > 0, forks.turn, 0)
+def split(out: Rollout, begun: jax.Array) -> Rollout:
+    """The trunks int32 [E, ...] of the listed rows, with their continuations [E, F, ...].
+
+    begun int32 [E, F]: the turns from which they were to be played.
+    """
+    trunks = begun.shape[0]
+    rollout = jax.tree.map(lambda x: x[trunks:].reshape(*begun.shape, *x.shape[1:]), out)
+    turn = jnp.where(rollout.num_turns > 0, begun, 0)
     continuations = Continuations(turn=turn, rollout=rollout)
     return jax.tree.map(lambda x: x[:trunks], out).replace(continuations=continuations)

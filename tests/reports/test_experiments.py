@@ -49,6 +49,7 @@ NAMES = (
     'reuse',
     'observations',
     'distillation',
+    'solver_credit',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]

@@ -268,7 +268,7 @@ def test_options_of_single_algorithms_are_those_they_take():
         section('algorithms', 'Options of single algorithms'),
         re.MULTILINE,
     )
-    assert len(rows) == 20
+    assert len(rows) == 22
     for names, users in rows:
         option = re.search(r'`(\w+\.\w+)`', names)[1]
         takers = {name for name, cls in ALGORITHMS.items() if option in tree.leaves(cls)}

@@ -60,6 +60,32 @@ REFUSED = {
         ),
         ({'eval.observations': True, 'context.window': 1}, 'eval.observations=True predicts'),
     ],
+    'scores': [
+        (
+            {'algorithm': 'cispo', 'loss.center_scores': True, 'batch.minibatch_rows': 16},
+            'has no effect on the only optimiser step of a rollout',
+        ),
+        (
+            {
+                'algorithm': 'cispo',
+                'loss.center_scores': True,
+                'batch.epochs': 2,
+                'loss.sampler_correction': 'tis',
+            },
+            'set loss.sampler_correction and loss.sampler_reject to off',
+        ),
+    ],
+    'solvers': [
+        ({'algorithm': 'cast', 'env.name': 'sokoban'}, 'sokoban has no optimal_value'),
+        (
+            {'algorithm': 'cast', 'agent.trials': 2, 'env.max_turns': 4},
+            'in one trial: set agent.name to act or react and agent.trials to 1',
+        ),
+        (
+            {'algorithm': 'cast', 'reward.function': 'own_rewards:steady'},
+            "solver for the world's own rewards",
+        ),
+    ],
     'critics': [
         ({'algorithm': 'grpo', 'critic.updates': 2}, 'critic.updates=2 needs a separate critic'),
         (
@@ -129,7 +155,7 @@ REFUSED = {
         (HALVES | {'rollout.num_groups': 6}, 'the worlds 12, 12 episodes, .* of the 8 data'),
     ],
     'continuations': [
-        (VINE | {'fork.turns': '3'}, 'must be every, ahead, or different turns from 1 to 2'),
+        (VINE | {'fork.turns': '3'}, 'must be every, ahead, unsure, or different turns'),
         (VINE | {'env.max_turns': 1}, 'has none: set it to 2 or more'),
         (VINE | {'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'set loss.kl_in=loss'),
         (VINE | {'loss.aggregation': 'seq_mean_token_mean'}, 'would undo the weights'),

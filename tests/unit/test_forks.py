@@ -211,6 +211,27 @@ def test_playing_and_helping_slots_leave_the_cache_in_place():
 # ---- which turns ---------------------------------------------------------------------------------
 
 
+def most_surprising(out, b):
+    """The later turn of an episode with the highest mean of -log p; 0 = it has none."""
+    said, means = out.action_mask[b], {}
+    for k in range(1, out.num_turns[b]):
+        means[k] = -out.logprobs[b][said & (out.turn[b] == k)].mean()
+    return max(means, key=means.get, default=0)
+
+
+@pytest.mark.parametrize('slots', [8, 64], ids=['refilled', 'helpers'])
+def test_an_unsure_episode_is_continued_where_it_was_most_surprised(slots):
+    """Twice, and with the streams of its trunk each is the rest of the trunk."""
+    out, counters = play(listed=forked(turns='unsure', replay=True), slots=slots)
+    expected = np.array([most_surprising(out, b) for b in range(16)])
+    np.testing.assert_array_equal(out.continuations.turn, np.stack([expected, expected], axis=1))
+    assert set(expected.tolist()) == {0, 1, 2} and counters['overflow'] == 0
+    found, checks = differences(out)
+    assert not found and checks > 200
+    rows, turns, _ = flat(out)
+    np.testing.assert_array_equal(rows.num_turns > 0, turns > 0)
+
+
 def test_turns_are_named_or_drawn_ahead():
     assert fork_turns('every', 4) == (1, 2, 3) and fork_turns('2, 1', 4) == (1, 2)
     assert forks_of_each('every', 4, 2) == 6 and forks_of_each('ahead', 4, 3) == 3
@@ -221,9 +242,11 @@ def test_turns_are_named_or_drawn_ahead():
     assert np.bincount(ahead.turn[:, 0]).tolist()[0] == 0
     assert np.bincount(ahead.turn[:, 0])[1:].min() > 60
     assert draw(turns='1,3', continuations=2).turn[5].tolist() == [3, 3, 1, 1]
+    unsure = draw(turns='unsure', continuations=3)
+    assert unsure.unsure and unsure.turn.shape == (256, 3) and not unsure.turn.any()
 
 
 @pytest.mark.parametrize('turns', ['0', '1,4', '1,1', 'all', '', '1;2', '-1'])
 def test_turns_that_do_not_exist_are_refused(turns):
-    with pytest.raises(ValueError, match='must be every, ahead, or different turns from 1 to 3'):
+    with pytest.raises(ValueError, match='must be every, ahead, unsure, or different turns from 1'):
         fork_turns(turns, 4)

@@ -78,6 +78,7 @@ class Library(TextEnvironment):
     lookup_cost: Annotated[float, ZERO] = 0.0  # taken off a lookup, times the lookups so far
 
     REWARD_QUANTUM: ClassVar[float] = 0.05
+    OPTIMAL_VALUES: ClassVar[bool] = True
     name: ClassVar[str] = 'library'
     instruction: ClassVar[str] = (
         'Find out in which box the papers of a person are. The card of a person names the box, or '
@@ -187,6 +188,23 @@ class Library(TextEnvironment):
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The right box was named: exact match."""
         return state.named == state.answer
+
+    def optimal_value(self, state: EnvState, left: jax.Array, params: EnvParams) -> jax.Array:
+        """Of who knows what is on every card: j cards not shown before, then the right box.
+
+        max over j of j tool_reward - what j lookups cost + presence_reward (the card with the
+        answer comes first) + answer_reward (where an action is left to name the box).
+        """
+        hidden = (state.cards != EMPTY) & ~state.seen
+        present = jnp.sum(hidden & (state.cards == len(PEOPLE) + state.answer))
+        pulls = jnp.arange(len(PEOPLE) + 1)  # j
+        each = self.lookup_cost * jnp.minimum(state.lookups + pulls, COUNTED_LOOKUPS)
+        costs = jnp.cumsum(jnp.where(pulls > 0, each, 0.0))
+        earned = self.tool_reward * pulls + self.presence_reward * jnp.minimum(pulls, present)
+        earned += self.answer_reward * (pulls < left) - costs
+        possible = pulls <= jnp.minimum(hidden.sum(), left)
+        best = jnp.max(jnp.where(possible, earned, -jnp.inf))
+        return jnp.where(self.is_terminated(state, params), 0.0, best).astype(jnp.float32)
 
     def episode_metrics(
         self, actions: jax.Array, level: jax.Array, params: EnvParams
