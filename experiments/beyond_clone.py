@@ -2,11 +2,15 @@
 
 On FrozenLake 256 clean episodes of a perfect expert are all there is: `clone` trains on them alone
 for the whole cost, `clone, then RL` for a short while and then plays. On Connect Four the expert,
-which wins 88 %, plays as often as it is asked, and `nothing` is RL from random weights. All sample
-and are validated under the grammar of answers (rollout.constrain).
+which wins 88 %, plays as often as it is asked, and `nothing` is RL from random weights. In the card
+catalogue there are 16 clean episodes: 32 would do, of which a clone answers 98 %. All sample and
+are validated under the grammar of answers (rollout.constrain).
 
 tiny   the policy of configs/demo.py; settings were found with seed 100, costs are in seconds of a
        core without compiling and validation.
+
+Predicted for the catalogue before its table, from seed 100 (20.3 against 86.9 %): RL above its
+clone by more than 40 points in each of five seeds.
 """
 
 import sys
@@ -18,6 +22,11 @@ FEW = EXPERT | {'clone.episodes': 256, 'clone.lr': 2e-3}
 BASE = 'configs/connect_four.py'
 CONNECT_FOUR = {'env.name': 'connect_four'}
 LAKE = common.difference(BASE, 'configs/demo.py')
+FEWER = EXPERT | {'clone.episodes': 16, 'clone.batch': 16, 'clone.lr': 2e-3}
+LIBRARY = common.difference(BASE, 'configs/demo_library.py') | {
+    'env.think': False,
+    'rollout.constrain': 'own',
+}
 ARMS = {
     'lake': {
         'clone': LAKE | FEW | {'clone.steps': 1500, 'steps': 0},
@@ -29,6 +38,10 @@ ARMS = {
             'optim.lr': 5e-4,
             'optim.schedule_steps': 800,
         },
+    },
+    'library': {
+        'clone': LIBRARY | FEWER | {'clone.steps': 2000, 'steps': 0},
+        'clone, then RL': LIBRARY | FEWER | {'clone.steps': 150, 'steps': 100},
     },
     'connect_four': {
         'clone': CONNECT_FOUR
