@@ -76,7 +76,7 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
     task, conversation = hosts.conversation_of(hosts.Tests())
     recorded = Recorded(make, conversation.prompt)
     collect = hosts.collector(conversation, make, pool=recorded, **settings)
-    worlds, found = collect.worlds, []
+    worlds, found, shared = collect.worlds, [], 0
     folder.mkdir(exist_ok=True)
     worlds.log = ReplyLog(folder / 'replies.jsonl')
     worlds.log.about = {'split': 'train'}
@@ -89,6 +89,8 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
             more = dict(step=step, last=STEPS - 1, staleness=staleness)
             rollout, counters = collect.collect_ahead(weights(step), task, drawn, tiny.KEY, **more)
             found.append(jax.device_get(rollout))
+            shared += worlds.ahead.counted['shared']
+        worlds.ahead.shared = shared
         return found, worlds.ahead
     finally:
         worlds.close()
@@ -126,6 +128,8 @@ def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness
     later = (version[:, :, 1:] >= version[:, :, :-1]) | (version[:, :, 1:] < 0)
     assert later.all()  # versions of an episode rise
     assert player.calls.pool.begun == [*range(STEPS * EPISODES)]
+    prefix = len(player.task.prefix)
+    assert player.shared > STEPS * EPISODES // 2 * prefix  # most copy it, and their first prompt
     assert not player.calls.under_way and not player.prompts
     logged = [json.loads(line) for line in (tmp_path / 'versions.jsonl').open()]
     assert [line['step'] for line in logged] == [*range(STEPS)]
