@@ -17,10 +17,11 @@ import tiny_agents as tiny
 from agentrl_jax import train
 from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.records import run_log
-from agentrl_jax.rollout import versions
+from agentrl_jax.rollout import versions, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
+from agentrl_jax.run.streams import LEVELS, Streams
 from agentrl_jax.types import EpisodeStop
 
 STEPS, EPISODES = 5, 16
@@ -139,6 +140,18 @@ def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness
     assert all(line['stream'] // EPISODES == line['step'] for line in lines)
 
 
+def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, monkeypatch):
+    """To the bit: none is preferred, cut or begun anew, however long it takes."""
+    still = weights(0)
+    monkeypatch.setitem(globals(), 'weights', lambda version: still)
+    alone, _ = played(hosts.Echo, tmp_path / 'alone', staleness=0)
+    ahead, _ = played(troubled(5, latency=0.004), tmp_path / 'ahead', staleness=2)
+    assert any(out.staleness.any() for out in ahead)
+    for one, other in zip(alone, ahead, strict=True):
+        hosts.assert_same(one, other.replace(staleness=one.staleness))
+        assert not one.staleness.any()
+
+
 def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
     """By an independent forward pass with a cache, turn by turn under the logged weights."""
     rollouts, _ = slow
@@ -179,6 +192,23 @@ def test_the_trainer_finds_them_where_an_episode_has_one_version(slow):
             gap = np.where(out.action_mask[b], np.abs(trained[0] - out.logprobs[b]), 0).max()
             (alike if one[b] else mixed).append(gap)
     assert len(alike) > 20 and max(alike) < 1e-5 < 1e-3 < max(mixed)
+
+
+def test_a_window_is_of_one_version(tmp_path):
+    """It is read again at every turn, its prefix too: the trainer finds what was sampled."""
+    rollouts, player = played(hosts.Echo, tmp_path, window=2)
+    context = windows.Context.of(player.task, 2, hosts.SETTINGS['max_response'])
+    version = version_of(rollouts)
+    assert (version[:, :, 1:] > version[:, :, :-1])[version[:, :, 1:] >= 0].any()
+    for out, own in zip(rollouts, version, strict=True):
+        found = jax.jit(functools.partial(windows.windows, context=context))(out)
+        rows = windows.split_turns((out.tokens, out.attention_mask), found)
+        for which in np.unique(own[own >= 0]):
+            scores, _ = tiny.score(1.4)(weights(int(which)), *rows)
+            scores = windows.put_back(scores, found, out.tokens.shape[1])
+            of_it = np.take_along_axis(own, np.maximum(out.turn, 0), 1) == which
+            gap = np.abs(np.where(out.action_mask & of_it, scores - out.logprobs, 0.0))
+            assert gap.max() < 1e-5
 
 
 def test_the_same_versions_give_the_same_bits_whatever_the_clock_says(slow, tmp_path):
@@ -279,6 +309,23 @@ def test_logs_of_versions_that_do_not_fit_are_refused(slow, tmp_path):
 # ---- whole runs ----------------------------------------------------------------------------------
 
 
+def a_point_a_turn(episode):
+    """Long episodes are the good ones."""
+    return [1.0] * len(episode.turns)
+
+
+def assert_levels_are_those_of_the_steps(cfg, folder):
+    """As they would be drawn without staleness, whichever episodes are short."""
+    built = train.build(cfg).training
+    items = built.tasks[0].env_params.items
+    began = [row for row in read_log(folder / 'replies.jsonl') if not row['turn']]
+    for step in range(cfg.steps):
+        (listed,) = built.draw(Streams(cfg.seed).key(LEVELS), step, 0)
+        own = [row for row in began if (row['split'], row['step']) == ('train', step)]
+        own = {row['stream'] - step * EPISODES: row['item'] for row in own}
+        assert own == dict(enumerate(np.asarray(items)[listed.level].tolist()))
+
+
 def state_and_rows(cfg, folder):
     rows = micro_runs.without_times(run_log.read_metrics(folder / run_log.METRICS_FILE))
     return micro_runs.saved_state(cfg, folder), rows
@@ -295,6 +342,7 @@ def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypat
         'log.rollouts_every': 1,
         'rollout.max_tokens': 320,
         'env.max_turns': 4,
+        'reward.function': 'test_partial_rollouts:a_point_a_turn',
     }
     cfg, calm = micro_runs.config('frozen_lake', **(hosts.OBJECTS | changes)), hosts.Echo
     run, again, killed, repeated = (tmp_path / name for name in 'abcd')
@@ -308,6 +356,9 @@ def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypat
     rows = one[1][:-1]
     assert {row['rollout/staleness_max'] for row in rows} <= {0, 1, 2}
     assert any(row['rollout/staleness'] > 0 for row in rows)
+    for row in rows:
+        np.testing.assert_allclose(row['rollout/return'], row['rollout/turns'], rtol=1e-6)
+    assert_levels_are_those_of_the_steps(cfg, run)
     assert all(row['perf/recompiles'] == 0 == row['rollout/restarted'] for row in rows)
     stale = next(row['step'] for row in rows if row['rollout/staleness'] > 0)
     page = (run / 'rollouts' / f'step_{stale:06d}.html').read_text()

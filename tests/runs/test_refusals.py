@@ -48,7 +48,10 @@ REFUSED = {
         ),
     ],
     'rollouts that go on across updates': [
-        ({'rollout.staleness': 1}, "staleness=1 is for one world on hosts, .*'frozen_lake' is none"),
+        (
+            {'rollout.staleness': 1},
+            "staleness=1 is for one world on hosts, .*'frozen_lake' is none",
+        ),
         (
             STALE | mixed(('objects', 0.5), ('textcraft', 0.5)),
             'rollout.staleness=2 is for one world on hosts',
