@@ -145,7 +145,7 @@ def train(given: Any, workdir: str, *, fallback: bool = False, replay: str = '')
 
 def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     """train() in a workdir that is its own; given: the ConfigDict."""
-    run = build(given, probe=not replay)
+    run = build(given, probe=False) if replay else build(given)
     cfg = run.cfg
     hosts.check_replay(run, replay)
     there = files.size_of(workdir / checkpoint.FOLDER)
