@@ -266,6 +266,8 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'curriculum/',
         'filter/',
         'alarm/',
+        'rollout/staleness',
+        'rollout/restarted',
         'sampler/',
         'hosts/',
         'babyai/',
