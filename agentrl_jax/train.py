@@ -22,6 +22,7 @@ from agentrl_jax.run import command
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
+    flags.DEFINE_string('replay', '', 'Log of replies of a run on hosts, trained again from it.')
     flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and end.')
     command.define_fallback()
     needs = ('config',) if '--show_config' in sys.argv else ('config', 'workdir')
@@ -130,20 +131,23 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
     return found
 
 
-def train(given: Any, workdir: str, *, fallback: bool = False) -> int:
+def train(given: Any, workdir: str, *, fallback: bool = False, replay: str = '') -> int:
     """Runs or resumes a run; with `fallback` from an older checkpoint where newer ones are damaged.
+
+    replay: the log of replies of a run that is trained again from it, without worlds on hosts.
 
     Returns the exit code: 0; 1 when an alarm or steps that kept nothing ended the run, or nothing
     was trained; 75 if preempted; rerun to resume.
     """
     with processes.only_training(workdir) as alone_in:
-        return resume(given, alone_in, fallback)
+        return resume(given, alone_in, fallback, replay)
 
 
-def resume(given: Any, workdir: Path, fallback: bool) -> int:
+def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     """train() in a workdir that is its own; given: the ConfigDict."""
-    run = build(given)
+    run = build(given, probe=False) if replay else build(given)
     cfg = run.cfg
+    hosts.check_replay(run, replay)
     there = files.size_of(workdir / checkpoint.FOLDER)
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
@@ -159,7 +163,8 @@ def resume(given: Any, workdir: Path, fallback: bool) -> int:
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         with preemption:  # hold until saved: launchers resend signals
-            with hosts.playing(run, workdir, int(opened.state.step), preemption.may_leave):
+            first = int(opened.state.step)
+            with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
                 code, state = play(run, opened, checkpoints, workdir, preemption, curves)
             if code is not None and state is not None:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
@@ -262,7 +267,8 @@ def main() -> None:
             sys.exit(0)
         config.read(given.config)
         fit.check(given.config)
-        code = train(given.config, given.workdir, fallback=given.fallback)
+        more = dict(fallback=given.fallback, replay=given.replay)
+        code = train(given.config, given.workdir, **more)
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:

@@ -72,6 +72,8 @@ class Rollout:
     figures: jax.Array | None = None  # float32 [B, F]  what a world on a host measured by itself
     judged: jax.Array | None = None  # bool [B, K]  whether valid is known, which not every world on
     # a host says; None: of all turns
+    staleness: jax.Array | None = None  # int32 [B, K]  updates between the weights that sampled a
+    # turn and those that the rollout trains; None: those are the same
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
     optimal_values: jax.Array | None = None  # float32 [B, K]  what the best player would still earn
     # from the start of a turn (text.task.optimal_value); 0 past the end; None: not asked for

@@ -10,10 +10,12 @@ an ideal: the longest of three times that no schedule can undercut, which are al
 batches, the longest episode alone, and the mean row.
 """
 
+import contextlib
 import dataclasses
 import heapq
 import queue
 import types
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -64,6 +66,11 @@ def latency_of(item: int, turn: int) -> float:
     return STRAGGLER_S if drawn.random() < STRAGGLERS else wait
 
 
+def turns_of(item: int) -> int:
+    """Turns of an episode."""
+    return int(luck(3, item).integers(1, TURNS + 1))
+
+
 class Worlds:
     """A pool and its queue: replies are handed out when their time has come."""
 
@@ -71,15 +78,17 @@ class Worlds:
         self.clock, self.slow, self.done = clock, slow, self
         self.coming: list[tuple[float, int, Response]] = []
 
+    def reply_to(self, request: Request) -> tuple[float, int, bool]:
+        """(seconds that the world takes, tokens that it says, whether the episode is over)."""
+        item, turn = request.item, len(request.actions)
+        shown = int(luck(2, item, turn).integers(*OBSERVATION))
+        return latency_of(item, turn) if self.slow else 0.0, shown, turn >= turns_of(item)
+
     def submit(self, request: Request) -> None:
-        turn = len(request.actions)
-        tokens = [1 + request.item] * int(luck(2, request.item, turn).integers(*OBSERVATION))
-        last = int(luck(3, request.item).integers(1, TURNS + 1))
-        prompt = Prompt(tokens, anchor=0)
-        response = Response(
-            request, Reply('', done=turn >= last), prompt=prompt, deterministic=True
-        )
-        response.seconds = latency_of(request.item, turn) if self.slow else 0.0
+        seconds, shown, done = self.reply_to(request)
+        prompt = Prompt([1 + request.stream] * shown, anchor=0)
+        response = Response(request, Reply('', done=done), prompt=prompt, deterministic=True)
+        response.seconds = seconds
         heapq.heappush(self.coming, (self.clock.now + response.seconds, request.stream, response))
 
     def get_nowait(self) -> Response:
@@ -98,8 +107,10 @@ class Device:
 
     shards, serve_rows, width, max_response = 1, LINES, CHUNK, LONGEST_ANSWER
 
-    def __init__(self, clock: Clock, slots: int, costs: Costs):
-        self.clock, self.slots, self.costs = clock, slots, costs
+    def __init__(self, clock: Clock, slots: int, costs: Costs, said: float = MEAN_ANSWER):
+        """said: tokens of an answer in the mean."""
+        self.clock, self.slots, self.costs, self.said = clock, slots, costs, said
+        self.busy_s = 0.0
         self.left, self.count = np.zeros((2, slots), int)
         self.live, self.stopped = np.zeros((2, slots), bool)
 
@@ -109,11 +120,15 @@ class Device:
     def copy(self, state: None, ends: Any, lines: np.ndarray) -> None:
         pass  # no two conversations begin in the same way
 
+    def work(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.busy_s += seconds
+
     def read(self, state: None, params: Any, ends: Any, block: np.ndarray) -> None:
-        self.clock.now += self.costs.read_s
+        self.work(self.costs.read_s)
         for row, _, _, length, stream, last in block[:, :6]:
             if last:
-                answer = luck(4, stream, length).geometric(1 / MEAN_ANSWER)
+                answer = luck(4, stream, length).geometric(1 / self.said)
                 self.left[row], self.count[row] = min(answer, LONGEST_ANSWER), 0
                 self.live[row] = True
 
@@ -127,7 +142,7 @@ class Device:
             self.count += self.live
             self.stopped |= self.live & (self.left == 0)
             self.live &= self.left > 0
-        self.clock.now += steps * self.costs.step_s + self.costs.call_s
+        self.work(steps * self.costs.step_s + self.costs.call_s)
         report = np.zeros((LINES + 1, REPORT_HEADER + 2 * LONGEST_ANSWER), np.int32)
         report[:, 0] = self.slots
         for line, row in enumerate(np.flatnonzero(self.stopped)[:LINES]):
@@ -156,48 +171,67 @@ class Barrier(host_rollout.HostRollout):
         return False
 
 
-def play(
-    schedule: type[host_rollout.HostRollout], *, episodes: int, slots: int, costs: Costs, slow: bool
-) -> tuple[float, host_rollout.HostRollout]:
-    """(seconds, what was played) of all episodes."""
-    clock, each = Clock(), np.arange(episodes, dtype=np.int32)
+@contextlib.contextmanager
+def playing(clock: Clock) -> Iterator[None]:
+    """The loop goes by the played clock."""
+    with (
+        mock.patch.object(host_rollout, 'time', clock),
+        mock.patch.object(world_calls, 'time', clock),
+    ):
+        yield
+
+
+def begin(
+    schedule: type[host_rollout.HostRollout],
+    device: Device,
+    worlds: Worlds,
+    *,
+    episodes: int,
+    turns: int = TURNS,
+    **more: Any,
+) -> host_rollout.HostRollout:
+    """A rollout that is about to be played; turns: of an episode at most."""
+    each = np.arange(episodes, dtype=np.int32)
     env = types.SimpleNamespace(
         solved=lambda returned: False, FIGURES=(), chats=False, finishes=False, context=0
     )
     task = types.SimpleNamespace(
         prefix=np.zeros(PREFIX, np.int32),
         pad_id=0,
-        max_turns=TURNS,
-        turn_limit=TURNS,
+        max_turns=turns,
+        turn_limit=turns,
         env=env,
         env_params=types.SimpleNamespace(items=each),
         agent=agents.ONLY_ACTS,
     )
-    spoken = types.SimpleNamespace(said=lambda ids: '', chat=types.SimpleNamespace(end_id=0))
-    with (
-        mock.patch.object(host_rollout, 'time', clock),
-        mock.patch.object(world_calls, 'time', clock),
-    ):
-        played = schedule(
-            Device(clock, slots, costs),
-            spoken,
-            world_calls.WorldCalls(
-                Worlds(clock, slow=slow),
-                world_calls.RetryPolicy(),
-                log=NoLog(),
-                say=common.note,
-                asked=lambda: False,
-            ),
-            params=None,
-            key=None,
-            task=task,
-            ends=types.SimpleNamespace(words=(0, 0)),
-            level=each,
-            stream=each,
-            max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),
-            window=0,
-            poll=8,
-        )
+    calls = world_calls.WorldCalls(
+        worlds, world_calls.RetryPolicy(), log=NoLog(), say=common.note, asked=lambda: False
+    )
+    return schedule(
+        device,
+        types.SimpleNamespace(said=lambda ids: '', chat=types.SimpleNamespace(end_id=0)),
+        calls,
+        params=None,
+        key=None,
+        task=task,
+        ends=types.SimpleNamespace(words=(0, 0)),
+        level=each,
+        stream=each,
+        max_tokens=PREFIX + turns * (OBSERVATION[1] + LONGEST_ANSWER),
+        window=0,
+        poll=8,
+        **more,
+    )
+
+
+def play(
+    schedule: type[host_rollout.HostRollout], *, episodes: int, slots: int, costs: Costs, slow: bool
+) -> tuple[float, host_rollout.HostRollout]:
+    """(seconds, what was played) of all episodes."""
+    clock = Clock()
+    with playing(clock):
+        worlds = Worlds(clock, slow=slow)
+        played = begin(schedule, Device(clock, slots, costs), worlds, episodes=episodes)
         played.play(list(range(episodes)))
     return clock.now, played
 

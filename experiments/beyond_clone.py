@@ -2,11 +2,17 @@
 
 On FrozenLake 256 clean episodes of a perfect expert are all there is: `clone` trains on them alone
 for the whole cost, `clone, then RL` for a short while and then plays. On Connect Four the expert,
-which wins 88 %, plays as often as it is asked, and `nothing` is RL from random weights. All sample
-and are validated under the grammar of answers (rollout.constrain).
+which wins 88 %, plays as often as it is asked, and `nothing` is RL from random weights. In the card
+catalogue there are 16 clean episodes: 32 would do, of which a clone answers 98 %. On Sokoban there
+are 32, with 128 of which a clone is level with RL (27.7 against 28.9 %). All sample and are
+validated under the grammar of answers (rollout.constrain).
 
 tiny   the policy of configs/demo.py; settings were found with seed 100, costs are in seconds of a
        core without compiling and validation.
+
+Predicted before their tables, from seed 100: in the catalogue (20.3 against 86.9 %) RL above its
+clone by more than 40 points in each of five seeds, on Sokoban (18.0 against 30.5 %) by more than
+five.
 """
 
 import sys
@@ -18,6 +24,29 @@ FEW = EXPERT | {'clone.episodes': 256, 'clone.lr': 2e-3}
 BASE = 'configs/connect_four.py'
 CONNECT_FOUR = {'env.name': 'connect_four'}
 LAKE = common.difference(BASE, 'configs/demo.py')
+FEWER = EXPERT | {'clone.episodes': 16, 'clone.batch': 16, 'clone.lr': 2e-3}
+LITTLE = {'clone.episodes': 32, 'clone.batch': 32}
+LIBRARY = common.difference(BASE, 'configs/demo_library.py') | {
+    'env.think': False,
+    'rollout.constrain': 'own',
+}
+SOKOBAN = common.difference(BASE, 'configs/demo_sokoban.py') | {
+    'env.think': False,
+    'rollout.constrain': 'own',
+}
+FALLING = {
+    'steps': 200,
+    'eval.every': 25,
+    'filter.keep': 1.0,
+    'loss.entropy_coef': 0.01,
+    'batch.epochs': 1,
+    'batch.minibatch_rows': 64,
+    'batch.microbatch_rows': 64,
+    'optim.lr': 1e-3,
+    'optim.schedule': 'cosine',
+    'optim.schedule_steps': 800,
+    'optim.final_lr': 0.05,
+}
 ARMS = {
     'lake': {
         'clone': LAKE | FEW | {'clone.steps': 1500, 'steps': 0},
@@ -29,6 +58,14 @@ ARMS = {
             'optim.lr': 5e-4,
             'optim.schedule_steps': 800,
         },
+    },
+    'library': {
+        'clone': LIBRARY | FEWER | {'clone.steps': 2000, 'steps': 0},
+        'clone, then RL': LIBRARY | FEWER | {'clone.steps': 150, 'steps': 100},
+    },
+    'sokoban': {
+        'clone': SOKOBAN | FEWER | LITTLE | {'clone.steps': 1200, 'steps': 0},
+        'clone, then RL': SOKOBAN | FEWER | LITTLE | FALLING | {'clone.steps': 150},
     },
     'connect_four': {
         'clone': CONNECT_FOUR

@@ -49,7 +49,7 @@ class Claim:
 EXPLAINED, NOT_HERE, OPEN = 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
-FRESH = 'freshness_tiny', 'last'
+FRESH, DIVERSE = ('freshness_tiny', 'last'), ('diversity_tiny', 'last')
 CLAIMS = (
     Claim(
         'keeping the groups that vary most prevents collapse',
@@ -130,7 +130,21 @@ CLAIMS = (
         OPEN,
         (Effect('algorithms', 'table', 'GRPO', 'REINFORCE++', f'less REINFORCE++, {LAKE}', LAKE),),
     ),
-    Claim('four answers a prompt are best', 'RAGEN, Table 2', 'not run'),
+    Claim(
+        'four answers a prompt are best',
+        'RAGEN, Table 2',
+        NOT_HERE,
+        (
+            Effect(*DIVERSE, 'PPO, 4, 0.00025', 'PPO, 1, 0.00025', 'PPO, 4 less 1'),
+            Effect(*DIVERSE, 'PPO, 4, 0.00025', 'PPO, 16, 0.00025', 'PPO, 4 less 16'),
+            Effect(
+                *DIVERSE,
+                'PPO, quarter kept, 4, 0.00025',
+                'PPO, quarter kept, 2, 0.00025',
+                'a quarter kept, 4 less 2',
+            ),
+        ),
+    ),
     Claim(
         'fresh rollouts are better',
         'RAGEN, Fig 10',

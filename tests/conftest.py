@@ -89,11 +89,11 @@ def shared_programs():
 
     build = train.build
 
-    def build_once(cfg):
+    def build_once(cfg, **how):
         cfg = effective(cfg)
         key = build_key(cfg), parts.build_mesh(read(cfg, None))
         if key not in BUILT:
-            BUILT[key] = build(cfg)
+            BUILT[key] = build(cfg, **how)
         return dataclasses.replace(BUILT[key], cfg=read(cfg, None), face=cfg)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -70,6 +70,7 @@ class Signal:
 #   faults        episodes are lost to their worlds: what is left may be the easy ones
 #   cut           episodes end because no further turn fits into the token budget: what they would
 #                 have earned is unknown
+#   stale         turns were sampled by weights of many updates ago (rollout.staleness)
 #   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
 #                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
 #                 so the limit is a multiple of the best so far, once that is above the limit itself
@@ -86,6 +87,7 @@ SIGNALS = {
     ),
     'faults': Signal('rollout/env_error', 'above', '', 'episodes lost to environment faults'),
     'cut': Signal('rollout/token_budget_stop', 'above', '', 'episodes cut by rollout.max_tokens'),
+    'stale': Signal('rollout/staleness', 'above', '', 'updates since a turn was sampled'),
 }
 
 
@@ -284,6 +286,7 @@ class Alarms:
     critic_skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/critic_applied: of the critic
     faults: Reaction = Reaction('warn', 0.2, 4)  # rollout/env_error above 0.2
     cut: Reaction = Reaction('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
+    stale: Reaction = Reaction('warn', 4.0, 4)  # rollout/staleness above 4
     max_roll_backs: Annotated[int, ZERO] = 2  # the next one is a stop
     roll_back_lr: Annotated[float, PART] = 0.5  # factor of both learning rates for each roll back
     mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:

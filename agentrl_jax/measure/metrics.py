@@ -33,6 +33,11 @@ METRICS = {
     'rollout/nonfinite': 'Sampled tokens whose log-probability is not finite (any ends the run).',
     'rollout/env_error': 'Share of all episodes lost to environment faults (in no other metric).',
     'rollout/pass_at_n': 'Share of groups with at least one solved episode.',
+    'rollout/staleness': 'Updates between the weights that sampled a turn and those that are '
+    'trained, mean over turns (rollout.staleness).',
+    'rollout/staleness_max': 'The most of them.',
+    'rollout/restarted': 'Episodes that had begun before the run was resumed, and began again '
+    '(rollout.staleness).',
     'group/return_std': 'Unbiased standard deviation of the returns in a group, mean over groups.',
     'group/zero_std_frac': 'Share of groups whose members all have the same return.',
     'group/all_fail_frac': 'Share of groups in which no episode is solved.',
@@ -196,6 +201,8 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     metrics = _episode_metrics(rollout) | _group_metrics(rollout, group_size)
     if rollout.continuations is not None:
         metrics |= _fork_metrics(rollout)
+    if rollout.staleness is not None:
+        metrics |= _staleness(rollout)
     return _measured(metrics, rollout.healthy) | {
         'rollout/env_error': jnp.mean(~rollout.healthy, dtype=jnp.float32)
     }
@@ -306,6 +313,16 @@ def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
             (rollout.episode_stop == EpisodeStop.TOKEN_BUDGET).astype(jnp.float32), healthy
         ),
         'echo/repeated_ngrams': masked_mean(repeated, healthy & (ngrams > 0)),
+    }
+
+
+def _staleness(rollout: Rollout) -> dict[str, jax.Array]:
+    turns = jnp.arange(rollout.staleness.shape[1])[None]
+    played = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
+    stale = rollout.staleness.astype(jnp.float32)
+    return {
+        'rollout/staleness': masked_mean(stale, played),
+        'rollout/staleness_max': masked_max(stale, played),
     }
 
 

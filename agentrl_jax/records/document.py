@@ -130,7 +130,10 @@ REPLY_FIELDS: Fields = {
     'fault': TEXT,  # why the episode ended here; '' = it did not
     'text': TEXT,  # what no prompt shows: the world's last words
 }
-WRITTEN_FIELDS: Fields = {'part': TEXT}  # of a turn that is a plan or a reflection, beside those
+BESIDE_FIELDS: Fields = {  # of a turn, where there is something to say
+    'part': TEXT,  # a plan or a reflection
+    'staleness': COUNT,  # updates between the weights that sampled it and those that train on it
+}
 TOKEN_FIELDS: Fields = {
     's': TEXT,
     'turn': COUNT,
@@ -165,8 +168,8 @@ def check(document: Any) -> None:
         _check(episode, EPISODE_FIELDS, where)
         for turn in episode['turns']:
             _check(turn, TURN_FIELDS, f'a turn of {where}')
-            if 'part' in turn:
-                _check(turn, WRITTEN_FIELDS, f'a turn of {where}')
+            beside = {name: kind for name, kind in BESIDE_FIELDS.items() if name in turn}
+            _check(turn, beside, f'a turn of {where}')
         for reply in episode['replies']:
             _check(reply, REPLY_FIELDS, f'a reply of {where}')
         for token in episode['tokens']:
@@ -208,12 +211,13 @@ def of_rollout(
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
     names = {field.name for field in dataclasses.fields(rollout)}
-    names -= {'continuations', 'figures', 'allowed', 'judged', 'branch'}
+    names -= {'continuations', 'figures', 'allowed', 'judged', 'branch', 'staleness'}
     fields = {name: np.asarray(getattr(rollout, name)) for name in names}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)
-    branch = np.zeros_like(fields['part']) if rollout.branch is None else rollout.branch
-    fields['branch'] = np.asarray(branch)
+    for name in ('branch', 'staleness'):
+        known = getattr(rollout, name)
+        fields[name] = np.zeros_like(fields['part']) if known is None else np.asarray(known)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
     spread = extras.get('advantages')
@@ -336,6 +340,7 @@ def _turn(
     return {
         **({'part': agents.PARTS[part]} if part else {}),
         **({'branch': int(row['branch'][k])} if row['branch'].any() else {}),
+        **({'staleness': int(row['staleness'][k])} if row['staleness'][k] else {}),
         'index': k,
         'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
         'valid': bool(row['valid'][k]) if row['judged'][k] else None,

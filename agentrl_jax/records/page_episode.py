@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentrl_jax.records.markup import escape, escape_attribute, to_float
+from agentrl_jax.records.markup import escape, escape_attribute, many, to_float
 
 LONG_PROMPT = 700  # characters; longer prompts are folded, and those drawn as a grid beside them
 LONG_REPLY = 2500  # ... of a world on a host, which nothing else shows
@@ -117,6 +117,9 @@ def _section(
         'index': index,
         'turn': turn,
         'part': turn['part'] if turn and 'part' in turn else '',
+        'staleness': f'weights of {many(turn["staleness"], "update")} ago'
+        if turn and 'staleness' in turn
+        else '',
         'branch': f'conversation {turn["branch"] + 1}' if turn and 'branch' in turn else '',
         'reply': reply,
         'board': board,

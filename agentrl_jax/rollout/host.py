@@ -9,9 +9,11 @@ have one width, and a token depends on parameters, key, episode and position onl
 retries and the order of replies change no bit. A timeout is the one exception, and is logged.
 """
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,11 +23,12 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.envs.hosts.world import shown
 from agentrl_jax.models.base import Model
-from agentrl_jax.rollout import rewards, windows
+from agentrl_jax.rollout import rewards, versions, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
+from agentrl_jax.rollout.partial import PartialRollout
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
-from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.rollout.replies import LogOfSteps, NoLog, Replay
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
 from agentrl_jax.text.conversation import Conversation, HostTask
@@ -69,6 +72,23 @@ class Worlds:
     log: Any = dataclasses.field(default_factory=NoLog)
     rollout: HostRollout | None = None  # that is being played, for those who watch
     asked: Callable[[], bool] = never  # whether the run should stop
+    replay: Replay | None = None  # a log that answers in the place of the worlds
+    ahead: PartialRollout | None = None  # episodes in flight, with worlds of their own
+    version_log: Path | None = None  # the log of the weights that sampled their turns
+    restarted: int = 0  # episodes that were in flight when the run was ended, and begin again
+
+    def plan(self, step: int, episodes: int) -> versions.Plan | None:
+        """What weights sample what from a step on, where the run is played again from its log."""
+        if self.replay is None:
+            return None
+        return versions.Plan(versions.path_beside(self.replay.path), step, episodes)
+
+    def close(self) -> None:
+        """Closes the worlds; what is in flight is over."""
+        self.pool.close()
+        if self.ahead is not None:
+            self.ahead.calls.pool.close()
+        self.ahead = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -130,48 +150,125 @@ class HostCollect:
         self, params: Params, task: HostTask, episodes: Episodes, key: jax.Array
     ) -> tuple[Rollout, dict[str, np.ndarray]]:
         level, rows = local_rows(episodes.level)
+        stream = local_rows(episodes.token_stream)[0]
+        params = self.actor(params)
+        log, pool = self.worlds.log, self.worlds.pool
+        playing = self.begin(HostRollout, params, task, level, stream, key, pool=pool, log=log)
+        with self.watched(playing):
+            playing.play_until_healthy(rows)
+        return self.given(playing, playing.out, playing.events)
+
+    def collect_ahead(
+        self,
+        params: Params,
+        task: HostTask,
+        draw: Callable[[int], Episodes],
+        key: jax.Array,
+        *,
+        step: int,
+        last: int,
+        staleness: int,
+    ) -> tuple[Rollout, dict[str, np.ndarray]]:
+        """The same of one step of a run, while episodes of the next ones are played (partial.py).
+
+        draw(step): its episodes, whose streams follow those of the step before; key: one for the
+        run; last: the last step of the run.
+        """
+        worlds, params = self.worlds, self.actor(params)
+
+        def drawn(of):
+            episodes = draw(of)
+            return local_rows(episodes.level)[0], local_rows(episodes.token_stream)[0]
+
+        if worlds.ahead is None:
+            episodes = len(drawn(step)[0])
+            worlds.ahead = self.begin(
+                PartialRollout,
+                params,
+                task,
+                *np.zeros((2, (staleness + 1) * episodes), np.int32),
+                key,
+                pool=worlds.replay.pool({'split': 'train'})
+                if worlds.replay
+                else worlds.pool.another(),
+                log=LogOfSteps(worlds.log, episodes),
+                staleness=staleness,
+                first=step,
+                plan=worlds.plan(step, episodes),
+            )
+        playing = worlds.ahead
+        if playing.plan:
+            last = playing.plan.last_of(step, last)
+        with self.watched(playing):
+            out, version = playing.collect(params, step, last, drawn)
+        if worlds.version_log:
+            versions.write(worlds.version_log, step, version)
+        rollout, counters = self.given(playing, out, playing.events_of(step))
+        restarted, worlds.restarted = worlds.restarted, 0
+        return rollout, counters | {'restarted': np.asarray([restarted])}
+
+    def actor(self, params: Params) -> Params:
+        """Those that play, of those that train."""
+        return on_local_mesh(self.prepare(params), self.mesh, self.local)
+
+    def begin(
+        self,
+        kind: type[HostRollout],
+        params: Params,
+        task: HostTask,
+        level: np.ndarray,
+        stream: np.ndarray,
+        key: jax.Array,
+        *,
+        pool: Any,
+        log: Any,
+        **more: Any,
+    ) -> HostRollout:
+        """A rollout that is about to be played; level, stream: int32 [E] of its episodes."""
         task = jax.tree.map(lambda x: np.asarray(x), task)
-        calls = WorldCalls(
-            self.worlds.pool,
-            self.policy,
-            log=self.worlds.log,
-            say=say,
-            asked=self.worlds.asked,
-        )
-        playing = HostRollout(
+        calls = WorldCalls(pool, self.policy, log=log, say=say, asked=self.worlds.asked)
+        ends = Ends(task.eos_ids, self.strings, task.grammar)
+        return kind(
             self.programs(task),
             self.worlds.conversation,
             calls,
-            params=on_local_mesh(self.prepare(params), self.mesh, self.local),
+            params=params,
             key=key,
             task=task,
-            ends=jax.device_put(
-                Ends(task.eos_ids, self.strings, task.grammar), NamedSharding(self.local, P())
-            ),
+            ends=jax.device_put(ends, NamedSharding(self.local, P())),
             level=level,
-            stream=local_rows(episodes.token_stream)[0],
+            stream=stream,
             max_tokens=self.max_tokens,
             window=self.window,
             poll=self.poll,
             remember=self.reward is not None,
+            **more,
         )
+
+    @contextlib.contextmanager
+    def watched(self, playing: HostRollout) -> Iterator[None]:
         self.worlds.rollout = playing
         try:
-            playing.play_until_healthy(rows)
+            yield
         finally:
             self.worlds.rollout = None
+
+    def given(
+        self, playing: HostRollout, out: Rollout, events: dict[int, list]
+    ) -> tuple[Rollout, dict[str, np.ndarray]]:
+        """(the rollout over the mesh, counters) of what was played; events: of its rows."""
         if self.reward is not None:
             name, function = self.reward
-            rewards.replace(playing.out, playing.events, playing.items, function, name=name)
+            rewards.replace(out, events, playing.items, function, name=name)
         layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
 
         def whole(x):
             return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 
-        sampled = playing.out.action_mask
-        nonfinite = sampled & ~np.isfinite(playing.out.logprobs)
+        sampled = out.action_mask
+        nonfinite = sampled & ~np.isfinite(out.logprobs)
         counted = {'generated': sampled, 'nonfinite': nonfinite}
-        return jax.tree.map(whole, playing.out), counters_of(playing) | {
+        return jax.tree.map(whole, out), counters_of(playing) | {
             name: whole(x.sum(1, dtype=np.int32)) for name, x in counted.items()
         }
 

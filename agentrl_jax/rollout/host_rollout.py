@@ -123,6 +123,7 @@ class HostRollout:
         self.slots = [Slot(number) for number in range(shards * self.programs.slots)]
         self.episodes: collections.deque = collections.deque()
         self.events: dict[int, list] = {}  # of rows of the rollout
+        self.opens_at = len(self.task.prefix)  # where conversations begin in the cache
         self.ready = [collections.deque() for _ in range(shards)]  # slots with chunks
         self.copy([[] for _ in self.ready])  # compiled with the others, not when first wanted
         self.live = np.zeros(shards, int)
@@ -145,14 +146,27 @@ class HostRollout:
     def play(self, episodes: list[int]) -> None:
         """Plays the given rows of the rollout."""
         self.episodes.extend(episodes)
+        self.seat()
+        while not self.is_over():
+            self.advance()
+
+    def seat(self) -> None:
+        """Slots without an episode begin the next ones."""
         for slot in self.slots:
-            self.begin_episode(slot)
-        while self.calls.under_way or self.is_sampling() or any(self.ready):
-            self.poll_replies()
-            while self.is_due():
-                self.read()
-            if self.is_sampling():
-                self.decode()
+            if slot.episode < 0:
+                self.begin_episode(slot)
+
+    def is_over(self) -> bool:
+        """Whether all that is waited for has been played."""
+        return not (self.calls.under_way or self.is_sampling() or any(self.ready))
+
+    def advance(self) -> None:
+        """Takes replies, reads what is due, and samples for a while."""
+        self.poll_replies()
+        while self.is_due():
+            self.read()
+        if self.is_sampling():
+            self.decode()
 
     def play_until_healthy(self, episodes: list[int]) -> None:
         """play, and faulty episodes again while too few are healthy."""
@@ -215,7 +229,10 @@ class HostRollout:
         began = time.monotonic()
         until = began + self.grace()
         busy = self.is_sampling() or self.is_due()
-        while response := self.calls.next(until if busy else math.inf, bool(self.live.any())):
+        while not self.is_over():
+            response = self.calls.next(until if busy else math.inf, bool(self.live.any()))
+            if response is None:
+                break
             slot = self.slots[response.request.slot]
             if response.fault:
                 self.on_fault(slot)
@@ -390,7 +407,11 @@ class HostRollout:
                 xp=np,
             )
             unread = tokens[0, :count]
-        width, begins = self.programs.width, at == len(self.task.prefix)
+        self.enqueue(slot, at, unread)
+
+    def enqueue(self, slot: Slot, at: int, unread: np.ndarray) -> None:
+        """Has a prompt read from a position of the cache on, or copied from another slot."""
+        width, begins = self.programs.width, at == self.opens_at
         donor, shared = self.donor(slot, unread) if begins and not self.window else (None, 0)
         for i in range(shared, len(unread), width):
             slot.chunks.append((at + i, unread[i : i + width]))
@@ -436,7 +457,7 @@ class HostRollout:
                     donor.followers.append((slot, shared))
                     continue
                 shard = slot.number // rows
-                head = self.head(slot, len(self.task.prefix), shared)
+                head = self.head(slot, self.opens_at, shared)
                 copies[shard].append((donor.number % rows, *head))
                 if slot.chunks:
                     self.ready[shard].append(slot)
@@ -460,7 +481,7 @@ class HostRollout:
     def head(self, slot: Slot, at: int, count: int) -> tuple[int, ...]:
         """Of a line for the device: `count` tokens from position `at` on are in a row's cache."""
         last = int(not slot.chunks)
-        whole = at + count == len(self.task.prefix) + len(slot.opening)
+        whole = at + count == self.opens_at + len(slot.opening)
         numbers = slot.number % self.programs.slots, at, count, *self.draws(slot)
         numbers += last + (last and whole), int(slot.now.part)
         numbers += (self.most(slot.heard.prompt),)
@@ -511,7 +532,7 @@ class HostRollout:
                 at, tokens = slot.chunks.popleft()
                 block[shard, line, :text] = self.head(slot, at, len(tokens))
                 block[shard, line, text : text + len(tokens)] = tokens
-                slot.read = max(slot.read, at + len(tokens) - len(self.task.prefix))
+                slot.read = max(slot.read, at + len(tokens) - self.opens_at)
                 readers.append(slot)
                 self.live[shard] += not slot.chunks
                 unfinished += [slot] if slot.chunks else []

@@ -161,6 +161,10 @@ class Pool:
         self._keepers: dict[int, PoolKeeper] = {}
         self._closing = threading.Event()  # of these keepers
 
+    def another(self) -> 'Pool':
+        """Further worlds of the same kind, for rollouts that are in flight beside others."""
+        return type(self)(self._make, self._read)
+
     def submit(self, request: Request) -> None:
         if request.slot not in self._keepers:
             keeper = self.keeper(self._make, self._read, self.done, self._closing)

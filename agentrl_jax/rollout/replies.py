@@ -76,6 +76,19 @@ class NoLog:
         pass
 
 
+class LogOfSteps:
+    """A log of episodes of several steps: each line has the step of its own episode."""
+
+    def __init__(self, log: ReplyLog | NoLog, episodes: int):
+        """episodes: of a step; streams count them from the first step of the run on."""
+        self.log, self.episodes = log, episodes
+
+    def write(self, response: Response, fault: str, tries: int) -> None:
+        step = response.request.stream // self.episodes
+        self.log.about = {**self.log.about, 'step': step}
+        self.log.write(response, fault, tries)
+
+
 def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
     request = response.request
     reply = Reply('') if fault else response.reply
@@ -103,14 +116,17 @@ def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
     }
 
 
-def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last one that was cut off is left out, any other fault is an error."""
+def read_log(path: str | Path, row_of: Callable | None = None) -> list[dict[str, Any]]:
+    """The lines of a log; a last one that was cut off is left out, any other fault is an error.
+
+    row_of(line, where): a line as an object, that of replies unless another is given.
+    """
     lines = files.read_bytes(path).splitlines(keepends=True)
     found = []
     for number, line in enumerate(lines, 1):
         where = f'{path}, line {number}'
         try:
-            found.append(_row_of(line, where))
+            found.append((row_of or _row_of)(line, where))
         except ValueError:
             if number < len(lines) or line.endswith(b'\n'):
                 raise
@@ -119,7 +135,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 def _row_of(line: bytes, where: str) -> dict[str, Any]:
     """A line of a log with all FIELDS and a step; where: its place, for errors."""
-    row = _object_of(line, where)
+    row = object_of(line, where)
     row = {'trial': 0} | ADDED | row  # older logs had one trial
     wrong = [
         name for name, kind in FIELDS.items() if name not in row or not isinstance(row[name], kind)
@@ -132,7 +148,7 @@ def _row_of(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _object_of(line: bytes, where: str) -> dict[str, Any]:
+def object_of(line: bytes, where: str) -> dict[str, Any]:
     """A line of a log as an object that says its step."""
     try:
         text = line.decode('utf-8')
@@ -157,6 +173,18 @@ def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
     return chosen
 
 
+def begun(path: str | Path, step: int) -> int:
+    """Training episodes of `step` and later ones that a log has heard of; 0 where it is damaged."""
+    if not Path(path).exists():
+        return 0
+    try:
+        rows = read_log(path)
+    except ValueError:  # cut says so
+        return 0
+    of = [(row['step'], row['stream']) for row in rows if row.get('split') == 'train']
+    return len({episode for episode in of if episode[0] >= step})
+
+
 def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
     """The lines of `step` and later ones at the end of a log, which is not read any further back.
 
@@ -169,7 +197,7 @@ def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
         end = text.rfind(b'\n') + 1  # the rest is being written
         while end:
             start = text.rfind(b'\n', 0, end - 1) + 1
-            line = _object_of(text[start:end], f'{path}, byte {start}')
+            line = object_of(text[start:end], f'{path}, byte {start}')
             if line['step'] < step:
                 break
             found.append(line)
@@ -177,7 +205,7 @@ def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def cut(path: str | Path, step: int) -> Path | None:
+def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | None:
     """Leaves the lines of the steps before `step`, for a run that goes on from there.
 
     No run needs what its log says of steps that are over. A damaged log therefore gets another
@@ -187,7 +215,7 @@ def cut(path: str | Path, step: int) -> Path | None:
     if not path.exists():
         return None
     try:
-        rows = read_log(path)
+        rows = read_log(path, row_of)
     except ValueError as error:
         aside = _free_name(path)
         path.rename(aside)
@@ -256,3 +284,15 @@ class LoggedPool:
 
     def close(self) -> None:
         pass
+
+
+class Replay:
+    """The log of a run in the place of its worlds."""
+
+    def __init__(self, path: str | Path, read: Callable):
+        self.path, self._lines, self._read = path, read_log(path), read
+
+    def pool(self, about: About) -> LoggedPool:
+        """What answers a rollout."""
+        lines = [line for line in self._lines if about.items() <= line.items()]
+        return LoggedPool(lines, self._read)

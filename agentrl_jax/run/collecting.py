@@ -68,12 +68,38 @@ def play(
     expected: success of each level, where levels are drawn by it.
     """
     hosts.label(run, step=step, split='train', number=number)
+    if run.cfg.rollout.staleness:
+        return play_ahead(run, params, tasks, streams, step)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     by = () if expected is None else (expected,)
     drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes, *by)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the host's only look at it
     return (rollout, drawn), counters
+
+
+def play_ahead(
+    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
+) -> tuple[Played, list[dict[str, Any]]]:
+    """play of the one world of a run, while episodes of later steps are played beside.
+
+    Levels are those of a step that plays its own alone; streams number the episodes of the run.
+    """
+    (task,), (collect,), cfg = tasks, run.training.collects, run.cfg
+
+    def draw(of):
+        return run.training.draw(streams.key(LEVELS), of, of * cfg.rollout.episodes)[0]
+
+    rollout, counters = collect.collect_ahead(
+        params,
+        task,
+        draw,
+        streams.key(COLLECT),
+        step=step,
+        last=cfg.steps - 1,
+        staleness=cfg.rollout.staleness,
+    )
+    return (rollout, (draw(step),)), [counters]
 
 
 def collect(
@@ -106,7 +132,10 @@ def collect(
 
 def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics that are counted in all rollouts of a step."""
-    return {'rollout/nonfinite': nonfinite(counted)} | hosts.figures(counted)
+    found = {'rollout/nonfinite': nonfinite(counted)}
+    if restarted := [int(one['restarted'][0]) for one in counted if 'restarted' in one]:
+        found['rollout/restarted'] = sum(restarted)
+    return found | hosts.figures(counted)
 
 
 def sampled(counted: list[dict[str, Any]]) -> int:

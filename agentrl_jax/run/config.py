@@ -134,7 +134,11 @@ class Config:
         """Episodes on hosts that a run plays side by side, all of its processes together."""
         evaluated = self.env.eval_levels * self.eval.samples if self.eval.every else 0
         rows = max(self.rollout.episodes, evaluated)
-        return min(self.rollout.slots or rows, rows)
+        played = min(self.rollout.slots or rows, rows)
+        if self.rollout.staleness:  # episodes are in flight while others are validated
+            most = self.rollout.slots or rows
+            played = min(most, self.rollout.episodes) + min(most, evaluated)
+        return played
 
     @property
     def shares_backbone(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from agentrl_jax.envs.hosts import HostEnvironment
 from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
-from agentrl_jax.rollout import host, replies
+from agentrl_jax.rollout import host, replies, versions
 from agentrl_jax.rollout.keepers import Request, Response
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
@@ -67,28 +67,46 @@ def playing(
     step: int,
     asked: Callable[[], bool] = host.never,
     stem: str = 'replies',
+    replay: str = '',
 ) -> Iterator[None]:
     """What worlds say is kept in logs of a folder, after that of the steps before `step`.
 
     In the end the worlds are closed. asked: whether the run should stop; while all worlds are down
-    nothing else would hear of it, and world_calls.Interrupted ends the rollout.
+    nothing else would hear of it, and world_calls.Interrupted ends the rollout. replay: the log of
+    a run that answers in their place.
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():
             path = folder / log_name(of_world(run.cfg, stem, name))
-            stack.enter_context(logged(worlds, path, step, asked))
+            stack.enter_context(logged(worlds, path, step, asked, replay))
         yield
 
 
+def check_replay(run: Any, path: str) -> None:
+    """ValueError where no log of replies can answer."""
+    if path and not run.worlds:
+        raise ValueError(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
+    if path and run.cfg.env.mix:
+        raise ValueError('--replay: a log is of one world, and env.mix has several')
+
+
 @contextlib.contextmanager
-def logged(worlds: host.Worlds, path: Path, step: int, asked: Callable[[], bool]) -> Iterator[None]:
+def logged(
+    worlds: host.Worlds, path: Path, step: int, asked: Callable[[], bool], replay: str
+) -> Iterator[None]:
     """`playing` for the worlds of one name."""
+    before = worlds.pool
+    worlds.replay = replies.Replay(replay, worlds.conversation.prompt) if replay else None
+    worlds.version_log = versions.path_beside(path)
+    worlds.restarted = replies.begun(path, step)
     replies.cut(path, step)
+    replies.cut(worlds.version_log, step, versions.line_of)
     worlds.log, worlds.asked = replies.ReplyLog(path), asked
     try:
         yield
     finally:
-        worlds.pool.close()
+        worlds.pool, worlds.replay, worlds.version_log = before, None, None
+        worlds.close()
         worlds.log.close()
         worlds.log, worlds.asked = replies.NoLog(), host.never
 
@@ -96,8 +114,7 @@ def logged(worlds: host.Worlds, path: Path, step: int, asked: Callable[[], bool]
 @contextlib.contextmanager
 def replayed(run: Any, path: str, about: replies.About) -> Iterator[None]:
     """The log of a rollout answers, and no world does."""
-    if not run.worlds:
-        raise ValueError(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
+    check_replay(run, path)
     (worlds,) = run.worlds.values()
     lines, before = replies.choose(path, about), worlds.pool
     worlds.pool = replies.LoggedPool(lines, worlds.conversation.prompt)
@@ -111,6 +128,8 @@ def label(run: Any, **about: int | str) -> None:
     """Says of which rollout the next replies are."""
     for worlds in run.worlds.values():
         worlds.log.about = about
+        if worlds.replay is not None:
+            worlds.pool = worlds.replay.pool(about)
 
 
 def said(
@@ -126,7 +145,8 @@ def said(
     found: dict[int, list] = {}
     for process in range(jax.process_count()):
         log = path.with_name(log_name(path.stem, process)) if process else path
-        for line in replies.newest(log, int(about['step'])):
+        # Episodes of a step may have begun in earlier ones
+        for line in replies.newest(log, int(about['step']) - run.cfg.rollout.staleness):
             if about.items() <= line.items():
                 before = found.get(line['stream'], []) if line['turn'] else []
                 found[line['stream']] = [*before, line]

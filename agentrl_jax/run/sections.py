@@ -360,6 +360,8 @@ class Sampling:
     # are sampled, and the trainer's probabilities are among them: own, answers as the tokenizer
     # spells them; any, by any tokens; '' = any token may be sampled
     common_random_numbers: bool = False  # members of a group share the world's random numbers
+    staleness: Annotated[int, ZERO] = 0  # worlds on hosts: episodes of as many later steps begin
+    # while a step waits for its own, and go on under its new weights
 
     @property
     def episodes(self) -> int:
@@ -389,6 +391,8 @@ class Sampling:
             )
         if self.constrain:
             yield from self._unconstrained(run)
+        if self.staleness:
+            yield from self._cannot_be_stale(run)
         if self.read_tokens and run.context.window:
             yield (
                 f'rollout.read_tokens={self.read_tokens} needs the whole conversation in the '
@@ -398,6 +402,42 @@ class Sampling:
             yield (
                 f'rollout.read_tokens={self.read_tokens} does not go with fork.turns: set it to 0'
             )
+
+    def _cannot_be_stale(self, run: Any) -> Iterator[str]:
+        """What a step must know before the ones before it are over, or would train wrongly."""
+        given, on_device = f'rollout.staleness={self.staleness} ', not run.on_hosts
+        if on_device or run.env.mix:
+            yield (
+                f'{given}is for one world on hosts, which is waited for, and env.name='
+                f'{run.env.name!r} is none: set it to 0'
+            )
+        if run.curriculum.rounds:
+            yield (
+                f'{given}begins episodes before their step, and curriculum.rounds='
+                f'{run.curriculum.rounds} changes the turns that they may take: set it to ()'
+            )
+        if run.curriculum.uncertain:
+            yield (
+                f'{given}draws levels before the steps that curriculum.uncertain='
+                f'{run.curriculum.uncertain:g} draws them by: set it to 0'
+            )
+        if run.algorithm.filter.refill:
+            yield (
+                f'{given}plays one rollout a step, and filter.refill={run.algorithm.filter.refill} '
+                'plays more: set it to 0'
+            )
+        if not run.algorithm.HAS_RATIO:
+            yield (
+                f'{given}trains on what older weights sampled, and algorithm='
+                f'{run.algorithm_name!r} has no ratio that corrects for it: set it to 0'
+            )
+        if run.parity.loss_on != 'sampled':
+            yield (
+                f'{given}needs the log-probabilities of the weights that sampled, and '
+                f"parity.loss_on={run.parity.loss_on!r} takes others: set it to 'sampled'"
+            )
+        if jax.process_count() > 1:
+            yield f'{given}is for one process, and this run has {jax.process_count()}: set it to 0'
 
     def _unconstrained(self, run: Any) -> Iterator[str]:
         """What trains or plays answers of which no grammar is known."""

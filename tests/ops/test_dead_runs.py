@@ -13,7 +13,7 @@ from agentrl_jax.records import report, run_log
 pytestmark = pytest.mark.usefixtures('quick_runs')
 
 
-@pytest.mark.parametrize('patience, rows', [(5, 4), (2, 2)])
+@pytest.mark.parametrize('patience, rows', [(5, 4), pytest.param(2, 2, marks=pytest.mark.soak)])
 def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
     patience, rows, tmp_path, capsys
 ):

@@ -288,6 +288,7 @@ def test_the_programs_compile_for_cpu_devices(cfg):
     assert made['step_seconds'] is None and 'No time is estimated' in plan.text(made)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(NO_LIBTPU, reason='libtpu is not installed (requirements-plan.txt)')
 def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
     made = plan.plan(cfg, 'v5e:2x4')

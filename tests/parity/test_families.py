@@ -171,6 +171,7 @@ RUNS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('kind', RUNS)
 def test_a_run_from_a_folder_samples_what_it_trains_and_exports_what_transformers_reads(
     tmp_path, kind

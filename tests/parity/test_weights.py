@@ -110,6 +110,7 @@ def test_an_export_from_a_mesh_and_with_a_value_head_is_the_same(tmp_path):
     assert not exported
 
 
+@pytest.mark.soak
 @pytest.mark.slow('loads transformers')
 def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):
     """A base model ends documents with <|endoftext|>; turns that a run trained end otherwise."""

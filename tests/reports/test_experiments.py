@@ -47,6 +47,7 @@ NAMES = (
     'freshness',
     'difficulty',
     'reuse',
+    'staleness',
     'observations',
     'distillation',
     'solver_credit',

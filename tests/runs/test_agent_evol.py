@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import optax
+import pytest
 import tiny_agents as tiny
 import toy_rollouts as toy
 from hypothesis import given, settings
@@ -181,6 +182,7 @@ def test_without_a_restart_learning_goes_on():
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
 
 
+@pytest.mark.soak
 def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     """Own demonstrations by way of a file are the same demonstrations; then a run is cloned."""
     changes = {'steps': 0, 'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0}

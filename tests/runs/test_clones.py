@@ -34,6 +34,7 @@ def assert_same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.soak
 def test_another_algorithm_starts_from_the_clone_that_is_there(tmp_path, monkeypatch):
     alone = opened(tmp_path / 'alone', **{'clone.keep_in': ''})
     first = opened(tmp_path / 'first')

@@ -158,6 +158,7 @@ def micro(**changes):
     return micro_runs.config(NAME, **(sizes | changes))
 
 
+@pytest.mark.soak
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
     """Other shapes, the same samples and weights: losses and gradients agree."""
     rows = {}

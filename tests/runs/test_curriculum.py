@@ -125,6 +125,7 @@ def test_levels_are_drawn_as_often_as_their_odds_say():
     np.testing.assert_allclose(counts, np.exp(odds), atol=0.02)  # sd .0056
 
 
+@pytest.mark.soak
 def test_a_run_counts_what_its_levels_earned_and_resumes_to_the_same_bits(tmp_path):
     def run(steps, workdir):
         changes = {'curriculum.uncertain': 0.8, 'env.train_levels': 16, 'checkpoint.every': 1}

@@ -50,7 +50,7 @@ def taught(teacher, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize('divergence', ['full', 'sampled'])
+@pytest.mark.parametrize('divergence', ['full', pytest.param('sampled', marks=pytest.mark.soak)])
 def test_a_student_comes_closer_to_its_teacher_without_any_reward(
     teacher, taught, divergence, tmp_path
 ):
@@ -62,6 +62,7 @@ def test_a_student_comes_closer_to_its_teacher_without_any_reward(
     assert np.mean(gaps[-3:]) < 0.7 * np.mean(gaps[:3]), gaps
 
 
+@pytest.mark.soak
 def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_other(
     teacher, taught, tmp_path
 ):

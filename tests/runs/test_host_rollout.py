@@ -139,6 +139,7 @@ def test_a_row_that_copied_its_opening_samples_though_all_other_worlds_are_silen
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
 
 
+@pytest.mark.soak
 def test_crashed_worlds_are_replayed_and_change_nothing():
     out, counters = hosts.play(
         make=troubled(4, crash=0.3), policy=host.RetryPolicy(tries=50, min_healthy=0)

@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import micro_runs
+import pytest
 
 NOTEBOOK = micro_runs.ROOT / 'experiments' / 'quickstart.ipynb'
 
 
+@pytest.mark.soak
 def test_the_quickstart_notebook_runs(tmp_path):
     cells = json.loads(NOTEBOOK.read_text(encoding='utf-8'))['cells']
     code = [cell for cell in cells if cell['cell_type'] == 'code']

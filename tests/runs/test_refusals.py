@@ -16,6 +16,8 @@ TAUGHT = {'algorithm': 'opd', 'opd.teachers': ('another',)}
 EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
 OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'objects.instruction': 'Say something.'}
 
+STALE = {'env.name': 'objects', 'algorithm': 'grpo', 'rollout.staleness': 2} | OBJECTS
+
 
 def mixed(*shares):
     return HALVES | {'env.mix': shares}
@@ -44,6 +46,24 @@ REFUSED = {
             {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
             "filter.scaling='sqrt' has no effect with filter.refill",
         ),
+    ],
+    'rollouts that go on across updates': [
+        (
+            {'rollout.staleness': 1},
+            "staleness=1 is for one world on hosts, .*'frozen_lake' is none",
+        ),
+        (
+            STALE | mixed(('objects', 0.5), ('textcraft', 0.5)),
+            'rollout.staleness=2 is for one world on hosts',
+        ),
+        (STALE | {'curriculum.rounds': (1, 2)}, 'rounds=.1, 2. changes the turns that they may'),
+        (STALE | {'curriculum.uncertain': 0.5}, 'curriculum.uncertain=0.5 draws them by: set it'),
+        (
+            STALE | {'filter.refill': 1, 'filter.rule': 'varied'},
+            'plays one rollout a step, and filter.refill=1 plays more',
+        ),
+        (STALE | {'algorithm': 'dpo'}, "algorithm='dpo' has no ratio that corrects for it"),
+        (STALE | {'parity.loss_on': 'all'}, "parity.loss_on='all' takes others: set it to 'samp"),
     ],
     'observations': [
         (

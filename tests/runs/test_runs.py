@@ -145,7 +145,7 @@ RUNS = {
         },
     ),
 }
-SOAK = ('windows', 'a world on hosts')
+SOAK = ('windows', 'a world on hosts', 'continuations', 'iterations', 'a shared backbone')
 each_run = pytest.mark.parametrize(
     'name', [pytest.param(n, marks=[pytest.mark.soak] if n in SOAK else []) for n in RUNS]
 )
@@ -266,6 +266,8 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'curriculum/',
         'filter/',
         'alarm/',
+        'rollout/staleness',
+        'rollout/restarted',
         'sampler/',
         'hosts/',
         'babyai/',

@@ -396,9 +396,17 @@ OPTIONS = {
     'information': ('frozen_lake', {'alarm.mi_every': 1, 'alarm.mi_text': 'answer'}),
 }
 
+QUICK = ('mesh', 'vine')
+
 
 @pytest.mark.usefixtures('quick_runs')
-@pytest.mark.parametrize('option', OPTIONS)
+@pytest.mark.parametrize(
+    'option',
+    [
+        *QUICK,
+        *(pytest.param(name, marks=pytest.mark.soak) for name in OPTIONS if name not in QUICK),
+    ],
+)
 def test_runs_train_what_they_sampled(option, tmp_path):
     world, changes = OPTIONS[option]
     cfg = micro_runs.plain(

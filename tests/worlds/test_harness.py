@@ -340,11 +340,13 @@ def played(
     log='',
     replay='',
     tokenizer=tiny.tokenizer,
+    ahead=False,
     **settings,
 ):
     """(rollout of 16 episodes by random weights, task).
 
-    log: a file for what harnesses say; replay: one that answers in their place.
+    log: a file for what harnesses say; replay: one that answers in their place. ahead: that of the
+    second of two steps, whose episodes begin beside those of the first.
     """
     env = HarnessEnvironment(run=f'harness_clients:{run}', num_items=200, **settings)
     params = env.make_params(num_levels=16)
@@ -358,10 +360,22 @@ def played(
         collect.worlds.log = ReplyLog(log)
         collect.worlds.log.about = {'step': 0}
     try:
-        listed = tiny.episodes('frozen_lake')
-        return jax.device_get(collect(tiny.untrained(), task, listed, tiny.KEY))[0], task
+        listed, params = tiny.episodes('frozen_lake'), tiny.untrained()
+        if not ahead:
+            return jax.device_get(collect(params, task, listed, tiny.KEY))[0], task
+        for step in (0, 1):
+            out, _ = collect.collect_ahead(
+                params,
+                task,
+                lambda of: listed.replace(token_stream=16 * of + listed.token_stream),
+                tiny.KEY,
+                step=step,
+                last=1,
+                staleness=1,
+            )
+        return jax.device_get(out), task
     finally:
-        collect.worlds.pool.close()
+        collect.worlds.close()
 
 
 def scored(rollout, count, width=0):
@@ -375,10 +389,18 @@ def scored(rollout, count, width=0):
 
 
 @pytest.mark.parametrize(
-    ('run', 'branches'), [('two_turns', 1), ('branching', 4), ('limited', 1), ('parallel', 2)]
+    ('run', 'branches', 'ahead'),
+    [
+        ('two_turns', 1, False),
+        ('branching', 4, False),
+        ('branching', 4, True),
+        ('limited', 1, False),
+        ('parallel', 2, False),
+    ],
 )
-def test_the_trainer_has_the_samplers_probabilities(run, branches):
-    out, _ = played(run, branches=branches, max_tokens=1600)
+def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
+    out, _ = played(run, branches=branches, max_tokens=1600, ahead=ahead)
+    assert not ahead or out.staleness.any()
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
     logprobs, found = scored(out, branches)
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)

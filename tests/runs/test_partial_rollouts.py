@@ -1,0 +1,376 @@
+"""Rollouts that go on across updates: which weights sample what, and that nothing else changes."""
+
+import functools
+import itertools
+import json
+import shutil
+import threading
+
+import host_worlds as hosts
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax import train
+from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.records import run_log
+from agentrl_jax.rollout import versions, windows
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
+from agentrl_jax.run.streams import LEVELS, Streams
+from agentrl_jax.types import EpisodeStop
+
+STEPS, EPISODES = 5, 16
+
+
+@functools.cache
+def weights(version):
+    """Of a step: those of the step before and a little more, as an update would leave them."""
+    params, keys = tiny.cloned('frozen_lake')[0], itertools.count(100 * version)
+
+    def moved(x):
+        return x + 0.02 * version * jax.random.normal(jax.random.key(next(keys)), x.shape)
+
+    return jax.tree.map(moved, params)
+
+
+def drawn(step):
+    row = np.arange(EPISODES, dtype=np.int32)
+    return Episodes(
+        level=(row // 4 + 3 * step) % 16, token_stream=step * EPISODES + row, world_stream=row
+    )
+
+
+def troubled(seed, world=hosts.Echo, **trouble):
+    seeds = itertools.count(1000 * seed)
+    return lambda: hosts.Troubled(world(), next(seeds), **trouble)
+
+
+class Recorded(Pool):
+    """Knows in which order episodes began."""
+
+    def __init__(self, make, read):
+        super().__init__(make, read)
+        self.begun = []
+
+    def submit(self, request):
+        self.begun += [] if request.actions else [request.stream]
+        super().submit(request)
+
+
+class Again:
+    """A run's versions with worlds that answer, or with what a log says."""
+
+    def __init__(self, path, pool):
+        self.path, self._pool = path, pool
+
+    def pool(self, about):
+        return self._pool
+
+
+def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **settings):
+    """(rollouts of steps on the host, the player of them)."""
+    task, conversation = hosts.conversation_of(hosts.Tests())
+    recorded = Recorded(make, conversation.prompt)
+    collect = hosts.collector(conversation, make, pool=recorded, **settings)
+    worlds, found, shared = collect.worlds, [], 0
+    folder.mkdir(exist_ok=True)
+    worlds.log = ReplyLog(folder / 'replies.jsonl')
+    worlds.log.about = {'split': 'train'}
+    worlds.version_log = folder / 'versions.jsonl'
+    if replay:
+        pool = Pool(make, conversation.prompt) if pool is None else pool(conversation.prompt)
+        worlds.replay = Again(replay / 'replies.jsonl', pool)
+    try:
+        for step in range(first, STEPS):
+            more = dict(step=step, last=STEPS - 1, staleness=staleness)
+            rollout, counters = collect.collect_ahead(weights(step), task, drawn, tiny.KEY, **more)
+            found.append(jax.device_get(rollout))
+            shared += worlds.ahead.counted['shared']
+        worlds.ahead.shared = shared
+        return found, worlds.ahead
+    finally:
+        worlds.close()
+        worlds.log.close()
+
+
+@pytest.fixture(scope='module')
+def slow(tmp_path_factory):
+    """(rollouts, folder of the logs) of worlds that take their time."""
+    folder = tmp_path_factory.mktemp('slow')
+    return played(troubled(1, latency=0.004), folder)[0], folder
+
+
+def version_of(rollouts):
+    """int32 [steps, B, K], -1 = not played."""
+    turns = np.arange(rollouts[0].part.shape[1])
+    return np.array(
+        [
+            np.where(turns < out.num_turns[:, None], step - out.staleness, -1)
+            for step, out in enumerate(rollouts)
+        ]
+    )
+
+
+@pytest.mark.parametrize('staleness', [1, 3])
+def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness, tmp_path):
+    rollouts, player = played(hosts.Echo, tmp_path, staleness=staleness)
+    for step, out in enumerate(rollouts):
+        np.testing.assert_array_equal(out.level, drawn(step).level)
+        assert (out.episode_stop != EpisodeStop.NONE).all() and (out.num_turns > 0).all()
+        assert out.staleness.min() >= 0 and out.staleness.max() <= min(staleness, step)
+        assert out.action_mask.any(1).all()
+    version = version_of(rollouts)
+    assert {0, 1} <= set((np.arange(STEPS)[:, None, None] - version)[version >= 0])
+    later = (version[:, :, 1:] >= version[:, :, :-1]) | (version[:, :, 1:] < 0)
+    assert later.all()  # versions of an episode rise
+    assert player.calls.pool.begun == [*range(STEPS * EPISODES)]
+    prefix = len(player.task.prefix)
+    assert player.shared > STEPS * EPISODES // 2 * prefix  # most copy it, and their first prompt
+    assert not player.calls.under_way and not player.prompts
+    logged = [json.loads(line) for line in (tmp_path / 'versions.jsonl').open()]
+    assert [line['step'] for line in logged] == [*range(STEPS)]
+    for line, own in zip(logged, version, strict=True):
+        assert line['versions'] == [[int(x) for x in row if x >= 0] for row in own]
+    lines = read_log(tmp_path / 'replies.jsonl')
+    assert all(line['stream'] // EPISODES == line['step'] for line in lines)
+
+
+def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, monkeypatch):
+    """To the bit: none is preferred, cut or begun anew, however long it takes."""
+    still = weights(0)
+    monkeypatch.setitem(globals(), 'weights', lambda version: still)
+    alone, _ = played(hosts.Echo, tmp_path / 'alone', staleness=0)
+    ahead, _ = played(troubled(5, latency=0.004), tmp_path / 'ahead', staleness=2)
+    assert any(out.staleness.any() for out in ahead)
+    for one, other in zip(alone, ahead, strict=True):
+        hosts.assert_same(one, other.replace(staleness=one.staleness))
+        assert not one.staleness.any()
+
+
+def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
+    """By an independent forward pass with a cache, turn by turn under the logged weights."""
+    rollouts, _ = slow
+    config, version = tiny.config(), version_of(rollouts)
+    assert len({tuple(row[row >= 0]) for row in version.reshape(-1, version.shape[2])}) > 8
+
+    @jax.jit
+    def read(params, tokens, positions, cache):
+        hidden, cache = config.forward_cached(params, tokens, positions, cache, None)
+        scores = jax.nn.log_softmax(config.logits(params, hidden[:, :-1]) / 1.4)
+        found = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=2)[..., 0]
+        return jnp.pad(found, ((0, 0), (1, 0))), cache
+
+    for step, out in enumerate(rollouts):
+        length = out.tokens.shape[1]
+        cache, logprobs = config.init_cache(EPISODES, length), np.zeros(out.logprobs.shape)
+        for k, which in itertools.product(range(version.shape[2]), range(step + 1)):
+            own = (out.turn == k) & (version[step, :, k] == which)[:, None]
+            if own.any():
+                positions = np.where(own, np.arange(length), length)
+                found, cache = read(weights(which), out.tokens, positions, cache)
+                logprobs[own] = found[own]
+        gap = np.abs(np.where(out.action_mask, logprobs - out.logprobs, 0.0))
+        assert gap.max() < 1e-5 and out.action_mask.sum() > 50
+
+
+def test_the_trainer_finds_them_where_an_episode_has_one_version(slow):
+    """And only there: what older weights have read, they have read otherwise."""
+    rollouts, _ = slow
+    version, alike, mixed = version_of(rollouts), [], []
+    for step, out in enumerate(rollouts):
+        of = np.where(version[step] < 0, version[step][:, :1], version[step])
+        one = (of == of[:, :1]).all(1)
+        for b in range(EPISODES):
+            row = out.tokens[b : b + 1], out.attention_mask[b : b + 1]
+            last = int(of[b].max())
+            trained, _ = tiny.score(1.4)(weights(last), *row)
+            gap = np.where(out.action_mask[b], np.abs(trained[0] - out.logprobs[b]), 0).max()
+            (alike if one[b] else mixed).append(gap)
+    assert len(alike) > 20 and max(alike) < 1e-5 < 1e-3 < max(mixed)
+
+
+def test_a_window_is_of_one_version(tmp_path):
+    """It is read again at every turn, its prefix too: the trainer finds what was sampled."""
+    rollouts, player = played(hosts.Echo, tmp_path, window=2)
+    context = windows.Context.of(player.task, 2, hosts.SETTINGS['max_response'])
+    version = version_of(rollouts)
+    assert (version[:, :, 1:] > version[:, :, :-1])[version[:, :, 1:] >= 0].any()
+    for out, own in zip(rollouts, version, strict=True):
+        found = jax.jit(functools.partial(windows.windows, context=context))(out)
+        rows = windows.split_turns((out.tokens, out.attention_mask), found)
+        for which in np.unique(own[own >= 0]):
+            scores, _ = tiny.score(1.4)(weights(int(which)), *rows)
+            scores = windows.put_back(scores, found, out.tokens.shape[1])
+            of_it = np.take_along_axis(own, np.maximum(out.turn, 0), 1) == which
+            gap = np.abs(np.where(out.action_mask & of_it, scores - out.logprobs, 0.0))
+            assert gap.max() < 1e-5
+
+
+def test_the_same_versions_give_the_same_bits_whatever_the_clock_says(slow, tmp_path):
+    rollouts, folder = slow
+    at_once, _ = played(hosts.Echo, tmp_path / 'at_once', replay=folder)
+    slower, _ = played(troubled(2, latency=0.008), tmp_path / 'slower', replay=folder, poll=1)
+    for other in (at_once, slower):
+        for one, two in zip(rollouts, other, strict=True):
+            hosts.assert_same(one, two)
+    text = (folder / 'versions.jsonl').read_text()
+    assert (tmp_path / 'slower' / 'versions.jsonl').read_text() == text
+    lines = read_log(folder / 'replies.jsonl')
+    logged, _ = played(
+        lambda: 1 / 0,
+        tmp_path / 'logged',
+        replay=folder,
+        pool=lambda read: LoggedPool(lines, read),
+    )
+    jax.tree.map(np.testing.assert_array_equal, logged, rollouts)
+
+
+def test_another_clock_gives_other_versions(slow, tmp_path):
+    """Or the test before this one would say nothing."""
+    other, _ = played(hosts.Echo, tmp_path)
+    assert (version_of(other) != version_of(slow[0])).any()
+
+
+class Held(hosts.Echo):
+    """The last item of the second step waits until the first step is over."""
+
+    over, items = threading.Event(), ()
+
+    def reset(self, item):
+        if item == self.items[(EPISODES // 4 - 1 + 3) % 16]:
+            assert self.over.wait(30)
+        return super().reset(item)
+
+
+def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
+    task, conversation = hosts.conversation_of(hosts.Tests())
+    Held.items, Held.over = task.env_params.items.tolist(), threading.Event()
+    collect = hosts.collector(conversation, Held, slots=EPISODES)
+    try:
+        for step in (0, 1):
+            out, _ = collect.collect_ahead(
+                weights(step), task, drawn, tiny.KEY, step=step, last=1, staleness=1
+            )
+            waiting = len(collect.worlds.ahead.calls.under_way)
+            assert waiting >= 4 if step == 0 else waiting == 0  # a group is held
+            Held.over.set()
+        stale = jax.device_get(out.staleness)
+        assert not stale[-4:].any() and stale[:-4, 0].any()
+    finally:
+        Held.over.set()
+        collect.worlds.close()
+
+
+def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_path):
+    failed = set()
+
+    class Broken(hosts.Echo):
+        deterministic = False
+
+        def step(self, action):
+            item = int(self.said[0])
+            if item % 3 == 0 and item not in failed:
+                failed.add(item)
+                raise WorldError('broken once')
+            return super().step(action)
+
+    policy = hosts.host.RetryPolicy(min_healthy=1.0)
+    rollouts, _ = played(Broken, tmp_path, policy=policy)
+    assert failed and all(out.healthy.all() for out in rollouts)
+    again, _ = played(
+        lambda: 1 / 0,
+        tmp_path / 'again',
+        replay=tmp_path,
+        pool=lambda read: LoggedPool(read_log(tmp_path / 'replies.jsonl'), read),
+    )
+    jax.tree.map(np.testing.assert_array_equal, again, rollouts)
+
+
+def test_logs_of_versions_that_do_not_fit_are_refused(slow, tmp_path):
+    _, folder = slow
+    path = tmp_path / 'versions.jsonl'
+    with pytest.raises(ValueError, match='step 0 has 16 episodes, and this run 8'):
+        versions.Plan(folder / 'versions.jsonl', 0, 8)
+    with pytest.raises(ValueError, match='weights from before step 3 sampled turns of later'):
+        versions.Plan(folder / 'versions.jsonl', 3, EPISODES)
+    path.write_text('{"step": 0, "versions": [[0], ["a"]]}\n')
+    with pytest.raises(ValueError, match='line 1: no step with the versions of its turns'):
+        versions.Plan(path, 0, 2)
+    path.write_text('{"step": 0, "versions": [[0], [0]]}\n')
+    with pytest.raises(ValueError, match='ends before step 1'):
+        versions.Plan(path, 0, 2).last_of(1, 5)
+
+
+# ---- whole runs ----------------------------------------------------------------------------------
+
+
+def a_point_a_turn(episode):
+    """Long episodes are the good ones."""
+    return [1.0] * len(episode.turns)
+
+
+def assert_levels_are_those_of_the_steps(cfg, folder):
+    """As they would be drawn without staleness, whichever episodes are short."""
+    built = train.build(cfg).training
+    items = built.tasks[0].env_params.items
+    began = [row for row in read_log(folder / 'replies.jsonl') if not row['turn']]
+    for step in range(cfg.steps):
+        (listed,) = built.draw(Streams(cfg.seed).key(LEVELS), step, 0)
+        own = [row for row in began if (row['split'], row['step']) == ('train', step)]
+        own = {row['stream'] - step * EPISODES: row['item'] for row in own}
+        assert own == dict(enumerate(np.asarray(items)[listed.level].tolist()))
+
+
+def state_and_rows(cfg, folder):
+    rows = micro_runs.without_times(run_log.read_metrics(folder / run_log.METRICS_FILE))
+    return micro_runs.saved_state(cfg, folder), rows
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypatch):
+    changes = {
+        'rollout.staleness': 2,
+        'rollout.slots': 8,
+        'steps': 5,
+        'checkpoint.every': 1,
+        'checkpoint.keep': 9,
+        'log.rollouts_every': 1,
+        'rollout.max_tokens': 320,
+        'env.max_turns': 4,
+        'reward.function': 'test_partial_rollouts:a_point_a_turn',
+    }
+    cfg, calm = micro_runs.config('frozen_lake', **(hosts.OBJECTS | changes)), hosts.Echo
+    run, again, killed, repeated = (tmp_path / name for name in 'abcd')
+    monkeypatch.setattr(hosts, 'Echo', troubled(3, calm, latency=0.003))
+    assert train.train(cfg, str(run)) == 0
+    monkeypatch.setattr(hosts, 'Echo', lambda: 1 / 0)
+    assert train.train(cfg, str(again), replay=str(run / 'replies.jsonl')) == 0
+    one, other = state_and_rows(cfg, run), state_and_rows(cfg, again)
+    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
+    assert one[1] == other[1]
+    rows = one[1][:-1]
+    assert {row['rollout/staleness_max'] for row in rows} <= {0, 1, 2}
+    assert any(row['rollout/staleness'] > 0 for row in rows)
+    for row in rows:
+        np.testing.assert_allclose(row['rollout/return'], row['rollout/turns'], rtol=1e-6)
+    assert_levels_are_those_of_the_steps(cfg, run)
+    assert all(row['perf/recompiles'] == 0 == row['rollout/restarted'] for row in rows)
+    stale = next(row['step'] for row in rows if row['rollout/staleness'] > 0)
+    page = (run / 'rollouts' / f'step_{stale:06d}.html').read_text()
+    assert 'weights of 1 update ago' in page or 'weights of 2 updates ago' in page
+
+    shutil.copytree(run, killed)
+    for step in (3, 4, 5):
+        shutil.rmtree(killed / 'checkpoints' / str(step))
+    monkeypatch.setattr(hosts, 'Echo', troubled(4, calm, latency=0.001))
+    assert train.train(cfg, str(killed)) == 0
+    monkeypatch.setattr(hosts, 'Echo', lambda: 1 / 0)
+    assert train.train(cfg, str(repeated), replay=str(killed / 'replies.jsonl')) == 0
+    one, other = state_and_rows(cfg, killed), state_and_rows(cfg, repeated)
+    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
+    assert one[1][2]['rollout/restarted'] == 3 * EPISODES and one[1][2]['rollout/staleness'] == 0
