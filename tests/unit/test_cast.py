@@ -85,5 +85,5 @@ def test_a_rollout_has_the_values_of_its_turns_and_is_otherwise_the_same():
             used += len(turn['actions'])
         ends += len(turns) < 3
         assert not out.optimal_values[b, len(turns) :].any()
-    assert ends and len(set(np.round(seen, 4))) > 8
+    assert ends and len(set(np.round(seen, 4))) > 5
     assert whole.optimal_values is None

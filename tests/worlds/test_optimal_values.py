@@ -84,7 +84,7 @@ def test_the_value_of_a_start_is_what_the_oracle_earns_over_many_plays():
     env, plays = FrozenLake(success_rate=0.8), 300
     pool = env.make_params('train', num_levels=4, seed=2)
     many = pool.replace(boards=jnp.repeat(pool.boards, plays, axis=0))
-    _, rewards = simulation.episodes(env, many, np.arange(4 * plays), 6, plays=4 * plays)
+    _, rewards = simulation.episodes(env, many, np.arange(4 * plays), 6, plans=4 * plays)
     earned = rewards.sum(0).reshape(4, plays).mean(1)
     start = jax.vmap(env.reset_level, (0, None))(jnp.arange(4), pool)
     values = np.asarray(jax.vmap(env.optimal_value, (0, None, None))(start, 6, pool))
@@ -126,4 +126,4 @@ def test_values_of_the_library_are_the_best_of_all_plays(cost):
         best = np.maximum.accumulate([0.0, *np.asarray(sums(state))])
         np.testing.assert_allclose(values, best, atol=1e-6)
         found.append(values[3])
-    assert found[0] > found[1] > found[2] > found[3] == 0
+    assert found[0] >= found[1] > found[2] > found[3] == 0
