@@ -211,7 +211,15 @@ def of_rollout(
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
     names = {field.name for field in dataclasses.fields(rollout)}
-    names -= {'continuations', 'figures', 'allowed', 'judged', 'branch', 'staleness'}
+    names -= {
+        'continuations',
+        'figures',
+        'allowed',
+        'judged',
+        'branch',
+        'staleness',
+        'optimal_values',
+    }
     fields = {name: np.asarray(getattr(rollout, name)) for name in names}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)
