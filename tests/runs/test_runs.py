@@ -145,7 +145,7 @@ RUNS = {
         },
     ),
 }
-SOAK = ('windows', 'a world on hosts', 'continuations', 'iterations', 'a shared backbone')
+SOAK = ('windows', 'a world on hosts', 'a shared backbone')
 each_run = pytest.mark.parametrize(
     'name', [pytest.param(n, marks=[pytest.mark.soak] if n in SOAK else []) for n in RUNS]
 )
