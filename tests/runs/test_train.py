@@ -53,6 +53,8 @@ def trace(cfg, *, with_rollout):
     turns = cfg.env.max_turns
     out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
     out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
+    if not cfg.algorithm.NEEDS_OPTIMAL_VALUES:
+        out = out.replace(optimal_values=None)
     if count := cfg.continuations:
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
