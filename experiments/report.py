@@ -105,6 +105,10 @@ CLAIMS = (
             Effect(
                 'beyond_clone_tiny', 'lake', 'clone, then RL', 'clone', 'less clone, 256 episodes'
             ),
+            Effect('beyond_clone_tiny', 'sokoban', 'clone, then RL', 'clone', '... 32 of Sokoban'),
+            Effect(
+                'beyond_clone_tiny', 'library', 'clone, then RL', 'clone', '... 16 of the catalogue'
+            ),
         ),
     ),
     Claim(
