@@ -519,7 +519,7 @@ of the expected return of a tabular policy. Worlds:
 MT-GRPO's modes are undiscounted here; `mean` leaves the division by the std out. `or` leaves the
 turn rewards out on purpose, and 1.000 is no gradient at all. `cast` has exact values of the best
 policy. `vine` forks at every turn, at one drawn `ahead`, or where it was `unsure`; the last line is
-BPO's backbone, which has the advantage of its siblings at the fork and in all turns behind it.
+BPO's backbone, which has the advantage of its siblings at the fork and in all later turns.
 
 ## Bias
 

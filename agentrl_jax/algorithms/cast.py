@@ -10,7 +10,7 @@ Bias: d is the advantage of the best play, not of the policy's own: it asks what
 would make of the next state, where the policy gradient asks what the policy will. With lam = 0, as
 in the paper, it is exact for greedy improvement (E[d | s, a] = Q*(s, a) - V*(s), at most 0, and 0
 for the best action) and no gradient of the return. With lam = 1 it is G_k - V*(s_k), a baseline,
-which adds no bias. A_E alone is GRPO. benchmarks/turn_credit.py measures it.
+which adds no bias. A_E alone is GRPO. benchmarks/turn_credit.md has figures.
 
 A V* of the true state knows what the player has not seen: in the library a right guess loses
 nothing and looking a card up is worth its reward alone. Penalties of the format count in r and not
@@ -42,8 +42,8 @@ class CAST(TurnGRPO):
     # turn rewards (cast: of what the solver says of turns)
     outcome_coef: Annotated[float, FINITE, At('turn_credit.outcome_coef')] = 1.0  # weight of
     # the outcome (cast: of the episode's advantage)
-    lam: Annotated[float, SHARE] = 0.0  # lambda of GAE, per action token (cast: per turn, of
-    # the solver's values)
+    lam: Annotated[float, SHARE] = 0.0  # lambda of GAE, per action token (cast: per turn, of the
+    # solver's values)
 
     NEEDS_OPTIMAL_VALUES = True
 

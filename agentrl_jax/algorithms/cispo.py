@@ -10,7 +10,7 @@ sampled (score centering, arXiv:2609.20807; the abstract and public code of it w
 With w = rho that mean is 0, and so it is at the first optimiser step on a rollout, where pi is q:
 what is left of a bounded weight later on is a drift of the policy that no advantage asks for. The
 sum is exact, over the vocabulary or the allowed tokens; others have 128 tokens of the sampler and a
-bound for the rest. It costs a forward pass of the policy before the update for each of its own.
+bound for the rest. Each forward pass of the policy costs another one of that before the update.
 """
 
 import dataclasses

@@ -210,16 +210,8 @@ def of_rollout(
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
-    names = {field.name for field in dataclasses.fields(rollout)}
-    names -= {
-        'continuations',
-        'figures',
-        'allowed',
-        'judged',
-        'branch',
-        'staleness',
-        'optimal_values',
-    }
+    # Fields that default to None are not in every rollout
+    names = {field.name for field in dataclasses.fields(rollout) if field.default is not None}
     fields = {name: np.asarray(getattr(rollout, name)) for name in names}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)

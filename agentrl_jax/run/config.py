@@ -133,12 +133,11 @@ class Config:
     def worlds_at_once(self) -> int:
         """Episodes on hosts that a run plays side by side, all of its processes together."""
         evaluated = self.env.eval_levels * self.eval.samples if self.eval.every else 0
-        rows = max(self.rollout.episodes, evaluated)
-        played = min(self.rollout.slots or rows, rows)
+        most = self.rollout.slots or max(self.rollout.episodes, evaluated)
+        trained, validated = min(most, self.rollout.episodes), min(most, evaluated)
         if self.rollout.staleness:  # episodes are in flight while others are validated
-            most = self.rollout.slots or rows
-            played = min(most, self.rollout.episodes) + min(most, evaluated)
-        return played
+            return trained + validated
+        return max(trained, validated)
 
     @property
     def shares_backbone(self) -> bool:

@@ -331,6 +331,13 @@ def state_and_rows(cfg, folder):
     return micro_runs.saved_state(cfg, folder), rows
 
 
+def assert_states_are_equal(cfg, one, other):
+    """Of two runs; returns the rows of metrics of each."""
+    (state, rows), (again, repeated) = state_and_rows(cfg, one), state_and_rows(cfg, other)
+    jax.tree.map(np.testing.assert_array_equal, state, again)
+    return rows, repeated
+
+
 @pytest.mark.usefixtures('quick_runs')
 def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypatch):
     changes = {
@@ -350,10 +357,9 @@ def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypat
     assert train.train(cfg, str(run)) == 0
     monkeypatch.setattr(hosts, 'Echo', lambda: 1 / 0)
     assert train.train(cfg, str(again), replay=str(run / 'replies.jsonl')) == 0
-    one, other = state_and_rows(cfg, run), state_and_rows(cfg, again)
-    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
-    assert one[1] == other[1]
-    rows = one[1][:-1]
+    rows, repeats = assert_states_are_equal(cfg, run, again)
+    assert rows == repeats
+    rows = rows[:-1]
     assert {row['rollout/staleness_max'] for row in rows} <= {0, 1, 2}
     assert any(row['rollout/staleness'] > 0 for row in rows)
     for row in rows:
@@ -371,6 +377,5 @@ def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypat
     assert train.train(cfg, str(killed)) == 0
     monkeypatch.setattr(hosts, 'Echo', lambda: 1 / 0)
     assert train.train(cfg, str(repeated), replay=str(killed / 'replies.jsonl')) == 0
-    one, other = state_and_rows(cfg, killed), state_and_rows(cfg, repeated)
-    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
-    assert one[1][2]['rollout/restarted'] == 3 * EPISODES and one[1][2]['rollout/staleness'] == 0
+    rows, _ = assert_states_are_equal(cfg, killed, repeated)
+    assert rows[2]['rollout/restarted'] == 3 * EPISODES and rows[2]['rollout/staleness'] == 0

@@ -18,7 +18,7 @@ PLAYED, HEALTHY = jnp.array([2, 1, 3]), jnp.array([True, True, False])
 
 
 def test_gains_by_hand():
-    """What lies behind the end, or in an episode with a fault, is not seen."""
+    """What comes after the end, or in an episode with a fault, is not seen."""
     # row 0: 0 + .75 - .6 = .15, 1 + 0 - .75 = .25; row 1: .5 + 0 - .5 = 0
     given = REWARDS, VALUES, PLAYED, HEALTHY
     gains = [[0.15, 0.25, 0], [0, 0, 0], [0, 0, 0]]
