@@ -14,8 +14,8 @@ the first token of a turn, leaves out the last turn, and trains what siblings sa
 that same advantage; what it gives to the turns before the fork adds up to 0 over the siblings. Here
 all other turns are compared as the first is. Read in summaries and reimplementations of it.
 Bias: what is sampled decides whether there is a baseline of siblings, so a turn is compared more
-often with them the less likely what it said was, .06 to .44 of the gradient in worlds of chance
-(benchmarks/turn_credit.md); 'ahead' draws the turn before it is played and has none.
+often with them the less likely what it said was: .06 to .44 of the gradient in worlds of four or
+five turns (benchmarks/turn_credit.md). 'ahead' draws the turn before it is played and has none.
 
 A turn's start, the episode's turn and the first turns of its M continuations are a step group that
 really shares its state. With train='weighted' all 1 + M of them train, at 1 / (1 + M) each: without
