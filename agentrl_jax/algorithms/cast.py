@@ -3,8 +3,9 @@
   A[b, k] = outcome_coef A_E[b] + turn_coef S[b, k] / rms,   A_E as in GRPO
   S[b, k] = sum_{l >= k} lam^(l-k) d[b, l],   d[b, k] = r_k + V*(s_{k+1}) - V*(s_k)
 V* is exact, from a solver that is part of the world (optimal_value), within the actions and turns
-that are left; 0 after the end. rms is that of S over the trained tokens (scale 'none': 1), and
-nothing is centred: 0 means that nothing was lost.
+that are left; 0 after the end. FrozenLake, Sokoban of one box, the catalogue and Minesweeper have
+one. rms is that of S over the trained tokens (scale 'none': 1), and nothing is centred: 0 means
+that nothing was lost.
 
 Bias: d is the advantage of the best play, not of the policy's own: it asks what the best player
 would make of the next state, where the policy gradient asks what the policy will. With lam = 0, as
@@ -12,8 +13,8 @@ in the paper, it is exact for greedy improvement (E[d | s, a] = Q*(s, a) - V*(s)
 for the best action) and no gradient of the return. With lam = 1 it is G_k - V*(s_k), a baseline,
 which adds no bias. A_E alone is GRPO. benchmarks/turn_credit.md has figures.
 
-A V* of the true state knows what the player has not seen: in the library a right guess loses
-nothing and looking a card up is worth its reward alone. Penalties of the format count in r and not
+A V* of the true state knows what the player has not seen: in the library and in
+Minesweeper a right guess loses nothing, and looking a card up is worth its reward alone. Penalties of the format count in r and not
 in V*, for the best player pays none.
 
 The paper was read in summaries only, its code was not found. There V* is minus the fewest actions
@@ -67,11 +68,12 @@ class CAST(TurnGRPO):
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         yield from super().conflicts(run, shards)
         asked = f'algorithm={run.algorithm_name!r}'
-        unknown = [w.name for w in run.worlds if not getattr(w, 'OPTIMAL_VALUES', False)]
+        unknown = [w.name for w in run.worlds if not getattr(w, 'values_known', False)]
         if unknown:
             yield (
-                f'{asked} needs a solver, and {", ".join(unknown)} has no optimal_value '
-                '(agentrl_jax/envs/README.md names the worlds that have one): take turn_grpo'
+                f'{asked} needs a solver, and {", ".join(unknown)} has no optimal_value with these '
+                'settings (agentrl_jax/envs/README.md names the worlds that have one): take '
+                'turn_grpo'
             )
         if run.agent.trials > 1 or run.agent.build().writes:
             yield (

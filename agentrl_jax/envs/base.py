@@ -11,7 +11,7 @@ offer beside these, on the host and for many levels at once:
   offered                                                     what random play draws from (traced)
   observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
-  optimal_value, with OPTIMAL_VALUES                          what can still be earned (traced)
+  optimal_value, with values_known                            what can still be earned (traced)
 Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
 bounds cannot say is in `problems`. Those that say which levels are drawn are of_pool: no traced
 method reads them, and worlds that differ in them alone are equal.
@@ -66,7 +66,6 @@ class TextEnvironment(environment.Environment[Any, Any]):
     REWARD_QUANTUM: ClassVar[float]  # every step reward is a multiple of it
     REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
     REWARDS_ROUNDED: ClassVar[bool] = False  # prompts show the nearest multiple
-    OPTIMAL_VALUES: ClassVar[bool] = False  # optimal_value is known
     name: ClassVar[str]
 
     def problems(self) -> Iterator[str]:
@@ -130,6 +129,11 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """
         del actions, level, params
         return {}
+
+    @property
+    def values_known(self) -> bool:
+        """There is an optimal_value, with these settings."""
+        return False
 
     def optimal_value(self, state: Any, left: jax.Array, params: Any) -> jax.Array:
         """float32 []: expected sum of rewards of the best play with `left` more actions (int32 []).

@@ -96,7 +96,10 @@ REFUSED = {
         ),
     ],
     'solvers': [
-        ({'algorithm': 'cast', 'env.name': 'sokoban'}, 'sokoban has no optimal_value'),
+        (
+            {'algorithm': 'cast', 'env.name': 'sokoban', 'sokoban.num_boxes': 2},
+            'sokoban has no optimal_value with these settings',
+        ),
         (
             {'algorithm': 'cast', 'agent.trials': 2, 'env.max_turns': 4},
             'in one trial: set agent.name to act or react and agent.trials to 1',

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import FrozenLake, simulation
+from agentrl_jax.envs import FrozenLake, Sokoban, simulation
+from agentrl_jax.envs.borrowed.minesweeper import Minesweeper
 from agentrl_jax.envs.frozen_lake.levels import GOAL, HOLE
 from agentrl_jax.envs.frozen_lake.world import EnvParams
 from agentrl_jax.envs.library.levels import EMPTY, PEOPLE
 from agentrl_jax.envs.library.world import Library
+from agentrl_jax.envs.sokoban.solver import solve_sokoban
 
 LAKE = np.array([['SFH', 'FFF', 'HFG'], ['FHF', 'SFF', 'FFG']])
 KEY = jax.random.key(0)
@@ -127,3 +129,76 @@ def test_values_of_the_library_are_the_best_of_all_plays(cost):
         np.testing.assert_allclose(values, best, atol=1e-6)
         found.append(values[3])
     assert found[0] >= found[1] > found[2] > found[3] == 0
+
+
+def test_values_of_a_room_are_those_of_its_shortest_solution():
+    """Of starts and of the states that random moves lead to, some of them stuck."""
+    env = Sokoban(dim=6)
+    params = env.make_params('train', num_levels=12, seed=4)
+    walk = jax.random.randint(KEY, (12, 40), 0, 4)
+
+    def states(level, actions):
+        def act(state, action):
+            return env.step_env(KEY, state, action, params)[1], state
+
+        return jax.lax.scan(act, env.reset_level(level, params), actions)[1]
+
+    met = jax.jit(jax.vmap(states))(jnp.arange(12), walk)
+    met = jax.tree.map(lambda x: x[:, ::5].reshape(-1, *x.shape[2:]), met)
+    values = jax.jit(jax.vmap(env.optimal_value, (0, None, None)))
+    stuck = 0
+    for left in (0, 1, 6, 15):
+        expected = []
+        for fixed, boxes, player in zip(met.fixed, met.boxes, met.player, strict=True):
+            path = solve_sokoban(fixed, boxes, player)
+            stuck += path is None
+            fits = path is not None and 0 < len(path) <= left
+            expected.append(0.0 if path == () else 11 - 0.1 * len(path) if fits else -0.1 * left)
+        np.testing.assert_allclose(values(met, left, params), expected, atol=1e-5)
+    assert stuck and max(expected) > 10
+    assert not Sokoban(num_boxes=2).values_known
+
+
+def test_no_move_gains_in_a_room_and_the_best_one_loses_nothing():
+    env, left = Sokoban(dim=6), 7
+    params = env.make_params('train', num_levels=16, seed=5)
+
+    def gain(level, action):
+        state = env.reset_level(level, params)
+        _, after, reward, _, _ = env.step_env(KEY, state, action, params)
+        later = env.optimal_value(after, left - 1, params)
+        return reward + later - env.optimal_value(state, left, params)
+
+    every = jax.vmap(jax.vmap(gain, (None, 0)), (0, None))
+    gained = np.asarray(jax.jit(every)(jnp.arange(16), jnp.arange(4)))
+    np.testing.assert_allclose(gained.max(1), 0.0, atol=1e-5)
+    assert gained.min() < -5  # a solution that is then too long
+
+
+def fewest_openings(env, state):
+    """Breadth first over cells that hide no mine, by the rules of the world itself."""
+    mines = np.asarray(state.game[0])
+    turn = jax.jit(lambda opened, cell: env.turn(KEY, (state.game[0], opened), cell)[0][1])
+    seen, level, actions = {np.asarray(state.game[1]).tobytes()}, [state.game[1]], 0
+    while not any((np.asarray(opened) | mines).all() for opened in level):
+        level = [
+            turn(opened, cell) for opened in level for cell in np.flatnonzero(~mines & ~opened)
+        ]
+        level = list({np.asarray(x).tobytes(): x for x in level}.values())
+        level = [x for x in level if np.asarray(x).tobytes() not in seen]
+        seen |= {np.asarray(x).tobytes() for x in level}
+        actions += 1
+    return actions
+
+
+@pytest.mark.parametrize('mines', [2, 3, 6])
+def test_values_of_a_minefield_are_those_of_the_fewest_openings(mines):
+    env = Minesweeper(mines=mines)
+    params = env.make_params('train', num_levels=6, seed=mines)
+    for level in range(6):
+        state = env.reset_level(level, params)
+        needed = fewest_openings(env, state)
+        values = [float(env.optimal_value(state, left, params)) for left in range(17)]
+        assert values == [float(left >= needed > 0) for left in range(17)]
+        lost = state.replace(game=(state.game[0], state.game[1] | state.game[0]))
+        assert env.optimal_value(lost, 16, params) == 0

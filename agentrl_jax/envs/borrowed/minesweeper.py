@@ -35,9 +35,7 @@ class Minesweeper(BorrowedWorld):
         return mines, jnp.arange(CELLS) == jnp.argmin(9 * mines + AROUND @ mines)  # a 0 if any
 
     def turn(self, key: jax.Array, game: Game, action: jax.Array) -> tuple[Game, jax.Array]:
-        mines, opened = game[0], game[1].at[action].set(True)
-        for _ in range(CELLS):
-            opened = opened | (AROUND @ (opened & ~mines & (AROUND @ mines == 0)) > 0)
+        mines, opened = game[0], spread(game[0], game[1].at[action].set(True))
         reward = jnp.where(jnp.any(mines & opened), -1.0, 1.0)
         return (mines, opened), self.over((mines, opened)) * reward
 
@@ -50,6 +48,28 @@ class Minesweeper(BorrowedWorld):
     def offers(self, game: Game) -> jax.Array:
         return ~game[1]
 
+    @property
+    def values_known(self) -> bool:
+        return True
+
+    def optimal_value(self, state: EnvState, left: jax.Array, params: Any) -> jax.Array:
+        """Of who knows where the mines are: 1 where `left` actions open all other cells, else 0.
+
+        One action for each region of zeros and one for each other cell that no region opens ('3BV',
+        the measure of Minesweeper boards).
+        """
+        mines, opened = state.game
+        near, hidden = jnp.asarray(AROUND, bool), ~mines & ~spread(mines, opened)
+        zero = hidden & (AROUND @ mines == 0)
+        region = jnp.where(zero, jnp.arange(CELLS), CELLS)
+        for _ in range(CELLS):  # the least number of its cells
+            least = jnp.where(near, region[None], CELLS).min(1)
+            region = jnp.where(zero, jnp.minimum(region, least), CELLS)
+        alone = hidden & ~zero & ~(near & zero[None]).any(1)
+        actions = jnp.sum(region == jnp.arange(CELLS)) + alone.sum()
+        value = (jnp.maximum(actions, 1) <= left) & ~self.over(state.game)
+        return value.astype(jnp.float32)
+
     def layout(self) -> Layout:
         return Layout(Grid(tuple('.012345678*'), SIDE, SIDE, self.blank))
 
@@ -58,3 +78,10 @@ class Minesweeper(BorrowedWorld):
 
     def best(self, states: EnvState) -> list[list[int]]:
         return experts.safest_cells(*states.game, self.mines)
+
+
+def spread(mines: jax.Array, opened: jax.Array) -> jax.Array:
+    """bool [16]: with the cells around each open 0; a start has them after its first action."""
+    for _ in range(CELLS):
+        opened = opened | (AROUND @ (opened & ~mines & (AROUND @ mines == 0)) > 0)
+    return opened

@@ -81,7 +81,6 @@ class FrozenLake(TextEnvironment):
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Down', 'Right', 'Up')
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    OPTIMAL_VALUES: ClassVar[bool] = True
     name: ClassVar[str] = 'frozen_lake'
 
     def problems(self) -> Iterator[str]:
@@ -153,6 +152,10 @@ class FrozenLake(TextEnvironment):
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The player is on the goal."""
         return self._tile(state) == GOAL
+
+    @property
+    def values_known(self) -> bool:
+        return True
 
     def optimal_value(self, state: EnvState, left: jax.Array, params: EnvParams) -> jax.Array:
         """The chance of the goal, by dynamic programming over cells x moves left."""

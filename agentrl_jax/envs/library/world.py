@@ -78,7 +78,6 @@ class Library(TextEnvironment):
     lookup_cost: Annotated[float, ZERO] = 0.0  # taken off a lookup, times the lookups so far
 
     REWARD_QUANTUM: ClassVar[float] = 0.05
-    OPTIMAL_VALUES: ClassVar[bool] = True
     name: ClassVar[str] = 'library'
     instruction: ClassVar[str] = (
         'Find out in which box the papers of a person are. The card of a person names the box, or '
@@ -188,6 +187,10 @@ class Library(TextEnvironment):
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The right box was named: exact match."""
         return state.named == state.answer
+
+    @property
+    def values_known(self) -> bool:
+        return True
 
     def optimal_value(self, state: EnvState, left: jax.Array, params: EnvParams) -> jax.Array:
         """Of who knows what is on every card: j cards not shown before, then the right box.
