@@ -13,9 +13,9 @@ in the paper, it is exact for greedy improvement (E[d | s, a] = Q*(s, a) - V*(s)
 for the best action) and no gradient of the return. With lam = 1 it is G_k - V*(s_k), a baseline,
 which adds no bias. A_E alone is GRPO. benchmarks/turn_credit.md has figures.
 
-A V* of the true state knows what the player has not seen: in the library and in
-Minesweeper a right guess loses nothing, and looking a card up is worth its reward alone. Penalties of the format count in r and not
-in V*, for the best player pays none.
+A V* of the true state knows what the player has not seen: in the library and in Minesweeper a right
+guess loses nothing, and looking a card up is worth its reward alone. Penalties of the format count
+in r and not in V*, for the best player pays none.
 
 The paper was read in summaries only, its code was not found. There V* is minus the fewest actions
 to the goal, so that each step towards it gains 1, of a dead state it is what was left of them, and
