@@ -36,7 +36,7 @@ from tiny_models import write_folder as write_model
 
 from agentrl_jax.machine import files, gguf_file
 from agentrl_jax.models import weights
-from agentrl_jax.rollout import replies
+from agentrl_jax.rollout import replies, versions
 from agentrl_jax.tokens.chat import CHATML, build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
@@ -55,6 +55,7 @@ SHARES = {  # of the kinds of files
     'safetensors': 5,
     'template': 2,
     'tokenizer': 7,
+    'versions': 3,
 }
 REPLY = (
     dict.fromkeys(('step', 'stream', 'trial', 'turn', 'item', 'action'), 0)
@@ -312,6 +313,27 @@ def read_replies(path):
     return refused
 
 
+def read_versions(path):
+    """For a replay, step by step, as PartialRollout asks; for a run that goes on from step 1."""
+
+    def replay():
+        plan, turns = versions.Plan(path, 1, 2), (0, 1)
+        for step in range(1, plan.last_of(1, 2) + 1):
+            for row, turn in itertools.product(range(2), turns):
+                plan.took(2 * step + row, turn, plan.version(2 * step + row, turn))
+        left = {step: plan.left(step) for step in (1, 2)}
+        if any(left.values()):
+            raise ValueError(f'{path}: a step does not come to an end: {left}')
+
+    content = path.read_bytes()
+    refused = both(replay)
+    aside = replies.cut(path, 1, versions.line_of)
+    if aside is not None:
+        assert aside.read_bytes() == content and refused, 'what was set aside is not what was there'
+        aside.unlink()
+    return refused
+
+
 def good_files(folder: pathlib.Path) -> dict:
     """For each kind: (file that is spoiled, how, its readers as a function that says refusals)."""
     write_model(folder / 'one', SMALL, hf_tensors(SMALL))
@@ -327,6 +349,9 @@ def good_files(folder: pathlib.Path) -> dict:
         for step, stream, turn in itertools.product((0, 1), repeat=3)
     ]
     (folder / 'replies.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    plans = [{'step': step, 'versions': [[step, step], [1, step]]} for step in (1, 2)]
+    plan = folder / 'versions.jsonl'
+    plan.write_text(''.join(json.dumps(row) + '\n' for row in plans))
     template = folder / 'chat' / 'chat_template.jinja'
     template.write_text(CHATML)
 
@@ -357,6 +382,7 @@ def good_files(folder: pathlib.Path) -> dict:
         ],
         'template': [(template, spoil_template, reads(read_tokenizer, of=folder / 'chat'))],
         'replies': [(log, spoil_replies, lambda: read_replies(log))],
+        'versions': [(plan, spoil_replies, lambda: read_versions(plan))],
     }
 
 

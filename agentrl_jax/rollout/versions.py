@@ -61,10 +61,11 @@ class Plan:
         self._left = collections.Counter(listed)
 
     def last_of(self, step: int, last: int) -> int:
-        """The last step that is known, at most `last`; ValueError where that is before `step`."""
+        """The last step that is known, at most `last`; ValueError where one is missing before."""
         known = min(max(self.steps, default=-1), last)
-        if known < step:
-            raise ValueError(f'{self.path} ends before step {step}')
+        missing = [one for one in range(step, max(known, step) + 1) if one not in self.steps]
+        if missing:
+            raise ValueError(f'{self.path} has no line of step {missing[0]}')
         return known
 
     def version(self, stream: int, turn: int) -> int:

@@ -302,7 +302,7 @@ def test_logs_of_versions_that_do_not_fit_are_refused(slow, tmp_path):
     with pytest.raises(ValueError, match='line 1: no step with the versions of its turns'):
         versions.Plan(path, 0, 2)
     path.write_text('{"step": 0, "versions": [[0], [0]]}\n')
-    with pytest.raises(ValueError, match='ends before step 1'):
+    with pytest.raises(ValueError, match='no line of step 1'):
         versions.Plan(path, 0, 2).last_of(1, 5)
 
 
