@@ -48,6 +48,7 @@ NAMES = (
     'difficulty',
     'reuse',
     'staleness',
+    'estimators',
     'observations',
     'distillation',
     'solver_credit',
