@@ -268,6 +268,7 @@ class Learning:
     markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
     teachers: tuple[ModelFns, ...] = ()  # functions of the models of Frozen.teachers
+    prefix: int = 0  # tokens in front of every episode, after which teachers read their hints
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh
 

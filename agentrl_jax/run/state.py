@@ -120,9 +120,11 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)
+    taught = tuple(own.params for own in run.teachers)
+    hints = teachers.hints(run.cfg, run.training.tasks[0], run.mesh)
     return RunState(
         state=state,
-        frozen=Frozen(model, reference, tuple(own.params for own in run.teachers)),
+        frozen=Frozen(model, reference, taught, hints),
         base=jax.device_get(examples) if joins else None,
         streams=streams,
     )
