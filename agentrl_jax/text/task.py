@@ -336,9 +336,9 @@ def hint_tokens(task: TextTask) -> jax.Array:
     each = line_tables.longest(task.table)
     actions = each[task.offsets.hint_action :][: len(task.env.ACTION_NAMES)].max()
     width = int(each[task.offsets.hint] + task.plans.shape[1] * actions)
-    tokens, count = jax.vmap(
-        lambda own: line_tables.gather_lines(task.table, own, width=width)
-    )(rows)
+    tokens, count = jax.vmap(lambda own: line_tables.gather_lines(task.table, own, width=width))(
+        rows
+    )
     return tokens[:, : max(int(count.max()), 1)]
 
 
