@@ -59,7 +59,7 @@ def test_a_solution_is_what_leads_to_the_goal():
 
 
 def test_a_plan_of_one_action_is_followed_by_the_next():
-    """The catalogue: each card of the chain, then the box in which it ends; or as far as it goes."""
+    """The catalogue: each card of the chain, then the box in which it ends, as far as it goes."""
     env = Library(min_hops=1, max_hops=3)
     params = env.make_params('train', num_levels=16)
     found, short = solutions(env, params, 6), solutions(env, params, 2)
