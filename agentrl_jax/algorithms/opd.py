@@ -24,11 +24,11 @@ first. TCOD's curriculum is curriculum.rounds.
 
 opd.privileged=plan: teachers read the prompts of env.hint=plan, the policy those of env.hint=none
 (rl.hints), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
-Without opd.teachers the teacher is the policy itself, as it was before the update; OPSD's is the
-policy of step 0, which is its checkpoint in opd.teachers. What the hint decides and the prompt
-leaves open cannot be learnt: there the policy commits to a guess, and the KL stays above 0. A
-small policy makes nothing of a hint that it has never read: it, or its teacher, must have been
-trained with env.hint=plan.
+Without opd.teachers the teacher is the policy itself, as it was before the update; to hold it at
+the policy of step 0, name that checkpoint in opd.teachers. What the hint decides and the prompt
+leaves open cannot be learnt: there the policy commits to a guess, and the KL stays above 0 (leaks
+of what is privileged, and unsteady long runs: arXiv:2604.03128). A small policy makes nothing of a
+hint that it has never read: it, or its teacher, must have been trained with env.hint=plan.
 """
 
 import dataclasses

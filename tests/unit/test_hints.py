@@ -16,12 +16,14 @@ import toy_rollouts as toy
 
 from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.envs import FrozenLake, Library
+from agentrl_jax.envs.base import TextEnvironment
 from agentrl_jax.envs.simulation import solutions
 from agentrl_jax.rl import hints, objective, widths
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import Context
+from agentrl_jax.run import parts
 from agentrl_jax.text import lines
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Frozen
@@ -122,6 +124,16 @@ def test_only_the_first_prompt_has_the_hint_and_no_level_without_a_plan_has_one(
     seen, count = text.turn_tokens(none, text.begin(none, 3), True)
     same, as_many = text.turn_tokens(without, text.begin(without, 3), True)
     assert count == as_many and (seen[:count] == same[:count]).all()
+
+
+class NoPlans(FrozenLake):
+    plans = TextEnvironment.plans
+
+
+def test_a_world_without_an_expert_has_no_hints():
+    env = NoPlans()
+    with pytest.raises(ValueError, match='frozen_lake has no plans: set them to none'):
+        parts.solutions(env, env.make_params('train', num_levels=4), 5)
 
 
 def test_a_hint_that_the_line_after_it_respells_is_refused(monkeypatch):
