@@ -40,10 +40,8 @@ class Env:
     mix: Annotated[tuple[tuple[str, float], ...], MIX] = ()  # ((world, share of the groups), ...):
     # several worlds, in the place of name
     prompt: str = 'ragen'  # wording: a name in agentrl_jax.text.prompts.STYLES
-    hint: Literal['none', 'plan'] = (
-        'none'  # what the first prompt tells: plan, what the best player
-    )
-    # does from the start of the level
+    hint: Literal['none', 'plan'] = 'none'  # with which the first prompt begins: plan, what the
+    # best player does from the start of the level
     think: bool = True  # answers open with <think>; False: with <answer>
     max_turns: Annotated[int, ONE] = 5
     max_actions_per_turn: Annotated[int, ONE] = 5  # further actions of an answer are cut
