@@ -75,6 +75,7 @@ def settings(
         critic=Critic(
             warmup_steps=fields.pop('critic_warmup', 0),
             updates=fields.pop('critic_updates', 1),
+            freeze_attention=fields.pop('freeze_attention', False),
             clip=fields.pop('value_clip', 0.5),
             coef=fields.pop('value_coef', 1.0),
         ),

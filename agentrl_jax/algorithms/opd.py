@@ -21,6 +21,14 @@ best tokens, its other form `sampled` by k3 unless asked for k1; TRL's GKD is a 
 beta 1 this KL; prime-rl clips nothing and drops tokens whose probability fell by .2; slime and
 tinker-cookbook add A to the advantages of RL, and slime's text writes the KL with the teacher
 first. TCOD's curriculum is curriculum.rounds.
+
+opd.privileged=plan: teachers read the prompts of env.hint=plan, the policy those of env.hint=none
+(rl.hints), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
+Without opd.teachers the teacher is the policy itself, as it was before the update; to hold it at
+the policy of step 0, name that checkpoint in opd.teachers. What the hint decides and the prompt
+leaves open cannot be learnt: there the policy commits to a guess, and the KL stays above 0 (leaks
+of what is privileged, and unsteady long runs: arXiv:2604.03128). A small policy makes nothing of a
+hint that it has never read: it, or its teacher, must have been trained with env.hint=plan.
 """
 
 import dataclasses
@@ -43,7 +51,10 @@ class OPD(Clipped):
     weights: Weights = Weights('seq_mean_token_mean')
     teachers: Annotated[
         tuple[str, ...], At('opd.teachers'), Words("paths, such as ('runs/teacher',)")
-    ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size and the same vocabulary
+    ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size and the same vocabulary;
+    # with opd.privileged () = the policy itself, as it was before the update
+    privileged: Annotated[Literal['none', 'plan'], At('opd.privileged')] = 'none'  # what teachers
+    # read and the policy does not: plan, the first prompt as env.hint=plan has it
     divergence: Annotated[Literal['full', 'sampled'], At('opd.divergence')] = 'full'  # reverse KL
     # of all tokens (full), or of the one that was sampled
     reward_coef: Annotated[float, ZERO, At('opd.reward_coef')] = 0.0  # weight of the
@@ -68,8 +79,11 @@ class OPD(Clipped):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if not self.teachers:
-            yield "algorithm='opd' learns from checkpoints: name them in opd.teachers"
+        if not self.teachers and self.privileged == 'none':
+            yield (
+                "algorithm='opd' learns from checkpoints: name them in opd.teachers, or let the "
+                'policy teach itself by what opd.privileged shows it'
+            )
         if self.kl.coef:
             yield (
                 f'loss.kl_coef={self.kl.coef} compares with the start policy, and '
@@ -87,6 +101,8 @@ class OPD(Clipped):
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         yield from super().conflicts(run, shards)
+        if self.privileged != 'none':
+            yield from self._without_hints(run)
         if self.reward_coef and run.rollout.group_size == 1:
             yield (
                 f'opd.reward_coef={self.reward_coef} compares the episodes of a group, and '
@@ -98,4 +114,20 @@ class OPD(Clipped):
             yield (
                 f'parity.loss_on={run.parity.loss_on!r} trains tokens that the policy did not '
                 "choose, of which algorithm='opd' asks no teacher: set it to sampled"
+            )
+
+    def _without_hints(self, run: Any) -> Iterator[str]:
+        """What has no hints that the policy does not read."""
+        asked = f'opd.privileged={self.privileged!r}'
+        if run.env.hint != 'none':
+            yield (
+                f'{asked} is what the policy reads as well with env.hint={run.env.hint!r}: set one '
+                'of them to none'
+            )
+        if run.env.mix:
+            yield f'{asked} is for one world, and env.mix={run.env.mix!r} has several: set it to ()'
+        elif run.on_hosts:
+            yield (
+                f'{asked} needs the plans of a world on the device, and {run.env.name} is on '
+                'hosts: set it to none'
             )

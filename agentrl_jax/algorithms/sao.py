@@ -10,10 +10,10 @@ denominator. The paper writes sg(f(r)) A log pi, whose gradient is the same.
 
 For a batch of one episode a prompt set rollout.group_size=1; for its two steps of the critic to one
 of the policy critic.updates=2, for its ten steps of the critic alone critic.warmup_steps=10, for a
-critic's rate of five times the policy's optim.critic_lr. Not here: a critic whose attention is
-frozen or which was trained before, and play that goes on while the policy learns. The authors gave
-no code; UniRL's and reef's were read beside the equations. Reef's critic learns A + V at the same
-lam, the paper's reward to go, as here. Advantages are not whitened.
+critic's rate of five times the policy's optim.critic_lr, for its critic whose attention is frozen
+critic.freeze_attention. Not here: a critic that was trained before, and play that goes on while the
+policy learns. The authors gave no code; UniRL's and reef's were read beside the equations. Reef's
+critic learns A + V at the same lam, the paper's reward to go, as here. Advantages are not whitened.
 """
 
 import dataclasses

@@ -89,6 +89,33 @@ def episodes(
     return jax.tree.map(lambda *x: np.stack(x), *seen), rewards
 
 
+def solutions(env: Any, params: Any, budget: int, *, seed: int = 0) -> np.ndarray:
+    """int32 [levels, budget]: what the best player does from the start of each level.
+
+    Indices into ACTION_NAMES, -1 past the end. Its plan is followed to its end; where the level is
+    not over then, as in worlds that show more on the way, the next one follows. Where the world has
+    luck, this is how one draw of it was played, and may not fit another.
+    """
+    levels, key = env.num_levels(params), jax.random.key(seed)
+    reset, act = _programs(env)
+    states, over = jax.device_get(reset(params, jnp.arange(levels, dtype=jnp.int32)))
+    done, queues = np.full((levels, budget), -1, np.int32), [[] for _ in range(levels)]
+    nothing = np.full(levels, -1, np.int32)  # no plan: nothing is done
+    for used in range(budget):
+        ask = [row for row in range(levels) if not over[row] and not queues[row]]
+        if ask:
+            fresh = env.plans(_rows(states, ask), np.full(len(ask), used), budget, params)
+            for row, plan in zip(ask, fresh, strict=True):
+                queues[row] = list(plan)
+        for row, queue in enumerate(queues):
+            if queue and not over[row]:
+                done[row, used] = queue.pop(0)
+        if (done[:, used] < 0).all():
+            break
+        states, _, over = jax.device_get(act(params, key, used, states, done[:, used], nothing))
+    return done
+
+
 def _rows(states: Any, rows: list[int]) -> Any:
     return jax.tree.map(lambda x: x[rows], states)
 

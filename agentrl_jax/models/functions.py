@@ -4,10 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from flax import struct
+from flax import struct, traverse_util
 from jax.sharding import NamedSharding
 
 from agentrl_jax.models import Model, critic
+from agentrl_jax.types import Params
+
+ATTENTION = 'self_attn'  # of a layer, in the names of HuggingFace
 
 
 @struct.dataclass
@@ -54,6 +57,27 @@ def model_functions(
     if shares_backbone:
         return fns.replace(values=shared_values, value_head=value_head)
     return fns.replace(values=own_values)
+
+
+def split_critic(params: Params, *, freeze_attention: bool) -> tuple[Params, Params]:
+    """(what is trained, what stays) of a critic: all and {}, or without what is below self_attn.
+
+    Of LoRA the adapters of attention stay, and so correct nothing.
+    """
+    if not freeze_attention:
+        return params, {}
+    trained, kept = {}, {}
+    for path, x in traverse_util.flatten_dict(params).items():
+        (kept if ATTENTION in path else trained)[path] = x
+    return traverse_util.unflatten_dict(trained), traverse_util.unflatten_dict(kept)
+
+
+def join_critic(trained: Params, kept: Params) -> Params:
+    """The critic of which split_critic made two."""
+    if not kept:
+        return trained
+    both = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(kept)
+    return traverse_util.unflatten_dict(both)
 
 
 def on_base(fns: ModelFns, base: Any) -> ModelFns:

@@ -127,6 +127,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     fns = parts.build_functions(cfg, config, mesh)
     taught = teachers.functions(cfg, config, teacher_sizes(cfg), mesh)
     learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, taught))
+    if (hints := teachers.hints(cfg, on_host, None)) is not None:
+        frozen = frozen.replace(hints=sharding.with_layout(hints, whole))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)

@@ -37,7 +37,7 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     of other sizes read them as well.
     """
     rows = float(row['batch/trained_rows'])
-    if cfg.context.window or cfg.continuations or cfg.algorithm.teachers or not rows > 0:
+    if cfg.context.window or cfg.continuations or cfg.algorithm.has_teachers or not rows > 0:
         return None
     episodes = cfg.rollout.episodes * float(row['filter/collects'])
     length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])

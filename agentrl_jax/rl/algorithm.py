@@ -310,6 +310,21 @@ class Algorithm:
         return ()
 
     @property
+    def privileged(self) -> str:
+        """What its teachers read that the policy does not; none: nothing."""
+        return 'none'
+
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether the policy before the update is its teacher."""
+        return self.privileged != 'none' and not self.teachers
+
+    @property
+    def has_teachers(self) -> bool:
+        """Whether it learns from what other models, or other prompts, would have said."""
+        return bool(self.teachers) or self.teaches_itself
+
+    @property
     def scores_teachers(self) -> bool:
         """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
         return False

@@ -31,13 +31,15 @@ def learn(
     rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
     fns = on_base(fns, frozen.model)
-    taught = fns.replace(teachers=tuple(zip(how.teachers, frozen.teachers, strict=True)))
+    models = zip(how.teachers, frozen.teachers, strict=True)
+    own = ((fns, state.params),) if how.algorithm.teaches_itself else ()
+    taught = fns.replace(teachers=(*models, *own))
     scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
     if how.algorithm.score_bounds is not None:
         learning = fns.replace(teachers=((fns, state.params),))
     rates = update.learning_rates(state, lr_scale, how.optim)
     batch, rows, advantages, metrics = prepare(
-        state, frozen.reference, rollout, base, fns=scoring, how=how
+        state, frozen.reference, rollout, base, frozen.hints, fns=scoring, how=how
     )
     state, measured = update.update_step(state, batch, key, lr_scale, fns=learning, how=how)
     return state, measured | metrics | rates, rows, advantages
@@ -48,6 +50,7 @@ def prepare(
     reference: Params | None,
     rollout: Rollout,
     base: Demonstrations | None = None,
+    hints: jax.Array | None = None,
     *,
     fns: ModelFns,
     how: Learning,
@@ -56,6 +59,7 @@ def prepare(
 
     Where the policy saw only the last turns the batch has a row for each turn; continuations that
     train have theirs after their episode's. Advantages are nan in rows that do not train.
+    hints: as Frozen.hints.
     """
     rollout = credited(rollout, how)
     rollout, rows, keep, factors, metrics = how.algorithm.filter.select(
@@ -74,6 +78,7 @@ def prepare(
         rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
     played = rollout.with_continuations if how.with_continuations else rollout
     windows = None if how.context is None else how.context.windows(played)
+    hint = None if hints is None else hints[rollout.level]
     scores = score(
         state.params,
         state.critic_params,
@@ -85,6 +90,8 @@ def prepare(
         recompute=recomputes(how.sampler, how.parity),
         with_next=how.algorithm.bootstraps,
         with_collision=how.algorithm.NEEDS_COLLISION,
+        hint=hint,
+        prefix=how.prefix,
         **how.head,
     )
     batch = how.algorithm.make_batch(
@@ -95,6 +102,7 @@ def prepare(
             rollout, batch.mask, how.markers, forked=how.with_continuations
         )
         batch = batch.replace(observed=observed)
+    batch = batch.replace(hint=hint)
     each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
     if factors is not None:
         factors = jnp.repeat(factors, each, axis=0)[:, None]

@@ -66,6 +66,7 @@ class Critic:
     warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a separate critic trains
     updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic before each of the
     # policy's (SAO: 2)
+    freeze_attention: bool = False  # of a separate critic: what is not attention trains (SAO)
     clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # of values around the old ones; 0 =
     # off
     coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
@@ -74,7 +75,11 @@ class Critic:
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        asked = {'warmup_steps': self.warmup_steps, 'updates': self.updates - 1}
+        asked = {
+            'warmup_steps': self.warmup_steps,
+            'updates': self.updates - 1,
+            'freeze_attention': self.freeze_attention,
+        }
         for name, wanted in asked.items():
             if wanted and (self.share_backbone or not run.algorithm.USES_CRITIC):
                 yield (
@@ -268,6 +273,7 @@ class Learning:
     markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
     teachers: tuple[ModelFns, ...] = ()  # functions of the models of Frozen.teachers
+    prefix: int = 0  # tokens in front of every episode, after which teachers read their hints
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh
 

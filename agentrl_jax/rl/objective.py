@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import losses, observations
+from agentrl_jax.rl import hints, losses, observations
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
@@ -46,7 +46,7 @@ def policy_loss(
     if bounds is not None:
         against = functools.partial(losses.mean_score, low=bounds[0], high=bounds[1])
     rows = batch.tokens, positions_of(attention), attention
-    hidden = fns.hidden(params, *rows)
+    hidden, read = fns.hidden(params, *rows), (batch.tokens, attention, batch.hint)
     logprobs, entropy, *taught = losses.token_logprobs(
         hidden,
         fns.head(params),
@@ -54,7 +54,10 @@ def policy_loss(
         with_entropy=True,
         mask=batch.mask,
         allowed=batch.allowed,
-        teachers=[(own.hidden(model, *rows), own.head(model)) for own, model in fns.teachers],
+        teachers=[
+            (hints.hidden(own, model, *read, prefix=how.prefix), own.head(model))
+            for own, model in fns.teachers
+        ],
         against=against,
         **how.head,
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import losses
+from agentrl_jax.rl import hints, losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import windows as context
 from agentrl_jax.text.grammar import Bits
@@ -16,7 +16,7 @@ from agentrl_jax.types import Params, Rollout, Scores
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
     """fn over slices of microbatch_rows rows, one after another; results put back together."""
-    total = rows[0].shape[0]
+    total = jax.tree.leaves(rows)[0].shape[0]
     # Row i goes to slice i % n, so that every slice has rows of each device's block.
     parts = jax.tree.map(
         lambda x: x.reshape(microbatch_rows, total // microbatch_rows, *x.shape[1:]).swapaxes(0, 1),
@@ -42,6 +42,8 @@ def score(
     with_next: bool = False,
     with_collision: bool = False,
     windows: context.Windows | None = None,
+    hint: jax.Array | None = None,
+    prefix: int = 0,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
@@ -51,6 +53,7 @@ def score(
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
     with_collision: the policy's sums of squared probabilities, by a forward pass of its own.
     With windows every token is scored after what the policy saw of the conversation.
+    hint int32 [B, H]: what the teachers read after the `prefix` tokens (rl.hints); None: nothing.
     """
     rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
     if rollout.allowed is not None:
@@ -60,9 +63,10 @@ def score(
         own = context.own_rows(rows[2], windows)
         tokens, attention, *more = context.split_turns((*rows[:2], *rows[3:]), windows)
         rows = (tokens, attention, own, *more)
+        hint = context.of_episode(hint, windows)
 
-    def likelihood(fns, model, tokens, attention, mask, allowed=None):
-        hidden = fns.hidden(model, tokens, positions_of(attention), attention)
+    def likelihood(fns, model, tokens, attention, mask, allowed=None, *, hint=None):
+        hidden = hints.hidden(fns, model, tokens, attention, hint, prefix=prefix)
         return losses.token_logprobs(
             hidden,
             fns.head(model),
@@ -76,8 +80,11 @@ def score(
             with_collision=with_collision,
         )
 
-    def logprobs(*args):
-        return likelihood(*args)[0]
+    def logprobs(*args, **more):
+        return likelihood(*args, **more)[0]
+
+    def taught(hint, *rows):
+        return losses.mixture([logprobs(*one, *rows, hint=hint) for one in fns.teachers])
 
     def values(tokens, attention):
         raw = fns.values(params, critic_params, tokens, positions_of(attention), attention)
@@ -95,7 +102,7 @@ def score(
     if ref_params is not None:
         ref = every(lambda *x: logprobs(fns, ref_params, *x), *rows)
     if fns.teachers:
-        ref = every(lambda *x: losses.mixture([logprobs(*one, *x) for one in fns.teachers]), *rows)
+        ref = every(taught, hint, *rows)
     if fns.values is not None:
         value = every(values, *rows[:2])
         if with_next:

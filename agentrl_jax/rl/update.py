@@ -15,7 +15,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.models.functions import ModelFns, join_critic, split_critic
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import MIN_STD
@@ -213,18 +213,21 @@ def apply_if_finite(
 def critic_step(
     state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, fns: ModelFns, how: Learning
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
-    """One step of a critic with its own parameters; (state, metrics, finite, taken)."""
+    """One step of a critic with its own parameters; (state, metrics, finite, taken).
 
-    def loss_of(critic_params, batch, weights):
+    What of it is frozen has no gradient, no optimiser state and no part in the gradient's norm.
+    """
+    trained, kept = split_critic(state.critic_params, freeze_attention=how.critic.freeze_attention)
+
+    def loss_of(trained, batch, weights):
         attention = batch.attention_mask
-        raw = fns.values(
-            state.params, critic_params, batch.tokens, positions_of(attention), attention
-        )
+        whole = join_critic(trained, kept)
+        raw = fns.values(state.params, whole, batch.tokens, positions_of(attention), attention)
         return objective.value_loss(raw, batch, weights, clip_value=how.critic.clip or None)
 
     loss, sums, grads = accumulate(
         loss_of,
-        state.critic_params,
+        trained,
         (batch, weights),
         parts=how.microbatches,
         sharding=how.layout,
@@ -237,14 +240,14 @@ def critic_step(
         how.optim.tx(how.optim.critic_lr),
         grads,
         state.critic_opt_state,
-        state.critic_params,
+        trained,
         loss,
         tokens > 0,
         lr_scale,
     )
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
-    state = state.replace(critic_params=params, critic_opt_state=opt_state)
+    state = state.replace(critic_params=join_critic(params, kept), critic_opt_state=opt_state)
     return state, metrics, finite, taken
 
 

@@ -4,11 +4,13 @@ Shapes are static, so a program holds a few widths and each micro-batch runs in 
 holds what it trains. Rows are sorted by length first, so that like are together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from agentrl_jax.types import Batch
 
 MULTIPLE = 8  # of columns
 
@@ -34,9 +36,14 @@ def sorted_rows(lengths: jax.Array, *, parts: int, unit: int) -> jax.Array:
     return (dealt[:, None] * unit + jnp.arange(unit)[None]).reshape(-1)
 
 
-def cut(rows: Any, width: int) -> Any:
-    """The first columns of every array [B, T] among rows."""
-    return jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, rows)
+def cut(rows: Sequence[Any], width: int) -> tuple:
+    """The first columns of every array [B, T] among rows; hints stay whole."""
+
+    def one(part):
+        short = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, part)
+        return short.replace(hint=part.hint) if isinstance(part, Batch) else short
+
+    return tuple(map(one, rows))
 
 
 def at_width(fn: Callable, params: Any, rows: Any, lengths: jax.Array, widths: tuple) -> Any:

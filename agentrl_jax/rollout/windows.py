@@ -198,6 +198,11 @@ def split_turns(x: Any, found: Windows) -> Any:
     return jax.tree.map(one, x)
 
 
+def of_episode(x: jax.Array | None, found: Windows) -> jax.Array | None:
+    """What an episode has once, [B, ...], for each of its samples: [B * K, ...]."""
+    return None if x is None else jnp.repeat(x, found.index.shape[1], axis=0)
+
+
 def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
     """A mask bool [B, T] as [B * K, W], only where a token belongs to the sample's own turn."""
     return split_turns(mask, found) & found.own.reshape(-1, found.own.shape[2])
@@ -207,7 +212,8 @@ def split_batch(batch: Batch, found: Windows) -> Batch:
     """The batch as one row for each turn, in which only that turn's tokens are trained."""
     masks = {name: getattr(batch, name) for name in ('mask', 'value_mask', 'observed')}
     own = {name: own_rows(mask, found) for name, mask in masks.items() if mask is not None}
-    return split_turns(batch, found).replace(**own)
+    hint = of_episode(batch.hint, found)
+    return split_turns(batch.replace(hint=None), found).replace(**own, hint=hint)
 
 
 def put_back(x: jax.Array, found: Windows, length: int) -> jax.Array:

@@ -181,6 +181,7 @@ def build_learning(
         markers=markers_of(tokenizer) if cfg.observing.coef else None,
         layout=sharding.shard_rows(mesh),
         teachers=others,
+        prefix=task.prefix.shape[0] if cfg.algorithm.privileged != 'none' else 0,
     )
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 
+from agentrl_jax.envs import simulation
 from agentrl_jax.envs.base import build
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.envs.hosts.objects import import_callable
@@ -88,6 +89,10 @@ def warn_of_lost_answers(task: Task) -> None:
 def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
     """An environment on the device as text."""
     env, env_params = build_environment(cfg, split)
+    taught = split == 'train' and cfg.algorithm.privileged == 'plan'
+    plans = None
+    if taught or cfg.env.hint == 'plan':
+        plans = solutions(env, env_params, cfg.env.max_actions_per_episode)
     return build_task(
         env,
         env_params,
@@ -103,7 +108,20 @@ def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
         agent=cfg.agent.build(),
         constrain=cfg.rollout.constrain,
         max_response=cfg.rollout.max_response,
+        plans=plans,
+        shows_hint=cfg.env.hint == 'plan',
     )
+
+
+def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
+    """simulation.solutions; ValueError for a world that has no expert."""
+    try:
+        return simulation.solutions(env, env_params, budget)
+    except simulation.NoExpert as error:
+        raise ValueError(
+            f'env.hint and opd.privileged tell what the best player does, and {env.name} has no '
+            'plans: set them to none'
+        ) from error
 
 
 def host_task(cfg: Config, tokenizer: Any, split: str) -> HostTask:

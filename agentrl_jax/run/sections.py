@@ -40,6 +40,8 @@ class Env:
     mix: Annotated[tuple[tuple[str, float], ...], MIX] = ()  # ((world, share of the groups), ...):
     # several worlds, in the place of name
     prompt: str = 'ragen'  # wording: a name in agentrl_jax.text.prompts.STYLES
+    hint: Literal['none', 'plan'] = 'none'  # with which the first prompt begins: plan, what the
+    # best player does from the start of the level
     think: bool = True  # answers open with <think>; False: with <answer>
     max_turns: Annotated[int, ONE] = 5
     max_actions_per_turn: Annotated[int, ONE] = 5  # further actions of an answer are cut
@@ -81,7 +83,19 @@ class Env:
             yield f'env.mix={self.mix!r}: shares must be above 0 and sum to 1'
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """What the worlds of a mixture cannot be given, and what does not go with several."""
+        """What does not go with hints, nor with the worlds of a mixture."""
+        if self.hint != 'none':
+            hosts = [name for name in self.worlds if name in HOSTS]
+            if hosts:
+                yield (
+                    f'env.hint={self.hint!r} needs the plans of worlds on the device, and '
+                    f'{", ".join(hosts)} is on hosts: set it to none'
+                )
+            if run.context.window:
+                yield (
+                    f'env.hint={self.hint!r} is read in the first turn, which context.window='
+                    f'{run.context.window} hides from later ones: set one of them to nothing'
+                )
         if not self.mix:
             return
         groups, mix = self.apportion(run.rollout.num_groups), f'env.mix={self.mix!r}'

@@ -12,6 +12,7 @@ from agentrl_jax.envs import WORLDS
 from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, frozen, sharding
 from agentrl_jax.models import critic
+from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
 from agentrl_jax.run import teachers
 from agentrl_jax.run.build import Run
@@ -69,7 +70,8 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
     policy, critic_params, critic_opt_state = trained_policy(params, cfg, config), None, None
     if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
         critic_params = critic.init(trained_part(params, cfg, 1), config)
-        critic_opt_state = txs[1].init(critic_params)
+        trained, _ = split_critic(critic_params, freeze_attention=cfg.critic.freeze_attention)
+        critic_opt_state = txs[1].init(trained)
     return TrainState(
         step=jnp.int32(0),
         params=policy,
@@ -120,9 +122,11 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)
     reference = open_reference(run, workdir, state)
+    taught = tuple(own.params for own in run.teachers)
+    hints = teachers.hints(run.cfg, run.training.tasks[0], run.mesh)
     return RunState(
         state=state,
-        frozen=Frozen(model, reference, tuple(own.params for own in run.teachers)),
+        frozen=Frozen(model, reference, taught, hints),
         base=jax.device_get(examples) if joins else None,
         streams=streams,
     )

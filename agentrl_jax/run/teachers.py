@@ -4,11 +4,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from agentrl_jax.machine import checksums, files, sharding
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import Config
+from agentrl_jax.text.task import TextTask, hint_tokens
 from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Params
 
@@ -48,6 +52,14 @@ def vocabulary(tokenizer: Any) -> tuple[list[bytes], dict[str, int]]:
     """(bytes of every id, id of every special token)."""
     specials = {name: tokenizer.special(name) for name in tokenizer.special_names()}
     return tokenizer.token_bytes(), specials
+
+
+def hints(cfg: Config, task: TextTask, mesh: Any) -> jax.Array | None:
+    """What teachers read of each level of a task beside the policy: text.task.hint_tokens."""
+    if cfg.algorithm.privileged == 'none':
+        return None
+    found = np.asarray(hint_tokens(task))
+    return found if mesh is None else sharding.replicate(found, mesh)
 
 
 def functions(

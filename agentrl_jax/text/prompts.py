@@ -1,8 +1,8 @@
 """Prompt styles as data: what the system message says and how a turn is worded.
 
 A user message is the concatenation, in this order, of
-  reward (from the second turn on), header, again (where a further trial begins), observation,
-  warning (after an invalid answer), tail.
+  reward (from the second turn on), hint (in the first turn, with env.hint), header, again (where a
+  further trial begins), observation, warning (after an invalid answer), tail.
 The observation comes from the environment; the other parts are templates over one integer each, so
 that every possible text is known before training and turned into tokens once.
 """
@@ -31,6 +31,8 @@ class PromptStyle:
         'again: <reflect> [your reflection] </reflect>, with no extra text.\n'
     )
     again: str = 'Trial {trial}: everything is again as it was at the start.\n'
+    # Opens a hint (env.hint), whose actions follow, one a line
+    hint: str = 'Hint: the best actions from here on, in order:\n'
 
     def rewards_shown(self) -> bool:
         return bool(self.reward)
@@ -69,6 +71,7 @@ BRIEF = PromptStyle(
     plan='Plan.\n',
     reflect='Failed.\n',
     again='Again.\n',
+    hint='Hint.\n',
 )
 
 # The same for every budget of actions: no agent reads what is left of it.

@@ -49,6 +49,8 @@ class Offsets:
     past_turn: int = struct.field(pytree_node=False, default=-1)
     past_action: int = struct.field(pytree_node=False, default=-1)
     past_reward: int = struct.field(pytree_node=False, default=-1)
+    hint: int = struct.field(pytree_node=False, default=-1)  # opens a hint
+    hint_action: int = struct.field(pytree_node=False, default=-1)
 
 
 @struct.dataclass
@@ -74,6 +76,10 @@ class TextTask:
     format_penalty: float = struct.field(pytree_node=False)
     opening: str = struct.field(pytree_node=False)  # forced in front of answers: of answer.FORMS
     grammar: grammars.Grammar | None = None  # what is sampled from; None = the vocabulary
+    plans: jax.Array | None = None  # int32 [levels, A]  what the best player does from the start
+    # of a level, indices into the names of actions, -1 past the end: what a hint says
+    shows_hint: bool = struct.field(pytree_node=False, default=False)  # in the first prompt; else
+    # hints are for others than the player (hint_tokens)
 
 
 @struct.dataclass
@@ -300,6 +306,7 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
     rows = [
         *(jnp.where(episode.turn == 0, -1, row) for row in opening),
         past,
+        *_hint_lines(task, episode),
         at.header + episode.turn,
         *_again_line(task, now),
         observation_lines(task, episode.state),
@@ -307,6 +314,32 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
         *_asking_lines(task, episode),
     ]
     return jnp.concatenate([jnp.atleast_1d(jnp.asarray(row, jnp.int32)) for row in rows])
+
+
+def _hint_lines(task: TextTask, episode: Episode) -> list[jax.Array]:
+    """Rows of the hint, which the first prompt begins with."""
+    if not task.shows_hint:
+        return []
+    return [jnp.where(episode.turn == 0, hint_lines(task, task.plans[episode.level]), -1)]
+
+
+def hint_lines(task: TextTask, plan: jax.Array) -> jax.Array:
+    """Rows of the hint of a plan int32 [A]; nothing where there is no plan. int32 [1 + A]."""
+    at = task.offsets
+    opening = jnp.where(plan[:1] >= 0, at.hint, -1)
+    return jnp.concatenate([opening, jnp.where(plan >= 0, at.hint_action + plan, -1)])
+
+
+def hint_tokens(task: TextTask) -> jax.Array:
+    """The hint of each level as it stands after the prefix; int32 [levels, H], -1 past the end."""
+    rows = jax.vmap(lambda plan: hint_lines(task, plan))(task.plans)
+    each = line_tables.longest(task.table)
+    actions = each[task.offsets.hint_action :][: len(task.env.ACTION_NAMES)].max()
+    width = int(each[task.offsets.hint] + task.plans.shape[1] * actions)
+    tokens, count = jax.vmap(lambda own: line_tables.gather_lines(task.table, own, width=width))(
+        rows
+    )
+    return tokens[:, : max(int(count.max()), 1)]
 
 
 def _again_line(task: TextTask, now: agents.Progress) -> list[jax.Array]:
@@ -352,7 +385,17 @@ def system_text(env: Any, style: PromptStyle, max_actions: int, opening: str = '
 
 
 def _families(
-    env, observations, style, agent, *, max_turns, max_actions, per_turn, max_words, past_turns
+    env,
+    observations,
+    style,
+    agent,
+    *,
+    max_turns,
+    max_actions,
+    per_turn,
+    max_words,
+    past_turns,
+    hints,
 ):
     """The line families, in table order: name -> list of texts."""
     asks = [getattr(style, part.asks) for part in agents.WRITTEN.values()] if agent.writes else []
@@ -378,6 +421,11 @@ def _families(
             turns=past_turns,
             max_turns=max_turns,
         ),
+        **(
+            {'hint': [style.hint], 'hint_action': [f'{name}\n' for name in env.ACTION_NAMES]}
+            if hints
+            else {}
+        ),
     }
 
 
@@ -397,6 +445,8 @@ def build_task(
     agent: agents.Agent = agents.ONLY_ACTS,
     constrain: str = '',
     max_response: int = 0,
+    plans: np.ndarray | None = None,
+    shows_hint: bool = True,
 ) -> TextTask:
     """Tokenises every possible line of the environment once (host; seconds at most).
 
@@ -405,7 +455,8 @@ def build_task(
     'Thought:' (ReAct).
     past_turns: turns before the current one that each prompt tells in words. agent: which turns an
     episode has beside those that act. constrain: a spelling of text.grammar, and answers of at most
-    max_response tokens; '' = any token may be sampled.
+    max_response tokens; '' = any token may be sampled. plans: of each level (simulation.solutions),
+    for hints, which the first prompt shows if shows_hint; None = there are none.
     """
     if style not in STYLES:
         raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
@@ -426,6 +477,7 @@ def build_task(
         per_turn=max_actions_per_turn,
         max_words=max_words,
         past_turns=past_turns,
+        hints=plans is not None,
     )
     chat = chats.build_chat(tokenizer)
     observed, slots = families['observation'], env.line_slots(env_params)
@@ -438,6 +490,8 @@ def build_task(
         _check_observations(env, env_params, tokenizer, observed, max_actions_per_episode)
     first = families | {'observation': [line for line in observed if line not in pieces.inner]}
     prefix = _prefix(tokenizer, chat, env, words, first, max_actions_per_episode, generation_prefix)
+    if plans is not None:
+        _check_hints(tokenizer, families)
     return TextTask(
         env_params=env_params,
         table=table,
@@ -458,7 +512,14 @@ def build_task(
         agent=agent,
         pad_id=tokenizer.pad_id,
         width=_width(
-            env, env_params, line_tables.longest(table), at, sizes, past_turns, max_actions_per_turn
+            env,
+            env_params,
+            line_tables.longest(table),
+            at,
+            sizes,
+            past_turns,
+            max_actions_per_turn,
+            0 if plans is None or not shows_hint else plans.shape[1],
         ),
         max_turns=max_turns,
         max_actions_per_turn=max_actions_per_turn,
@@ -477,6 +538,8 @@ def build_task(
         )
         if constrain
         else None,
+        plans=None if plans is None else jnp.asarray(plans, jnp.int32),
+        shows_hint=plans is not None and shows_hint,
     )
 
 
@@ -487,8 +550,23 @@ def _prefix(tokenizer, chat, env, style, families, max_actions, opening) -> list
     shown = [*(families['past_summary'] if 'past_summary' in families else ()), *families['header']]
     if not all(shown):
         shown += families['observation']
+    shown += families['hint'] if 'hint' in families else []
     cut = len(ids) - len(tokenizer.encode(text))
     return [*ids[:cut], *line_tables.in_front_of_all(tokenizer, text, shown)]
+
+
+def _check_hints(tokenizer, families) -> None:
+    """Raises if a line of a hint is spelled otherwise in front of one line than of another.
+
+    What a level's hint is must not depend on the prompt that follows it.
+    """
+    lines = [*families['hint'], *families['hint_action']]
+    shown = [line for name in ('header', 'observation') for line in families[name]]
+    if moved := line_tables.looking_ahead(tokenizer, lines, [line for line in shown if line]):
+        raise ValueError(
+            f'the tokens of {next(iter(moved.values()))!r}, a line of a hint, depend on the line '
+            'after it: set env.hint and opd.privileged to none, or take another tokenizer'
+        )
 
 
 def _check_observations(env, env_params, tokenizer, lines, budget) -> None:
@@ -529,7 +607,7 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
     return table, Offsets(reward_low=quanta[0], reward_high=quanta[-1], **at), at, sizes
 
 
-def _width(env, env_params, length, at, sizes, past_turns, per_turn) -> int:
+def _width(env, env_params, length, at, sizes, past_turns, per_turn, hinted) -> int:
     """Tokens of the longest possible turn prompt: the longest line at each of its places."""
 
     def longest(first, count):
@@ -544,4 +622,5 @@ def _width(env, env_params, length, at, sizes, past_turns, per_turn) -> int:
         past = most['past_summary'] + past_turns * (observation + a_turn)
     fixed = [most[name] for name in ('reward', 'header', 'again', 'warning')]
     markers = longest(at['end_turn'], 1) + longest(at['close'], len(length) - at['close'])
-    return observation + sum(fixed) + max(most['tail'], most['asks']) + markers + past
+    hint = most['hint'] + hinted * most['hint_action'] if hinted else 0
+    return observation + sum(fixed) + max(most['tail'], most['asks']) + markers + past + hint

@@ -13,6 +13,8 @@ from agentrl_jax.run.config import read as read_config
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
 TAUGHT = {'algorithm': 'opd', 'opd.teachers': ('another',)}
+HINTED = {'opd.privileged': 'plan'}
+ITSELF = {'algorithm': 'opd'} | HINTED
 EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
 OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'objects.instruction': 'Say something.'}
 
@@ -111,6 +113,11 @@ REFUSED = {
     ],
     'critics': [
         ({'algorithm': 'grpo', 'critic.updates': 2}, 'critic.updates=2 needs a separate critic'),
+        ({'algorithm': 'grpo', 'critic.freeze_attention': True}, 'attention=True needs a separate'),
+        (
+            {'critic.freeze_attention': True, 'critic.share_backbone': True},
+            'critic.freeze_attention=True needs a separate critic',
+        ),
         (
             {'critic.updates': 2, 'critic.share_backbone': True},
             'critic.updates=2 needs a separate critic',
@@ -203,6 +210,15 @@ REFUSED = {
     ],
     'distillation': [
         ({'algorithm': 'opd'}, 'name them in opd.teachers'),
+        ({'opd.privileged': 'plan'}, "has no effect on algorithm='ppo', only on opd"),
+        (TAUGHT | HINTED | {'env.hint': 'plan'}, "reads as well with env.hint='plan'"),
+        (ITSELF | {'env.mix': HALVES['env.mix']}, 'is for one world, and env.mix='),
+        (ITSELF | {'env.name': 'textcraft'}, "opd.privileged='plan' needs the plans of a world on"),
+        ({'env.hint': 'plan', 'env.name': 'textcraft'}, "env.hint='plan' needs the plans of worl"),
+        (
+            {'env.hint': 'plan', 'context.window': 1},
+            'is read in the first turn, which context.window=1 hides from later ones',
+        ),
         ({'opd.teachers': ('another',)}, "has no effect on algorithm='ppo', only on opd"),
         (TAUGHT | {'loss.kl_coef': 0.1}, 'with opd.teachers in its place: set it to 0'),
         (TAUGHT | {'loss.clip_high': 0.3}, 'loss.dual_clip has no effect on opd.divergence=full'),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 import toy_rollouts as toy
+from flax import traverse_util
 from jax.sharding import AxisType
 
 from agentrl_jax.machine import sharding
@@ -163,6 +164,7 @@ UPDATES = {
     'ppo on a shared backbone': {'algorithm': 'ppo', 'critic.share_backbone': True},
     'grpo with a reference': {'algorithm': 'grpo', 'loss.kl_coef': 0.1},
 }
+FROZEN_ATTENTION = {'algorithm': 'ppo', 'critic.freeze_attention': True, 'critic.updates': 2}
 
 
 def mesh_of(data, fsdp, tensor):
@@ -172,13 +174,13 @@ def mesh_of(data, fsdp, tensor):
 
 
 @functools.cache
-def updated(name, shape=(1, 1, 1)):
+def updated(name, shape=(1, 1, 1), rank=2):
     """(state before, after, frozen before, after, metrics) of a learn step with adapters."""
     cfg = micro_runs.config(
         'frozen_lake',
-        **UPDATES[name],
+        **(UPDATES[name] if name in UPDATES else FROZEN_ATTENTION),
         **{
-            'lora.rank': 2,
+            'lora.rank': rank,
             'lora.targets': 'q_proj,o_proj,up_proj,down_proj',
             'optim.lr': LR,
             'optim.critic_lr': LR,
@@ -194,7 +196,7 @@ def updated(name, shape=(1, 1, 1)):
     run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
     state = start.start_state(run, params)
     reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
-    frozen = Frozen({'model': params['model']}, reference)
+    frozen = Frozen({'model': params['model']} if rank else {}, reference)
     before = jax.device_get((state, frozen))
     fns = parts.build_functions(cfg, config, mesh)
     how = build_module.build_learning(cfg, mesh, None, None)
@@ -242,6 +244,22 @@ def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
     # q, o [32, 32]; up [32, 64], down [64, 32]: rank 2 x (64 + 64 + 96 + 96) numbers in 1 layer
     head = 33 if 'shared' in name else 0
     assert count(before.params) == 2 * (64 + 64 + 96 + 96) + head
+
+
+@pytest.mark.parametrize('rank, shape', [(2, (1, 1, 1)), (0, (2, 2, 2))], ids=['LoRA', 'mesh'])
+def test_frozen_attention_of_the_critic_stays_as_it_was(rank, shape):
+    """All else of it moves, and alone has moments; the policy's attention trains."""
+    before, _, after, _, _ = updated('frozen attention', shape, rank)
+    ours, theirs = (traverse_util.flatten_dict(x.critic_params) for x in (before, after))
+    kept = {path for path in ours if 'self_attn' in path}
+    assert {path[-2] for path in kept} >= {'q_proj', 'o_proj'}
+    for path, x in ours.items():
+        assert (x == theirs[path]).all() == (path in kept), path
+    trains = sum(x.size for path, x in ours.items() if path not in kept)
+    assert count(before.critic_opt_state) == count(after.critic_opt_state) == 2 * trains
+    policy = (traverse_util.flatten_dict(x.params) for x in (before, after))
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), *policy)
+    assert all(moved.values())
 
 
 def test_the_reference_is_the_base_without_adapters():

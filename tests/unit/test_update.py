@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.algorithms.ppo import PPO
-from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.models.functions import ModelFns, split_critic
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses, objective, update, widths
 from agentrl_jax.rl.learning import Optim
@@ -303,6 +303,36 @@ def test_two_steps_of_the_critic_are_those_of_two_updates_that_hold_the_policy()
     assert_close(two.critic_params, both.critic_params, atol=1e-7)
     assert_close(measured['value/loss'], same['value/loss'])
     assert_same(both.params, state.params)
+
+
+def nested(flat):
+    """The toy critic with its embedding in the place of attention."""
+    rest = {name: x for name, x in flat.items() if name != 'embed'}
+    return {'layer': {'self_attn': {'embed': flat['embed']}}, 'rest': rest}
+
+
+def nested_values(params, critic, *rows):
+    return toy.toy_values(params, critic['rest'] | critic['layer']['self_attn'], *rows)
+
+
+def test_a_frozen_attention_leaves_the_step_of_the_rest_as_it_is():
+    state, batch = own_critic_state(), toy_batch()
+    fns = SHARED.replace(values=nested_values)
+    tx = optax.sgd(0.1, momentum=0.9)
+    whole = state_of(state.params, nested(state.critic_params), tx)
+    trained, kept = split_critic(whole.critic_params, freeze_attention=True)
+    assert trained.keys() == {'rest'} and kept.keys() == {'layer'}
+    frozen = whole.replace(critic_opt_state=tx.init(trained))
+    both, measured = toy_update(tx, fns)(whole, batch)
+    part, less = toy_update(tx, fns, freeze_attention=True)(frozen, batch)
+    assert_same(part.critic_params['layer'], whole.critic_params['layer'])
+    moved = jax.tree.map(lambda x, y: (x != y).any(), both.critic_params['layer'], kept['layer'])
+    assert all(jax.tree.leaves(moved))
+    assert_close(part.critic_params['rest'], both.critic_params['rest'])
+    assert_close(part.params, both.params)
+    assert less['value/grad_norm'] < measured['value/grad_norm']  # of what trains
+    momenta = [x.size for x in jax.tree.leaves(part.critic_opt_state) if x.ndim]
+    assert sum(momenta) == sum(x.size for x in jax.tree.leaves(trained))
 
 
 def test_critic_warmup_holds_the_policy():
