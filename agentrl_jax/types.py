@@ -77,6 +77,10 @@ class Rollout:
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
     optimal_values: jax.Array | None = None  # float32 [B, K]  what the best player would still earn
     # from the start of a turn (text.task.optimal_value); 0 past the end; None: not asked for
+    seats: jax.Array | None = None  # int32 [B, K]  seat that plays a turn, of a game in which both
+    # are played: rewards are those of seat 0, seat 1 earns minus that; None: one seat
+    learner: jax.Array | None = None  # int32 [B]  seat that the policy plays where a snapshot has
+    # the other one, whose tokens are none of action_mask; None: it plays both
 
     @classmethod
     def empty(
@@ -90,12 +94,13 @@ class Rollout:
         max_actions: int,
         words: int = 0,
         valued: bool = False,
+        seated: bool = False,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
-        words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values. xp:
-        jax.numpy, or numpy for a record that a host fills in place.
+        words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values.
+        seated: with seats. xp: jax.numpy, or numpy for a record that a host fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -131,6 +136,7 @@ class Rollout:
             level=level,
             allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
             optimal_values=turns(xp.float32) if valued else None,
+            seats=turns(xp.int32) if seated else None,
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':

@@ -293,6 +293,8 @@ def write_prompts(
     if out.optimal_values is not None:
         values = jax.vmap(text.optimal_value, in_axes=(None, 0))(task, world)
         out = out.put((row, world.turn), optimal_values=values)
+    if out.seats is not None:
+        out = out.put((row, world.turn), seats=jax.vmap(task.env.seat)(world.state))
     return out, jnp.where(used, tokens, task.pad_id), count
 
 
@@ -491,6 +493,7 @@ def collect(
     vocab_shards: int = 1,
     share: bool = False,
     valued: bool = False,
+    seated: bool = False,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
 
@@ -502,7 +505,7 @@ def collect(
     vocab_shards: of logits over the whole vocabulary, see sampling.sample.
     share: slots copy a first observation that another one reads, where the policy sees whole
     conversations; what is sampled is the same.
-    valued: with Rollout.optimal_values.
+    valued: with Rollout.optimal_values; seated: with Rollout.seats.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
     (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
@@ -521,6 +524,7 @@ def collect(
         cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
         share=share and not window,
         valued=valued,
+        seated=seated,
     )
 
     def draw(state, logits, uniform):
@@ -627,6 +631,7 @@ def start(
     cache_tokens: int,
     share: bool = False,
     valued: bool = False,
+    seated: bool = False,
 ) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
     listed, zero = episodes.listed, jnp.int32(0)
@@ -652,6 +657,7 @@ def start(
             max_actions=task.max_actions_per_turn,
             words=text.words(task),
             valued=valued,
+            seated=seated,
         ),
         place=begin_answers(empty_place(task, slots), task, jnp.arange(slots), world),
         decodes=zero,

@@ -280,6 +280,7 @@ def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
     """
     own, pools = cfg.eval.split, {}
+    cfg = cfg.held_out
     for split in (own, *cfg.eval.also):
         for member in cfg.members:
             prefix = 'eval' if split == own else f'eval_{split}'
