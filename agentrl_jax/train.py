@@ -125,6 +125,8 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         collecting.check_finite(*counted, f'step {step}, {split} episodes')
         counts.append(programs.sums(policy, rollout))
         found |= validation.summarise(counts[-1], programs.prefix)
+    if run.training.exploitability is not None:
+        found['eval/exploitability'] = run.training.exploitability(policy)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
         together = validation.total(counts[: len(run.cfg.env.worlds)])
         found |= validation.summarise(together)

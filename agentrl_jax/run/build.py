@@ -9,7 +9,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
+from agentrl_jax.measure import (
+    choices,
+    critic_error,
+    exploitability,
+    metrics,
+    mutual_information,
+    validation,
+)
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.rl import curriculum, observations
@@ -44,6 +51,7 @@ class Training:
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
+    exploitability: Callable | None  # (policy) -> chips; None but in self-play of Leduc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,6 +403,7 @@ def build_training(
         learn=build_learn(fns, how),
         rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
         critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
+        exploitability=build_exploitability(cfg, config, tasks[0], tokenizer),
     )
 
 
@@ -420,6 +429,30 @@ def build_critic_error(
     draw = functools.partial(build_draw(cfg, task), forks=parts.build_label_forks(cfg))
     program = functools.partial(measure_critic, draw=draw, collect=collect, fns=fns, how=how)
     return jax.jit(program, out_shardings=whole)
+
+
+def build_choices(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Callable:
+    """Jitted (params, task, worlds) -> choices.action_probabilities, as validation samples."""
+    answers = choices.spelled(task, tokenizer)
+    probabilities = functools.partial(
+        choices.action_probabilities,
+        answers=answers,
+        hidden_fn=config.forward,
+        head_fn=config.head_kernel,
+        bits=task.grammar.bits,
+        temperature=cfg.eval.temperature,
+    )
+    return jax.jit(probabilities)
+
+
+def build_exploitability(
+    cfg: Config, config: Model, task: Task, tokenizer: Any
+) -> Callable | None:
+    """exploitability_of a policy in the prompts that train; None where it is not known."""
+    if not cfg.in_self_play or cfg.env.name != 'leduc' or choices.unknown(cfg):
+        return None
+    probabilities = build_choices(cfg, config, task, tokenizer)
+    return lambda policy: exploitability.exploitability_of(probabilities, policy, task)
 
 
 def build_validations(
