@@ -18,6 +18,14 @@ from flax import struct
 Params = Any  # nested dict of arrays whose paths mirror HuggingFace parameter names
 
 
+@struct.dataclass
+class Pair:
+    """What plays the two seats of games: the policy, and a snapshot of it."""
+
+    policy: Any
+    other: Any
+
+
 class TurnStop(enum.IntEnum):
     """Why a turn ended; NONE marks turns that were never played."""
 
@@ -95,12 +103,13 @@ class Rollout:
         words: int = 0,
         valued: bool = False,
         seated: bool = False,
+        learner: Any = None,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
         words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values.
-        seated: with seats. xp: jax.numpy, or numpy for a record that a host fills in place.
+        seated: with seats; learner: as the field. xp: jax.numpy, or numpy for a record that a host fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -137,6 +146,7 @@ class Rollout:
             allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
             optimal_values=turns(xp.float32) if valued else None,
             seats=turns(xp.int32) if seated else None,
+            learner=learner,
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':
@@ -235,6 +245,7 @@ class TrainState:
     )  # int32 []    optimiser steps skipped because loss or gradient was not finite
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
     expected: jax.Array | None = None  # float32 [N]  success expected of each training level
+    snapshots: tuple[Params, ...] = ()  # earlier policies that play the other seat, the oldest first
 
 
 @struct.dataclass

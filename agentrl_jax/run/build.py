@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
@@ -51,6 +52,7 @@ class Training:
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
+    keep: Callable  # (params, snapshots) -> snapshots with them as the newest, without the oldest
     exploitability: Callable | None  # (policy) -> chips; None but in self-play of Leduc
 
 
@@ -403,6 +405,7 @@ def build_training(
         learn=build_learn(fns, how),
         rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
         critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
+        keep=jax.jit(lambda params, kept: (*kept[1:], jax.tree.map(jnp.copy, params))),
         exploitability=build_exploitability(cfg, config, tasks[0], tokenizer),
     )
 

@@ -269,6 +269,11 @@ class SelfPlay:
                 f'{asked} has no demonstrations, which are of whole episodes: set clone.episodes '
                 "to 0 and clone.file to '', and name a run cloned before in model.path"
             )
+        if self.snapshots and run.alarm.mi_every:
+            yield (
+                f'alarm.mi_every={run.alarm.mi_every} measures answers of the policy, and '
+                f'self_play.snapshots={self.snapshots} has others play too: set it to 0'
+            )
         if self.snapshots and (run.rollout.group_size < 4 or run.rollout.group_size % 2):
             yield (
                 f'self_play.snapshots={self.snapshots} gives the policy either seat in half of the '
