@@ -5,13 +5,14 @@
 
 Everybody plays everybody on the test deals of --workdir's game, each deal twice, with seats
 swapped. Players are the checkpoints of --workdir (those of --steps, or all that were kept) and the
-newest one of each run in --against, which sample as in their own validation. Prints ratings with 95 %
-intervals, random play = 0, and writes elo.json; of Leduc also chips a game and the exploitability.
-Prompts that count turns count those of both players.
+newest one of each run in --against, which sample as in their own validation. Prints ratings with
+95 % intervals, random play = 0, and writes elo.json; of Leduc also chips a game (reward) and the
+exploitability. Prompts that count turns count those of both players. A rating is of games won, not
+of what they paid: in poker who folds much wins seldom and may still lose little.
 
-A policy's actions are drawn from their exact probabilities (agentrl_jax/measure/choices.py says what
-that needs of a config), so that policies, random play and the expert, whose moves are made on the
-host, play in one way; a policy's program is compiled once for all of its checkpoints.
+A policy's actions are drawn from their exact probabilities (agentrl_jax/measure/choices.py says
+what that needs of a config), so that policies, random play and the expert, whose moves are made on
+the host, play in one way; a policy's program is compiled once for all of its checkpoints.
 """
 
 from absl import flags, logging
@@ -147,9 +148,7 @@ def policies(path: str, steps: Sequence[int | None]) -> list[Player]:
     return found
 
 
-def chances_of(
-    asked: Callable, params: Any, task: TextTask, states: Any, used: int
-) -> np.ndarray:
+def chances_of(asked: Callable, params: Any, task: TextTask, states: Any, used: int) -> np.ndarray:
     """float [n, A]: what a policy would do in n states after `used` actions, a chunk at a time."""
     count, found = len(states.time), []
     for begin in range(0, count, CHUNK):

@@ -109,7 +109,8 @@ class Rollout:
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
         words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values.
-        seated: with seats; learner: as the field. xp: jax.numpy, or numpy for a record that a host fills in place.
+        seated: with seats; learner: as the field. xp: jax.numpy, or numpy for a record that a host
+        fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -245,7 +246,9 @@ class TrainState:
     )  # int32 []    optimiser steps skipped because loss or gradient was not finite
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
     expected: jax.Array | None = None  # float32 [N]  success expected of each training level
-    snapshots: tuple[Params, ...] = ()  # earlier policies that play the other seat, the oldest first
+    snapshots: tuple[
+        Params, ...
+    ] = ()  # earlier policies that play the other seat, the oldest first
 
 
 @struct.dataclass

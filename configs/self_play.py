@@ -16,7 +16,9 @@ def get_config(game='leduc'):
     cfg.algorithm = 'rae'
     cfg.steps = STEPS
     cfg.env.name = game
-    cfg.env.prompt = 'plain'  # prompts of validation, where turns are those of one player, are alike
+    cfg.env.prompt = (
+        'plain'  # prompts of validation, where turns are those of one player, are alike
+    )
     cfg.env.max_turns, cfg.rollout.max_tokens = SIZES[game]
     cfg.env.max_actions_per_turn = 1
     cfg.env.max_actions_per_episode = cfg.env.max_turns

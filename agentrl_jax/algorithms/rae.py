@@ -15,7 +15,8 @@ noisier than an average of many steps. Episodes that failed are in no mean. The 
 range, which act from the second optimiser step on a rollout on, are those of every algorithm here.
 
 Where the other seat is played by a snapshot (self_play.snapshots) only the turns of the policy
-train, and a seat is compared among the members in which the policy has it.
+train, and a seat is compared among the members in which the policy has it. Of one seat alone it is
+RLOO without the KL.
 """
 
 import dataclasses
@@ -37,10 +38,11 @@ class RAE(Clipped):
         """One advantage per seat."""
         rows, mask = trained(rollout, keep)
         own = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)
-        returns = turn_credit.seat_returns(rollout.rewards, own, rollout.seats, rollout.num_turns)
+        seats = jnp.zeros_like(rollout.num_actions) if rollout.seats is None else rollout.seats
+        returns = turn_credit.seat_returns(rollout.rewards, own, seats, rollout.num_turns)
         per_seat = []
         for seat in range(2):
             plays = rows if rollout.learner is None else rows & (rollout.learner == seat)
             per_seat.append(adv.leave_one_out(returns[:, seat], plays, group_size=group_size))
-        per_turn = jnp.take_along_axis(jnp.stack(per_seat, 1), rollout.seats, axis=1)
+        per_turn = jnp.take_along_axis(jnp.stack(per_seat, 1), seats, axis=1)
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

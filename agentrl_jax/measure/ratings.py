@@ -1,9 +1,10 @@
 """Elo ratings of players from the games that they played with each other (NumPy, on the host).
 
   P(i beats j) = 1 / (1 + 10^((r_j - r_i) / 400)),  a draw is half a win of both
-Ratings are those of most likelihood (Bradley and Terry 1952), with r of the anchor 0. One drawn game
-with the anchor is added for each player: one who won or lost all games would have no finite rating.
-Intervals are percentiles over deals drawn again (bootstrap): games of one deal are drawn together.
+Ratings are those of most likelihood (Bradley and Terry 1952), with r of the anchor 0. One drawn
+game with the anchor is added for each player: one who won or lost all games would have no finite
+rating. Intervals are percentiles over deals drawn again (bootstrap): games of one deal are drawn
+together.
 """
 
 import numpy as np
@@ -58,6 +59,8 @@ def intervals(
     won = np.nansum(scores, -1)
     rng, deals = np.random.default_rng(seed), scores.shape[2]
     times = rng.multinomial(deals, np.full(deals, 1 / deals), resamples)  # [R, L]
-    again = fit(np.einsum('rl,pql->rpq', times, won), np.einsum('rl,pql->rpq', times, played), anchor)
+    again = fit(
+        np.einsum('rl,pql->rpq', times, won), np.einsum('rl,pql->rpq', times, played), anchor
+    )
     low, high = np.quantile(again, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
     return fit(won.sum(-1), played.sum(-1), anchor), low, high

@@ -139,9 +139,7 @@ def push(
 ) -> Rows:
     """The token int32 [S] of each live row bool [S] goes through the model and into its cache."""
     position = jnp.where(live, rows.context, rows.cache.length)
-    hidden, caches = forward(
-        rows, params, token[:, None], position[:, None], None, config=config
-    )
+    hidden, caches = forward(rows, params, token[:, None], position[:, None], None, config=config)
     return rows.replace_caches(
         caches,
         hidden=hidden[:, 0],

@@ -53,7 +53,7 @@ class Training:
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
     keep: Callable  # (params, snapshots) -> snapshots with them as the newest, without the oldest
-    exploitability: Callable | None  # (policy) -> chips; None but in self-play of Leduc
+    exploitability: Callable | None  # (policy) -> chips; None but in Leduc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -448,12 +448,11 @@ def build_choices(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Cal
     return jax.jit(probabilities)
 
 
-def build_exploitability(
-    cfg: Config, config: Model, task: Task, tokenizer: Any
-) -> Callable | None:
-    """exploitability_of a policy in the prompts that train; None where it is not known."""
-    if not cfg.in_self_play or cfg.env.name != 'leduc' or choices.unknown(cfg):
+def build_exploitability(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Callable | None:
+    """exploitability_of a policy, asked in self-play; None where it is not known."""
+    if cfg.env.name != 'leduc' or choices.unknown(cfg):
         return None
+    task = task.replace(env=dataclasses.replace(task.env, opponent='self'))  # of the same texts
     probabilities = build_choices(cfg, config, task, tokenizer)
     return lambda policy: exploitability.exploitability_of(probabilities, policy, task)
 

@@ -73,8 +73,8 @@ def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
     cfg, workdir = trained
     with micro_runs.one_device():
         first, second, last = (micro_runs.saved_state(cfg, workdir, step) for step in (0, 2, 4))
-    same = jax.tree.map(np.testing.assert_array_equal, (first.params, first.params), first.snapshots)
-    assert same is not None
+    start = (first.params, first.params)
+    jax.tree.map(np.testing.assert_array_equal, first.snapshots, start)
     # The snapshot of step 2 is taken when that step begins, after the checkpoint of it
     jax.tree.map(np.testing.assert_array_equal, second.snapshots, first.snapshots)
     taken = (first.params, second.params)

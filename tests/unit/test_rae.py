@@ -31,7 +31,8 @@ def test_returns_of_both_seats_by_hand():
 def expected_advantages(rollout, group_size, learner=None):
     """Loops over episodes, turns and the other members."""
     rewards, penalties, seats, turns = (
-        np.asarray(x) for x in (rollout.rewards, rollout.penalties, rollout.seats, rollout.num_turns)
+        np.asarray(x)
+        for x in (rollout.rewards, rollout.penalties, rollout.seats, rollout.num_turns)
     )
     healthy = np.asarray(rollout.healthy)
     total = np.zeros((len(turns), 2))

@@ -70,11 +70,7 @@ def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
         action = np.where(legal, rng.random(legal.shape), -1).argmax(1)
         world, outcome = turn(game, KEY, world, action[:, None], jnp.ones(GAMES, bool))
         after = step(direct, action)
-        direct = jax.tree.map(
-            lambda new, old: jnp.where(over.reshape(-1, *[1] * (new.ndim - 1)), old, new),
-            after,
-            direct,
-        )
+        direct = device.choose(jnp.asarray(over), direct, after)
         earned += np.where(over, 0, outcome.reward)
         paid += np.where(over, 0, np.asarray(after.rewards)[np.arange(GAMES), starts])
         jax.tree.map(np.testing.assert_array_equal, world.state.game, direct)
@@ -158,7 +154,9 @@ def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
     for k, world in enumerate(replayed(rollout)):
         live = np.flatnonzero(k < rollout.num_turns)
         tokens, count = jax.device_get(show(task('leduc'), world))
-        cards, mover = (np.array(x) for x in (world.state.game._cards, world.state.game.current_player))
+        cards, mover = (
+            np.array(x) for x in (world.state.game._cards, world.state.game.current_player)
+        )
         for card in range(3):
             other = cards.copy()
             other[np.arange(len(cards)), 1 - mover] = card
@@ -173,11 +171,11 @@ def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
     assert seats == {0, 1}
 
 
-def test_probabilities_of_actions_are_those_that_are_sampled():
-    """The log-probability of a sampled turn is that of the action that it took."""
-    rollout, _ = played()
+@functools.cache
+def ask():
+    """(params, task, worlds) -> probabilities of actions, jitted."""
     game = task('leduc')
-    ask = jax.jit(
+    return jax.jit(
         functools.partial(
             choices.action_probabilities,
             answers=choices.spelled(game, tiny.tokenizer()),
@@ -187,8 +185,13 @@ def test_probabilities_of_actions_are_those_that_are_sampled():
             temperature=1.0,
         )
     )
+
+
+def test_probabilities_of_actions_are_those_that_are_sampled():
+    """The log-probability of a sampled turn is that of the action that it took."""
+    rollout, _ = played()
     for k, world in enumerate(replayed(rollout)):
-        chances = np.asarray(ask(tiny.untrained(), game, world))
+        chances = np.asarray(ask()(tiny.untrained(), task('leduc'), world))
         offered = np.asarray(world.state.game.legal_action_mask)
         np.testing.assert_array_equal(chances > 0, offered)
         live = np.flatnonzero(k < rollout.num_turns)
@@ -215,3 +218,18 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
     own = same.action_mask
     np.testing.assert_allclose(same.logprobs[own], alone.logprobs[own], atol=1e-5)
     assert (mixed.tokens != alone.tokens).any()
+    # A snapshot that is sure of everything: its turns take its likeliest action, ours need not
+    sure = {
+        'model': {
+            **params['model'],
+            'norm': jax.tree.map(lambda x: 1e4 * x, params['model']['norm']),
+        }
+    }
+    found, _ = run(Pair(params, sure))
+    likeliest = {True: [], False: []}
+    for k, world in enumerate(replayed(found)):
+        best = np.asarray(ask()(sure, task('leduc'), world)).argmax(1)
+        for b in np.flatnonzero(k < found.num_turns):
+            theirs = bool(found.seats[b, k] != found.learner[b])
+            likeliest[theirs].append(found.actions[b, k, 0] == best[b])
+    assert all(likeliest[True]) and not all(likeliest[False])
