@@ -1,10 +1,23 @@
-"""RAE in self-play on Leduc Hold'em from nothing, the demo's small policy."""
+"""RAE in self-play on Leduc Hold'em from nothing, the demo's small policy, one CPU core.
+
+  python -m agentrl_jax.train --config=configs/self_play.py --workdir=runs/self_play
+  python -m agentrl_jax.elo --workdir=runs/self_play
+
+Behind the colon of the config: leduc (default) or connect_four. Random weights and no
+demonstration, under the grammar of answers; the policy has both seats. eval/success is against a
+player who moves at random, eval/exploitability (Leduc) is what a perfect opponent would win, in
+chips a game: random play loses 2.374. Needs pip install pgx.
+
+Hardware: one of two shared CPU cores.
+Time: TIME
+Score: SCORE
+"""
 
 import ml_collections
 
 from configs import demo
 
-STEPS = 200
+STEPS = 100
 # Game -> turns of both players, tokens of an episode
 SIZES = {'leduc': (8, 300), 'connect_four': (42, 2400)}
 
@@ -27,5 +40,6 @@ def get_config(game='leduc'):
     cfg.leduc = ml_collections.ConfigDict(dict(short=True, opponent='self', position=True))
     cfg.connect_four = ml_collections.ConfigDict(dict(short=True, opponent='self'))
     cfg.optim.schedule_steps = 4 * STEPS
-    cfg.loss.entropy_coef = 0.05
+    cfg.loss.entropy_coef = 0.1  # of chips: draws it to an equilibrium (nats of a choice)
+    cfg.batch.widths = 1  # prompts of single turns are alike in length
     return cfg
