@@ -134,7 +134,7 @@ def policies(path: str, steps: Sequence[int | None]) -> list[Player]:
     """The policy of each checkpoint of a run, with one program."""
     cfg = in_self_play(parts.config_of_run(files.local_path(path)))
     tokenizer, mesh = parts.build_tokenizer(cfg), parts.build_mesh(cfg, jax.devices()[:1])
-    task = parts.build_text_task(cfg, tokenizer, 'test', None)
+    task = parts.build_text_task(cfg, tokenizer, 'test', mesh)
     found, asked = [], None
     for step in steps:
         config, params = parts.load_run(files.local_path(path), mesh=mesh, step=step)
