@@ -17,9 +17,9 @@ import ml_collections
 
 from configs import demo
 
-STEPS = 100
+STEPS = 60
 # Game -> turns of both players, tokens of an episode
-SIZES = {'leduc': (8, 300), 'connect_four': (42, 2400)}
+SIZES = {'leduc': (8, 300), 'connect_four': (42, 2880)}
 
 
 def get_config(game='leduc'):
@@ -28,10 +28,9 @@ def get_config(game='leduc'):
     cfg = demo.get_config()
     cfg.algorithm = 'rae'
     cfg.steps = STEPS
+    cfg.eval.every = 20
     cfg.env.name = game
-    cfg.env.prompt = (
-        'plain'  # prompts of validation, where turns are those of one player, are alike
-    )
+    cfg.env.prompt = 'plain'  # so that those of validation, whose turns are one player's, are alike
     cfg.env.max_turns, cfg.rollout.max_tokens = SIZES[game]
     cfg.env.max_actions_per_turn = 1
     cfg.env.max_actions_per_episode = cfg.env.max_turns
@@ -39,7 +38,9 @@ def get_config(game='leduc'):
     cfg.context.window = 1
     cfg.leduc = ml_collections.ConfigDict(dict(short=True, opponent='self', position=True))
     cfg.connect_four = ml_collections.ConfigDict(dict(short=True, opponent='self'))
+    if game == 'connect_four':  # episodes are five times as long
+        cfg.rollout.num_groups, cfg.batch.minibatch_rows, cfg.batch.microbatch_rows = 8, 16, 16
     cfg.optim.schedule_steps = 4 * STEPS
-    cfg.loss.entropy_coef = 0.1  # of chips: draws it to an equilibrium (nats of a choice)
+    cfg.loss.entropy_coef = 0.3  # of chips: draws it to an equilibrium (nats of a choice)
     cfg.batch.widths = 1  # prompts of single turns are alike in length
     return cfg
