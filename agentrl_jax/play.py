@@ -212,6 +212,7 @@ def main() -> None:
             cfg = parts.config_of_run(files.local_path(given.workdir))
         else:
             cfg = config.read(given.config)
+        cfg = cfg.held_out
         if cfg.on_hosts and not given.workdir:
             raise ValueError(
                 f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '

@@ -55,10 +55,10 @@ from agentrl_jax.run import collecting, config, hosts, roll_back
 from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import keep_best, player_of, policy_of
+from agentrl_jax.run.params import keep_best, player_of, players_of, policy_of
 from agentrl_jax.run.recorder import Played, Recorder
 from agentrl_jax.run.state import RunState, next_iteration, open_state, saved_beside, space_needed
-from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, PAIRS, SHUFFLE, Streams
+from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, OPPONENT, PAIRS, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState
 
 
@@ -73,8 +73,16 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     horizon = cfg.turn_limit(step)
     limit = np.int32(horizon)  # an argument: no new program
     tasks = tuple(task.replace(turn_limit=limit) for task in programs.tasks)
+    other, kept = None, cfg.self_play.snapshots
+    if kept:
+        due = step > 0 and step % cfg.self_play.every == 0
+        if first or due:  # the first step compiles it
+            snapshots = programs.keep(state.params, state.snapshots)
+            state = state.replace(snapshots=snapshots) if due else state
+        other = streams.draw(OPPONENT, step, kept)
+    players = players_of(state, frozen.model, other)
     (rollout, episodes), sampled, measured = collecting.collect(
-        run, policy, tasks, streams, step, state.expected
+        run, players, tasks, streams, step, state.expected
     )
     collected = time.monotonic()
     if every and (first or step % every == 0):
@@ -125,6 +133,8 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         collecting.check_finite(*counted, f'step {step}, {split} episodes')
         counts.append(programs.sums(policy, rollout))
         found |= validation.summarise(counts[-1], programs.prefix)
+    if run.training.exploitability is not None:
+        found['eval/exploitability'] = run.training.exploitability(policy)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
         together = validation.total(counts[: len(run.cfg.env.worlds)])
         found |= validation.summarise(together)

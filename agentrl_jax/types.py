@@ -18,6 +18,14 @@ from flax import struct
 Params = Any  # nested dict of arrays whose paths mirror HuggingFace parameter names
 
 
+@struct.dataclass
+class Pair:
+    """What plays the two seats of games: the policy, and a snapshot of it."""
+
+    policy: Any
+    other: Any
+
+
 class TurnStop(enum.IntEnum):
     """Why a turn ended; NONE marks turns that were never played."""
 
@@ -77,6 +85,10 @@ class Rollout:
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
     optimal_values: jax.Array | None = None  # float32 [B, K]  what the best player would still earn
     # from the start of a turn (text.task.optimal_value); 0 past the end; None: not asked for
+    seats: jax.Array | None = None  # int32 [B, K]  seat that plays a turn, of a game in which both
+    # are played: rewards are those of seat 0, seat 1 earns minus that; None: one seat
+    learner: jax.Array | None = None  # int32 [B]  seat that the policy plays where a snapshot has
+    # the other one, whose tokens are none of action_mask; None: it plays both
 
     @classmethod
     def empty(
@@ -90,12 +102,15 @@ class Rollout:
         max_actions: int,
         words: int = 0,
         valued: bool = False,
+        seated: bool = False,
+        learner: Any = None,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
-        words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values. xp:
-        jax.numpy, or numpy for a record that a host fills in place.
+        words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values.
+        seated: with seats; learner: as the field. xp: jax.numpy, or numpy for a record that a host
+        fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -131,6 +146,8 @@ class Rollout:
             level=level,
             allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
             optimal_values=turns(xp.float32) if valued else None,
+            seats=turns(xp.int32) if seated else None,
+            learner=learner,
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':
@@ -231,6 +248,9 @@ class TrainState:
     )  # int32 []    optimiser steps skipped because loss or gradient was not finite
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
     expected: jax.Array | None = None  # float32 [N]  success expected of each training level
+    snapshots: tuple[
+        Params, ...
+    ] = ()  # earlier policies that play the other seat, the oldest first
 
 
 @struct.dataclass

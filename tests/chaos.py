@@ -114,7 +114,8 @@ def of_algorithm(name: str) -> Kind:
 
 
 GRPO = of_algorithm('grpo')
-KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd'})} | {  # no teacher
+KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd', 'rae'})} | {  # no
+    # teacher, and no game of two players
     'pair': Kind({}, processes=2),
     'mix': Kind(
         GRPO.changes | {'env.mix': (('frozen_lake', 0.5), ('library', 0.5)), 'filter.keep': 1.0}

@@ -18,6 +18,7 @@ from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.algorithms.otb import OTB
 from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.algorithms.rae import RAE
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
@@ -50,4 +51,5 @@ ALGORITHMS = {
     'agent_evol': AgentEvol,
     'dpo': DPO,
     'opd': OPD,
+    'rae': RAE,
 }

@@ -166,6 +166,8 @@ METRICS = {
     'collapse/retrieval_above_chance': 'What collapse/retrieval_accuracy is above chance.',
     'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
     'alarm/roll_backs': 'Roll backs to an earlier checkpoint so far.',
+    'eval/exploitability': 'Chips a game that the best response earns of the policy, mean of both '
+    'seats, exact (leduc with context.window=1).',
     'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions; nan '
     'where worlds on hosts do not say it.',
     'eval/trials': 'As agent/trials, of validation episodes.',

@@ -269,6 +269,7 @@ class Algorithm:
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     NEEDS_COLLISION: ClassVar[bool] = False  # scores.collision is needed
     NEEDS_OPTIMAL_VALUES: ClassVar[bool] = False  # rollout.optimal_values are needed
+    CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game (RAE), and nothing else
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(

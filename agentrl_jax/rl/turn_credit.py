@@ -218,3 +218,17 @@ def step_advantages(
         std = jnp.sqrt((spread**2).sum(2) / jnp.maximum(count - 1, 1))
         out = jnp.where(std > adv.MIN_STD, out / (std + 1e-6), 0.0)
     return jnp.where(ok & (count > 1), out, 0.0).reshape(returns.shape)
+
+
+def seat_returns(
+    rewards: jax.Array, own: jax.Array, seats: jax.Array, num_turns: jax.Array
+) -> jax.Array:
+    """Returns [B, 2] of both seats of a zero-sum game.
+
+    rewards [B, K]: those of seat 0, seat 1 earns minus them; own [B, K]: what counts for the seat
+    of a turn alone, such as penalties; seats int32 [B, K].
+    """
+    played = jnp.arange(rewards.shape[1])[None] < num_turns[:, None]
+    paid = jnp.where(played, rewards, 0.0).sum(1)
+    mine = [jnp.where(played & (seats == seat), own, 0.0).sum(1) for seat in range(2)]
+    return jnp.stack([paid + mine[0], mine[1] - paid], axis=1)

@@ -36,7 +36,7 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
+from agentrl_jax.types import EpisodeStop, Pair, Params, Rollout, TurnStop
 
 IDLE, GENERATING, WAITING, READING, FOLLOWING = 0, 1, 2, 3, 4
 
@@ -98,7 +98,11 @@ def decode(
         max_response=max_response,
     )
     turn = slots.world.turn
-    sampled = dict(tokens=token, logprobs=logprob, attention_mask=True, action_mask=True)
+    own = True
+    if slots.rows.other is not None:
+        own = ~slots.rows.other
+        logprob = jnp.where(own, logprob, 0.0)
+    sampled = dict(tokens=token, logprobs=logprob, attention_mask=True, action_mask=own)
     out = out.put((row, length), **sampled, **allowed, turn=turn).put((row, turn), turn_stop=stop)
     place = slots.place
     if grammar is not None:
@@ -112,7 +116,7 @@ def decode(
         answer=parser,
         out=out,
         decodes=slots.decodes + 1,
-        generated=slots.generated + live.sum(),
+        generated=slots.generated + (live & own).sum(),
     )
 
 
@@ -293,6 +297,8 @@ def write_prompts(
     if out.optimal_values is not None:
         values = jax.vmap(text.optimal_value, in_axes=(None, 0))(task, world)
         out = out.put((row, world.turn), optimal_values=values)
+    if out.seats is not None:
+        out = out.put((row, world.turn), seats=jax.vmap(task.env.seat)(world.state))
     return out, jnp.where(used, tokens, task.pad_id), count
 
 
@@ -380,6 +386,10 @@ def serve(
     def put(into, value):
         return into.at[rows].set(value, mode='drop')
 
+    if slots.rows.other is not None:
+        learner = out.learner[jnp.minimum(episode, num_episodes - 1)]
+        other = jax.vmap(task.env.seat)(world.state) != learner
+        slots = slots.replace(rows=slots.rows.replace(other=put(slots.rows.other, other)))
     if chunk:
         cached, ready = slots.rows.replace(context=put(slots.rows.context, length)), READING
     else:
@@ -459,23 +469,27 @@ def read_chunks(
     return slots, rows
 
 
-def answer_head(params: Params, task: text.TextTask, config: Model) -> jax.Array | None:
+def answer_head(
+    params: Params | Pair, task: text.TextTask, config: Model
+) -> jax.Array | Pair | None:
     """The head [D, U] of the tokens of answers; None where any token may be sampled.
 
     Made once, before all loops: in them it would be gathered for every token.
     """
     if task.grammar is None or task.grammar.free:
         return None
+    if isinstance(params, Pair):
+        return Pair(*(answer_head(one, task, config) for one in token_rows.each(params)))
     config = dataclasses.replace(config, transposed=False)
     return config.head_columns(params, task.grammar.columns)
 
 
 def collect(
-    params: Params,
+    params: Params | Pair,
     task: text.TextTask,
     episodes: Episodes,
     key: jax.Array,
-    head: jax.Array | None = None,
+    head: jax.Array | Pair | None = None,
     *,
     config: Model,
     slots: int,
@@ -491,6 +505,7 @@ def collect(
     vocab_shards: int = 1,
     share: bool = False,
     valued: bool = False,
+    seated: bool = False,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
 
@@ -502,7 +517,9 @@ def collect(
     vocab_shards: of logits over the whole vocabulary, see sampling.sample.
     share: slots copy a first observation that another one reads, where the policy sees whole
     conversations; what is sampled is the same.
-    valued: with Rollout.optimal_values.
+    valued: with Rollout.optimal_values; seated: with Rollout.seats. Of a Pair the policy has seat 0
+    in episodes of even token streams and seat 1 in the others, and its tokens alone are sampled
+    ones of the rollout; that needs window=1.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
     (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
@@ -521,6 +538,7 @@ def collect(
         cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
         share=share and not window,
         valued=valued,
+        seated=seated,
     )
 
     def draw(state, logits, uniform):
@@ -535,7 +553,7 @@ def collect(
         )
 
     if config.transposed:
-        params = transpose_kernels(params)
+        params = jax.tree.map(transpose_kernels, params, is_leaf=lambda x: not isinstance(x, Pair))
     state = play(
         state,
         params,
@@ -627,6 +645,7 @@ def start(
     cache_tokens: int,
     share: bool = False,
     valued: bool = False,
+    seated: bool = False,
 ) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
     listed, zero = episodes.listed, jnp.int32(0)
@@ -652,6 +671,8 @@ def start(
             max_actions=task.max_actions_per_turn,
             words=text.words(task),
             valued=valued,
+            seated=seated,
+            learner=listed.token_stream % 2 if isinstance(params, Pair) else None,
         ),
         place=begin_answers(empty_place(task, slots), task, jnp.arange(slots), world),
         decodes=zero,

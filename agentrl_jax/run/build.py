@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.measure import critic_error, metrics, mutual_information, validation
+from agentrl_jax.measure import (
+    choices,
+    critic_error,
+    exploitability,
+    metrics,
+    mutual_information,
+    validation,
+)
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.rl import curriculum, observations
@@ -44,6 +52,8 @@ class Training:
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
+    keep: Callable  # (params, snapshots) -> snapshots with them as the newest, without the oldest
+    exploitability: Callable | None  # (policy) -> chips; None but in Leduc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +291,7 @@ def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
     """
     own, pools = cfg.eval.split, {}
+    cfg = cfg.held_out
     for split in (own, *cfg.eval.also):
         for member in cfg.members:
             prefix = 'eval' if split == own else f'eval_{split}'
@@ -395,6 +406,8 @@ def build_training(
         learn=build_learn(fns, how),
         rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
         critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
+        keep=jax.jit(lambda params, kept: (*kept[1:], jax.tree.map(jnp.copy, params))),
+        exploitability=build_exploitability(cfg, config, tasks[0], tokenizer),
     )
 
 
@@ -420,6 +433,29 @@ def build_critic_error(
     draw = functools.partial(build_draw(cfg, task), forks=parts.build_label_forks(cfg))
     program = functools.partial(measure_critic, draw=draw, collect=collect, fns=fns, how=how)
     return jax.jit(program, out_shardings=whole)
+
+
+def build_choices(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Callable:
+    """Jitted (params, task, worlds) -> choices.action_probabilities, as validation samples."""
+    answers = choices.spelled(task, tokenizer)
+    probabilities = functools.partial(
+        choices.action_probabilities,
+        answers=answers,
+        hidden_fn=config.forward,
+        head_fn=config.head_kernel,
+        bits=task.grammar.bits,
+        temperature=cfg.eval.temperature,
+    )
+    return jax.jit(probabilities)
+
+
+def build_exploitability(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Callable | None:
+    """exploitability_of a policy, asked in self-play; None where it is not known."""
+    if cfg.env.name != 'leduc' or choices.unknown(cfg):
+        return None
+    task = task.replace(env=dataclasses.replace(task.env, opponent='self'))  # of the same texts
+    probabilities = build_choices(cfg, config, task, tokenizer)
+    return lambda policy: exploitability.exploitability_of(probabilities, policy, task)
 
 
 def build_validations(

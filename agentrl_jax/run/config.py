@@ -46,6 +46,7 @@ class Config:
     env: sections.Env = sections.Env()
     agent: sections.Agent = sections.Agent()
     reward: sections.Reward = sections.Reward()
+    self_play: sections.SelfPlay = sections.SelfPlay()
     hosts: sections.Hosts = sections.Hosts()
     model: sections.Model = sections.Model()
     lora: Lora = Lora()
@@ -109,6 +110,21 @@ class Config:
         """The same run of another world alone."""
         env = dataclasses.replace(self.env, name=world.name, mix=())
         return dataclasses.replace(self, env=env, worlds=(world,))
+
+    @property
+    def held_out(self) -> 'Config':
+        """The same run with the worlds of validation: there opponents move at random."""
+
+        def against_random(world):
+            plays = getattr(world, 'opponent', 'random') == 'self'
+            return dataclasses.replace(world, opponent='random') if plays else world
+
+        return dataclasses.replace(self, worlds=tuple(map(against_random, self.worlds)))
+
+    @property
+    def in_self_play(self) -> bool:
+        """Whether the policy plays both seats of a game."""
+        return any(getattr(world, 'opponent', 'random') == 'self' for world in self.worlds)
 
     @property
     def with_clone_limits(self) -> 'Config':

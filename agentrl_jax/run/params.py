@@ -20,7 +20,7 @@ from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import Model, critic, lora
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
-from agentrl_jax.types import Params, TrainState
+from agentrl_jax.types import Pair, Params, TrainState
 
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
 
@@ -33,6 +33,12 @@ def policy_of(params: Params, base: Params) -> Params:
 def player_of(state: TrainState, base: Params) -> Params:
     """The parameters that play episodes: the policy, or the explorer of AgentEvol."""
     return policy_of(state.params if state.explorer is None else state.explorer, base)
+
+
+def players_of(state: TrainState, base: Params, other: int | None) -> Params | Pair:
+    """player_of, and a snapshot by its number beside it; None: alone."""
+    policy = player_of(state, base)
+    return policy if other is None else Pair(policy, policy_of(state.snapshots[other], base))
 
 
 def trained_part(params: Params, cfg: Config, index: int) -> Params:

@@ -32,7 +32,7 @@ from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Pair, Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
@@ -273,8 +273,11 @@ def config_of_run(path: Path) -> Config:
     return read_saved(checkpoint.read_extra(path))
 
 
-def load_run(path: Path, *, mesh: Any) -> tuple[Model, Any]:
-    """(sizes, float32 parameters) of the policy of a run, adapters merged."""
+def load_run(path: Path, *, mesh: Any, step: int | None = None) -> tuple[Model, Any]:
+    """(sizes, float32 parameters) of the policy of a run, adapters merged.
+
+    step: of the checkpoint; None: the newest.
+    """
     cfg = config_of_run(path)
     tokenizer = build_tokenizer(cfg)
     if cfg.model.path:
@@ -283,7 +286,7 @@ def load_run(path: Path, *, mesh: Any) -> tuple[Model, Any]:
         config = random_model_config(cfg, tokenizer)
         start = config.abstract_params()
         start = sharding.with_layout(start, sharding.specs(start, sharding.TRAIN_RULES, mesh))
-    policy = saved_policy(cfg, config, mesh, start, path)
+    policy = saved_policy(cfg, config, mesh, start, path, step=step)
     merged = jax.jit(functools.partial(lora.merge, scale=cfg.lora.scale))(policy)
     return config, merged if cfg.lora.rank else policy
 
@@ -410,6 +413,8 @@ def build_collect(
     )
 
     def prepare(params):
+        if isinstance(params, Pair):
+            return Pair(prepare(params.policy), prepare(params.other))
         params = lora.merge(params, config.lora_scale)
         # Before they move: whole float32 parameters are more than a small chip can hold.
         params = jax.tree.map(lambda x: x.astype(config.dtype), params)
@@ -427,6 +432,7 @@ def build_collect(
         chunk=cfg.rollout.read_tokens,
         share=(cfg.rollout.group_size if training else cfg.eval.samples) > 1,
         valued=training and cfg.algorithm.NEEDS_OPTIMAL_VALUES,
+        seated=training and cfg.algorithm.CREDITS_SEATS,
     )
     play, reward = device.collect_on_mesh(mesh, **settings), build_reward(cfg)
 

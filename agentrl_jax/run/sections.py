@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 
-from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
+from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
 from agentrl_jax.rl.trials import REWARDS
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.settings.marks import (
@@ -29,6 +29,7 @@ from agentrl_jax.settings.marks import (
 from agentrl_jax.text import agents
 
 DTYPES = Literal['float32', 'bfloat16']
+TWO_PLAYERS = tuple(name for name, world in GAMES.items() if hasattr(world, 'seat'))
 MIX = Words("pairs of a world and its share, such as (('frozen_lake', .5), ('sokoban', .5))")
 
 
@@ -217,6 +218,81 @@ class Reward:
             yield (
                 f'{asked} is a function of rollouts on the device and of texts on hosts, and '
                 f'env.mix={run.env.mix!r} has both kinds of worlds'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfPlay:
+    """Games whose both seats are the policy (connect_four.opponent, leduc.opponent)."""
+
+    snapshots: Annotated[int, ZERO] = 0  # earlier policies that are kept; each step one of them has
+    # the other seat, which costs a second model while playing; 0: the policy plays both seats
+    every: Annotated[int, ONE] = 25  # steps from one snapshot to the next
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        """What would show a seat the other one's cards, or count both seats as one player."""
+        del shards
+        given = f'algorithm={run.algorithm_name!r}'
+        if not run.in_self_play:
+            if run.algorithm.CREDITS_SEATS:
+                yield (
+                    f'{given} credits both seats of a game: set opponent=self of one of '
+                    f'{", ".join(TWO_PLAYERS)}, or take another algorithm'
+                )
+            if self.snapshots:
+                yield (
+                    f'self_play.snapshots={self.snapshots} has no effect without a game in '
+                    'self-play: set it to 0'
+                )
+            return
+        asked = 'opponent=self'
+        if not run.algorithm.CREDITS_SEATS:
+            yield (
+                f'{asked} pays one seat what the other one loses, and {given} credits one player: '
+                'take rae'
+            )
+        if run.env.mix:
+            yield f'{asked} does not go with several worlds (env.mix={run.env.mix!r}): set it to ()'
+        if run.context.window != 1 or run.context.summary:
+            yield (
+                f'{asked} needs context.window=1 and context.summary=0, by which a seat does not '
+                'see what the other one saw and answered'
+            )
+        if run.env.max_actions_per_turn != 1:
+            yield (
+                f'{asked} plays one action of a seat a turn: set env.max_actions_per_turn='
+                f'{run.env.max_actions_per_turn} to 1'
+            )
+        if run.agent.name == 'plan' or run.agent.trials > 1:
+            yield (
+                f'{asked} plays one game of turns that act: set agent.name to act or react and '
+                'agent.trials to 1'
+            )
+        if run.reward.function:
+            yield (
+                f'{asked} needs what a game pays, to give the other seat minus that: '
+                f'reward.function={run.reward.function!r} must be left empty'
+            )
+        if run.curriculum.uncertain:
+            yield (
+                f'curriculum.uncertain={run.curriculum.uncertain:g} draws levels by the success of '
+                f'one player, and {asked} has two: set it to 0'
+            )
+        if run.clone.demonstrates:
+            yield (
+                f'{asked} has no demonstrations, which are of whole episodes: set clone.episodes '
+                "to 0 and clone.file to '', and name a run cloned before in model.path"
+            )
+        if self.snapshots and run.alarm.mi_every:
+            yield (
+                f'alarm.mi_every={run.alarm.mi_every} measures answers of the policy, and '
+                f'self_play.snapshots={self.snapshots} has others play too: set it to 0'
+            )
+        if self.snapshots and (run.rollout.group_size < 4 or run.rollout.group_size % 2):
+            yield (
+                f'self_play.snapshots={self.snapshots} gives the policy either seat in half of the '
+                f'episodes of a group: set rollout.group_size={run.rollout.group_size} to an even '
+                'number from 4 on'
             )
 
 

@@ -3,8 +3,9 @@
 import dataclasses
 
 import jax
+import numpy as np
 
-LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS, BASE, ADAPTERS = range(9)
+LEVELS, COLLECT, EVALUATE, CLONE, SHUFFLE, REFILL, PAIRS, BASE, ADAPTERS, OPPONENT = range(10)
 AFTER_ROLL_BACK = 1 << 20  # streams of training after a roll back lie from here on
 
 
@@ -23,3 +24,8 @@ class Streams:
         if stream in (LEVELS, COLLECT, REFILL):
             stream += AFTER_ROLL_BACK * self.roll_backs
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), step)
+
+    def draw(self, stream: int, step: int, count: int) -> int:
+        """One of `count` numbers, on the host."""
+        seeds = (self.seed, stream + AFTER_ROLL_BACK * self.roll_backs, step)
+        return int(np.random.default_rng(seeds).integers(count))

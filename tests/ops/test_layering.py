@@ -20,7 +20,7 @@ BELOW_RUN = (
 )
 BELOW_COMMANDS = [*BELOW_RUN, 'run', 'planning', 'sweeps', 'results']
 COMMANDS = tuple(
-    'train evaluate export play serve serve_policy retrieve view plan sweep tables'.split()
+    'train evaluate elo export play serve serve_policy retrieve view plan sweep tables'.split()
 )
 MAY_IMPORT = {
     'types': [],
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     'rl': ['rollout', 'text', 'models', 'settings'],
     'algorithms': ['rl', 'rollout', 'settings'],
     'imitation': ['settings', 'rl', 'text', 'tokens', 'machine'],
-    'measure': ['rl', 'text', 'settings'],
+    'measure': ['rl', 'text', 'envs', 'settings'],
     'records': ['measure', 'text', 'envs', 'machine'],
     'run': BELOW_RUN,
     'planning': [*BELOW_RUN, 'run'],

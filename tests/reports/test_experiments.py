@@ -52,6 +52,7 @@ NAMES = (
     'observations',
     'distillation',
     'solver_credit',
+    'self_play',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]

@@ -282,6 +282,7 @@ def test_every_documented_metric_is_written_by_some_run(finished):
         'eval/pass_at_k',
         'eval/solvable_success',
         'eval/exact_match',
+        'eval/exploitability',
         'eval/format',
         'eval/trials',
         'eval/success_',

@@ -41,6 +41,10 @@ def given(algorithm, **changes):
     cfg.algorithm = algorithm
     if algorithm == 'opd':
         cfg.opd.teachers = ('another',)
+    if algorithm == 'rae':
+        cfg.leduc = {'opponent': 'self'}
+        cfg.env.name, cfg.env.max_actions_per_turn = 'leduc', 1
+        cfg.context.window, cfg.clone.episodes = 1, 0
     cfg.update_from_flattened_dict(changes)
     return cfg
 

@@ -8,7 +8,7 @@ that the episodes of a group differ by their answers alone and splits share noth
 import dataclasses
 import functools
 import importlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ def _ids(world: BorrowedWorld):
 
 @dataclasses.dataclass(frozen=True)
 class PgxWorld(BorrowedWorld):
-    """A game of pgx. With two players the agent is player 0, the other plays at random."""
+    """A game of pgx. Of two players the agent is player 0, and the other one moves at random."""
 
     GAME: ClassVar[str]
 
@@ -200,6 +200,35 @@ class PgxWorld(BorrowedWorld):
 
     def offers(self, game: Any) -> jax.Array:
         return game.legal_action_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoPlayers(PgxWorld):
+    """A zero-sum game of pgx whose other player moves at random, or is the policy as well.
+
+    In self-play each action is a ply of whoever's turn it is: observations are of the seat that
+    moves, and rewards and success are those of seat 0, which moved first; seat 1 earns minus that.
+    """
+
+    opponent: Literal['random', 'self'] = 'random'  # who plays the other seat; self: the policy,
+    # and validation still plays against one who moves at random
+
+    def first(self, game: Any) -> jax.Array:
+        """int32 []: pgx's number of the player who moved first."""
+        raise NotImplementedError
+
+    def seat(self, state: EnvState) -> jax.Array:
+        """int32 []: whose turn it is; 0 = who moved first, 1 = the other player."""
+        return (state.game.current_player != self.first(state.game)).astype(jnp.int32)
+
+    def start(self, key: jax.Array) -> Any:
+        return self.game().init(key) if self.opponent == 'self' else super().start(key)
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        if self.opponent != 'self':
+            return super().turn(key, game, action)
+        after = self.game().step(game, action, jax.random.fold_in(key, 0))
+        return after, after.rewards[self.first(game)]
 
 
 @functools.cache

@@ -1,18 +1,19 @@
-"""Connect Four of pgx against an opponent who plays at random."""
+"""Connect Four of pgx against an opponent who plays at random, or in self-play."""
 
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs.borrowed import experts
-from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
+from agentrl_jax.envs.borrowed.base import EnvState, TwoPlayers
 from agentrl_jax.envs.pieces import Choice, Grid, Layout, Offers
 
 
 @dataclasses.dataclass(frozen=True)
-class ConnectFour(PgxWorld):
+class ConnectFour(TwoPlayers):
     """Reward 1 for a row of four, -1 for one of the other player."""
 
     GAME: ClassVar[str] = 'connect_four'
@@ -34,10 +35,14 @@ class ConnectFour(PgxWorld):
         return Layout(heads, Grid(symbols, 6, 7), Offers(self.ACTION_NAMES, 'Free:'))
 
     def values(self, game: Any) -> tuple[Any, ...]:
-        planes = game.observation  # of whose turn it is; both are the agent's but at the end
-        mine, theirs = jnp.where(game.current_player == 0, planes, planes[..., ::-1]).T
+        planes = game.observation  # of whose turn it is, the agent's but at the end
+        own = (game.current_player == 0) | (self.opponent == 'self')
+        mine, theirs = jnp.where(own, planes, planes[..., ::-1]).T
         board = (mine + 2 * theirs).T
         return (board,) if self.short else (0, board, game.legal_action_mask)
+
+    def first(self, game: Any) -> jax.Array:
+        return jnp.where(game._x.color == 0, game.current_player, 1 - game.current_player)
 
     def best(self, states: EnvState) -> list[list[int]]:
         """One disc: see experts.best_columns."""

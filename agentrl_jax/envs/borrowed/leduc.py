@@ -1,20 +1,24 @@
-"""Leduc Hold'em of pgx, poker with six cards, against an opponent who plays at random."""
+"""Leduc Hold'em of pgx, poker with six cards, against random play or in self-play."""
 
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
+from agentrl_jax.envs.borrowed.base import EnvState, TwoPlayers
 from agentrl_jax.envs.pieces import Choice, Layout, Number, Offers
 
 CARDS = ('J', 'Q', 'K')
 
 
 @dataclasses.dataclass(frozen=True)
-class Leduc(PgxWorld):
+class Leduc(TwoPlayers):
     """Reward: chips won or lost. What the other player holds is never shown."""
+
+    position: bool = False  # observations say whether one bets first or second: with both players'
+    # chips that tells the bets of a round
 
     GAME: ClassVar[str] = 'leduc_holdem'
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Call', 'Raise', 'Fold')
@@ -29,20 +33,28 @@ class Leduc(PgxWorld):
     )
 
     def layout(self) -> Layout:
+        seats = ('1', '2') if self.short else ('You bet first', 'You bet second')
+        position = (Choice(seats),) if self.position else ()
         if self.short:
-            return Layout(Choice(CARDS), Choice(('.', *CARDS)), Number('+', 2), Number('-', 2))
+            cards = Choice(CARDS), Choice(('.', *CARDS))
+            return Layout(*cards, Number('+', 2), Number('-', 2), *position)
         held = Choice(tuple(f'You hold {card}' for card in CARDS))
         shown = Choice(('No card is open', *(f'{card} is open' for card in CARDS)))
         chips = (Number('Your chips: ', 2), Number('Chips of the other player: ', 2))
-        return Layout(held, shown, *chips, Offers(self.ACTION_NAMES))
+        return Layout(held, shown, *chips, *position, Offers(self.ACTION_NAMES))
 
     def values(self, game: Any) -> tuple[Any, ...]:
-        seen = self.game().observe(game.replace(current_player=jnp.int32(0)))  # at the end as well
+        agent = game.current_player if self.opponent == 'self' else jnp.int32(0)  # at the end too
+        seen = self.game().observe(game.replace(current_player=agent))
         bits = seen.astype(jnp.int32)
         shown = jnp.max(bits[3:6] * jnp.arange(1, 4))
         chips = jnp.argmax(bits[6:20]), jnp.argmax(bits[20:34])
-        values = (jnp.argmax(bits[:3]), shown, *chips)
+        position = (agent != self.first(game),) if self.position else ()
+        values = (jnp.argmax(bits[:3]), shown, *chips, *position)
         return values if self.short else (*values, game.legal_action_mask)
+
+    def first(self, game: Any) -> jax.Array:
+        return game._first_player
 
     def best(self, states: EnvState) -> list[list[int]]:
         """Raises whenever that is on offer, else calls.
