@@ -93,10 +93,10 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     copies = 0 if same else playing.itemsize / 4 * mesh.shape['fsdp']
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
     whole = programs.device_bytes(frozen.model) + policy
-    # The policy before the update is kept
-    before = cfg.algorithm.score_bounds is not None or cfg.algorithm.teaches_itself
+    before = cfg.algorithm.score_bounds is not None  # the policy before the update is kept
+    teachers = len(frozen.teachers) + cfg.algorithm.teaches_itself
     # And their gradient, and those of teachers
-    logits = (2 + len(frozen.teachers) + before) * advice.logit_bytes(cfg, config, mesh)
+    logits = (2 + teachers + before) * advice.logit_bytes(cfg, config, mesh)
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return Estimate(
         state=programs.device_bytes((state, frozen)),

@@ -302,8 +302,8 @@ class Algorithm:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether log-probabilities of the start policy are needed."""
-        return self.kl.coef > 0
+        """Whether the start policy is needed: compared with, or as a teacher."""
+        return self.kl.coef > 0 or self.teaches_itself
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ class Algorithm:
 
     @property
     def teaches_itself(self) -> bool:
-        """Whether the policy before the update is its teacher."""
+        """Whether the policy of step 0 is its teacher."""
         return self.privileged != 'none' and not self.teachers
 
     @property

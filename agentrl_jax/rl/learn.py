@@ -32,14 +32,16 @@ def learn(
     """
     fns = on_base(fns, frozen.model)
     models = zip(how.teachers, frozen.teachers, strict=True)
-    own = ((fns, state.params),) if how.algorithm.teaches_itself else ()
+    reference, own = frozen.reference, ()
+    if how.algorithm.teaches_itself:
+        reference, own = None, ((fns, frozen.reference),)
     taught = fns.replace(teachers=(*models, *own))
     scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
     if how.algorithm.score_bounds is not None:
         learning = fns.replace(teachers=((fns, state.params),))
     rates = update.learning_rates(state, lr_scale, how.optim)
     batch, rows, advantages, metrics = prepare(
-        state, frozen.reference, rollout, base, frozen.hints, fns=scoring, how=how
+        state, reference, rollout, base, frozen.hints, fns=scoring, how=how
     )
     state, measured = update.update_step(state, batch, key, lr_scale, fns=learning, how=how)
     return state, measured | metrics | rates, rows, advantages
@@ -201,6 +203,6 @@ def learning_of(run: Any, **task: Any) -> Learning:
         temperature=run.rollout.temperature,
         base_rows=run.base_rows,
         gain=run.agent.reward == 'gain',
-        has_reference=run.needs_reference,
+        has_reference=run.needs_reference and not run.algorithm.teaches_itself,
         **task,
     )

@@ -284,12 +284,12 @@ def unit(at):
     return np.eye(toy.WIDTH * toy.VOCAB)[at[0] * toy.VOCAB + at[1]].reshape(toy.WIDTH, toy.VOCAB)
 
 
-def update(how, monkeypatch, *, frozen=(), **changes):
+def update(how, monkeypatch, *, frozen=(), reference=None, **changes):
     """Parameters and KL after the step of test_opd.update, whose teachers read hints."""
     rollout = hinted_rollout()
     monkeypatch.setattr(toy, 'random_rollout', lambda seed: rollout)
     monkeypatch.setattr(
-        test_opd, 'Frozen', lambda *_: Frozen({}, None, tuple(frozen), jnp.asarray(HINTS))
+        test_opd, 'Frozen', lambda *_: Frozen({}, reference, tuple(frozen), jnp.asarray(HINTS))
     )
     taught = changes.pop('teachers', (test_opd.TOY,) * len(frozen))
     with monkeypatch.context() as patched:
@@ -318,9 +318,9 @@ def test_how_a_batch_is_split_changes_nothing(how, changes, monkeypatch):
 
 
 @pytest.mark.parametrize('how', [HOW, OPEN], ids=['full', 'sampled'])
-def test_without_teachers_the_policy_before_the_update_is_one(how, monkeypatch):
-    itself = update(how, monkeypatch)
-    named = update(how, monkeypatch, frozen=(toy.toy_params(0),))
+def test_without_teachers_the_policy_of_step_0_is_one(how, monkeypatch):
+    itself = update(how, monkeypatch, reference=test_opd.teacher(5, toy.WIDTH))
+    named = update(how, monkeypatch, frozen=(test_opd.teacher(5, toy.WIDTH),))
     jax.tree.map(np.testing.assert_array_equal, itself, named)
     assert itself[1] != 0 and any(
         np.abs(itself[0][n] - x).max() > 1e-4 for n, x in toy.toy_params(0).items()
@@ -328,9 +328,9 @@ def test_without_teachers_the_policy_before_the_update_is_one(how, monkeypatch):
 
 
 def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself(monkeypatch):
-    """Where no level has a hint its teacher is the policy, bit for bit."""
+    """Where no level has a hint its teacher is the policy of step 0, bit for bit."""
     monkeypatch.setattr(f'{__name__}.HINTS', np.full_like(HINTS, -1))
-    params, kl, loss = update(HOW, monkeypatch)
+    params, kl, loss = update(HOW, monkeypatch, reference=toy.toy_params(0))
     assert kl == 0 and loss == 0
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(toy.toy_params(0)))
 
