@@ -9,8 +9,12 @@ player who moves at random, eval/exploitability (Leduc) is what a perfect oppone
 chips a game: random play loses 2.374. Needs pip install pgx.
 
 Hardware: one of two shared CPU cores.
-Time: TIME
-Score: SCORE
+Time: Leduc about five minutes of a core alone: 2.2 s of it a step, the rest compiling; beside other
+work 10 s a step.
+Score: Leduc, seed 100, with which the entropy bonus was chosen: exploitability 2.40 at step 0, then
+0.81, 1.17 and 0.65 after 20, 40 and 60: it goes down, and still in circles. Against random play
+48, 54, 48 and 48 % of games and +0.15, +1.29, +0.93 and +1.12 chips a game. With a bonus of 0.1
+exploitability was at 1.48 after 25 steps. Connect Four was not run.
 """
 
 import ml_collections

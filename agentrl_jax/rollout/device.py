@@ -98,9 +98,9 @@ def decode(
         max_response=max_response,
     )
     turn = slots.world.turn
-    own = True
+    own, counted = True, live
     if slots.rows.other is not None:
-        own = ~slots.rows.other
+        own, counted = ~slots.rows.other, live & ~slots.rows.other
         logprob = jnp.where(own, logprob, 0.0)
     sampled = dict(tokens=token, logprobs=logprob, attention_mask=True, action_mask=own)
     out = out.put((row, length), **sampled, **allowed, turn=turn).put((row, turn), turn_stop=stop)
@@ -116,7 +116,7 @@ def decode(
         answer=parser,
         out=out,
         decodes=slots.decodes + 1,
-        generated=slots.generated + (live & own).sum(),
+        generated=slots.generated + counted.sum(),
     )
 
 
