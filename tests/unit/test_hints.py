@@ -286,7 +286,7 @@ def unit(at):
 
 def update(how, monkeypatch, *, frozen=(), reference=None, **changes):
     """Parameters and KL after the step of test_opd.update, whose teachers read hints."""
-    rollout = hinted_rollout()
+    rollout, how = hinted_rollout(), dataclasses.replace(how, teachers=('named',) * len(frozen))
     monkeypatch.setattr(toy, 'random_rollout', lambda seed: rollout)
     monkeypatch.setattr(
         test_opd, 'Frozen', lambda *_: Frozen({}, reference, tuple(frozen), jnp.asarray(HINTS))
