@@ -55,6 +55,8 @@ def trace(cfg, *, with_rollout):
     out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
     if not cfg.algorithm.NEEDS_OPTIMAL_VALUES:
         out = out.replace(optimal_values=None)
+    if cfg.algorithm.CREDITS_SEATS:
+        out = out.replace(seats=np.zeros((1, turns), np.int32))
     if count := cfg.continuations:
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
