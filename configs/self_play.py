@@ -3,7 +3,7 @@
   python -m agentrl_jax.train --config=configs/self_play.py --workdir=runs/self_play
   python -m agentrl_jax.elo --workdir=runs/self_play
 
-Behind the colon of the config: leduc (default) or connect_four. Random weights and no
+After the colon of the config: leduc (default) or connect_four. Random weights and no
 demonstration, under the grammar of answers; the policy has both seats. eval/success is against a
 player who moves at random, eval/exploitability (Leduc) is what a perfect opponent would win, in
 chips a game: random play loses 2.374. Needs pip install pgx.

@@ -9,7 +9,7 @@ their prompts as without:
 
   python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/distillation/teacher \\
       --config.steps=0 --config.clone.episodes=16384 --config.clone.steps=2500
-  python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/distillation/told \\
+  python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/distillation/hinted \\
       --config.steps=0 --config.clone.episodes=16384 --config.clone.steps=2500 \\
       --config.env.hint=plan --config.rollout.max_tokens=136
   python -m experiments.distillation --scale=tiny --seeds=3
@@ -30,7 +30,7 @@ import sys
 from experiments import common
 
 CONFIG, DISTIL = 'configs/demo.py', 'configs/demo_distil.py'
-TEACHER, TOLD = 'runs/distillation/teacher', 'runs/distillation/told'
+TEACHER, HINTED = 'runs/distillation/teacher', 'runs/distillation/hinted'
 RL_STEPS, CLONE_STEPS = 225, 900
 ROWS = ('algorithm', 'opd.divergence', 'opd.privileged', 'steps')
 OPD = common.difference(CONFIG, DISTIL) | {'opd.teachers': (TEACHER,)}
@@ -38,7 +38,7 @@ WIDTH = {name: value for name, value in OPD.items() if name.startswith('model.')
 ARMS = {
     'full': OPD,
     'sampled': OPD | {'opd.divergence': 'sampled'},
-    'privileged': OPD | {'opd.teachers': (TOLD,), 'opd.privileged': 'plan'},
+    'privileged': OPD | {'opd.teachers': (HINTED,), 'opd.privileged': 'plan'},
     'RL': WIDTH | {'steps': RL_STEPS, 'optim.schedule_steps': 4 * RL_STEPS},
     'clone': WIDTH
     | {

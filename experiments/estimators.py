@@ -23,15 +23,6 @@ import sys
 from experiments import common, lake_start
 
 ROWS = ('algorithm', 'loss.norm', 'optim.lr')
-SAME = {  # what the presets would set besides the estimator
-    'loss.kl_coef': 0.0,
-    'loss.clip_low': 0.2,
-    'loss.clip_high': 0.2,
-    'loss.aggregation': 'token_mean',
-    'filter.rule': 'all',
-    'rollout.num_groups': 16,
-    'rollout.group_size': 8,
-}
 ARMS = {
     'GRPO': {'algorithm': 'grpo'},
     'GRPO, mean alone': {'algorithm': 'grpo', 'loss.norm': 'mean'},
@@ -39,7 +30,7 @@ ARMS = {
     'REINFORCE++, baseline': {'algorithm': 'reinforce_pp_baseline'},
 }
 CELLS = {
-    f'{name}, {rate:g}': SAME | arm | {'optim.lr': rate}
+    f'{name}, {rate:g}': lake_start.PLAIN | arm | {'optim.lr': rate}
     for name, arm in ARMS.items()
     for rate in lake_start.RATES
 }

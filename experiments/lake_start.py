@@ -20,6 +20,15 @@ CONSTANT = {'optim.schedule': 'constant', 'optim.schedule_steps': 0, 'optim.fina
 EPISODES = 128  # of a step, as in RAGEN
 EVALUATIONS = 8  # of a run
 RATES = (1e-3, 2.5e-4)
+PLAIN = {  # what the presets would set besides an estimator
+    'loss.kl_coef': 0.0,
+    'loss.clip_low': 0.2,
+    'loss.clip_high': 0.2,
+    'loss.aggregation': 'token_mean',
+    'filter.rule': 'all',
+    'rollout.num_groups': 16,
+    'rollout.group_size': 8,
+}
 
 
 def plan(cells, more, rows, baseline, **fields):

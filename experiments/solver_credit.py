@@ -30,15 +30,6 @@ ROWS = (
     'fork.turns',
     'optim.lr',
 )
-SAME = {  # what the presets would set besides credit
-    'loss.kl_coef': 0.0,
-    'loss.clip_low': 0.2,
-    'loss.clip_high': 0.2,
-    'loss.aggregation': 'token_mean',
-    'filter.rule': 'all',
-    'rollout.num_groups': 16,
-    'rollout.group_size': 8,
-}
 FEWER = {  # continuations are played too; four optimiser steps as everywhere
     'rollout.num_groups': 12,
     'rollout.group_size': 4,
@@ -56,7 +47,7 @@ ARMS = {
     'solver as baseline': ALONE | {'loss.lam': 1.0},
 }
 CELLS = {
-    f'{name}, {rate:g}': SAME | arm | {'optim.lr': rate}
+    f'{name}, {rate:g}': lake_start.PLAIN | arm | {'optim.lr': rate}
     for name, arm in ARMS.items()
     for rate in lake_start.RATES
 }

@@ -3,9 +3,8 @@
   A[b, k] = outcome_coef A_E[b] + turn_coef S[b, k] / rms,   A_E as in GRPO
   S[b, k] = sum_{l >= k} lam^(l-k) d[b, l],   d[b, k] = r_k + V*(s_{k+1}) - V*(s_k)
 V* is exact, from a solver that is part of the world (optimal_value), within the actions and turns
-that are left; 0 after the end. FrozenLake, Sokoban of one box, the catalogue and Minesweeper have
-one. rms is that of S over the trained tokens (scale 'none': 1), and nothing is centred: 0 means
-that nothing was lost.
+that are left; 0 after the end. rms is that of S over the trained tokens (scale 'none': 1), and
+nothing is centred: 0 means that nothing was lost.
 
 Bias: d is the advantage of the best play, not of the policy's own: it asks what the best player
 would make of the next state, where the policy gradient asks what the policy will. With lam = 0, as

@@ -25,7 +25,7 @@ first. TCOD's curriculum is curriculum.rounds.
 opd.privileged=plan: teachers read the prompts of env.hint=plan, the policy those of env.hint=none
 (rl.hints), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
 Without opd.teachers the teacher is the policy itself as it was at step 0. One that moves along can
-agree by forgetting how to read, and in a trial did: a clone that was told plans and played without
+agree by forgetting how to read, and in a trial did: a clone that had read plans and played without
 fell in 40 steps from 1.6 to .01 nats of KL, and from 23 to 14 % of success. What the hint decides
 and the prompt leaves open cannot be learnt: there the policy commits to a guess, and the KL stays
 above 0 (leaks of what is privileged, and unsteady long runs: arXiv:2604.03128). A small policy

@@ -331,7 +331,7 @@ def hint_lines(task: TextTask, plan: jax.Array) -> jax.Array:
 
 
 def hint_tokens(task: TextTask) -> jax.Array:
-    """The hint of each level as it stands after the prefix; int32 [levels, H], -1 past the end."""
+    """The hint of each level, as it follows the prefix; int32 [levels, H], -1 past the end."""
     rows = jax.vmap(lambda plan: hint_lines(task, plan))(task.plans)
     each = line_tables.longest(task.table)
     actions = each[task.offsets.hint_action :][: len(task.env.ACTION_NAMES)].max()

@@ -83,10 +83,10 @@ def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_ot
 @pytest.mark.soak
 def test_a_policy_teaches_itself_what_it_would_do_with_the_plan_and_resumes_so(tmp_path):
     """It was cloned on prompts that tell the plan, and now plays without."""
-    told, whole, halves = (tmp_path / name for name in ('told', 'whole', 'halves'))
+    hinted, whole, halves = (tmp_path / name for name in ('hinted', 'whole', 'halves'))
     shown = SHOWN | {'env.hint': 'plan', 'rollout.max_tokens': 112}
-    assert train.train(micro_runs.plain('frozen_lake', **shown), str(told)) == 0
-    own = {'opd.privileged': 'plan', 'model.path': str(told), 'optim.lr': 3e-3}
+    assert train.train(micro_runs.plain('frozen_lake', **shown), str(hinted)) == 0
+    own = {'opd.privileged': 'plan', 'model.path': str(hinted), 'optim.lr': 3e-3}
     for workdir, steps in ((whole, STEPS), (halves, 3), (halves, STEPS)):
         assert train.train(student(steps=steps, **own), str(workdir)) == 0
     states = [micro_runs.saved_state(build(student(**own)).face, at) for at in (whole, halves)]
