@@ -243,14 +243,12 @@ class TrainState:
     critic_params: Params | None  # float32 masters; None without a critic
     critic_opt_state: Any
     kl_coef: jax.Array  # float32 []  current coefficient of the adaptive KL controller
-    skipped: (
-        jax.Array
-    )  # int32 []    optimiser steps skipped because loss or gradient was not finite
+    # int32 []  optimiser steps skipped because loss or gradient was not finite
+    skipped: jax.Array
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
     expected: jax.Array | None = None  # float32 [N]  success expected of each training level
-    snapshots: tuple[
-        Params, ...
-    ] = ()  # earlier policies that play the other seat, the oldest first
+    # Earlier policies that play the other seat, the oldest first.
+    snapshots: tuple[Params, ...] = ()
 
 
 @struct.dataclass

@@ -218,8 +218,9 @@ def restore(
     wait(ckpts)
     path = find_step(ckpts.directory, step=step)
     known = check_files(path)
-    _check_leaves(_array_metadata(path), abstract_state, path)
-    state = _load(path, abstract_state)
+    saved = _array_metadata(path)
+    _check_leaves(saved, abstract_state, path)
+    state = _fitted(_load(path, _fitted(abstract_state, saved)), abstract_state)
     _check_arrays(state, known, path)
     return state, _extra(path)
 
@@ -426,6 +427,17 @@ def _array_metadata(path: pathlib.Path) -> Any:
     if saved is None:  # Orbax has logged why
         raise Damaged(path, f'{path / STATE} does not say which arrays it holds')
     return saved
+
+
+def _fitted(tree: Any, like: Any) -> Any:
+    """The leaves of `tree` in the structure of `like`, by name.
+
+    Orbax minds nodes without leaves, of which older checkpoints have fewer: a state gains fields.
+    """
+    own = checksums.leaves(tree)
+    return jax.tree.unflatten(
+        jax.tree.structure(like), [own[name] for name in checksums.leaves(like)]
+    )
 
 
 def _load(path: pathlib.Path, abstract: Any) -> Any:
