@@ -36,6 +36,7 @@ NAMES = (
     'echo_trap',
     'ragen_actions',
     'scaling_inter',
+    'horizon',
     'mtgrpo_credit',
     'mtgrpo_search',
     'turn_credit',

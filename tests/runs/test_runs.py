@@ -37,6 +37,7 @@ RUNS = {
         'frozen_lake',
         {
             'filter.keep': 0.5,
+            'critic.freeze_attention': True,
             'checkpoint.every': 2,
             'checkpoint.keep': 2,
             'mesh.data': 2,

@@ -1,0 +1,87 @@
+"""Does a horizon that grows beat a fixed long one where turns can be wasted?
+
+On FrozenLake it does not (experiments/scaling_inter.py), but an episode there ends by itself, after
+3.7 of 8 turns. ScalingInter-RL (arXiv:2509.08755) is about agents that go on talking: a fixed long
+horizon collapses, a short one levels off. In the card catalogue a policy may look up cards as often
+as it has turns, and one to three lookups are needed; here the outcome alone is rewarded, or each
+card that was not seen before as well (MT-GRPO's first version), so that going on pays.
+
+tiny   Twelve turns, four, or four, eight, then twelve, 20 steps each, from the start of
+       experiments/beyond_clone.py (16 clean demonstrations, about 17 % of held-out levels), under
+       the grammar; GRPO with the paper's KL, at two rates. All are validated with twelve turns.
+
+Endpoint: success at the last three validations (mean), and read at equal sampled tokens. Predicted
+before the first run: with the outcome alone no arm collapses (ends below three quarters of its
+best), short is level with growing within five points, for four turns are enough, and at equal
+tokens growing is ahead of long by less than five; where lookups pay, long and growing end with more
+than eight turns an episode, and short, which cannot wander while it trains, above both.
+"""
+
+import sys
+
+from experiments import common
+from experiments.scaling_inter import GRPO
+
+CONFIG = 'configs/demo_library.py'
+ROWS = ('curriculum.rounds', 'library.tool_reward', 'optim.lr')
+RATES = (1e-3, 2.5e-4)
+REWARDS = {
+    'outcome': {'library.tool_reward': 0.0, 'library.presence_reward': 0.0},
+    'lookups': {'library.tool_reward': 0.2},
+}
+HORIZONS = {'short': (4,), 'long': (12,), 'growing': (4, 8, 12)}
+CELLS = {
+    f'{name}, {paid}, {rate:g}': {'curriculum.rounds': rounds, 'optim.lr': rate} | rewards
+    for rate in RATES
+    for paid, rewards in REWARDS.items()
+    for name, rounds in HORIZONS.items()
+}
+FEW = {
+    'env.think': False,
+    'rollout.constrain': 'own',
+    'clone.episodes': 16,
+    'clone.oracle': 1.0,
+    'clone.batch': 16,
+    'clone.lr': 2e-3,
+    'clone.steps': 150,
+}
+STEPS = 60
+
+
+def tiny():
+    """A turn of the catalogue takes at most 33 tokens."""
+    everywhere = (
+        GRPO
+        | FEW
+        | {
+            'steps': STEPS,
+            'eval.every': 10,
+            'curriculum.stage_steps': STEPS // 3,
+            'env.max_turns': 12,
+            'env.max_actions_per_episode': 12,
+            'rollout.max_tokens': 416,
+            'rollout.num_groups': 16,
+            'rollout.group_size': 8,
+            'batch.minibatch_rows': 32,
+            'batch.microbatch_rows': 32,
+            'batch.epochs': 1,
+            'batch.widths': 4,
+        }
+    )
+    table = {
+        'rows': ','.join(ROWS),
+        'baseline': 'long, outcome, 0.00025',
+        'labels': common.labels(CONFIG, CELLS, ROWS),
+        'at': 'last-three',
+        'also': 'eval/return',
+        'margin': 0.05,
+        'signals': 'rollout/turns,group/return_std,policy/entropy',
+    }
+    tables = {'last': table, 'tokens': table | {'at': 'equal-tokens', 'curves': False}}
+    return common.Plan(CONFIG, common.cross(CELLS.values(), [everywhere]), tables)
+
+
+SCALES = {'tiny': tiny}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))
