@@ -260,11 +260,11 @@ def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Pa
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, 'there is no such folder', str(path))
     if not finished:
-        raise FileNotFoundError(errno.ENOENT, 'no finished checkpoint in', str(directory))
+        raise FileNotFoundError(errno.ENOENT, 'no finished checkpoint', str(directory))
     if step is not None and step not in finished:
         raise FileNotFoundError(
             errno.ENOENT,
-            f'no checkpoint of step {step}; there are {", ".join(map(str, finished))} in',
+            f'no checkpoint of step {step}; there are {", ".join(map(str, finished))}',
             str(directory),
         )
     return directory / str(finished[-1] if step is None else step)

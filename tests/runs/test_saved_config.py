@@ -102,7 +102,7 @@ def test_a_config_that_is_given_is_taken(saved, monkeypatch):
 def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved, capsys):
     """A folder that is not there was one without a checkpoint, and both had exit code 1."""
     for folder, words in (
-        (tmp_path, 'no finished checkpoint in'),
+        (tmp_path, 'no finished checkpoint'),
         (tmp_path / 'x', 'no such folder'),
     ):
         with pytest.raises(SystemExit) as ended:
