@@ -60,9 +60,11 @@ def clone(
     microbatch_rows: int | None = None,
     row_sharding: Any = None,
     widths: int = 1,
+    frozen: Params | None = None,
 ) -> Params:
     """`steps` optimiser steps on random batches; report(step, loss) is called after each.
 
+    frozen: the parameters of the model that do not train, beside those in params that do.
     microbatch_rows: episodes per forward and backward pass, None = all of a batch at once.
     row_sharding: layout of rows; parameters are laid out for training on its mesh. widths: as in
     rl.update.update_step.
@@ -82,13 +84,13 @@ def clone(
         moments, layout = layout[1], (*layout, None)
 
     @functools.partial(jax.jit, donate_argnums=1, out_shardings=layout)
-    def step(params, opt_state, data, key):
+    def step(params, opt_state, frozen, data, key):
         rows = jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0])
         batch = jax.tree.map(lambda x: x[rows], data)
         count = jnp.maximum(batch.mask.sum(), 1)  # of the whole batch, before it is split
 
         def loss_fn(params, part):
-            return clone_loss(params, part, count=count, **settings), {}
+            return clone_loss({**frozen, **params}, part, count=count, **settings), {}
 
         loss, _, gradient = accumulate(
             loss_fn,
@@ -105,7 +107,7 @@ def clone(
     opt_state = jax.jit(tx.init, out_shardings=moments)(params)
     for i in range(steps):
         params, opt_state, loss = step(
-            params, opt_state, demonstrations, jax.random.fold_in(key, i)
+            params, opt_state, frozen or {}, demonstrations, jax.random.fold_in(key, i)
         )
         report(i, loss)
     return params
@@ -140,6 +142,8 @@ class Clone:
     microbatch_rows: Annotated[int, ZERO] = 0  # episodes per forward and backward pass; 0 = all of
     # a step
     lr: Annotated[float, POSITIVE] = 1e-3  # falls linearly to 0
+    adapters: bool = False  # with lora.rank: adapters clone, and are merged before others train;
+    # False: all parameters clone
     keep_in: str = ''  # folder, below the workdir ('../clones'), whose clones runs share; '' =
     # every run clones for itself
 
@@ -166,6 +170,11 @@ class Clone:
             yield (
                 f'clone.batch={self.batch} must be a multiple of clone.microbatch_rows={micro}, '
                 f'and that of the {shards} data shards of the mesh'
+            )
+        if self.adapters and not (run.lora.rank and self.demonstrates):
+            yield (
+                'clone.adapters=True clones with adapters: it needs lora.rank and demonstrations '
+                '(clone.episodes or clone.file)'
             )
         own = self.episodes and not self.file
         if self.thoughts and (not own or run.on_hosts or not run.env.think):

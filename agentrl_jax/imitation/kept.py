@@ -16,7 +16,7 @@ from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
 UNREAD = {  # section: its fields; of the whole config: sections and fields
-    '': ('algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic', 'lora')
+    '': ('algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic')
     + ('curriculum', 'evol', 'dpo', 'opd', 'fork', 'eval', 'checkpoint', 'alarm', 'log'),
     'agent': ('reward',),
     'optim': ('lr', 'critic_lr', 'warmup_steps', 'max_grad_norm'),
@@ -34,6 +34,8 @@ def key(config: dict[str, Any]) -> str:
     for section, fields in UNREAD.items():
         for field in fields:
             del (read[section] if section else read)[field]
+    if not read['clone']['adapters']:
+        del read['lora']
     for field, section in LIMITS.items():
         read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()

@@ -1,5 +1,6 @@
 """Demonstrations of a run, the policy cloned from them, and those that join its batches."""
 
+import functools
 import sys
 
 import jax
@@ -7,11 +8,13 @@ import jax
 from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.imitation import clone, demonstrations, trajectories
 from agentrl_jax.machine import sharding
+from agentrl_jax.models import lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
 from agentrl_jax.run import parts
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.config import Config
+from agentrl_jax.run.params import CLONED, trained_part
 from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Task
@@ -96,12 +99,20 @@ def read_demonstrations(run: Run) -> Demonstrations:
 
 
 def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
-    """Behaviour-cloned policy parameters; None: of demonstrations made for it."""
+    """Behaviour-cloned policy parameters; None: of demonstrations made for it.
+
+    With clone.adapters its kernels have what adapters learnt; those of training start anew.
+    """
     examples = find_demonstrations(run) if examples is None else examples
     cfg, fns = run.cfg, parts.build_functions(run.cfg, run.config, run.mesh)
+    trained, frozen = run.params, None
+    if cfg.clone.adapters:
+        make = functools.partial(trained_part, cfg=cfg, index=CLONED)
+        layout = sharding.specs(jax.eval_shape(make, run.params), sharding.TRAIN_RULES, run.mesh)
+        trained, frozen = jax.jit(make, out_shardings=layout)(run.params), run.params
     with Progress(cfg.clone.steps, 'cloning') as progress:
-        return clone.clone(
-            run.params,
+        cloned = clone.clone(
+            trained,
             examples,
             Streams(cfg.seed).key(CLONE),
             hidden_fn=fns.hidden,
@@ -114,7 +125,13 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
             row_sharding=sharding.shard_rows(run.mesh),
             widths=cfg.batch.widths,
             report=lambda step, loss: progress.advance(1, loss=loss),
+            frozen=frozen,
         )
+    if frozen is None:
+        return cloned
+    layout = jax.tree.map(lambda x: x.sharding, frozen)
+    merge = functools.partial(lora.merge, scale=cfg.lora.scale)
+    return jax.jit(merge, out_shardings=layout)({**frozen, **cloned})
 
 
 def draw_base(run: Run, base: Demonstrations | None, step: int) -> Demonstrations | None:

@@ -22,6 +22,7 @@ from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
 from agentrl_jax.types import Pair, Params, TrainState
 
+CLONED = 2  # number of the adapters that cloning trains
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
 
 
@@ -42,7 +43,8 @@ def players_of(state: TrainState, base: Params, other: int | None) -> Params | P
 
 
 def trained_part(params: Params, cfg: Config, index: int) -> Params:
-    """What is trained of a model: all of it, or adapters (number 0 for policy, 1 for critic)."""
+    """What is trained of a model: all of it, or adapters (number 0 for policy, 1 for critic, or
+    CLONED)."""
     if not cfg.lora.rank:
         return dict(params)
     key = Streams(cfg.seed).key(ADAPTERS, index)

@@ -111,6 +111,10 @@ REFUSED = {
             "solver for the world's own rewards",
         ),
     ],
+    'cloning': [
+        ({'clone.adapters': True, 'clone.episodes': 8}, 'it needs lora.rank and demonstrations'),
+        ({'clone.adapters': True, 'lora.rank': 2}, 'it needs lora.rank and demonstrations'),
+    ],
     'critics': [
         ({'algorithm': 'grpo', 'critic.updates': 2}, 'critic.updates=2 needs a separate critic'),
         ({'algorithm': 'grpo', 'critic.freeze_attention': True}, 'attention=True needs a separate'),

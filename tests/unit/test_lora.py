@@ -17,11 +17,12 @@ from jax.sharding import AxisType
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model, decoder, lora
+from agentrl_jax.records.progress import Progress
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import parts
+from agentrl_jax.run import cloning, parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Frozen
+from agentrl_jax.types import Demonstrations, Frozen
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
@@ -155,6 +156,58 @@ def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
     kernels = sum(x.size for x in jax.tree.leaves(params['model']['layers_0'])) * 3 * 4
     through_merge = bytes_of(lambda tree: lora.merge(tree, config.lora_scale))
     assert bytes_of(lambda tree: tree) < through_merge - 0.7 * kernels
+
+
+# ---- cloning -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def cloned(shape=(1, 1, 1)):
+    """(parameters before and after cloning with adapters of rank 2, losses on the way)."""
+    cfg = micro_runs.config(
+        'frozen_lake',
+        **{
+            'lora.rank': 2,
+            'lora.targets': 'q_proj,up_proj',
+            'clone.adapters': True,
+            'clone.episodes': 16,
+            'clone.batch': 8,
+            'clone.steps': 6,
+            'clone.lr': 0.02,
+        },
+    )
+    cfg, mesh = read_config(cfg, None), mesh_of(*shape)
+    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
+    run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, params=params)
+    tokens = np.random.default_rng(0).integers(0, 40, (16, 24))
+    used = np.ones(tokens.shape, bool)
+    shown = Demonstrations(tokens.astype(np.int32), used, used & (np.arange(24) > 4))
+    losses, layouts = [], jax.tree.map(lambda x: x.sharding, params)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, 'advance', lambda self, n, loss: losses.append(float(loss)))
+        after = cloning.cloned_policy(run, shown)
+    assert jax.tree.map(lambda x: x.sharding, after) == layouts
+    return *jax.device_get((params, after)), losses
+
+
+def test_what_adapters_learn_in_cloning_is_in_the_kernels_and_nothing_else_moves():
+    before, after, losses = cloned()
+    assert losses[-1] < losses[0]
+    before, after = map(traverse_util.flatten_dict, (before, after))
+    assert before.keys() == after.keys()
+    for path, kernel in after.items():
+        moved = kernel.astype(np.float64) - before[path]
+        if path[-1] == 'kernel' and path[-2] in ('q_proj', 'up_proj'):
+            sizes = np.linalg.svd(moved, compute_uv=False)
+            assert sizes[1] > 0 and (sizes[2:] < 1e-4 * sizes[0]).all()  # the rank of the adapters
+        else:
+            assert not moved.any()
+
+
+def test_a_mesh_clones_the_same_with_adapters():
+    one, whole = cloned(), cloned((2, 2, 2))
+    np.testing.assert_allclose(one[2], whole[2], rtol=1e-4)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), one[1], whole[1])
 
 
 # ---- one update ----------------------------------------------------------------------------------
