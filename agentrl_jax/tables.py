@@ -80,11 +80,14 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
     return [*(folder / name for name in texts), *drawn]
 
 
-def rebuild(experiments: Path) -> list[Path]:
-    """All tables of all experiments from their committed metrics; the files that were written."""
-    paths, written = sorted(experiments.glob(f'*/{SPEC_FILE}')), []
+def rebuild(experiments: Path, name: str = '*') -> list[Path]:
+    """All tables of all experiments from their committed metrics; the files that were written.
+
+    name: folder of the only one, or a pattern.
+    """
+    paths, written = sorted(experiments.glob(f'{name}/{SPEC_FILE}')), []
     if not paths:
-        raise FileNotFoundError(f'{experiments} holds no experiment: no */{SPEC_FILE}')
+        raise FileNotFoundError(f'{experiments} holds no experiment: no {name}/{SPEC_FILE}')
     for path in paths:
         for name, given in _specs(path).items():
             try:

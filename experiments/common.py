@@ -124,7 +124,7 @@ def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> N
     files.write_atomic(folder / tables.SPEC_FILE, text)
     if not (folder / 'README.md').exists():
         files.write_atomic(folder / 'README.md', page)
-    tables.rebuild(folder.parent)
+    tables.rebuild(folder.parent, folder.name)
 
 
 def first_page(doc: str, command: str, names: Iterable[str]) -> str:
