@@ -26,7 +26,8 @@ def get_config():
 
     cfg.lora.rank = 16
     cfg.lora.alpha = 16.0
-    cfg.optim.lr = 3e-4
+    cfg.optim.lr = 1e-4  # after one step at 3e-4 27 % of the episodes succeeded, 70 % before
+    cfg.optim.warmup_steps = 2
     cfg.batch.widths = 4
     cfg.batch.head_chunk = 128
 
@@ -35,6 +36,7 @@ def get_config():
     cfg.clone.oracle = 1.0
     cfg.clone.steps = 8
     cfg.clone.batch = 4
+    cfg.clone.lr = 3e-4
     cfg.eval.every = 5
     cfg.checkpoint.every = 2
     return cfg
