@@ -48,6 +48,7 @@ def trace(cfg, *, with_rollout):
     txs = parts.build_optimisers(cfg)
     run = types.SimpleNamespace(cfg=cfg, config=found[0], mesh=mesh, txs=txs)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
+    base = params if cfg.lora.rank else {}
     reference = run_params.policy_of(state.params, {}) if cfg.needs_reference else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     turns = cfg.env.max_turns
@@ -76,7 +77,7 @@ def trace(cfg, *, with_rollout):
         collects = build_module.build_collects(cfg, mesh, found[0], {})
         _, collect, _ = build_module.build_play(cfg, mesh, tasks, collects)
         key = jax.eval_shape(lambda: jax.random.key(0))
-        policy = run_params.policy_of(state.params, {})
+        policy = run_params.policy_of(state.params, base)
         made, _ = jax.eval_shape(collect, policy, tasks, listed, key)
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     fns = parts.build_functions(cfg, found[0], mesh)
@@ -85,7 +86,7 @@ def trace(cfg, *, with_rollout):
     shape = (cfg.base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
     joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
-    frozen = Frozen({}, reference)
+    frozen = Frozen(base, reference)
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured
