@@ -200,9 +200,8 @@ class Continuations:
 class Scores:
     """Per-token values and log-probabilities, aligned with tokens; zeros where not computed."""
 
-    old_logprobs: (
-        jax.Array
-    )  # float32 [B, T] policy before the update (the sampler's own by default)
+    # float32 [B, T] policy before the update (the sampler's own by default)
+    old_logprobs: jax.Array
     ref_logprobs: jax.Array  # float32 [B, T] reference policy
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
     next_values: jax.Array | None = None  # float32 [B, T]  V of the state after tokens[b, t]; None

@@ -1,14 +1,14 @@
-"""Qwen2.5-0.5B learns to use a card catalogue: two demonstrations, then RL, one CPU core.
+"""Qwen2.5-Coder-0.5B learns to use a card catalogue: two demonstrations, then RL, one CPU core.
 
   export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
   python -m agentrl_jax.train --config=configs/qwen_library.py --workdir=runs/qwen_library \\
-      --config.seed=1 --config.model.path=Qwen2.5-0.5B-Instruct
+      --config.seed=1 --config.model.path=Qwen2.5-Coder-0.5B-Instruct
 
 A .gguf will do as well. The world is that of configs/smollm2_library.py under the grammar of its
 answers. The raw model looks nothing up; two clean episodes of the expert show it how, and adapters
 learn from them and then from its own play (clone.adapters, lora.rank).
 
-Hardware: one CPU core beside another program, 13.4 GB.
+Hardware: one CPU core beside another program, 14 GB.
 Time: 37 minutes, validation included.
 Score: seed 1 14.8 % of 128 validation levels after cloning, 97.7 % [93.3, 99.2] at the end
 (experiments/qwen_library/README.md); seed 0, at three times the rate, was stopped. Random play 6.1

@@ -20,6 +20,7 @@ than eight turns an episode, and short, which cannot wander while it trains, abo
 import sys
 
 from experiments import common
+from experiments.beyond_clone import FEWER
 from experiments.scaling_inter import GRPO
 
 CONFIG = 'configs/demo_library.py'
@@ -36,15 +37,7 @@ CELLS = {
     for paid, rewards in REWARDS.items()
     for name, rounds in HORIZONS.items()
 }
-FEW = {
-    'env.think': False,
-    'rollout.constrain': 'own',
-    'clone.episodes': 16,
-    'clone.oracle': 1.0,
-    'clone.batch': 16,
-    'clone.lr': 2e-3,
-    'clone.steps': 150,
-}
+FEW = FEWER | {'clone.steps': 150, 'env.think': False, 'rollout.constrain': 'own'}
 STEPS = 60
 
 

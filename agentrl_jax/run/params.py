@@ -43,8 +43,7 @@ def players_of(state: TrainState, base: Params, other: int | None) -> Params | P
 
 
 def trained_part(params: Params, cfg: Config, index: int) -> Params:
-    """What is trained of a model: all of it, or adapters (number 0 for policy, 1 for critic, or
-    CLONED)."""
+    """What is trained of a model: all of it, or adapters (0: policy, 1: critic, CLONED)."""
     if not cfg.lora.rank:
         return dict(params)
     key = Streams(cfg.seed).key(ADAPTERS, index)

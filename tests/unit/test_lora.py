@@ -161,33 +161,36 @@ def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
 # ---- cloning -------------------------------------------------------------------------------------
 
 
+def built(fields, shape):
+    """A run as far as its model."""
+    cfg, mesh = read_config(micro_runs.config('frozen_lake', **fields), None), mesh_of(*shape)
+    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
+    txs = parts.build_optimisers(cfg)
+    return types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, params=params, txs=txs)
+
+
 @functools.cache
 def cloned(shape=(1, 1, 1)):
     """(parameters before and after cloning with adapters of rank 2, losses on the way)."""
-    cfg = micro_runs.config(
-        'frozen_lake',
-        **{
-            'lora.rank': 2,
-            'lora.targets': 'q_proj,up_proj',
-            'clone.adapters': True,
-            'clone.episodes': 16,
-            'clone.batch': 8,
-            'clone.steps': 6,
-            'clone.lr': 0.02,
-        },
-    )
-    cfg, mesh = read_config(cfg, None), mesh_of(*shape)
-    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
-    run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, params=params)
+    fields = {
+        'lora.rank': 2,
+        'lora.targets': 'q_proj,up_proj',
+        'clone.adapters': True,
+        'clone.episodes': 16,
+        'clone.batch': 8,
+        'clone.steps': 6,
+        'clone.lr': 0.02,
+    }
+    run = built(fields, shape)
     tokens = np.random.default_rng(0).integers(0, 40, (16, 24))
     used = np.ones(tokens.shape, bool)
     shown = Demonstrations(tokens.astype(np.int32), used, used & (np.arange(24) > 4))
-    losses, layouts = [], jax.tree.map(lambda x: x.sharding, params)
+    losses, layouts = [], jax.tree.map(lambda x: x.sharding, run.params)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, 'advance', lambda self, n, loss: losses.append(float(loss)))
         after = cloning.cloned_policy(run, shown)
     assert jax.tree.map(lambda x: x.sharding, after) == layouts
-    return *jax.device_get((params, after)), losses
+    return *jax.device_get((run.params, after)), losses
 
 
 def test_what_adapters_learn_in_cloning_is_in_the_kernels_and_nothing_else_moves():
@@ -229,24 +232,18 @@ def mesh_of(data, fsdp, tensor):
 @functools.cache
 def updated(name, shape=(1, 1, 1), rank=2):
     """(state before, after, frozen before, after, metrics) of a learn step with adapters."""
-    cfg = micro_runs.config(
-        'frozen_lake',
-        **(UPDATES[name] if name in UPDATES else FROZEN_ATTENTION),
-        **{
-            'lora.rank': rank,
-            'lora.targets': 'q_proj,o_proj,up_proj,down_proj',
-            'optim.lr': LR,
-            'optim.critic_lr': LR,
-            'rollout.group_size': 2,
-            'batch.minibatch_rows': 4,
-            'batch.microbatch_rows': 4,
-            'batch.epochs': 2,
-        },
-    )
-    cfg, mesh = read_config(cfg, None), mesh_of(*shape)
-    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
-    txs = parts.build_optimisers(cfg)
-    run = types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, txs=txs)
+    fields = {
+        'lora.rank': rank,
+        'lora.targets': 'q_proj,o_proj,up_proj,down_proj',
+        'optim.lr': LR,
+        'optim.critic_lr': LR,
+        'rollout.group_size': 2,
+        'batch.minibatch_rows': 4,
+        'batch.microbatch_rows': 4,
+        'batch.epochs': 2,
+    }
+    run = built((UPDATES[name] if name in UPDATES else FROZEN_ATTENTION) | fields, shape)
+    cfg, config, mesh, params = run.cfg, run.config, run.mesh, run.params
     state = start.start_state(run, params)
     reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
     frozen = Frozen({'model': params['model']} if rank else {}, reference)
