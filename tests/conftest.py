@@ -1,5 +1,4 @@
 """Shared test settings: eight fake CPU devices, strict rank promotion, programs shared by all.
-from agentrl_jax.run.config import read as read_config
 
 Nearly all time goes into compiling. So XLA does it quickly rather than well, and what one process
 compiled the others load: the workers of pytest-xdist, the programs that tests start, and the next

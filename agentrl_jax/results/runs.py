@@ -52,7 +52,8 @@ class Run(NamedTuple):
 def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> list[Run]:
     """All runs in the folders: each a run, a folder of runs, or a compact folder.
 
-    metrics: names to keep beside KEPT; a compact folder has those that it was made with.
+    metrics: names to keep beside KEPT; a compact folder has those that it was made with. Runs of an
+    older version beside those of a newer one have the fields that came later, at what they do.
     """
     kept = tuple(dict.fromkeys([*KEPT, *metrics]))
     runs = []
@@ -69,7 +70,27 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
             f'no runs in {listed}: a run has {RUN_FILE} or {run_log.CONFIG_FILE}, a compact folder '
             f'{COMMON_FILE}'
         )
-    return runs
+    return _complete(runs)
+
+
+def _complete(runs: Sequence[Run]) -> list[Run]:
+    """Runs with all fields that any of them has, as a resumed run would have them.
+
+    A run with fields that are gone stays as it is, and so does a world that it does not name.
+    """
+    names = set().union(*(run.fields for run in runs))
+    return [run if names <= run.fields.keys() else _with_later(run, names) for run in runs]
+
+
+def _with_later(run: Run, names: set[str]) -> Run:
+    from agentrl_jax.run import config  # loads JAX, and few tables need it
+
+    try:
+        full = flatten(config.as_json(config.effective(config.migrate(run.fields))))
+    except ValueError:
+        return run
+    later = {name: full[name] for name in sorted(names - run.fields.keys()) if name in full}
+    return run._replace(fields=dict(sorted((run.fields | later).items())))
 
 
 def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:

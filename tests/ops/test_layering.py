@@ -39,7 +39,7 @@ MAY_IMPORT = {
     'run': BELOW_RUN,
     'planning': [*BELOW_RUN, 'run'],
     'sweeps': [*BELOW_RUN, 'run'],
-    'results': ['records', 'measure', 'machine'],
+    'results': ['records', 'measure', 'machine', 'run'],
     'tools': ['envs', 'text', 'tokens'],  # programs of this repository; nothing imports them
     **{command: BELOW_COMMANDS for command in COMMANDS},
 }
