@@ -4,7 +4,9 @@
 
 Same weights, tokens, advantages, clipping and AdamW on both sides; alternating in one process.
 `hf` computes the head for the answers only and no metrics; `hf, same work` adds the entropy that
-ours reports. "same gradient" is the relative difference of the gradient norms.
+ours reports. "same gradient" is the relative difference of the gradient norms. `ours, once a
+prompt` is the same step of rows of which those of a micro-batch begin with one prompt, which
+batch.prefix_rows computes once; its gradient beside that of ours on these rows.
 """
 
 import math
@@ -17,25 +19,31 @@ import numpy as np
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models import Model
-from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.models.functions import model_functions
 from agentrl_jax.rl import update
 from agentrl_jax.rl.algorithm import KL, Clip
 from agentrl_jax.rl.learning import Batching, Learning, Optim
 from agentrl_jax.types import Batch, TrainState
 from benchmarks import common, limits
 
+ONCE = 'ours, once a prompt'
 LR, WEIGHT_DECAY, CLIP = 1e-5, 1e-4, 0.2
+WIDTHS = 4  # of what is left of rows that begin alike
 OPTIM = Optim(lr=LR, weight_decay=WEIGHT_DECAY)
 
 
-def make_batch(vocab: int, rows: int, prompt: int, new: int) -> Batch:
-    """Random tokens; the last `new` of each row are trained, as if drawn uniformly."""
+def make_batch(vocab: int, rows: int, prompt: int, new: int, alike: int = 1) -> Batch:
+    """Random tokens; the last `new` of each row are trained, as if drawn uniformly.
+
+    alike: rows side by side that have one prompt.
+    """
     rng = np.random.default_rng(0)
     shape = (rows, prompt + new)
     mask = np.broadcast_to(np.arange(prompt + new) >= prompt, shape)
-    zeros = jnp.zeros(shape, jnp.float32)
+    zeros, tokens = jnp.zeros(shape, jnp.float32), rng.integers(1, vocab, shape)
+    tokens[:, :prompt] = np.repeat(tokens[::alike, :prompt], alike, axis=0)
     return Batch(
-        tokens=jnp.asarray(rng.integers(1, vocab, shape), jnp.int32),
+        tokens=jnp.asarray(tokens, jnp.int32),
         attention_mask=jnp.ones(shape, bool),
         mask=jnp.asarray(mask),
         value_mask=jnp.zeros(shape, bool),
@@ -53,15 +61,20 @@ def optimiser() -> Any:
     return OPTIM.tx(LR)
 
 
-def build_step(config: Model, *, new: int, microbatches: int, chunk: int) -> Callable:
+def build_step(
+    config: Model, *, new: int, microbatches: int, chunk: int, alike: int = 1
+) -> Callable:
     """step(state, batch) -> (state, metrics); not jitted. new: trained tokens of a row at most."""
-    fns = ModelFns(hidden=config.forward, head=config.head_kernel)
+    fns = model_functions(config, None, has_critic=False, shares_backbone=False)
+    widths = 1 if alike == 1 else WIDTHS
 
     def step(state, batch):
         rows = len(batch.tokens)
         how = Learning(
             GRPO(clip=Clip(CLIP, CLIP), kl=KL()),
-            batch=Batching(rows, rows // microbatches, head_chunk=chunk),
+            batch=Batching(
+                rows, rows // microbatches, head_chunk=chunk, widths=widths, prefix_rows=alike
+            ),
             optim=OPTIM,
             max_response=new,
         )
@@ -151,8 +164,14 @@ def run(
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
     found = limits.measure()
-    rows = make_batch(vocab, batch, prompt, new)
-    calls = {'ours': ours(params, config, rows, new=new, microbatches=microbatches, chunk=chunk)}
+    rows, sizes = make_batch(vocab, batch, prompt, new), dict(new=new, chunk=chunk)
+    sizes['microbatches'] = microbatches
+    calls = {'ours': ours(params, config, rows, **sizes)}
+    unit = batch // microbatches
+    one_prompt = make_batch(vocab, batch, prompt, new, unit)
+    whole = ours(params, config, one_prompt, **sizes)
+    calls[ONCE] = ours(params, config, one_prompt, alike=unit, **sizes)
+    alike = float(calls[ONCE]()['policy/grad_norm']), float(whole()['policy/grad_norm'])
     model = common.hf_model(params, config)
     calls['hf'] = hf(model, rows, prompt, with_entropy=False)
     first = float(calls['ours']()['policy/grad_norm']), calls['hf']()
@@ -164,12 +183,14 @@ def run(
         'seconds': times,
         'times_hf': times['hf'] / times['ours'],
         'times_hf_same_work': times['hf, same work'] / times['ours'],
+        'times_once_a_prompt': times['ours'] / times[ONCE],
         'tokens_per_s': batch * (prompt + new) / times['ours'],
         'limit_s': found.seconds(**work),
         'share_of_limit': found.seconds(**work) / times['ours'],
         'gflops': work['flops'] / times['ours'] / 1e9,
         'matmul_gflops': found.flops / 1e9,
         'gradient_difference': abs(first[0] / first[1] - 1.0),
+        'gradient_difference_once_a_prompt': abs(alike[0] / alike[1] - 1.0),
     }
 
 

@@ -47,6 +47,7 @@ def get_config():
     cfg.batch.minibatch_rows = 32
     cfg.batch.microbatch_rows = 8
     cfg.batch.widths = 4
+    cfg.batch.prefix_rows = 8  # a group: most of their tokens are one prompt
     cfg.eval.every = 8
     cfg.eval.temperature = 1.0  # as in training
     cfg.checkpoint.every = 8

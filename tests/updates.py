@@ -71,6 +71,7 @@ def settings(
             epochs=fields.pop('epochs', 1),
             head_chunk=fields.pop('head_chunk', 2**20),
             widths=fields.pop('widths', 1),
+            prefix_rows=fields.pop('prefix_rows', 1),
         ),
         critic=Critic(
             warmup_steps=fields.pop('critic_warmup', 0),

@@ -112,6 +112,21 @@ class Model(abc.ABC):
         """
 
     @abc.abstractmethod
+    def forward_masked(
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        *,
+        row_sharding: NamedSharding | None = None,
+    ) -> jax.Array:
+        """forward() in which token q attends to the tokens k of its row with mask[b, q, k].
+
+        mask bool [B, T, T], by no fused kernel; results of a token that sees none mean nothing.
+        """
+
+    @abc.abstractmethod
     def forward_cached(
         self,
         params: Params,

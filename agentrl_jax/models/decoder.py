@@ -279,6 +279,13 @@ class Decoder(Model):
         )
         return hidden
 
+    def forward_masked(self, params, tokens, positions, mask, *, row_sharding=None):
+        visible = Visible(mask, mask.any(1).sum(1))
+        hidden, _ = Backbone(dataclasses.replace(self, fused='')).apply(
+            _variables(params), tokens, positions, visible, row_sharding=row_sharding
+        )
+        return hidden
+
     def forward_cached(self, params, tokens, positions, cache, rows, *, kv_length=None):
         length = cache.length
         last = jnp.where(positions < length, positions, 0)  # padding attends to one entry: cheap

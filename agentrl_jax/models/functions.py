@@ -7,7 +7,7 @@ from typing import Any
 from flax import struct, traverse_util
 from jax.sharding import NamedSharding
 
-from agentrl_jax.models import Model, critic
+from agentrl_jax.models import Model, critic, prefixes
 from agentrl_jax.types import Params
 
 ATTENTION = 'self_attn'  # of a layer, in the names of HuggingFace
@@ -23,6 +23,10 @@ class ModelFns:
     values: Callable | None = struct.field(pytree_node=False, default=None)  # None without a critic
     value_head: Callable | None = struct.field(pytree_node=False, default=None)  # for a critic on
     # shared states
+    sharing: Callable | None = struct.field(
+        pytree_node=False, default=None
+    )  # (unit, room) -> these
+    # functions of units of rows that begin alike (models.prefixes)
     teachers: tuple[tuple['ModelFns', Any], ...] = struct.field(pytree_node=False, default=())
     # functions and parameters of each model whose probabilities are learnt
 
@@ -33,12 +37,20 @@ def model_functions(
     *,
     has_critic: bool,
     shares_backbone: bool,
+    unit: int = 1,
+    room: int = 0,
 ) -> ModelFns:
     """The functions of a model of these sizes; rows: how rows of activations are laid out.
 
     Values are of the prefix up to and including each position (not shifted), float32 [B, T].
+    unit, room: as in prefixes.forward, where more than one row may begin alike.
     """
     hidden = functools.partial(config.forward, row_sharding=rows)
+    if unit > 1:
+        alike = functools.partial(prefixes.forward, config, unit=unit, room=room)
+        hidden = functools.partial(alike, row_sharding=rows)
+    heads = dict(has_critic=has_critic, shares_backbone=shares_backbone)
+    sharing = functools.partial(model_functions, config, rows, **heads)
 
     def value_head(params, states):
         return critic.value_from_hidden(params['value_head'], states)
@@ -51,7 +63,7 @@ def model_functions(
         del critic_params
         return value_head(params, hidden(params, *batch))
 
-    fns = ModelFns(hidden=hidden, head=config.head_kernel, values=None, value_head=None)
+    fns = ModelFns(hidden=hidden, head=config.head_kernel, sharing=sharing)
     if not has_critic:
         return fns
     if shares_backbone:
@@ -96,4 +108,5 @@ def on_base(fns: ModelFns, base: Any) -> ModelFns:
         head=lambda params: fns.head(whole(params)),
         values=None if fns.values is None else values,
         value_head=fns.value_head,
+        sharing=None if fns.sharing is None else lambda **how: on_base(fns.sharing(**how), base),
     )

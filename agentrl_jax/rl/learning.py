@@ -34,6 +34,9 @@ class Batching:
     head_chunk: Annotated[int, ONE] = 1024  # tokens per chunk of the output head
     widths: Annotated[int, ONE] = 1  # widths that are compiled, for updates and cloning: each
     # micro-batch of rows of like length takes the narrowest; 1 = all as wide as rollout.max_tokens
+    prefix_rows: Annotated[int, ONE] = 1  # episodes side by side of which an update computes once
+    # what they begin with alike; 1 = none. Widths are then those of what is left of a row. Best
+    # is what rollout.group_size and batch.microbatch_rows allow
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
@@ -56,6 +59,20 @@ class Batching:
                 f'batch.microbatch_rows={self.microbatch_rows} must be a multiple of the {shards} '
                 'data shards of the mesh'
             )
+        if self.prefix_rows > 1:
+            yield from self._prefix_conflicts(run, shards)
+
+    def _prefix_conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        name = f'batch.prefix_rows={self.prefix_rows}'
+        if self.microbatch_rows % (shards * self.prefix_rows):
+            of_each = f' on each of {shards} data shards' if shards > 1 else ''
+            yield f'{name} must divide batch.microbatch_rows={self.microbatch_rows}{of_each}'
+        if self.widths == 1:
+            yield f'{name} needs batch.widths above 1, the widths of what is left of a row'
+        if self.prefix_rows % run.algorithm.ROWS_PER_PAIR:
+            yield f'{name} must be even with algorithm={run.algorithm_name!r}, whose rows are pairs'
+        if run.parity.microbatch_means:
+            yield f'{name} deals rows anew to micro-batches: parity.microbatch_means must be False'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,6 +317,11 @@ class Learning:
         """Rows of the batch for an episode: its windows, or it and its continuations."""
         forked = 1 + self.algorithm.trained_continuations(self.max_turns)
         return forked * (self.context.rows(self.max_turns) if self.context else 1)
+
+    @property
+    def unit(self) -> int:
+        """Rows side by side that stay in one micro-batch: pairs, or such that may begin alike."""
+        return max(self.algorithm.ROWS_PER_PAIR, self.batch.prefix_rows)
 
     @property
     def microbatches(self) -> int:

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import ModelFns, join_critic, split_critic
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
@@ -129,10 +130,12 @@ def make_token_weights(
     return whole if parts == 1 else weights
 
 
-def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int) -> jax.Array:
-    """Rows of a mini-batch int32 [n] so that those that train fill the first slices of _split."""
-    order = rows[jnp.argsort(~mask[rows].any(1), stable=True)]
-    return order.reshape(parts, -1).T.reshape(-1)
+def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int, unit: int = 1) -> jax.Array:
+    """Rows of a mini-batch int32 [n], `unit` together, so that those that train fill the first
+    slices of _split."""
+    trains, units = mask[rows].any(1).reshape(-1, unit).any(1), rows.reshape(-1, unit)
+    order = units[jnp.argsort(~trains, stable=True)]
+    return order.reshape(parts, -1, unit).swapaxes(0, 1).reshape(-1)
 
 
 def _add(a: dict, b: dict) -> dict:
@@ -150,22 +153,29 @@ def accumulate(
     sparse: bool = False,
     mask: jax.Array | None = None,
     widths: int = 1,
+    alike: bool = False,
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
 
     Each `unit` rows side by side stay together. sparse: slices without a token in mask
     bool [B, T] are not computed. With more than one of `widths` the columns of a slice after its
-    last token in mask are cut off (see rl.widths).
+    last token in mask are cut off (see rl.widths). alike: instead of that loss_fn has the keyword
+    `room`, the columns that the rest of a row takes after what its unit has in common; rows[0] is a
+    Batch (see models.prefixes).
     """
     value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
     if sparse or widths > 1:
-        rows, every = (*rows, row_widths.used(mask)), row_widths.menu(mask.shape[1], widths)
+        needed = lengths = row_widths.used(mask)
+        if alike:
+            begins = rows[0].tokens, rows[0].attention_mask
+            needed = prefixes.rest(*begins, lengths, unit)
+        rows, every = (*rows, lengths, needed), row_widths.menu(mask.shape[1], widths)
         if widths > 1:
             order = row_widths.sorted_rows(rows[-1], parts=parts, unit=unit)
             rows = jax.tree.map(lambda x: x[order], rows)
 
         def value_and_grad(params, *rows):
-            return row_widths.at_width(of_rows, params, rows[:-1], rows[-1], every)
+            return row_widths.at_width(of_rows, params, rows[:-2], rows[-1], every, cuts=not alike)
 
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, *rows)
@@ -175,7 +185,7 @@ def accumulate(
     def body(carry, part):
         if not sparse:
             return add(carry, part), None
-        wanted = part[-1].any()  # lengths
+        wanted = part[-2].any()  # lengths
         return jax.lax.cond(wanted, add, lambda carry, part: carry, carry, part), None
 
     def add(carry, part):
@@ -210,6 +220,14 @@ def apply_if_finite(
     return params, opt_state, norm, finite, take
 
 
+def functions_at(fns: ModelFns, how: Learning, room: int) -> ModelFns:
+    """The functions of rows that begin alike, `room` columns for their rest; 0: of any rows."""
+    if not room:
+        return fns
+    alike = fns.sharing(unit=how.batch.prefix_rows, room=room)
+    return fns.replace(hidden=alike.hidden, values=fns.values and alike.values)
+
+
 def critic_step(
     state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, fns: ModelFns, how: Learning
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
@@ -219,10 +237,10 @@ def critic_step(
     """
     trained, kept = split_critic(state.critic_params, freeze_attention=how.critic.freeze_attention)
 
-    def loss_of(trained, batch, weights):
+    def loss_of(trained, batch, weights, *, room=0):
         attention = batch.attention_mask
-        whole = join_critic(trained, kept)
-        raw = fns.values(state.params, whole, batch.tokens, positions_of(attention), attention)
+        whole, own = join_critic(trained, kept), functions_at(fns, how, room)
+        raw = own.values(state.params, whole, batch.tokens, positions_of(attention), attention)
         return objective.value_loss(raw, batch, weights, clip_value=how.critic.clip or None)
 
     loss, sums, grads = accumulate(
@@ -231,9 +249,11 @@ def critic_step(
         (batch, weights),
         parts=how.microbatches,
         sharding=how.layout,
+        unit=how.unit,
         sparse=how.sparse,
         mask=batch.value_mask,
         widths=how.batch.widths,
+        alike=how.batch.prefix_rows > 1,
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -268,8 +288,9 @@ def policy_step(
     if batch.observed is not None:
         mask, observed = mask | batch.observed, batch.observed.sum()
 
-    def loss_of(params, *rows):
-        return objective.joint_loss(params, *rows, state.kl_coef, fns, how, observed)
+    def loss_of(params, *rows, room=0):
+        own = functions_at(fns, how, room)
+        return objective.joint_loss(params, *rows, state.kl_coef, own, how, observed)
 
     loss, sums, grads = accumulate(
         loss_of,
@@ -277,10 +298,11 @@ def policy_step(
         (batch, weights, value_weights),
         parts=how.microbatches,
         sharding=how.layout,
-        unit=how.algorithm.ROWS_PER_PAIR,
+        unit=how.unit,
         sparse=how.sparse,
         mask=mask,
         widths=how.batch.widths,
+        alike=how.batch.prefix_rows > 1,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -310,7 +332,7 @@ def one_step(
 ) -> tuple[TrainState, dict]:
     """One mini-batch: the critic's optimiser steps, then the policy's; metrics are of the last."""
     if how.sparse:
-        rows = sort_trained_first(rows, batch.mask, how.microbatches)
+        rows = sort_trained_first(rows, batch.mask, how.microbatches, how.unit)
     part = jax.tree.map(lambda x: x[rows], batch)
     if how.layout is not None:
         part = jax.lax.with_sharding_constraint(part, how.layout)
@@ -352,11 +374,7 @@ def update_step(
     order; lr_scale: factor of both learning rates. The how.rows_per_episode rows of an episode are
     in one optimiser step and weigh as one sequence.
     """
-    together, unit, weights = (
-        how.rows_per_episode,
-        how.algorithm.ROWS_PER_PAIR,
-        how.algorithm.weights,
-    )
+    together, weights = how.rows_per_episode, how.algorithm.weights
     weigh = make_token_weights(
         weights.aggregation,
         weights.norm_length,
@@ -368,7 +386,7 @@ def update_step(
         rows=len(batch.tokens),
         num_minibatches=len(batch.tokens) // (together * how.batch.minibatch_rows),
         epochs=how.batch.epochs,
-        unit=unit * together,
+        unit=how.unit * together,
     )
     before = state.skipped
     state, steps = jax.lax.scan(

@@ -46,8 +46,19 @@ def cut(rows: Sequence[Any], width: int) -> tuple:
     return tuple(map(one, rows))
 
 
-def at_width(fn: Callable, params: Any, rows: Any, lengths: jax.Array, widths: tuple) -> Any:
-    """fn(params, *rows) of rows cut to the first of the ascending widths that holds the longest."""
-    branches = [lambda params, rows, w=w: fn(params, *cut(rows, w)) for w in widths]
+def at_width(
+    fn: Callable, params: Any, rows: Any, lengths: jax.Array, widths: tuple, *, cuts: bool = True
+) -> Any:
+    """fn(params, *rows) of rows cut to the first of the ascending widths that holds the longest.
+
+    Without cuts the rows are whole, and fn has the width as its keyword `room`.
+    """
+
+    def at(width):
+        if cuts:
+            return lambda params, rows: fn(params, *cut(rows, width))
+        return lambda params, rows: fn(params, *rows, room=width)
+
+    branches = [at(width) for width in widths]
     index = jnp.searchsorted(jnp.asarray(widths), lengths.max())
     return jax.lax.switch(index, branches, params, rows)

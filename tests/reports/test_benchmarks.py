@@ -75,6 +75,7 @@ def test_the_update_and_torch_have_the_same_gradient():
         vocab=128, batch=4, prompt=4, new=4, microbatches=2, chunk=8, repeats=1, **SHAPE
     )
     assert result['gradient_difference'] < 1e-4
+    assert result['gradient_difference_once_a_prompt'] < 1e-5
     assert 'hf' in update.show(result)
 
 

@@ -1,0 +1,188 @@
+"""Rows that begin alike, computed once: every token sees its own row, and steps are the same."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import micro_runs
+import numpy as np
+import optax
+import pytest
+import tiny_models
+import toy_rollouts as toy
+import updates
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.algorithms.ppo import PPO
+from agentrl_jax.machine import sharding
+from agentrl_jax.models import prefixes
+from agentrl_jax.models.functions import model_functions
+from agentrl_jax.rl import update
+from agentrl_jax.run.command import WrongUsage
+from agentrl_jax.run.config import read as read_config
+from agentrl_jax.types import TrainState
+
+UNIT, LENGTH = 4, 24
+CONFIG = dataclasses.replace(tiny_models.TINY, num_layers=2)
+QUICK = {'xla_backend_optimization_level': 0}
+ROW = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH))  # tokens in common, all tokens
+
+
+def units(shapes, vocabulary=3):
+    """Rows of the given (tokens in common with the lead, length), and which tokens are real."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, vocabulary, (len(shapes), LENGTH)).astype(np.int32)
+    for i, (common, _) in enumerate(shapes):
+        tokens[i, :common] = tokens[i - i % UNIT, :common]
+    lengths = np.array([length for _, length in shapes])
+    real = np.arange(LENGTH) < lengths[:, None]
+    return np.where(real, tokens, 0), real, lengths
+
+
+def test_what_rows_share_and_what_is_left_by_hand():
+    tokens = jnp.asarray([[5, 6, 7, 0], [5, 6, 7, 8], [5, 9, 7, 0], [5, 6, 0, 0]])
+    real = tokens > 0
+    assert prefixes.shared(tokens, real, 2).tolist() == [[3, 3], [3, 1]]
+    assert prefixes.shared(tokens, real, 4).tolist() == [[3, 3, 1, 2]]
+    lengths = jnp.asarray([3, 4, 3, 2])
+    assert prefixes.rest(tokens, real, lengths, 4).tolist() == [0, 1, 2, 0]
+    packed = prefixes.pack(tokens[:2], real[:2], unit=2, room=2)
+    assert packed.tokens[0].tolist() == [5, 6, 7, 0, 8, 8]  # the last one is padding
+    assert packed.positions[0].tolist() == [0, 1, 2, 3, 3, 4]
+    assert packed.mask[0, 4].tolist() == [True, True, True, False, True, False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes=st.lists(ROW, min_size=2 * UNIT, max_size=2 * UNIT))
+def test_every_token_sees_its_own_row_and_nothing_else(shapes):
+    tokens, real, lengths = units(shapes)
+    room = max(8, int(prefixes.rest(tokens, real, jnp.asarray(lengths), UNIT).max()))
+    packed = jax.tree.map(
+        np.asarray, prefixes.pack(tokens, real, unit=UNIT, room=min(room, LENGTH))
+    )
+    for row, length in enumerate(lengths):
+        unit, member = divmod(row, UNIT)
+        places = packed.places[unit, member * LENGTH :][:length]
+        np.testing.assert_array_equal(packed.tokens[unit, places], tokens[row, :length])
+        np.testing.assert_array_equal(packed.positions[unit, places], np.arange(length))
+        for query in range(length):
+            seen = np.flatnonzero(packed.mask[unit, places[query]])
+            assert sorted(seen) == sorted(places[: query + 1])
+
+
+SHAPES = [(0, 20), (15, 18), (15, 24), (19, 20), (0, 9), (9, 9), (0, 12), (3, 7)]
+
+
+@pytest.mark.parametrize('scan', [False, True], ids=['layers', 'loop'])
+def test_states_and_gradients_are_those_of_whole_rows(scan):
+    config = dataclasses.replace(CONFIG, scan_layers=scan, remat=scan)
+    tokens, real, _ = units(SHAPES, vocabulary=config.vocab_size)
+    positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+    weights = jax.random.normal(jax.random.key(1), (*tokens.shape, config.hidden_size))
+    weights = jnp.where(real[..., None], 0.01 * weights, 0)
+    params = jax.jit(config.init)(jax.random.key(0))
+
+    def outcome(forward):
+        def loss(params):
+            states = forward(params, tokens, positions, jnp.asarray(real))
+            return (states * weights).sum(), jnp.where(real[..., None], states, 0)
+
+        return jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK)(params)
+
+    whole = outcome(config.forward)
+    packed = outcome(functools.partial(prefixes.forward, config, unit=UNIT, room=16))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), packed, whole)
+
+
+# ---- updates -------------------------------------------------------------------------------------
+
+
+def alike_rollout(rows=16, length=30):
+    """Rows of which four side by side have the first tokens of one of them."""
+    rollout = toy.random_rollout(0, rows=rows, length=length, turns=4)
+    lead = jnp.arange(rows) // UNIT * UNIT
+    common = jnp.arange(length)[None] < jnp.asarray(np.arange(rows) % 7)[:, None]
+    real = rollout.attention_mask
+    both = common & real & real[lead]
+    return rollout.replace(tokens=jnp.where(both, rollout.tokens[lead], rollout.tokens))
+
+
+def step_of(batch, fns, critic=False, mesh=None, **fields):
+    tx = optax.sgd(0.1)
+    params, other = (jax.jit(CONFIG.init)(jax.random.key(seed)) for seed in (0, 1))
+    if critic:
+        other = {'backbone': other, 'value_head': value_head(2)}
+    else:
+        params, other = params | {'value_head': value_head(2)}, None
+    state = TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=other,
+        critic_opt_state=None if other is None else tx.init(other),
+        kl_coef=jnp.float32(0.1),
+        skipped=jnp.int32(0),
+    )
+    how = updates.settings(len(batch.tokens), tx=tx, kl_estimator='k3', entropy_coef=0.01, **fields)
+    run = jax.jit(functools.partial(update.update_step, fns=fns, how=how), compiler_options=QUICK)
+    if mesh is not None:
+        state = jax.device_put(state, NamedSharding(mesh, P()))
+        batch = jax.device_put(batch, how.layout)
+    return jax.device_get(run(state, batch))
+
+
+def value_head(seed):
+    kernel = jax.random.normal(jax.random.key(seed), (CONFIG.hidden_size, 1))
+    return {'kernel': 0.1 * kernel, 'bias': jnp.zeros(1)}
+
+
+def assert_close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
+
+
+@pytest.mark.parametrize('critic', [False, True], ids=['one backbone', 'a critic'])
+def test_an_update_is_the_same_step(critic):
+    rollout = alike_rollout()
+    batch = jax.jit(functools.partial(PPO().make_batch, group_size=4))(
+        rollout, toy.scores_of(rollout)
+    )
+    kept = jnp.arange(16) % 8 != 5  # of either half a row that does not train
+    batch = batch.replace(
+        mask=batch.mask & kept[:, None], value_mask=batch.value_mask & kept[:, None]
+    )
+    fns = model_functions(CONFIG, None, has_critic=True, shares_backbone=not critic)
+    run = functools.partial(step_of, batch, fns, critic, num_minibatches=2, num_microbatches=2)
+    whole = run()
+    assert_close(run(widths=4, prefix_rows=4), whole)
+    assert_close(run(widths=4, prefix_rows=2, sparse=True), whole)
+    if critic:
+        mesh = sharding.make_mesh(2, 1, 1, jax.devices()[:2])
+        rows = sharding.shard_rows(mesh)
+        fns = model_functions(CONFIG, rows, has_critic=True, shares_backbone=False)
+        spread = functools.partial(step_of, batch, fns, critic, mesh, num_minibatches=2)
+        assert_close(spread(layout=rows, widths=4, prefix_rows=4), whole)
+
+
+def test_only_what_is_left_of_rows_takes_columns():
+    rows, real, lengths = units(SHAPES, vocabulary=10**6)
+    left = prefixes.rest(rows, real, jnp.asarray(lengths), UNIT)
+    assert left.tolist() == [0, 3, 9, 1, 0, 0, 12, 4]
+    assert prefixes.pack(rows, real, unit=UNIT, room=8).tokens.shape == (2, LENGTH + 3 * 8)
+
+
+@pytest.mark.parametrize(
+    'fields, message',
+    [
+        ({'batch.prefix_rows': 3}, 'batch.prefix_rows=3 must divide batch.microbatch_rows='),
+        ({'batch.widths': 1}, 'batch.prefix_rows=2 needs batch.widths above 1'),
+        ({'parity.microbatch_means': True}, 'parity.microbatch_means must be False'),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields, message):
+    cfg = micro_runs.config('frozen_lake', **{'batch.prefix_rows': 2, 'batch.widths': 2} | fields)
+    with pytest.raises(WrongUsage, match=message):
+        read_config(cfg)
