@@ -38,7 +38,7 @@ def get_config():
     cfg.model.scan_layers = True
     cfg.rollout.num_groups = 8
     cfg.rollout.group_size = 8
-    cfg.rollout.max_tokens = 128
+    cfg.rollout.max_tokens = 120
     cfg.rollout.max_response = 3
 
     cfg.filter.keep = 1.0
@@ -46,7 +46,7 @@ def get_config():
     cfg.optim.lr = 5e-5
     cfg.batch.minibatch_rows = 32
     cfg.batch.microbatch_rows = 8
-    cfg.batch.widths = 4
+    cfg.batch.widths = 3  # 40 columns hold what follows the prompt
     cfg.batch.prefix_rows = 8  # a group: most of their tokens are one prompt
     cfg.eval.every = 8
     cfg.eval.temperature = 1.0  # as in training

@@ -27,6 +27,9 @@ class ModelFns:
         pytree_node=False, default=None
     )  # (unit, room) -> these
     # functions of units of rows that begin alike (models.prefixes)
+    rest: Callable = struct.field(
+        pytree_node=False, default=prefixes.rest
+    )  # columns that they need
     teachers: tuple[tuple['ModelFns', Any], ...] = struct.field(pytree_node=False, default=())
     # functions and parameters of each model whose probabilities are learnt
 

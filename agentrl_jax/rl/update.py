@@ -15,7 +15,6 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import ModelFns, join_critic, split_critic
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
@@ -153,29 +152,31 @@ def accumulate(
     sparse: bool = False,
     mask: jax.Array | None = None,
     widths: int = 1,
-    alike: bool = False,
+    alike: Callable | None = None,
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
 
     Each `unit` rows side by side stay together. sparse: slices without a token in mask
     bool [B, T] are not computed. With more than one of `widths` the columns of a slice after its
-    last token in mask are cut off (see rl.widths). alike: instead of that loss_fn has the keyword
-    `room`, the columns that the rest of a row takes after what its unit has in common; rows[0] is a
-    Batch (see models.prefixes).
+    last token in mask are cut off (see rl.widths). alike, ModelFns.rest: instead of that loss_fn
+    has the keyword `room`, columns for the rest of a row after what its unit has in common; rows[0]
+    is a Batch.
     """
     value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
     if sparse or widths > 1:
         needed = lengths = row_widths.used(mask)
-        if alike:
+        if alike is not None:
             begins = rows[0].tokens, rows[0].attention_mask
-            needed = prefixes.rest(*begins, lengths, unit)
+            needed = alike(*begins, lengths, unit)
         rows, every = (*rows, lengths, needed), row_widths.menu(mask.shape[1], widths)
         if widths > 1:
             order = row_widths.sorted_rows(rows[-1], parts=parts, unit=unit)
             rows = jax.tree.map(lambda x: x[order], rows)
 
         def value_and_grad(params, *rows):
-            return row_widths.at_width(of_rows, params, rows[:-2], rows[-1], every, cuts=not alike)
+            return row_widths.at_width(
+                of_rows, params, rows[:-2], rows[-1], every, cuts=alike is None
+            )
 
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, *rows)
@@ -253,7 +254,7 @@ def critic_step(
         sparse=how.sparse,
         mask=batch.value_mask,
         widths=how.batch.widths,
-        alike=how.batch.prefix_rows > 1,
+        alike=fns.rest if how.batch.prefix_rows > 1 else None,
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -302,7 +303,7 @@ def policy_step(
         sparse=how.sparse,
         mask=mask,
         widths=how.batch.widths,
-        alike=how.batch.prefix_rows > 1,
+        alike=fns.rest if how.batch.prefix_rows > 1 else None,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
