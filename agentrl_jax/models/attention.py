@@ -23,8 +23,11 @@ SCORE_BYTES = 3 << 19  # scores that attend_rows has alive at a time on a CPU
 class Visible:
     """Which keys queries attend to."""
 
-    mask: jax.Array  # bool [R, O, T]
-    length: jax.Array  # int32 [R]  real tokens of a row; of a cache, entries the last query sees
+    mask: jax.Array  # bool [R, O, T]; of units, those of the leads, which are the first T of a row
+    length: jax.Array | None = None  # int32 [R]  real tokens of a row; of a cache, entries the last
+    # query sees
+    rest: jax.Array | None = None  # bool [R * M, S, T + S], of rows that are units: a lead, and M
+    # times S tokens that see of it, and of their own S, what is here (models.prefixes)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -68,6 +71,25 @@ def attend_rows(
         return out.swapaxes(0, 1).reshape(rows, queries, -1)
 
     return jax.lax.platform_dependent(q, k, v, mask, cpu=by_parts, default=attend)
+
+
+def attend_units(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, shards: int = 1
+) -> jax.Array:
+    """attend() of units: q [R, O, Kh, G, Dh], k and v [R, O, Kh, Dh] with O = T + M * S."""
+    length = visible.mask.shape[1]
+    out = attend_rows(*(x[:, :length] for x in (q, k, v)), visible.mask, shards=shards)
+    members, room = len(visible.rest) // len(q), visible.rest.shape[1]
+
+    def own(x):  # [R * M, S, ...]
+        return x[:, length:].reshape(-1, room, *x.shape[2:])
+
+    def keys(x):
+        lead = jnp.repeat(x[:, :length], members, axis=0)
+        return jnp.concatenate([lead, own(x)], axis=1)
+
+    rest = attend_rows(own(q), keys(k), keys(v), visible.rest, shards=shards)
+    return jnp.concatenate([out, rest.reshape(len(q), members * room, -1)], axis=1)
 
 
 def attend_cache(

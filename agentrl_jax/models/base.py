@@ -112,18 +112,19 @@ class Model(abc.ABC):
         """
 
     @abc.abstractmethod
-    def forward_masked(
+    def forward_units(
         self,
         params: Params,
         tokens: jax.Array,
         positions: jax.Array,
-        mask: jax.Array,
+        lead: jax.Array,
+        rest: jax.Array,
         *,
         row_sharding: NamedSharding | None = None,
     ) -> jax.Array:
-        """forward() in which token q attends to the tokens k of its row with mask[b, q, k].
+        """forward() of units, hidden states [n, O, D]: prefixes.Packed says what its arrays are.
 
-        mask bool [B, T, T], by no fused kernel; results of a token that sees none mean nothing.
+        By no fused kernel; results of a token that sees none mean nothing.
         """
 
     @abc.abstractmethod

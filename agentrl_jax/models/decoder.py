@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import kernels, layer_scan
-from agentrl_jax.models.attention import Visible, attend_cache, attend_rows
+from agentrl_jax.models.attention import Visible, attend_cache, attend_rows, attend_units
 from agentrl_jax.models.base import KVCache, Model, times_rows
 from agentrl_jax.types import Params
 
@@ -129,7 +129,9 @@ class Attention(nn.Module):
         q, k, v = self.project(x)
         q, k = rotate(q, angles), rotate(k, angles)
         q = q.reshape(x.shape[:2] + (c.num_kv_heads, -1, c.head_dim))
-        if cached is None and c.fused:
+        if visible.rest is not None:
+            out = attend_units(q, k, v, visible, shards=shards_of(self.rows, len(x)))
+        elif cached is None and c.fused:
             out = kernels.attend_rows(c.fused, q, k, v, visible.length, self.rows)
         elif cached is None:
             out = attend_rows(q, k, v, visible.mask, shards=shards_of(self.rows, len(x)))
@@ -279,10 +281,13 @@ class Decoder(Model):
         )
         return hidden
 
-    def forward_masked(self, params, tokens, positions, mask, *, row_sharding=None):
-        visible = Visible(mask, mask.any(1).sum(1))
-        hidden, _ = Backbone(dataclasses.replace(self, fused='')).apply(
-            _variables(params), tokens, positions, visible, row_sharding=row_sharding
+    def forward_units(self, params, tokens, positions, lead, rest, *, row_sharding=None):
+        hidden, _ = Backbone(self).apply(
+            _variables(params),
+            tokens,
+            positions,
+            Visible(lead, rest=rest),
+            row_sharding=row_sharding,
         )
         return hidden
 

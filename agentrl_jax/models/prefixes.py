@@ -23,11 +23,12 @@ from agentrl_jax.types import Params
 
 @struct.dataclass
 class Packed:
-    """n units of u rows of T tokens as n rows of O = T + (u - 1) * room."""
+    """n units of u rows of T tokens as n rows of O = T + (u - 1) * S, with room S for each rest."""
 
     tokens: jax.Array  # int32 [n, O]
     positions: jax.Array  # int32 [n, O]
-    mask: jax.Array  # bool [n, O, O]  key k is visible to query q at [q, k]
+    lead: jax.Array  # bool [n, T, T]  which tokens of the lead (last) each of its tokens sees
+    rest: jax.Array  # bool [n * (u - 1), S, T + S]  which of the lead's and its own the rests' see
     places: jax.Array  # int32 [n, u * T]  where in its unit each token of the rows stands
 
 
@@ -55,32 +56,30 @@ def pack(tokens: jax.Array, attention: jax.Array, *, unit: int, room: int) -> Pa
     """
     length, common = tokens.shape[1], shared(tokens, attention, unit)[:, 1:, None]
     rows, real = (x.reshape(-1, unit, length) for x in (tokens, attention))
-    count, width = len(rows), length + (unit - 1) * room
-    column = jnp.broadcast_to(jnp.arange(length), (count, length))
-    after = common + jnp.arange(room)[None, None]  # columns of the rest, [n, u - 1, room]
+    column, place = jnp.arange(length), jnp.arange(room)
+    after = common + place[None, None]  # columns of the rest, [n, u - 1, S]
     within = jnp.minimum(after, length - 1)
 
     def join(lead, others):
-        return jnp.concatenate([lead, others.reshape(count, -1)], axis=1)
+        return jnp.concatenate([lead, others.reshape(len(rows), -1)], axis=1)
 
     def of_rest(x):
         return jnp.take_along_axis(x[:, 1:], within, axis=2)
 
-    row = jnp.concatenate([jnp.zeros(length, int), jnp.repeat(jnp.arange(1, unit), room)])
-    place = jnp.arange(width)
-    own = (row[:, None] == row[None]) & (place[:, None] >= place[None])  # [query, key]
-    index = join(column, after)
-    seen = join(jnp.zeros_like(column), jnp.broadcast_to(common, after.shape))  # of the lead
-    of_lead = (row == 0)[None, None] & (index[:, None] < seen[:, :, None])
-    key = join(real[:, 0], of_rest(real) & (after < length))
-    begin = length + room * jnp.arange(unit - 1)[None, :, None]
-    places = jnp.minimum(begin + column[:, None] - common, width - 1)
-    places = jnp.where(column[:, None] < common, column[:, None], places)
+    begins = jnp.broadcast_to((column[None, None] < common)[:, :, None], (*after.shape, length))
+    causal = (place[:, None] >= place[None])[None, None]
+    own = causal & (of_rest(real) & (after < length))[:, :, None]
+    rest = jnp.concatenate([begins, own], axis=-1).reshape(-1, room, length + room)
+    first = length + room * jnp.arange(unit - 1)[None, :, None]
+    places = jnp.minimum(column[None, None] - common, room - 1) + first
+    places = jnp.where(column[None, None] < common, column[None, None], places)
+    index = jnp.broadcast_to(column, (len(rows), length))
     return Packed(
         tokens=join(rows[:, 0], of_rest(rows)),
-        positions=index,
-        mask=(own[None] | of_lead) & key[:, None],
-        places=join(column, places),
+        positions=join(index, after),
+        lead=(column[:, None] >= column[None])[None] & real[:, :1],
+        rest=rest,
+        places=join(index, places),
     )
 
 
@@ -102,8 +101,7 @@ def forward(
     """
     del positions
     packed = pack(tokens, attention_mask, unit=unit, room=room)
-    hidden = config.forward_masked(
-        params, packed.tokens, packed.positions, packed.mask, row_sharding=row_sharding
-    )
+    arrays = packed.tokens, packed.positions, packed.lead, packed.rest
+    hidden = config.forward_units(params, *arrays, row_sharding=row_sharding)
     states = jnp.take_along_axis(hidden, packed.places[:, :, None], axis=1)
     return states.reshape(*tokens.shape, -1)

@@ -53,7 +53,8 @@ def test_what_rows_share_and_what_is_left_by_hand():
     packed = prefixes.pack(tokens[:2], real[:2], unit=2, room=2)
     assert packed.tokens[0].tolist() == [5, 6, 7, 0, 8, 8]  # the last one is padding
     assert packed.positions[0].tolist() == [0, 1, 2, 3, 3, 4]
-    assert packed.mask[0, 4].tolist() == [True, True, True, False, True, False]
+    assert packed.lead[0, 2].tolist() == [True, True, True, False]
+    assert packed.rest[0, 0].tolist() == [True, True, True, False, True, False]
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,8 +71,17 @@ def test_every_token_sees_its_own_row_and_nothing_else(shapes):
         np.testing.assert_array_equal(packed.tokens[unit, places], tokens[row, :length])
         np.testing.assert_array_equal(packed.positions[unit, places], np.arange(length))
         for query in range(length):
-            seen = np.flatnonzero(packed.mask[unit, places[query]])
-            assert sorted(seen) == sorted(places[: query + 1])
+            assert sorted(seen(packed, unit, places[query])) == sorted(places[: query + 1])
+
+
+def seen(packed, unit, place):
+    """Places in a unit that the token at a place of it sees."""
+    if place < LENGTH:
+        return np.flatnonzero(packed.lead[unit, place])
+    room = packed.rest.shape[1]
+    member, query = divmod(place - LENGTH, room)
+    keys = np.flatnonzero(packed.rest[unit * (UNIT - 1) + member, query])
+    return np.where(keys < LENGTH, keys, keys + member * room)
 
 
 SHAPES = [(0, 20), (15, 18), (15, 24), (19, 20), (0, 9), (9, 9), (0, 12), (3, 7)]
