@@ -30,6 +30,7 @@ from ml_collections import config_flags
 
 from agentrl_jax import train
 from agentrl_jax.machine import processes
+from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.planning import cost as plan_cost
 from agentrl_jax.planning import limit
@@ -221,19 +222,24 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
 
 def trained_columns(how: Learning, batch: Any) -> np.ndarray:
     """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts]."""
-    parts, unit = how.microbatches, how.algorithm.ROWS_PER_PAIR
+    parts, unit = how.microbatches, how.unit
     mask = batch.mask | batch.value_mask
     menu, lengths = np.array(widths.menu(mask.shape[1], how.batch.widths)), widths.used(mask)
+    needed = lengths
+    if how.batch.prefix_rows > 1:
+        needed = prefixes.rest(batch.tokens, batch.attention_mask, lengths, unit)
     columns, rows_of_step = [], how.rows_per_episode * how.batch.minibatch_rows
     for rows in np.split(np.arange(len(mask)), len(mask) // rows_of_step):
         if how.sparse:
-            rows = update.sort_trained_first(rows, batch.mask, parts)
+            rows = update.sort_trained_first(rows, batch.mask, parts, unit)
         if len(menu) > 1:
-            rows = rows[widths.sorted_rows(lengths[rows], parts=parts, unit=unit)]
+            rows = rows[widths.sorted_rows(needed[rows], parts=parts, unit=unit)]
         # units are dealt to the parts
-        longest = np.asarray(lengths[rows]).reshape(-1, parts, unit).max((0, 2))
+        longest, trains = (
+            np.asarray(x[rows]).reshape(-1, parts, unit).max((0, 2)) for x in (needed, lengths)
+        )
         wide = menu[np.searchsorted(menu, longest)]
-        columns.append(np.where(longest > 0, wide, 0) if how.sparse else wide)
+        columns.append(np.where(trains > 0, wide, 0) if how.sparse else wide)
     return np.concatenate(columns)
 
 
@@ -247,9 +253,15 @@ def branch_shares(how: Learning, columns: np.ndarray, length: int) -> tuple:
     return tuple(shares)
 
 
-def trained_share(columns: np.ndarray, batch: Any) -> float:
-    """Wanted positions of a batch over those that one pass over it computes."""
+def trained_share(columns: np.ndarray, batch: Any, unit: int = 1) -> float:
+    """Wanted positions of a batch over those that one pass over it computes.
+
+    unit: batch.prefix_rows, of which the first is whole; what they share is wanted in each.
+    """
     wanted = widths.used(batch.mask | batch.value_mask).sum()
+    if unit > 1:
+        whole = batch.mask.shape[1]
+        columns = np.where(columns > 0, (whole + (unit - 1) * columns) / unit, 0)
     computed = columns.sum() * len(batch.mask) / columns.size
     return float(wanted / computed) if computed else 0.0  # nothing trains
 
@@ -269,7 +281,7 @@ def wanted_shares(
         width = cfg.rollout.read_tokens or session.run.training.tasks[0].width
         block = min(cfg.rollout.serve_rows, slots // shards) * width
         shares['read'] = float(counters['read'].sum() / (counters['reads'].sum() * block))
-    return shares | {'trained': trained_share(columns, batch)}
+    return shares | {'trained': trained_share(columns, batch, cfg.batch.prefix_rows)}
 
 
 def peak_bytes() -> int:

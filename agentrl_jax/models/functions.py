@@ -16,20 +16,17 @@ ATTENTION = 'self_attn'  # of a layer, in the names of HuggingFace
 @struct.dataclass
 class ModelFns:
     """hidden(params, tokens, positions, attention_mask), head(params),
-    values(params, critic_params, tokens, positions, attention_mask), value_head(params, hidden)."""
+    values(params, critic_params, tokens, positions, attention_mask), value_head(params, hidden);
+    sharing(unit=, room=) -> the same of rows that begin alike, and rest, the columns that those
+    need (models.prefixes)."""
 
     hidden: Callable = struct.field(pytree_node=False)
     head: Callable = struct.field(pytree_node=False)
     values: Callable | None = struct.field(pytree_node=False, default=None)  # None without a critic
     value_head: Callable | None = struct.field(pytree_node=False, default=None)  # for a critic on
     # shared states
-    sharing: Callable | None = struct.field(
-        pytree_node=False, default=None
-    )  # (unit, room) -> these
-    # functions of units of rows that begin alike (models.prefixes)
-    rest: Callable = struct.field(
-        pytree_node=False, default=prefixes.rest
-    )  # columns that they need
+    sharing: Callable | None = struct.field(pytree_node=False, default=None)
+    rest: Callable = struct.field(pytree_node=False, default=prefixes.rest)
     teachers: tuple[tuple['ModelFns', Any], ...] = struct.field(pytree_node=False, default=())
     # functions and parameters of each model whose probabilities are learnt
 
@@ -106,10 +103,9 @@ def on_base(fns: ModelFns, base: Any) -> ModelFns:
             critic_params = critic_params | {'backbone': whole(critic_params['backbone'])}
         return fns.values(whole(params), critic_params, *rows)
 
-    return ModelFns(
+    return fns.replace(
         hidden=lambda params, *rows: fns.hidden(whole(params), *rows),
         head=lambda params: fns.head(whole(params)),
         values=None if fns.values is None else values,
-        value_head=fns.value_head,
         sharing=None if fns.sharing is None else lambda **how: on_base(fns.sharing(**how), base),
     )

@@ -51,8 +51,12 @@ def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     scores = config.num_heads * cfg.rollout.max_tokens * (4 + width)
     at_once = SCORE_BYTES // (4 * config.num_heads * cfg.rollout.max_tokens**2)
     again = mesh.devices.flat[0].platform == 'cpu' and rows > max(at_once, 1)
-    if again or parts.fused(cfg, config, mesh):
+    unit = cfg.batch.prefix_rows
+    if again or (unit == 1 and parts.fused(cfg, config, mesh)):
         scores = 0  # they are computed again (attention.attend_rows), or never in memory (kernels)
+    scores = (
+        scores * (2 * unit - 1) // unit
+    )  # rests see the lead and, at most, as many of their own
     return rows * cfg.rollout.max_tokens * (inside + scores) // mesh.shape['tensor']
 
 

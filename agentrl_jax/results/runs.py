@@ -38,6 +38,9 @@ KEPT = (  # metrics that are always kept, where a run has them
 )
 
 
+WHOLE = {'algorithm', 'env.name', 'seed', 'steps'}  # what a run's config has in any version
+
+
 class Run(NamedTuple):
     """One run; no rows when it was planned and has not begun."""
 
@@ -76,7 +79,7 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
 def _complete(runs: Sequence[Run]) -> list[Run]:
     """Runs with all fields that any of them has, as a resumed run would have them.
 
-    A run with fields that are gone stays as it is, and so does a world that it does not name.
+    What is no whole config, or one with fields that are gone, stays as it is.
     """
     names = set().union(*(run.fields for run in runs))
     return [run if names <= run.fields.keys() else _with_later(run, names) for run in runs]
@@ -85,12 +88,26 @@ def _complete(runs: Sequence[Run]) -> list[Run]:
 def _with_later(run: Run, names: set[str]) -> Run:
     from agentrl_jax.run import config  # loads JAX, and few tables need it
 
+    if not WHOLE <= run.fields.keys():
+        return run
     try:
-        full = flatten(config.as_json(config.effective(config.migrate(run.fields))))
-    except ValueError:
+        full = flatten(config.as_json(config.effective(config.migrate(_nested(run.fields)))))
+    except (ValueError, TypeError, AttributeError, OverflowError):  # a file may hold any values
         return run
     later = {name: full[name] for name in sorted(names - run.fields.keys()) if name in full}
     return run._replace(fields=dict(sorted((run.fields | later).items())))
+
+
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of which flatten made these fields."""
+    tree: dict[str, Any] = {}
+    for name, value in fields.items():
+        *sections, field = name.split('.')
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[field] = value
+    return tree
 
 
 def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:

@@ -34,9 +34,9 @@ class Batching:
     head_chunk: Annotated[int, ONE] = 1024  # tokens per chunk of the output head
     widths: Annotated[int, ONE] = 1  # widths that are compiled, for updates and cloning: each
     # micro-batch of rows of like length takes the narrowest; 1 = all as wide as rollout.max_tokens
-    prefix_rows: Annotated[int, ONE] = 1  # episodes side by side of which an update computes once
-    # what they begin with alike; 1 = none. Widths are then those of what is left of a row. Best
-    # is what rollout.group_size and batch.microbatch_rows allow
+    prefix_rows: Annotated[int, ONE] = 1  # rows side by side, a group or a part of one, of which an
+    # update computes once what they begin with alike, and which batch.shuffle leaves together; 1 =
+    # none. Widths are then those of what is left of a row
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
@@ -71,8 +71,16 @@ class Batching:
             yield f'{name} needs batch.widths above 1, the widths of what is left of a row'
         if self.prefix_rows % run.algorithm.ROWS_PER_PAIR:
             yield f'{name} must be even with algorithm={run.algorithm_name!r}, whose rows are pairs'
-        if run.parity.microbatch_means:
-            yield f'{name} deals rows anew to micro-batches: parity.microbatch_means must be False'
+        groups = sorted((self.prefix_rows, run.rollout.group_size))
+        if groups[1] % groups[0]:
+            yield f'{name} and rollout.group_size={run.rollout.group_size} must divide one another'
+        for other, set_ in {
+            'parity.microbatch_means=False': run.parity.microbatch_means,
+            'context.window=0': run.context.window,
+            'evol.base_rows=0': run.base_rows,
+        }.items():
+            if set_:
+                yield f'{name} needs {other}: others are dealt or cut so that little begins alike'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ In each mini-batch the critic moves before the policy. A step whose loss or grad
 or that has no trained token, leaves parameters and optimiser as they were.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -387,7 +388,7 @@ def update_step(
         rows=len(batch.tokens),
         num_minibatches=len(batch.tokens) // (together * how.batch.minibatch_rows),
         epochs=how.batch.epochs,
-        unit=how.unit * together,
+        unit=math.lcm(how.batch.prefix_rows, how.algorithm.ROWS_PER_PAIR * together),
     )
     before = state.skipped
     state, steps = jax.lax.scan(

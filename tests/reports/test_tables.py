@@ -17,6 +17,7 @@ from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.runs import Run, compact, flatten, load, rounded
 from agentrl_jax.run.config import as_json, effective, get_config
+from configs import base, connect_four
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / 'experiments').glob(f'*/{tables.SPEC_FILE}'))
@@ -435,25 +436,33 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
     assert table_of(tmp_path, where={'optim.lr': '0.001'}).lines
 
 
-def versions(tmp_path, later, **changes):
-    """The table of a run that is older than some fields, and of a new one with these changes."""
-    cfg = get_config()
-    for seed, fields in enumerate(({}, changes)):
-        cfg.update_from_flattened_dict({'seed': seed, 'steps': 20, 'algorithm': 'grpo'} | fields)
+LATER = ('self_play', 'env.hint', 'loss.observation_coef')
+
+
+def versions(tmp_path, cfg=None, old=(), **changes):
+    """The table of a run older than LATER, with `old` fields, and of a new one with changes.
+
+    cfg: the ConfigDict of both; None = the default one.
+    """
+    cfg = get_config() if cfg is None else cfg
+    for seed, fields in enumerate((dict(old), changes)):
+        cfg.update_from_flattened_dict({'seed': seed, 'steps': 20, 'algorithm': 'grpo'})
         write_run(tmp_path / str(seed), seed, [0.1, 0.2, 0.3])
-        config = as_json(effective(cfg))
-        for name in () if seed else later:
-            section, _, field = name.rpartition('.')
-            del (config[section] if section else config)[field]
+        config = flatten(as_json(effective(cfg))) | fields
+        config = {
+            name: value
+            for name, value in config.items()
+            if seed or not any(name == later or name.startswith(f'{later}.') for later in LATER)
+        }
         (tmp_path / str(seed) / 'run.json').write_text(json.dumps({'config': config}))
     return table_of(tmp_path)
 
 
-LATER = ('self_play', 'env.hint', 'loss.observation_coef')
-
-
-def test_a_run_from_before_a_field_is_averaged_with_runs_at_its_default(tmp_path):
-    (line,) = [line for line in versions(tmp_path, LATER).lines if line.kind == 'runs']
+@pytest.mark.parametrize('config', [base, connect_four], ids=['plain', 'a section of a game'])
+def test_a_run_from_before_a_field_is_averaged_with_runs_at_its_default(tmp_path, config):
+    (line,) = [
+        line for line in versions(tmp_path, config.get_config()).lines if line.kind == 'runs'
+    ]
     assert [entry.seed for entry in line.cells[0].entries] == [0, 1]
 
 
@@ -461,7 +470,25 @@ def test_a_run_from_before_a_field_is_averaged_with_runs_at_its_default(tmp_path
 def test_a_run_from_before_a_field_is_not_one_that_sets_it(tmp_path, change):
     (name,) = change
     with pytest.raises(ValueError, match=f'differ in {name}, not only in their seeds'):
-        versions(tmp_path, LATER, **change)
+        versions(tmp_path, **change)
+
+
+@pytest.mark.parametrize(
+    'old',
+    [
+        {'batch.widths': 'x'},
+        {'batch.widths': [1]},
+        {'env.mix': 5},
+        {'clone.steps': int('9' * 400)},
+        {'batch': 1},
+        {'gone.field': 1},
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_read_is_compared_as_it_is(tmp_path, old):
+    (name,) = old
+    with pytest.raises(ValueError, match=f'differ in .*{name}'):
+        versions(tmp_path, old=old)
 
 
 def test_the_same_config_twice_is_refused(tmp_path):
