@@ -46,12 +46,15 @@ def tiny():
     table = {
         'rows': ','.join(ROWS),
         'baseline': 'against random',
-        'also': 'eval/exploitability',
+        'at': 'last-three',
         'labels': common.labels(BASE, ARMS, ROWS),
         'signals': 'rollout/success,policy/entropy',
     }
-    cells = tuple(LONGER | arm for arm in ARMS.values())
-    return common.Plan(BASE, cells, {'self_play': table})
+    tables = {
+        'exploitability': table | {'metric': 'eval/exploitability'},
+        'success': table | {'curves': False},
+    }
+    return common.Plan(BASE, tuple(LONGER | arm for arm in ARMS.values()), tables)
 
 
 SCALES = {'tiny': tiny}
