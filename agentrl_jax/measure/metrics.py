@@ -129,7 +129,8 @@ METRICS = {
     'perf/tokens_per_s': 'Tokens sampled per second of a whole step.',
     'perf/recompiles': 'Programs compiled after warm-up (must stay 0).',
     'perf/flops_per_s': 'Floating-point operations that the tokens of a step need at least (no '
-    'padding, no validation), per second of the whole step; estimated from mean lengths.',
+    'padding, no validation), per second of the whole step; estimated from mean lengths. What rows '
+    'have in common counts in each, also where batch.prefix_rows computes it once.',
     'perf/flops_share': 'As a share of the published bfloat16 peak of all devices, where known.',
     'perf/host_peak_bytes': 'Largest resident memory of process 0 so far, since its start.',
     'perf/device_peak_bytes': 'Most memory in use on a device of process 0 so far, where the '

@@ -47,10 +47,12 @@ def model_functions(
     """
     hidden = functools.partial(config.forward, row_sharding=rows)
     if unit > 1:
-        alike = functools.partial(prefixes.forward, config, unit=unit, room=room)
-        hidden = functools.partial(alike, row_sharding=rows)
-    heads = dict(has_critic=has_critic, shares_backbone=shares_backbone)
-    sharing = functools.partial(model_functions, config, rows, **heads)
+        hidden = functools.partial(
+            prefixes.forward, config, unit=unit, room=room, row_sharding=rows
+        )
+    sharing = functools.partial(
+        model_functions, config, rows, has_critic=has_critic, shares_backbone=shares_backbone
+    )
 
     def value_head(params, states):
         return critic.value_from_hidden(params['value_head'], states)

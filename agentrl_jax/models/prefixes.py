@@ -29,7 +29,7 @@ class Packed:
     positions: jax.Array  # int32 [n, O]
     lead: jax.Array  # bool [n, T, T]  which tokens of the lead (last) each of its tokens sees
     rest: jax.Array  # bool [n * (u - 1), S, T + S]  which of the lead's and its own the rests' see
-    places: jax.Array  # int32 [n, u * T]  where in its unit each token of the rows stands
+    places: jax.Array  # int32 [n, u * T]  index in its unit of each token of the rows
 
 
 def shared(tokens: jax.Array, attention: jax.Array, unit: int) -> jax.Array:

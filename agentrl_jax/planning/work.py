@@ -2,7 +2,8 @@
 
 Counted are matrix products (2 m n k) of tokens that are there: no padding, nothing computed twice
 to save memory, no validation. So a rate says how much of the machine does useful work, as 'model
-FLOPs utilisation' does (PaLM, arXiv:2204.02311, appendix B).
+FLOPs utilisation' does (PaLM, arXiv:2204.02311, appendix B). Rows count whole: where what they have
+in common is computed once (batch.prefix_rows), the rate is above that of the machine.
 """
 
 from collections.abc import Mapping, Sequence

@@ -86,28 +86,19 @@ def _complete(runs: Sequence[Run]) -> list[Run]:
 
 
 def _with_later(run: Run, names: set[str]) -> Run:
-    from agentrl_jax.run import config  # loads JAX, and few tables need it
+    from flax import traverse_util  # here: both load JAX, which few tables need
+
+    from agentrl_jax.run import config
 
     if not WHOLE <= run.fields.keys():
         return run
     try:
-        full = flatten(config.as_json(config.effective(config.migrate(_nested(run.fields)))))
+        tree = traverse_util.unflatten_dict(run.fields, sep='.')
+        full = flatten(config.as_json(config.effective(config.migrate(tree))))
     except (ValueError, TypeError, AttributeError, OverflowError):  # a file may hold any values
         return run
     later = {name: full[name] for name in sorted(names - run.fields.keys()) if name in full}
     return run._replace(fields=dict(sorted((run.fields | later).items())))
-
-
-def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of which flatten made these fields."""
-    tree: dict[str, Any] = {}
-    for name, value in fields.items():
-        *sections, field = name.split('.')
-        branch = tree
-        for section in sections:
-            branch = branch.setdefault(section, {})
-        branch[field] = value
-    return tree
 
 
 def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:

@@ -80,7 +80,7 @@ class Batching:
             'evol.base_rows=0': run.base_rows,
         }.items():
             if set_:
-                yield f'{name} needs {other}: others are dealt or cut so that little begins alike'
+                yield f'{name} needs {other}'
 
 
 @dataclasses.dataclass(frozen=True)

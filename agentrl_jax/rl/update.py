@@ -388,7 +388,7 @@ def update_step(
         rows=len(batch.tokens),
         num_minibatches=len(batch.tokens) // (together * how.batch.minibatch_rows),
         epochs=how.batch.epochs,
-        unit=math.lcm(how.batch.prefix_rows, how.algorithm.ROWS_PER_PAIR * together),
+        unit=math.lcm(how.unit, how.algorithm.ROWS_PER_PAIR * together),
     )
     before = state.skipped
     state, steps = jax.lax.scan(
