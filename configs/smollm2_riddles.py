@@ -11,11 +11,10 @@ test are in no training episode. Random play finds 42.1 % of the prizes (1 - (5/
 where it names no box twice.
 
 Hardware: one CPU core, the other one busy, 10 GB.
-Time: 39 and 48 minutes; 80 to 110 s a step.
-Score: 50.4 % [45.1, 55.7] of 512 held-out episodes untrained (experiments/zero_shot); seeds 1 and 2
-53.9 and 57.8 % of 128 at step 0, 63.3 and 67.2 % at the end, and seed 2 43.0 % on the way; test
-split 50.0 % untrained, 75.4 and 64.1 %; a clone of the expert 74.2 % of validation
-(experiments/smollm2_riddles/README.md).
+Time: 37 to 48 minutes; 80 to 110 s a step.
+Score: seeds 1, 2 and 3 53.9, 57.8 and 60.9 % of 128 validation episodes at step 0, 63.3, 67.2 and
+77.3 % at the end, and seed 2 43.0 % on the way; test split 50.0 % untrained, 75.4, 64.1 and 80.1 %;
+a clone of the expert 74.2 % of validation (experiments/smollm2_riddles/README.md).
 """
 
 from agentrl_jax.envs.hosts.harness.riddles import COLOURS
