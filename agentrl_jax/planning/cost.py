@@ -154,9 +154,10 @@ class _Counter:
         return self.op(flops, traffic)
 
     def scan(self, eqn: Any, weights: list[bool]) -> Cost:
-        inner, _ = self.body(eqn.params['jaxpr'].jaxpr, weights)
-        consts, carries = eqn.params['num_consts'], eqn.params['num_carry']
-        carry = sum(size(v) for v in eqn.invars[consts : consts + carries])
+        jaxpr = eqn.params['jaxpr'].jaxpr
+        inner, _ = self.body(jaxpr, weights)
+        pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)  # what is stacked has an axis more
+        carry = sum(size(out) for out, own in pairs if out.aval.shape == own.aval.shape)
         inner.add(self.op(0.0, 2 * carry * self.kept))
         total = Cost()
         total.add(inner, eqn.params['length'])

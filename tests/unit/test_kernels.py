@@ -75,6 +75,19 @@ def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
     assert_close(found, wanted)
 
 
+@pytest.mark.skipif(not ON_CPU, reason='of the call')
+def test_cudnn_is_given_rows_of_an_even_length(monkeypatch):
+    given, attend = [], jax.nn.dot_product_attention
+
+    def watched(q, *arrays, **options):
+        given.append(q.shape[1])
+        return attend(q, *arrays, **options)
+
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', watched)
+    out = kernels.attend_rows('cudnn', *queries_keys_values(1, 5, 5, 1, 1), jnp.asarray([5]), None)
+    assert given == [6] and out.shape == (1, 5, WIDTH)
+
+
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('heads, members, width', [(1, 1, 1), (2, 7, 300), (2, 3, 256), (1, 4, 40)])
 def test_one_query_sees_its_cache_up_to_its_length(kind, heads, members, width):
