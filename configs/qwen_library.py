@@ -9,7 +9,7 @@ answers. The raw model looks nothing up; two clean episodes of the expert show i
 learn from them and then from its own play (clone.adapters, lora.rank).
 
 Hardware: one CPU core beside another program, 14 GB.
-Time: 31 to 37 minutes, validation included.
+Time: 37 to 43 minutes, validation included.
 Score: seeds 1 to 3 14.8, 73.4 and 43.0 % of 128 validation levels after cloning, 97.7, 100 and
 100 % at the end (experiments/qwen_library/README.md); seed 0, at three times the rate, was stopped.
 Random play 6.1 %, the oracle 100 %.
