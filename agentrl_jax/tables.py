@@ -54,6 +54,7 @@ OPTIONS = {  # fields of Spec that are flags
     'seeds': 'runs that a cell should have; default: as many as any',
     'overall': 'one more column over all columns',
     'signals': 'further metrics to draw over steps',
+    'clones': "folders of runs of the expert's clones, to show beside those that see the same",
 }
 BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 
@@ -92,13 +93,20 @@ def rebuild(experiments: Path, name: str = '*') -> list[Path]:
         for name, given in _specs(path).items():
             try:
                 spec = make_spec(given)
-                table = build(load([path.parent / METRICS_FOLDER]), spec)
+                runs = load([path.parent / METRICS_FOLDER])
+                table = build(runs, spec, clones(spec, experiments))
             except ValueError as error:
                 said = ' '.join(str(error).split())  # of texts that may break lines
                 raise ValueError(f'{path}, {name}: {said}') from error
             written += write(table, path.parent / name, PAGE_ENDINGS)
             written += _embed(path.parent / 'README.md', name, render.markdown(table))
     return written
+
+
+def clones(spec: Spec, experiments: Path) -> list[Run]:
+    """The committed runs of the experiments whose clones a table shows."""
+    folders = [experiments / name / METRICS_FOLDER for name in spec.clones]
+    return load(folders) if folders else []
 
 
 def _specs(path: Path) -> dict[str, dict]:
@@ -172,7 +180,7 @@ def run(args: argparse.Namespace) -> None:
         given = {name: value for name, value in vars(args).items() if name in OPTIONS}
         spec = make_spec(given | {'where': split_where(args.where)})
         runs: list[Run] = load(args.folders, metrics_of(spec))
-        table = build(runs, spec)
+        table = build(runs, spec, load(spec.clones) if spec.clones else ())
         print(render.markdown(table), end='')
         for path in write(table, Path(args.out)) if args.out else []:
             print(path, file=sys.stderr)

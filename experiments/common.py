@@ -106,7 +106,8 @@ def make_tables(plan: Plan, seeds: int, workdir: Path) -> None:
     """Prints the tables of the runs as they stand and writes them to <workdir>/tables."""
     for name, given in plan.tables.items():
         spec = make_spec(given | {'seeds': seeds})
-        table = build(tables_runs.load([workdir], metrics_of(spec)), spec)
+        runs = tables_runs.load([workdir], metrics_of(spec))
+        table = build(runs, spec, tables.clones(spec, FOLDER))
         tables.write(table, workdir / 'tables' / name)
         print(f'\n{name}\n\n{render.markdown(table)}', end='')
 

@@ -40,6 +40,7 @@ def plan(cells, more, rows, baseline, **fields):
         'labels': common.labels(CONFIG, cells, rows),
         'at': 'last-three',
         'margin': 0.05,
+        'clones': 'from_nothing_tiny',
     } | fields
     tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
     return common.Plan(CONFIG, tuple(cells.values()), tables)

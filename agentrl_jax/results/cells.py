@@ -27,7 +27,29 @@ from agentrl_jax.results.spec import (
 )
 
 RESAMPLES = 10_000
-LINE_NAMES = {'random': 'random play', 'oracle': 'oracle', 'start': 'starting policy'}
+LINE_NAMES = {
+    'start': 'starting policy',
+    'clone': 'expert clone',
+    'random': 'random play',
+    'oracle': 'oracle',
+}
+ALIKE = (  # what a clone shares with the runs that it stands beside
+    'env.name',
+    'env.prompt',
+    'env.think',
+    'env.max_turns',
+    'env.max_actions_per_turn',
+    'env.max_actions_per_episode',
+    'frozen_lake.size',
+    'sokoban.num_boxes',
+    'agent.name',
+    'agent.trials',
+    'model.hidden_size',
+    'model.num_layers',
+    'rollout.constrain',
+    'rollout.max_tokens',
+    'rollout.max_response',
+)
 
 
 class Figure(NamedTuple):
@@ -72,7 +94,7 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    kind: str  # runs, start, random or oracle
+    kind: str  # runs, start, clone, random or oracle
     label: str
     cells: tuple[Cell, ...]  # one a column
 
@@ -97,8 +119,12 @@ class Table(NamedTuple):
         return (x for x in self.cells() if x[0].kind == 'runs' and x[1] != OVERALL)
 
 
-def build(runs: Sequence[Run], spec: Spec) -> Table:
-    """The table that spec describes, of those runs that it takes."""
+def build(runs: Sequence[Run], spec: Spec, clones: Sequence[Run] = ()) -> Table:
+    """The table that spec describes, of those runs that it takes.
+
+    clones: runs of which those without a step of RL, of the same seeds, are shown beside the runs
+    that they share ALIKE with.
+    """
     runs = choose(runs, spec)
     groups = group_runs(runs, spec)
     rows, columns = (ordered({key[i] for key in groups}, spec.labels) for i in (0, 1))
@@ -119,6 +145,8 @@ def build(runs: Sequence[Run], spec: Spec) -> Table:
     grid = {row: [cell(row, column) for column in columns] for row in rows}
     lines = _run_lines(grid, spec)
     lines += _start_lines(groups, rows, columns, planned, spec, also)
+    known = [clone for clone in clones if field(clone, 'seed') in seeds]
+    lines += _clone_lines(groups, rows, columns, planned, spec, known, len(also))
     lines += _reference_lines(groups, rows, columns, spec)
     shown = (*columns, OVERALL) if spec.overall else tuple(columns)
     return Table(spec, shown, tuple(lines), also, tuple(seeds), groups, tokens)
@@ -384,6 +412,54 @@ def _starts(runs: Sequence[Run], spec: Spec, also: Sequence[str]) -> list[Entry]
         for row in run.rows[:1]
         if row['step'] == 0 and spec.metric in row and math.isfinite(row[spec.metric])
     ]
+
+
+def _clone_lines(
+    groups: Mapping[tuple[str, str], Sequence[Run]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    planned: int,
+    spec: Spec,
+    clones: Sequence[Run],
+    width: int,
+) -> list[Line]:
+    """Clones of the expert that see what the runs see: one line when the rows share them.
+
+    A clone is known by its end alone, so the mean over the tokens of a run has none beside it.
+    """
+    if spec.metric != SUCCESS or spec.at == AREA:
+        return []
+    ended = [run for run in clones if field(run, 'steps') == 0 and is_finished(run)]
+
+    def alike(row: str, column: str) -> list[Run]:
+        runs = groups.get((row, column), ())
+        return [clone for clone in ended if runs and _is_alike(clone, runs[0])]
+
+    def cell(members: Sequence[str], column: str) -> Cell:
+        found = {clone.name: clone for row in members for clone in alike(row, column)}
+        entries = [
+            _reading(clone, clone.rows[-1], spec, ())._replace(
+                also=(math.nan,) * width, counts=True
+            )
+            for clone in found.values()
+            if spec.metric in clone.rows[-1]
+        ]
+        return _cell(entries, planned, width)
+
+    shared = all(
+        len({tuple(clone.name for clone in alike(row, column)) for row in rows}) == 1
+        for column in columns
+    )
+    return _shared_lines('clone', rows, columns, cell, shared, spec)
+
+
+def _is_alike(clone: Run, run: Run) -> bool:
+    """Whether both are of one world, with the same prompts, budgets and size of policy.
+
+    A field that one of them has not came later than that run, and changed nothing of it.
+    """
+    known = [name for name in ALIKE if name in clone.fields and name in run.fields]
+    return all(clone.fields[name] == run.fields[name] for name in known)
 
 
 def _reference_lines(

@@ -222,6 +222,11 @@ def notes(table: Table) -> list[str]:
         found.append(
             f'{OVERALL}: the runs of all columns, redrawn within each, where all have as many.'
         )
+    if any(line.kind == 'clone' for line in table.lines):
+        found.append(
+            'Expert clone: no RL, but clean play of an expert who is asked at will, cloned for the '
+            f'cost that {" and ".join(spec.clones)} names.'
+        )
     if spec.where:
         chosen = '; '.join(f'{name} = {" or ".join(x)}' for name, x in spec.where.items())
         found.append(f'Only runs with {chosen}.')

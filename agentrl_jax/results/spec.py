@@ -17,7 +17,7 @@ PLACES = 'last', 'last-three', 'best-validation', 'equal-tokens', 'area'
 LAST, LAST_THREE, BEST, EQUAL_TOKENS, AREA = PLACES
 LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
-LISTS = ('rows', 'cols', 'also', 'pooled', 'signals')
+LISTS = ('rows', 'cols', 'also', 'pooled', 'signals', 'clones')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Spec:
     seeds: int = 0  # runs a cell should have; 0 = all seeds that any cell has
     overall: bool = False  # one more column over all columns, which are its strata
     signals: tuple[str, ...] = ()  # further metrics to draw
+    clones: tuple[str, ...] = ()  # folders of runs of the expert's clones; of an experiment's table
+    # names of experiments beside it
     curves: bool = True  # False: draw none, as where another table of the same runs has them
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names to show, in order
     published: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)

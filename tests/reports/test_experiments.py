@@ -44,6 +44,7 @@ NAMES = (
     'clean_start',
     'from_nothing',
     'beyond_clone',
+    'expert_clones',
     'diversity',
     'freshness',
     'difficulty',

@@ -75,6 +75,50 @@ def table_of(folder, **given):
     return build(load([folder], tables.metrics_of(spec)), spec)
 
 
+@pytest.fixture(scope='module')
+def clones(tmp_path_factory):
+    """Of sokoban and of another size of it, seeds 0 and 7; one that was trained further."""
+    folder = tmp_path_factory.mktemp('clones')
+    for seed in (0, 7):
+        write_run(folder / f'clone-{seed}', seed, [0.8 + 0.01 * seed], steps=0)
+    write_run(folder / 'two boxes', 0, [0.6], steps=0, sokoban={'num_boxes': 2})
+    write_run(folder / 'trained', 0, [0.6, 0.7, 0.9])
+    return folder
+
+
+def test_a_clone_stands_beside_the_runs_that_see_what_it_sees(sweep, clones):
+    spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name', 'clones': str(clones)})
+    runs, given = load([sweep]), load(spec.clones)
+    found = cells(build(runs, spec, given))
+    clone = found['expert clone', 'sokoban']
+    assert [entry.run for entry in clone.entries] == ['clone-0', 'two boxes']
+    assert not found['expert clone', 'bandit'].entries
+    one_box = [run._replace(fields=run.fields | {'sokoban.num_boxes': 1}) for run in runs]
+    clone = cells(build(one_box, spec, given))['expert clone', 'sokoban']
+    assert [entry.run for entry in clone.entries] == ['clone-0']
+    assert clone.figure.mean == 0.8
+    assert math.isnan(clone.also[0])
+
+
+def test_a_clone_that_differs_between_rows_is_shown_for_each(sweep, clones):
+    spec = tables.make_spec({'rows': 'algorithm', 'where': {'env.name': 'sokoban'}})
+    boxes = {'ppo': 2, 'grpo': 1}
+    runs = [
+        run._replace(fields=run.fields | {'sokoban.num_boxes': boxes[run.fields['algorithm']]})
+        for run in load([sweep])
+    ]
+    given = [run._replace(fields={'sokoban.num_boxes': 1} | run.fields) for run in load([clones])]
+    labels = [line.label for line in build(runs, spec, given).lines if line.kind == 'clone']
+    assert labels == ['grpo: expert clone', 'ppo: expert clone']
+
+
+@pytest.mark.parametrize('given', [{'metric': 'eval/return'}, {'at': 'area'}])
+def test_a_clone_has_no_return_of_other_rewards_and_no_area(sweep, clones, given):
+    spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'} | given)
+    lines = build(load([sweep]), spec, load([clones])).lines
+    assert not [line for line in lines if line.kind == 'clone']
+
+
 def cells(table):
     return {
         (line.label, column): cell
@@ -755,7 +799,10 @@ def test_committed_tables_are_what_their_metrics_give(path, tmp_path):
     copy.mkdir()
     for name in (tables.SPEC_FILE, 'README.md'):
         (copy / name).write_bytes((folder / name).read_bytes())
-    (copy / 'metrics').symlink_to(folder / 'metrics')
+    shown = json.loads((folder / tables.SPEC_FILE).read_text()).values()
+    for name in {folder.name, *(table['clones'] for table in shown if 'clones' in table)}:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / 'metrics').symlink_to(folder.parent / name / 'metrics')
     for made in tables.rebuild(tmp_path):
         committed = folder / made.relative_to(copy)
         assert committed.is_file(), f'{committed} is missing: make tables'

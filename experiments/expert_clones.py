@@ -1,0 +1,61 @@
+"""What does a clone of the expert reach that costs as much as the runs of a table?
+
+The row *expert clone* of other experiments' tables: a policy of their size, with their prompts and
+budgets, that spends what one of their runs spends, its own clone included, on clean play of the
+expert, who may be asked at will. No arm of RL is worth its cost where this row is above it, unless
+demonstrations are short or there is no expert.
+
+tiny   One clone a world as the tables have it (of FrozenLake one whose answers hold a thought and
+       one of a move a turn; that under the grammar is `clone` of experiments/from_nothing.py), on
+       16,384 episodes for as long as the seconds of a core that the table of experiments/README.md
+       gives for a run and its clone; rate and batch are those of from_nothing.
+
+Endpoint: success at the end. Predicted before the first run: FrozenLake above every arm of
+ragen_starpo_vs_s, turn_credit and scaling_inter by more than five points, Sokoban above every arm
+of echo_trap, the catalogue and search within five points of the oracle, and the Bandit at it.
+"""
+
+import sys
+
+from experiments import common, mtgrpo_search, ragen_starpo_vs_s, scaling_inter, turn_credit
+
+BASE = 'configs/demo_cloned.py'
+EXPERT = {
+    'clone.episodes': 16384,
+    'clone.oracle': 1.0,
+    'clone.lr': 4e-3,
+    'algorithm': 'grpo',
+    'steps': 0,
+}
+SEEN = ('env', 'model', 'rollout', 'search', 'hosts', 'library', 'bandit')  # by the policy
+ROWS = ('env.name', 'env.max_turns')
+
+
+def world(module, name, config=''):
+    """What the first run in this world of an experiment has a policy see."""
+    plan = module.tiny()
+    cell = next(cell for cell in plan.cells if cell.get('env.name', name) == name)
+    fields = common.difference(BASE, config or plan.config) | cell
+    return {field: value for field, value in fields.items() if field.split('.')[0] in SEEN}
+
+
+WORLDS = {
+    'Sokoban': (world(ragen_starpo_vs_s, 'sokoban'), 1500),
+    'FrozenLake, thinking': (world(ragen_starpo_vs_s, 'frozen_lake'), 1500),
+    'catalogue': (world(turn_credit, 'library'), 1500),
+    'FrozenLake, a move a turn': (world(scaling_inter, 'frozen_lake'), 1000),
+    'search': (world(mtgrpo_search, 'search'), 1000),
+    'Bandit': (world(ragen_starpo_vs_s, 'bandit'), 100),
+}
+CELLS = {name: EXPERT | seen | {'clone.steps': steps} for name, (seen, steps) in WORLDS.items()}
+
+
+def tiny():
+    table = {'rows': ','.join(ROWS), 'labels': common.labels(BASE, CELLS, ROWS), 'curves': False}
+    return common.Plan(BASE, tuple(CELLS.values()), {'last': table})
+
+
+SCALES = {'tiny': tiny}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))
