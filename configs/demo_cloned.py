@@ -8,7 +8,7 @@ clean play begins at 82 % and loses 8 points (experiments/clean_start_tiny). con
 no demonstration. Other configs of small policies begin from this one.
 
 Hardware: 2 shared CPU cores.
-Time: 82 to 211 s for the 200 steps; 3 to 8 minutes with installing and cloning.
+Time: 199 to 250 s for the 200 steps, 6 to 8 minutes with cloning, two runs at a time.
 Score: 72.4 % [72.1, 73.0] of 512 validation maps, seeds 0 to 2 (experiments/demo_cloned/README.md);
 35.4 % after cloning, random play 23.3 %, oracle 100 %.
 """

@@ -11,8 +11,8 @@ Time: 6 s a step; 11 s in one of three runs, when other work was heavier.
 Score: 97 % [95, 98], 81 % [78, 85] and 96 % [94, 97] of 512 validation levels after 30 steps, 96,
 70 and 90 % after 20, 78, 47 and 37 % after 5, seeds 0, 1 and 2; 29, 19 and 17 % after cloning.
 
-A policy that may stop is credited by turn_grpo: without bias there, and where turns pay with the
-least variance of a sampled turn (benchmarks/turn_credit.md).
+A policy that may stop is credited by turn_grpo: without bias there, and where more than two turns
+pay with the least variance of a sampled turn, or nearly (benchmarks/turn_credit.md).
 """
 
 from configs import demo_cloned

@@ -12,7 +12,8 @@ of RAGEN's main branch.
 Vanilla StarPO: --config.filter.keep=1.0 --config.loss.clip_high=0.2 --config.loss.kl_coef=0.001
 --config.loss.kl_in=reward
 
-Hardware: never run on an accelerator. Compiled for v5e:2x4 (0.5B, mesh.fsdp=8) it fits.
+Hardware: no step has ended on an accelerator (experiments/LOG.md, 27 November). Compiled for
+v5e:2x4 (0.5B, mesh.fsdp=8) it fits.
 Time: not known; there a step takes at least 1.6 s (benchmarks/plans.md).
 Score: not known. The paper prints 20.3 % (Fig 9), about what random play reaches here (21.5 %).
 """

@@ -50,6 +50,7 @@ EXPLAINED, NOT_HERE, OPEN = 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
 FRESH, DIVERSE = ('freshness_tiny', 'last'), ('diversity_tiny', 'last')
+CRITIC = ('mtgrpo_credit_tiny',)
 RIVALS = ('estimators_tiny', 'last')
 CLAIMS = (
     Claim(
@@ -121,12 +122,14 @@ CLAIMS = (
     Claim(
         'rewards on their turns beat their sum',
         'MT-GRPO',
-        NOT_HERE,
+        'with a critic only',
         (
             Effect('mtgrpo_credit_again', 'binary', 'MT', 'MR', f'MT less MR, {CARDS}'),
             Effect(
                 'mtgrpo_credit_again', 'binary', 'turn GRPO', 'MR', f'turn GRPO less MR, {CARDS}'
             ),
+            Effect(*CRITIC, 'binary', 'MT-PPO', 'flattened MT-PPO', 'MT-PPO less all at the end'),
+            Effect(*CRITIC, 'graded', 'MT-PPO', 'flattened MT-PPO', '... graded answers'),
         ),
     ),
     Claim(
