@@ -206,8 +206,8 @@ class Scores:
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
     next_values: jax.Array | None = None  # float32 [B, T]  V of the state after tokens[b, t]; None
     # unless asked for (loss.bootstrap_truncated)
-    collision: jax.Array | None = None  # float32 [B, T]  sum over the vocabulary of pi^2 where a
-    # token was sampled: that two draws are equal; None unless asked for (algorithm=otb)
+    energy: jax.Array | None = None  # float32 [B, T]  |grad_logits log pi|^2 of a sampled token,
+    # 1 - 2 pi + sum of pi^2 of the policy before the update; None unless asked for (algorithm=otb)
 
 
 @struct.dataclass

@@ -59,8 +59,7 @@ def tiny():
         'margin': 0.03,
         'signals': 'rollout/success,policy/kl_teacher,policy/entropy',
     }
-    tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
-    return common.Plan(CONFIG, tuple(ARMS.values()), tables)
+    return common.Plan(CONFIG, tuple(ARMS.values()), {'last': table})
 
 
 SCALES = {'tiny': tiny}

@@ -106,7 +106,7 @@ def scores_of(rollout, seed=0):
         old_logprobs=rollout.logprobs,
         ref_logprobs=jnp.asarray(np.where(mask, logprobs + noise * np.float32(0.3), 0)),
         values=jnp.asarray(np.where(mask, values, 0)),
-        collision=jnp.asarray(np.where(mask, rng.random(mask.shape), 0), jnp.float32),
+        energy=jnp.asarray(np.where(mask, rng.random(mask.shape), 0), jnp.float32),
     )
 
 

@@ -64,6 +64,13 @@ class CISPO(Exploring):
                 'before the update: set loss.sampler_correction and loss.sampler_reject to off'
             )
 
+        if run.rollout.staleness:
+            yield (
+                'loss.center_scores=True takes off the mean of scores under the policy before the '
+                f'update, and rollout.staleness={run.rollout.staleness} lets older ones play: set '
+                'it to 0'
+            )
+
     def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         """Tokens whose weight is bounded, whatever the sign of their advantage; bool [B, T]."""
         ratio = jnp.exp(losses.log_ratio(logprobs, batch.old_logprobs, batch.mask))

@@ -1,6 +1,6 @@
 """MaxRL: groups weigh by how seldom they succeed, as maximum likelihood would (arXiv:2602.02710).
 
-  A[b, t] = (R_b - mean) / mean over the healthy members of the group; 0 where mean <= 0
+  A[b, t] = (R_b - mean) / mean over the healthy members of the group; 0 where mean <= 1e-5
 For rewards of 0 and 1 the expected gradient is that of log p(success) to the order of the group's
 size, where GRPO without division is that of p and GRPO's own lies between. It is for returns that
 are not negative; a group that earned nothing, or lost, says nothing.
@@ -21,6 +21,7 @@ class MaxRL(Clipped):
         rows, mask = trained(rollout, keep)
         returns = self.episode_returns(rollout, scores, mask, kl_coef)
         centred = adv.group_center(returns, rows, group_size=group_size)
-        mean = jnp.where(rows, returns - centred, 0.0)
-        per_episode = jnp.where(mean > 0, centred / jnp.where(mean > 0, mean, 1.0), 0.0)
+        mean = adv.group_mean(returns, rows, group_size=group_size)
+        earned = mean > adv.MIN_STD  # a mean below this is the rounding of returns that cancel
+        per_episode = jnp.where(earned, centred / jnp.where(earned, mean, 1.0), 0.0)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

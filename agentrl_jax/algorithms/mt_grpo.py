@@ -54,6 +54,15 @@ class MTGRPO(Clipped):
     def credits_locally(self) -> bool:
         return self.mode == 'mt_local'
 
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.kl.in_reward and (self.mode in ('or', 'mt_v1') or not self.turn_coef):
+            yield (
+                "loss.kl_in='reward' takes the KL off the rewards of turns, which turn_credit.mode="
+                f'{self.mode!r} with turn_credit.turn_coef={self.turn_coef} leaves out, all or '
+                'those after the first: set loss.kl_in=loss'
+            )
+
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         yield from super().conflicts(run, shards)
         ahead = self.mode in ('or', 'mt_v1') and self.outcome != 'return'

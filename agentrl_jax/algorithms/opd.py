@@ -110,6 +110,8 @@ class OPD(Clipped):
                 f'opd.reward_coef={self.reward_coef} compares the episodes of a group, and '
                 'rollout.group_size=1: set it to 2 or more, or opd.reward_coef to 0'
             )
+        if self.reward_coef:
+            yield from self.filter.leaves_nothing_to_compare(run.rollout.group_size)
         if run.sampler.corrects and self.divergence == 'full' and not self.reward_coef:
             yield f'loss.sampler_correction has no effect {WITHOUT}'
         if run.parity.loss_on != 'sampled':

@@ -27,7 +27,7 @@ TINY = 1e-8  # in the denominator, as verl has it
 
 @dataclasses.dataclass(frozen=True)
 class OTB(Clipped):
-    NEEDS_COLLISION = True
+    NEEDS_ENERGY = True
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per token."""
@@ -35,8 +35,7 @@ class OTB(Clipped):
         rewards = token_rewards(rollout, mask, reward_on='turn')
         rewards = rewards - self.token_kl(scores, mask, kl_coef)
         returns = adv.rewards_to_go(rewards, mask, gamma=1.0)
-        energy = 1.0 - 2.0 * jnp.exp(scores.old_logprobs) + scores.collision
-        energy = jnp.cumsum(jnp.where(mask, energy, 0.0), axis=1)
+        energy = jnp.cumsum(jnp.where(mask, scores.energy, 0.0), axis=1)
         baseline = token_baseline(returns, energy, mask, group_size=group_size)
         return build_batch(rollout, scores, mask, returns - baseline)
 

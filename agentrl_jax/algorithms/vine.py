@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
-from agentrl_jax.rl.algorithm import build_batch, trained
+from agentrl_jax.rl.algorithm import build_batch, chosen, trained
 from agentrl_jax.rollout.episodes import fork_turns, forks_of_each
 from agentrl_jax.settings.marks import ONE, At
 
@@ -81,7 +81,7 @@ class Vine(TurnGRPO):
         else:
             weight = 1.0 / (1 + count)
             advantages = adv.to_tokens(own * weight, rollout.turn, mask)
-            first = forks.action_mask & usable[:, :, None] & (forks.turn == turn[:, :, None])
+            first = chosen(forks) & usable[:, :, None] & (forks.turn == turn[:, :, None])
             forked = forked * jnp.take_along_axis(weight, turn, axis=1)
             tokens = jnp.where(first, forked[:, :, None], 0.0)
             rollout = rollout.with_continuations

@@ -167,6 +167,11 @@ def _equal_tokens(groups: Mapping[tuple[str, str], Sequence[Run]], spec: Spec) -
                 raise ValueError(f'at={AREA}: run {run.name} has no {spec.metric} at step 0')
             if rows and not run.fault and (is_finished(run) or spec.unfinished == COUNT):
                 last = rows[-1]['tokens']
+                if not last:
+                    raise ValueError(
+                        f'at={spec.at}: run {run.name} sampled no token before its last '
+                        f'{spec.metric}, as a clone does: leave it out, or choose at=last'
+                    )
                 found[column] = min(last, found[column]) if column in found else last
     return found
 

@@ -212,6 +212,13 @@ def group_center(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> 
     return _compare(returns, healthy, group_size)[0].reshape(returns.shape)
 
 
+def group_mean(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+    """The mean of the healthy members, one number for all of a group; [B]."""
+    r, ok = _grouped(returns, group_size), _grouped(healthy, group_size)
+    mean = jnp.where(ok, r, 0.0).sum(1) / jnp.maximum(ok.sum(1), 1)
+    return jnp.repeat(mean, group_size)
+
+
 def group_normalize(
     returns: jax.Array,
     healthy: jax.Array,

@@ -100,6 +100,14 @@ class KL:
                 'coefficient that it steers'
             )
 
+    def conflicts(self, episodes: int) -> Iterator[str]:
+        """Where one step of so many episodes could turn the coefficient around."""
+        if self.target > 0 and self.horizon < episodes:
+            yield (
+                f'loss.kl_horizon={self.horizon:g} is counted in episodes, of which a step has '
+                f'{episodes}: set it to that or more (10000 is usual)'
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
@@ -244,6 +252,14 @@ class Filter:
                 f'{", ".join(ZERO_RULES)}'
             )
 
+    def leaves_nothing_to_compare(self, group_size: int) -> Iterator[str]:
+        """Where one member of a group is kept, which is then compared with itself."""
+        if self.rule == 'within_group' and share(self.keep, group_size) < 2:
+            yield (
+                f'filter.keep={self.keep} of rollout.group_size={group_size} leaves one member of '
+                'a group, which this algorithm would compare with itself: keep two or more'
+            )
+
     def problems_of_groups(self, groups: int) -> Iterator[str]:
         """A sentence where it would keep none of a rollout's groups whatever they earn."""
         if self.rule == 'percentile' and round(self.low * groups) >= round(self.high * groups):
@@ -267,7 +283,7 @@ class Algorithm:
     COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
-    NEEDS_COLLISION: ClassVar[bool] = False  # scores.collision is needed
+    NEEDS_ENERGY: ClassVar[bool] = False  # scores.energy is needed
     NEEDS_OPTIMAL_VALUES: ClassVar[bool] = False  # rollout.optimal_values are needed
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game (RAE), and nothing else
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
@@ -365,6 +381,7 @@ class Algorithm:
         """A sentence for each combination with the rest of the run that cannot be."""
         del shards
         yield from self.filter.problems_of_groups(run.rollout.num_groups)
+        yield from self.kl.conflicts(run.rollout.episodes)
         if self.WHOLE_EPISODES and run.context.window:
             yield (
                 f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
@@ -450,8 +467,15 @@ def trained(rollout: Rollout, keep: jax.Array | None) -> tuple[jax.Array, jax.Ar
     Of a constrained policy only those that it chose.
     """
     rows = rollout.healthy if keep is None else rollout.healthy & keep
-    sampled = rollout.action_mask & rows[:, None]
-    return rows, sampled if rollout.allowed is None else sampled & decided(rollout)
+    return rows, chosen(rollout) & rows[:, None]
+
+
+def chosen(rollout: Rollout) -> jax.Array:
+    """bool [..., T]: sampled tokens, of a constrained policy only those that it chose."""
+    if rollout.allowed is None:
+        return rollout.action_mask
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[rollout.success.ndim :]), rollout)
+    return decided(flat).reshape(rollout.action_mask.shape)
 
 
 def decided(rollout: Rollout) -> jax.Array:

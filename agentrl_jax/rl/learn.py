@@ -91,7 +91,7 @@ def prepare(
         microbatch_rows=how.batch.microbatch_rows,
         recompute=recomputes(how.sampler, how.parity),
         with_next=how.algorithm.bootstraps,
-        with_collision=how.algorithm.NEEDS_COLLISION,
+        with_energy=how.algorithm.NEEDS_ENERGY,
         hint=hint,
         prefix=how.prefix,
         **how.head,

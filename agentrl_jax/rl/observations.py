@@ -11,7 +11,6 @@ world has its own. Its weight is .1.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
@@ -147,5 +146,5 @@ def measure(
         hidden = fns.hidden(params, tokens, positions_of(attention), attention)
         return -log_likelihood(hidden, fns.head(params), tokens, mask, chunk_size).sum(1)
 
-    surprise = score_rows(of_rows, each, math.gcd(each[0].shape[0], microbatch_rows))
+    surprise = score_rows(of_rows, each, microbatch_rows)
     return {'observed': mask.sum(), 'surprise': surprise.sum()}

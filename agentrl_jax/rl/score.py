@@ -1,5 +1,6 @@
 """score: values and log-probabilities of a rollout under critic, reference, teachers and policy."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,13 @@ from agentrl_jax.types import Params, Rollout, Scores
 
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
-    """fn over slices of microbatch_rows rows, one after another; results put back together."""
+    """fn over slices of microbatch_rows rows, one after another; results put back together.
+
+    Slices are as much smaller as it takes where a whole rollout is no multiple of microbatch_rows,
+    which only what a filter keeps of it must be.
+    """
     total = jax.tree.leaves(rows)[0].shape[0]
+    microbatch_rows = math.gcd(total, microbatch_rows)
     # Row i goes to slice i % n, so that every slice has rows of each device's block.
     parts = jax.tree.map(
         lambda x: x.reshape(microbatch_rows, total // microbatch_rows, *x.shape[1:]).swapaxes(0, 1),
@@ -40,7 +46,7 @@ def score(
     row_tokens: int | None = None,
     bits: Bits | None = None,
     with_next: bool = False,
-    with_collision: bool = False,
+    with_energy: bool = False,
     windows: context.Windows | None = None,
     hint: jax.Array | None = None,
     prefix: int = 0,
@@ -51,7 +57,7 @@ def score(
     again (for a sampler of another precision). Where there are fns.teachers the mixture of their
     probabilities is in the place of the reference. row_tokens, bits: as in
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
-    with_collision: the policy's sums of squared probabilities, by a forward pass of its own.
+    with_energy: Scores.energy, by a forward pass of its own.
     With windows every token is scored after what the policy saw of the conversation.
     hint int32 [B, H]: what the teachers read after the `prefix` tokens (rl.hints); None: nothing.
     """
@@ -77,7 +83,7 @@ def score(
             row_tokens=row_tokens,
             bits=bits,
             allowed=allowed,
-            with_collision=with_collision,
+            with_collision=with_energy,
         )
 
     def logprobs(*args, **more):
@@ -109,9 +115,10 @@ def score(
             value, following = value
     mask = rollout.action_mask
     scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
-    if with_collision:
-        found = every(lambda *x: likelihood(fns, params, *x)[1], *rows)
-        scores = scores.replace(collision=jnp.where(mask, found, 0.0))
+    if with_energy:
+        logp, collision = every(lambda *x: likelihood(fns, params, *x), *rows)
+        energy = jnp.maximum(1.0 - 2.0 * jnp.exp(logp) + collision, 0.0)
+        scores = scores.replace(energy=jnp.where(mask, energy, 0.0))
     if following is None:
         return scores
     return scores.replace(next_values=jnp.where(mask, following, 0.0))

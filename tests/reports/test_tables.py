@@ -119,6 +119,14 @@ def test_a_clone_has_no_return_of_other_rewards_and_no_area(sweep, clones, given
     assert not [line for line in lines if line.kind == 'clone']
 
 
+@pytest.mark.parametrize('at', ['area', 'equal-tokens'])
+def test_a_clone_among_the_rows_has_no_tokens_to_be_equal_at(sweep, clones, at):
+    spec = tables.make_spec({'rows': 'algorithm,steps', 'where': {'env.name': 'sokoban'}, 'at': at})
+    runs = [run for run in load([sweep, clones]) if run.name != 'two boxes']
+    with pytest.raises(ValueError, match='run clone-0 sampled no token before its last eval/succ'):
+        build(runs, spec)
+
+
 def cells(table):
     return {
         (line.label, column): cell

@@ -48,6 +48,46 @@ REFUSED = {
             {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
             "filter.scaling='sqrt' has no effect with filter.refill",
         ),
+        (
+            {'algorithm': 'grpo', 'filter.rule': 'within_group', 'filter.keep': 0.25},
+            'keep=0.25 of rollout.group_size=4 leaves one member of a group',
+        ),
+        (
+            TAUGHT | {'opd.reward_coef': 1.0, 'filter.rule': 'within_group', 'filter.keep': 0.25},
+            'leaves one member of a group',
+        ),
+        (
+            {'filter.soft': True, 'rollout.group_size': 1, 'rollout.num_groups': 16},
+            'leaves filter.soft=True no spread to weigh by',
+        ),
+    ],
+    'KL': [
+        (
+            {'loss.kl_coef': 0.01, 'loss.kl_target': 0.01, 'loss.kl_horizon': 15.0},
+            'kl_horizon=15 is counted in episodes, of which a step has 16',
+        ),
+        (
+            {
+                'algorithm': 'mt_grpo',
+                'turn_credit.mode': 'or',
+                'loss.kl_coef': 0.1,
+                'loss.kl_in': 'reward',
+            },
+            "turn_credit.mode='or' with turn_credit.turn_coef=1.0 leaves out",
+        ),
+        (
+            {
+                'algorithm': 'gspo_turn',
+                'turn_credit.turn_coef': 0.0,
+                'loss.kl_coef': 0.1,
+                'loss.kl_in': 'reward',
+            },
+            "'mt_cumulative' with turn_credit.turn_coef=0.0 leaves out",
+        ),
+        (
+            {'fork.value_every': 1, 'loss.kl_coef': 0.1},
+            'loss.kl_in=reward has them of returns less their KL',
+        ),
     ],
     'rollouts that go on across updates': [
         (
@@ -65,6 +105,10 @@ REFUSED = {
             'plays one rollout a step, and filter.refill=1 plays more',
         ),
         (STALE | {'algorithm': 'dpo'}, "algorithm='dpo' has no ratio that corrects for it"),
+        (
+            STALE | {'algorithm': 'cispo', 'loss.center_scores': True, 'batch.epochs': 2},
+            'center_scores=True .* rollout.staleness=2 lets older ones play',
+        ),
         (STALE | {'parity.loss_on': 'all'}, "parity.loss_on='all' takes others: set it to 'samp"),
     ],
     'observations': [

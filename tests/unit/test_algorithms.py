@@ -419,10 +419,8 @@ def test_an_optimal_token_baseline_by_hand():
     """Members sampled 3, 2 and 1 tokens with returns 1, 0 and 1; observations do not count."""
     layouts = [[(1, 2), (2, 1)], [(1, 2)], [(2, 1)], [(1, 1)]]
     rollout = toy.rollout_of(layouts, [[0, 1.0], [0, 0], [1.0, 0], [5.0, 0]], length=6, faulty=(3,))
-    half, collision = math.log(0.5), jnp.where(rollout.action_mask, 0.5, 0.0)
-    scores = zero_scores(rollout).replace(
-        old_logprobs=jnp.where(rollout.action_mask, half, 0.0), collision=collision
-    )
+    energy = jnp.where(rollout.action_mask, 0.5, 0.0)
+    scores = zero_scores(rollout).replace(energy=energy)
     # Each token has energy 1 - 2 (.5) + .5 = .5: W is .5, 1, 1.5. Token 0: (1 + 1) / 3;
     # token 1: (1 + 0) / 2; token 2: the first one alone has it, so its baseline is 0
     advantages = batch_of(OTB(), rollout, 4, scores).advantages
@@ -432,9 +430,7 @@ def test_an_optimal_token_baseline_by_hand():
     np.testing.assert_allclose(advantages[2], [0, 0, third, 0, 0, 0], atol=1e-6)
     assert not advantages[3].any()
     # A member that was a matter of course (pi = 1, pi^2 = 1) has W = 0 and says nothing
-    sure = scores.replace(
-        old_logprobs=scores.old_logprobs.at[1].set(0.0), collision=collision.at[1].set(1.0)
-    )
+    sure = scores.replace(energy=energy.at[1].set(0.0))
     advantages = batch_of(OTB(), rollout, 4, sure).advantages
     np.testing.assert_allclose(advantages[1], [0, -1.0, -1.0, 0, 0, 0], atol=1e-6)
 
@@ -527,6 +523,32 @@ def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
     advantages = batch_of(MaxRL(), rollout, 4).advantages[:, 1]
     want = [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(advantages, want, atol=1e-6)
+    cancel = one_turn_group([0.1, 0.2, -0.3, 0.0])  # whose mean in float32 is not 0
+    assert not batch_of(MaxRL(), cancel, 4).advantages.any()
+
+
+def test_energy_is_of_the_policy_that_trains_whoever_sampled():
+    params = toy.toy_params(3)
+    rollout = toy.rollout_of([[(1, 2), (2, 1)]] * 4, [[0, 1.0]] * 4, length=6)
+    how = dict(fns=ModelFns(toy.toy_hidden, toy.toy_head), temperature=0.7, chunk_size=4)
+    for rows in (2, 3):  # of which four rows are no multiple
+        found = score.score(
+            params,
+            None,
+            None,
+            rollout,
+            microbatch_rows=rows,
+            recompute=False,
+            with_energy=True,
+            **how,
+        )
+        positions = jnp.arange(6)[None]
+        hidden = toy.toy_hidden(params, rollout.tokens, positions, rollout.attention_mask)
+        p = jax.nn.softmax(hidden @ toy.toy_head(params) / 0.7)[:, :-1]
+        drawn = jax.nn.one_hot(rollout.tokens[:, 1:], p.shape[-1])
+        want = jnp.where(rollout.action_mask[:, 1:], ((drawn - p) ** 2).sum(-1), 0.0)
+        np.testing.assert_allclose(found.energy[:, 1:], want, atol=1e-5)
+        assert (found.old_logprobs == jnp.where(rollout.action_mask, rollout.logprobs, 0)).all()
 
 
 def test_segment_means_by_hand():

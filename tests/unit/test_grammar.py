@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax import train
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import decided, trained
+from agentrl_jax.rl.algorithm import chosen, decided, trained
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import read
 from agentrl_jax.text import agents
@@ -370,6 +370,8 @@ def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
     assert rows.all() and (mask == decided(out)).all()
     assert trained(out.replace(allowed=None), None)[1].sum() == 5
     assert not trained(out, jnp.array([False]))[1].any()
+    continued = jax.tree.map(lambda x: jnp.stack([x, x], 1), out)  # [B, F, ...], as continuations
+    assert (chosen(continued) == decided(out)[:, None].repeat(2, 1)).all()
 
 
 OPTIONS = {
