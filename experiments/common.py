@@ -41,7 +41,8 @@ class Plan(NamedTuple):
 
     config: str  # file of the config that all runs start from
     cells: tuple[Overrides, ...]  # dotted fields, as in a sweep
-    tables: Mapping[str, Mapping[str, Any]]  # by name, as in a table.json
+    tables: Mapping[str, Mapping[str, Any]]  # by name, as in a table.json; of as many seeds as the
+    # command has unless a table says otherwise
 
 
 Scales = Mapping[str, Callable[[], Plan]]
@@ -105,7 +106,7 @@ def given_fields(words: Sequence[str]) -> set[str]:
 def make_tables(plan: Plan, seeds: int, workdir: Path) -> None:
     """Prints the tables of the runs as they stand and writes them to <workdir>/tables."""
     for name, given in plan.tables.items():
-        spec = make_spec(given | {'seeds': seeds})
+        spec = make_spec({'seeds': seeds} | given)
         runs = tables_runs.load([workdir], metrics_of(spec))
         table = build(runs, spec, tables.clones(spec, FOLDER))
         tables.write(table, workdir / 'tables' / name)
@@ -118,7 +119,7 @@ def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> N
     page: the README, if there is none yet; the tables go between its marks. `make tables` makes
     them again from what is kept.
     """
-    specs = {name: dict(given) | {'seeds': seeds} for name, given in plan.tables.items()}
+    specs = {name: {'seeds': seeds} | dict(given) for name, given in plan.tables.items()}
     metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
     tables_runs.compact(tables_runs.load([workdir], metrics), folder / tables.METRICS_FOLDER)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
