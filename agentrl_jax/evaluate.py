@@ -179,7 +179,9 @@ def keep(path: Path, record: dict[str, Any]) -> None:
     earlier = []
     if path.exists():
         before = files.read_json(path)
-        rest = before.pop('earlier', [])
+        rest = before.pop('earlier', []) if isinstance(before, dict) else None
+        if not isinstance(rest, list) or not all(isinstance(one, dict) for one in rest):
+            raise ValueError(f'{path} is no evaluation with its earlier ones: move it away')
         earlier = [one for one in (before, *rest) if key_of(one) != key_of(record)]
     files.write_atomic(path, json.dumps(record | {'earlier': earlier}, indent=2) + '\n')
 

@@ -161,7 +161,7 @@ def export_adapter(
 
 def _free(out_dir: str | Path) -> Path:
     """The absolute path of a folder that may be written."""
-    out_dir = Path(out_dir).absolute()
+    out_dir = files.local_path(out_dir).absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise FileExistsError(f'{out_dir} exists and is not an empty folder; choose another')
     return out_dir

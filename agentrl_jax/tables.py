@@ -22,7 +22,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import plots
 from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import Table, build
-from agentrl_jax.results.runs import Run, compact, load
+from agentrl_jax.results.runs import COMMON_FILE, Run, compact, load
 from agentrl_jax.results.spec import (
     COUNT,
     LAST,
@@ -105,7 +105,13 @@ def rebuild(experiments: Path, name: str = '*') -> list[Path]:
 
 def clones(spec: Spec, experiments: Path) -> list[Run]:
     """The committed runs of the experiments whose clones a table shows."""
+    wrong = [name for name in spec.clones if not FOLDER_NAME.fullmatch(name)]
+    if wrong or len(set(spec.clones)) < len(spec.clones):
+        raise ValueError(f'clones={spec.clones} must be different names of experiments')
     folders = [experiments / name / METRICS_FOLDER for name in spec.clones]
+    missing = [folder for folder in folders if not (folder / COMMON_FILE).is_file()]
+    if missing:
+        raise ValueError(f'clones={spec.clones}: {missing[0]} holds no runs')
     return load(folders) if folders else []
 
 
@@ -136,6 +142,9 @@ def split_where(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition('=') for text in given]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError('--where needs field=value, or field=value|value')
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f'--where names {" and ".join(names)}: one field once, as field=a|b')
     return {name: values for name, _, values in pairs}
 
 
@@ -169,6 +178,8 @@ def run(args: argparse.Namespace) -> None:
         for path in [path for folder in args.folders for path in rebuild(Path(folder))]:
             print(path)
     elif args.compact:
+        if args.where:
+            raise ValueError('--compact keeps all runs of its folders: it takes no --where')
         if len(args.folders) < 2:
             raise ValueError('--compact needs the folders of the runs and, last, its own')
         *sources, folder = args.folders

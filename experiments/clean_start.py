@@ -49,6 +49,7 @@ def tiny():
     table = {
         'rows': ','.join(ROWS),
         'baseline': 'demo',
+        'clones': 'expert_clones_tiny',
         'labels': common.labels('configs/small.py', cells, ROWS),
         'signals': 'rollout/success,policy/entropy,group/return_std',
     }

@@ -75,6 +75,7 @@ def tiny():
     table = {
         'rows': ','.join(ROWS),
         'baseline': 'PPO, 2 x 4 updates, 0.001',
+        'clones': 'expert_clones_tiny',
         'labels': common.labels(config, cells, ROWS),
         'at': 'last-three',
         'margin': 0.05,

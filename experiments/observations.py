@@ -53,6 +53,7 @@ def tiny():
         'cols': 'env.name',
         'at': 'equal-tokens',
         'baseline': 'actions alone',
+        'clones': 'expert_clones_tiny',
         'labels': common.labels(CONFIG, ARMS, ROWS) | NAMES,
         'signals': f'{LIKELIHOOD},policy/entropy',
     }

@@ -97,6 +97,7 @@ def plan(config, cells, worlds):
         'cols': 'env.name',
         'baseline': 'PPO',
         'overall': True,
+        'clones': 'expert_clones_tiny',
         'labels': common.labels(config, cells, ROWS) | NAMES,
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
     }

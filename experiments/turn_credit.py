@@ -103,6 +103,7 @@ def tiny():
         'cols': 'env.name',
         'at': 'equal-tokens',
         'baseline': 'GRPO',
+        'clones': 'expert_clones_tiny',
         'labels': common.labels(CONFIG, ARMS, ROWS) | NAMES,
         'signals': 'policy/entropy,group/return_std',
     }

@@ -34,7 +34,7 @@ def local_path(path: str | os.PathLike) -> pathlib.Path:
     """
     scheme, found, rest = str(path).partition('://')
     if not found:
-        return pathlib.Path(path)
+        return pathlib.Path(path).expanduser()  # no shell expands --workdir=~/run
     if scheme != 'gs':
         raise ValueError(f'{path}: only gs://bucket/folder and plain paths are understood')
     if BUCKETS not in os.environ:

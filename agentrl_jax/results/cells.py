@@ -1,6 +1,7 @@
 """The figures of a table: seeds joined, with intervals, beside start, random play and oracle."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,15 +34,17 @@ LINE_NAMES = {
     'random': 'random play',
     'oracle': 'oracle',
 }
+PAID = re.compile('reward|cost|penalty|graded')  # fields of a world that change no play
 ALIKE = (  # what a clone shares with the runs that it stands beside
     'env.name',
+    'env.pool_seed',
+    'env.eval_levels',
+    'eval.split',
     'env.prompt',
     'env.think',
     'env.max_turns',
     'env.max_actions_per_turn',
     'env.max_actions_per_episode',
-    'frozen_lake.size',
-    'sokoban.num_boxes',
     'agent.name',
     'agent.trials',
     'model.hidden_size',
@@ -434,21 +437,29 @@ def _clone_lines(
     """
     if spec.metric != SUCCESS or spec.at == AREA:
         return []
-    ended = [run for run in clones if field(run, 'steps') == 0 and is_finished(run)]
+    ended = [run for run in clones if _is_clone(run, spec.metric)]
 
     def alike(row: str, column: str) -> list[Run]:
         runs = groups.get((row, column), ())
         return [clone for clone in ended if runs and _is_alike(clone, runs[0])]
 
     def cell(members: Sequence[str], column: str) -> Cell:
-        found = {clone.name: clone for row in members for clone in alike(row, column)}
+        found = {
+            i: clone
+            for row in members
+            for i, clone in enumerate(ended)
+            if clone in alike(row, column)
+        }
         entries = [
             _reading(clone, clone.rows[-1], spec, ())._replace(
                 also=(math.nan,) * width, counts=True
             )
             for clone in found.values()
-            if spec.metric in clone.rows[-1]
         ]
+        seeds = [entry.seed for entry in entries]
+        if len(set(seeds)) < len(seeds):
+            names = ', '.join(clone.name for clone in found.values())
+            raise ValueError(f'clones: {names} see the same, and some have one seed: name one set')
         return _cell(entries, planned, width)
 
     shared = all(
@@ -458,12 +469,22 @@ def _clone_lines(
     return _shared_lines('clone', rows, columns, cell, shared, spec)
 
 
-def _is_alike(clone: Run, run: Run) -> bool:
-    """Whether both are of one world, with the same prompts, budgets and size of policy.
+def _is_clone(run: Run, metric: str) -> bool:
+    """Whether it is cloned from the expert's own play, untrained otherwise, and has its figure."""
+    shown = run.fields.get('clone.episodes', 0) > 0 and run.fields.get('clone.oracle') == 1
+    ended = field(run, 'steps') == 0 and is_finished(run) and not run.fault
+    return shown and ended and math.isfinite(run.rows[-1].get(metric, math.nan))
 
-    A field that one of them has not came later than that run, and changed nothing of it.
+
+def _is_alike(clone: Run, run: Run) -> bool:
+    """Whether both are of one world and its levels, with the same prompts, budgets and policy.
+
+    What is paid may differ, for clones do not learn from it. A field that one of them has not came
+    later than that run, and changed nothing of it.
     """
-    known = [name for name in ALIKE if name in clone.fields and name in run.fields]
+    world = f'{run.fields["env.name"]}.'
+    names = [n for n in run.fields if n.startswith(world) and not PAID.search(n)]
+    known = [n for n in (*ALIKE, *names) if n in clone.fields and n in run.fields]
     return all(clone.fields[name] == run.fields[name] for name in known)
 
 

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 
 from agentrl_jax.records.series import SHARES, SUCCESSES
 from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
-from agentrl_jax.results.spec import AREA, BEST, COUNT, EQUAL_TOKENS, LAST, LAST_THREE, Spec
+from agentrl_jax.results.spec import (
+    AREA,
+    BEST,
+    COUNT,
+    EQUAL_TOKENS,
+    LAST,
+    LAST_THREE,
+    SUCCESS,
+    Spec,
+)
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
@@ -227,6 +236,8 @@ def notes(table: Table) -> list[str]:
             'Expert clone: no RL, but clean play of an expert who is asked at will, cloned for the '
             f'cost that {" and ".join(spec.clones)} names.'
         )
+    elif spec.clones and spec.metric == SUCCESS and spec.at != AREA:
+        found.append(f'No clone of {" and ".join(spec.clones)} sees what these runs see.')
     if spec.where:
         chosen = '; '.join(f'{name} = {" or ".join(x)}' for name, x in spec.where.items())
         found.append(f'Only runs with {chosen}.')

@@ -7,6 +7,8 @@ it, in which every field has a value, or says everything that is wrong with it.
 import contextlib
 import copy
 import dataclasses
+import difflib
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -224,6 +226,7 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
 
     shards: of rows over the mesh; None leaves rules between fields unchecked.
     """
+    _refuse_unknown(cfg)
     with _impossible():
         run = tree.read(Config, cfg)
         train, other = (
@@ -236,6 +239,24 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     if shards is not None and run.clone.file:
         trajectories.read_records(run.clone.file)  # before the model is loaded
     return run
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    return frozenset(tree.flat(get_config()))
+
+
+def _refuse_unknown(cfg: Any) -> None:
+    """WrongUsage for fields that nothing reads, as where a config file mistypes one.
+
+    What games have is checked as their section is read.
+    """
+    given = (name for name in tree.flat(cfg) if name.partition('.')[0] not in GAMES)
+    unknown = sorted(name for name in given if name not in _known())
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], _known(), n=1)
+        meant = f'; did you mean {near[0]}?' if near else ''
+        raise WrongUsage(f'the config has no field {", ".join(unknown)}{meant}')
 
 
 def effective(cfg: Any) -> Any:

@@ -79,22 +79,25 @@ def table_of(folder, **given):
 def clones(tmp_path_factory):
     """Of sokoban and of another size of it, seeds 0 and 7; one that was trained further."""
     folder = tmp_path_factory.mktemp('clones')
+    clean = {'clone': {'episodes': 64, 'oracle': 1.0}}
     for seed in (0, 7):
-        write_run(folder / f'clone-{seed}', seed, [0.8 + 0.01 * seed], steps=0)
-    write_run(folder / 'two boxes', 0, [0.6], steps=0, sokoban={'num_boxes': 2})
-    write_run(folder / 'trained', 0, [0.6, 0.7, 0.9])
+        write_run(folder / f'clone-{seed}', seed, [0.8 + 0.01 * seed], steps=0, **clean)
+    write_run(folder / 'two boxes', 0, [0.6], steps=0, sokoban={'num_boxes': 2}, **clean)
+    write_run(folder / 'trained', 0, [0.6, 0.7, 0.9], **clean)
+    write_run(folder / 'random weights', 0, [0.1], steps=0)
+    write_run(folder / 'noisy', 0, [0.2], steps=0, clone={'episodes': 64, 'oracle': 0.5})
     return folder
 
 
 def test_a_clone_stands_beside_the_runs_that_see_what_it_sees(sweep, clones):
     spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name', 'clones': str(clones)})
     runs, given = load([sweep]), load(spec.clones)
-    found = cells(build(runs, spec, given))
-    clone = found['expert clone', 'sokoban']
-    assert [entry.run for entry in clone.entries] == ['clone-0', 'two boxes']
-    assert not found['expert clone', 'bandit'].entries
+    with pytest.raises(ValueError, match='clone-0, two boxes see the same'):
+        build(runs, spec, given)  # of one box or two, which these runs do not say
     one_box = [run._replace(fields=run.fields | {'sokoban.num_boxes': 1}) for run in runs]
-    clone = cells(build(one_box, spec, given))['expert clone', 'sokoban']
+    found = cells(build(one_box, spec, given))
+    clone = found['expert clone', 'sokoban']
+    assert not found['expert clone', 'bandit'].entries
     assert [entry.run for entry in clone.entries] == ['clone-0']
     assert clone.figure.mean == 0.8
     assert math.isnan(clone.also[0])
@@ -122,7 +125,11 @@ def test_a_clone_has_no_return_of_other_rewards_and_no_area(sweep, clones, given
 @pytest.mark.parametrize('at', ['area', 'equal-tokens'])
 def test_a_clone_among_the_rows_has_no_tokens_to_be_equal_at(sweep, clones, at):
     spec = tables.make_spec({'rows': 'algorithm,steps', 'where': {'env.name': 'sokoban'}, 'at': at})
-    runs = [run for run in load([sweep, clones]) if run.name not in ('two boxes', 'trained')]
+    runs = [
+        run
+        for run in load([sweep, clones])
+        if run.name not in ('two boxes', 'trained', 'noisy', 'random weights')
+    ]
     with pytest.raises(ValueError, match='run clone-0 sampled no token before its last eval/succ'):
         build(runs, spec)
 
