@@ -175,7 +175,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
         with preemption:  # hold until saved: launchers resend signals
             first = int(opened.state.step)
             if first > cfg.steps:
-                raise ValueError(
+                raise command.WrongUsage(
                     f'{workdir} is at step {first} already, and steps={cfg.steps}: set it to '
                     f'{first} or more, or choose another workdir'
                 )

@@ -63,7 +63,6 @@ class CISPO(Exploring):
                 'loss.center_scores=True takes off the mean of scores by the ratio to the policy '
                 'before the update: set loss.sampler_correction and loss.sampler_reject to off'
             )
-
         if run.rollout.staleness:
             yield (
                 'loss.center_scores=True takes off the mean of scores under the policy before the '

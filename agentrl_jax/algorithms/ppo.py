@@ -58,11 +58,7 @@ class PPO(Clipped):
         return self.bootstrap_truncated
 
     def unlike_returns(self) -> Iterator[str]:
-        if self.kl.in_reward:
-            yield (
-                'needs values of returns, and loss.kl_in=reward has them of returns less their KL: '
-                'set loss.kl_in=loss'
-            )
+        yield from super().unlike_returns()
         if self.estimator == 'turn':
             yield (
                 'reads values where answers begin, and loss.estimator=turn trains those where they '

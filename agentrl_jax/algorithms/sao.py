@@ -67,11 +67,7 @@ class SAO(Exploring):
         }
 
     def unlike_returns(self) -> Iterator[str]:
-        if self.kl.in_reward:
-            yield (
-                'needs values of returns, and loss.kl_in=reward has them of returns less their KL: '
-                'set loss.kl_in=loss'
-            )
+        yield from super().unlike_returns()
         if self.gamma != 1:
             yield f'needs undiscounted values: set loss.gamma={self.gamma} to 1'
 

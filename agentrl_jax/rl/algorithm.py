@@ -396,7 +396,11 @@ class Algorithm:
 
     def unlike_returns(self) -> Iterator[str]:
         """Why its critic's values are no returns of episodes, and what to set."""
-        yield from ()
+        if self.kl.in_reward:
+            yield (
+                'needs values of returns, and loss.kl_in=reward has them of returns less their KL: '
+                'set loss.kl_in=loss'
+            )
 
     def token_kl(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
         """kl_coef (log pi_old - log pi_ref), what token rewards lose; 0 unless asked. [B, T]"""

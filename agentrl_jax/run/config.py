@@ -7,8 +7,6 @@ it, in which every field has a value, or says everything that is wrong with it.
 import contextlib
 import copy
 import dataclasses
-import difflib
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -31,7 +29,7 @@ from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.rl.observations import Observing
 from agentrl_jax.run import sections
-from agentrl_jax.run.command import WrongUsage
+from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In
 
@@ -241,22 +239,15 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     return run
 
 
-@functools.cache
-def _known() -> frozenset[str]:
-    return frozenset(tree.flat(get_config()))
-
-
 def _refuse_unknown(cfg: Any) -> None:
     """WrongUsage for fields that nothing reads, as where a config file mistypes one.
 
     What games have is checked as their section is read.
     """
-    given = (name for name in tree.flat(cfg) if name.partition('.')[0] not in GAMES)
-    unknown = sorted(name for name in given if name not in _known())
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], _known(), n=1)
-        meant = f'; did you mean {near[0]}?' if near else ''
-        raise WrongUsage(f'the config has no field {", ".join(unknown)}{meant}')
+    known = get_config()
+    names = tree.flat(cfg).keys() - tree.flat(known).keys()
+    for name in sorted(name for name in names if name.partition('.')[0] not in GAMES):
+        raise WrongUsage(no_field(name, known))
 
 
 def effective(cfg: Any) -> Any:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,7 @@ def bucket(tmp_path, monkeypatch):
 def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert files.local_path('gs://bucket/a/b') == tmp_path / 'gcs/bucket/a/b'
     assert files.local_path('runs/a').parts == ('runs', 'a')
+    assert files.local_path('~/a') == pathlib.Path.home() / 'a'
     workdir = files.check_workdir('gs://bucket/run')
     assert workdir.is_dir() and (bucket / 'run').is_dir()
     kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}

@@ -764,6 +764,8 @@ def test_the_command_line(sweep, tmp_path, capsys):
         ['--rows=', str(sweep)],
         ['--compact', str(sweep)],
         ['--rows=a', '--where=b', '.'],
+        ['--rows=seed', '--where=seed=0', '--where=seed=1', str(sweep)],
+        ['--compact', '--where=seed=0', str(sweep), str(tmp_path / 'some')],
     ):
         with pytest.raises(SystemExit) as error:
             tables.main(wrong)
@@ -771,6 +773,28 @@ def test_the_command_line(sweep, tmp_path, capsys):
 
 
 # ---- committed experiments ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'clones, message',
+    [
+        ('nobody', 'nobody/metrics holds no runs'),
+        ('../try', 'must be different names of experiments'),
+        ('try,try', 'must be different names of experiments'),
+    ],
+)
+def test_clones_that_are_no_experiment_are_refused(sweep, tmp_path, clones, message):
+    compact(load([sweep]), tmp_path / 'try' / 'metrics')
+    spec = {'main': {'rows': 'algorithm', 'cols': 'env.name', 'clones': clones}}
+    (tmp_path / 'try' / 'table.json').write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=f'table.json, main: .*{message}'):
+        tables.rebuild(tmp_path)
+
+
+def test_clones_that_see_something_else_are_said(sweep, clones):
+    spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name', 'clones': str(clones)})
+    runs = [run._replace(fields=run.fields | {'sokoban.num_boxes': 3}) for run in load([sweep])]
+    assert 'sees what these runs see' in render.markdown(build(runs, spec, load([clones])))
 
 
 def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):

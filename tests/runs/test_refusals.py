@@ -311,6 +311,13 @@ def test_a_run_is_refused_before_any_parameter_is_made(changes, message, monkeyp
         build.build(micro_runs.plain('frozen_lake', **changes))
 
 
+def test_a_field_that_a_config_file_mistypes_is_refused():
+    cfg = micro_runs.plain('frozen_lake')
+    cfg.optim.lrr = 1e-3
+    with pytest.raises(ValueError, match='has no field optim.lrr; did you mean optim.lr'):
+        read_config(cfg, None)
+
+
 def test_only_train_takes_several_worlds():
     cfg = micro_runs.config('frozen_lake', **HALVES)
     with pytest.raises(ValueError, match='is for train alone: set it to .* frozen_lake, sokob'):

@@ -76,6 +76,13 @@ def test_the_undisturbed_run_trained(undisturbed):
     assert undisturbed.steps() == [16, 20] and run_log.finished_step(undisturbed.path) == 20
 
 
+def test_fewer_steps_than_were_trained_are_refused(undisturbed):
+    before = undisturbed.said()
+    assert undisturbed.finish(undisturbed.start('--config.steps=5')) == 2
+    assert 'is at step 20 already, and steps=5' in undisturbed.said().removeprefix(before)
+    assert run_log.finished_step(undisturbed.path) == 20
+
+
 def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     undisturbed, tmp_path
 ):

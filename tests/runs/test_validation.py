@@ -184,6 +184,11 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
     assert kept['eval/success'] == 0.5 and kept['settings']['k'] == 1
     assert [one['eval/success'] for one in kept['earlier']] == [0.4, 0.3, 0.1]
     assert not any('earlier' in one for one in kept['earlier'])
+    for spoiled in ('[1]', '{"earlier": [1]}', '{"earlier": 1}'):
+        path.write_text(spoiled)
+        with pytest.raises(ValueError, match='is no evaluation with its earlier ones'):
+            evaluate.keep(path, made)
+        assert path.read_text() == spoiled
 
 
 def test_the_screen_shows_pass_at_powers_of_two_and_all_samples():
