@@ -174,11 +174,6 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         with preemption:  # hold until saved: launchers resend signals
             first = int(opened.state.step)
-            if first > cfg.steps:
-                raise command.WrongUsage(
-                    f'{workdir} is at step {first} already, and steps={cfg.steps}: set it to '
-                    f'{first} or more, or choose another workdir'
-                )
             with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
                 code, state = play(run, opened, checkpoints, workdir, preemption, curves)
             if code is not None and state is not None:

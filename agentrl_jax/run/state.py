@@ -17,6 +17,7 @@ from agentrl_jax.rl import evol
 from agentrl_jax.run import teachers
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
+from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import Config, as_json, comparable, saved_with
 from agentrl_jax.run.params import (
     REFERENCE_FOLDER,
@@ -116,6 +117,11 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
             checkpoint.wait(checkpoints)
         model = params if run.cfg.lora.rank else {}
     else:
+        if (step := checkpoint.latest_step(checkpoints)) > run.cfg.steps:
+            raise WrongUsage(
+                f'{workdir} is at step {step} already, and steps={run.cfg.steps}: set it to '
+                f'{step} or more, or choose another workdir'
+            )
         saved = checkpoint.read_extra(checkpoints.directory)
         before, now = comparable(saved), comparable(saved_with(run.face))
         checkpoint.check_config(before, now, may_differ=(*CHANGEABLE_ON_RESUME, *unplayed(run.cfg)))
