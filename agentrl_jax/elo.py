@@ -181,7 +181,7 @@ def elo(
     cfg, deals = in_self_play(parts.config_of_run(files.local_path(workdir))), games // 2
     pool = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, eval_levels=deals))
     game = Game(*parts.build_environment(pool, 'test'), most=cfg.env.max_turns)
-    kept = checkpoint.steps(Path(workdir) / checkpoint.FOLDER)
+    kept = checkpoint.steps(files.local_path(workdir) / checkpoint.FOLDER)
     players = [at_random(game), expert(game), *policies(workdir, steps or kept)]
     for path in against:
         other = in_self_play(parts.config_of_run(files.local_path(path)))

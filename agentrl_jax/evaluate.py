@@ -95,6 +95,10 @@ def evaluate(
     key = Streams(cfg.seed).key(EVALUATE)
     folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
+    name = f'evaluation_{cfg.eval.split}'
+    earlier(folder / f'{name}.json')  # what cannot be kept is better known before it is played
+    if trajectories_file and not (kept_in := files.local_path(trajectories_file).parent).is_dir():
+        raise ValueError(f'--trajectories={trajectories_file}: there is no folder {kept_in}')
     label = {'step': origin.step or 0, 'split': cfg.eval.split}
     stem = f'replies_{cfg.eval.split}'
     log = Path(replay) if replay else folder / hosts.log_name(stem)
@@ -117,12 +121,12 @@ def evaluate(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
     metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
-    name = f'evaluation_{cfg.eval.split}'
     passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
     pass_at = {
         str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
     }
     made_with = {'settings': settings_of(cfg), 'checkpoint': origin.fields()}
+    print(describe(metrics, cfg.eval.split, passed), flush=True)
     keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | made_with)
     # Samples of a level side by side; rows after them only fill the mesh and are in no figure.
     samples = cfg.eval.samples
@@ -147,7 +151,6 @@ def evaluate(
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)
         trajectories.write_records(trajectories_file, records)
-    print(describe(metrics, cfg.eval.split, passed))
     print(f'rollouts    {page}')
     return metrics
 
@@ -176,14 +179,19 @@ def keep(path: Path, record: dict[str, Any]) -> None:
 
     They are under `earlier`, the newest first.
     """
-    earlier = []
-    if path.exists():
-        before = files.read_json(path)
-        rest = before.pop('earlier', []) if isinstance(before, dict) else None
-        if not isinstance(rest, list) or not all(isinstance(one, dict) for one in rest):
-            raise ValueError(f'{path} is no evaluation with its earlier ones: move it away')
-        earlier = [one for one in (before, *rest) if key_of(one) != key_of(record)]
-    files.write_atomic(path, json.dumps(record | {'earlier': earlier}, indent=2) + '\n')
+    others = [one for one in earlier(path) if key_of(one) != key_of(record)]
+    files.write_atomic(path, json.dumps(record | {'earlier': others}, indent=2) + '\n')
+
+
+def earlier(path: Path) -> list[dict[str, Any]]:
+    """The evaluations in a file, the newest first; ValueError if something else is there."""
+    if not path.exists():
+        return []
+    newest = files.read_json(path)
+    rest = newest.pop('earlier', []) if isinstance(newest, dict) else None
+    if not isinstance(rest, list) or not all(isinstance(one, dict) for one in rest):
+        raise ValueError(f'{path} is no evaluation with its earlier ones: move it away')
+    return [newest, *rest]
 
 
 def key_of(record: dict[str, Any]) -> tuple:

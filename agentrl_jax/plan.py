@@ -28,6 +28,7 @@ if __name__ == '__main__':
         'answer_tokens',
         0,
         'Tokens of an answer; 0 = a fifth of rollout.max_response, at least 16 if it is as long.',
+        0,
     )
     flags.DEFINE_bool('json', False, 'Print JSON.')
     command.begin(__doc__, needs=('config', 'topology'))

@@ -18,7 +18,7 @@ if __name__ == '__main__':
     flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Pool of levels.')
     flags.DEFINE_integer('level', 0, 'Level of the pool.')
     flags.DEFINE_integer('seed', 0, 'Luck of the world, and of the policy.')
-    flags.DEFINE_float('delay', 0.1, 'Seconds for which a token is shown.')
+    flags.DEFINE_float('delay', 0.1, 'Seconds for which a token is shown.', 0.0, 60.0)
     command.begin(__doc__, says='agentrl_jax.play: loading')
 
 import dataclasses

@@ -122,7 +122,7 @@ def _specs(path: Path) -> dict[str, dict]:
         raise ValueError(f'{path}: an object of tables, each an object, is expected')
     if not specs:
         raise ValueError(f'{path} describes no table')
-    wrong = [name for name in specs if not FOLDER_NAME.fullmatch(name)]
+    wrong = [name for name in specs if not FOLDER_NAME.fullmatch(name) or name == METRICS_FOLDER]
     if wrong:
         raise ValueError(f'{path}: {wrong[0]!r} cannot be the name of a folder')
     return specs

@@ -243,8 +243,8 @@ def rollout_records(rollout: Rollout, tokenizer: Any, env_name: str) -> list[Rec
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:
     """Writes a .json list, or a line for each record if the name ends in .jsonl."""
-    lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    if Path(path).suffix == '.jsonl':
-        files.write_atomic(Path(path), ''.join(line + '\n' for line in lines))
+    path, lines = files.local_path(path), [json.dumps(one, ensure_ascii=False) for one in records]
+    if path.suffix == '.jsonl':
+        files.write_atomic(path, ''.join(line + '\n' for line in lines))
     else:
-        files.write_atomic(Path(path), '[\n' + ',\n'.join(lines) + '\n]\n')
+        files.write_atomic(path, '[\n' + ',\n'.join(lines) + '\n]\n')

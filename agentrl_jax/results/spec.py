@@ -89,7 +89,7 @@ KINDS = {  # what a value must be -> whether one is, and the fields that hold su
     'values for names of fields': (_is_table(_is_names), ('where',)),
     'a text for each label': (_is_table(lambda x: isinstance(x, str)), ('labels',)),
     'figures by row and column': (_is_table(lambda x: isinstance(x, Mapping)), ('published',)),
-    'a whole number': (lambda x: type(x) is int, ('seeds',)),
+    'a whole number, 0 or more': (lambda x: type(x) is int and x >= 0, ('seeds',)),
     'a number, 0 or more': (lambda x: type(x) in (int, float) and 0 <= x < math.inf, ('margin',)),
     'true or false': (lambda x: isinstance(x, bool), ('overall', 'curves')),
 }
@@ -160,6 +160,9 @@ def _label(run: Run, names: Sequence[str], spec: Spec) -> str:
 
 def group_runs(runs: Sequence[Run], spec: Spec) -> dict[tuple[str, str], tuple[Run, ...]]:
     """Runs by (row, column), in each by seed; a cell must differ in nothing but the seed."""
+    for name in spec.pooled:
+        if runs and not any(name in run.fields for run in runs):
+            raise ValueError(f'pooled={name}: no run has this field')
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         column = _label(run, spec.cols, spec) if spec.cols else spec.metric

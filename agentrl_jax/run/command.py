@@ -187,25 +187,48 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     """flags.FLAGS of the command line; ends with one line if it is invalid."""
     try:
         left = flags.FLAGS(list(argv), known_only=False)[1:]
+        check_config_file()
         for name in needs:
             if flags.FLAGS[name].value in (None, ''):
                 refuse(f'--{name} is needed; --help says what it is')
-        check_config_file()
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        refuse(one_line(error, argv))
+        refuse(error_of_file(error, argv) or one_line(error, argv))
     if left:
         refuse(f'unknown flag {left[0]!r}{suggest_flag(left[0])}')
 
 
 def check_config_file() -> None:
-    """Refuses a --config whose file is not there; a file that fails shows its own traceback."""
+    """Refuses a --config whose file is not there or makes no config."""
     if 'config' not in flags.FLAGS or not flags.FLAGS['config'].present:
         return
-    path = flags.FLAGS['config'].config_filename
+    path, made = flags.FLAGS['config'].config_filename, flags.FLAGS['config'].value
     if not os.path.exists(path.partition(':')[0]):
         raise FileNotFoundError(f'no config file {path!r}; see configs/')
+    if not hasattr(made, 'update_from_flattened_dict'):
+        kind = type(made).__name__
+        raise ValueError(f'{path}: get_config must return a ConfigDict, and returns a {kind}')
+
+
+def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
+    """What went wrong in the file of --config, and in which line; '' if nothing did."""
+    named = [word for i, word in enumerate(argv) if argv[i - 1].lstrip('-') == 'config']
+    named += [word.partition('=')[2] for word in argv if re.match('--?config=', word)]
+    if not named:
+        return ''
+    path, causes = named[-1].partition(':')[0], [error]
+    while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap what a file raises
+        causes.append(within)
+    for cause in reversed(causes):
+        frames = traceback.extract_tb(cause.__traceback__)
+        lines = [x.lineno for x in frames if os.path.abspath(x.filename) == os.path.abspath(path)]
+        said = f'{type(cause).__name__}: {" ".join(str(cause).split())}'
+        if lines:
+            return f'{path}, line {lines[-1]}: {said}'
+        if [(x.name, 'get_config' in (x.line or '')) for x in frames[-1:]] == [('parse', True)]:
+            return f'{path}: {said}'  # there is no get_config, or it takes other arguments
+    return ''
 
 
 def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:

@@ -297,6 +297,18 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
     return cfg
 
 
+def saved_in(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config as JSON in what lies beside the arrays of a checkpoint; ValueError without one."""
+    if not isinstance(extra.get('config'), Mapping):
+        raise ValueError('the checkpoint holds no config of a run: another program wrote it')
+    return extra['config']
+
+
+def of_checkpoint(extra: Mapping[str, Any]) -> Any:
+    """The same as a ConfigDict of this version; errors of saved_in and migrate."""
+    return migrate(saved_in(extra), extra.get('version', 0))
+
+
 def saved_with(cfg: Any) -> dict[str, Any]:
     """What a checkpoint holds of a ConfigDict."""
     return {'config': as_json(cfg), 'version': VERSION}
@@ -304,13 +316,12 @@ def saved_with(cfg: Any) -> dict[str, Any]:
 
 def read_saved(extra: Mapping[str, Any]) -> Config:
     """The settings of the run that wrote a checkpoint; extra: what lies beside its arrays."""
-    return read(migrate(extra['config'], extra['version'] if 'version' in extra else 0), None)
+    return read(of_checkpoint(extra), None)
 
 
 def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The config beside a checkpoint as JSON by what it does: idle fields have no value."""
-    version = extra['version'] if 'version' in extra else 0
-    cfg = effective(migrate(extra['config'], version))
+    cfg = effective(of_checkpoint(extra))
     if not cfg.loss.kl_coef:
         cfg.loss.kl_in = None
     return as_json(cfg)

@@ -98,7 +98,7 @@ def open_start(workdir: Path, abstract: Params) -> Params:
 
 def best_of(workdir: str | Path) -> str:
     """The folder of the best policy of a run."""
-    return str(Path(workdir) / BEST_FOLDER)
+    return str(files.local_path(workdir) / BEST_FOLDER)
 
 
 def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Sequence) -> None:
@@ -134,5 +134,6 @@ def saved_policy(
     trained = checkpoint.load_params_only(workdir, abstract, step=step)
     saved = read_saved(checkpoint.read_extra(workdir, step=step))
     saved = dataclasses.replace(saved, lora=cfg.lora)
-    of_run = Path(workdir).parent if Path(workdir).name == BEST_FOLDER else workdir
+    of_run = files.local_path(workdir)
+    of_run = of_run.parent if of_run.name == BEST_FOLDER else of_run
     return policy_of(trained, open_base(saved, of_run, params))

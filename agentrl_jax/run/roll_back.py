@@ -23,7 +23,11 @@ ABANDONED = 'metrics_abandoned_{}.jsonl'
 def read(workdir: Path) -> list[dict[str, Any]]:
     """Every roll back so far, the oldest first: at_step, to_step, signal, reason."""
     path = workdir / FILE
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
+    past = files.read_json(path) if path.exists() else []
+    listed = isinstance(past, list) and all(isinstance(one, dict) for one in past)
+    if not listed or not all(type(one.get('to_step')) is int for one in past):
+        raise ValueError(f'{path} does not list roll backs with their to_step: it was changed')
+    return past
 
 
 def watch(

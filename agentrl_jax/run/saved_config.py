@@ -57,7 +57,7 @@ def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
     if not workdir:
         return Origin('', None, files.config_hash(config.as_json(face)), provenance.commit())
     folder = checkpoint.find_step(workdir, step=step)
-    saved = checkpoint.read_extra(folder)['config']
+    saved = config.saved_in(checkpoint.read_extra(folder))
     return Origin(
         workdir=str(workdir),
         step=int(folder.name),
@@ -130,9 +130,8 @@ def _value(argv: Sequence[str], flag: str) -> str | None:
 def get_config(folder: str) -> Any:
     """The config in a checkpoint, as a ConfigDict of this version."""
     extra = checkpoint.read_extra(folder)
-    version = extra['version'] if 'version' in extra else 0
     try:
-        cfg = config.migrate(extra['config'], version)
+        cfg = config.of_checkpoint(extra)
     except ValueError as error:
         raise ValueError(f'{folder}: {error}') from error
     cfg.update(config.comparable(extra))

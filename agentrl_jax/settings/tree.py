@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from ml_collections.config_dict import placeholder
 from agentrl_jax.settings.marks import At, Chosen, From, In, Inline, Off, OneOf, When, Words
 
 APART = types.MappingProxyType({'apart': True})  # metadata of fields that are no settings
+LARGEST = 2**31 - 1  # whole numbers are counted in int32, unless their field says how far they go
 WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
 
 
@@ -67,6 +69,8 @@ class Leaf:
         known = OneOf not in self.marks or value in self.marks[OneOf].names
         if not (inside and literal and known):
             raise ValueError(f'{self.name}={value!r} must be {self.rule}')
+        if self.kind is int and value > LARGEST and math.isinf(self.marks.get(In, In()).high):
+            raise ValueError(f'{self.name}={value!r} must be {LARGEST} at most')
         return value
 
     def chosen(self, given: Mapping[str, Any]) -> type:

@@ -95,10 +95,12 @@ def load(path: str | Path) -> list[Overrides]:
         raise ValueError(f'{path} must define sweep(add) or get_hyper(h); {defined} there')
     runs: list[Overrides] = []
     if habits == ['sweep']:
-        module.sweep(lambda overrides=(), /, **fields: runs.append(dict(overrides, **fields)))
+        module.sweep(lambda overrides={}, /, **fields: runs.append((overrides, fields)))
+        runs = [o | f if isinstance(o, Mapping) else o for o, f in runs]
     else:
         runs = module.get_hyper(Hyper)
-    if not runs or not all(isinstance(overrides, Mapping) for overrides in runs):
+    listed = isinstance(runs, Sequence) and all(isinstance(one, Mapping) for one in runs)
+    if not runs or not listed:
         raise ValueError(f'{path}: {habits[0]} gives no list of overrides, but {runs!r}')
     return [dict(overrides) for overrides in runs]
 

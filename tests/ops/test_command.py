@@ -88,6 +88,31 @@ def test_a_command_line_that_means_nothing_is_refused_in_one_line(words, sentenc
     assert err.startswith('error: ') and sentence in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    'body, said',
+    [
+        ("    {}['rate']", "c.py, line 3: KeyError: 'rate'"),
+        ('    base.get_config().optim.rate', 'c.py, line 3: AttributeError: '),
+        ("    float('x')", 'c.py, line 3: ValueError: could not convert string to float'),
+        ("    open('/not/here')", 'c.py, line 3: FileNotFoundError: '),
+        ("    return {'steps': 3}", 'c.py: get_config must return a ConfigDict, and returns'),
+        ('    pass', 'c.py: get_config must return a ConfigDict, and returns a NoneType'),
+    ],
+)
+def test_what_is_wrong_in_a_config_file_is_said_with_its_line(tmp_path, body, said):
+    (tmp_path / 'c.py').write_text(f'from configs import base\ndef get_config():\n{body}\n')
+    code, out, err, imported = told('train', '--workdir=w', f'--config={tmp_path / "c.py"}')
+    assert code == command.EXIT_USAGE and not out and not imported
+    assert f'error: {tmp_path}/{said}' in err.splitlines()[-1]
+
+
+def test_a_config_file_without_its_function_is_named(tmp_path):
+    for text, said in (('', 'has no attribute'), ('def get_config(size): ...', 'missing 1 requi')):
+        (tmp_path / 'c.py').write_text(text)
+        _, _, err, _ = told('train', '--workdir=w', f'--config={tmp_path / "c.py"}')
+        assert f'error: {tmp_path}/c.py: ' in err and said in err and len(err.splitlines()) == 1
+
+
 def test_the_resume_line_can_be_pasted_into_a_shell():
     words = ['train.py', '--workdir=a run', '--config.curriculum.rounds=()', "--config.x='$HOME'"]
     line = command.resume_line(words, 'agentrl_jax.train')

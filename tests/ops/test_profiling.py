@@ -11,7 +11,7 @@ import pytest
 
 from agentrl_jax.imitation import kept, trajectories
 from agentrl_jax.machine import files, profiling, sharding
-from agentrl_jax.run import command, parts, recorder
+from agentrl_jax.run import command, params, parts, recorder
 from agentrl_jax.run.config import as_json
 from agentrl_jax.run.config import read as read_config
 from configs import base
@@ -71,6 +71,9 @@ def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert files.local_path('~/a') == pathlib.Path.home() / 'a'
     workdir = files.check_workdir('gs://bucket/run')
     assert workdir.is_dir() and (bucket / 'run').is_dir()
+    assert params.best_of('gs://bucket/run') == str(tmp_path / 'gcs/bucket/run/best')
+    trajectories.write_records('gs://bucket/run/played.jsonl', [{'item_id': 'a_1'}])
+    assert (bucket / 'run' / 'played.jsonl').read_text() == '{"item_id": "a_1"}\n'
     kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}
     assert files.in_mounts(kept_as_they_are) == kept_as_they_are
     assert isinstance(files.in_mounts(('x',)), tuple)

@@ -50,6 +50,13 @@ def undisturbed(folder, quick_runs):
     return folder / 'undisturbed', cfg, train.train(cfg, folder / 'undisturbed')
 
 
+@pytest.mark.parametrize('text', ['', '5', '[1]', '[{"at_step": 3}]', '[{"to_step": null}]'])
+def test_a_list_of_roll_backs_that_was_changed_is_named(tmp_path, text):
+    (tmp_path / roll_back.FILE).write_text(text)
+    with pytest.raises(ValueError, match=roll_back.FILE):
+        roll_back.read(tmp_path)
+
+
 def test_the_run_goes_back_once_and_then_stops(undisturbed):
     workdir, cfg, code = undisturbed
     assert code == 1

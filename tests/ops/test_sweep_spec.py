@@ -90,6 +90,9 @@ def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
         ('def sweep(add): pass\ndef get_hyper(h): pass', 'both are there'),
         ('def sweep(add): pass', 'sweep gives no list of overrides'),
         ('def get_hyper(h): return None', 'get_hyper gives no list of overrides, but None'),
+        ('def get_hyper(h): return 5', 'get_hyper gives no list of overrides, but 5'),
+        ('def get_hyper(h): return {"seed": 5}', 'get_hyper gives no list of overrides'),
+        ('def sweep(add): add(5)', r'sweep gives no list of overrides, but \[5\]'),
     ],
 )
 def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text, said):

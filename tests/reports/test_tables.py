@@ -492,6 +492,10 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
     with pytest.raises(ValueError, match='differ in optim.lr, not only in their seeds'):
         table_of(tmp_path)
     assert table_of(tmp_path, pooled='optim.lr').lines
+    with pytest.raises(ValueError, match='pooled=optim.lrr: no run has this field'):
+        table_of(tmp_path, pooled='optim.lr,optim.lrr')
+    with pytest.raises(ValueError, match='seeds=-1 must be a whole number, 0 or more'):
+        table_of(tmp_path, seeds=-1)
     assert table_of(tmp_path, where={'optim.lr': '0.001'}).lines
 
 

@@ -115,6 +115,14 @@ def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved, capsy
     assert 'no checkpoint of step 3; there are 2, 4' in capsys.readouterr().err
 
 
+def test_a_checkpoint_of_another_program_is_named(saved, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint, 'read_extra', lambda path, step=None: {})
+    with pytest.raises(SystemExit, match='checkpoints/4: the checkpoint holds no config of a run'):
+        parsed(monkeypatch, f'--workdir={saved[1]}')
+    with pytest.raises(ValueError, match='holds no config of a run: another program wrote it'):
+        saved_config.origin(saved[1], None)
+
+
 def test_settings_of_a_game_are_those_of_its_run(saved, monkeypatch):
     run = {'config': {'env': {'name': 'catch'}, 'catch': {'rows': 5, 'short': True}}}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path: run)

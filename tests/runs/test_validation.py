@@ -191,6 +191,16 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
         assert path.read_text() == spoiled
 
 
+def test_what_an_evaluation_cannot_keep_is_known_before_it_is_played(tmp_path, monkeypatch):
+    cfg = micro_runs.plain('frozen_lake')
+    monkeypatch.setattr(evaluate.validation, 'summarise', None)  # not reached
+    with pytest.raises(ValueError, match='--trajectories=.*: there is no folder'):
+        evaluate.evaluate(cfg, '', str(tmp_path), None, str(tmp_path / 'no' / 'played.json'))
+    (tmp_path / f'evaluation_{cfg.eval.split}.json').write_text('[1]')
+    with pytest.raises(ValueError, match='is no evaluation with its earlier ones'):
+        evaluate.evaluate(cfg, '', str(tmp_path), None)
+
+
 def test_the_screen_shows_pass_at_powers_of_two_and_all_samples():
     metrics = {f'eval/{name}': 0.5 for name in ('success', 'success_low', 'success_high', 'return')}
     metrics |= {'eval/valid_format': 1.0, 'eval/env_error': 0.0}

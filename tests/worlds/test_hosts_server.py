@@ -374,6 +374,7 @@ def test_what_a_server_allows_has_bounds(name):
         ('--lease_s=nan', 'error: --lease_s=nan must be in [0.1, 604800]\n'),
         ('--settings={', 'error: --settings is no JSON: '),
         ('--env=nope', 'error: --env=nope is none of textcraft, '),
+        ('--env=json:JSONDecoder', 'error: no world can be made: --env=json:JSONDecoder is no wor'),
     ],
 )
 def test_a_wrong_flag_of_the_server_is_said_in_a_line(flag, said):

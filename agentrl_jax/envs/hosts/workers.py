@@ -43,6 +43,7 @@ WORLDS = {  # name -> module:class
     'babyai': 'agentrl_jax.envs.hosts.babyai:BabyAI',
     'device': 'agentrl_jax.envs.hosts.device:Device',
 }
+NEEDED = ('reset', 'step', 'close')  # of a World
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
 
@@ -67,6 +68,8 @@ def maker(env: str, settings: dict) -> Callable[[], World]:
         inspect.signature(getattr(kind, 'PLAY', kind)).bind(**settings)  # PLAY: its keywords
     except TypeError as error:
         raise ValueError(f'--settings of {env}: {error}') from error
+    if lacking := [call for call in NEEDED if not callable(getattr(kind, call, None))]:
+        raise ValueError(f'--env={env} is no world: it has no {" and no ".join(lacking)}')
     return lambda: kind(**settings)
 
 
