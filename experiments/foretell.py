@@ -19,7 +19,7 @@ from agentrl_jax.measure import foretell
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.spec import FREE, choose, is_finished, make_spec, rank, split_names
 
-HEADER = ('sign', 'metric', 'collapsed, healthy', 'AUC', 'AUC within arms')
+HEADER = ('sign', 'metric', 'collapsed, healthy', 'AUC', 'AUC, later collapses', 'AUC within arms')
 HEADER += ('alarms before the collapse', 'median lead', 'false alarms')
 NOTHING = '—'
 
@@ -51,19 +51,21 @@ def markdown(
         changes = [foretell.early_change(course.rows, sign, first, last) for course in courses]
         if not all(map(math.isnan, changes)):
             alarm = foretell.alarm(courses, sign, calibration)
-            lines.append([name, f'`{sign.metric}`', *_texts(courses, changes, alarm)])
+            lines.append([name, f'`{sign.metric}`', *_texts(courses, changes, alarm, last)])
     table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
     found = notes(courses, calibration, first=first, last=last)
     return table + '\n' + ''.join(f'- {note}\n' for note in found)
 
 
 def _texts(
-    courses: Sequence[foretell.Course], changes: Sequence[float], alarm: foretell.Alarm
+    courses: Sequence[foretell.Course], changes: Sequence[float], alarm: foretell.Alarm, last: int
 ) -> list[str]:
     """What the table says of one sign."""
     known = [c for c, x in zip(courses, changes, strict=True) if not math.isnan(x)]
     collapsed = sum(course.collapsed for course in known)
-    areas = [foretell.separation(courses, changes, within=within) for within in (False, True)]
+    later = [math.nan if c.onset <= last else x for c, x in zip(courses, changes, strict=True)]
+    areas = [foretell.separation(courses, x) for x in (changes, later)]
+    areas += [foretell.separation(courses, changes, within=True)]
     leads = [lead for lead in alarm.leads if not math.isnan(lead)]
     return [
         f'{collapsed}, {len(known) - collapsed}',
@@ -78,7 +80,7 @@ def notes(
     courses: Sequence[foretell.Course], calibration: Sequence, *, first: int, last: int
 ) -> list[str]:
     collapsed = [course for course in courses if course.collapsed]
-    later = sum(foretell.onset(course.rows) > last for course in collapsed)
+    later = sum(course.onset > last for course in collapsed)
     mixed = {c.arm for c in collapsed} & {c.arm for c in courses if not c.collapsed}
     below = f'at most {foretell.COLLAPSED:g} of the best'
     return [
@@ -87,7 +89,8 @@ def notes(
         'AUC: chance that a collapsed run has the larger change than a healthy one. Change: mean '
         f'of steps {first} to {last} relative to that of steps 0 to {foretell.START}, in the '
         'direction of the sign. [ ]: 95 % interval, seeds redrawn; none where draws are all '
-        f'alike. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
+        f'alike. Later collapses: without the runs that had collapsed by step {last}, whose signs '
+        f'foretell nothing. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
         'Alarm: a change larger than any of a healthy run of seeds '
         f'{", ".join(map(str, calibration))}. Of the other seeds are the false alarms and the '
         'leads: steps from the alarm to the first validation from which on all are '

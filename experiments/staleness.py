@@ -44,13 +44,15 @@ SAME = {
 def tiny():
     table = {
         'rows': ','.join(ROWS),
-        'baseline': '0 off, 0.0001',
         'labels': common.labels(CONFIG, {name: SAME | cell for name, cell in CELLS.items()}, ROWS),
         'at': 'last-three',
         'margin': 0.05,
         'signals': 'policy/kl_old_k3,policy/entropy,policy/clip_frac_high',
     }
-    tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
+    tables = {}
+    for name, rate in zip(('slow', 'fast'), RATES, strict=True):
+        one = table | {'baseline': f'0 off, {rate:g}', 'where': {'optim.lr': f'{rate:g}'}}
+        tables |= {name: one, f'{name}_area': one | {'at': 'area', 'curves': False}}
     return common.Plan(CONFIG, tuple(SAME | cell for cell in CELLS.values()), tables)
 
 

@@ -44,6 +44,10 @@ class Course(NamedTuple):
     def collapsed(self) -> bool:
         return has_collapsed(self.rows)
 
+    @property
+    def onset(self) -> float:
+        return onset(self.rows) if self.collapsed else math.nan
+
 
 class Area(NamedTuple):
     """Area under the ROC curve: P(a collapsed run has the larger value), ties half."""

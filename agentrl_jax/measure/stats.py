@@ -146,23 +146,34 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """(mean, low, high) of ours - theirs, run by run; Student's interval, nan for one pair.
 
-    For runs that share a seed, and with it start, levels and noise, which then cancel.
+    For runs that share a seed, and with it levels and noise, which then cancel. Gaps that are all
+    alike, but not 0, show no noise to compare them with: nan too.
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     centre, error = mean_se(gaps)
-    margin = error * stdtrit(gaps.size - 1, 0.5 + confidence / 2) if gaps.size > 1 else math.nan
+    tested = gaps.size > 1 and not _alike(gaps)
+    margin = error * stdtrit(gaps.size - 1, 0.5 + confidence / 2) if tested else math.nan
+    margin = 0.0 if gaps.size > 1 and not gaps.any() else margin
     return centre, float(centre - margin), float(centre + margin)
 
 
 def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Two-sided p of Student's paired test that ours - theirs has mean 0; nan for one pair."""
+    """Two-sided p of Student's paired test that ours - theirs has mean 0; nan where there is none.
+
+    That is for one pair, and for gaps that are all alike, but not 0.
+    """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     centre, error = mean_se(gaps)
-    if gaps.size == 1:
+    if gaps.size > 1 and not gaps.any():
+        return 1.0
+    if _alike(gaps):
         return math.nan
-    if error == 0:  # all differences alike
-        return float(centre == 0)
     return float(2 * stdtr(gaps.size - 1, -abs(centre) / error))
+
+
+def _alike(gaps: np.ndarray) -> bool:
+    """Whether numbers differ by no more than their rounding."""
+    return bool(np.ptp(gaps) <= 1e-12 * np.abs(gaps).max())
 
 
 def equivalent(ours: np.ndarray, theirs: np.ndarray, margin: float) -> bool:

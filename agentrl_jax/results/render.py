@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl_jax.records.series import SHARES, SUCCESSES
-from agentrl_jax.results.cells import OVERALL, RESAMPLES, Cell, Entry, Figure, Table
+from agentrl_jax.results.cells import LINE_NAMES, OVERALL, RESAMPLES, Cell, Entry, Figure, Table
 from agentrl_jax.results.spec import (
     AREA,
     BEST,
@@ -214,8 +214,8 @@ def notes(table: Table) -> list[str]:
             'interval where redrawn runs are all alike.'
         )
         found.append(
-            f'Less {spec.baseline}: mean difference of runs of one seed, which share start, levels '
-            "and noise, with Student's 95 % interval."
+            f'Less {spec.baseline}: mean difference of runs of one seed, which share '
+            f"{_shared(table)}, with Student's 95 % interval."
         )
     if tests := _tests(table):
         found.append(
@@ -258,6 +258,14 @@ def number(metric: str, value: float) -> str:
     if math.isnan(value):
         return NOTHING
     return f'{100 * value:.1f}' if is_share(metric) else f'{value:.4g}'
+
+
+def _shared(table: Table) -> str:
+    """What runs of one seed have in common: a start only where step 0 was measured and is alike."""
+    starts = [line.label for line in table.lines if line.kind == 'start']
+    if starts == [LINE_NAMES['start']]:
+        return 'start, levels and noise'
+    return 'levels and noise, not all of them the start' if starts else 'levels and noise'
 
 
 def published(spec: Spec, row: str, column: str) -> str:

@@ -99,6 +99,17 @@ def test_the_area_by_hand():
     np.testing.assert_equal(foretell.separation(one_kind, [1.0, 2.0], within=True), Area())
 
 
+def test_a_run_that_has_collapsed_foretells_nothing():
+    late = course('d', 1, (0.4, 0.4, 0.4, 0.1, 0.1), 0.3)
+    assert (MIXED[0].onset, late.onset) == (20, 30) and math.isnan(MIXED[1].onset)
+    table = command.markdown([*MIXED, late], [0], first=5, last=20)
+    row = next(line for line in table.splitlines() if line.startswith('| entropy rises'))
+    # .5 and .2 had collapsed by step 20; .3 beats .1, .1 and 0 but not .6
+    assert [text.split()[0] for text in row.split(' | ')[3:5]] == ['0.75', '0.75']
+    assert [text.split('(')[1] for text in row.split(' | ')[3:5]] == ['12 pairs)', '4 pairs)']
+    assert '1 of them did after step 20' in table
+
+
 def test_a_sign_and_its_opposite_add_up_to_one():
     changes = np.array(changes_of(MIXED))
     both = [foretell.separation(MIXED, sign * changes) for sign in (1, -1)]

@@ -139,8 +139,12 @@ def test_paired_p_by_hand():
     # P(|T| > t) = 1 - t / sqrt(2 + t^2) = 1 - sqrt(12 / 14).
     assert paired_p([2, 4, 6], [1, 2, 3]) == pytest.approx(1 - np.sqrt(12 / 14))
     assert paired_p([1, 2, 3], [2, 4, 6]) == pytest.approx(1 - np.sqrt(12 / 14))
-    assert paired_p([1, 2], [1, 2]) == 1 and paired_p([2, 3], [1, 2]) == 0
+    assert paired_p([1, 2], [1, 2]) == 1 and paired_difference([1, 2], [1, 2]) == (0, 0, 0)
     assert np.isnan(paired_p([1], [2]))
+    # Two equal gaps, as of success in 128ths, are no proof, whatever their rounding
+    ours, theirs = [0.6 + 1 / 128, 0.7 + 1 / 128], [0.6, 0.7]
+    assert np.isnan(paired_p(ours, theirs)) and not equivalent(ours, theirs, 0.05)
+    assert np.isnan(paired_difference(ours, theirs)[1:]).all()
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=2, max_size=9))
