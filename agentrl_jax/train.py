@@ -174,8 +174,14 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         with preemption:  # hold until saved: launchers resend signals
             first = int(opened.state.step)
-            with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
-                code, state = play(run, opened, checkpoints, workdir, preemption, curves)
+            try:
+                with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
+                    code, state = play(run, opened, checkpoints, workdir, preemption, curves)
+            except (ValueError, OSError):
+                if jax.process_count() == 1:  # of several the others may be gone
+                    with contextlib.suppress(ValueError, OSError):  # the first error is told
+                        checkpoint.wait(checkpoints)  # what is being written is whole
+                raise
             if code is not None and state is not None:
                 checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
             checkpoint.close(checkpoints)

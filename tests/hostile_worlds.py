@@ -1,5 +1,6 @@
 """A world for tests that does what an action asks for, however bad."""
 
+import contextlib
 import os
 import time
 
@@ -30,7 +31,14 @@ class Hostile:
             raise WorldError('out of order')
         if action == 'raise':
             raise KeyError('a mistake')
+        if action == 'long fault':
+            raise WorldError('x' * 2**25)
         if action == 'exit':
+            os._exit(3)
+        if action == 'half a line':
+            for pipe in range(3, 16):  # its worker's among them
+                with contextlib.suppress(OSError):
+                    os.write(pipe, b'{"seq": 1, "obser')
             os._exit(3)
         if action == 'hang':
             time.sleep(3600)

@@ -8,8 +8,8 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO
 
 WHAT_TO_DO = {  # of errors that the system raises in the middle of a run
     errno.ENOSPC: 'free space',
@@ -132,23 +132,33 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_atomic(path: str | os.PathLike, text: str) -> None:
-    """The file has the old or the new contents at any moment, never a part."""
+def write_atomic(path: str | os.PathLike, text: str | Iterable[str]) -> None:
+    """The file has the old or the new contents at any moment, never a part.
+
+    text: or its pieces, of which an error leaves the old contents.
+    """
     path = pathlib.Path(path)
     partial = path.with_name(f'{path.name}.{os.getpid()}.tmp')
     try:
-        partial.write_text(text, encoding='utf-8')
+        with open(partial, 'w', encoding='utf-8') as file:
+            file.writelines([text] if isinstance(text, str) else text)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """Contents of a regular file; a pipe would be waited for for ever."""
+def reading(path: str | os.PathLike) -> BinaryIO:
+    """A regular file, opened; a pipe would be waited for for ever."""
     path = pathlib.Path(path)
     if path.exists() and not path.is_file():
         raise ValueError(f'{path} is no regular file')
-    return path.read_bytes()
+    return open(path, 'rb')
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Contents of a regular file."""
+    with reading(path) as file:
+        return file.read()
 
 
 def read_text(path: str | os.PathLike) -> str:

@@ -263,7 +263,7 @@ class HostRollout:
         """Records what the world said, to the last answer if there was one."""
         reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
         if slot.cut and reply.done:
-            self.on_earned(slot, reply)
+            self.on_earned(slot, response)
             return
         self.note(slot, response)
         self.counted['cut'] += response.prompt.cut
@@ -348,9 +348,9 @@ class HostRollout:
         slot.cut, slot.cuts = stop, slot.cuts + 1
         self.ask(slot)
 
-    def on_earned(self, slot: Slot, reply: Reply) -> None:
+    def on_earned(self, slot: Slot, response: Response) -> None:
         """Pays an episode that was cut, on its last turn; one without a turn is lost."""
-        b, out = slot.episode, self.out
+        reply, b, out = response.reply, slot.episode, self.out
         if not slot.turn:
             context = self.task.env.context
             self.calls.say(
@@ -361,6 +361,7 @@ class HostRollout:
             self.counted['faults'] += 1
             self.on_fault(slot)
             return
+        self.note(slot, response)
         out.rewards[b, slot.turn - 1] += reply.reward
         returned = self.task.env.solved(out.rewards[b].sum())
         out.success[b] = returned if reply.success is None else reply.success

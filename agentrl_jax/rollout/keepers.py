@@ -63,6 +63,11 @@ class Response:
     deterministic: bool | None = None  # None: there was no world to ask
     seconds: float = 0.0
 
+    def say(self, reply: Reply, world: World) -> None:
+        self.reply = reply
+        self.instruction = '' if self.request.actions else in_characters(world.instruction)
+        self.offers = tuple(map(in_characters, getattr(world, 'offers', ())))
+
     def fail(self, error: Exception) -> None:
         self.reply, self.prompt = None, None
         self.fault = shown(f'{type(error).__name__}: {error}')[:REASON]
@@ -94,11 +99,8 @@ class PoolKeeper(Keeper):
         began, response = time.monotonic(), Response(request)
         with Foreign(response.fail):
             reply = self._ask(request)
-            check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
-            response.instruction = '' if request.actions else self.world.instruction
+            response.say(reply, self.world)
             response.prompt = self._read(reply.observation, response.instruction)
-            response.offers = tuple(getattr(self.world, 'offers', ()))
-            response.reply = reply
         if self.world is not None:
             response.deterministic = bool(self.world.deterministic)
         if response.fault:
@@ -111,23 +113,41 @@ class PoolKeeper(Keeper):
         if fresh:
             self.world = self.make()
         if not request.actions and not request.cut:
-            return Reply(self.world.reset(request.item))
+            return self._taken(Reply(self.world.reset(request.item)), request)
         if fresh:
             self._repeat(request)
         if request.cut:
-            return self.world.finish(request.cut)
-        return self.world.step(request.actions[-1])
+            return self._taken(self.world.finish(request.cut), request)
+        return self._taken(self.world.step(request.actions[-1]), request)
+
+    def _taken(self, reply: Reply, request: Request) -> Reply:
+        """A reply as the run has it: checked, and of text that can be written."""
+        check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
+        return dataclasses.replace(reply, observation=in_characters(reply.observation))
 
     def _repeat(self, request: Request) -> None:
         """Replays the episode so far in a fresh world."""
         if not self.world.deterministic:
             raise WorldError('the world failed, and is not one that repeats itself')
         said = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
+        said = [self._taken(reply, request) for reply in said]
         for turn, (now, before) in enumerate(zip(said, request.replies, strict=True)):
             if now != before:
                 raise WorldError(
                     f'a fresh world did not repeat reply {turn} of item {request.item}'
                 )
+
+
+def in_characters(said: Any) -> Any:
+    """The texts in what a world says without halves of surrogate pairs, which no file can hold."""
+    if isinstance(said, str):
+        return said.encode('utf-8', 'replace').decode()
+    if isinstance(said, Messages):
+        texts = {'messages': said.messages, 'tools': said.tools, 'appended': said.appended}
+        return dataclasses.replace(said, **in_characters(texts))
+    if isinstance(said, dict):
+        return {in_characters(name): in_characters(one) for name, one in said.items()}
+    return type(said)(map(in_characters, said)) if isinstance(said, list | tuple) else said
 
 
 def check_reply(reply: Reply, world: str) -> None:

@@ -13,7 +13,7 @@ import mmap
 import operator
 import queue
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +121,18 @@ def read_log(path: str | Path, row_of: Callable | None = None) -> list[dict[str,
 
     row_of(line, where): a line as an object, that of replies unless another is given.
     """
-    lines = files.read_bytes(path).splitlines(keepends=True)
-    found = []
-    for number, line in enumerate(lines, 1):
-        where = f'{path}, line {number}'
-        try:
-            found.append((row_of or _row_of)(line, where))
-        except ValueError:
-            if number < len(lines) or line.endswith(b'\n'):
-                raise
-    return found
+    return list(rows_of(path, row_of))
+
+
+def rows_of(path: str | Path, row_of: Callable | None = None) -> Iterator[dict[str, Any]]:
+    """read_log line by line: the log of a long run is larger than memory."""
+    with files.reading(path) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield (row_of or _row_of)(line, f'{path}, line {number}')
+            except ValueError:
+                if line.endswith(b'\n'):  # only a last line lacks it
+                    raise
 
 
 def _row_of(line: bytes, where: str) -> dict[str, Any]:
@@ -178,11 +180,15 @@ def begun(path: str | Path, step: int) -> int:
     if not Path(path).exists():
         return 0
     try:
-        rows = read_log(path)
+        return len(
+            {
+                (row['step'], row['stream'])
+                for row in rows_of(path)
+                if row.get('split') == 'train' and row['step'] >= step
+            }
+        )
     except ValueError:  # cut says so
         return 0
-    of = [(row['step'], row['stream']) for row in rows if row.get('split') == 'train']
-    return len({episode for episode in of if episode[0] >= step})
 
 
 def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
@@ -215,7 +221,8 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
     if not path.exists():
         return None
     try:
-        rows = read_log(path, row_of)
+        rows = rows_of(path, row_of)
+        files.write_atomic(path, (json.dumps(row) + '\n' for row in rows if row['step'] < step))
     except ValueError as error:
         aside = _free_name(path)
         path.rename(aside)
@@ -225,8 +232,6 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
             flush=True,
         )
         return aside
-    kept = (json.dumps(row) + '\n' for row in rows if row['step'] < step)
-    files.write_atomic(path, ''.join(kept))
     return None
 
 

@@ -117,7 +117,10 @@ def episode_of(
             turns.append(Turn(shown, said, '', 0.0, part == agents.ACT, trial))
             continue
         reply, shown = event.reply, str(event.reply.observation)
-        if event.request.actions:
+        if event.request.cut and turns:
+            earned = turns[-1].reward + float(reply.reward) * reply.done
+            turns[-1] = dataclasses.replace(turns[-1], reward=earned)
+        elif event.request.actions:
             turns[-1] = dataclasses.replace(turns[-1], reply=shown, reward=float(reply.reward))
         else:
             instruction = event.instruction

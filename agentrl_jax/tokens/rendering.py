@@ -13,7 +13,7 @@ text as a line of JSON. What is wrong with a template ends it, in a line of stde
 import functools
 import json
 import resource
-import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -70,7 +70,10 @@ class Renderer:
         try:
             process.stdin.write(line)
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
+            with selectors.DefaultSelector() as selector:  # select() takes no descriptor over 1,023
+                selector.register(process.stdout, selectors.EVENT_READ)
+                answered = selector.select(PATIENCE_S)
+            if not answered:
                 self.close()
                 raise TemplateError(f'it takes more than {PATIENCE_S} s')
             found = process.stdout.readline()

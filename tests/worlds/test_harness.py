@@ -1,5 +1,6 @@
 """Harnesses: what their requests ask, how their conversations become rows, and what is played."""
 
+import asyncio
 import dataclasses
 import functools
 import json
@@ -20,21 +21,23 @@ import tiny_agents as tiny
 from llama_vocabulary import llama_tokenizer
 
 from agentrl_jax.envs.hosts.harness import boxes, wire, workers
+from agentrl_jax.envs.hosts.harness import task as task_of_harness
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
 from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused, Said
 from agentrl_jax.envs.hosts.harness.world import CUT, HarnessEnvironment, endpoint
 from agentrl_jax.envs.hosts.players import reference_success
-from agentrl_jax.envs.hosts.world import Answer, WorldDown, WorldError
+from agentrl_jax.envs.hosts.world import Answer, Reply, WorldDown, WorldError
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rollout import host, host_rollout, windows
+from agentrl_jax.rollout import host, host_rollout, rewards, windows
 from agentrl_jax.rollout.host import counters_of
+from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.rollout.world_calls import WorldsFailed
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.text import conversation
+from agentrl_jax.text import agents, conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
 
@@ -66,6 +69,10 @@ U, V = clients.user('U'), clients.user('V')
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
 
 
+def said_with(calls):
+    return {'role': 'assistant', 'content': '', 'tool_calls': calls}
+
+
 # ---- the wire ------------------------------------------------------------------------------------
 
 
@@ -83,6 +90,12 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_ca
         (body(U, stop=['###']), 'unknown_stop'),
         (body(U, max_tokens='many'), 'invalid_request'),
         (body(U, tools=['look']), 'invalid_request'),
+        (body(U, tools=5), 'invalid_request'),
+        (body(U, stop=5), 'invalid_request'),
+        (body(U, stop=[5]), 'invalid_request'),
+        (body({'role': ['user'], 'content': ''}), 'invalid_role'),
+        (body(said_with(5), U), 'invalid_request'),
+        (body(said_with([{'function': 'x'}]), U), 'invalid_request'),
     ],
     ids=str,
 )
@@ -91,6 +104,11 @@ def test_what_cannot_be_given_is_refused(raw, code):
         wire.read(raw, ('\n',))
     assert refused.value.code == code and refused.value.status == 400
     assert refused.value.body['error']['code'] == code
+
+
+def test_arguments_too_deep_to_read_stay_a_text():
+    call = {'function': {'name': 'look', 'arguments': '[' * 5000}}
+    assert '[[[' in wire.read(body(said_with([call]), U), ()).messages[0].calls
 
 
 def test_a_request_is_read():
@@ -295,6 +313,33 @@ def test_what_is_sent_again_is_answered_by_the_same_answer():
     assert first[0][1] is second[0][1] and episode.events.empty()
 
 
+def test_what_is_sent_again_before_it_was_placed_is_answered_once():
+    """It waited behind another one, and was answered twice: in two branches."""
+    episode, found = Episode(branches=4), {}
+
+    def sends(name, raw, retried):
+        def send():
+            found[name] = episode.ask(raw, retried)[1]
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        return thread
+
+    first = sends('a', body(U), False)
+    episode.events.get(timeout=5)
+    waiting = sends('b', body(V), False)
+    while len(episode._calls) < 2:
+        time.sleep(0.01)
+    again = sends('again', body(V), True)
+    episode.answer(answer('A'))
+    episode.events.get(timeout=5)
+    episode.answer(answer('B'))
+    for thread in (first, waiting, again):
+        thread.join(5)
+    assert found['b'] is found['again'] is not found['a']
+    assert len(episode.branches) == 2 and episode.events.empty()
+
+
 def test_after_the_end_and_from_elsewhere_nobody_is_answered():
     server, episode = endpoint('127.0.0.1', 0), Episode()
     address = server.open(episode)
@@ -320,6 +365,16 @@ def test_after_the_end_and_from_elsewhere_nobody_is_answered():
 )
 def test_rewards_are_numbers_pairs_or_mappings(earned, reward):
     assert reward_of(earned, '') == reward
+
+
+@pytest.mark.parametrize('error', [SystemExit, KeyboardInterrupt, asyncio.CancelledError, KeyError])
+def test_whatever_a_harness_raises_ends_its_episode(error, monkeypatch):
+    def run(task):
+        raise error('over')
+
+    monkeypatch.setattr(task_of_harness, 'import_callable', lambda *_: run)
+    end = task_of_harness.Call('x:y').play(Task(0, 'http://x', 'k'))
+    assert error.__name__ in end.error and 'over' in end.error
 
 
 @pytest.mark.parametrize('earned', [None, 'good', float('nan'), 1e9, {}, ('a', 'b')])
@@ -524,6 +579,23 @@ def test_a_harness_that_swallows_a_refusal_is_counted_and_reported_once(capsys):
     assert '(unknown_stop: ' in said
     out, _ = played('talkative', max_turns=3)  # what ends for want of turns is none of its doing
     assert (out.figures[:, 2] == 0).all()
+
+
+def test_a_reward_function_sees_what_a_cut_episode_earned():
+    def replied(text, reward=0.0, done=False, **of):
+        request = Request(slot=0, stream=0, item=1, **of)
+        return Response(request, Reply(text, reward=reward, done=done), 'Do.')
+
+    events = [
+        replied('begin'),
+        (agents.ACT, 'one'),
+        replied('next', 0.5, actions=('one',)),
+        replied('shorter', 0.25, actions=('one',), cut='TOKEN_BUDGET'),  # it goes on
+        replied('', 0.25, True, actions=('one',), cut='TURN_BUDGET'),
+    ]
+    told = dict(item=1, success=True, figures=(), trials=np.zeros(3, np.int32))
+    (turn,) = rewards.episode_of(events, **told).turns
+    assert turn.reward == 0.75 and turn.reply == 'next'
 
 
 def test_an_episode_that_is_cut_still_earns():

@@ -16,7 +16,7 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.envs.hosts import objects
-from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
+from agentrl_jax.envs.hosts.world import Messages, Reply, WorldDown, WorldError, shown
 from agentrl_jax.rollout import host, keepers, replies, world_calls
 from agentrl_jax.rollout.world_calls import WorldsFailed
 from agentrl_jax.types import EpisodeStop
@@ -266,6 +266,24 @@ def test_no_thread_is_left_over():
 
     hosts.play(make=World)
     assert threading.active_count() == before and len(closed) == 8
+
+
+def test_half_a_character_of_a_world_is_none_of_the_run_s(tmp_path):
+    """The log of such a reply could not be read again, so the run could not go on."""
+
+    class World(hosts.Echo):
+        def reset(self, item):
+            return super().reset(item) + ' \ud83d'
+
+    path = tmp_path / 'replies.jsonl'
+    hosts.play(make=World, log=path)
+    lines = replies.read_log(path)
+    assert lines and all('?' in line['observation'] for line in lines if not line['turn'])
+    messages = Messages(({'role': 'user', 'content': ['\ud800']},), tools=({'\ud800': 1},))
+    cleaned = keepers.in_characters(messages)
+    assert cleaned.messages == ({'role': 'user', 'content': ['?']},) and cleaned.tools == (
+        {'?': 1},
+    )
 
 
 def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():

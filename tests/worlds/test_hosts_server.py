@@ -3,9 +3,11 @@
 import asyncio
 import concurrent.futures
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ import pytest
 
 from agentrl_jax import serve
 from agentrl_jax.envs.hosts import gate, server, workers
-from agentrl_jax.envs.hosts.connection import content_digest
+from agentrl_jax.envs.hosts.connection import can_be_read, content_digest
 from agentrl_jax.envs.hosts.launch import Launched
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -186,7 +188,7 @@ def test_a_world_is_reset_before_it_is_stepped_and_only_to_items_that_are_there(
     close(url, world)
 
 
-@pytest.mark.parametrize('action', ['fault', 'raise', 'nan', 'true', 'numpy', 'huge'])
+@pytest.mark.parametrize('action', ['fault', 'raise', 'nan', 'true', 'numpy', 'huge', 'long fault'])
 def test_a_world_that_fails_is_closed_and_the_others_play_on(url, action):
     worlds = [made(url), made(url)]
     status, told = step(url, worlds[0], action)
@@ -283,6 +285,33 @@ def test_a_worker_that_dies_takes_its_worlds_and_no_others(url):
     assert sorted(codes) == [200, 200, 410]
     until(lambda: get(url, 'health')[1]['ready'] == 2)
     close(url, made(url), *worlds)
+
+
+@pytest.mark.parametrize('action', ['exit', 'half a line'])
+def test_a_world_of_a_worker_that_died_does_not_reach_the_next_one(url, action):
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
+    old = [made(url) for _ in range(8)]
+    begun = get(url, 'health')[1]['ready']
+    for world in (old[0], old[1]):  # both workers
+        assert step(url, world, action)[1]['code'] == 'lost'
+    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS and begun == 2)
+    until(lambda: get(url, 'health')[1]['ready'] == 2)
+    fresh = [made(url, item) for item in range(4)]
+    for world in old[2:]:  # one that is stepped, the others are closed
+        assert world == old[2] and step(url, world, 'go')[0] == 410 or close(url, world) is None
+    assert [step(url, world, 'go')[0] for world in fresh] == [200] * 4
+    close(url, *fresh)
+
+
+def test_descriptors_may_have_large_numbers():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD, 1500)) as late:
+        assert late.fileno() >= 1500 and not can_be_read(late, 0)
+        theirs.send(b'x')
+        assert can_be_read(late, 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_a_world_that_hangs_is_lost_after_its_time_and_its_worker_begins_anew(url):

@@ -656,6 +656,20 @@ def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(monkeypa
         wait_until_gone(browser.process.pid, browser.profile)
 
 
+@needs_chromium
+def test_a_browser_that_hangs_is_replaced():
+    shared = chromium.Shared(0.0)
+    hung = shared.take(())
+    os.killpg(hung.process.pid, signal.SIGSTOP)
+    with pytest.raises(chromium.NoAnswer):
+        hung.call('Browser.getVersion', timeout_s=0.5)
+    fresh = shared.take(())
+    assert fresh is not hung and fresh.call('Browser.getVersion')['product']
+    for browser in (hung, fresh):
+        shared.give_back(browser)
+        wait_until_gone(browser.process.pid, browser.profile)
+
+
 def test_no_chromium_is_a_clear_error(monkeypatch):
     monkeypatch.setenv('PATH', '')
     with pytest.raises(FileNotFoundError, match='apt-get install chromium'):

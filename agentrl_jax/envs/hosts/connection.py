@@ -11,7 +11,7 @@ import http.client
 import io
 import json
 import pathlib
-import select
+import selectors
 import socket
 import time
 import urllib.parse
@@ -79,7 +79,7 @@ class Connection:
         if self.http.sock is not None:
             self.http.sock.deadline = deadline
             # Bytes that nobody asked for, or the end: either way not a connection to go on with.
-            if not select.select([self.http.sock.raw], [], [], 0)[0]:
+            if not can_be_read(self.http.sock.raw, 0):
                 return
             self.close()
         try:
@@ -106,6 +106,13 @@ class Connection:
         said = body[:SHOWN].decode('utf-8', 'replace')
         kind = WorldDown if status == FULL else WorldError
         raise kind(f'{where} answered {status}: {said}')
+
+
+def can_be_read(source: Any, timeout_s: float) -> bool:
+    """Whether bytes or the end come in time; select() takes no descriptor from 1,024 on."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        return bool(selector.select(timeout_s))
 
 
 def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.parse.SplitResult:

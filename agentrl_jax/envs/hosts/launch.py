@@ -3,10 +3,11 @@
 import json
 import os
 import pathlib
-import select
 import subprocess
 import sys
 import time
+
+from agentrl_jax.envs.hosts.connection import can_be_read
 
 END_S = 15.0  # for a server to end; its worlds have 3 s to close
 
@@ -50,7 +51,7 @@ class Launched:
 
     def _url(self, start_s: float, name: str) -> str:
         deadline = time.monotonic() + start_s
-        while select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+        while can_be_read(self.process.stdout, max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
             if not line:
                 code = self.process.wait()

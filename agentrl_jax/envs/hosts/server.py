@@ -252,6 +252,8 @@ class Worlds:
         session = self.sessions.pop(number, None)
         if session is None:
             return  # closed while it was at its last call
+        if session.life != session.worker.life:
+            return  # it died with its worker, and the next one knows nothing of it
         task = asyncio.create_task(self._closed(number, session.worker))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

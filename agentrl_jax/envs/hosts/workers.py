@@ -73,6 +73,11 @@ def maker(env: str, settings: dict) -> Callable[[], World]:
     return lambda: kind(**settings)
 
 
+def longest_line(most_chars: int) -> int:
+    """Bytes of a line of a worker: JSON's longest spelling of an observation, and more."""
+    return 16 * most_chars + 2**16
+
+
 # ---- in the worker -----------------------------------------------------------------------------
 
 
@@ -141,8 +146,11 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     orders, answers = own_pipes()
     lock, keepers = threading.Lock(), {}
 
-    def say(**message: Any) -> None:
-        line = json.dumps(message).encode() + b'\n'
+    def say(seq: int | None = None, **message: Any) -> None:
+        line = json.dumps({'seq': seq, **message}).encode() + b'\n'
+        if len(line) > longest_line(most_chars):
+            said = {'error': f'an answer of {len(line)} bytes, which is too long', 'code': 'fault'}
+            line = json.dumps({'seq': seq, **said}).encode() + b'\n'
         with lock:
             answers.write(line)
             answers.flush()
@@ -154,6 +162,9 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
         if order['verb'] == 'create':
             keepers[order['id']] = WorkerKeeper(make, say, most_chars)
             keepers[order['id']].start()
+        if order['id'] not in keepers:
+            say(seq=order['seq'], error=f'there is no world {order["id"]}', code='lost')
+            continue
         keepers[order['id']].orders.put(order)
         if order['verb'] == 'close':
             keepers.pop(order['id']).orders.put(None)
@@ -206,7 +217,7 @@ class Worker:
 
     def __init__(self, env: str, settings: dict, *, most_chars: int):
         self.spec = json.dumps({'env': env, 'settings': settings, 'most_chars': most_chars})
-        self.limit = 16 * most_chars + 2**16  # bytes of a line: JSON's longest spelling, and more
+        self.limit = longest_line(most_chars)
         self.life = 0  # how often it was started; worlds are of one life
         self.ready = False
         self.stillborn = False  # it ended before it was ready
@@ -232,6 +243,8 @@ class Worker:
             except asyncio.CancelledError:
                 await self._part()
                 raise
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                print_error(error)  # not started, or no line of ours: half of one where it died
             finally:
                 self._bury()
             lived = time.monotonic() - began > 10
@@ -255,7 +268,9 @@ class Worker:
             if 'ready' in message:
                 self.ready = True
             elif message['seq'] in self._asked:
-                self._asked.pop(message['seq']).set_result(message)
+                asked = self._asked.pop(message['seq'])
+                if not asked.done():  # given up at this very moment
+                    asked.set_result(message)
 
     async def _part(self) -> None:
         """Gives its worlds time to close."""

@@ -9,7 +9,6 @@ earlier conversation of its episode goes on with it; any other opens a branch (`
 """
 
 import collections
-import concurrent.futures
 import dataclasses
 import hashlib
 import json
@@ -18,6 +17,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -36,10 +36,9 @@ class Request:
     """A turn that waits for its answer."""
 
     asked: Asked
-    digest: bytes
     branch: 'Branch'
     new: Messages
-    answer: concurrent.futures.Future = dataclasses.field(default_factory=concurrent.futures.Future)
+    answer: Future = dataclasses.field(default_factory=Future)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Episode:
         self.counted: collections.Counter = collections.Counter()
         self.refused: list[Refused] = []  # what requests got instead of an answer
         self.pending: Request | None = None
-        self._last: tuple[bytes, Asked, dict] | None = None  # digest of a request, and its answer
+        self._calls: dict[bytes, Future] = {}  # what comes, or came, of a request, by its digest
         self._turns = 0
         self._state = threading.Lock()
         self._one = threading.Lock()  # parallel requests are answered one after another
@@ -122,32 +121,36 @@ class Episode:
             raise
 
     def _ask(self, raw: bytes, retried: bool) -> tuple[Asked, dict]:
-        digest = hashlib.blake2b(raw, digest_size=16).digest()
-        with self._state:
-            again = self._again(digest) if retried else None
-        if isinstance(again, Request):
-            return again.asked, again.answer.result()
-        if again is not None:
-            return again
-        asked = wire.read(raw, self.stops)
+        digest, call = hashlib.blake2b(raw, digest_size=16).digest(), Future()
+        with self._state:  # from here on, for it may wait long before it is placed
+            before = self._calls.get(digest) if retried else None
+            if before is None:
+                self._calls[digest] = call
+        if before is not None:
+            return before.result()
+        try:
+            call.set_result(self._answered(wire.read(raw, self.stops)))
+        except Refused as refused:
+            with self._state:  # asked again it may get an answer
+                if self._calls[digest] is call:
+                    del self._calls[digest]
+            call.set_exception(refused)
+        finally:
+            call.cancel()  # nobody waits for a thread that is gone
+        return call.result()
+
+    def _answered(self, asked: Asked) -> tuple[Asked, dict]:
         with self._one:
             with self._state:
                 if self.refusal is not None:
                     raise self.refusal
-                request = self.place(asked, digest)
+                request = self.place(asked)
                 self.counted.update(f'ignored {name}' for name in asked.ignored)
                 self.pending = request
                 self.events.put(request)
             return asked, request.answer.result()
 
-    def _again(self, digest: bytes) -> Request | tuple[Asked, dict] | None:
-        if self.pending is not None and self.pending.digest == digest:
-            return self.pending
-        if self._last is not None and self._last[0] == digest:
-            return self._last[1:]
-        return None
-
-    def place(self, asked: Asked, digest: bytes) -> Request:
+    def place(self, asked: Asked) -> Request:
         """The request in the longest branch that it extends, or in a new one."""
         found = [(branch, branch.extended_by(asked)) for branch in self.branches]
         found = [one for one in found if one[1] is not None]
@@ -179,7 +182,7 @@ class Episode:
             appended=appended,
             most=asked.most,
         )
-        return Request(asked, digest, branch, messages)
+        return Request(asked, branch, messages)
 
     def _opened(self, asked: Asked) -> Branch:
         """A new branch; what is drawn in it depends on what it begins with, not on when.
@@ -202,7 +205,6 @@ class Episode:
             branch = request.branch
             branch.sampled[len(branch.known)] = answer.closed
             branch.known.append(list(made.forms))
-            self._last = request.digest, request.asked, made.body
             self.counted['bad calls'] += made.bad_calls
         request.answer.set_result(made.body)
         return made

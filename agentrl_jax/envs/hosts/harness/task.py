@@ -41,7 +41,7 @@ class Call:
                 if inspect.iscoroutine(returned):
                     returned = asyncio.run(returned)
                 ends.append(End(returned))
-            except SystemExit as error:
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
                 failed(error)
         return ends[0]
 

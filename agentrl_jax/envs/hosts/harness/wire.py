@@ -5,6 +5,7 @@ space around a text, parts of a content, other keys, the spelling of a call's JS
 that was cut or added again make no difference (`Said`).
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -106,7 +107,10 @@ def read(raw: bytes, stops: Sequence[str]) -> Asked:
     if not messages or messages[-1].role == 'assistant':
         raise Refused(400, 'unsupported_prefill', 'the last message must be of another role')
     stop = body.get('stop') or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, list | tuple) or not all(isinstance(one, str) for one in stop):
+        raise Refused(400, 'invalid_request', 'stop is a text or a list of texts')
+    stop = tuple(stop)
     if unknown := sorted(set(stop) - set(stops)):
         raise Refused(400, 'unknown_stop', f'harness.stop lacks the stop string {unknown[0]!r}')
     most = body.get('max_completion_tokens') or body.get('max_tokens') or 0
@@ -114,7 +118,7 @@ def read(raw: bytes, stops: Sequence[str]) -> Asked:
         raise Refused(400, 'invalid_request', f'max_tokens={most!r} is no number of tokens')
     choice, form = body.get('tool_choice'), body.get('response_format')
     tools = body.get('tools') or ()
-    if not all(isinstance(tool, dict) for tool in tools):
+    if not isinstance(tools, list | tuple) or not all(isinstance(one, dict) for one in tools):
         raise Refused(400, 'invalid_request', 'tools are a list of objects')
     ignored = [name for name in IGNORED if body.get(name) not in (None, {})]
     if choice not in (None, 'none', 'auto'):
@@ -138,12 +142,15 @@ def read(raw: bytes, stops: Sequence[str]) -> Asked:
 
 def said_by(message: Any) -> Said:
     """What a message of a request says."""
-    if not isinstance(message, dict) or message.get('role') not in ROLES:
+    role = message.get('role') if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise Refused(400, 'invalid_role', f'no message of a known role: {message!r:.100}')
     calls = message.get('tool_calls') or ()
+    if not isinstance(calls, list | tuple):
+        raise Refused(400, 'invalid_request', 'tool_calls are a list of objects')
     found = [call_of(call) for call in calls if isinstance(call, dict)]
     written = json.dumps(found, ensure_ascii=False) if found else ''
-    return Said(ROLES[message['role']], text_of(message.get('content')), written)
+    return Said(ROLES[role], text_of(message.get('content')), written)
 
 
 def text_of(content: Any) -> str:
@@ -162,12 +169,12 @@ def text_of(content: Any) -> str:
 def call_of(call: Mapping) -> dict:
     """{'name', 'arguments'} of a call; arguments are an object where they can be read as one."""
     function = call.get('function') or {}
+    if not isinstance(function, dict):
+        raise Refused(400, 'invalid_request', f'function of a call is no object: {function!r:.100}')
     arguments = function.get('arguments') or {}
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except ValueError:
-            pass
     return {'name': str(function.get('name', '')), 'arguments': arguments}
 
 

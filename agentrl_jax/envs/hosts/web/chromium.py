@@ -151,6 +151,9 @@ class Chromium:
         try:
             reply = asked.result(timeout_s)
         except TimeoutError:
+            if not session:  # not a page but all of it hangs: the next world gets another one
+                self.dead = True
+                self.kill()
             raise NoAnswer(f'{method}: Chromium did not answer within {timeout_s:g} s') from None
         if 'error' in reply:
             raise Refused(f'{method}: {reply["error"]["message"]}')
@@ -213,12 +216,15 @@ class Chromium:
                     total += int(found[0].split()[1])
         return total / 1024
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Ends all its processes; may be called more than once."""
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.kill()
         if self._lives >= 0:
             os.close(self._lives)
             self._lives = -1
