@@ -13,7 +13,7 @@ from the return of the next turn. A budget of actions is part of the task: it is
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,20 @@ class PPO(Clipped):
     @property
     def bootstraps(self) -> bool:
         return self.bootstrap_truncated
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.bootstrap_truncated and self.reward_on == 'episode':
+            yield (
+                'loss.bootstrap_truncated adds what is still to come to what was earned, and with '
+                'loss.reward_on=episode values hold both, so that it would count twice: set '
+                'loss.reward_on=turn'
+            )
+
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        if self.reward_normalization != 'identity':  # returns of a group
+            yield from self.filter.leaves_nothing_to_compare(run.rollout.group_size)
 
     def unlike_returns(self) -> Iterator[str]:
         yield from super().unlike_returns()

@@ -20,6 +20,7 @@ RLOO without the KL.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 
@@ -33,6 +34,15 @@ class RAE(Clipped):
     weights: Weights = Weights('seq_mean_token_sum')
 
     CREDITS_SEATS = True
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.filter.drops_groups or self.filter.soft or self.filter.rule == 'within_group':
+            yield (
+                f'filter.rule={self.filter.rule!r} and filter.soft={self.filter.soft} go by the '
+                'spread of what seat 0 earns, and algorithm=rae compares each seat with itself: '
+                'set them to all and False'
+            )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per seat."""

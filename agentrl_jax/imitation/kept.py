@@ -12,6 +12,7 @@ import jax
 
 from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.machine import files, frozen
+from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.types import Params
 
 # What cloning does not read. A field that is missing here costs a clone; one too many, the truth.
@@ -32,6 +33,8 @@ def key(config: dict[str, Any]) -> str:
     """Name of the clone of a config (as JSON): equal for two that clone alike on these devices."""
     read = copy.deepcopy(config)
     for section, fields in UNREAD.items():
+        if section == 'library' and tells_rewards(config):
+            continue
         for field in fields:
             del (read[section] if section else read)[field]
     if not read['clone']['adapters']:
@@ -42,6 +45,12 @@ def key(config: dict[str, Any]) -> str:
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]
     read['file'] = hashlib.sha256(files.local_path(file).read_bytes()).hexdigest() if file else ''
     return files.config_hash(read)[:16]
+
+
+def tells_rewards(config: dict[str, Any]) -> bool:
+    """Whether prompts say what was earned, which a clone then reads."""
+    style = config['env']['prompt']
+    return style not in STYLES or STYLES[style].rewards_shown()
 
 
 def kept(

@@ -93,7 +93,8 @@ METRICS = {
     'policy/clip_frac_low': 'Share of trained tokens that the loss clipped from below.',
     'policy/clip_frac_high': 'Share of trained tokens that the loss clipped from above.',
     'policy/clip_frac_dual': 'Share of trained tokens that loss.dual_clip bounded.',
-    'policy/kl_old': 'Estimate of KL(policy before the update, policy) per trained token.',
+    'policy/kl_old': 'Estimate of KL(policy that sampled, policy) per trained token: before the '
+    'update, or where it is another one its explorer (agent_evol) or older weights (staleness).',
     'policy/kl_old_k3': 'The same by the estimator k3, which is never negative.',
     'policy/ratio_max': 'Largest probability ratio of a trained token.',
     'policy/entropy': 'Entropy of the policy over the vocabulary, mean over trained tokens.',
@@ -117,7 +118,8 @@ METRICS = {
     'measured by continuations (fork.value_every).',
     'value/vine_spread': 'Standard deviation of these exact values: the error of their mean.',
     'value/vine_corr': 'Correlation of values with these exact values.',
-    'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step.',
+    'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step; '
+    'where the sampler is another policy (agent_evol, staleness) theirs too.',
     'sampler/weight': 'Mean factor that corrects for the sampler (loss.sampler_correction).',
     'sampler/rejected': 'Share of trained tokens that loss.sampler_reject left out.',
     'sampler/outside': 'Share of trained tokens whose factor was out of bounds.',

@@ -393,6 +393,16 @@ class Algorithm:
                 f'loss.bootstrap_truncated needs the whole conversation: context.window='
                 f'{run.context.window} has no row that holds a turn and what comes after it'
             )
+        if self.bootstraps and run.most_branches > 1:
+            yield (
+                'loss.bootstrap_truncated needs the whole conversation, and an episode may have '
+                f'{run.most_branches} (harness.branches): set it to False'
+            )
+        if self.EXPLORES and self.kl.target > 0:
+            yield (
+                f'loss.kl_target={self.kl.target} steers by the policy that played, and of '
+                f'algorithm={run.algorithm_name!r} that is not the one that learns: set it to 0'
+            )
 
     def unlike_returns(self) -> Iterator[str]:
         """Why its critic's values are no returns of episodes, and what to set."""

@@ -104,6 +104,8 @@ class Evolution:
             )
         if run.context.window:
             yield f'{asked} are whole conversations: set context.window=0'
+        if run.most_branches > 1:
+            yield f'{asked} are one conversation each: set harness.branches=1'
         if run.clone.has_limits:
             yield (
                 'the play that evol.base_rows joins to batches has the limits of rollouts: set '

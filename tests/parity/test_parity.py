@@ -93,6 +93,16 @@ def test_what_trains_of_a_real_conversation(played):
         assert (mask[played.action_mask]).all() and not mask[~played.attention_mask].any()
 
 
+def test_answers_are_where_the_policy_speaks_whatever_comes_before():
+    """Every other message, after a system's: where none begins, the worlds' were the answers."""
+    start = 9  # user, assistant (of the world), user, assistant: two answers
+    tokens = np.array([[9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6]])
+    sampled = np.isin(tokens, (4, 6))
+    everywhere = np.ones_like(sampled)
+    found = parity.message_mask(tokens, everywhere, sampled, start_id=start, answers_only=True)
+    assert tokens[np.asarray(found)].tolist() == [4, 9, 6]
+
+
 def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(played):
     """Ratio 1 at all of them before the first step: the loss is minus the mean advantage."""
     how = learning_of(**{'parity.loss_on': 'all'})

@@ -73,6 +73,12 @@ def test_what_a_demonstration_earns_is_not_cloned(tmp_path):
     (kept,) = (tmp_path / 'clones').iterdir()
     cfg = micro_runs.config('library', **(CLONES | other))
     assert clones.key(as_json(cfg)) == kept.name
+    keys = []
+    for changes in ({}, other):  # prompts that say what was earned are read by a clone
+        keys.append(clones.key(as_json(micro_runs.config('library', **(CLONES | changes)))))
+        told = micro_runs.config('library', **(CLONES | changes | {'env.prompt': 'ragen'}))
+        keys.append(clones.key(as_json(told)))
+    assert keys[0] == keys[2] and len(set(keys)) == 3
 
 
 def test_arms_whose_episodes_differ_start_from_one_clone(tmp_path, monkeypatch):

@@ -25,7 +25,31 @@ def mixed(*shares):
     return HALVES | {'env.mix': shares}
 
 
+NORMALISED = {
+    'algorithm': 'ppo',
+    'loss.reward_on': 'episode',
+    'loss.reward_normalization': 'mean',
+}
+SEVERAL = {'env.name': 'harness', 'harness.run': 'harness_clients:two_turns', 'harness.branches': 4}
 REFUSED = {
+    'values': [
+        (
+            {'algorithm': 'ppo', 'loss.reward_on': 'episode', 'loss.bootstrap_truncated': True},
+            'values hold both, so that it would count twice: set loss.reward_on=turn',
+        ),
+        (
+            SEVERAL | {'algorithm': 'ppo', 'loss.bootstrap_truncated': True},
+            'needs the whole conversation, and an episode may have 4 .harness.branches.',
+        ),
+        (
+            {'algorithm': 'agent_evol', 'loss.kl_coef': 0.01, 'loss.kl_target': 0.01},
+            'kl_target=0.01 steers by the policy that played, and of algorithm=.agent_evol. that',
+        ),
+        (
+            SEVERAL | {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8},
+            'evol.base_rows=8 are one conversation each: set harness.branches=1',
+        ),
+    ],
     'shapes': [
         ({'batch.minibatch_rows': 12}, 'no multiple of batch.minibatch_rows=12'),
         ({'batch.microbatch_rows': 3}, 'must be a multiple of batch.microbatch_rows=3'),
@@ -54,6 +78,10 @@ REFUSED = {
         ),
         (
             TAUGHT | {'opd.reward_coef': 1.0, 'filter.rule': 'within_group', 'filter.keep': 0.25},
+            'leaves one member of a group',
+        ),
+        (
+            NORMALISED | {'filter.rule': 'within_group', 'filter.keep': 0.25},
             'leaves one member of a group',
         ),
         (

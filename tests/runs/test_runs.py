@@ -52,7 +52,6 @@ RUNS = {
         'frozen_lake',
         {
             'critic.share_backbone': True,
-            'loss.reward_on': 'episode',
             'loss.bootstrap_truncated': True,
             'batch.epochs': 2,
             **CLONED,
