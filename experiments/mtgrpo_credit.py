@@ -70,6 +70,7 @@ def table(config, cells, rows, baseline, where):
         'also': 'eval/tool_success,eval/answer_presence,eval/tool_calls,eval/valid_format',
         'signals': 'eval/tool_success,eval/answer_presence,eval/tool_calls,policy/entropy',
         'labels': common.labels(config, cells, rows) | EXACT,
+        'clones': 'expert_clones_tiny',
         'published': {
             name: {'exact match': PUBLISHED[name]} for name in cells if name in PUBLISHED
         },

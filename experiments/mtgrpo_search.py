@@ -61,6 +61,7 @@ def table(config, cells):
         'also': ','.join(FOUR),
         'signals': ','.join((*FOUR, 'policy/entropy')),
         'labels': common.labels(config, cells, ROWS) | {'search': 'success'},
+        'clones': 'expert_clones_tiny',
         'published': {
             NAMES[name]: {'success': figure} for name, figure in PUBLISHED.items() if name in NAMES
         },

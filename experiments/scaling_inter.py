@@ -61,6 +61,7 @@ def plan(config, rounds, stage_steps, world, more):
         'baseline': 'fixed long',
         'labels': common.labels(config, cells, ROWS) | NAMES,
         'signals': 'group/return_std,policy/entropy,policy/grad_norm',
+        'clones': 'expert_clones_tiny',
         'published': {name: {NAMES[world]: text} for name, text in PUBLISHED.items()},
     }
     best = {'at': 'best-validation', 'published': {}, 'curves': False}

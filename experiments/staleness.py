@@ -46,6 +46,7 @@ def tiny():
         'rows': ','.join(ROWS),
         'labels': common.labels(CONFIG, {name: SAME | cell for name, cell in CELLS.items()}, ROWS),
         'at': 'last-three',
+        'clones': 'expert_clones_tiny',
         'margin': 0.05,
         'signals': 'policy/kl_old_k3,policy/entropy,policy/clip_frac_high',
     }
