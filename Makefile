@@ -99,7 +99,7 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-reference .venv-openenv .venv-tunix build *.egg-info
+	rm -rf $(VENV) .venv-reference .venv-openenv .venv-tunix .venv-clients build *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.

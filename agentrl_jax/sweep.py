@@ -111,10 +111,13 @@ def prepare(
 
 
 def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: Overrides) -> None:
-    """One shell line for each run that is not done; nothing is written anywhere."""
+    """A shell line for each run, a comment for those that are done; nothing is written anywhere.
+
+    So the number of lines, by which runs are shared out, stays the same.
+    """
     for run in runs:
         if status.is_done(run, Path(workdir) / run.name):
-            print(f'{run.name} is done', file=sys.stderr)
+            print(f'# {run.name} is done')
             continue
         words = spec.command(run, config_file, workdir.rstrip('/'), common, python=sys.executable)
         print(shlex.join(words))
@@ -186,6 +189,10 @@ def run_sweep(args: flags.FlagValues) -> int:
     listed = spec.load(args.sweep)
     everything = spec.expand(args.config, listed, source=args.sweep, taken=common)
     runs = chosen(everything, args.only)
+    if args.launcher != 'slurm' and (args.submit or args.sbatch):
+        raise ValueError('--submit and --sbatch are of --launcher=slurm: without it leave them out')
+    if args.launcher == 'slurm' and args.gpus:
+        raise ValueError('--gpus is of --launcher=local: ask for them as --sbatch=--gpus=1')
     if args.launcher == 'print':
         print_commands(runs, config_file, args.workdir, common)
         return 0

@@ -164,12 +164,18 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
         pools = {pool.prefix: pool.task for pool in run.pools}
         report.write_reference(workdir, pools, len(cfg.env.worlds))
     if fallback:
-        checkpoint.set_aside_damaged(workdir)
+        checkpoint.set_aside_damaged(workdir)  # as far as their files tell
     code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, run.face)
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
-        opened = open_state(run, checkpoints, streams)
+        try:
+            opened = open_state(run, checkpoints, streams)
+        except checkpoint.Damaged as damage:
+            checkpoint.close(checkpoints)
+            if not fallback or not checkpoint.set_aside(damage):
+                raise
+            continue
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         with preemption:  # hold until saved: launchers resend signals
@@ -220,7 +226,7 @@ def play(
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
                     saved = saved_beside(run, streams) | success
-                    keep_best(workdir, state.params, saved, record.history)
+                    keep_best(workdir, state.params, saved)
             if step < cfg.steps:  # the last iteration only evaluates
                 state = next_iteration(run, state, step, workdir)
                 with record.training():

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from agentrl_jax.imitation.clone import LIMITS
-from agentrl_jax.machine import files, frozen
+from agentrl_jax.machine import checkpoint, files, frozen
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.types import Params
 
@@ -43,8 +43,26 @@ def key(config: dict[str, Any]) -> str:
         read[section][field] = read['clone'].pop(field) or read[section][field]
     file, devices = config['clone']['file'], jax.devices()
     read['with'] = [jax.__version__, devices[0].device_kind, len(devices)]
+    read['weights'] = weights_of(config['model']['path'])
     read['file'] = hashlib.sha256(files.local_path(file).read_bytes()).hexdigest() if file else ''
     return files.config_hash(read)[:16]
+
+
+def weights_of(path: str) -> Any:
+    """What tells the weights at a path from those that were there before, without reading them.
+
+    Of a run, which may go on, the checksums of its newest checkpoint; else names, sizes and times.
+    """
+    if not path:
+        return ''
+    place = files.local_path(path)
+    if checkpoint.steps(place) or checkpoint.steps(place / checkpoint.FOLDER):
+        step = checkpoint.find_step(place)
+        listed = step / checkpoint.CONTENTS
+        of = hashlib.sha256(listed.read_bytes()).hexdigest() if listed.exists() else ''
+        return [step.name, of]
+    found = [place] if place.is_file() else sorted(p for p in place.glob('*') if p.is_file())
+    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in found]
 
 
 def tells_rewards(config: dict[str, Any]) -> bool:

@@ -55,7 +55,7 @@ class Damaged(ValueError):
         older = [step for step in steps(path.parent) if step < own]
         advice = f'--fallback goes back to step {older[-1]}' if older else 'there is no older step'
         super().__init__(f'checkpoint {path.name} is damaged: {what}; {advice}')
-        self.what = what
+        self.path, self.what = path, what
 
 
 @dataclasses.dataclass
@@ -350,10 +350,32 @@ def set_aside_damaged(workdir: str | os.PathLike) -> None:
     if jax.process_index() == 0 and steps(directory):
         whole = fall_back(directory)
         for step in [step for step in steps(directory) if step > whole]:
-            aside = directory / f'{step}{DAMAGED}'
-            shutil.rmtree(aside, ignore_errors=True)
-            (directory / str(step)).rename(aside)
+            _set_aside(directory / str(step))
     processes.barrier('damaged checkpoints set aside')
+
+
+def set_aside(damage: Damaged) -> bool:
+    """The same for a step whose arrays are not what its files say; False where none is older.
+
+    Of several processes each would have to find the damage: False too.
+    """
+    older = [step for step in steps(damage.path.parent) if step < int(damage.path.name)]
+    if not older or jax.process_count() > 1:
+        return False
+    print(
+        f'WARNING: checkpoint {damage.path.name} is damaged ({damage.what}), falling back to step '
+        f'{older[-1]}',
+        file=sys.stderr,
+        flush=True,
+    )
+    _set_aside(damage.path)
+    return True
+
+
+def _set_aside(step: pathlib.Path) -> None:
+    aside = step.with_name(f'{step.name}{DAMAGED}')
+    shutil.rmtree(aside, ignore_errors=True)
+    step.rename(aside)
 
 
 def check_config(

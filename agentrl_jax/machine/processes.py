@@ -208,8 +208,13 @@ class Preemption:
                 save and return EXIT_PREEMPTED
     """
 
-    def __init__(self, signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)):
-        self._signals = signals
+    def __init__(
+        self,
+        signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT),
+        last: Callable[[], None] = lambda: None,
+    ):
+        """last: done before a second Ctrl-C ends the process."""
+        self._signals, self._last = signals, last
         self._previous: dict[int, Any] = {}
         self.requested = False  # of this process; agreed() speaks for all
         self._interrupts = 0
@@ -232,6 +237,7 @@ class Preemption:
         # Not by print: the signal may have come in the middle of one.
         if self._interrupts > 1:
             os.write(2, b'\nstopped at once: what was not saved is lost\n')
+            self._last()
             os._exit(128 + number)
         os.write(2, b'\nstopping after this step is saved; Ctrl-C again stops at once\n')
 

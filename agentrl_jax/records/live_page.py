@@ -197,11 +197,15 @@ def _signals(run: RunFiles) -> list[tuple[str, str]]:
         return []
     known = {
         name: settings[name]
-        if name in settings and set(SIGNALS_READ) <= set(settings[name])
+        if isinstance(settings.get(name), Mapping) and set(SIGNALS_READ) <= set(settings[name])
         else {'action': 'off'}
         for name in collapse.SIGNALS
     }
-    found = collapse.judge_all(run.rows, known | {'baseline_steps': settings['baseline_steps']})
+    try:
+        settings = known | {'baseline_steps': settings['baseline_steps']}
+        found = collapse.judge_all(run.rows, settings)
+    except (TypeError, ValueError):
+        return [('warn', 'the alarms of config.json cannot be read: they were changed')]
     return [
         ('bad' if alarm.level == 'alarm' else 'warn', f'{alarm.level}: {alarm.reason}')
         for alarm in found.values()

@@ -86,7 +86,9 @@ class Looker:
             commit=str(made.get('commit') or ''),
             machine=str(made.get('machine') or ''),
             reference={name: value for name, value in numbers.items() if value is not None},
-            roll_backs=[x for x in undone if isinstance(x, dict)] if undone else [],
+            roll_backs=[x for x in undone if isinstance(x, dict)]
+            if isinstance(undone, list)
+            else [],
             now=tried(lambda: self._object(NOW_FILE), {}) if 'training' in state else {},
             pages=tried(self._pages, []),
             problems=problems,

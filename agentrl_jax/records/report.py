@@ -1,6 +1,8 @@
 """What a run reports of itself: its curves while it trains, and a summary at its end."""
 
+import collections
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -109,8 +111,9 @@ def summary(workdir: Path, command: str) -> str:
     workdir = Path(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
-    evaluated = [row for row in rows if 'eval/success' in row]
+    evaluated = [row for row in rows if 'eval/success' in row] or [{'step': 0}]
     first, last = evaluated[0], evaluated[-1]
+    compiled = max((int(row.get('perf/recompiles', 0)) for row in rows), default=0)
     pages = sorted((workdir / 'rollouts').glob('*.html'))
     return '\n'.join(
         [
@@ -119,7 +122,7 @@ def summary(workdir: Path, command: str) -> str:
             f'{players(success)} on the same levels',
             *_others(first, last, success),
             *_training_warnings(rows),
-            f'programs compiled after warm-up: {max(int(r["perf/recompiles"]) for r in rows)}',
+            f'programs compiled after warm-up: {compiled}',
             f'curves      {workdir / "curves.png"} (and .svg)',
             f'rollouts    {pages[-1] if pages else "none saved"}',
             f'checkpoint  {workdir / "checkpoints"}',
@@ -145,12 +148,14 @@ def _training_warnings(rows: list[dict[str, float]]) -> list[str]:
     """Sentences about what did not train, such as skipped steps and faults; none if all did."""
     trained = [row for row in rows if 'update/skipped' in row]
     skipped = sum(row['update/skipped'] for row in trained)
-    empty = sum(row['filter/empty'] for row in trained)
-    alike = sum(row['group/zero_std_frac'] == 1 > row['group/all_pass_frac'] for row in trained)
-    steps = max(len(trained), 1)
-    played = [row for row in trained if row['rollout/env_error'] < 1]
+    # A row may have been changed by hand, which is no reason to refuse a run its end
+    rows = [collections.defaultdict(float, row) for row in trained]
+    empty = sum(row['filter/empty'] for row in rows)
+    alike = sum(row['group/zero_std_frac'] == 1 > row['group/all_pass_frac'] for row in rows)
+    steps = max(len(rows), 1)
+    played = [row for row in rows if row['rollout/env_error'] < 1]
     cut = sum(row['rollout/token_budget_stop'] for row in played) / max(len(played), 1)
-    faults = sum(row['rollout/env_error'] for row in trained) / steps
+    faults = sum(row['rollout/env_error'] for row in rows) / steps
     said = {
         f'{skipped:.0f} optimiser steps were skipped: loss or gradient was not finite': skipped,
         f'{empty:.0f} of {steps} steps kept nothing to train on (filter/empty)': empty,
@@ -171,5 +176,6 @@ def players(figures: dict[str, float], prefix: str = '') -> str:
 
 
 def _interval(row: Mapping[str, float], prefix: str = 'eval') -> str:
-    mean, low, high = (100 * row[f'{prefix}/success{end}'] for end in ('', '_low', '_high'))
+    ends = ('', '_low', '_high')
+    mean, low, high = (100 * row.get(f'{prefix}/success{end}', math.nan) for end in ends)
     return f'{mean:.1f} % [{low:.1f}, {high:.1f}]'

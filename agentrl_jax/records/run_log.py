@@ -68,7 +68,7 @@ class RunLog:
         self._tensorboard = self._wandb = None
         if tensorboardx:
             self._tensorboard = tensorboardx.SummaryWriter(
-                str(workdir / 'tensorboard'), purge_step=resume_step or None
+                str(workdir / 'tensorboard'), purge_step=resume_step
             )
         if wandb:
             self._wandb = wandb.init(
@@ -79,6 +79,8 @@ class RunLog:
                 dir=str(workdir),
                 config=redact(config),
             )
+            # Its own count only rises, and would drop what is played again after a roll back
+            self._wandb.define_metric('*', step_metric='step')
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Appends one row: step, time_s, then the metrics by name."""
@@ -94,8 +96,7 @@ class RunLog:
                     self._tensorboard.add_scalar(name, value, row['step'])
             self._tensorboard.flush()
         if self._wandb:
-            values = {name: value for name, value in row.items() if name != 'step'}
-            self._wandb.log(values, step=row['step'])
+            self._wandb.log(row)
 
     def close(self) -> None:
         """Closes the file and ends the other writers."""

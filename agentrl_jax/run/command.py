@@ -179,7 +179,8 @@ def define_fallback() -> None:
 
 def wants_fallback(argv: Sequence[str]) -> bool:
     """Whether --fallback is asked for, before flags are parsed."""
-    asked = {'fallback', 'fallback=true', 'fallback=1'} & {word.lstrip('-') for word in argv}
+    words = {word.lstrip('-').lower() for word in argv if word.startswith('-')}
+    asked = words & {'fallback', *(f'fallback={yes}' for yes in ('true', 't', '1'))}
     return bool(asked) or os.environ.get(FALLBACK, '') == '1'
 
 

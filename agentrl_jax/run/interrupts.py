@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 EXIT_STOPPED, EXIT_KILLED = 75, 130  # as processes.EXIT_PREEMPTED; as a shell says of Ctrl-C
 RESUMES = 'the same command resumes'
 BEGINS = 'the same command begins anew'
+LAST: list[Callable[[], None]] = []  # done before a second Ctrl-C ends the process
 
 
 def stop_when_asked() -> None:
@@ -43,6 +44,8 @@ def _listen(reader: int) -> None:
             word = signal.Signals(number[0]).name
             _leave(f'{word}: stopped; {what_is_left(sys.argv)}', EXIT_STOPPED)
         if interrupts > 1:
+            for do in LAST:
+                do()
             _leave('interrupted twice: what was not saved is lost', EXIT_KILLED)
 
 

@@ -10,7 +10,6 @@ They come from model.path again when a run resumes; weights that were drawn or c
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +100,22 @@ def best_of(workdir: str | Path) -> str:
     return str(files.local_path(workdir) / BEST_FOLDER)
 
 
-def keep_best(workdir: Path, params: Params, saved: dict[str, Any], history: Sequence) -> None:
-    """Keeps what is trained if `saved`, said beside it, has the best eval/success so far.
+def keep_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
+    """Keeps what is trained if `saved`, said beside it, has a better eval/success than is kept.
 
-    A validation that lost all of its episodes (nan) is no best one.
-    What was kept of this step or of later ones goes: it is played again, after a kill or a roll
-    back.
+    A validation that lost all of its episodes (nan) is no best one. What was kept of this step or
+    of later ones goes, for it is played again after a kill; roll_back.settle removes what a roll
+    back has abandoned. What was the best before that is not there any more.
     """
-    before = [row['eval/success'] for row in history if 'eval/success' in row]
-    new = saved['eval/success']
-    if math.isnan(new) or any(score >= new for score in before):
+    new, folder = saved['eval/success'], workdir / BEST_FOLDER
+    if math.isnan(new):
         return
-    kept = checkpoint.open_checkpoints(workdir / BEST_FOLDER, keep=1)
+    kept = checkpoint.open_checkpoints(folder, keep=1)
     checkpoint.remove_from(kept, saved['step'])
-    checkpoint.save(kept, saved['step'], {'params': params}, saved)
+    step = checkpoint.latest_step(kept)
+    best = None if step is None else checkpoint.read_extra(folder, step=step)['eval/success']
+    if best is None or new > best:
+        checkpoint.save(kept, saved['step'], {'params': params}, saved)
     checkpoint.close(kept)
 
 

@@ -15,6 +15,7 @@ import jax
 from agentrl_jax.machine import checkpoint, files, processes
 from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
+from agentrl_jax.run.params import BEST_FOLDER
 
 FILE = 'roll_backs.json'
 ABANDONED = 'metrics_abandoned_{}.jsonl'
@@ -110,10 +111,17 @@ def settle(workdir: Path) -> int:
     processes.barrier('roll back written')
     past = read(workdir)
     if past and jax.process_index() == 0:
-        folder = workdir / checkpoint.FOLDER
-        for step in checkpoint.steps(folder):
-            played_after = checkpoint.read_extra(folder, step=step)['roll_backs']
-            if any(step > later['to_step'] for later in past[played_after:]):
-                checkpoint.remove(folder / str(step))
+        for name in (checkpoint.FOLDER, f'{BEST_FOLDER}/{checkpoint.FOLDER}'):
+            _remove_abandoned(workdir / name, past)
     processes.barrier('abandoned checkpoints removed')
     return len(past)
+
+
+def _remove_abandoned(folder: Path, past: Sequence[Mapping[str, Any]]) -> None:
+    for step in checkpoint.steps(folder):
+        try:
+            played_after = checkpoint.read_extra(folder, step=step)['roll_backs']
+        except checkpoint.Damaged:  # said where it is opened
+            continue
+        if any(step > later['to_step'] for later in past[played_after:]):
+            checkpoint.remove(folder / str(step))

@@ -6,6 +6,7 @@ sweep is gone is left alone until it ends, and its run is then looked at again.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import shlex
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import processes
+from agentrl_jax.run import interrupts
 from agentrl_jax.sweeps import status as sweep_status
 from agentrl_jax.sweeps.status import Run, Status
 
@@ -71,11 +73,14 @@ def train_all(
     """
     before = {r.name: sweep_status.count_failures(plan.workdir / r.name) for r in plan.runs}
     work = Work(plan, before)
-    with processes.Preemption(stop_signals()) as stop:
+    last = functools.partial(ask_to_stop, work.children)  # they have sessions of their own
+    interrupts.LAST.append(last)
+    with processes.Preemption(stop_signals(), last) as stop:
         try:
             watch(work, board, stop, poll_s, refresh_s)
         finally:  # a sweep that fails itself leaves no child that nobody asked to stop
             ask_to_stop(work.children)
+            interrupts.LAST.remove(last)
     if open_runs(work):
         return processes.EXIT_PREEMPTED
     return int(any(status.state == 'failed' for status in work.statuses.values()))

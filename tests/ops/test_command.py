@@ -153,6 +153,19 @@ while True:
 """
 
 
+def test_a_second_ctrl_c_asks_children_to_stop_before_it_leaves(monkeypatch):
+    done = []
+    monkeypatch.setattr(interrupts, 'LAST', [lambda: done.append('asked')])
+    monkeypatch.setattr(interrupts, '_leave', lambda *words: done.append(words[1]))
+    monkeypatch.setattr(interrupts.signal, 'getsignal', lambda number: None)  # training listens
+    reader, writer = os.pipe()
+    os.write(writer, bytes([signal.SIGINT] * 2))
+    os.close(writer)
+    interrupts._listen(reader)
+    os.close(reader)
+    assert done == ['asked', interrupts.EXIT_KILLED]
+
+
 def ended(phase, *signals):
     """(exit code, stderr) of a process that gets the signals one after another."""
     process = subprocess.Popen(

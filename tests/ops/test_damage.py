@@ -141,6 +141,20 @@ def test_an_array_that_changed_before_it_was_written_is_named(folder, monkeypatc
         checkpoint.load_params_only(folder, abstract(make_state().params))
 
 
+def test_a_step_whose_arrays_are_others_is_set_aside_where_one_is_older(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setattr(checksums, 'first_difference', lambda *_, **__: None)
+    other = save_steps(folder.parent / 'other')
+    (folder / '2' / 'state').rename(folder / 'kept')
+    (other / '1' / 'state').rename(folder / '2' / 'state')
+    with pytest.raises(checkpoint.Damaged) as damage:
+        load(folder)
+    assert checkpoint.set_aside(damage.value) and checkpoint.steps(folder) == [1]
+    assert 'falling back to step 1' in capsys.readouterr().err and (folder / '2.damaged').is_dir()
+    assert not checkpoint.set_aside(checkpoint.Damaged(folder / '1', 'it is the last one'))
+
+
 def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, capsys):
     checkpoint.set_aside_damaged(tmp_path)  # a new run: nothing to do
     folder = save_steps(tmp_path, (1, 2, 3))

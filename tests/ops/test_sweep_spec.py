@@ -477,6 +477,8 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it_where_asked(
         (('--workdir=/dev/null/x',), 'workdir is not writable .Not a directory.'),
         (('--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
         (('--workdir=x', '--launcher=tpu'), 'should be one of <local.print.slurm>'),
+        (('--workdir=x', '--submit'), '--submit and --sbatch are of --launcher=slurm'),
+        (('--workdir=x', '--launcher=slurm', '--gpus=1'), '--gpus is of --launcher=local'),
         (('--workdir=x', '--jobs=0'), 'jobs must be an integer in the range|positive integer'),
         (('--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
         (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),

@@ -482,14 +482,19 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
 
 @pytest.mark.soak
 def test_a_share_of_a_sweep_is_trained_run_by_run(local):
-    """Runs 1 and 3 of 3; the first fails, the other is trained all the same."""
-    lines = [f'/usr/bin/python -c \'print("run {n}"); exit({n} == 1)\' $HOME' for n in (1, 2, 3)]
+    """Runs 1, 3 and 5 of 5; the first is killed, one is done, the other is trained all the same."""
+    code = {1: 137}
+    lines = [
+        f'/usr/bin/python -c \'print("run {n}"); exit({code.get(n, 0)})\' $HOME'
+        for n in range(1, 6)
+    ]
+    lines[2] = '# run 3 is done'
     listing = f"printf '%s\\n' {shlex.join(lines)} #"
     local.environment['TPU_FAILURES'] = '0'
     said = local.call('sweep', 'demo', '--share=1/2', '--', 'bash', '-c', listing, code=1)
-    assert '2 runs, 1 failed' in said and '[0] run 1' in said
+    assert '3 runs, 1 failed' in said and '[0] run 1' in said
     log = (local.folder / 'hosts/demo/0/agentrl_job/log').read_text()
-    assert log.split('\n')[:2] == ['run 1', 'run 3']
+    assert log.split('\n')[:2] == ['run 1', 'run 5']
 
 
 def main():

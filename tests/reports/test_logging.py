@@ -244,9 +244,9 @@ def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatc
 
 def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, monkeypatch):
     """The id was a hash of the path: containers shared a run, and `rm -rf` went on with the old."""
-    calls = []
+    calls, axes = [], []
     run = types.SimpleNamespace(
-        log=lambda values, step: calls.append((values, step)), finish=lambda: None
+        log=calls.append, define_metric=lambda *_, **of: axes.append(of), finish=lambda: None
     )
     wandb = types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs) or run)
     monkeypatch.setitem(sys.modules, 'wandb', wandb)
@@ -261,7 +261,8 @@ def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, m
     first, second, third = calls[::2]
     assert first['id'] == second['id'] != third['id'] and first['resume'] == 'allow'
     assert re.fullmatch('[0-9a-f]{16}', first['id'])
-    assert calls[1][0]['a/x'] == 2 and calls[1][1] == 1
+    assert calls[1]['a/x'] == 2 and calls[1]['step'] == 1
+    assert axes == [{'step_metric': 'step'}] * 3  # steps are played again after a roll back
     assert first['config'] == {'lr': 0.1, 'api_key': '***'} and config['api_key'] == CANARY
     with RunLog(tmp_path / 'other', process_index=1, tensorboard=True, **given) as log:
         log.write(0, {'a/x': 1})

@@ -16,7 +16,7 @@ from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import params, parts
+from agentrl_jax.run import params, parts, roll_back
 from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
@@ -77,8 +77,30 @@ def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
     assert found.keys() == counted([1, 1, 1], samples=1).keys()
     assert {name for name, x in found.items() if not np.isnan(x)} == {'eval/env_error'}
     assert found['eval/env_error'] == 1
-    params.keep_best(tmp_path, {}, {'step': 0} | found, [])
+    params.keep_best(tmp_path, {}, {'step': 0} | found)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_best_is_compared_with_what_is_kept(tmp_path):
+    """It went by rows of metrics, which a machine that vanishes may lose."""
+    folder = tmp_path / params.BEST_FOLDER
+
+    def kept():
+        return checkpoint.steps(folder / checkpoint.FOLDER)
+
+    def validated(step, success, roll_backs=0):
+        said = {'step': step, 'eval/success': success, 'roll_backs': roll_backs}
+        params.keep_best(tmp_path, {'w': jnp.float32(step)}, said)
+
+    for step, success in ((0, 0.3), (10, 0.7), (20, 0.4), (30, 0.7)):
+        validated(step, success)
+    assert kept() == [10] and checkpoint.read_extra(folder)['eval/success'] == 0.7
+    validated(10, 0.7)  # played again after a kill
+    assert kept() == [10]
+    (tmp_path / roll_back.FILE).write_text('[{"to_step": 8}]')
+    assert roll_back.settle(tmp_path) == 1 and kept() == []
+    validated(20, 0.2, roll_backs=1)
+    assert roll_back.settle(tmp_path) == 1 and kept() == [20]
 
 
 def broken_run(cfg, probe=True, learns=True):
