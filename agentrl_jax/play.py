@@ -220,7 +220,8 @@ def main() -> None:
             )
         tokenizer = parts.build_tokenizer(cfg)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        levels = cfg.env.train_levels if given.split == 'train' else cfg.env.eval_levels
+        task = parts.build_text_task(cfg, tokenizer, given.split, None)
+        levels = task.env.num_levels(task.env_params)
         if not 0 <= given.level < levels:
             raise ValueError(f'--level={given.level} must be in 0..{levels - 1}')
         if given.workdir:
@@ -231,7 +232,6 @@ def main() -> None:
             how = dict(level=given.level, seed=given.seed, delay=given.delay, width=width)
             watch(cfg, given.workdir, given.split, **how, say=write)
         else:
-            task = parts.build_text_task(cfg, tokenizer, given.split, None)
 
             def say(said):
                 print(wrapped(said, width))

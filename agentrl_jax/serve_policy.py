@@ -166,7 +166,7 @@ def answer_forms(cfg: Config) -> tuple[str, ...]:
     if not cfg.on_hosts:
         return ()
     (world,) = cfg.worlds
-    return tuple(form.removeprefix(cfg.hosts.answer_prefix) for form in cfg.forms_of(world))
+    return cfg.forms_of(world)
 
 
 class Served:
@@ -193,7 +193,8 @@ class Served:
         self.desk = Desk(slots, stops)
         self.endpoint = Endpoint(address, port, DeskHandler)
         self.endpoint.desk = self.desk
-        conversation = Conversation(build_chat(tokenizer), '', cfg.hosts.max_observation)
+        prefix = cfg.hosts.answer_prefix if cfg.on_hosts else ''
+        conversation = Conversation(build_chat(tokenizer), prefix, cfg.hosts.max_observation)
         self.task = build_host_task(
             Clients(),
             Clients().make_params(num_levels=1),

@@ -96,7 +96,7 @@ class Kept:
     def __init__(self, play):
         self.play, self.counts, self.last = play, dict(created=0, resets=0, steps=0), {}
 
-    async def create(self, lease_s):
+    async def create(self, lease_s, key=''):
         return 5, self.play.instruction
 
     async def reset(self, number, item):

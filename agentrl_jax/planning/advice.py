@@ -39,7 +39,9 @@ def cache_bytes(cfg: Config, config: Model, mesh: Mesh, rows: int) -> int:
     width = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype).itemsize
     entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
     shards = sharding.row_shards(mesh)
-    return max(rows // shards, 1) * cfg.rollout.max_tokens * entry // mesh.shape['tensor']
+    longest = max(getattr(world, 'context', 0) for world in cfg.worlds)  # of a conversation
+    tokens = longest or cfg.rollout.max_tokens
+    return max(rows // shards, 1) * tokens * entry // mesh.shape['tensor']
 
 
 def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:

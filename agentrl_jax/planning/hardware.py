@@ -39,7 +39,7 @@ TPU = {
     'v5p': Chip('95 GB', 95.74 * GIB, 459e12, 2765e9),
     'v6e': Chip('32 GB', 31.25 * GIB, 918e12, 1640e9),
 }
-GPU = {  # by a part of the device's name: peak FLOP/s, bytes/s
+GPU = {  # by a word of the device's name: peak FLOP/s, bytes/s
     'H200': (989e12, 4.8e12),
     'H100': (989e12, 3.35e12),
     'A100': (312e12, 2.04e12),
@@ -65,7 +65,9 @@ def peak_flops(device: Any) -> float | None:
 
 
 def _gpu_peaks(kind: str) -> tuple[float, float] | tuple[None, None]:
-    return next((peaks for part, peaks in GPU.items() if part in kind), (None, None))
+    words = kind.upper().replace('-', ' ').split()  # other boards, such as PCIe or GH200, differ
+    known = not {'PCIE', 'NVL'} & set(words)
+    return next((peaks for name, peaks in GPU.items() if known and name in words), (None, None))
 
 
 class NotInstalled(ValueError):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.text.grammar import Grammar, pack, with_choice
+from agentrl_jax.text.grammar import Grammar, pack, with_choice, with_padding
 
 HOLE = '{}'
 DEAD = -1
@@ -169,6 +169,7 @@ def build_forms(
         some[1 : 1 + len(ways)], ended[1 : 1 + len(ways)] = automaton.forms, automaton.ends
         some, ended = (np.asarray(pack(jnp.asarray(x))) for x in (some, ended))
         through = np.where((after == 0)[..., None], ended[:, None], some[np.maximum(after, 0)])
+    after, through, classes = with_padding(after, through, classes)
     after, through = with_choice(after, through, classes)
     forced, reserve = np.arange(len(rows), dtype=np.int32), np.zeros(len(rows), np.int32)
     forced[1 : 1 + len(ways)] = [chains[way] for way in ways]

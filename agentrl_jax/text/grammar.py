@@ -46,8 +46,8 @@ class Grammar:
     """Q states, C columns; state 0 is the end of the answer."""
 
     columns: jax.Array  # int32 [U]  ids of tokens that have a column each, ascending
-    classes: jax.Array | None  # int32 [V]  column of every token where text is free; None: no token
-    # but those U is ever allowed
+    classes: jax.Array | None  # int32 [V + 1]  column of every token where text is free, and of ids
+    # beyond them; None: no token but those U is ever allowed
     after: jax.Array  # int16 [Q, C]  next state; -1 = not allowed. With classes the last column is
     # no token's: it is allowed where another one is that several tokens share (with_choice)
     through: jax.Array | None  # uint32 [Q, C, N / 32]  the first actions that can follow, as bits;
@@ -85,8 +85,8 @@ class Bits:
     """Which bit of Rollout.allowed stands for which token; hashable, for it is static in jit."""
 
     ids: tuple[int, ...] = ()  # of the tokens, in the order of their bits; no other is allowed
-    classes: bytes = b''  # int32 [V], the bit of every token, in the place of ids; padding of a
-    # head beyond it has the last one's
+    classes: bytes = b''  # int32 [V + 1], the bit of every token, in the place of ids; padding of a
+    # head beyond them has the last one's
 
     def index(self, vocabulary: int) -> np.ndarray:
         """int32 [V]: the bit of each token of a head of this size."""
@@ -269,6 +269,7 @@ def build_grammar(
     columns, classes = jnp.asarray(columns, jnp.int32), None
     if rest:
         classes = np.asarray(column_of(columns, np.arange(tokenizer.vocab_size)))
+        after, through, classes = with_padding(after, through, classes)
         after, through = with_choice(after, through, classes)
     whole = sum(len(names) ** k for k in range(1, max_actions + 1))
     return Grammar(
@@ -285,6 +286,20 @@ def build_grammar(
         if spelling == 'own'
         else (0, 0),
     )
+
+
+def with_padding(
+    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """(after, through, classes) with a column that is never allowed, of all ids beyond the tokens.
+
+    A head may be larger than the vocabulary. Ids from its size on are looked up as the last one of
+    classes, so that padding is no token.
+    """
+    never = np.full_like(after[:, :1], -1)
+    if through is not None:
+        through = np.concatenate([through, np.zeros_like(through[:, :1])], 1)
+    return np.concatenate([after, never], 1), through, np.append(classes, after.shape[1])
 
 
 def with_choice(

@@ -108,7 +108,9 @@ def test_a_share_is_of_a_peak_that_is_known_and_of_nothing_else():
     assert found['perf/flops_share'] == pytest.approx(per_s / (2 * 989e12))
     for kind, peak in (('TPU v5 lite', 197e12), ('TPU v5p', 459e12), ('TPU v6 lite', 918e12)):
         assert hardware.peak_flops(types.SimpleNamespace(device_kind=kind)) == peak
-    assert hardware.peak_flops(types.SimpleNamespace(device_kind='GPU of tomorrow')) is None
+    for kind in ('GPU of tomorrow', 'NVIDIA H100 PCIe', 'NVIDIA GH200 480GB', 'NVIDIA H100 NVL'):
+        assert hardware.peak_flops(types.SimpleNamespace(device_kind=kind)) is None
+    assert hardware.peak_flops(types.SimpleNamespace(device_kind='NVIDIA A100-SXM4-80GB')) == 312e12
 
 
 def test_peak_memory_is_the_device_s_where_it_says_so(monkeypatch):

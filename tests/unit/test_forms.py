@@ -94,7 +94,11 @@ def test_a_token_leads_where_its_bytes_do(forms):
             if token == tiny.tokenizer().eos_ids[0]:
                 want = 0 if automaton.ends[state].any() else -1
             assert after[1 + state, column[token]] == want
-    assert len(set(column.tolist())) == after.shape[1] - 1  # the last one is no token's
+    assert len(set(column.tolist())) == after.shape[1] - 2  # the last two are no token's
+    beyond = np.arange(len(ids), len(ids) + 9)  # padding of the head, which was the last token
+    assert (after[:, np.asarray(grammar.column(beyond))] == -1).all()
+    padded = grammar.bits.index(len(ids) + 9)[len(ids) :]
+    assert (after[:, padded] == -1).all() and len(grammar.bits.index(len(ids))) == len(ids)
 
 
 def test_too_small_a_budget_is_refused():

@@ -209,6 +209,20 @@ def same(left, right):
 
 
 @needs_pgx
+@pytest.mark.parametrize(
+    'world, said',
+    [
+        (Minesweeper(mines=15), 'minesweeper.mines=15 leaves no cell to be opened'),
+        (Game2048(goal=4), 'game_2048.goal=4 must be a power of two from 8 on'),
+        (Game2048(goal=24), 'game_2048.goal=24 must be a power of two'),
+    ],
+)
+def test_a_game_that_is_won_at_its_start_or_never_is_refused(world, said):
+    (problem,) = world.problems()
+    assert problem.startswith(said)
+    assert not [*Minesweeper().problems(), *Game2048().problems()]
+
+
 def test_2048_is_that_of_pgx():
     """With the luck that the level has for an action."""
     env = played(Game2048).env

@@ -401,6 +401,18 @@ def test_running_scores_become_differences_and_late_babyai_success_shows_in_them
         assert [world.step('Action: toggle').reward for _ in steps] == [0.25, 0.25, 0.0]
 
 
+@pytest.mark.parametrize('name', ['movie', 'sheet', 'academia', 'todo', 'weather'])
+def test_the_progress_of_a_tool_environment_is_paid_once(name):
+    """It is said again at every step, and one of two goals was a success after two of them."""
+    steps = [('step', 200, SAID | {'reward': 0.5})] * 3
+    with Table([('create', 200, 0), ('reset', 200, 'o'), *steps]) as table:
+        world = AgentGym(name, Servers([table.url]))
+        world.reset(0)
+        replies = [world.step('Action: look') for _ in steps]
+    assert [reply.reward for reply in replies] == [0.5, 0.0, 0.0]
+    assert not any(reply.success for reply in replies) or name == 'weather'
+
+
 def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
     """AgentGym's servers do not say it, ours do; an answer that cannot be read never is."""
     told = {}, {'valid': True}, {'valid': False}, {'valid': None, 'error': None}, {'valid': 'no'}

@@ -55,7 +55,7 @@ def test_textcraft_is_played_in_process_or_on_a_server_of_the_run():
         assert near.instruction == there.instruction == env.instruction
         assert near.step('Action: inventory') == there.step('Action: inventory')
     settings = json.dumps(far.settings(), sort_keys=True)
-    server = served.launched('textcraft', settings, 1, 64)
+    server = served.launched('textcraft', settings, 1, 64, 60.0)
     server.close()
     served.launched.cache_clear()
 

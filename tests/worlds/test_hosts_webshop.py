@@ -220,7 +220,9 @@ def test_pages_of_products_of_files_are_walked_through(files):
         f'{head}Back to Search [SEP] Page 1 (Total results: 1) [SEP] B000000001 [SEP] '
         'Acme Slim Shirt, Dark Blue [SEP] $19.9'
     )
-    assert play.step('search[lamp]').observation == found
+    elsewhere = play.step('search[lamp]').observation  # WebShop searches on any page
+    assert elsewhere != found and play.step('search[SHIRT red]').observation == found
+    assert play.step('search[]').observation == found
     page = play.step('click[b000000001]').observation
     assert page == (
         f'{head}Back to Search [SEP] < Prev [SEP] color [SEP] dark blue [SEP] red | white [SEP] '
@@ -243,7 +245,8 @@ def test_what_cannot_be_done_on_a_page_is_invalid(files):
         ('click[buy now]', False),
         ('buy it', False),
         ('search[shirt]', True),
-        ('search[lamp]', False),
+        ('search[]', False),
+        ('search[shirt]', True),
         ('click[b000000009]', False),
         ('click[b000000001]', True),
         ('click[small]', True),
@@ -383,6 +386,7 @@ def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
         return client.get(path, params={'env_idx': 5}).json()
 
     assert client.post('/create').json() == 5
+    assert post('/reset', env_idx=5)[0] == get('/observation')  # of any goal
     text, nothing = post('/reset', env_idx=5, session_id=3)
     assert text == get('/observation') and nothing is None and 'Actions:' not in text
     assert get('/available_actions') == {'has_search_bar': True, 'clickables': ['search']}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from agentrl_jax.envs.borrowed import experts
 from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState, library
 from agentrl_jax.envs.pieces import Grid, Layout
-from agentrl_jax.settings.marks import ONE, In
+from agentrl_jax.settings.marks import In
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Catch(BorrowedWorld):
     """Reward 1 for a ball that is caught, -1 for one that is not."""
 
     rows: Annotated[int, In(low=2)] = 6  # of the board
-    columns: Annotated[int, ONE] = 5  # of the board
+    columns: Annotated[int, In(low=2)] = 5  # of the board
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Stay', 'Right')
     REWARD_QUANTUM: ClassVar[float] = 1.0

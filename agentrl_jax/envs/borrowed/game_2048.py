@@ -1,6 +1,7 @@
 """2048 of pgx: slide tiles until one of them shows the number that is asked for."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -27,6 +28,10 @@ class Game2048(PgxWorld):
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 4.0)
     REWARDS_ROUNDED: ClassVar[bool] = True
     name: ClassVar[str] = 'game_2048'
+
+    def problems(self) -> Iterator[str]:
+        if self.goal < 8 or self.goal & (self.goal - 1):
+            yield f'game_2048.goal={self.goal} must be a power of two from 8 on: 2 and 4 are there'
 
     @property
     def instruction(self) -> str:

@@ -1,6 +1,7 @@
 """Minesweeper, with rules of our own: open every cell without a mine."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -29,6 +30,13 @@ class Minesweeper(BorrowedWorld):
         'Open all cells (.) that hide no mine; C2 is the third one of the second row. An open cell '
         'shows how many of the cells around it have a mine; those around a 0 are opened with it.'
     )
+
+    def problems(self) -> Iterator[str]:
+        if self.mines > CELLS - 2:
+            yield (
+                f'minesweeper.mines={self.mines} leaves no cell to be opened but the one that is '
+                f'open at first: set it to {CELLS - 2} or less'
+            )
 
     def start(self, key: jax.Array) -> Game:
         mines = jax.random.permutation(key, CELLS) < self.mines

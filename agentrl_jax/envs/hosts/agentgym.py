@@ -149,11 +149,12 @@ ENVIRONMENTS = {
         closes=False,
         rounds=8,
     ),
-    'weather': dataclasses.replace(_TOOL, solved_above=0, rounds=10),
-    'movie': dataclasses.replace(_TOOL, rounds=12),
-    'academia': dataclasses.replace(_TOOL, rounds=12),
-    'todo': _TOOL,
-    'sheet': _TOOL,
+    # Their reward is the best progress so far, said again at every step
+    'weather': dataclasses.replace(_TOOL, running=True, solved_above=0, rounds=10),
+    'movie': dataclasses.replace(_TOOL, running=True, rounds=12),
+    'academia': dataclasses.replace(_TOOL, running=True, rounds=12),
+    'todo': dataclasses.replace(_TOOL, running=True),
+    'sheet': dataclasses.replace(_TOOL, running=True),
 }
 
 

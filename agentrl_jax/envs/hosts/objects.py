@@ -41,7 +41,8 @@ class ObjectWorld:
         text, reward, done, *success = said
         if isinstance(reward, bool | np.bool_):  # perhaps (text, done, reward)
             raise WorldError(f'reward of a step is {reward}, which is no number')
-        return Reply(text, float(reward), bool(done), bool(success[0]) if success else None)
+        solved = None if not success or success[0] is None else bool(success[0])
+        return Reply(text, float(reward), bool(done), solved)
 
     def close(self) -> None:
         close = getattr(self.thing, 'close', None)

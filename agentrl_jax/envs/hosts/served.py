@@ -22,15 +22,18 @@ from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
 
+STEP_S = 60.0  # that worlds of a server have for a step, at least
 SERVER = ('fastapi', 'uvicorn')  # what a server of this machine imports
 ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
 Settings = TypeVar('Settings')
 
 
 @functools.cache
-def launched(env: str, settings: str, workers: int, worlds: int) -> Launched:
-    """A server of this process, started when the first world needs it."""
-    made = Launched(env, settings=json.loads(settings), workers=workers, worlds=worlds)
+def launched(env: str, settings: str, workers: int, worlds: int, step_s: float) -> Launched:
+    """A server of this process, started when the first world needs it; step_s: of its worlds."""
+    made = Launched(
+        env, settings=json.loads(settings), workers=workers, worlds=worlds, step_s=step_s
+    )
     atexit.register(made.close)
     return made
 
@@ -196,7 +199,8 @@ class Served(Remote):
         settings = json.dumps(self.settings(), sort_keys=True)
         place = f'{self.WORLD.__module__}:{self.WORLD.__name__}'
         kind = self.name if self.name in workers.WORLDS else place
-        return (launched(kind, settings, self.launch, self.room).url,)
+        step_s = max(self.timeout_s, STEP_S)  # else it would give up before this run does
+        return (launched(kind, settings, self.launch, self.room, step_s).url,)
 
     def make(self) -> World:
         return self.near() if self.here else self.connect(self.name, self.quirks)

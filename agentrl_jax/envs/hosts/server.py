@@ -42,6 +42,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from agentrl_jax.envs.hosts import gate
 from agentrl_jax.envs.hosts.gate import Refused, refusal
 from agentrl_jax.envs.hosts.workers import Worker, WorkerDied
+from agentrl_jax.envs.hosts.world import ANY
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import In
 
@@ -391,7 +392,7 @@ class ByIndex:
     first: Callable[[dict], Any]  # what /reset answers
     stepped: Callable[[dict], dict]  # what /step answers
     created: Callable[[int], Any] = int  # what /create answers
-    item_needed: bool = True  # else that of the world's number
+    item_needed: bool = True  # else any, which its world is told as ANY
     looks: tuple[str, ...] = ()  # what GET tells of the last reply besides its observation
 
     def add(self, app: fastapi.FastAPI, worlds: Worlds) -> None:
@@ -399,17 +400,15 @@ class ByIndex:
         IndexedReset = pydantic.create_model('IndexedReset', __base__=Indexed, **{self.item: item})
 
         @app.post('/create')
-        async def create():
+        async def create(x_world_key: Annotated[str, fastapi.Header()] = ''):
             worlds.counts['created'] += 1
-            return self.created((await worlds.create(None))[0])
+            return self.created((await worlds.create(None, x_world_key))[0])
 
         @app.post('/reset')
         async def reset(body: IndexedReset):
             worlds.counts['resets'] += 1
             item = getattr(body, self.item)
-            return self.first(
-                await worlds.reset(body.env_idx, body.env_idx if item is None else item)
-            )
+            return self.first(await worlds.reset(body.env_idx, ANY if item is None else item))
 
         @app.post('/step')
         async def step(body: IndexedStep):

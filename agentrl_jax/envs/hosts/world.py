@@ -80,6 +80,9 @@ def fits(value: Any) -> bool:
     return real and bool(-LARGEST <= value <= LARGEST)
 
 
+ANY = -1  # in the place of an item: whichever the world draws, where a caller names none
+
+
 @dataclasses.dataclass(frozen=True)
 class Messages:
     """An observation that is messages of a chat, and how they may be answered."""

@@ -13,6 +13,7 @@ found by BM25 over what WebShop indexes, words as they are (search/retrieval.py)
 import dataclasses
 import functools
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -23,7 +24,7 @@ from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
-from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.envs.hosts.world import ANY, Reply
 from agentrl_jax.envs.splits import level_split
 from agentrl_jax.settings.marks import ONE, ZERO, OneOf
 
@@ -169,7 +170,7 @@ class WebShop:
         verb, words = read_action(action)
         if verb == 'click' and words == BUY.lower() and BUY in self.buttons():
             return self._buy()
-        searches = verb == 'search' and self.page.found is None
+        searches = verb == 'search' and bool(words)  # on any page, as in WebShop
         if searches:
             self.page = Page(found=self.shop.find(words))
         valid = searches or verb == 'click' and self._click(words)
@@ -343,6 +344,11 @@ class AgentGymShop(WebShop):
 
     def __init__(self, *, list_actions: bool = False, **settings: Any):
         super().__init__(list_actions=list_actions, **settings)
+
+    def reset(self, item: int) -> str:
+        """Of -1, which stands for no session_id, any goal."""
+        count = self.play.stalls or len(self.shop.goals)
+        return super().reset(secrets.randbelow(count) if item == ANY else item)
 
 
 class Player(Read):
