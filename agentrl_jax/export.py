@@ -78,6 +78,7 @@ def export_hf(
     *,
     dtype: str = 'bfloat16',
     tokenizer_source: str | Path | None = None,
+    calls: bool = False,
     model_source: str | Path | None = None,
     budget: Mapping[str, int] | None = None,
     card: str | None = None,
@@ -85,7 +86,8 @@ def export_hf(
 ) -> Path:
     """Writes the policy's parameters to out_dir, which must not exist yet or be empty.
 
-    tokenizer_source: the folder, .gguf or .model that the tokenizer came from; model_source: the
+    tokenizer_source: the folder, .gguf or .model that the tokenizer came from; calls: messages of
+    the run's chats may have tools (hf_folder.write); model_source: the
     folder or .gguf of the weights, whose further fields config.json keeps; budget: max_tokens and
     max_response of the run; card: README.md. dtype float32 keeps the masters exactly. Heads that
     HuggingFace does not know (value_head) are left out. On several processes all must call; the
@@ -104,7 +106,7 @@ def export_hf(
     def write(folder):
         tokenizer, generic = None, False
         if tokenizer_source is not None:
-            tokenizer = hf_folder.write(folder, Path(tokenizer_source))
+            tokenizer = hf_folder.write(folder, Path(tokenizer_source), calls=calls)
             of_qwen2 = config.to_hf()['model_type'] == 'qwen2'
             generic = of_qwen2 and not hf_folder.is_qwen2(folder)
         hf = config_to_hf(config, dtype=dtype, generic=generic)
@@ -320,6 +322,7 @@ def export_checkpoint(
         out,
         dtype=dtype,
         tokenizer_source=parts.tokenizer_source(cfg),
+        calls=any(getattr(world, 'chats', False) for world in cfg.worlds),
         model_source=parts.checkpoint_source(cfg),
         budget={'max_tokens': cfg.rollout.max_tokens, 'max_response': cfg.rollout.max_response},
         card=card,

@@ -221,6 +221,23 @@ def _check_template(chat: Chat, template: str) -> None:
     _compare(chat, template, messages, [*pieces, *chat.answer_open('')])
 
 
+def with_tools(template: str | None) -> str:
+    """A template that words all messages as Chat.opening does for a source with this one.
+
+    One that knows no tools is left to conversations without calls.
+    """
+    if template is None:
+        return CHATML_TOOLS
+    if 'tools' in template or wording_of(template) != CHAT_ML:
+        return template
+    return (
+        '{% set ns = namespace(called=tools) %}{% for one in messages %}'
+        "{% if one['role'] == 'tool' or 'tool_calls' in one %}{% set ns.called = true %}"
+        '{% endif %}{% endfor %}{% if ns.called %}'
+        f'{CHATML_TOOLS}{{% else %}}{template.removesuffix(chr(10))}{{% endif %}}'
+    )
+
+
 def keeps_thoughts(template: str, source: str) -> bool:
     """Whether the template (of a source) repeats earlier answers whole, as episodes do.
 

@@ -40,13 +40,14 @@ SIGNS = [
 ]
 
 
-def write(folder: Path, source: Path) -> Tokenizer:
+def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
     """Writes the tokenizer of a folder, a .gguf or a .model file; returns it as a run loads it.
 
     Files of a folder are copied, but for special_tokens_map.json, which `transformers` would
     believe rather than what follows. tokenizer_config.json then says that tokenizer.json is to be
     taken as it is, which tokens end a turn and pad in a run, and how a chat reads if the template
-    of the source does not say it as a run does.
+    of the source does not say it as a run does. calls: the run was of chats whose messages may have
+    tools, which the template of the source words where it knows them (Chat.opening).
     """
     tokenizer = load_tokenizer(source)
     for name in COPIED if source.is_dir() else ():
@@ -66,11 +67,15 @@ def write(folder: Path, source: Path) -> Tokenizer:
     template = tokenizer.chat_template
     if begin := wording_of(template).begin:
         settings['bos_token'] = begin
-    if template is None or not chats.keeps_thoughts(template, tokenizer.source):
-        settings['chat_template'] = chats.CHATML
+    said = template
+    if calls:
+        said = chats.with_tools(template)
+    elif template is None or not chats.keeps_thoughts(template, tokenizer.source):
+        said = chats.CHATML
+    if said != template:
         (folder / 'chat_template.jinja').unlink(missing_ok=True)
-    elif not source.is_dir():
-        settings['chat_template'] = template
+    if said != template or not source.is_dir():
+        settings['chat_template'] = said
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
     return tokenizer
 

@@ -29,7 +29,14 @@ from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.text.task import system_text
 from agentrl_jax.tokens import hf_folder, unigram
-from agentrl_jax.tokens.chat import CHATML, build_chat, message, render, tokenize
+from agentrl_jax.tokens.chat import (
+    CHATML,
+    CHATML_TOOLS,
+    build_chat,
+    message,
+    render,
+    tokenize,
+)
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
@@ -166,6 +173,28 @@ def test_a_template_that_drops_thoughts_is_replaced_by_the_chat_of_the_run(tmp_p
     (tmp_path / 'kept').mkdir()
     hf_folder.write(tmp_path / 'kept', tmp_path / 'in')
     assert load_tokenizer(tmp_path / 'kept').chat_template == CHATML + ' '
+
+
+@pytest.mark.parametrize('own', [None, CHATML, CHATML_TOOLS])
+def test_an_export_of_a_harness_words_tools_as_its_run_did(tmp_path, own):
+    """Templates without tools left them and all calls out, without a word."""
+    for folder in ('in', 'out'):
+        (tmp_path / folder).mkdir()
+    (tmp_path / 'in' / 'tokenizer.json').write_text(qwen_vocabulary.qwen_tokenizer().to_json())
+    if own is not None:
+        (tmp_path / 'in' / 'chat_template.jinja').write_text(own)
+    ours = hf_folder.write(tmp_path / 'out', tmp_path / 'in', calls=True)
+    hf_folder.compare(ours, tmp_path / 'out')
+    (tmp_path / 'out' / 'config.json').write_text('{"model_type": "qwen2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    tool = {'type': 'function', 'function': {'name': 'look', 'parameters': {'type': 'object'}}}
+    call = {'type': 'function', 'function': {'name': 'look', 'arguments': {'at': 'x'}}}
+    chat, user = build_chat(ours), message('user', 'U')
+    called = [user, message('assistant', '') | {'tool_calls': [call]}, message('tool', 'T')]
+    how = dict(add_generation_prompt=True, return_dict=False)
+    for messages, tools in (([user], ()), ([user], (tool,)), (called, (tool,)), (called, ())):
+        found = theirs.apply_chat_template(messages, tools=[*tools] or None, **how)
+        assert found == chat.opening(messages, tools)
 
 
 def test_special_tokens_in_a_text_are_text_where_transformers_is_told_so(theirs):
