@@ -22,7 +22,10 @@ def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed:
     levels = env.num_levels(params)
     level = jnp.repeat(jnp.arange(levels), rollouts)
     states = jax.vmap(env.reset_level, in_axes=(0, None))(level, params)
-    success = jax.vmap(env.success, in_axes=(0, None))
+    success, is_terminated, is_truncated = (
+        jax.vmap(call, in_axes=(0, None))
+        for call in (env.success, env.is_terminated, env.is_truncated)
+    )
 
     def act(states, key):
         k_action, k_world = jax.random.split(key)
@@ -34,7 +37,13 @@ def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed:
             name = jnp.argmax(jnp.where(offered, luck, -1.0), 1)
             action = jax.vmap(env.env_action)(states, name)
         keys = jax.random.split(k_world, len(level))
-        states = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(keys, states, action, params)[1]
+        over = is_terminated(states, params) | is_truncated(states, params)  # its limit of steps
+
+        def going_on(old, new):
+            return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), old, new)
+
+        after = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(keys, states, action, params)[1]
+        states = jax.tree.map(going_on, states, after)
         return states, success(states, params)
 
     keys = jax.random.split(jax.random.key(seed), horizon)

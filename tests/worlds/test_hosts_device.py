@@ -1,10 +1,12 @@
 """Worlds on the device that are served: the rules of the world, the same luck in a fresh one."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import FrozenLake, Sokoban
+from agentrl_jax.envs import FrozenLake, Sokoban, simulation
 from agentrl_jax.envs.hosts import device, workers
 
 NAMES = ('catch', 'minesweeper', 'frozen_lake', 'sokoban')
@@ -59,3 +61,19 @@ def test_what_is_not_there_is_said():
     world.reset(0)
     assert world.env.observation_text(world.state) == before and world.played == 0
     assert isinstance(world.env, Sokoban) and not isinstance(world.env, FrozenLake)
+
+
+def test_an_episode_ends_with_the_limit_of_its_world():
+    world = device.Device('sokoban', levels=2)
+    world.reset(0)
+    limit = world.params.max_steps_in_episode
+    replies = [world.step('Up') for _ in range(limit)]
+    assert [reply.done for reply in replies] == [False] * (limit - 1) + [True]
+    assert replies[-1].success is False
+
+
+def test_random_play_wins_nothing_after_the_limit_of_its_world():
+    world = device.Device('frozen_lake', levels=32)
+    short = dataclasses.replace(world.params, max_steps_in_episode=2)
+    found = simulation.simulate_random(world.env, short, 20, rollouts=8, seed=0)
+    assert found[2].any() and (found[2:] == found[2]).all()

@@ -74,6 +74,7 @@ class Device:
         )
         self.state, self.played = state, self.played + 1
         text = self.env.observation_text(state)
+        done = done or self.env.is_truncated(state, self.params)  # its limit of steps
         success = bool(info['success']) if done else None
         return Reply(text, float(reward), bool(done), success, valid=True)
 
