@@ -57,8 +57,19 @@ def tiny():
         'rollout.num_groups': GROUPS,
         'rollout.group_size': lake_start.EPISODES // GROUPS,
     }
-    signals = 'policy/kl_old_k3,policy/entropy,policy/clip_frac_high'
-    return lake_start.plan(CELLS, more, ROWS, 'PPO, 1, 0.00025', signals=signals)
+    plan = lake_start.plan(CELLS, more, ROWS, '', signals='policy/kl_old_k3,policy/clip_frac_high')
+    # A loss is compared with itself: passes are rows, losses columns, and each rate has a table
+    table = plan.tables['last'] | {
+        'rows': 'batch.epochs',
+        'cols': 'algorithm',
+        'baseline': '1',
+        'labels': {algorithm: name for name, algorithm in LOSSES.items()},
+    }
+    tables = {}
+    for name, rate in zip(('fast', 'slow'), lake_start.RATES, strict=True):
+        one = table | {'where': {'optim.lr': f'{rate:g}'}}
+        tables |= {name: one, f'{name}_area': one | {'at': 'area', 'curves': False}}
+    return plan._replace(tables=tables)
 
 
 SCALES = {'tiny': tiny}
