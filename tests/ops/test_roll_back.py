@@ -50,6 +50,20 @@ def undisturbed(folder, quick_runs):
     return folder / 'undisturbed', cfg, train.train(cfg, folder / 'undisturbed')
 
 
+def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(folder, monkeypatch):
+    waited = []
+
+    def fail(*_):
+        waited.clear()
+        raise ValueError('all worlds failed')
+
+    monkeypatch.setattr(train, 'play', fail)
+    monkeypatch.setattr(train.checkpoint, 'wait', lambda ckpts: waited.append(ckpts.directory))
+    with pytest.raises(ValueError, match='all worlds failed'):
+        train.train(micro_runs.config('frozen_lake', **SETTINGS), folder / 'fails')
+    assert waited == [(folder / 'fails' / 'checkpoints').resolve()]
+
+
 @pytest.mark.parametrize('text', ['', '5', '[1]', '[{"at_step": 3}]', '[{"to_step": null}]'])
 def test_a_list_of_roll_backs_that_was_changed_is_named(tmp_path, text):
     (tmp_path / roll_back.FILE).write_text(text)

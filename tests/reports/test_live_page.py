@@ -96,6 +96,19 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_shown(tmp_path):
     assert 'is no regular file' in Looker(folder).look().problems[-1]
 
 
+@pytest.mark.parametrize('text', ['5', 'true', '{"a": 1}', 'null'])
+def test_one_file_of_another_shape_breaks_no_page(tmp_path, text):
+    folder = make_run(tmp_path / 'a')
+    (folder / 'roll_backs.json').write_text(text)
+    path = folder / run_log.CONFIG_FILE
+    document = json.loads(path.read_text())
+    for alarm in ({'std_drop': 5}, {'std_drop': {'action': 'warn', 'limit': 'x', 'patience': []}}):
+        document['config']['alarm'] = {'baseline_steps': 10} | alarm
+        path.write_text(json.dumps(document))
+        assert Looker(folder).look().roll_backs == []
+        assert Page(sections(folder, others=[make_run(tmp_path / 'b')])).text
+
+
 def test_what_state_a_run_is_in(tmp_path):
     folder = make_run(tmp_path / 'a', steps=0, config=False)
     assert is_run(folder) and Looker(folder).look().state == 'not started'

@@ -4,6 +4,7 @@ import dataclasses
 import types
 
 import jax
+import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.imitation import kept as clones
-from agentrl_jax.machine import sharding
+from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import cloning
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
@@ -62,6 +63,24 @@ def test_what_cloning_reads_asks_for_another_clone(change):
         for more in ({}, change)
     )
     assert one != other
+
+
+def test_weights_that_have_changed_ask_for_another_clone(tmp_path):
+    """The path alone was in the key, and a run that goes on stays at its path."""
+    assert clones.weights_of('') == ''
+    (tmp_path / 'model.gguf').write_bytes(b'a')
+    file = clones.weights_of(str(tmp_path / 'model.gguf'))
+    folder = clones.weights_of(str(tmp_path))
+    (tmp_path / 'model.gguf').write_bytes(b'ab')
+    assert clones.weights_of(str(tmp_path / 'model.gguf')) != file
+    assert clones.weights_of(str(tmp_path)) != folder
+    found = []
+    for step in (1, 2):
+        kept = checkpoint.open_checkpoints(tmp_path / 'run', keep=2)
+        checkpoint.save(kept, step, {'params': jnp.full(2, step)}, {})
+        checkpoint.close(kept)
+        found.append(clones.weights_of(str(tmp_path / 'run')))
+    assert [name for name, _ in found] == ['1', '2'] and found[0][1] != found[1][1]
 
 
 def test_what_a_demonstration_earns_is_not_cloned(tmp_path):
