@@ -49,7 +49,7 @@ class Claim:
 EXPLAINED, NOT_HERE, OPEN = 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
-FRESH, DIVERSE = ('freshness_tiny', 'last'), ('diversity_tiny', 'last')
+FRESH, DIVERSE = ('freshness_again', 'ten'), ('diversity_tiny', 'last')
 CRITIC = ('mtgrpo_credit_tiny',)
 RIVALS = ('estimators_tiny', 'last')
 CLAIMS = (
@@ -168,7 +168,7 @@ CLAIMS = (
     Claim(
         'fresh rollouts are better',
         'RAGEN, Fig 10',
-        OPEN,
+        NOT_HERE,
         (
             Effect(*FRESH, 'online 1, 0.001', 'online 10, 0.001', 'k = 1 less 10'),
             Effect(*FRESH, 'online 1, 0.00025', 'online 10, 0.00025', '... at 1/4 of the rate'),
