@@ -62,8 +62,9 @@ def tiny():
     table = plan.tables['last'] | {
         'rows': 'batch.epochs',
         'cols': 'algorithm',
-        'baseline': '1',
-        'labels': {algorithm: name for name, algorithm in LOSSES.items()},
+        'baseline': '1 pass',
+        'labels': {str(n): f'{n} pass{"es" * (n > 1)}' for n in PASSES}
+        | {algorithm: name for name, algorithm in LOSSES.items()},
     }
     tables = {}
     for name, rate in zip(('fast', 'slow'), lake_start.RATES, strict=True):

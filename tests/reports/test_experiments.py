@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 
@@ -329,6 +330,8 @@ def fake_sweep(words, environment):
 @pytest.mark.slow('draws the curves of a whole experiment')
 def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(common, 'wait_for', fake_sweep)
+    clones = 'expert_clones_tiny/metrics'  # beside the runs in its tables
+    shutil.copytree(common.FOLDER / clones, tmp_path / 'experiments' / clones)
     monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')
     own = scaling_inter
     argv = ['--scale=tiny', '--seeds=2', f'--workdir={tmp_path}/w', '--publish']
