@@ -377,7 +377,7 @@ def test_random_macro_play_draws_from_turns_and_the_listed_actions():
     assert names == listed and 'pick up red ball 1' in names and len(names) > 4
     assert BabyAI().offered(state) is None
     won = env.random_success(params, [1, 200], rollouts=20)
-    assert 0 < won[0, 0] < 0.6 and won[1, 0] == 1
+    assert 0 < won[0, 0] < 0.6 and 0.8 < won[1, 0] < 1  # the level has a limit of steps
 
 
 def describe(colour, kind):

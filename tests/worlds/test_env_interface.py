@@ -219,7 +219,7 @@ class KnownButton(Button):
         return [[1] * int(self.needed - presses) for presses in states.presses]
 
 
-NO_POOL = environment.EnvParams()
+NO_POOL = environment.EnvParams(max_steps_in_episode=100)
 
 
 @pytest.mark.parametrize(

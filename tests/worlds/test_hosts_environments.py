@@ -78,7 +78,7 @@ def test_search_is_played_in_process_or_on_a_server_of_the_run():
             said = near.step(action)
             assert there.step(action) == said
         assert said.done and said.success and len(said.figures) == 4
-    served.launched('search', json.dumps(far.settings(), sort_keys=True), 1, 64).close()
+    served.launched('search', json.dumps(far.settings(), sort_keys=True), 1, 64, 60.0).close()
     served.launched.cache_clear()
     with pytest.raises(ValueError, match="search.dialect='x' must be one of plain, agentgym"):
         built('search', dialect='x')
@@ -283,7 +283,7 @@ def test_a_world_of_one_file_is_played_here_and_on_a_server_of_the_run(tmp_path,
         for said in ('Action: 3', 'Action: 8'):
             assert there.step(said) == dataclasses.replace(near.step(said), valid=None)
         assert near.step('8').success
-    served.launched('guess_world:Guess', '{"highest": 9}', 1, 64).close()
+    served.launched('guess_world:Guess', '{"highest": 9}', 1, 64, 60.0).close()
     served.launched.cache_clear()
     with pytest.raises(ValueError, match='guess.highest=0 must be at least 1'):
         read_world(guess_world.GuessEnvironment, {'highest': 0})
