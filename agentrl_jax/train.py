@@ -173,7 +173,8 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             opened = open_state(run, checkpoints, streams)
         except checkpoint.Damaged as damage:
             checkpoint.close(checkpoints)
-            if not fallback or not checkpoint.set_aside(damage):
+            own = damage.path.parent == checkpoints.directory  # and not a teacher's, or a base
+            if not (fallback and own and checkpoint.set_aside(damage)):
                 raise
             continue
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
@@ -185,7 +186,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
                     code, state = play(run, opened, checkpoints, workdir, preemption, curves)
             except (ValueError, OSError):
                 if jax.process_count() == 1:  # of several the others may be gone
-                    with contextlib.suppress(ValueError, OSError):  # the first error is told
+                    with contextlib.suppress(ValueError, OSError):  # the first one is reported
                         checkpoint.wait(checkpoints)  # what is being written is whole
                 raise
             if code is not None and state is not None:

@@ -7,6 +7,7 @@ They come from model.path again when a run resumes; weights that were drawn or c
   <workdir>/best       what was trained, as it was at the best validation (checkpoint.best)
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -113,8 +114,11 @@ def keep_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
     kept = checkpoint.open_checkpoints(folder, keep=1)
     checkpoint.remove_from(kept, saved['step'])
     step = checkpoint.latest_step(kept)
-    best = None if step is None else checkpoint.read_extra(folder, step=step)['eval/success']
-    if best is None or new > best:
+    best = -math.inf
+    if step is not None:
+        with contextlib.suppress(checkpoint.Damaged):  # then any is better
+            best = checkpoint.read_extra(folder, step=step)['eval/success']
+    if new > best:
         checkpoint.save(kept, saved['step'], {'params': params}, saved)
     checkpoint.close(kept)
 

@@ -1,4 +1,4 @@
-"""A policy behind an endpoint of its own: what it answers is begun as in its run."""
+"""A served policy begins its answers as in its run."""
 
 import json
 import threading

@@ -101,6 +101,9 @@ def test_the_best_is_compared_with_what_is_kept(tmp_path):
     assert roll_back.settle(tmp_path) == 1 and kept() == []
     validated(20, 0.2, roll_backs=1)
     assert roll_back.settle(tmp_path) == 1 and kept() == [20]
+    (folder / checkpoint.FOLDER / '20' / checkpoint.MARK).write_text('x')
+    validated(30, 0.1, roll_backs=1)  # what is damaged is no rival
+    assert kept() == [30]
 
 
 def broken_run(cfg, probe=True, learns=True):

@@ -314,7 +314,7 @@ def test_what_is_sent_again_is_answered_by_the_same_answer():
 
 
 def test_what_is_sent_again_before_it_was_placed_is_answered_once():
-    """It waited behind another one, and was answered twice: in two branches."""
+    """It waited for another one, and was answered twice: in two branches."""
     episode, found = Episode(branches=4), {}
 
     def sends(name, raw, retried):

@@ -392,7 +392,7 @@ class ByIndex:
     first: Callable[[dict], Any]  # what /reset answers
     stepped: Callable[[dict], dict]  # what /step answers
     created: Callable[[int], Any] = int  # what /create answers
-    item_needed: bool = True  # else any, which its world is told as ANY
+    item_needed: bool = True  # else its world is asked for ANY
     looks: tuple[str, ...] = ()  # what GET tells of the last reply besides its observation
 
     def add(self, app: fastapi.FastAPI, worlds: Worlds) -> None:
