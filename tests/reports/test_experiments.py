@@ -40,6 +40,7 @@ NAMES = (
     'horizon',
     'mtgrpo_credit',
     'mtgrpo_search',
+    'known_facts',
     'turn_credit',
     'agents',
     'clean_start',

@@ -549,6 +549,46 @@ def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
     assert play.step(f'<search>{min(absent)}</search>').observation == 'Nothing was found.'
 
 
+@pytest.mark.parametrize('known', [1, 8, len(drawn.REGIONS)])
+def test_some_drawn_facts_can_be_known_by_heart(known):
+    fixed = dict(zip(drawn.REGIONS[:known], drawn.COUNTRIES, strict=False))
+    said = collections.defaultdict(set)
+    for number in range(0, drawn.QUESTIONS, 16):
+        question = drawn.draw(number, known)
+        assert question.text == drawn.draw(number).text
+        texts = [document['contents'].split() for document in question.documents]
+        belongs = {text[0].strip('"'): text[-1][:-1] for text in texts}
+        assert len(set(belongs.values())) == drawn.DOCUMENTS  # no two regions of a question
+        region = question.text.split()[5]
+        assert question.answers == (belongs[region],)
+        assert question.by_heart == (region in fixed)
+        for region, country in belongs.items():
+            said[region].add(country)
+    assert {region: {country} for region, country in fixed.items()}.items() <= said.items()
+    assert all(len(said[region]) > 2 for region in drawn.REGIONS[known:])
+
+
+def test_random_play_sometimes_knows_what_can_be_known():
+    files, generator = (drawn.NAME,), np.random.default_rng(0)
+    play = Search(questions=files, known=len(drawn.REGIONS))
+    play.reset(0)
+    (answer,) = play.question.answers
+    said = [play.random(generator) for _ in range(200)]
+    right = sum(turn == f'<answer>{answer}</answer>' for turn in said)
+    assert 15 < right < 60  # half are answers, of three names
+    assert not any(answer in turn for turn in said if 'search' in turn)
+    play = Search(questions=files)
+    play.reset(0)
+    assert not any(play.question.answers[0] in play.random(generator) for _ in range(200))
+
+
+def test_known_facts_are_of_drawn_questions():
+    with pytest.raises(ValueError, match='search.known=3 has no effect'):
+        Search(known=3)
+    with pytest.raises(ValueError, match='search.known=17 must be in'):
+        Search(questions=(drawn.NAME,), known=17)
+
+
 def test_questions_can_be_about_regions_of_short_names_alone():
     known = world.bank()
     found = {split: items(split, hops=(1,), about=('region',), longest_name=8) for split in SPLITS}

@@ -27,6 +27,7 @@ class Question:
     subject: str = ''  # what it is about: questions of one subject are in one split
     kind: str = ''  # of subject
     documents: tuple[Document, ...] = ()  # where it is looked up; () = in the world's corpus
+    by_heart: bool = False  # whether other questions have the same answer
 
     @property
     def hops(self) -> int:

@@ -22,20 +22,21 @@ from agentrl_jax.envs.hosts.search.scoring import ERROR, NORMALISERS, REWARDS, G
 from agentrl_jax.envs.hosts.served import Calls, Served, checked
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import SPLITS, level_split
-from agentrl_jax.settings.marks import ZERO, OneOf
+from agentrl_jax.settings.marks import ZERO, In, OneOf, When
 
 NAME = r'[A-Z]\w*(?: [A-Z]\w*)*|\d+'
 KINDS = (countries.COUNTRY, countries.REGION)
+DRAWN = When(lambda play: play.questions == (drawn.NAME,), f"search.questions=('{drawn.NAME}',)")
 FIGURES = ('tool_success', 'answer_presence', 'exact_match', 'format')
 
 
 @functools.cache
-def bank(files: tuple[str, ...] = ()) -> tuple[Question, ...]:
+def bank(files: tuple[str, ...] = (), known: int = 0) -> tuple[Question, ...]:
     """The questions of files one after another, or about countries; an item is a place in here."""
     if not files:
         return countries.questions()
     if files == (drawn.NAME,):
-        return drawn.questions()
+        return drawn.questions(known)
     return tuple(question for path in files for question in questions.read(path))
 
 
@@ -53,6 +54,8 @@ class Play(Calls):
     topk: Annotated[int, ZERO] = 0  # documents of a result; 0 = the dialect's: 3, MT-GRPO 1
     corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
     questions: tuple[str, ...] = ()  # files of train, validation and test; () = about countries
+    known: Annotated[int, In(0, len(drawn.REGIONS)), DRAWN] = 0  # regions of drawn questions whose
+    # country is always the same
 
 
 class Search:
@@ -68,7 +71,7 @@ class Search:
         self.normaliser, self.retries = play.normaliser, play.retries
         self.turns, self.most_calls, self.topk = play.turns, play.calls, play.topk
         self.topk = self.topk or self.dialect.topk
-        self.bank = bank(play.questions)
+        self.bank = bank(play.questions, play.known)
         self.corpus = None  # that of each question, or about countries
         if play.corpus:
             token = token_in(play.token)
@@ -146,16 +149,19 @@ class Search:
         return self.plan()[0]
 
     def random(self, generator: np.random.Generator) -> str:
-        """A search for up to three words of what was shown, or a name out of it as the answer."""
+        """A search for up to three words of what was shown, or a name as the answer: one out of
+        that, or what can be known by heart."""
         shown = '\n'.join([self.question.text, *(step.result or '' for step in self.steps)])
+        known = self.question.answers if self.question.by_heart else ()
 
-        def drawn(pattern: str, count: int) -> str:
-            among = re.findall(pattern, shown) or ['nothing']
+        def drawn(among: list[str], count: int) -> str:
+            among = among or ['nothing']
             return ' '.join(among[number] for number in generator.integers(len(among), size=count))
 
         if generator.random() < 0.5:
-            return self.dialect.searching(drawn(r'\w+', int(generator.integers(1, 4))))
-        return self.dialect.answering(drawn(NAME, 1))
+            words = re.findall(r'\w+', shown)
+            return self.dialect.searching(drawn(words, int(generator.integers(1, 4))))
+        return self.dialect.answering(drawn([*re.findall(NAME, shown), *known], 1))
 
 
 class SearchQA(Search):
@@ -206,7 +212,7 @@ class SearchEnvironment(Served, Play):
         A single one, and the questions about countries, are divided by a digest of what a question
         is about.
         """
-        known = bank(self.questions)
+        every = bank(self.questions, self.known)
         if len(self.questions) > 1:
             sizes = [len(questions.read(path)) for path in self.questions]
             place = SPLITS.index(split)
@@ -219,5 +225,5 @@ class SearchEnvironment(Served, Play):
             asked = question.hops in self.hops and question.kind in self.about
             return bool(self.questions or asked and short.fullmatch(question.subject))
 
-        numbers = [number for number, question in enumerate(known) if chosen(question)]
+        numbers = [number for number, question in enumerate(every) if chosen(question)]
         return np.array(numbers, np.int32)
