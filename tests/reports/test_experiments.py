@@ -38,6 +38,7 @@ NAMES = (
     'ragen_actions',
     'scaling_inter',
     'horizon',
+    'demonstrations',
     'mtgrpo_credit',
     'mtgrpo_search',
     'known_facts',
