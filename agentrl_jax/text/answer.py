@@ -158,6 +158,16 @@ def reasoning_length(table: AnswerTable, tokens: jax.Array, live: jax.Array) -> 
     return jnp.where(ended, before_tag, live.sum(1)).astype(jnp.int32)
 
 
+def spilling(table: AnswerTable) -> np.ndarray:
+    """bool [V]: tokens that may hold both the end of what opens the actions and some of these."""
+    before = np.asarray(table.stage) != ANSWERING
+    opens = np.asarray(table.stage)[np.asarray(table.next_tag)] == ANSWERING
+    action = np.asarray(table.action)
+    said = np.asarray(table.next_part)[0, action] != 0
+    said |= (np.asarray(table.emitted)[0, action] != ABSENT).any(-1)
+    return (opens & said)[before].any(0)[np.asarray(table.token_class)]
+
+
 def matched(table: AnswerTable, state: AnswerState) -> jax.Array:
     """bool [S]: the pattern has matched; nothing that follows changes the parts."""
     return state.tag == table.last_tag

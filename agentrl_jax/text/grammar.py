@@ -4,8 +4,9 @@ A legal answer is 1 to max_actions names of actions with SEPARATOR between them,
 the end of the turn; where answers think, free text and the tags precede it. The automaton of an
 answer is finite and without cycles: every token takes one of the tokens that are left to it, states
 that allow the same continuations are one state (so a budget that never binds adds none), and an end
-is in reach from every state. Free text may be any token but an end; where it leaves no more than a
-whole answer needs, the tags and the answer are what is legal.
+is in reach from every state. Free text may be any token but an end, and within the tags no token
+that holds their end and some of an action (Qwen has '>L'); where it leaves no more than a whole
+answer needs, the tags and the answer are what is legal.
 
 Few tokens of a vocabulary can stand in an answer. They are the columns of the table, and where
 nothing is free, their logits are the only ones that are computed: no array grows with the
@@ -30,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.text.answer import ANSWERING, FORMS, AnswerState, AnswerTable
+from agentrl_jax.text.answer import ANSWERING, FORMS, TAG, AnswerState, AnswerTable
 from agentrl_jax.text.prompts import SEPARATOR
 
 SPELLINGS = ('own', 'any')
@@ -56,7 +57,8 @@ class Grammar:
     # tokens are left: to what ends it; None: no text is free
     reserve: jax.Array | None  # int32 [Q]
     first: int = struct.field(pytree_node=False)  # state in front of the actions
-    thinks: int = struct.field(pytree_node=False)  # in front of thoughts; -1: there are none
+    thinks: int = struct.field(pytree_node=False)  # in front of thoughts, the state after it
+    # within the tags that end them; -1: there are none
     opened: int = struct.field(pytree_node=False)  # in front of a written turn: all is allowed
     answers: tuple[int, int] = struct.field(pytree_node=False)  # legal ones, and those that a
     # budget without end would allow
@@ -160,10 +162,15 @@ def open_actions(
     """
     if grammar.thinks < 0:
         return after
-    fresh = (parser.part == 0) & (parser.count == 0)  # nothing of an action was in the token
-    opens = (jnp.asarray(table.stage)[parser.tag] == ANSWERING) & fresh
-    opens &= before.state == grammar.thinks
-    return after.replace(state=jnp.where(opens, grammar.first, after.state))
+    stage = jnp.asarray(table.stage)[parser.tag]
+
+    def thinking(place):
+        return (place.state == grammar.thinks) | (place.state == grammar.thinks + 1)
+
+    free = jnp.where(stage == TAG, grammar.thinks + 1, grammar.thinks)
+    state = jnp.where(thinking(after), free, after.state)
+    opens = thinking(before) & (stage == ANSWERING)
+    return after.replace(state=jnp.where(opens, grammar.first, state))
 
 
 def constrain(draw: Callable, grammar: Grammar, allowed: jax.Array) -> Callable:
@@ -226,12 +233,14 @@ def build_grammar(
     spelling: str,
     offers: bool = False,
     writes: bool = False,
+    spilling: Sequence[int] | np.ndarray = (),
 ) -> Grammar:
     """The grammar of answers of at most `longest` tokens, their end included.
 
     opening: a key of FORMS; '', answers are names alone. offers: the first action can be kept to
     those on offer in a state.
-    writes: some turns are written and allow everything. Takes seconds for thousands of answers.
+    writes: some turns are written and allow everything. spilling: tokens that cannot end thoughts
+    (text.answer). Takes seconds for thousands of answers.
     """
     form, ends = FORMS.get(opening), list(tokenizer.eos_ids)
     react, thinks = opening == 'Thought:', form is not None and form.before is not None
@@ -258,17 +267,19 @@ def build_grammar(
     starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
     rest = {}  # free states: {state: tokens that lead nowhere}
     if thinks:
-        rest[table.state()] = ends
+        rest |= {table.state(): ends, table.state(): ends}
     if writes:
         rest[table.state()] = []
     after, columns, through = table.arrays(rest, ends, len(names) if offers else 0)
     free = [*rest]
     forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
     if thinks:
-        forced[free[0]], reserve[free[0]] = starts[-1], budgets[-1]
+        forced[free[:2]], reserve[free[:2]] = starts[-1], budgets[-1]
     columns, classes = jnp.asarray(columns, jnp.int32), None
     if rest:
-        classes = np.asarray(column_of(columns, np.arange(tokenizer.vocab_size)))
+        classes = np.array(column_of(columns, np.arange(tokenizer.vocab_size)))
+        if thinks:
+            after, through = without(after, through, classes, free[1], np.asarray(spilling, int))
         after, through, classes = with_padding(after, through, classes)
         after, through = with_choice(after, through, classes)
     whole = sum(len(names) ** k for k in range(1, max_actions + 1))
@@ -286,6 +297,27 @@ def build_grammar(
         if spelling == 'own'
         else (0, 0),
     )
+
+
+def without(
+    after: np.ndarray,
+    through: np.ndarray | None,
+    classes: np.ndarray,
+    state: int,
+    tokens: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(after, through) in which some tokens cannot follow a state.
+
+    Those of them that have shared the last column have another one now, and classes say so.
+    """
+    shared = classes[tokens] == after.shape[1] - 1
+    after[state, classes[tokens[~shared]]] = -1
+    if not shared.any():
+        return after, through
+    classes[tokens[shared]] = after.shape[1]
+    after = np.concatenate([after, after[:, -1:]], 1)
+    after[state, -1] = -1
+    return after, None if through is None else np.concatenate([through, through[:, -1:]], 1)
 
 
 def with_padding(

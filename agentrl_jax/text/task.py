@@ -492,17 +492,18 @@ def build_task(
     prefix = _prefix(tokenizer, chat, env, words, first, max_actions_per_episode, generation_prefix)
     if plans is not None:
         _check_hints(tokenizer, families)
+    answer = answers.build_answer_table(
+        answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids),
+        env.ACTION_NAMES,
+        max_actions=max_actions_per_turn,
+        opening=generation_prefix,
+        closings=agents.closings(agent),
+    )
     return TextTask(
         env_params=env_params,
         table=table,
         prefix=jnp.asarray(prefix, jnp.int32),
-        answer=answers.build_answer_table(
-            answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids),
-            env.ACTION_NAMES,
-            max_actions=max_actions_per_turn,
-            opening=generation_prefix,
-            closings=agents.closings(agent),
-        ),
+        answer=answer,
         eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
         no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
         turn_limit=jnp.int32(max_turns),
@@ -535,6 +536,7 @@ def build_task(
             spelling=constrain,
             offers=type(env).env_action is not TextEnvironment.env_action,
             writes=agent.writes,
+            spilling=np.flatnonzero(answers.spilling(answer)),
         )
         if constrain
         else None,

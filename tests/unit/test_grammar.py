@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import qwen_vocabulary as qwen
 import tiny_agents as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -341,6 +342,47 @@ def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
         max(lengths) == LONGEST['<think>'] - grammar.reserve[grammar.thinks]
     )  # random weights do not stop
     assert not np.isin(out.tokens[free], tiny.tokenizer().eos_ids).any()
+
+
+def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
+    """The tokenizer spells '<answer>Left' with '>L', from which on all would have been free."""
+    tokenizer = qwen.qwen_tokenizer()
+    ends = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
+    table = answers.build_answer_table(ends, LAKE, max_actions=2, opening='<think>')
+    spilling = np.flatnonzero(answers.spilling(table))
+    texts = [tokenizer.decode_bytes([i]) for i in spilling]
+    assert b'>L' in texts and b'>' not in texts and b'>\n' not in texts
+    assert all(text[:1] == b'>' for text in texts)
+    grammar = grammars.build_grammar(
+        tokenizer,
+        LAKE,
+        max_actions=2,
+        opening='<think>',
+        longest=40,
+        spelling='own',
+        spilling=spilling,
+    )
+    place = grammars.begin(grammar, jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.uint32))
+    parser = answers.init_answer(table, 1)
+    live, left = jnp.ones(1, bool), jnp.full(1, 39)
+
+    def legal_now(token):
+        return bool(grammars.allowed(grammar, place)[0, int(grammar.column(jnp.int32(token)))])
+
+    (spilt,) = (i for i, text in zip(spilling, texts, strict=True) if text == b'>L')
+    assert legal_now(spilt)  # in the middle of a thought
+    for token in tokenizer.encode('I go</think><answer'):
+        assert legal_now(token)
+        parser = answers.advance(table, parser, jnp.array([token]), live)
+        after = grammars.advance(grammar, place, jnp.array([token]), live, left)
+        place = grammars.open_actions(grammar, place, after, table, parser)
+    assert not legal_now(spilt)
+    (closing,) = tokenizer.encode('>')
+    assert legal_now(closing)
+    parser = answers.advance(table, parser, jnp.array([closing]), live)
+    after = grammars.advance(grammar, place, jnp.array([closing]), live, left)
+    place = grammars.open_actions(grammar, place, after, table, parser)
+    assert int(place.state[0]) == grammar.first
 
 
 # ---- what trains ---------------------------------------------------------------------------------
