@@ -26,6 +26,7 @@ if __name__ == '__main__':
     jax.config.update('jax_platforms', 'cpu')
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -170,7 +171,13 @@ def launch_slurm(root: Path, script: str, submit: bool) -> int:
         return 0
     if shutil.which('sbatch') is None:
         raise ValueError('--submit needs sbatch, which was not found on this machine')
-    return subprocess.run(words, check=False).returncode
+    # sbatch hands the environment on, and what holds here does not hold where the jobs will run
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name != command.PLATFORMS or command.CHOSEN
+    }
+    return subprocess.run(words, check=False, env=found).returncode
 
 
 def own_words(

@@ -34,6 +34,7 @@ def get_config():
     cfg = base.get_config()
     cfg.steps = 150
     cfg.algorithm = 'mt_grpo'
+    cfg.turn_credit.mode = 'mt_v1'
     cfg.env.name = 'search'
     cfg.env.max_turns = 3
     cfg.env.train_levels = 8192

@@ -56,6 +56,7 @@ OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that was asked to 
 ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # so that some succeed
 OWN = {  # what an algorithm needs or refuses of the micro run
     'dapo': {'filter.keep': 1.0},
+    'maxrl': {'env.format_penalty': 0.0},
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
     'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
 }

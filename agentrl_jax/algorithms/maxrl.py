@@ -3,10 +3,13 @@
   A[b, t] = (R_b - mean) / mean over the healthy members of the group; 0 where mean <= 1e-5
 For rewards of 0 and 1 the expected gradient is that of log p(success) to the order of the group's
 size, where GRPO without division is that of p and GRPO's own lies between. It is for returns that
-are not negative; a group that earned nothing, or lost, says nothing.
+are not negative: worlds and penalties that take something are refused. A group that earned nothing
+says nothing.
 """
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -16,6 +19,15 @@ from agentrl_jax.rl.algorithm import Clipped, build_batch, trained
 
 @dataclasses.dataclass(frozen=True)
 class MaxRL(Clipped):
+    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
+        yield from super().conflicts(run, shards)
+        why = 'and algorithm=maxrl divides by the mean return of a group, which such cancel'
+        if run.env.format_penalty < 0:
+            yield f'env.format_penalty={run.env.format_penalty} is negative, {why}: set it to 0'
+        for world in run.worlds:
+            if getattr(world, 'REWARD_BOUNDS', (0.0,))[0] < 0:
+                yield f'rewards of {world.name} can be negative, {why}: choose another algorithm'
+
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per episode."""
         rows, mask = trained(rollout, keep)

@@ -70,6 +70,11 @@ class PPO(Clipped):
         yield from super().conflicts(run, shards)
         if self.reward_normalization != 'identity':  # returns of a group
             yield from self.filter.leaves_nothing_to_compare(run.rollout.group_size)
+            if run.rollout.group_size == 1:
+                yield (
+                    f'loss.reward_normalization={self.reward_normalization} compares the episodes '
+                    'of a group, and rollout.group_size=1 leaves none: set one of them otherwise'
+                )
 
     def unlike_returns(self) -> Iterator[str]:
         yield from super().unlike_returns()

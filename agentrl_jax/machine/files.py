@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
@@ -66,7 +67,7 @@ def in_mounts(value: Any) -> Any:
 def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathlib.Path:
     """Create the directory, write a file in it, look at the free space; returns it absolute."""
     workdir = local_path(path).expanduser().absolute()
-    probe = workdir / f'.write-test-{os.getpid()}'
+    probe = workdir / f'.write-test-{secrets.token_hex(8)}'  # pids of containers are often equal
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b'x')

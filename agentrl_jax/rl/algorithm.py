@@ -136,6 +136,11 @@ class Comparison:
     # smaller stds of a group count as this
 
 
+def by(default: float, *rules: str) -> tuple[Off, When]:
+    """The marks of a field that only some rules of a filter read."""
+    return Off(default), When(lambda f: f.rule in rules, f'filter.rule={" or ".join(rules)}')
+
+
 @dataclasses.dataclass(frozen=True)
 class Filter:
     """Which groups train, by the std of their raw returns (filtering)."""
@@ -147,13 +152,17 @@ class Filter:
     keep: Annotated[float, PART] = 1.0  # top_k: share of groups; within_group: share of a group's
     # episodes
     smallest: bool = False  # top_k: those with the smallest spread instead
-    p: Annotated[float, SHARE] = 0.9  # top_p, top_p_softmax: share of the sum; min_p: of the
-    # largest
-    eps: Annotated[float, ZERO] = 0.01  # top_p: what may be lacking
+    p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = (
+        0.9  # share of the sum;
+    )
+    # min_p: of the largest
+    eps: Annotated[float, ZERO, *by(0.01, 'top_p')] = 0.01  # what may be lacking
     include_zero: bool | None = None  # top_p, min_p (False), top_p_softmax (True): may groups
     # without any spread be kept
-    low: Annotated[float, SHARE] = 0.0  # percentile: first rank kept, from the largest, as a share
-    high: Annotated[float, SHARE] = 1.0  # ... and the first one no longer kept
+    low: Annotated[float, SHARE, *by(0.0, 'percentile')] = 0.0  # first rank kept, from the largest,
+    # as a share
+    high: Annotated[float, SHARE, *by(1.0, 'percentile')] = 1.0  # ... and the first one no longer
+    # kept
     compact: bool = True  # top_k, percentile: the others are left out of the update, which saves
     # their compute; False, and all other rules: they weigh 0
     soft: bool = False  # advantages x the group's spread / the largest
@@ -387,6 +396,12 @@ class Algorithm:
                 f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
                 f'{run.context.window} makes each turn a sample of its own: set it to 0, or use '
                 'gspo_turn'
+            )
+        if self.WHOLE_EPISODES and run.most_branches > 1:
+            yield (
+                f'algorithm={run.algorithm_name!r} compares whole episodes, and one may have '
+                f'{run.most_branches} conversations (harness.branches), each a sample of its own: '
+                'set it to 1, or choose another algorithm'
             )
         if self.bootstraps and run.context.window:
             yield (

@@ -28,9 +28,11 @@ from agentrl_jax.machine import files
 
 EXIT_USAGE = 2
 FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
+PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
+CHOSEN = PLATFORMS in os.environ  # by whoever started this process
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where programs are kept
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
-ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd')  # below /dev
+ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd', 'dxg')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
 RANDOM_MODEL_FIELDS = tuple(  # fields of the config that only a model with random weights has
     f'model.{name}'
@@ -340,10 +342,10 @@ def skip_tpu_search() -> None:
 
     libtpu prints five lines of errors when it finds none.
     """
-    if 'JAX_PLATFORMS' in os.environ or importlib.util.find_spec('libtpu') is None:
+    if PLATFORMS in os.environ or importlib.util.find_spec('libtpu') is None:
         return
     vendors = pathlib.Path('/sys/bus/pci/devices').glob('*/vendor')
     if any(path.read_text().strip() == GOOGLE for path in vendors):
         return
     if not any(found for name in ACCELERATORS for found in pathlib.Path('/dev').glob(name)):
-        os.environ['JAX_PLATFORMS'] = 'cpu'
+        os.environ[PLATFORMS] = 'cpu'

@@ -148,7 +148,7 @@ class Config:
     @property
     def worlds_at_once(self) -> int:
         """Episodes on hosts that a run plays side by side, all of its processes together."""
-        evaluated = self.env.eval_levels * self.eval.samples if self.eval.every else 0
+        evaluated = self.env.eval_levels * self.eval.samples  # at the start and the end at least
         most = self.rollout.slots or max(self.rollout.episodes, evaluated)
         trained, validated = min(most, self.rollout.episodes), min(most, evaluated)
         if self.rollout.staleness:  # episodes are in flight while others are validated

@@ -44,6 +44,10 @@ CHANGEABLE_ON_RESUME = (
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
 )
 
+# Of a world on hosts: where it is, and how long it is waited for
+ACCESS = ('urls', 'url', 'token', 'timeout_s', 'launch', 'room')
+ACCESS += ('workers', 'start_s', 'silent_s', 'port')
+
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
@@ -55,9 +59,15 @@ class RunState:
     streams: Streams
 
 
-def unplayed(cfg: Config) -> set[str]:
-    """Sections of worlds that a run does not play, whose defaults a later version may change."""
-    return WORLDS.keys() - {*cfg.env.worlds, *cfg.eval.worlds}
+def free_of_worlds(cfg: Config) -> set[str]:
+    """What may differ of worlds: how those that are played are reached, and all of the others,
+    whose defaults a later version may change."""
+    played = {*cfg.env.worlds, *cfg.eval.worlds}
+    free = WORLDS.keys() - played
+    free |= {f'{name}.{field}' for name in played for field in ACCESS}
+    if any(getattr(world, 'corpus', '').startswith('http') for world in cfg.worlds):
+        free |= {f'{name}.corpus' for name in played}
+    return free
 
 
 def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
@@ -124,7 +134,8 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
             )
         saved = checkpoint.read_extra(checkpoints.directory)
         before, now = comparable(saved), comparable(saved_with(run.face))
-        checkpoint.check_config(before, now, may_differ=(*CHANGEABLE_ON_RESUME, *unplayed(run.cfg)))
+        free = (*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg))
+        checkpoint.check_config(before, now, may_differ=free)
         teachers.check(run.cfg, run.teachers, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params)

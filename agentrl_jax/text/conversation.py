@@ -243,7 +243,8 @@ def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) ->
         ids = ids[: -len(opening)] if len(ids) > len(opening) else []
     if accepted:
         ids += [*chat.user_open(instruction), *chat.answer_open(''), *encode(accepted), chat.end_id]
-        ids = ids if ids[0] == chat.first_id else ids[len(encode(chat.wording.after)) :]
+        if ids[0] != chat.first_id:  # that message is the first one
+            ids = [*chat.begin, *ids[len(encode(chat.wording.after)) :]]
     if not ids:
         raise ValueError(
             'a conversation with a world on a host needs something in front of its first '

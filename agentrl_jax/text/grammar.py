@@ -264,6 +264,13 @@ def build_grammar(
             f'rollout.max_response={longest} leaves nothing for thoughts: what ends them and the '
             f'longest answer take {budgets[-1]} tokens; set it to more, or env.think=False'
         )
+    if offers and not thinks:  # whichever is on offer, it can be said
+        alone = tokenizer.encode_batch([heads[0] + name + tail for name in names])
+        if longest < (most := 1 + max(map(len, alone))):
+            raise ValueError(
+                f'rollout.max_response={longest} does not hold each of the actions that may be on '
+                f'offer, which take up to {most} tokens: set it to more'
+            )
     starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
     rest = {}  # free states: {state: tokens that lead nowhere}
     if thinks:

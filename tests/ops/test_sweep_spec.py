@@ -22,6 +22,7 @@ from ml_collections import config_dict, config_flags
 
 from agentrl_jax import sweep
 from agentrl_jax.records import progress
+from agentrl_jax.run import command
 from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import board, spec, status
 from agentrl_jax.sweeps.options import define_flags
@@ -464,10 +465,16 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it_where_asked(
     with pytest.raises(ValueError, match='--submit needs sbatch'):
         sweep.launch_slurm(tmp_path, 'script', submit=True)
     sbatch = tmp_path / 'sbatch'
-    sbatch.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/submitted; exit 4\n')
+    sbatch.write_text(f'#!/bin/sh\necho "$@" $JAX_PLATFORMS > {tmp_path}/submitted; exit 4\n')
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     sbatch.chmod(0o755)
+    given = f'{tmp_path}/sweep.sbatch'
+    monkeypatch.setattr(command, 'CHOSEN', True)
     assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
-    assert (tmp_path / 'submitted').read_text() == f'{tmp_path}/sweep.sbatch\n'
+    assert (tmp_path / 'submitted').read_text() == f'{given} cpu\n'
+    monkeypatch.setattr(command, 'CHOSEN', False)  # this process took the CPU for itself
+    assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
+    assert (tmp_path / 'submitted').read_text() == f'{given}\n'
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')

@@ -30,7 +30,10 @@ from agentrl_jax.types import EpisodeStop, Frozen
 TURNS, ACTIONS, EPISODES, LENGTH, RESPONSE = 3, 6, 16, 320, 40
 QUICK = {'xla_backend_optimization_level': 0}
 KEY = jax.random.key(3)
-OPTIONS = {'opd': {'opd.teachers': ('another',), 'opd.divergence': 'sampled'}}
+OPTIONS = {
+    'opd': {'opd.teachers': ('another',), 'opd.divergence': 'sampled'},
+    'maxrl': {'env.format_penalty': 0.0},
+}
 WORLDS = ('frozen_lake', 'bandit', 'library')  # a grid, an end at the first answer, a tool
 # No program of an update has an environment in it: more of its cells would find no more.
 CELLS = [

@@ -46,6 +46,29 @@ REFUSED = {
             'kl_target=0.01 steers by the policy that played, and of algorithm=.agent_evol. that',
         ),
         (
+            SEVERAL | {'algorithm': 'dpo'},
+            'algorithm=.dpo. compares whole episodes, and one may have 4 conversations',
+        ),
+        (SEVERAL | {'algorithm': 'gspo'}, 'gspo. compares whole episodes, and one may have 4'),
+        (
+            {'algorithm': 'maxrl', 'env.format_penalty': -0.1},
+            'env.format_penalty=-0.1 is negative, and algorithm=maxrl divides by the mean return',
+        ),
+        (
+            {'algorithm': 'maxrl', 'env.format_penalty': 0.0, 'env.name': 'sokoban'},
+            'rewards of sokoban can be negative, and algorithm=maxrl',
+        ),
+        (
+            {
+                'algorithm': 'ppo',
+                'rollout.num_groups': 16,
+                'rollout.group_size': 1,
+                'loss.reward_on': 'episode',
+                'loss.reward_normalization': 'mean_std',
+            },
+            'reward_normalization=mean_std compares the episodes of a group, and .*=1 leaves none',
+        ),
+        (
             SEVERAL | {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8},
             'evol.base_rows=8 are one conversation each: set harness.branches=1',
         ),
@@ -66,6 +89,8 @@ REFUSED = {
         ({'filter.rule': 'percentile', 'filter.low': 0.5, 'filter.high': 0.5}, 'holds none of 4'),
         ({'filter.rule': 'varied', 'filter.smallest': True}, 'only on top_k'),
         ({'filter.include_zero': True}, "no effect on filter.rule='top_k', only on top_p"),
+        ({'filter.p': 0.5}, 'filter.p=0.5 .*filter.rule=top_p or top_p_softmax or min_p'),
+        ({'filter.rule': 'top_p', 'filter.high': 0.5}, 'filter.high=0.5 .*filter.rule=percentile'),
         ({'filter.refill': 2}, 'it needs a filter.rule that drops groups'),
         ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
         (

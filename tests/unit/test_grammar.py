@@ -167,6 +167,16 @@ def test_a_budget_without_any_answer_is_refused():
         build(LAKE, opening='<think>', longest=6)
 
 
+def test_a_budget_holds_every_action_that_may_be_on_offer():
+    """Of a longer one no token was legal, and tokens were drawn from all."""
+    names = ['a', 'a b c d e']
+    end = 1 + len(tiny.tokenizer().encode('a b c d e</answer>'))
+    with pytest.raises(ValueError, match=f'max_response={end - 1} .* up to {end} tokens'):
+        build(names, 'own', max_actions=1, longest=end - 1, offers=True)
+    grammar = build(names, 'own', max_actions=1, longest=end, offers=True)
+    assert texts(legal(grammar, grammar.first, {1})) == ['a b c d e</answer>']
+
+
 def test_too_many_answers_to_spell_are_refused():
     with pytest.raises(ValueError, match='set rollout.constrain to any'):
         build([f'a{i}' for i in range(50)], 'own', max_actions=3)

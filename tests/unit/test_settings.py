@@ -41,6 +41,8 @@ def given(algorithm, **changes):
     cfg.algorithm = algorithm
     if algorithm == 'opd':
         cfg.opd.teachers = ('another',)
+    if algorithm == 'maxrl':
+        cfg.env.format_penalty = 0.0
     if algorithm == 'rae':
         cfg.leduc = {'opponent': 'self'}
         cfg.env.name, cfg.env.max_actions_per_turn = 'leduc', 1

@@ -22,7 +22,7 @@ from agentrl_jax.envs.hosts.search.scoring import ERROR, NORMALISERS, REWARDS, G
 from agentrl_jax.envs.hosts.served import Calls, Served, checked
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import SPLITS, level_split
-from agentrl_jax.settings.marks import ZERO, In, OneOf, When
+from agentrl_jax.settings.marks import ZERO, In, Off, OneOf, When
 
 NAME = r'[A-Z]\w*(?: [A-Z]\w*)*|\d+'
 KINDS = (countries.COUNTRY, countries.REGION)
@@ -54,7 +54,9 @@ class Play(Calls):
     topk: Annotated[int, ZERO] = 0  # documents of a result; 0 = the dialect's: 3, MT-GRPO 1
     corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
     questions: tuple[str, ...] = ()  # files of train, validation and test; () = about countries
-    known: Annotated[int, In(0, len(drawn.REGIONS)), DRAWN] = 0  # regions of drawn questions whose
+    known: Annotated[int, In(0, len(drawn.REGIONS)), Off(0), DRAWN] = (
+        0  # regions of drawn questions whose
+    )
     # country is always the same
 
 
