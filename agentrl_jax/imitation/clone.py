@@ -176,6 +176,12 @@ class Clone:
                 'clone.adapters=True clones with adapters: it needs lora.rank and demonstrations '
                 '(clone.episodes or clone.file)'
             )
+        if self.file and 0 < run.context.window < run.env.max_turns:
+            yield (
+                f'the trajectories of clone.file={self.file} are whole conversations, and with '
+                f'context.window={run.context.window} the policy sees the last turns alone: set it '
+                'to 0, or clone demonstrations of its own (clone.episodes)'
+            )
         own = self.episodes and not self.file
         if self.thoughts and (not own or run.on_hosts or not run.env.think):
             yield (

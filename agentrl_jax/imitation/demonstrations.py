@@ -1,7 +1,7 @@
 """Demonstrations in the tokens of a rollout: oracle and random play of the training levels."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,7 @@ def demonstrate(
     oracle: float,
     max_tokens: int,
     thoughts: bool = False,
+    window: int = 0,
     report: Callable[[], None] = lambda: None,
 ) -> Demonstrations:
     """Plays `episodes` training levels; expert(states, used) plans one list of actions a state.
@@ -60,21 +61,24 @@ def demonstrate(
     The words of a demonstration are the environment's own prompts and answer_text(...), tokenised
     piece by piece as in a rollout. A plan names what the expert would do from there, a reflection
     what it would have done from the start of the level; with `thoughts` those of turns that act
-    say the same as a plan, else nothing. report() is called after each turn of all episodes.
+    say the same as a plan, else nothing. window: as in rows_of. report() is called after each turn
+    of all episodes.
     """
     rng = np.random.default_rng(seed)
     level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
-    prefix = np.asarray(task.prefix)
-    rows = [list(prefix) for _ in range(episodes)]
-    trained = [[False] * len(prefix) for _ in range(episodes)]
+    prefix = np.asarray(task.prefix).tolist()
+    turns: list[list[Turn]] = [[] for _ in range(episodes)]
+    length = np.full(episodes, len(prefix))
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(level, jnp.int32))
     offers = jax.jit(jax.vmap(task.env.offered))
     show = jax.jit(jax.vmap(lambda t, w: text.turn_tokens(t, w, True), in_axes=(None, 0)))
+    opened = jax.jit(jax.vmap(lambda t, w: text.opening_length(t, w, True), in_axes=(None, 0)))
     play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
     playing, at_start = np.ones(episodes, bool), [[] for _ in range(episodes)]
     keys = jax.random.split(jax.random.key(seed), episodes)
     for turn in range(task.max_turns):
         prompt, count = jax.device_get(show(task, worlds))
+        opening = jax.device_get(opened(task, worlds)) if turn else np.zeros(episodes, int)
         host = jax.device_get(worlds.state)
         best = expert(host, np.asarray(worlds.used))
         at_start = best if turn == 0 else at_start
@@ -96,19 +100,19 @@ def demonstrate(
                 named = best[i] if kind[i] == agents.PLAN else at_start[i]
                 answer = written_tokens(task, tokenizer, int(kind[i]), named)
             answer.append(int(task.eos_ids[0]))
-            new = [*prompt[i, : count[i]].tolist(), *answer]
-            if len(rows[i]) + len(new) > max_tokens:
+            if length[i] + count[i] + len(answer) > max_tokens:
                 playing[i] = False
                 continue
-            rows[i] += new
-            trained[i] += [False] * int(count[i]) + [True] * len(answer)
+            length[i] += count[i] + len(answer)
+            shown = prompt[i, : count[i]].tolist()
+            turns[i].append(Turn(shown, answer, int(opening[i]), kind[i] != agents.ACT))
             parts[i, : len(plans[i])] = plans[i]  # which a written turn does not play
         worlds, outcome = play(task, keys, worlds, jnp.asarray(parts), jnp.ones(episodes, bool))
         playing &= np.asarray(outcome.stop) == EpisodeStop.NONE
         report()
         if not playing.any():
             break
-    return pad_rows(rows, trained, max_tokens, task.pad_id)
+    return pad_rows(rows_of(prefix, turns, window), max_tokens, task.pad_id)
 
 
 def demonstrate_on_hosts(
@@ -120,38 +124,82 @@ def demonstrate_on_hosts(
     episodes: int,
     oracle: float,
     max_tokens: int,
+    window: int = 0,
     report: Callable[[], None] = lambda: None,
 ) -> Demonstrations:
     """Plays `episodes` training items with a player (envs.hosts.world.Player) in this process.
 
     Each answer is the expert's with probability `oracle`; else, and where it knows no way on, that
-    of random play. Of several conversations each is a row. report() is called after each episode.
+    of random play. Of several conversations each is a row. window: as in rows_of. report() is
+    called after each episode.
     """
     rng = np.random.default_rng(seed)
     levels = rng.integers(task.env.num_levels(task.env_params), size=episodes)
-    most, rows, trained = task.env.context or max_tokens, [], []
+    prefix = np.asarray(task.prefix).tolist()
+    most, played = task.env.context or max_tokens, []
     for item in np.asarray(task.env_params.items)[levels]:
-        talks: dict[int, tuple[list[int], list[bool]]] = {}  # by their numbers
+        talks: dict[int, list[Turn]] = {}  # by their numbers
         observation, instruction = player.reset(int(item)), player.instruction
         for _ in range(task.max_turns):
             prompt = conversation.prompt(observation, instruction)
-            begun = list(np.asarray(task.prefix)), [False] * len(task.prefix)
-            row, train = talks.setdefault(prompt.branch, begun)
+            turns = talks.setdefault(prompt.branch, [])
             said = (player.best() if rng.random() < oracle else '') or player.random(rng)
             answer = [*conversation.answer(said), int(task.eos_ids[0])]
-            if len(row) + len(prompt.tokens) + len(answer) > most:
+            so_far = len(prefix) + sum(len(turn.prompt) + len(turn.answer) for turn in turns)
+            if so_far + len(prompt.tokens) + len(answer) > most:
                 break
-            row += [*prompt.tokens, *answer]
-            train += [False] * len(prompt.tokens) + [True] * len(answer)
+            turns.append(Turn([*prompt.tokens], answer))
             reply = player.step(said)
             if reply.done:
                 break
             observation, instruction = reply.observation, ''
-        rows += [row for row, _ in talks.values()]
-        trained += [train for _, train in talks.values()]
+        played += talks.values()
         report()
     player.close()
-    return pad_rows(rows, trained, max_tokens, task.pad_id)
+    return pad_rows(rows_of(prefix, played, window), max_tokens, task.pad_id)
+
+
+class Turn(NamedTuple):
+    """What was said in a turn, in tokens."""
+
+    prompt: list[int]
+    answer: list[int]
+    opening: int = 0  # of the prompt: what closes the turn before, left out where that is not seen
+    written: bool = False  # a plan or a reflection, which is seen for longer
+
+
+def rows_of(
+    prefix: list[int], episodes: Iterable[Sequence[Turn]], window: int
+) -> list[tuple[list[int], list[bool]]]:
+    """(tokens, which of them are trained) of each row: an episode, or each of its turns after what
+    is seen of it with a window of so many turns (rollout.windows); 0 = all."""
+    if not window:
+        return [_row(prefix, turns) for turns in episodes]
+    return [_seen(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]
+
+
+def _row(prefix: list[int], turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
+    row, train = list(prefix), [False] * len(prefix)
+    for turn in turns:
+        row += [*turn.prompt, *turn.answer]
+        train += [False] * len(turn.prompt) + [True] * len(turn.answer)
+    return row, train
+
+
+def _seen(
+    prefix: list[int], turns: Sequence[Turn], k: int, window: int
+) -> tuple[list[int], list[bool]]:
+    """A turn and what precedes it in its window, and of older ones the last that was written, up to
+    where the turn after it begins."""
+    first, row = max(k - window + 1, 0), list(prefix)
+    older = [j for j in range(first) if turns[j].written][-1:]
+    for j in older:
+        row += [*turns[j].prompt[turns[j].opening :], *turns[j].answer]
+        row += turns[j + 1].prompt[: turns[j + 1].opening]
+    for j in range(first, k + 1):
+        row += [*turns[j].prompt[turns[j].opening if j == first else 0 :], *turns[j].answer]
+    trained = len(turns[k].answer)
+    return row, [False] * (len(row) - trained) + [True] * trained
 
 
 def answer_tokens(
@@ -191,14 +239,14 @@ def answer_lengths(mask: np.ndarray) -> np.ndarray:
 
 
 def pad_rows(
-    rows: list[list[int]], trained: list[list[bool]], max_tokens: int, pad_id: int
+    rows: Sequence[tuple[list[int], list[bool]]], max_tokens: int, pad_id: int
 ) -> Demonstrations:
-    """Token lists and their trained flags as arrays, as wide as the longest (in steps of 8)."""
-    width = min(max_tokens, -(-max(map(len, rows)) // 8) * 8)
+    """Tokens and their trained flags as arrays, as wide as the longest row (in steps of 8)."""
+    width = min(max_tokens, -(-max(len(row) for row, _ in rows) // 8) * 8)
     tokens = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros((len(rows), width), bool)
     attention = np.zeros((len(rows), width), bool)
-    for i, (row, train) in enumerate(zip(rows, trained, strict=True)):
+    for i, (row, train) in enumerate(rows):
         tokens[i, : len(row)], mask[i, : len(row)] = row, train
         attention[i, : len(row)] = True
     return Demonstrations(*map(jnp.asarray, (tokens, attention, mask)))

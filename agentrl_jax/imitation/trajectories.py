@@ -180,8 +180,7 @@ def demonstrations_of(
             f'none of {len(records)} trajectories is left: the longest has {longest} tokens, '
             f'rollout.max_tokens={max_tokens}'
         )
-    rows, trained = zip(*kept, strict=True)
-    return pad_rows(rows, trained, max_tokens, tokenizer.pad_id), len(encoded) - len(kept)
+    return pad_rows(kept, max_tokens, tokenizer.pad_id), len(encoded) - len(kept)
 
 
 # ---- writing -----------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
         episodes=cfg.clone.episodes,
         oracle=cfg.clone.oracle,
         max_tokens=cfg.rollout.max_tokens,
+        window=cfg.context.window if cfg.context.window < task.max_turns else 0,
     )
     if cfg.on_hosts:
         player, conversation = task.env.player(), run.worlds[cfg.env.name].conversation

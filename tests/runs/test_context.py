@@ -10,9 +10,11 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax import train
+from agentrl_jax.imitation.demonstrations import Turn, demonstrate, rows_of
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import windows
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.text import agents
 
 KEY, NAME = tiny.KEY, 'frozen_lake'
 
@@ -120,6 +122,69 @@ def test_put_back_undoes_split_turns_on_every_answer():
     assert own.sum() == mask.sum()  # each sampled token is trained in one sample
 
 
+def as_turns(out, b):
+    """An episode of a rollout as a demonstration's turns."""
+    turns, prefix = [], len(tiny.task(NAME).prefix)
+    for k in range(int(out.num_turns[b])):
+        of = (out.turn[b] == k) & (np.arange(out.turn.shape[1]) >= prefix)
+        prompt, answer = of & ~out.action_mask[b], out.tokens[b][of & out.action_mask[b]]
+        cut = int(out.begin[b, k] - np.argmax(of)) if k else 0
+        written = out.part[b, k] != agents.ACT
+        turns.append(Turn(out.tokens[b][prompt].tolist(), answer.tolist(), cut, written))
+    return turns
+
+
+@pytest.mark.parametrize('window', [1, 2])
+def test_a_clone_learns_what_the_policy_sees(window):
+    out, found = played(window)
+    prefix = np.asarray(tiny.task(NAME).prefix).tolist()
+    rows = rows_of(prefix, (as_turns(out, b) for b in range(16)), window)
+    assert [row for row, _ in rows] == list(samples(out, found).values())
+    trained = sum(np.sum(train) for _, train in rows)
+    assert trained == out.action_mask.sum() and all(train[-1] for _, train in rows)
+
+
+def test_a_clone_sees_the_last_plan_before_its_window():
+    first, second, third = (
+        Turn([1, 2, 3], [4], opening=0, written=True),
+        Turn([5, 6, 7], [8], opening=2),
+        Turn([9, 10, 11], [12], opening=2),
+    )
+    rows = rows_of([0], [[first, second, third]], 1)
+    assert [row for row, _ in rows] == [
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4, 5, 6, 7, 8],
+        [0, 1, 2, 3, 4, 5, 6, 11, 12],
+    ]
+
+
+def test_demonstrations_with_a_window_are_those_without_cut_into_turns():
+    task = tiny.task(NAME)
+
+    def expert(states, used):
+        return task.env.plans(states, used, task.max_actions_per_episode, task.env_params)
+
+    def shown(window):
+        sizes = dict(seed=0, episodes=8, oracle=0.5, max_tokens=400, window=window)
+        found = jax.device_get(demonstrate(task, tiny.tokenizer(), expert, **sizes))
+        rows = zip(found.tokens, found.attention_mask, found.mask, strict=True)
+        return [(row[seen].tolist(), train[seen]) for row, seen, train in rows]
+
+    whole, cut, prefix = shown(0), iter(shown(1)), len(task.prefix)
+    several = 0
+    for row, mask in whole:
+        begin = prefix
+        for k, end in enumerate(1 + np.flatnonzero(mask & ~np.append(mask[1:], False))):
+            got, trained = next(cut)
+            seen, shown_of_it = row[begin:end], len(got) - prefix
+            assert got == row[:prefix] + seen[len(seen) - shown_of_it :]
+            assert (shown_of_it < len(seen)) == (k > 0)  # no reward, no end of a turn
+            assert trained.sum() == mask[begin:end].sum()
+            several += k > 0
+            begin = end
+    assert several > 3 and next(cut, None) is None
+
+
 def told(task, states, turns, k, m):
     """The history of the last m turns before turn k, as text."""
     if not k or not m:
@@ -138,6 +203,10 @@ def told(task, states, turns, k, m):
     [
         ({'context.window': 2, 'context.summary': 1}, 'set context.window=1'),
         ({'context.window': 1, 'algorithm': 'gspo'}, 'context.window=1'),
+        (
+            {'context.window': 1, 'clone.file': 'shown.json', 'clone.episodes': 0},
+            'clone.file=shown.json are whole conversations, and with context.window=1 the policy',
+        ),
         (
             {'context.window': 1, 'rollout.read_tokens': 8},
             'rollout.read_tokens=8 needs the whole conversation',
