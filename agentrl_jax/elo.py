@@ -7,8 +7,9 @@ Everybody plays everybody on the test deals of --workdir's game, each deal twice
 swapped. Players are the checkpoints of --workdir (those of --steps, or all that were kept) and the
 newest one of each run in --against, which sample as in their own validation. Prints ratings with
 95 % intervals, random play = 0, and writes elo.json; of Leduc also chips a game (reward) and the
-exploitability. Prompts that count turns count those of both players. A rating is of games won, not
-of what they paid: in poker who folds much wins seldom and may still lose little.
+exploitability. Turns and actions are those of both players, in prompts that count them and in the
+budgets of a run, which must hold a whole game. A rating is of games won, not of what they paid: in
+poker who folds much wins seldom and may still lose little.
 
 A policy's actions are drawn from their exact probabilities (agentrl_jax/measure/choices.py says
 what that needs of a config), so that policies, random play and the expert, whose moves are made on

@@ -54,7 +54,7 @@ from agentrl_jax.run import collecting, hosts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import Config, comparable, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import unplayed
+from agentrl_jax.run.state import free_of_worlds
 from agentrl_jax.run.streams import EVALUATE, Streams
 
 
@@ -87,7 +87,7 @@ def evaluate(
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
         now = comparable(saved_with(run.face))
-        may_differ = (*MAY_DIFFER, *chosen, *unplayed(cfg))
+        may_differ = (*MAY_DIFFER, *chosen, *free_of_worlds(cfg))
         checkpoint.check_config(saved, now, may_differ=may_differ)
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
@@ -120,7 +120,8 @@ def evaluate(
         raise ValueError(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
-    metrics |= {f'reference/{name}': x for name, x in report.reference(task).items()}
+    players = report.reference(task, cfg.env.eval_levels)
+    metrics |= {f'reference/{name}': x for name, x in players.items()}
     passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
     pass_at = {
         str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
@@ -169,7 +170,7 @@ def settings_of(cfg: Config) -> dict[str, Any]:
         'max_tokens': cfg.rollout.max_tokens,
         'max_response': cfg.rollout.max_response,
         'stop_at_answer': cfg.rollout.stop_at_answer,
-        'sampler_dtype': cfg.rollout.sampler_dtype,
+        'sampler_dtype': cfg.rollout.sampler_dtype or cfg.model.dtype,
         'reward': cfg.reward.function,
     } | ({'constrain': cfg.rollout.constrain} if cfg.rollout.constrain else {})
 

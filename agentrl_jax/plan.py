@@ -43,11 +43,12 @@ if __name__ == '__main__':
         sys.exit(f'error: {error}')
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.planning import advice, cost, limit
+from agentrl_jax.planning import advice, cost, fit, limit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
 from agentrl_jax.planning.programs import Compiled
@@ -88,7 +89,8 @@ def plan(
         programs[name] = program_row(one, where.chip)
     counts = machine.trips
     tightest = max(PROGRAMS, key=lambda name: programs[name]['device_bytes'])
-    fits = all(row['fits'] for row in programs.values())
+    validation = programs['collect']['device_bytes'] + of_validation(whole)
+    fits = all(row['fits'] for row in programs.values()) and validation <= where.chip.usable
     return {
         'topology': topology,
         'devices': mesh.devices.size,
@@ -107,6 +109,7 @@ def plan(
         },
         'state_bytes': plan_programs.device_bytes(whole.state),
         'programs': programs,
+        'validation_bytes': validation,
         'fits': fits,
         'tightest': tightest,
         'knobs': [
@@ -117,6 +120,16 @@ def plan(
         'limit': limits(whole, machine, answer_tokens),
         'step_seconds': sum(row['seconds'] for row in programs.values()) if machine.flops else None,
     }
+
+
+def of_validation(shapes: Any) -> int:
+    """Bytes a device that the cache of validation takes beyond that of training."""
+    cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
+    if cfg.context.window:
+        return 0
+    trained = min(cfg.rollout.slots or cfg.rollout.episodes, cfg.rollout.episodes)
+    cache = functools.partial(advice.cache_bytes, cfg, config, mesh)
+    return max(cache(fit.rows(cfg)) - cache(trained), 0)
 
 
 def on_paper(
@@ -209,6 +222,9 @@ def text(plan: dict[str, Any]) -> str:
     row('temporaries', lambda p: p['temporaries'])
     row('code', lambda p: p['code'])
     row('total', lambda p: p['device_bytes'])
+    if plan['validation_bytes'] > programs['collect']['device_bytes']:
+        total = f'{plan["validation_bytes"] / GIB:.2f}'
+        lines.append(f'{"of validation, whose cache is larger":<38}{total:>6}')
     lines.append(
         f'memory {plan["memory"]}, of which a program may use '
         f'{plan["usable_bytes"] / GIB:.2f} GiB: {"fits" if plan["fits"] else "DOES NOT FIT"}'

@@ -81,7 +81,7 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
             state = state.replace(snapshots=snapshots) if due else state
         other = streams.draw(OPPONENT, step, kept)
     players = players_of(state, frozen.model, other)
-    (rollout, episodes), sampled, measured = collecting.collect(
+    (rollout, episodes), sampled, measured, groups = collecting.collect(
         run, players, tasks, streams, step, state.expected
     )
     collected = time.monotonic()
@@ -109,7 +109,16 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     measured = learned | measured | {'rollout/horizon': horizon}
     measured['time/collect_s'] = collected - began
     rollout = rollout.replace(continuations=None)  # a page shows episodes
-    played = Played(rollout, episodes, streams.key(COLLECT, step), horizon, rows, advantages)
+    played = Played(
+        rollout,
+        episodes,
+        streams.key(COLLECT, step),
+        horizon,
+        rows,
+        advantages,
+        groups,
+        measured['filter/collects'],
+    )
     return state, measured, sampled, played
 
 
@@ -162,7 +171,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
-        report.write_reference(workdir, pools, len(cfg.env.worlds))
+        report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
     if fallback:
         checkpoint.set_aside_damaged(workdir)  # as far as their files tell
     code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, run.face)

@@ -217,7 +217,7 @@ PAGE = """# What fits where, and what a step takes
 Nothing here was run on a GPU or a TPU. Made by `python -m benchmarks.plans`: bfloat16 compute,
 float32 parameters and moments, remat, 128 episodes of at most 3072 tokens, 5 turns of up to 400
 tokens (`configs/frozen_lake.py`), a critic of its own, micro-batches of 8 rows unless said
-otherwise.
+otherwise, nine tenths of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION=.9), validation left out.
 
 ## On paper
 

@@ -103,11 +103,16 @@ def given_fields(words: Sequence[str]) -> set[str]:
     return {word.removeprefix(FIELD).split('=')[0] for word in words if word.startswith(FIELD)}
 
 
-def make_tables(plan: Plan, seeds: int, workdir: Path) -> None:
+def load_runs(workdir: Path, seeds: Sequence[int], metrics: Iterable[str]) -> list[tables_runs.Run]:
+    """The runs of these seeds; others, such as those for tuning, may be in the same workdir."""
+    return [run for run in tables_runs.load([workdir], metrics) if run.fields['seed'] in seeds]
+
+
+def make_tables(plan: Plan, seeds: Sequence[int], workdir: Path) -> None:
     """Prints the tables of the runs as they stand and writes them to <workdir>/tables."""
     for name, given in plan.tables.items():
-        spec = make_spec({'seeds': seeds} | given)
-        runs = tables_runs.load([workdir], metrics_of(spec))
+        spec = make_spec({'seeds': len(seeds)} | given)
+        runs = load_runs(workdir, seeds, metrics_of(spec))
         table = build(runs, spec, tables.clones(spec, FOLDER))
         tables.write(table, workdir / 'tables' / name)
         print(f'\n{name}\n\n{render.markdown(table)}', end='')
@@ -116,12 +121,13 @@ def make_tables(plan: Plan, seeds: int, workdir: Path) -> None:
 def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> None:
     """Keeps the compact metrics, the tables and the first README of an experiment in a folder.
 
-    page: the README, if there is none yet; the tables go between its marks. `make tables` makes
-    them again from what is kept.
+    seeds: 0, 1, ... so many. page: the README, if there is none yet; the tables go between its
+    marks. `make tables` makes them again from what is kept.
     """
     specs = {name: {'seeds': seeds} | dict(given) for name, given in plan.tables.items()}
     metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
-    tables_runs.compact(tables_runs.load([workdir], metrics), folder / tables.METRICS_FOLDER)
+    runs = load_runs(workdir, range(seeds), metrics)
+    tables_runs.compact(runs, folder / tables.METRICS_FOLDER)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
     files.write_atomic(folder / tables.SPEC_FILE, text)
     if not (folder / 'README.md').exists():
@@ -205,7 +211,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     code = wait_for(words, cache | os.environ)
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
         return code
-    make_tables(plan, args.seeds, workdir)
+    make_tables(plan, seeds, workdir)
     if args.publish:
         page = first_page(doc, command, plan.tables)
         publish(plan, args.seeds, workdir, FOLDER / f'{name}_{args.scale}', page)

@@ -29,7 +29,13 @@ def unknown(run: Any) -> str:
         return "rollout.constrain='own', env.think=False and agent.name='act'"
     if not run.eval.temperature or run.eval.top_k or run.eval.top_p < 1:
         return 'eval.temperature above 0, eval.top_k=0 and eval.top_p=1'
-    return '' if env.max_actions_per_turn == 1 else 'env.max_actions_per_turn=1'
+    if env.max_actions_per_turn != 1:
+        return 'env.max_actions_per_turn=1'
+    plies = getattr(run.worlds[0], 'PLIES', 0)
+    if min(env.max_turns, env.max_actions_per_episode) < plies:
+        both = 'env.max_turns and env.max_actions_per_episode'
+        return f'{both} of {plies} or more, the plies of both players'
+    return ''
 
 
 def spelled(task: text.TextTask, tokenizer: Any) -> np.ndarray:

@@ -45,7 +45,8 @@ GPU = {  # by a word of the device's name: peak FLOP/s, bytes/s
     'A100': (312e12, 2.04e12),
 }
 
-MEM_FRACTION = 0.9  # of a GPU's memory, by XLA_PYTHON_CLIENT_MEM_FRACTION; jax takes 0.75 by itself
+FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # environment variable: of a GPU's memory, so much is
+MEM_FRACTION = 0.75  # taken; by itself jax takes this
 
 KINDS = {  # of TPUs, as JAX names them
     'TPU v5 lite': 'v5e',
@@ -129,7 +130,8 @@ def chip(kind: str) -> Chip:
     if kind in TPU:
         return TPU[kind]
     gpu = gpus.GPUS[kind]
-    return Chip(f'{gpu.memory / 1e9:.0f} GB', MEM_FRACTION * gpu.memory, *_gpu_peaks(gpu.name))
+    taken = float(os.environ.get(FRACTION) or MEM_FRACTION)
+    return Chip(f'{gpu.memory / 1e9:.0f} GB', taken * gpu.memory, *_gpu_peaks(gpu.name))
 
 
 def stand_ins(name: str) -> Topology:

@@ -101,13 +101,14 @@ def _tiles(
 ) -> dict[str, tuple[str, str]]:
     """Figures of the whole step, each with a note; faulty episodes only in their own count."""
     healthy, interval = totals['episodes'] - totals['faulty'], ''
-    if 0 <= totals['solved'] <= healthy:
+    success = f'{100 * totals["solved"] / healthy:.1f} %' if healthy else '—'
+    if healthy and 0 <= totals['solved'] <= healthy:
         ends = wilson_interval(totals['solved'], healthy)
         if 'success_low' in totals:  # of levels, whose episodes are not independent
             ends = to_float(totals['success_low']), to_float(totals['success_high'])
         interval = '95 % interval {:.1f} to {:.1f}'.format(*(100 * end for end in ends))
     tiles = {
-        'success': (f'{100 * totals["solved"] / max(healthy, 1):.1f} %', interval),
+        'success': (success, interval),
         'solved': (f'{totals["solved"]} of {healthy}', ''),
         'mean return': (f'{to_float(totals["return"]):.3g}', ''),
         'mean turns': (f'{totals["turns"] / max(healthy, 1):.3g}', ''),

@@ -20,12 +20,16 @@ FOLDER = 'rollouts'  # below the workdir
 PAGE_EPISODES = 64  # episodes on a rollout page
 OF_STEP = re.compile(r'(?:.*_)?step_(\d+)')  # name of a training page: of a mixture each world's
 
-# One program for all pages of a run: their tasks and numbers of episodes are the same.
+# One program for all pages of a run: their tasks and numbers of episodes are the same, but where
+# dynamic sampling did not fill a batch.
 play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
 
 
 def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) -> tuple:
-    """(parts int32 [B, A], matched bool [B]) of turn k, parsed again on the host."""
+    """(parts int32 [B, A], matched bool [B]) of turn k, parsed again on the host.
+
+    Those of a snapshot, whose tokens are none of action_mask, are what it did.
+    """
     parts, matched = [], []
     for b in range(rollout.tokens.shape[0]):
         sampled = rollout.action_mask[b] & (rollout.turn[b] == k)
@@ -33,7 +37,10 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
         ended = bool(rollout.turn_stop[b, k] == TurnStop.EOS)
         said = tokenizer.decode_bytes(ids[: len(ids) - ended]) + END * ended
         part, per_turn = rollout.part[b, k], task.max_actions_per_turn
-        if part == agents.ACT:
+        if rollout.learner is not None and rollout.seats[b, k] != rollout.learner[b]:
+            found = bool(rollout.valid[b, k])
+            row = [action if action >= 0 else ABSENT for action in rollout.actions[b, k]]
+        elif part == agents.ACT:
             found, row = parse_answer(
                 said, task.env.ACTION_NAMES, max_actions=per_turn, opening=task.opening
             )
@@ -42,7 +49,9 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
             row = [ABSENT] * per_turn
         parts.append(row)
         matched.append(found)
-    return np.asarray(parts, np.int32), np.asarray(matched)
+    # Of no rows as well, where dynamic sampling kept nothing
+    parts = np.asarray(parts, np.int32).reshape(-1, task.max_actions_per_turn)
+    return parts, np.asarray(matched, bool)
 
 
 def worlds_of(

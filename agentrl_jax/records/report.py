@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentrl_jax.envs.hosts.players import reference_success as reference_on_hosts
 from agentrl_jax.envs.reference import reference_success
@@ -24,28 +25,37 @@ FIRST_S = 20.0  # of a start, after which curves are drawn for the first time
 SHARE = 0.02  # of the time of a run that drawing may take
 
 
-def reference(task: Any) -> dict[str, float]:
+def reference(task: Any, levels: int | None = None) -> dict[str, float]:
     """Success of random play and of the best player on the pool of a task, in all its trials.
 
-    Nothing of worlds on hosts that nobody else plays, or not quickly.
+    levels: so many of it are played, the first ones; None: all. Nothing of worlds on hosts that
+    nobody else plays, or not quickly.
     """
     turns = task.agent.acting_turns(task.max_turns)
+    if isinstance(task, HostTask) and not task.env.quick:
+        return {}
+    count = task.env.num_levels(task.env_params)
+
+    def played(x):
+        return x[:levels] if np.shape(x)[:1] == (count,) else x
+
+    env_params = jax.tree.map(played, jax.device_get(task.env_params))
     if isinstance(task, HostTask):
-        if not task.env.quick:
-            return {}
-        return reference_on_hosts(task.env, task.env_params, turns, trials=task.agent.trials)
-    env_params = jax.tree.map(jnp.asarray, jax.device_get(task.env_params))
+        return reference_on_hosts(task.env, env_params, turns, trials=task.agent.trials)
+    env_params = jax.tree.map(jnp.asarray, env_params)
     actions = min(task.max_actions_per_episode, turns * task.max_actions_per_turn)
     return reference_success(task.env, env_params, actions, trials=task.agent.trials)
 
 
-def write_reference(workdir: Path, pools: Mapping[str, Any], worlds: int = 1) -> None:
+def write_reference(
+    workdir: Path, pools: Mapping[str, Any], worlds: int = 1, levels: int | None = None
+) -> None:
     """Keeps the references of pools (tasks by the prefixes of their metrics) in the workdir.
 
-    Without a prefix: the mean over the first `worlds` pools, which are those of the worlds that the
-    run trains on; it lacks what one of them lacks.
+    levels: as of reference. Without a prefix: the mean over the first `worlds` pools, which are
+    those of the worlds that the run trains on; it lacks what one of them lacks.
     """
-    found = {prefix: reference(task) for prefix, task in pools.items()}
+    found = {prefix: reference(task, levels) for prefix, task in pools.items()}
     own = list(found.values())[:worlds]
     names = set.intersection(*map(set, own))
     figures = {name: sum(one[name] for one in own) / worlds for name in names}

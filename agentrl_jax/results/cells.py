@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentrl_jax.measure import stats
-from agentrl_jax.results.runs import Run
+from agentrl_jax.results.runs import Run, complete
 from agentrl_jax.results.spec import (
     AREA,
     BEST,
@@ -40,18 +40,29 @@ ALIKE = (  # what a clone shares with the runs that it stands beside
     'env.pool_seed',
     'env.eval_levels',
     'eval.split',
+    'eval.temperature',
+    'eval.top_k',
+    'eval.top_p',
     'env.prompt',
+    'env.hint',
     'env.think',
     'env.max_turns',
     'env.max_actions_per_turn',
     'env.max_actions_per_episode',
     'agent.name',
     'agent.trials',
+    'agent.plan_every',
+    'context.window',
+    'context.summary',
+    'model.path',
     'model.hidden_size',
+    'model.intermediate_size',
     'model.num_layers',
+    'lora.rank',
     'rollout.constrain',
     'rollout.max_tokens',
     'rollout.max_response',
+    'rollout.stop_at_answer',
 )
 
 
@@ -438,10 +449,15 @@ def _clone_lines(
     if spec.metric != SUCCESS or spec.at == AREA:
         return []
     ended = [run for run in clones if _is_clone(run, spec.metric)]
+    if not ended:
+        return []
+    firsts = {key: runs[0] for key, runs in groups.items()}
+    whole = complete([*ended, *firsts.values()])
+    ended, firsts = whole[: len(ended)], dict(zip(firsts, whole[len(ended) :], strict=True))
 
     def alike(row: str, column: str) -> list[Run]:
-        runs = groups.get((row, column), ())
-        return [clone for clone in ended if runs and _is_alike(clone, runs[0])]
+        run = firsts.get((row, column))
+        return [clone for clone in ended if run and _is_alike(clone, run)]
 
     def cell(members: Sequence[str], column: str) -> Cell:
         found = {
@@ -479,8 +495,8 @@ def _is_clone(run: Run, metric: str) -> bool:
 def _is_alike(clone: Run, run: Run) -> bool:
     """Whether both are of one world and its levels, with the same prompts, budgets and policy.
 
-    What is paid may differ, for clones do not learn from it. A field that one of them has not came
-    later than that run, and changed nothing of it.
+    What is paid may differ, for clones do not learn from it. Both are of one version (complete);
+    a field that one of them still lacks, since its config cannot be read, is not compared.
     """
     world = f'{run.fields["env.name"]}.'
     names = [n for n in run.fields if n.startswith(world) and not PAID.search(n)]

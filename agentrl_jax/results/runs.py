@@ -73,10 +73,10 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
             f'no runs in {listed}: a run has {RUN_FILE} or {run_log.CONFIG_FILE}, a compact folder '
             f'{COMMON_FILE}'
         )
-    return _complete(runs)
+    return complete(runs)
 
 
-def _complete(runs: Sequence[Run]) -> list[Run]:
+def complete(runs: Sequence[Run]) -> list[Run]:
     """Runs with all fields that any of them has, as a resumed run would have them.
 
     What is no whole config, or one with fields that are gone, stays as it is.

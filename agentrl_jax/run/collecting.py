@@ -109,12 +109,15 @@ def collect(
     streams: Streams,
     step: int,
     expected: jax.Array | None = None,
-) -> tuple[Played, int, dict]:
-    """(what the update gets, tokens sampled, metrics) of a step, played on `tasks`; see play."""
+) -> tuple[Played, int, dict, int | None]:
+    """(what the update gets, tokens sampled, metrics, groups held) of a step; see play.
+
+    The groups that dynamic sampling holds are the first ones; None without it.
+    """
     played, counted = play(run, params, tasks, streams, step, expected=expected)
     measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
-        return played, sampled(counted), measured | counts(counted)
+        return played, sampled(counted), measured | counts(counted), None
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.algorithm.filter.refill):
         if number:
@@ -127,7 +130,7 @@ def collect(
             break
     measured['filter/collects'] = number + 1
     measured['filter/kept'] = kept / (groups * (number + 1))
-    return held, sampled(counted), measured | counts(counted)
+    return held, sampled(counted), measured | counts(counted), count
 
 
 def counts(counted: list[dict[str, Any]]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from agentrl_jax.machine import memory, processes, profiling
 from agentrl_jax.measure import collapse, totals
 from agentrl_jax.records import about, pages, run_log
 from agentrl_jax.records.beacon import Beacon
+from agentrl_jax.records.markup import many
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts, mixture, roll_back
@@ -35,6 +36,8 @@ class Played(NamedTuple):
     horizon: int  # turns that an episode could have
     rows: jax.Array  # int32 [b]  rows of the update
     advantages: jax.Array  # float32 [b, T]
+    groups: int | None  # that dynamic sampling holds, the first ones; None without it
+    collects: int  # rollouts of the step
 
 
 class Recorder(contextlib.ExitStack):
@@ -163,6 +166,11 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
     if jax.process_index():
         return
     extras = {'ratio': np.exp(after - rollout.logprobs), 'advantages': spread}
+    title = f'training rollout of step {step}'
+    if played.groups is not None:
+        held = played.groups * run.cfg.rollout.group_size
+        rollout, episodes, extras = jax.tree.map(lambda x: x[:held], (rollout, episodes, extras))
+        title += f': groups that dynamic sampling kept, of {many(played.collects, "rollout")}'
     parts = mixture.blocks([len(listed.level) for listed in episodes], (rollout, extras))
     for task, listed, (rows, beside) in zip(run.training.tasks, episodes, parts, strict=True):
         world = task.env.name
@@ -183,7 +191,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
                 split='train',
             ),
             group_size=run.cfg.rollout.group_size,
-            title=f'training rollout of step {step}',
+            title=title,
             extras=beside,
             limit=pages.PAGE_EPISODES,
             about=about.of_run(run.face, sys.argv),

@@ -387,6 +387,13 @@ class Hosts:
                 f'rollout.read_tokens={run.rollout.read_tokens} has no effect on {name}: set '
                 'hosts.read_tokens'
             )
+        for field in ('start_s', 'silent_s', *(() if world.here else ('timeout_s',))):
+            if getattr(world, field, 0.0) > self.policy.timeout_s:
+                yield (
+                    f'{world.name}.{field}={getattr(world, field):g} has no effect beyond '
+                    f'hosts.timeout_s={self.policy.timeout_s:g}, when a world is given up: lower '
+                    'the one or raise the other'
+                )
         room, needed = world.local_server_capacity, -(-run.worlds_at_once // jax.process_count())
         if 0 < room < needed:
             yield (

@@ -88,6 +88,14 @@ def test_a_command_line_that_means_nothing_is_refused_in_one_line(words, sentenc
     assert err.startswith('error: ') and sentence in err and len(err.splitlines()) == 1
 
 
+def test_no_policy_is_served_without_slots():
+    """--slots=-1 listened, and answered nobody."""
+    for slots in (0, -1):
+        code, out, err, imported = told('serve_policy', CONFIG, f'--slots={slots}')
+        assert code == command.EXIT_USAGE and not out and not imported
+        assert 'slots' in err and len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     'body, said',
     [

@@ -283,8 +283,14 @@ def check(made):
 
 
 def test_the_programs_compile_for_cpu_devices(cfg):
+    cfg.env.eval_levels, cfg.eval.samples = 16, 4  # of which 64 episodes play at once
     made = plan.plan(cfg, 'cpu:8')
     check(made)
+    model = cfg.model
+    entry = 2 * model.num_layers * model.num_kv_heads * model.hidden_size // model.num_heads
+    more = 4 * entry * cfg.rollout.max_tokens * (64 - 16) // 8  # float32, 8 devices
+    assert made['validation_bytes'] - made['programs']['collect']['device_bytes'] == more
+    assert 'of validation, whose cache is larger' in plan.text(made)
     assert made['step_seconds'] is None and 'No time is estimated' in plan.text(made)
 
 
@@ -314,7 +320,10 @@ def test_without_cuda_s_compiler_there_is_the_paper(cfg):
     assert set(least) == {'collect', 'learn'} and min(least.values()) > 0
 
 
-def test_a_gpu_is_described_with_the_bandwidth_that_plans_count_with():
+def test_a_gpu_is_described_with_the_bandwidth_that_plans_count_with(monkeypatch):
+    monkeypatch.delenv(hardware.FRACTION, raising=False)
+    assert hardware.chip('h200').usable == pytest.approx(0.75 * 151397597184)  # what jax takes
+    monkeypatch.setenv(hardware.FRACTION, '.9')
     chip = hardware.chip('h200')
     text = gpus.description(gpus.GPUS['h200'], chip.bandwidth)
     assert f'memory_bandwidth: {4.8e12:.0f}\n' in text and 'H200' in text

@@ -143,7 +143,9 @@ def test_a_faulty_episode_is_in_no_figure_but_its_own():
     assert (group_of_two['faulty'], group_of_two['return_std']) == (1, None)
     none = faulty.replace(episode_stop=np.full(2, EpisodeStop.ENV_ERROR))
     made = documents.of_rollout(none, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
-    assert made['totals']['return'] == 'nan' and '0 of 0' in render_page(made)
+    text = Page(render_page(made)).text
+    assert made['totals']['return'] == 'nan' and '0 of 0' in text
+    assert '0.0 %' not in text and 'interval' not in text  # nothing was measured
 
 
 def test_replies_of_worlds_on_hosts_are_those_of_the_log():

@@ -9,6 +9,7 @@ import signal
 import sys
 
 import pytest
+from test_tables import write_run
 
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.imitation import kept
@@ -350,6 +351,19 @@ def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
     before = {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
     common.tables.rebuild(folder.parent)  # what `make tables` does
     assert before == {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
+
+
+def test_tables_and_what_is_published_are_of_the_seeds_that_are_asked_for(tmp_path, capsys):
+    """Runs for tuning, with seeds from 100 on in the same workdir, were in both."""
+    for seed in (0, 1, 100):
+        write_run(tmp_path / 'runs' / f'seed-{seed}', seed, [0.1, 0.2, 0.3])
+    plan = common.Plan('', (), {'last': {'rows': 'algorithm', 'curves': False}})
+    common.make_tables(plan, range(100, 101), tmp_path / 'runs')
+    assert '(1/1)' in capsys.readouterr().out
+    common.publish(plan, 2, tmp_path / 'runs', tmp_path / 'all' / 'kept', 'Page\n')
+    kept = tmp_path / 'all' / 'kept'
+    assert {path.stem for path in (kept / 'metrics').glob('*.jsonl')} == {'seed-0', 'seed-1'}
+    assert '(2/2)' in (kept / 'last' / 'table.md').read_text()
 
 
 @pytest.mark.parametrize(

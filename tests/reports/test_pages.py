@@ -1,13 +1,17 @@
 """Rollout pages: worlds played again from the tokens, and what the document says of an episode."""
 
 import json
+import types
 
 import jax
+import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.records import pages
+from agentrl_jax.run import recorder
+from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 
@@ -151,6 +155,43 @@ def test_the_head_of_a_page_with_less_room_is_of_the_whole_rollout(tmp_path):
             rows = slice(group['group'] * group_size, (group['group'] + 1) * group_size)
             assert group['solved'] == out.success[rows].sum() and group['episodes'] == group_size
             assert group['return'] == pytest.approx(np.mean(out.returns[rows]), abs=1e-6)
+
+
+@pytest.mark.parametrize('groups', [4, 3, 0])
+def test_the_page_of_a_step_with_dynamic_sampling_shows_the_groups_that_it_kept(tmp_path, groups):
+    """Places that stayed free were worlds that had failed, on a page of a whole step."""
+    out, _ = tiny.played('frozen_lake')
+    free = np.arange(16) >= 4 * groups
+    stop = np.where(free, EpisodeStop.ENV_ERROR, out.episode_stop)  # as collecting.pack marks them
+    face = micro_runs.config('frozen_lake')
+    run = types.SimpleNamespace(
+        cfg=read_config(face),
+        face=face,
+        tokenizer=tiny.tokenizer(),
+        worlds={},
+        training=types.SimpleNamespace(
+            tasks=(tiny.task('frozen_lake'),), rescore=lambda policy, rollout: rollout.logprobs
+        ),
+    )
+    played = recorder.Played(
+        out.replace(episode_stop=stop),
+        (tiny.episodes('frozen_lake'),),
+        tiny.KEY,
+        3,
+        np.arange(16),
+        out.logprobs,
+        groups,
+        2,
+    )
+    recorder.save_page(run, tmp_path, 5, None, played)
+    path = tmp_path / 'rollouts' / 'step_000005.html'
+    made = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
+    totals = made['totals']
+    assert (totals['episodes'], totals['faulty']) == (4 * groups, 0)
+    assert totals['solved'] == out.success[: 4 * groups].sum()
+    assert [group['faulty'] for group in made['groups']] == [0] * groups
+    text = path.read_text(encoding='utf-8')
+    assert 'of step 5: groups that dynamic sampling kept, of 2 rollouts' in text
 
 
 def test_how_many_episodes_are_skipped():

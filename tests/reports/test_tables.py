@@ -92,15 +92,46 @@ def clones(tmp_path_factory):
 def test_a_clone_stands_beside_the_runs_that_see_what_it_sees(sweep, clones):
     spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name', 'clones': str(clones)})
     runs, given = load([sweep]), load(spec.clones)
-    with pytest.raises(ValueError, match='clone-0, two boxes see the same'):
-        build(runs, spec, given)  # of one box or two, which these runs do not say
-    one_box = [run._replace(fields=run.fields | {'sokoban.num_boxes': 1}) for run in runs]
-    found = cells(build(one_box, spec, given))
+    again = next(run for run in given if run.name == 'clone-0')._replace(name='again')
+    with pytest.raises(ValueError, match='clone-0, again see the same'):
+        build(runs, spec, [*given, again])
+    found = cells(build(runs, spec, given))  # of one box, which is what they do not say
     clone = found['expert clone', 'sokoban']
     assert not found['expert clone', 'bandit'].entries
     assert [entry.run for entry in clone.entries] == ['clone-0']
     assert clone.figure.mean == 0.8
     assert math.isnan(clone.also[0])
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'eval.temperature': 0.0},
+        {'eval.top_k': 4},
+        {'eval.top_p': 0.9},
+        {'context.window': 1},
+        {'context.summary': 2},
+        {'env.hint': 'plan'},
+        {'model.path': 'some_model'},
+        {'model.intermediate_size': 512},
+        {'lora.rank': 8},
+        {'rollout.stop_at_answer': True},
+        {'agent.plan_every': 3},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize('changed', ['runs', 'clones'])
+def test_a_clone_of_another_measurement_view_or_model_is_not_shown(sweep, clones, change, changed):
+    """It was, whether or not the older ones of the two said what they do."""
+    spec = tables.make_spec({'rows': 'algorithm', 'where': {'env.name': 'sokoban'}})
+    both = {'runs': load([sweep]), 'clones': load([clones])}
+
+    def shown(runs, clones):
+        return [line for line in build(runs, spec, clones).lines if line.kind == 'clone']
+
+    assert shown(**both)
+    both[changed] = [run._replace(fields=run.fields | change) for run in both[changed]]
+    assert not shown(**both)
 
 
 def test_a_clone_that_differs_between_rows_is_shown_for_each(sweep, clones):

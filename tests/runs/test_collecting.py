@@ -92,11 +92,11 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
     varied, rollouts, held, kept
 ):
     run, drawn = stub_run(3, varied)
-    (out, _), sampled, measured = collecting.collect(run, None, None, STREAMS, 5)
+    (out, _), sampled, measured, groups = collecting.collect(run, None, None, STREAMS, 5)
     assert len(drawn) == measured['filter/collects'] == rollouts and int(sampled) == 10 * rollouts
     assert measured['filter/kept'] == pytest.approx(kept)
     assert measured['rollout/nonfinite'] == rollouts  # one in each
-    assert out.healthy.sum() == held * GROUP_SIZE
+    assert groups == held and out.healthy.sum() == held * GROUP_SIZE
     # The first rollout is an unbiased sample of the policy: 2 for one of two in its varied groups.
     assert measured['rollout/return'] == pytest.approx(2 * varied[0] / ROWS)
     assert [step for _, step, _ in drawn] == [5] * rollouts
@@ -106,9 +106,9 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
 
 def test_without_refilling_one_rollout_is_played_and_nothing_marked():
     run, drawn = stub_run(0, [1])
-    (out, _), sampled, measured = collecting.collect(run, None, None, STREAMS, 0)
+    (out, _), sampled, measured, groups = collecting.collect(run, None, None, STREAMS, 0)
     assert len(drawn) == 1 and measured['filter/collects'] == 1 and out.healthy.all()
-    assert int(sampled) == 10 and 'filter/kept' not in measured
+    assert int(sampled) == 10 and groups is None and 'filter/kept' not in measured
 
 
 def test_further_rollouts_have_streams_of_their_own():

@@ -363,15 +363,41 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     assert '\n' not in str(said.value)
 
 
+SERVED = {
+    'env.name': 'sciworld',
+    'sciworld.urls': ('http://one:1',),
+    'sciworld.launch': 0,
+    'clone.episodes': 0,
+}
+SEARCH = {'env.name': 'search', 'search.corpus': 'http://one:1'}
+
+
 def test_a_run_resumes_though_the_defaults_of_other_worlds_have_changed():
     def saved(**changes):
         return comparable(saved_with(config(**changes)))
 
-    free = (*state.CHANGEABLE_ON_RESUME, *state.unplayed(read_config(config())))
+    free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(read_config(config())))
     old = saved(**{'gymnasium.keywords': '{"is_slippery": false}'})
     checkpoint.check_config(old, saved(), may_differ=free)
     with pytest.raises(ValueError, match='objects.num_items'):
         checkpoint.check_config(saved(**{'objects.num_items': 7}), saved(), may_differ=free)
+
+
+def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
+    def saved(**changes):
+        cfg = config(**SERVED | changes)
+        return read_config(cfg), comparable(saved_with(cfg))
+
+    _, old = saved()
+    cfg, now = saved(**{'sciworld.urls': ('http://other:2',), 'sciworld.timeout_s': 90.0})
+    free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(cfg))
+    checkpoint.check_config(old, now, may_differ=free)
+    with pytest.raises(ValueError, match='sciworld.simplification'):
+        other = saved(**{'sciworld.simplification': 'openDoors'})[1]
+        checkpoint.check_config(old, other, may_differ=free)
+    cfg, now = saved(**SEARCH | {'search.corpus': 'http://other:1'})
+    free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(cfg))
+    checkpoint.check_config(saved(**SEARCH)[1], now, may_differ=free)
 
 
 def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
@@ -405,9 +431,20 @@ def test_what_needs_a_world_on_the_device_is_refused(changes, message):
         read_config(config(**changes))
 
 
+def test_calls_that_outlast_the_time_of_a_world_are_refused():
+    """A world was given up after hosts.timeout_s=120 in any case."""
+    craft = {'env.name': 'textcraft', 'textcraft.timeout_s': 300.0, 'clone.episodes': 0}
+    read_config(config(**craft))  # in this process, where nothing is called
+    far = craft | {'textcraft.urls': ('http://one',)}
+    with pytest.raises(ValueError, match='textcraft.timeout_s=300 has no effect beyond hosts'):
+        read_config(config(**far))
+    read_config(config(**far | {'hosts.timeout_s': 300.0}))
+
+
 def test_servers_of_a_run_hold_all_that_is_played_at_once():
     craft = {'env.name': 'textcraft', 'textcraft.launch': 2, 'clone.episodes': 0}
     needed = read_config(config(**craft), None).worlds_at_once
+    assert read_config(config(**craft | {'eval.every': 0}), None).worlds_at_once == needed
     with pytest.raises(ValueError, match=f'hold {2 * (needed // 4)} worlds, and {needed} episodes'):
         read_config(config(**craft | {'textcraft.room': needed // 4}))
     read_config(config(**craft | {'textcraft.room': needed // 2}))

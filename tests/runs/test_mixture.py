@@ -196,7 +196,7 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
 
 
 def test_a_mean_of_references_lacks_what_one_world_lacks(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, 'reference', lambda figures: figures)
+    monkeypatch.setattr(report, 'reference', lambda figures, levels: figures)
     pools = {'eval_a': {'random': 0.25, 'oracle': 1.0}, 'eval_b': {'random': 0.75}}
     report.write_reference(tmp_path, pools, worlds=2)
     found = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))

@@ -12,6 +12,7 @@ import pytest
 from agentrl_jax import elo, train
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
+from agentrl_jax.run import build
 from agentrl_jax.run.config import read as read_config
 
 needs_pgx = pytest.mark.skipif(
@@ -157,3 +158,21 @@ def test_elo_is_of_games_of_two_players():
         elo.in_self_play(read_config(micro_runs.plain('frozen_lake')))
     with pytest.raises(ValueError, match="only known with rollout.constrain='own', env.think"):
         elo.in_self_play(read_config(plain(**{'rollout.constrain': ''})))
+
+
+@needs_pgx
+@pytest.mark.parametrize(
+    'world, plies, budget',
+    [('leduc', 8, 'max_turns'), ('connect_four', 42, 'max_actions_per_episode')],
+)
+def test_budgets_of_one_player_are_too_small_for_the_plies_of_both(world, plies, budget):
+    """Prompts after the last turn were of other lines, and a game that was cut was a draw."""
+    budgets = {'env.max_turns': plies, 'env.max_actions_per_episode': plies}
+    enough, short = (
+        read_config(plain(world, 'random', algorithm='rloo', **budgets | changes))
+        for changes in ({}, {f'env.{budget}': plies - 1})
+    )
+    assert elo.in_self_play(enough).in_self_play
+    with pytest.raises(ValueError, match=f'of {plies} or more, the plies of both players'):
+        elo.in_self_play(short)
+    assert build.build_exploitability(short, None, None, None) is None

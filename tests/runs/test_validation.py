@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
+import tiny_agents as tiny
 import toy_rollouts as toy
 
 from agentrl_jax import evaluate, train
+from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
@@ -216,6 +218,19 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
         assert path.read_text() == spoiled
 
 
+def test_evaluations_in_another_compute_dtype_are_others():
+    """That of float32 overwrote that of bfloat16: sampler_dtype was '' in both."""
+    one, other, same = (
+        evaluate.settings_of(read_config(micro_runs.config('frozen_lake', **changes)))
+        for changes in (
+            {'model.dtype': 'float32'},
+            {'model.dtype': 'bfloat16'},
+            {'model.dtype': 'bfloat16', 'rollout.sampler_dtype': 'float32'},
+        )
+    )
+    assert one != other and one == same
+
+
 def test_what_an_evaluation_cannot_keep_is_known_before_it_is_played(tmp_path, monkeypatch):
     cfg = micro_runs.plain('frozen_lake')
     monkeypatch.setattr(evaluate.validation, 'summarise', None)  # not reached
@@ -350,6 +365,19 @@ def test_every_pool_stands_beside_its_own_random_play(finished):
         f'random play {100 * reference["eval_library/random"]:.1f} %, oracle 100.0 %'
     )
     assert sum(line.startswith('eval_test ') for line in said) == 1
+
+
+def test_random_play_is_on_the_levels_that_are_validated(tmp_path):
+    """Of eval.also=('train',) it was on the whole pool that trains."""
+    task = tiny.task('frozen_lake')
+    env, env_params = tiny.environment('frozen_lake')
+    first = env_params.replace(boards=env_params.boards[:5])
+    expected = reference_success(env, first, tiny.BUDGETS['max_actions_per_episode'])
+    assert report.reference(task, 5) == expected != report.reference(task)
+    assert report.reference(task, 99) == report.reference(task)
+    report.write_reference(tmp_path, {'eval': task, 'eval_train': task}, 1, 5)
+    found = json.loads((tmp_path / 'reference.json').read_text())
+    assert found == expected | {f'eval_train/{name}': x for name, x in expected.items()}
 
 
 def test_a_world_whose_texts_do_not_fit_is_named(capsys):

@@ -345,7 +345,10 @@ def test_after_the_end_and_from_elsewhere_nobody_is_answered():
     address = server.open(episode)
     client = clients.Client(Task(0, f'{address}/v1', 'k'))
     assert client.reward(reward=0.5)[0] == 200 and episode.reward == {'reward': 0.5}
-    assert client.reward(reward='much')[1]['error']['code'] == 'invalid_reward'
+    for wrong in (dict(reward='much'), dict(reward=1, success='false')):
+        status, said = client.reward(**wrong)
+        assert status == 400 and said['error']['code'] == 'invalid_reward'
+    assert episode.reward == {'reward': 0.5}
     assert client.post('/episodes/guess/v1/chat/completions', body(U))[0] == 410
     assert client.post(f'{client.path}/embeddings', body(U))[0] == 404
     server.close(episode)
@@ -361,6 +364,9 @@ def test_after_the_end_and_from_elsewhere_nobody_is_answered():
         (True, (1.0, True)),
         ((2, False), (2.0, False)),
         ({'reward': 1, 'success': True}, (1.0, True)),
+        ((0.5, np.False_), (0.5, False)),
+        ((0.5, 1.0), (0.5, True)),
+        ([0.5, None], (0.5, None)),
     ],
 )
 def test_rewards_are_numbers_pairs_or_mappings(earned, reward):
@@ -381,6 +387,15 @@ def test_whatever_a_harness_raises_ends_its_episode(error, monkeypatch):
 def test_what_is_no_reward_is_a_fault(earned):
     with pytest.raises(WorldError, match='which is no reward'):
         reward_of(earned, '')
+
+
+@pytest.mark.parametrize('success', [{'steps': 5}, 'false', 2, float('nan'), [], np.ones(2)])
+def test_what_is_no_success_is_a_fault(success):
+    """Whatever was true in Python, such as an info beside the reward, was a success."""
+    for earned in ((0.0, success), {'reward': 0.0, 'success': success}):
+        with pytest.raises(WorldError, match='of its success'):
+            reward_of(earned, '')
+        assert isinstance(workers.plain(earned), str)  # no reward, in a worker too
 
 
 # ---- played --------------------------------------------------------------------------------------
@@ -875,6 +890,18 @@ def test_what_cloning_from_a_harness_needs_is_said():
     assert 'clone.oracle=0.5' in refused(**known)
     longer = {'harness.branches': 2, 'harness.context': 10**6}
     assert 'harness.context=1000000 is more than' in refused(**longer)
+
+
+def test_patience_that_a_run_does_not_have_is_refused():
+    """A slot was given up after hosts.timeout_s=120, whatever harness.silent_s said."""
+
+    def config(**changes):
+        return micro_runs.plain('harness', **{'harness.run': BOXES['run']} | changes)
+
+    for field in ('start_s', 'silent_s'):
+        with pytest.raises(ValueError, match=f'harness.{field}=600 has no effect beyond'):
+            read_config(config(**{f'harness.{field}': 600.0}))
+        read_config(config(**{f'harness.{field}': 600.0, 'hosts.timeout_s': 600.0}))
 
 
 # ---- programs ------------------------------------------------------------------------------------

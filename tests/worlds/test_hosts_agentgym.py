@@ -15,6 +15,7 @@ from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.connection import Connection
 from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.sciworld import SciWorldEnvironment
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 
@@ -63,6 +64,8 @@ def test_worlds_behind_the_client_say_what_they_say_in_process(launched):
             assert said.success and said.done
         two = 'Action: inventory\nAction: inventory'
         shown = near.step(two).observation
+        assert far.step(two) == near.step(two) == Reply(shown, success=True, valid=False)
+        assert near.reset(3) == far.reset(3)
         assert far.step(two) == near.step(two) == Reply(shown, success=False, valid=False)
 
 
@@ -401,6 +404,28 @@ def test_running_scores_become_differences_and_late_babyai_success_shows_in_them
         assert [world.step('Action: toggle').reward for _ in steps] == [0.25, 0.25, 0.0]
 
 
+def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
+    """The episode counted as failed: its last reply decides."""
+    with begun('babyai', BABYAI | {'score': 0.4}, first=BABYAI) as (world, _):
+        two = 'Action: toggle\nAction: toggle'
+        assert world.step(two).success is False
+        assert world.step('Action: toggle').success
+        assert world.step(two).success and not world.step(two).valid
+
+
+def test_scores_of_sciworld_are_scaled_on_servers_too():
+    """In process 13 of 100 were .13, and on servers 13."""
+    opening = {'task_description': 'Light it.', 'observation': 'A room.', 'score': 7}
+    steps = [{'observation': 'p', 'score': n, 'done': n == 100} for n in (20, 100)]
+    rows = [('step', 200, step) for step in steps]
+    with Table([('create', 200, {'id': 0}), ('reset', 200, opening), *rows]) as table:
+        world = SciWorldEnvironment(urls=(table.url,), scale=0.01).make()
+        world.reset(0)
+        replies = [world.step('Action: look') for _ in steps]
+    assert [reply.reward for reply in replies] == [0.01 * 13, 0.01 * 80]
+    assert [reply.success for reply in replies] == [False, True]
+
+
 @pytest.mark.parametrize('name', ['movie', 'sheet', 'academia', 'todo', 'weather'])
 def test_the_progress_of_a_tool_environment_is_paid_once(name):
     """It is said again at every step, and one of two goals was a success after two of them."""
@@ -475,6 +500,23 @@ def test_texts_that_stand_for_a_fault_are_faults():
     rows = [('create', 200, {'env_idx': 1}), ('reset', 200, {}), ('obs', 200, 'TimeoutError')]
     with Table(rows) as table, pytest.raises(WorldError, match='TimeoutError'):
         AgentGym('webarena', Servers([table.url])).reset(0)
+
+
+def test_a_reset_that_failed_is_a_fault_and_nothing_is_looked_at():
+    """The page of the episode before was then played as the first one of this."""
+    failed = {'observation': 'TimeoutError', 'sites': 'Error', 'object': 'Error'}
+    rows = [('create', 200, {'env_idx': 1}), ('reset', 200, failed), ('obs', 200, 'OBSERVATION: x')]
+    with Table(rows) as table:
+        with pytest.raises(WorldError, match='reset: TimeoutError'):
+            AgentGym('webarena', Servers([table.url])).reset(0)
+        assert len(table.rows) == 1
+
+
+@pytest.mark.parametrize('told', [{}, {'settings': None}, {'settings': {'other': 1, 'b': [1]}}])
+def test_servers_that_do_not_tell_settings_or_have_the_run_s_are_played_on(told):
+    with Table([('create', 200, {'id': 0} | told), ('reset', 200, SAID)]) as table:
+        world = AgentGym('textcraft', Servers([table.url]), settings={'a': 1, 'b': (1,)})
+        assert world.reset(0) == 'p'
 
 
 # ---- answers, items ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -16,16 +17,19 @@ import numpy as np
 import pytest
 
 from agentrl_jax.envs.base import build, read_world
-from agentrl_jax.envs.hosts import players, sciworld, served, textcraft
+from agentrl_jax.envs.hosts import players, sciworld, served, textcraft, workers
 from agentrl_jax.envs.hosts.agentgym import AgentGym
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import Items
+from agentrl_jax.envs.hosts.device import Device
+from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.hosts.search.world import Search
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.web.miniwob import MiniWoB
 from agentrl_jax.envs.hosts.web.world import WebArena
 from agentrl_jax.envs.hosts.webshop.world import WebShop
+from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.parts import build_environment
 from agentrl_jax.sweeps import spec
@@ -82,6 +86,29 @@ def test_search_is_played_in_process_or_on_a_server_of_the_run():
     served.launched.cache_clear()
     with pytest.raises(ValueError, match="search.dialect='x' must be one of plain, agentgym"):
         built('search', dialect='x')
+
+
+def test_a_server_that_plays_by_other_settings_is_a_fault_that_names_them():
+    """The policy read MT-GRPO's words, the server knew plain calls, and all were invalid."""
+    settings = {'questions': ['drawn'], 'timeout_s': 9.0, 'corpus': ''}
+    with Launched('search', settings=settings) as server:
+        env = search.SearchEnvironment(questions=('drawn',), urls=(server.url,), timeout_s=20.0)
+        with contextlib.closing(env.make()) as world:
+            assert world.reset(0)
+        other = dataclasses.replace(env, dialect='mt_grpo', calls=2).make()
+        with pytest.raises(WorldError, match='same --settings') as raised:
+            other.reset(0)
+        said = str(raised.value)
+        assert "search.dialect='mt_grpo' (there 'plain'), search.calls=2 (there 0)" in said
+        assert '\n' not in said and 'timeout_s' not in said
+
+
+def test_what_is_a_machine_s_own_or_secret_is_not_told_to_clients():
+    make = functools.partial(WebArena, login='me:secret', sites=['shop=http://me'])
+    assert workers.told(make) == {'tasks': '', 'prompt': 'long', 'judge': ''}
+    make = functools.partial(Search, corpus='http://one:1', token='file', calls=2)
+    assert workers.told(make).keys() & {'corpus', 'token', 'timeout_s', 'calls'} == {'calls'}
+    assert workers.told(functools.partial(Device, name='bandit')) == {}
 
 
 def test_the_paper_s_arms_of_search_are_possible_in_its_sizes():
@@ -144,6 +171,11 @@ def test_agentgym_and_openenv_are_built_from_addresses():
     assert env.make().quirks.item == 'id' and env.solved(1.0) and not env.solved(0.9)
     with pytest.raises(ValueError, match='must be one of textcraft'):
         built('agentgym', env='chess')
+    for env in ('alfworld', 'babyai', 'wordle'):
+        with pytest.raises(ValueError, match=f"agentgym.instruction='' .*env='{env}' are not"):
+            built('agentgym', env=env, urls=('http://a:1',), num_items=50)
+    spoken = dict(env='maze', instruction='Leave the maze.', urls=('http://a:1',), num_items=50)
+    assert built('agentgym', **spoken)[0].instruction == 'Leave the maze.'
     env, _ = built('openenv', url='http://a:1', action_field='text')
     assert env.make().url == 'ws://a:1/ws'
 

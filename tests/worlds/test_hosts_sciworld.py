@@ -1,6 +1,7 @@
 """SciWorld: AgentGym's games and scores from simulators in one JVM. Without Java these skip."""
 
 import contextlib
+import dataclasses
 import gc
 import shutil
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl_jax.envs.hosts import sciworld
-from agentrl_jax.envs.hosts.sciworld import SciWorld, SciWorldPlayer
+from agentrl_jax.envs.hosts.launch import Launched
+from agentrl_jax.envs.hosts.sciworld import SciWorld, SciWorldEnvironment, SciWorldPlayer
 from agentrl_jax.envs.hosts.world import WorldError
 
 WITH_JAVA = pytest.mark.skipif(
@@ -143,6 +145,22 @@ def test_a_wrong_focus_ends_an_episode_and_so_does_waiting():
         assert [reply.done for reply in waits] == [False] * 5 + [True]
         world.reset(FIND_ANIMAL)
         assert world.step('focus on air').reward == -1
+
+
+@WITH_JAVA
+def test_scaled_rewards_are_the_same_in_process_and_on_a_server():
+    """A server's client took the differences of the score itself, 100 times as large."""
+    env = SciWorldEnvironment(scale=0.01, heap_mb=HEAP_MB)
+    with (
+        Launched('sciworld', settings=env.settings()) as server,
+        contextlib.closing(env.make()) as near,
+        contextlib.closing(dataclasses.replace(env, urls=(server.url,)).make()) as far,
+    ):
+        assert far.reset(FIND_ANIMAL) == near.reset(FIND_ANIMAL)
+        for action in ('open door to kitchen', 'go to kitchen', 'focus on stove'):
+            said = near.step(f'Action: {action}')
+            assert far.step(f'Action: {action}') == said
+        assert said.done and said.reward < -1
 
 
 @WITH_JAVA

@@ -210,6 +210,7 @@ class TwoPlayers(PgxWorld):
     moves, and rewards and success are those of seat 0, which moved first; seat 1 earns minus that.
     """
 
+    PLIES: ClassVar[int]  # of the longest game, those of both players
     opponent: Literal['random', 'self'] = 'random'  # who plays the other seat; self: the policy,
     # and validation still plays against one who moves at random
 

@@ -17,6 +17,7 @@ class ConnectFour(TwoPlayers):
     """Reward 1 for a row of four, -1 for one of the other player."""
 
     GAME: ClassVar[str] = 'connect_four'
+    PLIES: ClassVar[int] = 42
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('1', '2', '3', '4', '5', '6', '7')
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.0, 1.0)

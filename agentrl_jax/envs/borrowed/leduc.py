@@ -21,6 +21,7 @@ class Leduc(TwoPlayers):
     # chips that tells the bets of a round
 
     GAME: ClassVar[str] = 'leduc_holdem'
+    PLIES: ClassVar[int] = 8
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Call', 'Raise', 'Fold')
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-13.0, 13.0)

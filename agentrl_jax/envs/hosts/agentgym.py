@@ -45,7 +45,8 @@ class Quirks:
     reward: str = 'reward'
     done: str = 'done'
     truth: bool = False  # the reward is true where a goal is met; elsewhere that is no number
-    running: bool = False  # the reward is a score so far: steps get its differences
+    running: bool = False  # the reward is a score so far: steps get its differences, ...
+    scale: float = 1.0  # ... times this
     last_only: bool = False  # a reward counts only with the last step
     bounds: tuple[float, float] = (-1e6, 1e6)  # of what is in the reward's field
     solved_above: float = 0.99  # score; AgentEvol's thresholds where it has one
@@ -216,6 +217,7 @@ class AgentGym:
         timeout_s: float = 60.0,  # of one call
         most_bytes: int = 2**20,  # of one answer
         quirks: Quirks | None = None,  # of an environment that is not in ENVIRONMENTS
+        settings: dict | None = None,  # of the worlds, which our servers must have too
     ):
         if quirks is None and env not in ENVIRONMENTS:
             raise ValueError(f'{env!r} is none of AgentGym: {", ".join(ENVIRONMENTS)}')
@@ -223,19 +225,20 @@ class AgentGym:
         self.quirks = ENVIRONMENTS[env] if quirks is None else quirks
         self.instruction = instruction or self.quirks.instruction
         self.deterministic = self.quirks.deterministic
-        self._settings = dict(token=token, timeout_s=timeout_s, most_bytes=most_bytes)
+        self.settings = json.loads(json.dumps(settings or {}))  # with lists for tuples
+        self._calls = dict(token=token, timeout_s=timeout_s, most_bytes=most_bytes)
         self._read = READERS[self.quirks.reader]
         self._server: Connection | None = None
         self._id: int | None = None
         self._failed = False
-        self._turn, self._score = 0, 0.0
+        self._turn, self._score, self._success = 0, 0.0, False
 
     def reset(self, item: int) -> str:
         if self._failed:
             self.close()
         if self._server is None:
             self._open()
-        self._turn, self._score = 0, 0.0
+        self._turn, self._score, self._success = 0, 0.0, False
         with self._tried():
             reply = self._call('reset', {self.quirks.item: item, **self.quirks.reset})
             self._check('reset', reply, {self.quirks.item: item})
@@ -254,7 +257,7 @@ class AgentGym:
         try:
             action = self._read(action)
         except Unreadable as shown:
-            return Reply(str(shown), success=False, valid=False)
+            return Reply(str(shown), success=self._success, valid=False)
         if self._server is None or self._failed:
             raise WorldError('step: the world has failed or was never reset')
         with self._tried():
@@ -274,12 +277,12 @@ class AgentGym:
         if self.quirks.last_only and not done:
             reward = 0.0
         if self.quirks.running:
-            reward, self._score = reward - self._score, reward
+            reward, self._score = self.quirks.scale * (reward - self._score), reward
         else:
             self._score += reward
-        success = self._score > self.quirks.solved_above
+        self._success = self._score > self.quirks.solved_above
         if 'success' in reply and reply['success'] is not None:
-            success = truth_of(reply['success'], 'step')
+            self._success = truth_of(reply['success'], 'step')
         valid = reply['valid'] if 'valid' in reply else None  # of our servers, as figures
         figures = reply['figures'] if 'figures' in reply else ()
         if not isinstance(figures, list | tuple):
@@ -288,7 +291,7 @@ class AgentGym:
             self._text('step', text),
             reward=reward,
             done=done,
-            success=success,
+            success=self._success,
             figures=tuple(number_of(figure, (-1e6, 1e6), 'step') for figure in figures),
             valid=None if valid is None else truth_of(valid, 'step'),
         )
@@ -312,7 +315,7 @@ class AgentGym:
         """Creates the world on the first server that has room."""
         downs: list[str] = []
         for url in self.servers.candidates():
-            server = Connection(url, **self._settings)
+            server = Connection(url, **self._calls)
             try:
                 self._server, self._id = server, self._created(server)
             except WorldDown as down:
@@ -345,12 +348,27 @@ class AgentGym:
                 raise WorldError(f'{server.name} create: no number of a world in {made!r:.200}')
             if isinstance(made, dict) and 'key' in made and made['key'] != key:
                 raise WorldError(f'{server.name} create: the world of another client')
+            if isinstance(made, dict) and isinstance(made.get('settings'), dict):
+                self._compare(server.name, made['settings'])
         except WorldDown:
             raise
         except WorldError:
             self.servers.left(server.url, {'key': key})
             raise
         return number
+
+    def _compare(self, server: str, told: dict) -> None:
+        """Raises where a server of ours plays its worlds by other settings than the run's."""
+        differ = [
+            f'{self.env}.{name}={value!r:.40} (there {told[name]!r:.40})'
+            for name, value in self.settings.items()
+            if name in told and told[name] != value
+        ]
+        if differ:
+            raise WorldError(
+                f'{server}: start this server with the same --settings as the run, which has '
+                f'{", ".join(differ)}'
+            )
 
     @contextlib.contextmanager
     def _tried(self) -> Iterator[None]:
@@ -380,6 +398,8 @@ class AgentGym:
         for name, value in {self.quirks.id: self._id, **sent}.items():
             if name in reply and reply[name] != value:
                 raise WorldError(f'{path}: an answer about {name} {reply[name]!r:.50}, not {value}')
+        if self.quirks.text in reply and reply[self.quirks.text] in self.quirks.faults:
+            raise WorldError(f'{path}: {reply[self.quirks.text]}')
 
     def _text(self, path: str, value: Any) -> str:
         text = text_of(value, path)

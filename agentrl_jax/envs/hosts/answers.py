@@ -92,6 +92,7 @@ class Read:
     def __init__(self, world: World, reader: str):
         self.world, self.reader_name, self.reader = world, reader, READERS[reader]
         self.deterministic = world.deterministic
+        self.success: bool | None = False  # so far; what cannot be read does not change it
 
     @property
     def instruction(self) -> str:
@@ -102,14 +103,17 @@ class Read:
         return framed(self.reader_name, getattr(self.world, 'offers', ()))
 
     def reset(self, item: int) -> str:
+        self.success = False
         return self.world.reset(item)
 
     def step(self, action: str) -> Reply:
         try:
             action = self.reader(action)
         except Unreadable as shown:
-            return Reply(str(shown), success=False, valid=False)
-        return self.world.step(action)
+            return Reply(str(shown), success=self.success, valid=False)
+        reply = self.world.step(action)
+        self.success = reply.success
+        return reply
 
     def close(self) -> None:
         self.world.close()

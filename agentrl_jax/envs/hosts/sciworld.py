@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from agentrl_jax.envs.hosts import agentgym_prompts
+from agentrl_jax.envs.hosts.agentgym import Quirks
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import hashed
 from agentrl_jax.envs.hosts.served import Served, checked
@@ -286,6 +287,10 @@ class SciWorldPlayer(Read):
 class SciWorldEnvironment(Served, Play):
     name, WORLD = 'sciworld', SciWorld
     instruction = agentgym_prompts.SCIWORLD
+
+    @property
+    def quirks(self) -> Quirks:
+        return dataclasses.replace(super().quirks, scale=self.scale)
 
     def player(self) -> SciWorldPlayer:
         return SciWorldPlayer(self.world())

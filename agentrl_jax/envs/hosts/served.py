@@ -78,7 +78,9 @@ class Remote(HostEnvironment, Calls):
     def addresses(self) -> tuple[str, ...]:
         return self.urls
 
-    def connect(self, env: str, quirks: Quirks | None = None) -> AgentGym:
+    def connect(
+        self, env: str, quirks: Quirks | None = None, settings: dict | None = None
+    ) -> AgentGym:
         """A world of the servers, which call its kind `env`."""
         with ONE_AT_A_TIME:
             servers = shared(self.addresses())
@@ -89,6 +91,7 @@ class Remote(HostEnvironment, Calls):
             token=token_in(self.token),
             timeout_s=self.timeout_s,
             quirks=quirks,
+            settings=settings,
         )
 
     def item_range(self, split: str) -> np.ndarray:
@@ -113,6 +116,11 @@ class AgentGymEnvironment(Remote):
         if self.env not in agentgym.ENVIRONMENTS:
             known = ', '.join(agentgym.ENVIRONMENTS)
             yield f'agentgym.env={self.env!r} must be one of {known}'
+        elif not self.instruction:
+            yield (
+                f"agentgym.instruction='' leaves the policy without its task, since AgentGym's "
+                f'words for agentgym.env={self.env!r} are not known here: write them'
+            )
 
     @property
     def instruction(self) -> str:
@@ -203,4 +211,4 @@ class Served(Remote):
         return (launched(kind, settings, self.launch, self.room, step_s).url,)
 
     def make(self) -> World:
-        return self.near() if self.here else self.connect(self.name, self.quirks)
+        return self.near() if self.here else self.connect(self.name, self.quirks, self.settings())

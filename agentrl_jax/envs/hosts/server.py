@@ -1,6 +1,7 @@
 """A server of worlds: AgentGym's protocol, and what a long run needs besides.
 
-  POST /create {lease_s?}           {id, key, ...}; an id is used once. 503 where there is no room
+  POST /create {lease_s?}           {id, key, instruction, settings, ...}; an id is used once;
+                                    settings are its world's. 503 where there is no room
   POST /reset {id, data_idx}        {id, observation, reward, done, success, turn, data_idx, ...}
   POST /step {id, action}           the same, of this step; turn counts them; valid: whether the
                                     world knows the action, where it says so
@@ -145,8 +146,11 @@ class Worlds:
                 task.cancel()
             await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
 
-    async def create(self, lease_s: float | None, key: str = '') -> tuple[int, str]:
-        """(number, instruction) of a new world; lease_s: no longer than the server's, None = it."""
+    async def create(self, lease_s: float | None, key: str = '') -> tuple[int, dict]:
+        """(number, its worker's answer) of a new world.
+
+        lease_s: no longer than the server's, None = it.
+        """
         if lease_s is not None and lease_s > self.limits.lease_s:
             most = self.limits.lease_s
             raise Refused('invalid', f'lease_s={lease_s:g} is above that of this server, {most:g}')
@@ -166,8 +170,7 @@ class Worlds:
             worker, worker.life, lease_s or self.limits.lease_s, time.monotonic(), key, busy=True
         )
         self.sessions[number] = session
-        reply = await self._asked(number, session, 'create')
-        return number, reply['instruction']
+        return number, await self._asked(number, session, 'create')
 
     async def reset(self, number: int, item: int) -> dict:
         session = self._session(number)
@@ -334,10 +337,10 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
     async def create(request: fastapi.Request, body: Create | None = None) -> dict:
         key = request.headers['x-world-key'] if 'x-world-key' in request.headers else ''
         lease_s = None if body is None else body.lease_s
-        number, instruction = await worlds.create(lease_s, key[:64])
+        number, made = await worlds.create(lease_s, key[:64])
         worlds.counts['created'] += 1
         reply = await worlds.reset(number, number) if env == CREATED else {}
-        return {'id': number, 'key': key, 'instruction': instruction, **reply}
+        return {'id': number, 'key': key, **made, **reply}
 
     @app.post('/reset')
     async def reset(body: Reset) -> dict:

@@ -7,6 +7,8 @@ its own process group.
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -44,6 +46,8 @@ WORLDS = {  # name -> module:class
     'device': 'agentrl_jax.envs.hosts.device:Device',
 }
 NEEDED = ('reset', 'step', 'close')  # of a World
+# Settings that clients are not told: of a machine, how others are reached from it, and secrets
+UNTOLD = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
 
@@ -56,7 +60,7 @@ def place_of(env: str) -> tuple[str, str]:
     return module, name
 
 
-def maker(env: str, settings: dict) -> Callable[[], World]:
+def maker(env: str, settings: dict) -> functools.partial[World]:
     """Makes worlds of a name in WORLDS or of `module:class`."""
     module, name = place_of(env)
     kind = getattr(importlib.import_module(module), name, None)
@@ -70,7 +74,22 @@ def maker(env: str, settings: dict) -> Callable[[], World]:
         raise ValueError(f'--settings of {env}: {error}') from error
     if lacking := [call for call in NEEDED if not callable(getattr(kind, call, None))]:
         raise ValueError(f'--env={env} is no world: it has no {" and no ".join(lacking)}')
-    return lambda: kind(**settings)
+    return functools.partial(kind, **settings)
+
+
+def told(make: functools.partial[World]) -> dict[str, Any]:
+    """Settings of a maker's worlds that their clients must have too; of a world without PLAY none.
+
+    An address, such as that of a retriever, may be another one from there.
+    """
+    if not dataclasses.is_dataclass(getattr(make.func, 'PLAY', None)):
+        return {}
+    played = dataclasses.asdict(make.func.PLAY(**make.keywords))
+    return {
+        name: value
+        for name, value in played.items()
+        if name not in UNTOLD and not str(value).startswith('http')
+    }
 
 
 def longest_line(most_chars: int) -> int:
@@ -115,7 +134,8 @@ class WorkerKeeper(Keeper):
             return {}
         if verb == 'create':
             self.world = self.make()
-            return {'instruction': self.world.instruction}
+            message, settings = {'instruction': self.world.instruction}, told(self.make)
+            return message | ({'settings': settings} if settings else {})
         if verb == 'reset':
             try:
                 observation = self.world.reset(order['item'])

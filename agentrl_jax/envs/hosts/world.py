@@ -80,6 +80,12 @@ def fits(value: Any) -> bool:
     return real and bool(-LARGEST <= value <= LARGEST)
 
 
+def is_truth(value: Any) -> bool:
+    """Whether a success is true, false, 1 or 0, or None, where nobody says it."""
+    real = isinstance(value, bool | np.bool_ | numbers.Real)
+    return value is None or (real and bool(value in (0, 1)))
+
+
 ANY = -1  # in the place of an item: whichever the world draws, where a caller names none
 
 

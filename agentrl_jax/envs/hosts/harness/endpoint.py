@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.harness import wire
 from agentrl_jax.envs.hosts.harness.wire import Asked, Completion, Refused, Said
-from agentrl_jax.envs.hosts.world import Answer, Messages, fits
+from agentrl_jax.envs.hosts.world import Answer, Messages, fits, is_truth
 
 MOST_BYTES = 2**26  # of a request
 THOUGHT = '</think>'
@@ -230,7 +230,7 @@ class Episode:
         except (ValueError, RecursionError):
             body = None
         reward = body.get('reward') if isinstance(body, dict) else None
-        if not fits(reward):
+        if not fits(reward) or not is_truth(body.get('success')):
             raise Refused(400, 'invalid_reward', 'post {"reward": 1.0, "success": true}')
         self.reward = body
 

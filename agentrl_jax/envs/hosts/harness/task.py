@@ -10,7 +10,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.harness.endpoint import End
 from agentrl_jax.envs.hosts.objects import import_callable
-from agentrl_jax.envs.hosts.world import Foreign, WorldError, fits
+from agentrl_jax.envs.hosts.world import Foreign, WorldError, fits, is_truth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,4 +64,6 @@ def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
     if not fits(earned):
         said = error or f'the harness returned {earned!r:.80}, which is no reward'
         raise WorldError(said)
+    if not is_truth(success):
+        raise WorldError(f'the harness says {success!r:.80} of its success: say true or false')
     return float(earned), None if success is None else bool(success)
