@@ -8,8 +8,8 @@ Then base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the devi
 are in its caches, a request that goes on with one of these reads what is new alone, and the one
 that has been silent longest makes room. Answers have at most rollout.max_response tokens, a whole
 conversation rollout.max_tokens. Sampling is the config's (eval.temperature, eval.top_k and
-eval.top_p), not the client's, and of a run on hosts under its grammar (rollout.constrain).
-logprobs and return_token_ids give what was sampled.
+eval.top_p), not the client's, and of a run on hosts under its grammar (rollout.constrain); of a
+harness its stop strings and thoughts hold too. logprobs and return_token_ids give what was sampled.
 """
 
 from absl import flags, logging
@@ -25,17 +25,19 @@ if __name__ == '__main__':
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
     flags.DEFINE_integer('port', 8000, 'Port to listen on; 0 = any.')
-    flags.DEFINE_integer('slots', 16, 'Conversations on the device at a time.')
-    flags.DEFINE_list('stop', [], 'Stop strings that clients may name; they end every answer.')
+    flags.DEFINE_integer('slots', 16, 'Conversations on the device at a time.', lower_bound=1)
+    flags.DEFINE_list(
+        'stop', [], "Stop strings that clients may name, beside the run's; they end every answer."
+    )
     command.define_best()
     command.begin(__doc__, needs=('config',), says='agentrl_jax.serve_policy: loading')
 
+import contextlib
 import dataclasses
 import itertools
 import queue
-import sys
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,11 +48,11 @@ from agentrl_jax.envs.hosts.harness import wire
 from agentrl_jax.envs.hosts.harness.endpoint import OVER, End, Endpoint, Episode, Handler
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
-from agentrl_jax.envs.hosts.world import Answer, Messages, Reply
+from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply
 from agentrl_jax.machine import files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.rollout.keepers import Pool, in_characters
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
@@ -66,10 +68,13 @@ MOST_TURNS = 64  # of a conversation
 class Desk:
     """Brings requests to their conversations, and new conversations to slots that are free."""
 
-    def __init__(self, slots: int, stops: tuple[str, ...]):
-        self.slots, self.stops = slots, stops
+    def __init__(self, slots: int, stops: tuple[str, ...], drops: bool = False):
+        """drops: a request that follows a thought begins a conversation, as in Episode."""
+        self.slots, self.stops, self.drops = slots, stops, drops
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()  # Episodes without a slot
         self.open: dict[str, Episode] = {}  # by their secrets, the one that spoke last at the end
+        self.asking: set[str] = set()  # secrets of those with a request that is not answered
+        self.seated = 0  # conversations that the round has given a slot
         self.lock = threading.Lock()
 
     def ask(self, raw: bytes, retried: bool) -> tuple[wire.Asked, dict]:
@@ -78,37 +83,41 @@ class Desk:
         with self.lock:
             episode = self._known(asked)
             if episode is None:
-                episode = Episode(self.stops)
-                if len(self.open) >= self.slots:
-                    self._make_room()
+                episode = Episode(self.stops, drops=self.drops)
                 self.waiting.put(episode)
             self.open.pop(episode.secret, None)
             self.open[episode.secret] = episode
+            self.asking.add(episode.secret)
+            self._make_room()
         try:
             return episode.ask(raw, retried)
-        except Refused:
+        finally:
             with self.lock:
-                self.open.pop(episode.secret, None)
-            raise
+                self.asking.discard(episode.secret)
+                if episode.refusal is not None:
+                    self.open.pop(episode.secret, None)
+                self._make_room()
+
+    def _idle(self) -> list[Episode]:
+        """Conversations that nobody waits for, the one that has been silent longest first."""
+        return [one for one in self.open.values() if one.secret not in self.asking]
 
     def _known(self, asked: wire.Asked) -> Episode | None:
-        """The conversation that a request extends."""
-        for episode in reversed(self.open.values()):
+        """The conversation that a request extends; parallel ones each need their own."""
+        for episode in reversed(self._idle()):
             if any(branch.extended_by(asked) is not None for branch in episode.branches):
                 return episode
         return None
 
     def _make_room(self) -> None:
-        """Ends the conversation that nobody waits for and that has been silent longest."""
-        for episode in self.open.values():
-            if episode.pending is None and episode.branches:
-                self.end(episode)
-                return
-
-    def end(self, episode: Episode) -> None:
-        self.open.pop(episode.secret, None)
-        episode.refuse(OVER)
-        episode.events.put(End(0.0))
+        """Ends as many idle conversations as others wait for slots; in a round whose slots are all
+        given, all of them, for the next round begins when it is over."""
+        idle = self._idle()
+        count = len(idle) if self.seated >= ROUND else max(len(self.open) - self.slots, 0)
+        for episode in idle[:count]:
+            self.open.pop(episode.secret)
+            episode.refuse(OVER)
+            episode.events.put(End(0.0))
 
 
 class Client:
@@ -116,27 +125,48 @@ class Client:
 
     instruction, deterministic = '', False
 
-    def __init__(self, desk: Desk):
-        self.desk, self.episode = desk, None
+    def __init__(self, desk: Desk, read: Callable[[Messages], Any]):
+        """read: as the rollout reads messages."""
+        self.desk, self.read = desk, read
+        self.episode: Episode | None = None
 
     def reset(self, item: int) -> Messages:
         del item
-        self.episode = self.desk.waiting.get()
-        return self.episode.events.get().new
+        said = None
+        while said is None:
+            self.episode = self.desk.waiting.get()
+            said = self._heard()
+        with self.desk.lock:
+            self.desk.seated += 1
+        return said
 
     def step(self, action: Answer) -> Reply:
         self.episode.answer(action)
+        said = self._heard()
+        return Reply('', done=True) if said is None else Reply(said)
+
+    def _heard(self) -> Messages | None:
+        """What is asked next; None: the conversation is over, as it is after messages that the chat
+        template refuses."""
         event = self.episode.events.get()
-        return Reply('', done=True) if isinstance(event, End) else Reply(event.new)
+        if isinstance(event, End):
+            return None
+        with Foreign(self._refuse):  # the chat template is of the checkpoint
+            self.read(in_characters(event.new))
+            return event.new
+        return None
+
+    def _refuse(self, error: Exception) -> None:
+        self.episode.refuse(Refused(400, 'unsupported_messages', str(error)))
 
     def finish(self, reason: str) -> Reply:
         self.episode.refuse(CUT[reason])
-        with self.desk.lock:
-            self.desk.open.pop(self.episode.secret, None)
         return Reply('', done=True)
 
     def close(self) -> None:
-        pass
+        """Whoever waits for an answer of a world at fault gets none."""
+        if self.episode is not None:
+            self.episode.refuse(OVER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +220,9 @@ class Served:
         self.params = params
         shards = mesh.shape['data'] * mesh.shape['fsdp']
         slots = -(-slots // shards) * shards
-        self.desk = Desk(slots, stops)
+        world = cfg.worlds[0] if cfg.on_hosts else None
+        stops = (*getattr(world, 'stop', ()), *stops)
+        self.desk = Desk(slots, stops, drops=getattr(world, 'thoughts', '') == 'drop')
         self.endpoint = Endpoint(address, port, DeskHandler)
         self.endpoint.desk = self.desk
         prefix = cfg.hosts.answer_prefix if cfg.on_hosts else ''
@@ -205,7 +237,7 @@ class Served:
             max_response=cfg.rollout.max_response,
         )
         self.key = jax.random.key(cfg.seed)
-        pool = Pool(lambda: Client(self.desk), conversation.prompt)
+        pool = Pool(lambda: Client(self.desk, conversation.prompt), conversation.prompt)
         run = dataclasses.replace(
             cfg,
             worlds=(Clients(stop=stops),),
@@ -225,9 +257,10 @@ class Served:
         return f'{self.endpoint.url}/v1'
 
     def run(self) -> None:
-        """Answers until the process ends."""
+        """Answers until Ctrl-C."""
         none = np.zeros(ROUND, np.int32)
         for number in itertools.count():
+            self.desk.seated = 0
             streams = np.arange(ROUND, dtype=np.int32)
             episodes = Episodes(level=none, world_stream=streams, token_stream=streams)
             self.collect(self.params, self.task, episodes, jax.random.fold_in(self.key, number))
@@ -255,15 +288,11 @@ def main() -> None:
             slots=given.slots,
             stops=tuple(given.stop),
         )
+        print(f'serving {served.url}', flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            served.run()
     except (ValueError, OSError) as error:
         command.end(files.in_words(error, given.workdir or None), error)
-    print(f'serving {served.url}', flush=True)
-    threading.Thread(target=served.run, daemon=True, name='policy').start()
-    try:
-        while True:
-            time.sleep(3600)
-    except KeyboardInterrupt:
-        sys.exit(0)
 
 
 if __name__ == '__main__':

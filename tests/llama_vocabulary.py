@@ -73,4 +73,5 @@ def llama_tokenizer(template=TEMPLATE):
         eos=['<|end_of_text|>', '<|eom_id|>', '<|eot_id|>'],
         chat_template=template,
         source='llama',
+        bos='<|begin_of_text|>',
     )

@@ -28,6 +28,8 @@ SINGLE = 'model.safetensors'
 IGNORED = re.compile(r'rotary_emb\.inv_freq$')  # a constant that old Llama folders carry
 FILE_NAME = re.compile(r'[\w.-]{1,200}\.safetensors')
 LISTED = 5  # names spelled out in an error
+EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
+COMPARED_ROWS = 4096  # of a tensor at a time
 
 
 def hf_name(path: str) -> str:
@@ -126,16 +128,18 @@ def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
         path = sharding.path_name(where)
         expected[hf_name(path)] = leaf.shape[::-1] if is_transposed(path) else leaf.shape
     found = {name: shape for name, shape in source.shapes.items() if not IGNORED.search(name)}
-    if tied and 'lm_head.weight' in found:
-        raise ValueError(
-            f'{source.path}: {source.config_name} says that the output head is tied to the '
-            'embedding (tie_word_embeddings), but there is a tensor lm_head.weight; set '
-            'tie_word_embeddings to false to use it'
-        )
+    if tied and HEAD in found:
+        if not _is_embedding(source):
+            raise ValueError(
+                f'{source.path}: {source.config_name} says that the output head is tied to the '
+                f'embedding (tie_word_embeddings), but there is another tensor {HEAD}; set '
+                'tie_word_embeddings to false to use it'
+            )
+        del found[HEAD]
     missing = [name for name in expected if name not in found]
-    if not tied and missing == ['lm_head.weight']:
+    if not tied and missing == [HEAD]:
         raise ValueError(
-            f'{source.path}: tensor lm_head.weight missing, and {source.config_name} says that the '
+            f'{source.path}: tensor {HEAD} missing, and {source.config_name} says that the '
             'output head is not tied to the embedding (tie_word_embeddings)'
         )
     if missing:
@@ -150,6 +154,21 @@ def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
                 f'{source.config_name} asks for {tuple(shape)}'
             )
         source.check_dtype(name)
+
+
+def _is_embedding(source: Any) -> bool:
+    """Whether lm_head.weight is a copy of the embedding, as in Qwen3-0.6B; a block at a time."""
+    shape = source.shapes[HEAD]
+    if len(shape) != 2 or shape != source.shapes.get(EMBEDDING):
+        return False
+    for name in (HEAD, EMBEDDING):
+        source.check_dtype(name)
+    starts = range(0, shape[0], COMPARED_ROWS)
+    blocks = [slice(at, min(at + COMPARED_ROWS, shape[0])) for at in starts]
+    return all(
+        np.array_equal(source.read(HEAD, (rows,)), source.read(EMBEDDING, (rows,)))
+        for rows in blocks
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -56,6 +56,7 @@ LONGEST_TEXT = 2**22  # characters of a conversation
 LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
 ANSWER = 'An answer.'  # of no importance
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
+GREETING = [{'role': 'system', 'content': 'S'}, {'role': 'user', 'content': 'U'}]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +71,19 @@ class Chat:
     call_id: int = -1  # may announce a call; -1: no token does
 
     @property
+    def begin(self) -> list[int]:
+        """What is in front of the first message."""
+        begin = self.wording.begin
+        return [self.tokenizer.special(begin)] if begin else []
+
+    @property
     def first_id(self) -> int:
         """The token that every conversation begins with."""
-        begin = self.wording.begin
-        return self.tokenizer.special(begin) if begin else self.start_id
+        return [*self.begin, self.start_id][0]
 
     def system_message(self, system: str) -> list[int]:
         """A conversation up to the end of its system message."""
-        begin = [self.first_id] if self.wording.begin else []
-        return [*begin, *self._opened('system', self.preface + system), self.end_id]
+        return [*self.begin, *self._opened('system', self.preface + system), self.end_id]
 
     def episode_prefix(self, system: str, user_start: str) -> list[int]:
         """System message and the opening of the first user message, up to user_start included."""
@@ -91,7 +96,7 @@ class Chat:
         template = self.tokenizer.chat_template
         if template is None:
             return user
-        rendered = render(template, [message('user', 'U')], self.tokenizer.source)
+        rendered = render_of(self.tokenizer, [message('user', 'U')])
         ids = tokenize(self.tokenizer, rendered)
         tail = [*self._opened('user', 'U'), *self.answer_open('')]
         if ids[-len(tail) :] != tail:
@@ -127,15 +132,15 @@ class Chat:
         template, called = self.tokenizer.chat_template or CHATML_TOOLS, tools
         called = called or any(one['role'] == 'tool' or 'tool_calls' in one for one in messages)
         if called and 'tools' not in template:  # it would leave calls out without a word
-            if self.wording != CHAT_ML:
+            if self.wording.name != CHAT_ML.name:
                 raise ValueError(f'the chat template of {self.tokenizer.source} knows no tools')
-            template = CHATML_TOOLS
+            template = begun(CHATML_TOOLS, self.wording.begin)
         spoilt = functools.partial(_spoilt, specials=self.tokenizer.spelled)
         try:
             return _renderer(template).render(
                 spoilt(list(messages)),
                 tools=spoilt(list(tools)) or None,
-                bos_token=self.wording.begin,
+                bos_token=self.tokenizer.bos or self.wording.begin,
             )
         except rendering.TemplateError as error:
             why = files.in_line(str(error))
@@ -182,7 +187,7 @@ def build_chat(tokenizer: Any) -> Chat:
     A tokenizer without a template (the project's own) speaks ChatML by definition.
     """
     template = tokenizer.chat_template
-    wording, names = wording_of(template), tokenizer.special_names()
+    wording, names = spoken(tokenizer), tokenizer.special_names()
     if wording.start not in names:
         raise ValueError(
             f'{tokenizer.source}: its chat is not one of those supported, ChatML (it has no '
@@ -193,38 +198,53 @@ def build_chat(tokenizer: Any) -> Chat:
         start_id=tokenizer.special(wording.start),
         end_id=tokenizer.special(wording.end),
         wording=wording,
-        preface='' if template is None else _preface(wording, template, tokenizer.source),
+        preface='' if template is None else _preface(wording, tokenizer),
         call_id=tokenizer.special(wording.call) if wording.call in names else -1,
     )
     if template is not None:
-        _check_template(chat, template)
+        _check_template(chat)
     return chat
 
 
-def _preface(wording: Wording, template: str, source: str) -> str:
+def spoken(tokenizer: Any) -> Wording:
+    """The family of a tokenizer's template, beginning with its bos_token if the template does."""
+    wording, bos = wording_of(tokenizer.chat_template), tokenizer.bos
+    if tokenizer.chat_template is None or not bos:
+        return wording
+    # SmolLM2's bos_token is what messages begin with, and its template adds no other
+    begins = render_of(tokenizer, GREETING).startswith(bos + wording.start)
+    return dataclasses.replace(wording, begin=bos) if begins else wording
+
+
+def begun(template: str, begin: str) -> str:
+    """A template of ours, with the bos_token in front if conversations begin with one."""
+    return f'{{{{ bos_token }}}}{template}' if begin else template
+
+
+def _preface(wording: Wording, tokenizer: Any) -> str:
     """What a template puts in front of the text of a system message, within the message."""
-    rendered = render(template, [message('system', 'S'), message('user', 'U')], source)
+    rendered = render_of(tokenizer, GREETING)
     head = f'{wording.begin}{wording.start}system{wording.role_end}{wording.space}'
     system, ended, _ = rendered.partition(f'S{wording.end}')
     return system.removeprefix(head) if ended and system.startswith(head) else ''
 
 
-def _check_template(chat: Chat, template: str) -> None:
+def _check_template(chat: Chat) -> None:
     """One turn and two turns of the template must be the pieces, token for token."""
     # White space around the texts shows a template that strips them.
     system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
     messages = [message('system', system), message('user', user)]
     pieces = [*chat.episode_prefix(system, user), *chat.answer_open('')]
-    _compare(chat, template, messages, pieces)
+    _compare(chat, messages, pieces)
     messages += [message('assistant', 'A'), message('user', other)]
     pieces += [*chat.tokenizer.encode('A'), chat.end_id, *chat.user_open(other)]
-    _compare(chat, template, messages, [*pieces, *chat.answer_open('')])
+    _compare(chat, messages, [*pieces, *chat.answer_open('')])
 
 
-def with_tools(template: str | None) -> str:
+def with_tools(template: str | None, begin: str = '') -> str:
     """A template that words all messages as Chat.opening does for a source with this one.
 
-    One that knows no tools is left to conversations without calls.
+    One that knows no tools is left to conversations without calls. begin: of `spoken`.
     """
     if template is None:
         return CHATML_TOOLS
@@ -234,7 +254,7 @@ def with_tools(template: str | None) -> str:
         '{% set ns = namespace(called=tools) %}{% for one in messages %}'
         "{% if one['role'] == 'tool' or 'tool_calls' in one %}{% set ns.called = true %}"
         '{% endif %}{% endfor %}{% if ns.called %}'
-        f'{CHATML_TOOLS}{{% else %}}{template.removesuffix(chr(10))}{{% endif %}}'
+        f'{begun(CHATML_TOOLS, begin)}{{% else %}}{template.removesuffix(chr(10))}{{% endif %}}'
     )
 
 
@@ -248,9 +268,9 @@ def keeps_thoughts(template: str, source: str) -> bool:
     return answer in render(template, messages, source)
 
 
-def _compare(chat: Chat, template: str, messages: Messages, pieces: list[int]) -> None:
+def _compare(chat: Chat, messages: Messages, pieces: list[int]) -> None:
     tokenizer = chat.tokenizer
-    rendered = render(template, messages, tokenizer.source)
+    rendered = render_of(tokenizer, messages)
     if tokenize(tokenizer, rendered) != pieces:
         raise ValueError(
             f'the chat template of {tokenizer.source} is not {chat.wording.name} as it is '
@@ -269,13 +289,22 @@ def message(role: str, content: str) -> dict[str, str]:
     return {'role': role, 'content': content}
 
 
-def render(template: str, messages: Messages, source: str = 'this checkpoint') -> str:
+def render_of(tokenizer: Any, messages: Messages) -> str:
+    """render by a tokenizer's own template."""
+    return render(tokenizer.chat_template, messages, tokenizer.source, tokenizer.bos)
+
+
+def render(
+    template: str, messages: Messages, source: str = 'this checkpoint', bos: str = ''
+) -> str:
     """The template's own text of a conversation, up to where the next answer begins.
 
-    source: where the template is from, for the ValueError of one that fails or has no end.
+    source: where the template is from, for the ValueError of one that fails or has no end;
+    bos: its bos_token, '' = that of its family.
     """
     try:
-        text = rendering.render(template, json.dumps(messages), wording_of(template).begin)
+        begin = bos or wording_of(template).begin
+        text = rendering.render(template, json.dumps(messages), begin)
         text.encode('utf-8')
         return text
     except rendering.TemplateError as error:

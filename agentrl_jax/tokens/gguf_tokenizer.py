@@ -124,11 +124,14 @@ def load(path: Path) -> BytePairTokenizer:
         backend = build_byte_pair(
             [text if kind != UNUSED else '' for text, kind in rows], merges, added, rules, str(path)
         )
-    eos = read('tokenizer.ggml.eos_token_id', int)
+    eos, bos = (read(f'tokenizer.ggml.{name}_token_id', int) for name in ('eos', 'bos'))
+    if bos is not None and not 0 <= bos < len(texts):
+        raise ValueError(f'{path}: tokenizer.ggml.bos_token_id {bos} is none of its tokens')
     return BytePairTokenizer(
         backend,
         pad=read('tokenizer.ggml.padding_token_id', int),
         eos=[] if eos is None else [eos],
         chat_template=read('tokenizer.chat_template', str),
         source=str(path),
+        bos=None if bos is None else texts[bos],
     )

@@ -15,7 +15,6 @@ import tokenizers
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens import gguf_tokenizer as byte_pair
 from agentrl_jax.tokens.tokenizer import Tokenizer, load_tokenizer
-from agentrl_jax.tokens.wording import wording_of
 
 COPIED = (
     'tokenizer.json',
@@ -65,13 +64,13 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
         'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
     }
     template = tokenizer.chat_template
-    if begin := wording_of(template).begin:
+    if begin := chats.spoken(tokenizer).begin:
         settings['bos_token'] = begin
     said = template
     if calls:
-        said = chats.with_tools(template)
+        said = chats.with_tools(template, begin)
     elif template is None or not chats.keeps_thoughts(template, tokenizer.source):
-        said = chats.CHATML
+        said = chats.begun(chats.CHATML, begin)
     if said != template:
         (folder / 'chat_template.jinja').unlink(missing_ok=True)
     if said != template or not source.is_dir():

@@ -41,10 +41,11 @@ class Tokenizer:
         eos: list[int | str],
         chat_template: str | None,
         source: str,
+        bos: str | None = None,
     ):
         """backend: a tokenizers.Tokenizer that takes special tokens in a text for text.
 
-        pieces: bytes of every id, b'' for special and unused ids; pad, eos: as declared.
+        pieces: bytes of every id, b'' for special and unused ids; pad, eos, bos: as declared.
         """
         backend.encode_special_tokens = True
         self._backend = backend
@@ -54,6 +55,7 @@ class Tokenizer:
         self.source = source
         self.vocab_size = len(pieces)
         self.chat_template = chat_template
+        self.bos = bos or ''  # the template's bos_token; '' = none is declared
         # In a chat a turn ends with <|im_end|>, also where a base model declares <|endoftext|>.
         chat_ends = [name for name in wording_of(chat_template).ends if name in specials]
         ends = [self._id(e) for e in [*chat_ends[:1], *eos, *chat_ends[1:]]]
@@ -287,7 +289,7 @@ def _check_spec(spec: dict, file: Path) -> None:
 
 
 def _declared(folder: Path) -> dict[str, Any]:
-    """Padding, ends and chat template, as the files beside tokenizer.json declare them."""
+    """Padding, beginning, ends and chat template, as files beside tokenizer.json declare them."""
     file, settings_file = folder / 'generation_config.json', folder / 'tokenizer_config.json'
     settings = _read_json(settings_file)
     eos = _entry(_read_json(file), 'eos_token_id', (int, list), file)
@@ -297,6 +299,7 @@ def _declared(folder: Path) -> dict[str, Any]:
         'pad': _token_name(settings, 'pad_token', settings_file),
         'eos': [token for token in eos if token is not None],
         'chat_template': _chat_template(folder, settings),
+        'bos': _token_name(settings, 'bos_token', settings_file),
     }
 
 

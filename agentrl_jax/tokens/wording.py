@@ -18,7 +18,7 @@ class Wording:
     end: str
     after: str
     ends: tuple[str, ...]  # that end a turn: its own first; the last pads where nothing is declared
-    begin: str = ''  # the template's bos_token
+    begin: str = ''  # of every chat, as the template's bos_token is
     calls: Literal['tags', 'object'] = 'tags'  # <tool_call>{...}</tool_call>, or nothing but {...}
     call: str = ''  # may announce a call
     strips: bool = False  # the template takes white space off the ends of a message

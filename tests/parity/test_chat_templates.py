@@ -39,7 +39,8 @@ QWEN3 = CHATML_TOOLS.replace(
     "{% set thought = '<think>\n\n</think>\n\n' %}{% endif %}"
     "{{ (thought if loop.index0 > last.user else '') + parts[-1] }}",
 )
-KINDS = ('qwen2.5', 'qwen3', 'smollm2', 'llama3')
+HERMES = '{{ bos_token }}' + CHATML  # as Hermes 2 Pro's, on a vocabulary of Llama 3
+KINDS = ('qwen2.5', 'qwen3', 'smollm2', 'hermes', 'llama3')
 PUBLISHED = ('qwen2.5', 'qwen3', 'smollm2', 'llama3.0', 'llama3.1', 'llama3.2')
 DATE = '26 Jul 2024'
 
@@ -54,15 +55,17 @@ def tokenizer_of(name):
     if kind.startswith('llama'):
         return llama_tokenizer(template or TEMPLATE)
     if kind == 'smollm2':
-        return with_template(smollm_tokenizer(), SMOLLM2)
+        return with_template(smollm_tokenizer(), SMOLLM2, bos='<|im_start|>')  # but adds none
+    if kind == 'hermes':
+        return with_template(smollm_tokenizer(), HERMES, bos='<|endoftext|>')
     return with_template(
         qwen_tokenizer(), template or {'qwen3': QWEN3, 'qwen2.5': CHATML_TOOLS}[kind]
     )
 
 
-def with_template(tokenizer, template):
+def with_template(tokenizer, template, bos=''):
     tokenizer = copy.copy(tokenizer)
-    tokenizer.chat_template = template
+    tokenizer.chat_template, tokenizer.bos = template, bos
     return tokenizer
 
 
@@ -70,10 +73,10 @@ def reference(tokenizer, messages, tools):
     """The ids of `transformers`."""
     template = tokenizer.chat_template
     if tools and 'tools' not in template:
-        template = CHATML_TOOLS
+        template = CHATML_TOOLS if template != HERMES else '{{ bos_token }}' + CHATML_TOOLS
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=build_chat(tokenizer).wording.begin or None
+        tokenizer_object=backend, bos_token=tokenizer.bos or None
     )
     return theirs.apply_chat_template(
         messages,
@@ -227,3 +230,30 @@ def test_an_exported_tokenizer_renders_chats_of_llama_3_in_transformers(tmp_path
         == build_chat(written).opening(CALLS, TOOLS)
         == build_chat(tokenizer).opening(CALLS, TOOLS)
     )
+
+
+@pytest.mark.parametrize('calls', [False, True])
+def test_an_export_begins_chats_with_the_bos_token_as_its_run_did(tmp_path, calls):
+    """Runs left it out; templates of ours, in the place of its own, know none."""
+    tokenizer = tokenizer_of('hermes')
+    own = (
+        HERMES
+        if calls
+        else HERMES.replace("message['content']", "message['content'].split('</think>')[-1]")
+    )
+    source, out = tmp_path / 'source', tmp_path / 'out'
+    for folder in (source, out):
+        folder.mkdir()
+    (source / 'tokenizer.json').write_text(tokenizer.to_json())
+    settings = {'bos_token': {'content': '<|endoftext|>'}, 'chat_template': own}
+    (source / 'tokenizer_config.json').write_text(json.dumps(settings))
+    written = hf_folder.write(out, source, calls=calls)
+    hf_folder.compare(written, out)
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    assert theirs.chat_template != own
+    messages, tools = (CALLS, TOOLS) if calls else (TALK, None)
+    found = theirs.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=True, return_dict=False
+    )
+    assert found == build_chat(written).opening(messages, tools or ())
+    assert found[0] == tokenizer.special('<|endoftext|>')

@@ -260,6 +260,26 @@ def test_a_folder_with_a_number_that_is_not_finite_is_refused_by_name(tmp_path, 
         weights.load_model(folder, mesh=mesh)
 
 
+@pytest.mark.parametrize('row', [None, 41, 95])
+def test_a_copy_of_the_embedding_as_head_of_a_tied_model_is_left_out(tmp_path, monkeypatch, row):
+    """Qwen3-0.6B and 1.7B have one: they were refused, with advice that would have untied them."""
+    monkeypatch.setattr(weights, 'COMPARED_ROWS', 40)  # of 96
+    tensors = hf_tensors(TINY)
+    head = tensors['model.embed_tokens.weight'].copy()
+    if row is not None:
+        head[row, 3] += 1e-3
+    folder = broken_folder(tmp_path / 'm', tensors=tensors | {'lm_head.weight': head})
+    if row is not None:
+        with pytest.raises(ValueError, match='tied.*there is another tensor lm_head.weight'):
+            weights.load_model(folder)
+        return
+    config, params = weights.load_model(folder)
+    assert config == TINY
+    np.testing.assert_array_equal(
+        by_hf_name(params)['model.embed_tokens.weight'], tensors['model.embed_tokens.weight']
+    )
+
+
 def test_a_rotary_constant_in_the_file_is_not_an_error(tmp_path):
     extra = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(8, np.float32)}
     weights.load_model(broken_folder(tmp_path / 'm', tensors=hf_tensors(TINY) | extra))

@@ -1,14 +1,21 @@
-"""A served policy begins its answers as in its run."""
+"""A served policy answers as in its run, and answers everybody who asks."""
 
 import json
 import threading
+import time
+import types
+import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import micro_runs
 import pytest
 
 from agentrl_jax import serve_policy
+from agentrl_jax.envs.hosts.harness.wire import Refused
+from agentrl_jax.envs.hosts.world import Answer
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.tokens.chat import LONGEST_TEXT
 
 
 def answered(served, **body):
@@ -36,3 +43,149 @@ def test_answers_begin_with_the_prefix_that_was_forced_in_the_run(constrain):
     threading.Thread(target=served.run, daemon=True).start()
     said = answered(served)
     assert said.startswith('Go: ') and (not constrain or said in ('Go: Up', 'Go: Down'))
+
+
+def test_rounds_follow_each_other_and_what_the_template_refuses_is_refused(monkeypatch):
+    """The last conversation of a round never got a slot while answered ones waited for more, and
+    a request that could not be read was never answered."""
+    monkeypatch.setattr(serve_policy, 'ROUND', 3)
+    cfg = micro_runs.plain('harness', **{'harness.run': 'harness_clients:two_turns'})
+    with micro_runs.one_device():
+        served = serve_policy.Served(read_config(cfg, None), slots=2)
+    threading.Thread(target=served.run, daemon=True).start()
+    for number in range(4):
+        answered(served, messages=[user(f'Where is {number}?')])
+    endless = [user('x' * (LONGEST_TEXT + 1))]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        answered(served, messages=endless)
+    assert refused.value.code == 400
+    said = json.loads(refused.value.read())['error']
+    assert said['code'] == 'unsupported_messages' and 'characters' in said['message']
+    with ThreadPoolExecutor(4) as pool:
+        several = [[user(f'What is {number}?')] for number in range(4)]
+        list(pool.map(lambda messages: answered(served, messages=messages), several))
+
+
+def user(text):
+    return {'role': 'user', 'content': text}
+
+
+def asked(desk, messages):
+    _, body = desk.ask(json.dumps({'messages': messages}).encode(), False)
+    return body['choices'][0]['message']['content']
+
+
+def wait_for(true):
+    until = time.monotonic() + 60
+    while not true() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def play(desk, slots, *, read=str, go=None, said='a'):
+    """Slots that answer the same, whoever asks; go: each answer waits for it."""
+
+    def one():
+        client, reply = serve_policy.Client(desk, read), None
+        while True:
+            if reply is None or reply.done:
+                client.reset(0)
+            if go is not None:
+                go.wait()
+            reply = client.step(Answer(said))
+
+    for _ in range(slots):
+        threading.Thread(target=one, daemon=True).start()
+
+
+def test_parallel_continuations_of_a_conversation_are_all_answered():
+    """The second was refused as history_rewritten, and ended the first without freeing its slot."""
+    desk, go = serve_policy.Desk(4, ()), threading.Event()
+    play(desk, 4, go=go)
+    go.set()
+    history = [user('Where?')]
+    history += [{'role': 'assistant', 'content': asked(desk, history)}, user('And now?')]
+    go.clear()
+    with ThreadPoolExecutor(3) as pool:
+        said = [pool.submit(asked, desk, history) for _ in range(3)]
+        wait_for(lambda: len(desk.asking) == 3)
+        go.set()
+        assert [one.result(60) for one in said] == ['a'] * 3
+    assert len(desk.open) == 3 and not desk.asking
+    assert asked(desk, [user('Who?')]) == 'a'
+
+
+def test_more_clients_at_once_than_slots_are_all_answered():
+    """Those without a slot waited for another request, which alone made room."""
+    desk, go = serve_policy.Desk(1, ()), threading.Event()
+    play(desk, 1, go=go)
+    with ThreadPoolExecutor(3) as pool:
+        said = [pool.submit(asked, desk, [user(name)]) for name in 'xyz']
+        wait_for(lambda: len(desk.asking) == 3)
+        go.set()
+        assert [one.result(60) for one in said] == ['a'] * 3
+
+
+def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_slot():
+    def read(observation):
+        if 'tools' in str(observation):
+            raise ValueError('the chat template of x knows no tools')
+
+    desk = serve_policy.Desk(1, ())
+    play(desk, 1, read=read)
+    history = [user('Where?')]
+    history.append({'role': 'assistant', 'content': asked(desk, history)})
+    for messages in ([user('tools')], [*history, user('tools')], [user('tools')]):
+        with pytest.raises(Refused, match='knows no tools') as refused:
+            asked(desk, messages)
+        assert (refused.value.status, refused.value.code) == (400, 'unsupported_messages')
+    assert asked(desk, [user('Who?')]) == 'a' and len(desk.open) == 1
+
+
+def test_a_world_at_fault_leaves_nobody_waiting():
+    desk = serve_policy.Desk(1, ())
+    client = serve_policy.Client(desk, str)
+    client.close()
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(asked, desk, [user('Where?')])
+        client.reset(0)
+        client.close()
+        with pytest.raises(Refused, match='over'):
+            said.result(60)
+    assert not desk.open
+
+
+def test_stop_strings_and_thoughts_are_those_of_the_run():
+    """Answers went on after the run's stop strings, and contexts kept thoughts that it drops."""
+    changes = {
+        'harness.run': 'harness_clients:two_turns',
+        'harness.branches': 2,
+        'harness.thoughts': 'drop',
+        'harness.stop': ('END',),
+    }
+    cfg = read_config(micro_runs.plain('harness', **changes), None)
+    served = serve_policy.Served(cfg, slots=8, stops=('STOP',))
+    assert served.desk.stops == ('END', 'STOP') and served.desk.drops
+    history = [user('Where?')]
+    for drops, conversations in ((True, 2), (False, 1)):
+        desk = serve_policy.Desk(4, (), drops=drops)
+        play(desk, 4, said='<think>x</think>a')
+        answer = {'role': 'assistant', 'content': asked(desk, history)}
+        asked(desk, [*history, answer, user('And now?')])
+        assert len(desk.open) == conversations
+
+
+def test_the_command_ends_when_its_policy_does(monkeypatch, capsys):
+    """It listened for ever to requests that nobody answered."""
+    given = {'workdir': '', 'best': False, 'step': None, 'host': '127.0.0.1', 'port': 0}
+    given |= {'slots': 2, 'stop': []}
+    given['config'] = micro_runs.plain('harness', **{'harness.run': 'harness_clients:two_turns'})
+    flags = types.SimpleNamespace(FLAGS=types.SimpleNamespace(**given))
+    monkeypatch.setattr(serve_policy, 'flags', flags)
+
+    def fail(_):
+        raise ValueError('no room for the caches')
+
+    monkeypatch.setattr(serve_policy.Served, 'run', fail)
+    with pytest.raises(SystemExit) as ended:
+        serve_policy.main()
+    assert ended.value.code == 1 and 'error: no room for the caches' in capsys.readouterr().err

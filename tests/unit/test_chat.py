@@ -4,6 +4,7 @@ import pytest
 import qwen_vocabulary
 from llama_vocabulary import TEMPLATE, llama_tokenizer
 
+from agentrl_jax.text.conversation import prefix_of
 from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
@@ -88,6 +89,27 @@ def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
     start = chat.user_open('U\n\nV')[1:]
     assert chat.parted(start) == ('user', 'U\n\nV')
     assert chat.parted(chat.system_message('S')[2:-1]) == ('system', 'S')
+
+
+def test_a_bos_token_is_in_front_of_chats_whose_template_puts_it_there():
+    """Hermes 2 Pro's does, in ChatML, and chats lost it; SmolLM2's bos_token is <|im_start|>."""
+    tokenizer = with_template('{{ bos_token }}' + CHATML)
+    tokenizer.bos = '<|endoftext|>'
+    chat, bos = build_chat(tokenizer), tokenizer.special('<|endoftext|>')
+    bare = build_chat(with_template(CHATML))
+    assert chat.first_id == bos and bare.first_id == bare.start_id
+    assert chat.episode_prefix('S', 'U') == [bos, *bare.episode_prefix('S', 'U')]
+    assert chat.default_prefix('U') == [bos, *bare.default_prefix('U')]
+    assert chat.user_open('U') == bare.user_open('U')
+    assert prefix_of(chat, '', 'Find it.', 'OK.') == [bos, *prefix_of(bare, '', 'Find it.', 'OK.')]
+    for unused in ('<|im_start|>', '<|endoftext|>', '<s>'):
+        tokenizer = with_template(CHATML)
+        tokenizer.bos = unused
+        assert build_chat(tokenizer).wording == bare.wording
+    tokenizer = with_template('{{ bos_token }}' + CHATML)
+    tokenizer.bos = '<s>'
+    with pytest.raises(ValueError, match='has no special token <s>'):
+        build_chat(tokenizer)
 
 
 def test_the_token_that_announces_a_call_is_spelled():

@@ -44,7 +44,7 @@ def write_folder(folder, **settings) -> None:
     (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
 
 
-def write_gguf(path, backend, *, pre='qwen2', model='gpt2', unused=2) -> None:
+def write_gguf(path, backend, *, pre='qwen2', model='gpt2', unused=2, bos=None) -> None:
     spec = json.loads(backend.to_str())
     vocab = sorted(backend.get_vocab().items(), key=lambda item: item[1])
     tokens = [text for text, _ in vocab] + [f'[PAD{i}]' for i in range(unused)]
@@ -56,6 +56,8 @@ def write_gguf(path, backend, *, pre='qwen2', model='gpt2', unused=2) -> None:
     writer.add_token_types(kinds)
     writer.add_token_merges([' '.join(pair) for pair in spec['model']['merges']])
     writer.add_eos_token_id(backend.token_to_id('<|im_end|>'))
+    if bos is not None:
+        writer.add_bos_token_id(bos)
     writer.add_pad_token_id(backend.token_to_id('<|endoftext|>'))
     writer.add_chat_template('{{ messages }}')
     writer.write_header_to_file()
@@ -159,6 +161,18 @@ def test_chat_template_comes_from_its_own_file_or_the_settings(tmp_path):
     assert load_tokenizer(tmp_path).chat_template == 'd'
     (tmp_path / 'chat_template.jinja').write_text('new')
     assert load_tokenizer(tmp_path).chat_template == 'new'
+
+
+def test_the_bos_token_of_templates_comes_from_the_settings_or_the_gguf(tmp_path):
+    for declared, bos in ((None, ''), ('<|im_end|>', '<|im_end|>'), ({'content': 'x'}, 'x')):
+        write_folder(tmp_path, eos_token='<|im_end|>', bos_token=declared)
+        assert load_tokenizer(tmp_path).bos == bos
+    for declared, bos in ((None, ''), (302, '<|endoftext|>')):
+        write_gguf(tmp_path / 'x.gguf', toy_backend(), bos=declared)
+        assert load_tokenizer(tmp_path / 'x.gguf').bos == bos
+    write_gguf(tmp_path / 'x.gguf', toy_backend(), bos=305)
+    with pytest.raises(ValueError, match='x.gguf: tokenizer.ggml.bos_token_id 305 is none of its'):
+        load_tokenizer(tmp_path / 'x.gguf')
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(demo):
