@@ -15,6 +15,12 @@ before the first run: with the outcome alone no arm collapses (ends below three 
 best), short is level with growing within five points, for four turns are enough, and at equal
 tokens growing is ahead of long by less than five; where lookups pay, long and growing end with more
 than eight turns an episode, and short, which cannot wander while it trains, above both.
+
+Second stage, since seeds part where lookups pay: that half at 2.5e-4 with ten seeds.
+  python -m experiments.horizon --scale=tiny --seeds=10 \\
+      --only=library.tool_reward=0.2,optim.lr=0.00025
+Predicted before seeds 3 to 9: long collapses in at least four of ten, growing in fewer, short in
+none; growing is above long and below short, and of growing less long the interval does not hold 0.
 """
 
 import sys
@@ -71,6 +77,8 @@ def tiny():
         'signals': 'rollout/turns,group/return_std,policy/entropy',
     }
     tables = {'last': table, 'tokens': table | {'at': 'equal-tokens', 'curves': False}}
+    doubtful = {'library.tool_reward': '0.2', 'optim.lr': '0.00025'}
+    tables['ten'] = table | {'where': doubtful, 'baseline': 'long, lookups, 0.00025', 'seeds': 10}
     return common.Plan(CONFIG, common.cross(CELLS.values(), [everywhere]), tables)
 
 
