@@ -69,16 +69,20 @@ def tiny():
     )
     table = {
         'rows': ','.join(ROWS),
-        'baseline': 'long, outcome, 0.00025',
         'labels': common.labels(CONFIG, CELLS, ROWS),
         'at': 'last-three',
         'also': 'eval/return',
         'margin': 0.05,
         'signals': 'rollout/turns,group/return_std,policy/entropy',
     }
-    tables = {'last': table, 'tokens': table | {'at': 'equal-tokens', 'curves': False}}
-    doubtful = {'library.tool_reward': '0.2', 'optim.lr': '0.00025'}
-    tables['ten'] = table | {'where': doubtful, 'baseline': 'long, lookups, 0.00025', 'seeds': 10}
+    tables = {}
+    for paid, rewards in REWARDS.items():
+        alike = {'library.tool_reward': f'{rewards["library.tool_reward"]:g}'}
+        own = table | {'where': alike, 'baseline': f'long, {paid}, 0.00025'}
+        tables[paid] = own
+        tables[f'{paid}_tokens'] = own | {'at': 'equal-tokens', 'curves': False}
+    doubtful = tables['lookups']['where'] | {'optim.lr': '0.00025'}
+    tables['ten'] = tables['lookups'] | {'where': doubtful, 'seeds': 10}
     return common.Plan(CONFIG, common.cross(CELLS.values(), [everywhere]), tables)
 
 

@@ -51,6 +51,7 @@ LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
 FRESH, DIVERSE = ('freshness_again', 'ten'), ('diversity_tiny', 'last')
 CRITIC = ('mtgrpo_credit_tiny',)
+KNOWN = ('known_facts_tiny', 'tools')
 RIVALS = ('estimators_tiny', 'last')
 CLAIMS = (
     Claim(
@@ -124,8 +125,20 @@ CLAIMS = (
     Claim(
         'the outcome alone stops calling the tool',
         'MT-GRPO, version 1',
-        OPEN,
-        (Effect('mtgrpo_search_tiny', 'equal_tokens', 'GRPO-OR', 'GRPO-MR', 'OR less MR, search'),),
+        'where it knows all answers',
+        (
+            Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', 'searches, OR less MR, all known', 'all known'),
+            Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... half known', 'half known'),
+            Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... none known', 'none known'),
+            Effect(
+                'known_facts_tiny',
+                'success',
+                'GRPO-OR',
+                'GRPO-MR',
+                'exact match, all known',
+                'all known',
+            ),
+        ),
     ),
     Claim(
         'rewards on their turns beat their sum',
@@ -230,7 +243,7 @@ def main() -> int:
     rows = [
         one._replace(row=f'{number}  {one.row}') for number, _, found in effects() for one in found
     ]
-    forest.draw({'': rows}, FOLDER / 'claims', 'success, points', ('png',))
+    forest.draw({'': rows}, FOLDER / 'claims', 'points', ('png',))
     text = table()
     for page in PAGES:
         path = FOLDER / page
