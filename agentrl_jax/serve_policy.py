@@ -80,6 +80,8 @@ class Desk:
     def ask(self, raw: bytes, retried: bool) -> tuple[wire.Asked, dict]:
         """The completion that answers a request."""
         asked = wire.read(raw, self.stops)
+        if retried and (before := self._heard(raw)):
+            return before.ask(raw, retried)  # the same answer
         with self.lock:
             episode = self._known(asked)
             if episode is None:
@@ -97,6 +99,11 @@ class Desk:
                 if episode.refusal is not None:
                     self.open.pop(episode.secret, None)
                 self._make_room()
+
+    def _heard(self, raw: bytes) -> Episode | None:
+        """The conversation in which a client that asks again has asked."""
+        with self.lock:
+            return next((one for one in self.open.values() if one.heard(raw)), None)
 
     def _idle(self) -> list[Episode]:
         """Conversations that nobody waits for, the one that has been silent longest first."""

@@ -176,6 +176,11 @@ class Clone:
                 'clone.adapters=True clones with adapters: it needs lora.rank and demonstrations '
                 '(clone.episodes or clone.file)'
             )
+        if self.demonstrates and not micro and self.batch % shards:
+            yield (
+                f'clone.batch={self.batch} must be a multiple of the {shards} data shards of the '
+                'mesh'
+            )
         if self.file and 0 < run.context.window < run.env.max_turns:
             yield (
                 f'the trajectories of clone.file={self.file} are whole conversations, and with '

@@ -65,7 +65,10 @@ class Renderer:
         if self._process is None:
             command = [sys.executable, '-P', __file__]  # -P: modules beside it hide no others
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+            # Signals to the group of a run, such as Ctrl-C, are for the run, which plays on
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            )
         process = self._process
         try:
             process.stdin.write(line)

@@ -50,16 +50,19 @@ def undisturbed(folder, quick_runs):
     return folder / 'undisturbed', cfg, train.train(cfg, folder / 'undisturbed')
 
 
-def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(folder, monkeypatch):
+@pytest.mark.parametrize('error', [ValueError, RuntimeError])  # a device's errors are the latter
+def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
+    error, folder, monkeypatch
+):
     waited = []
 
     def fail(*_):
         waited.clear()
-        raise ValueError('all worlds failed')
+        raise error('all worlds failed')
 
     monkeypatch.setattr(train, 'play', fail)
     monkeypatch.setattr(train.checkpoint, 'wait', lambda ckpts: waited.append(ckpts.directory))
-    with pytest.raises(ValueError, match='all worlds failed'):
+    with pytest.raises(error, match='all worlds failed'):
         train.train(micro_runs.config('frozen_lake', **SETTINGS), folder / 'fails')
     assert waited == [(folder / 'fails' / 'checkpoints').resolve()]
 

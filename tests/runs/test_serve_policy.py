@@ -114,6 +114,21 @@ def test_parallel_continuations_of_a_conversation_are_all_answered():
     assert asked(desk, [user('Who?')]) == 'a'
 
 
+def test_a_request_that_is_sent_again_is_answered_once_by_the_same_answer():
+    """Each retry was a conversation of its own, and the answer to the first was thrown away."""
+    desk, go = serve_policy.Desk(2, ()), threading.Event()
+    play(desk, 1, go=go)
+    raw = json.dumps({'messages': [user('Where?')]}).encode()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(desk.ask, raw, False)
+        wait_for(lambda: len(desk.asking) == 1)
+        again = pool.submit(desk.ask, raw, True)
+        time.sleep(0.1)
+        go.set()
+        assert first.result(60)[1] is again.result(60)[1]
+    assert desk.ask(raw, True)[1] is first.result()[1] and len(desk.open) == 1
+
+
 def test_more_clients_at_once_than_slots_are_all_answered():
     """Those without a slot waited for another request, which alone made room."""
     desk, go = serve_policy.Desk(1, ()), threading.Event()

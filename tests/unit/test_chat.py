@@ -1,3 +1,4 @@
+import os
 import random
 
 import pytest
@@ -243,6 +244,8 @@ def test_a_renderer_goes_on_after_a_conversation_that_its_template_refuses():
         with pytest.raises(rendering.TemplateError, match='no such role'):
             renderer.render(['no such role'])
         assert renderer.render(['']) == 'fine'
+        # Ctrl-C is for the run, which finishes its step
+        assert os.getpgid(renderer._process.pid) != os.getpgid(0)
         endless = rendering.Renderer(ENDLESS)
         with pytest.raises(rendering.TemplateError, match='it takes more than 2 s'):
             endless.render([])

@@ -3,12 +3,14 @@
 import asyncio
 import dataclasses
 import functools
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import harness_clients as clients
 import host_worlds
@@ -355,6 +357,23 @@ def test_after_the_end_and_from_elsewhere_nobody_is_answered():
     status, said = client.post(f'{client.path}/chat/completions', body(U))
     assert status == 410 and said['error']['code'] == 'episode_over'
     assert client.post('/v1/chat/completions', body(U))[0] == 404  # of no episode
+
+
+def test_an_episode_whose_request_was_refused_is_freed():
+    """Refusals that live as long as the module kept its frames, and with them all that was said."""
+    server, episode = endpoint('127.0.0.1', 0), Episode()
+    client = clients.Client(Task(0, f'{server.open(episode)}/v1', 'k'))
+    episode.refuse(CUT['TURN_BUDGET'])
+    status, _ = client.post(f'{client.path}/chat/completions', body(U))
+    assert status == CUT['TURN_BUDGET'].status
+    server.close(episode)
+    gone = weakref.ref(episode)
+    del episode
+    until = time.monotonic() + 30  # the thread that answered has to leave its frames
+    while gone() is not None and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.05)
+    assert gone() is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The client of AgentGym's protocol: on our servers over TCP, and on tables of others' answers."""
 
 import contextlib
+import http.client
 import http.server
 import json
 import random
@@ -10,7 +11,7 @@ import chaos_proxy
 import psutil
 import pytest
 
-from agentrl_jax.envs.hosts import agentgym, answers, textcraft
+from agentrl_jax.envs.hosts import agentgym, answers, connection, textcraft
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.connection import Connection
@@ -173,6 +174,24 @@ def expected(item, commands):
 
 def script(item):
     return [*guesses(TextCraft().reset(item), item, ROUNDS - 1), 'inventory']
+
+
+def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
+    """Whoever opened a world waited for the whole of a call, and again for each world left open."""
+    tried = []
+
+    def connect(self):
+        tried.append(self.timeout)
+        raise TimeoutError('timed out')
+
+    monkeypatch.setattr(http.client.HTTPConnection, 'connect', connect)
+    servers = Servers(['http://gone'], rest_s=0)
+    for number in range(5):
+        servers.left('http://gone', {'id': number})
+    with pytest.raises(WorldDown, match='cannot be reached'):
+        AgentGym('textcraft', servers, timeout_s=60.0).reset(0)
+    assert len(tried) == 2 and max(tried) <= connection.CONNECT_S < 60  # a close, and the new one
+    assert len(servers.take_left('http://gone')) == 5
 
 
 @pytest.mark.parametrize('trouble', chaos_proxy.TROUBLES)

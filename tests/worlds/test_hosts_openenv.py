@@ -140,7 +140,7 @@ def test_what_an_action_raises_is_a_fault_or_shown(sessions, world):
         world.step('go')
     with contextlib.closing(made(sessions, errors_are_shown=True)) as patient:
         assert sessions.freed() and patient.reset(0)
-        assert patient.step('raise') == Reply('no such action', success=False, valid=False)
+        assert patient.step('raise') == Reply('no such action', valid=False)
         assert patient.step('go').observation == 'heard go'
 
 
@@ -224,7 +224,7 @@ def test_the_packages_own_server_is_understood():
         with pytest.raises(WorldDown):
             worlds[1].reset(7)
         assert worlds[0].step('go') == Reply('heard go', 1.0, False)
-        assert worlds[0].step('raise') == Reply('no such action', success=False, valid=False)
+        assert worlds[0].step('raise') == Reply('no such action', valid=False)
         assert worlds[0].step('end').done
         worlds[0].close()
         until_there_is_room(worlds[1])

@@ -304,12 +304,15 @@ class AgentGym:
         with contextlib.closing(server):
             self._close(server, {self.quirks.id: self._id}, CLOSE_TRIES)
 
-    def _close(self, server: Connection, body: dict, tries: int) -> None:
+    def _close(self, server: Connection, body: dict, tries: int) -> bool:
+        """Closes a world, or leaves it to a later try; False where the server is down."""
         if self.quirks.closes:
             try:
                 server.post(f'{self.quirks.prefix}close', body, timeout_s=CLOSE_S)
-            except WorldError:
+            except WorldError as error:
                 self.servers.left(server.url, body, tries)
+                return not isinstance(error, WorldDown)
+        return True
 
     def _open(self) -> None:
         """Creates the world on the first server that has room."""
@@ -333,8 +336,11 @@ class AgentGym:
         raise WorldDown('; '.join(downs))
 
     def _created(self, server: Connection) -> int:
-        for body, tries in self.servers.take_left(server.url):
-            self._close(server, body, tries)
+        left = self.servers.take_left(server.url)
+        while left and self._close(server, *left[0]):
+            left.pop(0)
+        for body, tries in left[1:]:  # where the server is down, the others wait with the first one
+            self.servers.left(server.url, body, tries + 1)
         key = secrets.token_hex(8)  # our servers find the world by it where their answer got lost
         try:
             made = server.post(

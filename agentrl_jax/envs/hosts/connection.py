@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
 
 FULL = 503  # status of a server that has no room
+CONNECT_S = 10.0  # seconds until a server that does not answer at all counts as down
 SHOWN = 200  # characters of an error that are passed on
 
 
@@ -83,7 +84,7 @@ class Connection:
                 return
             self.close()
         try:
-            self.http.timeout = max(deadline - time.monotonic(), 0.001)
+            self.http.timeout = min(max(deadline - time.monotonic(), 0.001), CONNECT_S)
             self.http.connect()
         except OSError as error:
             raise WorldDown(f'{self.name} cannot be reached: {error}') from error

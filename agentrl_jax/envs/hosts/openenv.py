@@ -61,7 +61,7 @@ class OpenEnv:
             raise WorldError('step: the session has failed or was never reset')
         data = self._ask('step', {self.play.action_field: action})
         if 'code' in data:
-            return Reply(text_of(data['message'], 'step'), success=False, valid=False)
+            return Reply(text_of(data['message'], 'step'), valid=False)
         with self._ending():
             if 'done' not in data:
                 raise WorldError(f'step: no done in {data!r:.200}')

@@ -88,6 +88,10 @@ class Branch:
         return ''
 
 
+def _digest(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
 class Episode:
     """What the endpoint knows of an episode."""
 
@@ -120,8 +124,13 @@ class Episode:
             self.refused.append(refused)
             raise
 
+    def heard(self, raw: bytes) -> bool:
+        """Whether a request is being answered, or was."""
+        with self._state:
+            return _digest(raw) in self._calls
+
     def _ask(self, raw: bytes, retried: bool) -> tuple[Asked, dict]:
-        digest, call = hashlib.blake2b(raw, digest_size=16).digest(), Future()
+        digest, call = _digest(raw), Future()
         with self._state:  # from here on, for it may wait long before it is placed
             before = self._calls.get(digest) if retried else None
             if before is None:
@@ -268,6 +277,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refused(404, 'not_found', 'only v1/chat/completions are answered')
         except Refused as refused:
             self.send(refused.status, refused.body)
+            refused.__traceback__ = None  # some live as long as the module, and would keep episodes
 
     def complete(self, episode: Episode | None, raw: bytes) -> None:
         if episode is None:
