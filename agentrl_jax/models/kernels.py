@@ -84,6 +84,7 @@ def _by_device(attend: Callable, mesh: Any, rows: Any, axes: Any) -> Callable:
 
 def _cudnn_rows(q, k, v, length):
     tokens = q.shape[1]
+    length = jnp.maximum(length, 1)  # a turn that was not played has no tokens (rollout.windows)
     odd = tokens % 2  # JAX refuses to train rows of an odd length
     q, k, v = (jnp.pad(x, [(0, 0), (0, odd)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v))
     return _cudnn(q, k, v, length, length, causal=True)[:, :tokens]

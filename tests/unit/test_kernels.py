@@ -51,8 +51,14 @@ def real_tokens(lengths, width):
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
     'heads, members, lengths, width',
-    [(1, 1, (1,), 1), (2, 7, (1, 130, 257), 257), (1, 3, (40, 128), 128), (2, 1, (5, 64), 100)],
-    ids=['one token', 'groups of seven', 'whole blocks', 'narrow'],
+    [
+        (1, 1, (1,), 1),
+        (2, 7, (1, 130, 257), 257),
+        (1, 3, (40, 128), 128),
+        (2, 1, (5, 64), 100),
+        (1, 2, (0, 64), 64),
+    ],
+    ids=['one token', 'groups of seven', 'whole blocks', 'narrow', 'none'],
 )
 def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
     kind, heads, members, lengths, width
