@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.machine import checkpoint, files
+from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.measure import choices, exploitability, ratings
 from agentrl_jax.run import build, parts
 from agentrl_jax.run.config import Config
@@ -134,7 +134,8 @@ def expert(game: Game) -> Player:
 def policies(path: str, steps: Sequence[int | None]) -> list[Player]:
     """The policy of each checkpoint of a run, with one program."""
     cfg = in_self_play(parts.config_of_run(files.local_path(path)))
-    tokenizer, mesh = parts.build_tokenizer(cfg), parts.build_mesh(cfg, jax.devices()[:1])
+    tokenizer = parts.build_tokenizer(cfg)
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, 'test', mesh)
     found, asked = [], None
     for step in steps:
@@ -180,6 +181,7 @@ def elo(
     if games < 2 or games % 2:
         raise ValueError(f'--games={games} must be an even number from 2 on')
     cfg, deals = in_self_play(parts.config_of_run(files.local_path(workdir))), games // 2
+    folder = files.check_workdir(out or workdir)  # before the games, which take long
     pool = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, eval_levels=deals))
     game = Game(*parts.build_environment(pool, 'test'), most=cfg.env.max_turns)
     kept = checkpoint.steps(files.local_path(workdir) / checkpoint.FOLDER)
@@ -209,7 +211,6 @@ def elo(
         for i, (player, rating, low, high) in enumerate(zip(players, *rated, strict=True))
     ]
     records.sort(key=lambda one: -one['elo'])
-    folder = files.local_path(out or workdir)
     files.write_atomic(folder / 'elo.json', json.dumps(records, indent=2) + '\n')
     return records
 

@@ -35,7 +35,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from agentrl_jax.imitation.demonstrations import answer_text
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, sharding
 from agentrl_jax.records import pages
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import config, parts
@@ -168,7 +168,7 @@ def watch(
     width: as of `wrapped`.
     """
     tokenizer = parts.build_tokenizer(cfg)
-    mesh = parts.build_mesh(cfg, jax.devices()[:1])
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, split, None)
     model, params = parts.load_run(files.local_path(workdir), mesh=mesh)
     stream = jnp.arange(2, dtype=jnp.int32)  # of one row XLA makes other programs
@@ -201,18 +201,22 @@ def watch(
     return total, solved
 
 
+def config_to_play(given: Any, workdir: str) -> Config:
+    """That of the run whose policy plays, or the given ConfigDict; ValueError for both or none."""
+    if bool(workdir) == (given is not None):
+        raise ValueError(
+            'name either a --config, to play yourself, or a --workdir, whose policy plays with the '
+            'config of its run'
+        )
+    return parts.config_of_run(files.local_path(workdir)) if workdir else config.read(given)
+
+
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
     given = flags.FLAGS
     try:
-        if not given.workdir and given.config is None:
-            raise ValueError('name a --config to play yourself, or a --workdir to watch its policy')
-        if given.config is None:
-            cfg = parts.config_of_run(files.local_path(given.workdir))
-        else:
-            cfg = config.read(given.config)
-        cfg = cfg.held_out
+        cfg = config_to_play(given.config, given.workdir).held_out
         if cfg.on_hosts and not given.workdir:
             raise ValueError(
                 f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '

@@ -175,7 +175,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
 
 def run(args: argparse.Namespace) -> None:
     if args.rebuild:
-        for path in [path for folder in args.folders for path in rebuild(Path(folder))]:
+        for path in [path for folder in args.folders for path in rebuild(files.local_path(folder))]:
             print(path)
     elif args.compact:
         if args.where:
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> None:
         runs: list[Run] = load(args.folders, metrics_of(spec))
         table = build(runs, spec, load(spec.clones) if spec.clones else ())
         print(render.markdown(table), end='')
-        for path in write(table, Path(args.out)) if args.out else []:
+        for path in write(table, files.local_path(args.out)) if args.out else []:
             print(path, file=sys.stderr)
 
 

@@ -63,7 +63,7 @@ from agentrl_jax.types import Params, TrainState
 
 
 def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: bool) -> tuple:
-    """One cycle: (state, metrics on the device, tokens sampled, what a page shows).
+    """One cycle: (state, metrics, tokens sampled, what a page shows); waits for its end.
 
     first: the first step of this process, which compiles all that later steps need.
     """
@@ -86,8 +86,8 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     )
     collected = time.monotonic()
     if every and (first or step % every == 0):
-        information = programs.information(
-            policy, programs.tasks[0], rollout, streams.key(PAIRS, step)
+        information = jax.device_get(  # waits, so that its seconds are not those of the update
+            programs.information(policy, programs.tasks[0], rollout, streams.key(PAIRS, step))
         )
         measured |= {} if step % every else information
     every = cfg.forks.value_every
@@ -96,6 +96,7 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
         error, counters = programs.critic_error(state, frozen, tasks[0], *keys)
         collecting.check_counters([counters])
         measured |= {} if step % every else error
+    probed = time.monotonic()
     if state.expected is not None:
         levels = programs.revise(state.expected, rollout, episodes[0].level)
         state = state.replace(expected=levels)
@@ -106,8 +107,9 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     state, learned, rows, advantages = programs.learn(
         state, frozen, rollout, shuffle, lr_scale, base
     )
-    measured = learned | measured | {'rollout/horizon': horizon}
+    measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
+    measured['time/update_s'] = time.monotonic() - probed
     rollout = rollout.replace(continuations=None)  # a page shows episodes
     played = Played(
         rollout,
@@ -193,13 +195,14 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             try:
                 with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
                     code, state = play(run, opened, checkpoints, workdir, preemption, curves)
-            except (ValueError, OSError):
+                    if code is not None and state is not None:  # before worlds take their time
+                        saved = saved_beside(run, streams)
+                        checkpoint.save(checkpoints, int(state.step), state, saved)
+            except (ValueError, OSError, RuntimeError):
                 if jax.process_count() == 1:  # of several the others may be gone
-                    with contextlib.suppress(ValueError, OSError):  # the first one is reported
+                    with contextlib.suppress(ValueError, OSError, RuntimeError):  # as reported
                         checkpoint.wait(checkpoints)  # what is being written is whole
                 raise
-            if code is not None and state is not None:
-                checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
             checkpoint.close(checkpoints)
     if jax.process_index() == 0:
         curves.draw()
@@ -243,7 +246,7 @@ def play(
                     state, measured, sampled, played = train_step(
                         run, opened, state, step, step == first
                     )
-                    row |= jax.device_get(measured)
+                    row |= measured
             row, alarms = record.write(row, sampled)
             if sampled is None:
                 break

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def write_page(source: Path, out: str | None, max_episodes: int) -> Path:
     """The page of a document, or of the newest one of a workdir."""
     source = document.find(source)
-    page = Path(out) if out else source.with_suffix('.html')
+    page = files.local_path(out) if out else source.with_suffix('.html')
     page_html.write(page, document.read(source), max_episodes=max_episodes)
     return page
 

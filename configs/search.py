@@ -2,7 +2,7 @@
 
   hf download Qwen/Qwen2.5-7B --local-dir Qwen2.5-7B
   python -m agentrl_jax.train --config=configs/search.py --workdir=runs/qwen_search \\
-      --config.model.path=Qwen2.5-7B
+      --config.model.path=Qwen2.5-7B --config.turn_credit.mode=mt_v1
 
 asks about countries (`pip install agentrl_jax[search]`). The paper asks TriviaQA's questions, with
 articles of Wikipedia: --config.search.questions="('train.jsonl', 'validation.jsonl')" and
@@ -18,8 +18,10 @@ that the second turn always has room (its code cuts the second turn away instead
 punctuation and articles before they are compared; --config.search.normaliser=as_written compares as
 its code does.
 
-Its baselines: --config.turn_credit.mode=or (GRPO-OR) and mr (GRPO-MR); both, this and MT-PPO, the
-method of its second version, as one command: configs/sweeps/search.py.
+Without that mode turns are credited as a later paper does (mt_cumulative, arXiv:2604.02869), which
+is the same where episodes have two turns. Its baselines: --config.turn_credit.mode=or (GRPO-OR) and
+mr (GRPO-MR); both, this and MT-PPO, the method of its second version, as one command:
+configs/sweeps/search.py.
 
 Hardware: never run on an accelerator.
 Time: not known.
@@ -34,7 +36,6 @@ def get_config():
     cfg = base.get_config()
     cfg.steps = 150
     cfg.algorithm = 'mt_grpo'
-    cfg.turn_credit.mode = 'mt_v1'
     cfg.env.name = 'search'
     cfg.env.max_turns = 3
     cfg.env.train_levels = 8192

@@ -10,19 +10,25 @@ and --config.field=value, which holds for all runs and wins over what the experi
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
 import pprint
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from absl import flags
+from ml_collections import config_flags
+
 from agentrl_jax import tables
 from agentrl_jax.machine import files
+from agentrl_jax.records import run_log
 from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
@@ -34,6 +40,7 @@ from agentrl_jax.sweeps.status import Overrides
 FOLDER = Path(__file__).parent
 TINY = 'tiny'
 FIELD = '--config.'
+MODEL = 'model.path'  # the one field that has no value of an experiment's own
 
 
 class Plan(NamedTuple):
@@ -103,30 +110,71 @@ def given_fields(words: Sequence[str]) -> set[str]:
     return {word.removeprefix(FIELD).split('=')[0] for word in words if word.startswith(FIELD)}
 
 
-def load_runs(workdir: Path, seeds: Sequence[int], metrics: Iterable[str]) -> list[tables_runs.Run]:
-    """The runs of these seeds; others, such as those for tuning, may be in the same workdir."""
-    return [run for run in tables_runs.load([workdir], metrics) if run.fields['seed'] in seeds]
+def config_of(words: Sequence[str]) -> Any:
+    """The config that a sweep with these words starts from: --config and --config.field=value."""
+    values, argv = flags.FlagValues(), ['sweep', *words]
+    values.set_gnu_getopt()  # words that it does not know may lie between
+    config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+    values(argv, known_only=True)
+    return values.config
 
 
-def make_tables(plan: Plan, seeds: Sequence[int], workdir: Path) -> None:
-    """Prints the tables of the runs as they stand and writes them to <workdir>/tables."""
+def run_names(listed: Sequence[Overrides], words: Sequence[str]) -> set[str]:
+    """The folders of the runs that a sweep with these words trains."""
+    return {run.name for run in sweep_spec.expand(config_of(words), listed, source='the plan')}
+
+
+def load_runs(
+    workdir: Path,
+    seeds: Sequence[int],
+    metrics: Iterable[str],
+    names: Container[str] | None = None,
+) -> list[tables_runs.Run]:
+    """The runs of these seeds, and of these names where any are given.
+
+    Others may be in the same workdir: those for tuning, or with other --config fields.
+    """
+    return [
+        run
+        for run in tables_runs.load([workdir], metrics)
+        if run.fields['seed'] in seeds and (names is None or run.name in names)
+    ]
+
+
+def make_tables(
+    plan: Plan, seeds: Sequence[int], workdir: Path, names: Container[str] | None = None
+) -> None:
+    """Prints the tables of the runs as they stand and writes them to <workdir>/tables.
+
+    names: of the only runs that count. Signals that no run has measured yet are left out.
+    """
     for name, given in plan.tables.items():
         spec = make_spec({'seeds': len(seeds)} | given)
-        runs = load_runs(workdir, seeds, metrics_of(spec))
+        runs = load_runs(workdir, seeds, metrics_of(spec), names)
+        measured = {metric for run in runs for row in run.rows for metric in row}
+        signals = tuple(metric for metric in spec.signals if metric in measured)
+        spec = dataclasses.replace(spec, signals=signals)
         table = build(runs, spec, tables.clones(spec, FOLDER))
         tables.write(table, workdir / 'tables' / name)
         print(f'\n{name}\n\n{render.markdown(table)}', end='')
 
 
-def publish(plan: Plan, seeds: int, workdir: Path, folder: Path, page: str) -> None:
+def publish(
+    plan: Plan,
+    seeds: int,
+    workdir: Path,
+    folder: Path,
+    page: str,
+    names: Container[str] | None = None,
+) -> None:
     """Keeps the compact metrics, the tables and the first README of an experiment in a folder.
 
     seeds: 0, 1, ... so many. page: the README, if there is none yet; the tables go between its
-    marks. `make tables` makes them again from what is kept.
+    marks. `make tables` makes them again from what is kept. names: of the only runs to keep.
     """
     specs = {name: {'seeds': seeds} | dict(given) for name, given in plan.tables.items()}
     metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
-    runs = load_runs(workdir, range(seeds), metrics)
+    runs = load_runs(workdir, range(seeds), metrics, names)
     tables_runs.compact(runs, folder / tables.METRICS_FOLDER)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
     files.write_atomic(folder / tables.SPEC_FILE, text)
@@ -156,7 +204,7 @@ def wait_for(words: Sequence[str], environment: Mapping[str, str]) -> int:
 def arguments(
     name: str, doc: str, scales: Scales, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, list[str]]:
-    """What is said of the experiment, and the words for the sweep."""
+    """What is said of the experiment, whose workdir is made, and the words for the sweep."""
     parser = argparse.ArgumentParser(
         prog=f'python -m experiments.{name}',
         description=doc,
@@ -177,8 +225,19 @@ def arguments(
         parser.error(f'--seeds={args.seeds} must be at least 1')
     if args.publish and args.first_seed:
         parser.error('--publish is for seeds 0, 1, ...: others are for tuning')
-    if args.scale != TINY and 'model.path' not in given_fields(rest):
-        parser.error(f'--scale={args.scale} needs --config.model.path=<folder or .gguf>')
+    if args.scale != TINY and MODEL not in given_fields(rest):
+        parser.error(f'--scale={args.scale} needs --config.{MODEL}=<folder or .gguf>')
+    folder, others = FOLDER / f'{name}_{args.scale}', sorted(given_fields(rest) - {MODEL})
+    if args.publish and others and (folder / tables.METRICS_FOLDER).exists():
+        parser.error(
+            f'--publish would replace the runs in experiments/{folder.name} by others with '
+            f'{", ".join(others)} set: leave one of them out'
+        )
+    try:
+        args.workdir = files.local_path(args.workdir or f'runs/{name}/{args.scale}')
+        files.check_workdir(args.workdir)
+    except (ValueError, OSError) as error:
+        parser.error(files.in_words(error))
     return args, rest
 
 
@@ -187,8 +246,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     name = Path(file).stem
     args, rest = arguments(name, doc, scales, argv)
     plan = scales[args.scale]()
-    workdir = Path(args.workdir or f'runs/{name}/{args.scale}')
-    workdir.mkdir(parents=True, exist_ok=True)
+    workdir = args.workdir
     command = f'python -m experiments.{name} --scale={args.scale} --seeds={args.seeds}'
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     listed = list_runs(plan, seeds, given_fields(rest))
@@ -211,8 +269,14 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     code = wait_for(words, cache | os.environ)
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
         return code
-    make_tables(plan, seeds, workdir)
-    if args.publish:
-        page = first_page(doc, command, plan.tables)
-        publish(plan, args.seeds, workdir, FOLDER / f'{name}_{args.scale}', page)
+    try:
+        names = run_names(listed, words[3:])
+        make_tables(plan, seeds, workdir, names)
+        if args.publish:
+            whole = shlex.join([*command.split(), *run_log.redact_argv(rest)])
+            page = first_page(doc, whole, plan.tables)
+            publish(plan, args.seeds, workdir, FOLDER / f'{name}_{args.scale}', page, names)
+    except (ValueError, OSError) as error:
+        print(f'error: {files.in_words(error)}', file=sys.stderr)
+        return 1
     return code

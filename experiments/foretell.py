@@ -1,6 +1,6 @@
 """Which sign foretells collapse? A table of the runs of an experiment, most of all of echo_trap.
 
-  python -m experiments.foretell runs/echo_trap/tiny --calibrate=0,1,2,3,4
+  python -m experiments.foretell runs/echo_trap/tiny --calibrate=0
   python -m experiments.foretell experiments/ragen_starpo_vs_s_tiny/metrics --where=env.name=sokoban
 
 A run has collapsed if the mean of its last three validations is at most three quarters of its best.
@@ -66,10 +66,12 @@ def _texts(
     later = [math.nan if c.onset <= last else x for c, x in zip(courses, changes, strict=True)]
     areas = [foretell.separation(courses, x) for x in (changes, later)]
     areas += [foretell.separation(courses, changes, within=True)]
+    texts = [f'{collapsed}, {len(known) - collapsed}', *map(_area_text, areas)]
+    if math.isnan(alarm.threshold):
+        return [*texts, NOTHING, NOTHING, NOTHING]
     leads = [lead for lead in alarm.leads if not math.isnan(lead)]
     return [
-        f'{collapsed}, {len(known) - collapsed}',
-        *map(_area_text, areas),
+        *texts,
         f'{sum(lead > 0 for lead in leads)} of {len(alarm.leads)}',
         f'{statistics.median(leads):g}' if leads else NOTHING,
         f'{alarm.false} of {alarm.healthy}',
@@ -92,9 +94,9 @@ def notes(
         f'alike. Later collapses: without the runs that had collapsed by step {last}, whose signs '
         f'foretell nothing. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
         'Alarm: a change larger than any of a healthy run of seeds '
-        f'{", ".join(map(str, calibration))}. Of the other seeds are the false alarms and the '
-        'leads: steps from the alarm to the first validation from which on all are '
-        f'{below} before.',
+        f'{", ".join(map(str, calibration))}; none without such a run. Of the other seeds are the '
+        'false alarms and the leads: steps from the alarm to the first validation from which on '
+        f'all are {below} before.',
     ]
 
 
@@ -105,7 +107,20 @@ def _area_text(area: foretell.Area) -> str:
     return f'{area.auc:.2f}{ends} ({area.pairs} pairs)'
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def calibrating(seeds: Sequence, names: Sequence[str]) -> list:
+    """The seeds of these names; without any the first half. ValueError if none is left over."""
+    if not names:
+        return list(seeds[: (len(seeds) + 1) // 2])
+    listed = ', '.join(map(str, seeds))
+    missing = [name for name in names if name not in map(str, seeds)]
+    if missing:
+        raise ValueError(f'--calibrate={missing[0]}: seeds of finished runs are {listed or "none"}')
+    if len(set(names)) == len(seeds):
+        raise ValueError(f'--calibrate names all seeds, {listed}: leave some to count alarms of')
+    return [seed for seed in seeds if str(seed) in names]
+
+
+def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         prog='python -m experiments.foretell',
         description=__doc__,
@@ -120,15 +135,17 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not foretell.START < args.first <= args.last:
         parser.error(f'--first must be larger than {foretell.START}, and at most --last')
-    return args
+    return parser, args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = arguments(argv)
-    courses = read(args.folders, args.where)
-    seeds = sorted({course.seed for course in courses}, key=rank)
-    named = split_names(args.calibrate) or [str(seed) for seed in seeds[: (len(seeds) + 1) // 2]]
-    calibration = [seed for seed in seeds if str(seed) in named]
+    parser, args = arguments(argv)
+    try:
+        courses = read(args.folders, args.where)
+        seeds = sorted({course.seed for course in courses}, key=rank)
+        calibration = calibrating(seeds, split_names(args.calibrate))
+    except (OSError, ValueError) as error:
+        parser.exit(1, f'{parser.prog}: {error}\n')
     print(markdown(courses, calibration, first=args.first, last=args.last), end='')
     return 0
 

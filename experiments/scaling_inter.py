@@ -65,7 +65,8 @@ def plan(config, rounds, stage_steps, world, more):
         'published': {name: {NAMES[world]: text} for name, text in PUBLISHED.items()},
     }
     best = {'at': 'best-validation', 'published': {}, 'curves': False}
-    tables = {'last': table, 'best': table | best}
+    equal = {'at': 'equal-tokens', 'published': {}, 'curves': False, 'margin': 0.05}
+    tables = {'last': table, 'best': table | best, 'equal_tokens': table | equal}
     return common.Plan(config, common.cross(cells.values(), [everywhere | more]), tables)
 
 

@@ -31,6 +31,7 @@ from configs import smollm2_frozen_lake, smollm2_library
 RESULTS = pathlib.Path(__file__).parent / 'zero_shot' / 'results.jsonl'
 PROMPTS = ('plain', 'brief', 'ragen', 'tools')
 LONGEST = {'plain': 256, 'brief': 256}  # tokens of an episode; other prompts are longer
+KEY = ('model', 'answers', 'levels', 'world', 'prompt')  # of a cell; the last record of it counts
 UNIFORM = 'uniform'  # no model: all legal tokens are as probable
 
 
@@ -71,6 +72,11 @@ def config(world, prompt, constrain, model, levels):
     cfg.clone.episodes = 0
     cfg.loss.kl_coef = 0.0
     return cfg
+
+
+def name_of(model):
+    """Of a folder or a .gguf; other dots are part of it, as in Qwen2.5-0.5B-Instruct."""
+    return pathlib.Path(model).name.removesuffix('.gguf')
 
 
 @functools.cache
@@ -115,7 +121,7 @@ def play(path, model, world, prompt, constrain, levels):
     played = np.arange(out.valid.shape[1])[None] < out.num_turns[:, None]
     low, high = wilson_interval(solved, levels)
     return {
-        'model': pathlib.Path(model).stem,
+        'model': name_of(model),
         'world': world,
         'prompt': prompt,
         'answers': constrain,
@@ -131,12 +137,16 @@ def play(path, model, world, prompt, constrain, levels):
 
 
 def table(records):
-    """Markdown: a row for each model and kind of answers, a column for each world and prompt."""
-    last = {(x['model'], x['answers'], x['world'], x['prompt']): x for x in records}
-    columns = sorted({key[2:] for key in last})
+    """Markdown: a row for each model and kind of answers, a column for each world and prompt.
+
+    Where these were played on different numbers of levels, each number has a row and is said.
+    """
+    last = {tuple(x[name] for name in KEY): x for x in records}
+    rows, columns = sorted({key[:3] for key in last}), sorted({key[3:] for key in last})
+    alike = [row[:2] for row in rows]
     lines = ['| model | answers | ' + ' | '.join(f'{w}, {p}' for w, p in columns) + ' |']
     lines += ['| --- ' * (2 + len(columns)) + '|']
-    for row in sorted({key[:2] for key in last}):
+    for row in rows:
         cells = [last.get((*row, *column)) for column in columns]
         shown = [
             ''
@@ -145,8 +155,10 @@ def table(records):
             f' (valid {100 * x["valid"]:.0f})'
             for x in cells
         ]
-        lines.append('| ' + ' | '.join([*row, *shown]) + ' |')
-    found = {key[2:]: x['random'] for key, x in last.items()}
+        model, answers, levels = row
+        model += f', {levels} levels' * (alike.count(row[:2]) > 1)
+        lines.append('| ' + ' | '.join([model, answers, *shown]) + ' |')
+    found = {key[3:]: x['random'] for key, x in last.items()}
     random = [f'{100 * found[column]:.1f}' for column in columns]
     lines.append('| random play | names | ' + ' | '.join(random) + ' |')
     return '\n'.join(lines)

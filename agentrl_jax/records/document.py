@@ -132,6 +132,7 @@ REPLY_FIELDS: Fields = {
 }
 BESIDE_FIELDS: Fields = {  # of a turn, where there is something to say
     'part': TEXT,  # a plan or a reflection
+    'branch': COUNT,  # conversation of the turn, where the episode has several
     'staleness': COUNT,  # updates between the weights that sampled it and those that train on it
 }
 TOKEN_FIELDS: Fields = {

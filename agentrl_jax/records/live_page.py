@@ -175,7 +175,7 @@ def _success(row: Row) -> tuple[str, str]:
 
 
 def _newest(rows: Sequence[Row], name: str) -> Row | None:
-    return next((row for row in reversed(rows) if name in row and math.isfinite(row[name])), None)
+    return next((row for row in reversed(rows) if name in row), None)
 
 
 def _seconds_left(rows: Sequence[Row], steps: int | None, done: int) -> float | None:
@@ -230,7 +230,8 @@ def _charts(
     """(metric, title, drawing); other runs are in that of the held-out success."""
     pools = sorted(n for n in measured if n.startswith('eval_') and n.endswith('/success'))
     titles = {**CHARTS, **{name: name.replace('_', ' ').replace('/', ', ') for name in pools}}
-    overlay = [(f'o{k}', other.rows) for k, other in enumerate(others)]
+    validated = _before(run.rows, axis)
+    overlay = [(f'o{k}', _before(other.rows, axis)) for k, other in enumerate(others)]
     charts = []
     for name, title in titles.items():
         if name not in measured:
@@ -243,10 +244,19 @@ def _charts(
             if prefix + line in run.reference and name.endswith('/success')
         }
         others_drawn = overlay if first else ()
-        svg = chart(run.rows, name, x=axis, references=lines, others=others_drawn, wide=first)
+        rows = validated if name.startswith('eval') else run.rows
+        svg = chart(rows, name, x=axis, references=lines, others=others_drawn, wide=first)
         if svg:
             charts.append((name, title, Markup(svg)))
     return charts
+
+
+def _before(rows: Sequence[Row], axis: str) -> list[Row]:
+    """Rows at the places that were reached before their steps, in which validation comes first."""
+    if axis == 'step':
+        return list(rows)
+    places = [0, *(row.get(axis, math.nan) for row in rows)]
+    return [row | {axis: place} for row, place in zip(rows, places[:-1], strict=True)]
 
 
 def _listed(run: RunFiles, css: str) -> dict[str, Any]:
@@ -263,6 +273,5 @@ def _listed(run: RunFiles, css: str) -> dict[str, Any]:
 
 
 def _metric(rows: Sequence[Row], name: str) -> tuple[str, str, Markup, str]:
-    row = _newest(rows, name)
-    value = 'nan' if row is None else short(row[name])
+    value = short(_newest(rows, name)[name])
     return name, value, Markup(spark(rows, name)), metrics.METRICS.get(name, '')

@@ -8,6 +8,7 @@
 Only names that are in a folder at that moment are answered, and nothing is written.
 """
 
+import contextlib
 import http.server
 import importlib.resources
 import threading
@@ -45,9 +46,10 @@ class Runs:
         """Runs in the folder of the run, those that measured something last first."""
         found = {self.workdir.name: 0.0}
         for folder in self.workdir.parent.iterdir():
-            if folder.is_dir() and is_run(folder):
-                path = folder / run_log.METRICS_FILE
-                found[folder.name] = path.stat().st_mtime if path.exists() else 0.0
+            with contextlib.suppress(OSError):  # one that this user may not enter
+                if folder.is_dir() and is_run(folder):
+                    path = folder / run_log.METRICS_FILE
+                    found[folder.name] = path.stat().st_mtime if path.exists() else 0.0
         return sorted(found, key=lambda name: (-found[name], name))
 
     def folder(self, name: str) -> Path | None:

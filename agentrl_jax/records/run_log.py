@@ -71,14 +71,15 @@ class RunLog:
                 str(workdir / 'tensorboard'), purge_step=resume_step
             )
         if wandb:
-            self._wandb = wandb.init(
-                project=wandb_project,
-                name=workdir.name,
-                id=wandb_id(workdir),
-                resume='allow',
-                dir=str(workdir),
-                config=redact(config),
-            )
+            given = dict(project=wandb_project, name=workdir.name, id=wandb_id(workdir))
+            given |= dict(resume='allow', dir=str(workdir), config=redact(config))
+            try:  # metadata would hold the command line, and with it secrets
+                self._wandb = wandb.init(**given, settings={'x_disable_meta': True})
+            except wandb.Error as error:
+                raise ValueError(
+                    f'log.wandb_project={wandb_project!r}: W&B did not begin the run ({error}); '
+                    "'' trains without it"
+                ) from error
             # Its own count only rises, and would drop what is played again after a roll back
             self._wandb.define_metric('*', step_metric='step')
 

@@ -57,23 +57,26 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
 
     metrics: names to keep beside KEPT; a compact folder has those that it was made with. Runs of an
     older version beside those of a newer one have the fields that came later, at what they do.
+    FileNotFoundError names the folders that hold no run.
     """
     kept = tuple(dict.fromkeys([*KEPT, *metrics]))
-    runs = []
-    for folder in map(Path, folders):
-        if (folder / COMMON_FILE).is_file():
-            runs += _read_compact(folder)
-        elif _document(folder):
-            runs.append(_read_run(folder, kept))
-        elif folder.is_dir():
-            runs += [_read_run(path, kept) for path in sorted(folder.iterdir()) if _document(path)]
-    if not runs:
-        listed = ', '.join(map(str, folders))
+    found = [(folder, _read_folder(folder, kept)) for folder in map(files.local_path, folders)]
+    empty = [str(folder) for folder, runs in found if not runs]
+    if empty:
         raise FileNotFoundError(
-            f'no runs in {listed}: a run has {RUN_FILE} or {run_log.CONFIG_FILE}, a compact folder '
-            f'{COMMON_FILE}'
+            f'no runs in {", ".join(empty)}: a run has {RUN_FILE} or {run_log.CONFIG_FILE}, a '
+            f'compact folder {COMMON_FILE}'
         )
-    return complete(runs)
+    return complete([run for _, runs in found for run in runs])
+
+
+def _read_folder(folder: Path, kept: Sequence[str]) -> list[Run]:
+    if (folder / COMMON_FILE).is_file():
+        return _read_compact(folder)
+    if _document(folder):
+        return [_read_run(folder, kept)]
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [_read_run(path, kept) for path in inside if _document(path)]
 
 
 def complete(runs: Sequence[Run]) -> list[Run]:
@@ -103,7 +106,12 @@ def _with_later(run: Run, names: set[str]) -> Run:
 
 def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
     """Writes runs as a compact folder, replacing what was compacted there before."""
-    folder = Path(folder)
+    folder = files.local_path(folder)
+    whole = [path for path in (folder, *folder.glob('*')) if _document(path)]
+    if whole:
+        raise ValueError(
+            f'{whole[0]} is a run: runs are compacted to a folder of their own, which is named last'
+        )
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})

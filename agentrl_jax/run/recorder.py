@@ -120,7 +120,6 @@ class Recorder(contextlib.ExitStack):
         row['time/step_s'] = spent
         row['perf/recompiles'] = 0 if self.warm is None else self.compiled.count - self.warm
         if sampled is not None:
-            row['time/update_s'] = spent - row['time/collect_s']
             row['time/host_s'] = self.host_s
             row['perf/tokens_per_s'] = sampled / spent
             row |= self.rates(cfg, run.config, run.mesh.devices.flat, row)

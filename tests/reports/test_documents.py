@@ -195,6 +195,16 @@ def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
         assert (first['part'], first['actions']) == ('plan', []) and 'part' not in second
 
 
+def test_a_turn_of_a_conversation_that_has_no_number_is_refused():
+    """The check let it pass, and its page ended in a TypeError."""
+    made = small_document()
+    made['episodes'][1]['turns'][0]['branch'] = 1
+    documents.check(made)
+    made['episodes'][1]['turns'][0]['branch'] = 'second'
+    with pytest.raises(ValueError, match='branch of a turn of episode 1 must be a whole number'):
+        documents.check(made)
+
+
 def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
     for name in ('step_000000', 'step_000050', 'step_000100', 'evaluation_test'):
         documents.write(tmp_path / f'{name}.json', small_document(title=name))
@@ -226,7 +236,9 @@ def test_a_page_of_an_earlier_version_stays_as_it_is(tmp_path):
     assert (tmp_path / 'step_000000.html').read_text() == 'old'
 
 
-def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(tmp_path, capsys):
+def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(
+    tmp_path, capsys, monkeypatch
+):
     folder = tmp_path / 'rollouts'
     folder.mkdir()
     documents.write(folder / 'step_000002.json', small_document(title='old'))
@@ -235,6 +247,9 @@ def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(tmp_pa
     view.main([str(tmp_path), '--out', str(page)])
     assert capsys.readouterr().out.strip() == str(page)
     assert '<h1>new</h1>' in page.read_text(encoding='utf-8')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    view.main([str(tmp_path), '--out=~/q.html'])
+    assert (tmp_path / 'q.html').exists()
     view.main([str(folder / 'step_000002.json')])
     assert '<h1>old</h1>' in (folder / 'step_000002.html').read_text(encoding='utf-8')
     assert len(list(folder.iterdir())) == 3

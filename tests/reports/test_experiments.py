@@ -9,8 +9,10 @@ import signal
 import sys
 
 import pytest
+from absl import flags
 from test_tables import write_run
 
+from agentrl_jax import sweep
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.imitation import kept
 from agentrl_jax.results import runs as tables_runs
@@ -20,7 +22,7 @@ from agentrl_jax.rollout import device
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.sweeps import spec
+from agentrl_jax.sweeps import options, spec
 from agentrl_jax.text import agents as text_agents
 from experiments import (
     agents,
@@ -31,6 +33,7 @@ from experiments import (
     report,
     scaling_inter,
     turn_credit,
+    zero_shot,
 )
 
 NAMES = (
@@ -307,7 +310,7 @@ def fake_sweep(words, environment):
     """Stands in for the sweep's process: writes what the sweep and one trained run write."""
     given = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
     assert 'JAX_COMPILATION_CACHE_DIR' in environment
-    base = common.load_config(given['config'])
+    base = common.config_of(words[3:])
     for number, run in enumerate(spec.expand(base, spec.load(given['sweep']), source='')):
         folder = pathlib.Path(given['workdir']) / run.name
         folder.mkdir(exist_ok=True)
@@ -316,6 +319,8 @@ def fake_sweep(words, environment):
             {
                 'step': step,
                 'time_s': step,
+                'time/step_s': 1.0,
+                'perf/tokens_per_s': 8.0,
                 'eval/success': 0.5,
                 'eval/success_low': 0.4,
                 'eval/success_high': 0.6,
@@ -330,6 +335,7 @@ def fake_sweep(words, environment):
     return 0
 
 
+@pytest.mark.filterwarnings('ignore:the load_module')
 @pytest.mark.slow('draws the curves of a whole experiment')
 def test_the_command_trains_shows_and_publishes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(common, 'wait_for', fake_sweep)
@@ -366,19 +372,131 @@ def test_tables_and_what_is_published_are_of_the_seeds_that_are_asked_for(tmp_pa
     assert '(2/2)' in (kept / 'last' / 'table.md').read_text()
 
 
+DEMO = str(common.FOLDER.parent / 'configs' / 'demo.py')
+SMALL = {'rows': 'algorithm', 'curves': False}
+
+
+def small(**more):
+    """The scales of an experiment of one cell and one table."""
+    plan = common.Plan(DEMO, ({'steps': 3},), {'last': SMALL | more})
+    return {'tiny': lambda: plan}
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """start(scales, *words) -> exit code of an experiment `small`, whose sweep is a fake."""
+    monkeypatch.setattr(common, 'wait_for', fake_sweep)
+    monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')
+    given = ['--scale=tiny', '--seeds=1', f'--workdir={tmp_path}/w']
+    return lambda scales, *words: common.main('small.py', 'Why?', scales, [*given, *words])
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_runs_with_other_fields_in_the_same_workdir_are_in_no_table(start, tmp_path, capsys):
+    """A smoke test of two steps made the tables fail after hours of training."""
+    assert start(small(), '--config.steps=2') == 0
+    assert start(small(), '--publish') == 0
+    assert len(list((tmp_path / 'w').glob('*/run.json'))) == 2
+    assert capsys.readouterr().out.count('| ppo | 50.0 [40.0, 60.0]ʷ (1/1) |') == 2
+    (kept,) = (tmp_path / 'experiments' / 'small_tiny' / 'metrics').glob('*.jsonl')
+    assert kept.stem.startswith('seed=0,steps=3-')
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_tables_do_without_signals_that_no_run_measured_and_say_what_else_is_wrong(start, capsys):
+    """`--only=steps=0` ended with a stack: clones have no rollout/success."""
+    assert start(small(signals='rollout/success,policy/entropy')) == 0
+    assert '(1/1)' in capsys.readouterr().out
+    assert start(small(metric='eval/answers')) == 1
+    said = capsys.readouterr().err
+    assert said.startswith('error: no run has the metric eval/answers; there are ')
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_what_is_published_is_not_replaced_by_runs_with_other_fields(start, tmp_path, capsys):
+    assert start(small(), '--publish', '--config.optim.lr=0.1', '--gpus=0') == 0
+    folder = tmp_path / 'experiments' / 'small_tiny'
+    line = 'experiments.small --scale=tiny --seeds=1 --config.optim.lr=0.1 --gpus=0'
+    assert line in (folder / 'README.md').read_text()
+    before = {path: path.read_bytes() for path in (folder / 'metrics').iterdir()}
+    with pytest.raises(SystemExit) as error:
+        start(small(), '--publish', '--config.optim.lr=0.2')
+    assert error.value.code == 2
+    assert 'replace the runs in experiments/small_tiny by others with optim' in (
+        capsys.readouterr().err
+    )
+    assert before == {path: path.read_bytes() for path in (folder / 'metrics').iterdir()}
+    assert start(small(), '--publish') == 0
+    words = ['--scale=tiny', '--publish', '--config.model.path=x', f'--workdir={tmp_path}/w']
+    common.arguments('small', '', small(), words)
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_runs_are_named_as_the_sweep_names_them(tmp_path, monkeypatch, capsys):
+    listed = [{'seed': seed, 'steps': 3} for seed in range(2)]
+    (tmp_path / 'sweep.py').write_text(common.sweep_file(listed, 'a test'))
+    words = [f'--config={DEMO}', f'--sweep={tmp_path}/sweep.py', '--workdir=w']
+    words += ['--launcher=print', '--retries', '1', '--config.optim.lr', '0.1']
+    words += ['--config.curriculum.rounds=(2, 3)', '--config.clone.keep_in=../clones']
+    monkeypatch.setattr(sys, 'argv', ['sweep', *words])
+    values = flags.FlagValues()
+    options.define_flags(values)
+    values(sys.argv)
+    assert sweep.run_sweep(values) == 0
+    printed = capsys.readouterr().out.split()
+    names = {word[len('--workdir=w/') :] for word in printed if word.startswith('--workdir=w/')}
+    assert common.run_names(listed, words) == names and len(names) == 2
+    assert common.run_names(listed, words[:3]).isdisjoint(names)
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_a_workdir_may_be_in_a_bucket_or_at_home(start, tmp_path, monkeypatch):
+    """Runs went to folders named gs: and ~ on the disk of this machine."""
+    (tmp_path / 'disk').mkdir()
+    (tmp_path / 'b').symlink_to('disk')
+    monkeypatch.setenv('AGENTRL_GCS', str(tmp_path))
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert start(small(), '--workdir=gs://b/x') == start(small(), '--workdir=~/y') == 0
+    for folder in (tmp_path / 'disk' / 'x', tmp_path / 'y'):
+        assert list(folder.glob('*/run.json')) and (folder / 'tables' / 'last').is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {'disk', 'b', 'y'}
+
+
+FOLDERS = [
+    path.parent.name
+    for path in sorted(common.FOLDER.glob(f'*/{common.tables.SPEC_FILE}'))
+    if path.parent.name.rpartition('_')[0] in NAMES
+]
+
+
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_a_plan_has_every_table_that_is_committed(folder):
+    """Publishing again would leave out the others, on which the report may rest."""
+    committed = json.loads((common.FOLDER / folder / common.tables.SPEC_FILE).read_text())
+    name, _, kind = folder.rpartition('_')
+    assert kind in ('tiny', 'again')  # a second stage has some of the tables
+    assert committed.keys() <= make_plan(name, 'tiny').tables.keys()
+
+
 @pytest.mark.parametrize(
     'words, complaint',
     [
+        (['--scale=tiny', '--workdir=gs://b/x'], 'must name the folder where the bucket is'),
+        (['--scale=tiny', '--workdir=/dev/null/x'], 'workdir is not writable'),
         (['--scale=0.5b'], 'needs --config.model.path'),
         (['--scale=huge'], 'invalid choice'),
         (['--scale=tiny', '--seeds=0'], 'must be at least 1'),
         (['--scale=tiny', '--publish', '--first_seed=100'], 'others are for tuning'),
     ],
 )
-def test_wrong_words_are_refused_with_a_reason(words, complaint, capsys):
+def test_wrong_words_are_refused_with_a_reason(words, complaint, capsys, monkeypatch):
     own = scaling_inter
-    with pytest.raises(SystemExit):
+    monkeypatch.delenv('AGENTRL_GCS', raising=False)
+    monkeypatch.setattr(common, 'wait_for', lambda *_: 0)
+    with pytest.raises(SystemExit) as error:
         common.main(own.__file__, own.__doc__, own.SCALES, words)
+    assert error.value.code == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -397,3 +515,23 @@ def test_the_claims_are_those_of_the_committed_metrics(page):
     text = (report.FOLDER / page).read_text(encoding='utf-8')
     assert f'<!-- claims -->\n{report.table()}<!-- end of claims -->' in text
     assert len(report.CLAIMS) == 10
+
+
+# ---- pretrained models -------------------------------------------------------------------------
+
+
+def test_models_and_numbers_of_levels_have_rows_of_their_own():
+    """Qwen2.5-0.5B and Qwen2.5-0.5B-Instruct were both Qwen2.5-0."""
+    paths = ('/a/Qwen2.5-0.5B', 'Qwen2.5-0.5B-Instruct/', 'b/q4.0.gguf')
+    names = [zero_shot.name_of(path) for path in paths]
+    assert names == ['Qwen2.5-0.5B', 'Qwen2.5-0.5B-Instruct', 'q4.0']
+    cell = {'answers': 'own', 'world': 'bandit', 'prompt': 'plain', 'low': 0, 'high': 1}
+    cell |= {'valid': 1, 'random': 0.5}
+    played = [(names[0], 64, 0.5), (names[0], 32, 0.25), (names[1], 64, 0.75), (names[1], 64, 1)]
+    records = [cell | {'model': x, 'levels': n, 'success': p} for x, n, p in played]
+    found = [line.split(' [')[0] for line in zero_shot.table(records).splitlines()[2:-1]]
+    assert found == [
+        '| Qwen2.5-0.5B, 32 levels | own | 25.0',
+        '| Qwen2.5-0.5B, 64 levels | own | 50.0',
+        '| Qwen2.5-0.5B-Instruct | own | 100.0',
+    ]

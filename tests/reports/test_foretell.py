@@ -183,6 +183,34 @@ def test_the_table_of_committed_runs(tmp_path, capsys):
         command.main([*argv, '--first=4'])
 
 
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        (['--calibrate=0,1,2'], '--calibrate names all seeds, 0, 1, 2: leave some'),
+        (['--calibrate=1,7'], '--calibrate=7: seeds of finished runs are 0, 1, 2'),
+        (['gone'], 'no runs in gone: a run has'),
+        (['--where=optim.lr'], '--where needs field=value'),
+    ],
+)
+def test_what_leaves_nothing_to_measure_is_said(tmp_path, capsys, words, said):
+    """The README's own command named all seeds, and all alarms were 0 of 0."""
+    runs = [
+        Run(f'{c.arm}{c.seed}', {'optim.lr': c.arm, 'seed': c.seed, 'steps': 40}, c.rows, {})
+        for c in MIXED
+    ]
+    compact(runs, tmp_path / 'metrics')
+    with pytest.raises(SystemExit) as error:
+        command.main([str(tmp_path / 'metrics'), *words])
+    assert error.value.code == 1
+    assert capsys.readouterr().err.startswith(f'python -m experiments.foretell: {said}')
+
+
+def test_without_a_healthy_run_to_calibrate_on_there_is_no_alarm():
+    """Seed 0 has collapsed runs alone: no alarm was possible, and the table said 0 of 4."""
+    row = command.markdown(MIXED, [0], first=5, last=30).splitlines()[2]
+    assert row.endswith(' pairs) | — | — | — |')
+
+
 def test_what_a_compact_folder_keeps_is_enough_for_every_sign(tmp_path):
     rows = rows_of(HEALTHY, [0.0])
     for row in rows:

@@ -252,6 +252,35 @@ def test_hostile_text_in_any_file_is_shown_and_never_markup(tmp_path, text):
     assert page.duplicates == []
 
 
+def test_the_newest_figure_is_shown_also_where_it_is_no_number(tmp_path):
+    """The last finite value stayed on the page for ever."""
+    folder = make_run(tmp_path / 'a')
+    odd = {'rollout__success': math.nan, 'eval__success': math.nan, 'optim__lr': math.inf}
+    with (folder / run_log.METRICS_FILE).open('a') as file:
+        file.write(run_log.json_line(row(5, **odd)))
+    text = Page(sections(folder)).text
+    assert 'success in trainingnan %' in text and 'success, held outnan %' in text
+    assert 'learning rateinf' in text and 'optim/lrinf' in text
+
+
+@pytest.mark.parametrize(
+    'x, validated, trained',
+    [
+        ('step', ['0', '2', '4'], ['0', '1', '2', '3', '4']),
+        ('tokens', ['0', '2000', '4000'], ['1000', '2000', '3000', '4000', '5000']),
+        ('seconds', ['0', '3', '7'], ['1', '3', '5', '7', '9']),
+    ],
+)
+def test_a_validation_is_drawn_where_its_step_began(tmp_path, x, validated, trained):
+    """It was drawn after the tokens and the seconds of the step that it came before."""
+    page, places = Page(sections(make_run(tmp_path / 'a'), x)), {}
+    for tag, found in page.elements:
+        if tag == 'svg' and 'data-points' in found:
+            marks = found['data-points'].split(' ')
+            places[found['aria-label'].split(':')[0]] = [mark.split(',')[2] for mark in marks]
+    assert places['eval/success'] == validated and places['rollout/success'] == trained
+
+
 # ---- the server ----------------------------------------------------------------------------------
 
 
@@ -316,6 +345,21 @@ def test_the_server_answers_what_is_there_and_nothing_else(tmp_path):
         ):
             status, _, body = ask(server, path)
             assert status == 404 and 'secret' not in body, path
+
+
+def test_a_neighbour_that_may_not_be_entered_breaks_no_page(tmp_path, monkeypatch):
+    """Every page was answered with an error 500 and the name of that folder."""
+    run, locked = make_run(tmp_path / 'a'), make_run(tmp_path / 'locked')
+
+    def looked_into(folder):
+        if folder == locked:
+            raise PermissionError(13, 'Permission denied', str(folder))
+        return is_run(folder)
+
+    monkeypatch.setattr(live_server, 'is_run', looked_into)
+    with served(run) as server:
+        status, _, body = ask(server, '/run/a/')
+    assert status == 200 and 'locked' not in body
 
 
 @pytest.mark.parametrize(

@@ -264,9 +264,24 @@ def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, m
     assert calls[1]['a/x'] == 2 and calls[1]['step'] == 1
     assert axes == [{'step_metric': 'step'}] * 3  # steps are played again after a roll back
     assert first['config'] == {'lr': 0.1, 'api_key': '***'} and config['api_key'] == CANARY
+    assert first['settings'] == {'x_disable_meta': True}  # which would hold the command line
     with RunLog(tmp_path / 'other', process_index=1, tensorboard=True, **given) as log:
         log.write(0, {'a/x': 1})
     assert len(calls) == 6 and not (tmp_path / 'other').exists()  # process 0 alone
+
+
+def test_what_wandb_refuses_is_said_in_a_sentence(tmp_path, monkeypatch):
+    """Without a login a training ended in a traceback: an error of W&B is an Exception alone."""
+
+    class Refused(Exception):
+        pass
+
+    def init(**given):
+        raise Refused('api_key not configured')
+
+    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init, Error=Refused))
+    with pytest.raises(ValueError, match=r"wandb_project='p': .* \(api_key not configured\)"):
+        RunLog(tmp_path, wandb_project='p')
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):

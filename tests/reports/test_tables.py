@@ -619,6 +619,21 @@ def test_folders_without_runs_or_experiments_are_no_success(tmp_path):
         load([tmp_path])
 
 
+@pytest.mark.parametrize('words', [['--rows=algorithm'], ['--compact'], ['--clones']])
+def test_every_folder_that_is_named_must_hold_a_run(sweep, tmp_path, words, capsys):
+    """Of two folders one that was misspelt was left out without a word."""
+    (tmp_path / 'empty').mkdir()
+    wrong = [str(tmp_path / name) for name in ('gone', 'empty')]
+    argv = [*words, str(sweep), *wrong, *[str(tmp_path / 'out')] * ('--compact' in words)]
+    if '--clones' in words:
+        argv = ['--rows=algorithm', '--cols=env.name', '--clones', ','.join(wrong), str(sweep)]
+    with pytest.raises(SystemExit) as error:
+        tables.main(argv)
+    assert error.value.code == 1
+    assert f'no runs in {wrong[0]}, {wrong[1]}: a run has' in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+
+
 @pytest.mark.parametrize('name', ['run.json', 'config.json', 'reference.json', 'metrics.jsonl'])
 def test_a_broken_file_of_a_run_is_named(tmp_path, name):
     write_run(tmp_path / 'a', 0, [0.1, 0.2, 0.3])
@@ -681,6 +696,17 @@ def test_compacting_keeps_not_a_number_and_does_not_delete_what_is_not_its_own(t
         compact([run], tmp_path)
     with pytest.raises(ValueError, match='several runs are named a'):
         compact([run, run], tmp_path / 'b')
+
+
+@pytest.mark.parametrize('folder, name', [('.', 'run[01]'), ('run0', 'run0'), ('run1', 'run1')])
+def test_runs_are_not_compacted_into_a_sweep_or_a_run(two, folder, name):
+    """With the last folder forgotten a sweep became a compact folder, which hid its runs."""
+    runs = load([two])
+    (two / 'run1' / 'run.json').rename(two / 'run1' / 'config.json')
+    before = {path: path.read_bytes() for path in two.rglob('*.*')}
+    with pytest.raises(ValueError, match=f'/{name} is a run: .* a folder of their own'):
+        compact(runs, two / folder)
+    assert before == {path: path.read_bytes() for path in two.rglob('*.*')}
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -805,6 +831,19 @@ def test_the_command_line(sweep, tmp_path, capsys):
         with pytest.raises(SystemExit) as error:
             tables.main(wrong)
         assert error.value.code == 1
+
+
+def test_tables_may_be_written_to_a_bucket(sweep, tmp_path, monkeypatch):
+    """They went to a folder named gs: on the disk of this machine."""
+    (tmp_path / 'disk').mkdir()
+    (tmp_path / 'b').symlink_to('disk')
+    monkeypatch.setenv('AGENTRL_GCS', str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(curves, 'write', lambda table, folder, endings: [])
+    tables.main(['--compact', str(sweep), 'gs://b/kept'])
+    tables.main(['--rows=algorithm', '--cols=env.name', '--out=gs://b/out', 'gs://b/kept'])
+    assert (tmp_path / 'disk' / 'out' / 'table.md').exists()
+    assert {path.name for path in tmp_path.iterdir()} == {'disk', 'b'}
 
 
 # ---- committed experiments ---------------------------------------------------------------------

@@ -58,6 +58,13 @@ def test_the_end_of_a_game_shows_the_board_and_says_why():
     assert said.endswith('\nnot solved: it was left, return 0') and 'slippery' in said
 
 
+@pytest.mark.parametrize('given, workdir', [(None, ''), (micro_runs.plain('bandit'), 'runs/demo')])
+def test_a_policy_plays_with_no_config_but_that_of_its_run(given, workdir):
+    """Another --config beside --workdir gave the policy other prompts, and nothing said so."""
+    with pytest.raises(ValueError, match='either a --config, .* or a --workdir'):
+        play.config_to_play(given, workdir)
+
+
 def test_words_are_not_cut_at_the_margin():
     text = 'Forbid the whole and go\nto  the target.\n P _ \nsomethingverylong it is'
     shown = play.wrapped(text, 10)
@@ -75,8 +82,9 @@ def test_words_are_not_cut_at_the_margin():
     assert play.wrapped('a b c', 80) == 'a b c' and play.wrapped('', 9) == ''
 
 
-def test_a_policy_is_watched_token_by_token(tmp_path):
-    cfg = micro_runs.config('frozen_lake', steps=0)
+def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(tmp_path):
+    """Of a run with mesh.fsdp=2 it said that two devices are not exactly the one there is."""
+    cfg = micro_runs.config('frozen_lake', steps=0, **{'mesh.fsdp': 2})
     assert train.train(cfg, str(tmp_path)) == 0
     said = []
     total, solved = play.watch(

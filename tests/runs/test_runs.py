@@ -3,11 +3,13 @@
 A few configs cover the features in pairs; each is trained once, and every test reads its workdir.
 """
 
+import dataclasses
 import functools
 import json
 import math
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -611,6 +613,35 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     assert export.base_is_folder(read_config(cfg, None))
     cfg.model.path = str(tmp_path / 'a.gguf')  # PEFT reads folders alone
     assert not export.base_is_folder(read_config(cfg, None))
+
+
+def test_seconds_of_the_update_are_neither_those_of_validation_nor_of_a_probe(
+    tmp_path, monkeypatch, quick_runs
+):
+    """time/update_s was all of a step but its rollout: it grew where eval.every was small."""
+    build, validate = train.build, train.validate
+
+    def slow(program):
+        def wait(*given):
+            time.sleep(0.5)
+            return program(*given)
+
+        return wait
+
+    def build_slow(cfg, **how):
+        run = build(cfg, **how)
+        probe = slow(run.training.information)
+        return dataclasses.replace(
+            run, training=dataclasses.replace(run.training, information=probe)
+        )
+
+    monkeypatch.setattr(train, 'build', build_slow)
+    monkeypatch.setattr(train, 'validate', slow(validate))
+    probed = {'alarm.mi_every': 1, 'alarm.mi_text': 'answer', 'alarm.mi_pairs': 8}
+    cfg = micro_runs.config('frozen_lake', steps=1, **probed)
+    first, last = finish(cfg, tmp_path).rows
+    assert first['time/step_s'] - first['time/collect_s'] - first['time/update_s'] >= 1
+    assert first['time/update_s'] > 0 and 'time/update_s' not in last
 
 
 # ---- the last of this file, for it forgets the programs ---------------------------------------

@@ -45,7 +45,13 @@ def plain(world='leduc', opponent='self', **changes):
     return cfg
 
 
-SNAPSHOTS = {'self_play.snapshots': 2, 'self_play.every': 2, 'steps': 4, 'checkpoint.keep': 9}
+SNAPSHOTS = {
+    'self_play.snapshots': 2,
+    'self_play.every': 2,
+    'steps': 4,
+    'checkpoint.keep': 9,
+    'mesh.fsdp': 2,  # its checkpoints are rated on one device
+}
 
 
 @pytest.fixture(scope='module')
@@ -110,6 +116,24 @@ def test_its_checkpoints_have_ratings(trained):
     assert elo.table(records).count('\n') == 4
     with pytest.raises(ValueError, match='--games=3 must be an even number'):
         elo.elo(str(workdir), [], [0], games=3, seed=0, out='')
+
+
+@needs_pgx
+def test_the_folder_of_the_ratings_is_made_before_the_games(tmp_path, monkeypatch):
+    """Every game was played, and then there was no such folder."""
+
+    def begin(*_):
+        raise RuntimeError('the games begin')
+
+    monkeypatch.setattr(elo.parts, 'config_of_run', lambda path: read_config(plain()))
+    monkeypatch.setattr(elo.parts, 'build_environment', lambda *_: (None, None))
+    monkeypatch.setattr(elo, 'policies', begin)
+    given = dict(against=[], steps=[0], games=2, seed=0)
+    with pytest.raises(RuntimeError, match='the games begin'):
+        elo.elo(str(tmp_path), **given, out=str(tmp_path / 'new' / 'folder'))
+    assert (tmp_path / 'new' / 'folder').is_dir()
+    with pytest.raises(OSError, match='not writable'):
+        elo.elo(str(tmp_path), **given, out='/dev/null/x')
 
 
 @needs_pgx
