@@ -9,7 +9,8 @@ starts again from the clone in four iterations, as the paper does.
 
 tiny   FrozenLake, policy and costs of experiments/beyond_clone.py: 1,500 steps of cloning, or 150
        and 200 steps of 256 episodes; any token may be sampled. Rates with seed 100 and 256
-       demonstrations, out of 2.5e-4, 5e-4 and 1e-3.
+       demonstrations, out of 2.5e-4, 5e-4 and 1e-3 (GRPO 70.8, 73.6, 73.5 %, AgentEvol 57.6,
+       59.4, 54.7; PPO's is that of beyond_clone).
 
 Endpoint: success at the last three validations (mean). Predicted before the tables' first run: of
 256 demonstrations PPO and GRPO are more than ten points above the clone and within five of each
